@@ -1,0 +1,1 @@
+"""The graph-rewriting passes, one a file. Import as ``fxamp.passes``."""
