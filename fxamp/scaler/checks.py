@@ -1,0 +1,89 @@
+"""Find an optimizer's gradients and check them, in as few kernel calls as their devices and dtypes allow."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GradientGroup:
+    """Gradients of one device and dtype, which one kernel call can check, and the parameters they belong to."""
+
+    device: torch.device
+    parameters: list[Tensor] = field(default_factory=list)
+    gradients: list[Tensor] = field(default_factory=list)
+
+
+def parameters_with_gradients(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Yield the optimizer's parameters that have a gradient.
+
+    Raises:
+        AssertionError: a parameter group holds something that is not a tensor.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not isinstance(parameter, Tensor):
+                raise AssertionError(f"expected param to be torch.Tensor, got {type(parameter).__name__}")
+            if parameter.grad is not None:
+                yield parameter
+
+
+def stored_gradient(parameter: Tensor) -> Tensor:
+    """Return the plain tensor that stores the parameter's gradient: sparse values, or a sharded gradient's own shard.
+
+    A float16 sparse gradient is coalesced first, and replaced by the result: summing the values of one index is where
+    scaled float16 overflows, so the check has to see the sums.
+    """
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.is_sparse:
+        if gradient.dtype == torch.float16:
+            gradient = parameter.grad = gradient.coalesce()
+        return gradient._values()
+    # Exact type first: only a subclass can be a DTensor, and this runs once for every parameter and step.
+    if type(gradient) is not Tensor and hasattr(gradient, "to_local"):
+        local: Tensor = gradient.to_local()
+        return local
+    return gradient
+
+
+def refuse_float16(parameters: Iterable[Tensor]) -> None:
+    """Raise ValueError if a gradient is float16: unscaled in that dtype, what the scale kept would underflow again."""
+    if any(parameter.grad is not None and parameter.grad.dtype == torch.float16 for parameter in parameters):
+        raise ValueError("Attempting to unscale FP16 gradients.")
+
+
+def group_gradients(parameters: Iterable[Tensor]) -> list[GradientGroup]:
+    """Group the parameters' gradients by device and dtype."""
+    groups: dict[tuple[torch.device, torch.dtype], GradientGroup] = {}
+    for parameter in parameters:
+        gradient = stored_gradient(parameter)
+        key = gradient.device, gradient.dtype
+        if key not in groups:
+            groups[key] = GradientGroup(gradient.device)
+        groups[key].parameters.append(parameter)
+        groups[key].gradients.append(gradient)
+    return list(groups.values())
+
+
+def check_group(group: GradientGroup, inv_scale: Tensor | None, found_inf: Tensor) -> Tensor:
+    """Check a group for inf and NaN, and multiply it by ``inv_scale`` in place unless that is None.
+
+    Args:
+        group: gradients of one device and dtype.
+        inv_scale: 0-dim float32 on the group's device, or None to leave the gradients as they are.
+        found_inf: 0-dim float32 on the group's device; set to 1.0 if any value is inf or NaN.
+
+    Returns:
+        int32 ``[len(group.gradients)]`` on the group's device: 1 for each gradient that holds an inf or NaN.
+    """
+    from fxamp.kernels import check_, check_unscale_
+
+    flags = torch.zeros(len(group.gradients), dtype=torch.int32, device=group.device)
+    if inv_scale is None:
+        check_(group.gradients, found_inf, flags)
+    else:
+        check_unscale_(group.gradients, inv_scale, found_inf, flags)
+    return flags

@@ -1,0 +1,85 @@
+"""Counters of flags, one per parameter, that live on the parameters' device and are added to without waiting for it."""
+
+import weakref
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+NOBODY = 0
+"""The slot that takes the flags of gradients that belong to no living parameter; it is never read."""
+
+MAX_INDICES = 64
+"""Index tensors kept: more patterns than this (gradients that come and go at random) are not worth remembering."""
+
+
+class FlagTable:
+    """One int32 counter per parameter on one device. Parameters are known by identity and not kept alive."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._counts = torch.zeros(1, dtype=torch.int32, device=device)
+        self._next_slot = NOBODY + 1
+        self._slots: dict[int, int] = {}
+        self._owners: dict[int, weakref.ref[Tensor]] = {}
+        self._touched: set[int] = set()
+        self._indices: dict[tuple[int, ...], Tensor] = {}
+
+    def __contains__(self, parameter: Tensor) -> bool:
+        """Whether a flag of ``parameter`` has been added since the table was made or cleared."""
+        return id(parameter) in self._touched
+
+    def add(self, parameters: Sequence[Tensor | None], flags: Tensor) -> None:
+        """Add ``flags``, bool or int32 ``[len(parameters)]`` on the table's device, to the parameters' counters."""
+        index = self._index(parameters)
+        self._touched.update(map(id, parameters))
+        self._counts.index_add_(0, index, flags.detach().to(torch.int32))
+
+    def read(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Return the parameters' counters: int32 ``[len(parameters)]`` on the table's device."""
+        # The index comes first: it makes room for parameters not seen before.
+        index = self._index(parameters)
+        return self._counts.index_select(0, index)
+
+    def clear(self) -> None:
+        """Set every counter to zero."""
+        self._counts.zero_()
+        self._touched.clear()
+
+    def nonzero(self) -> Iterator[tuple[Tensor, int]]:
+        """Yield each living parameter whose counter is not zero, and the counter; waits for the device."""
+        counts = self._counts.tolist()
+        for key, slot in list(self._slots.items()):
+            parameter = self._owners[key]()
+            if parameter is not None and counts[slot]:
+                yield parameter, counts[slot]
+
+    def _index(self, parameters: Sequence[Tensor | None]) -> Tensor:
+        """The parameters' slots as an int64 tensor on the device; uploaded once per sequence of parameters."""
+        key = tuple(map(id, parameters))
+        index = self._indices.get(key)
+        if index is not None:
+            return index
+        slots = [NOBODY if parameter is None else self._slot(parameter) for parameter in parameters]
+        missing = self._next_slot - len(self._counts)
+        if missing > 0:
+            self._counts = torch.cat([self._counts, self._counts.new_zeros(missing)])
+        if len(self._indices) >= MAX_INDICES:
+            self._indices.clear()
+        index = torch.tensor(slots, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        self._indices[key] = index.to(self._device, non_blocking=True)
+        return self._indices[key]
+
+    def _slot(self, parameter: Tensor) -> int:
+        key = id(parameter)
+        if key not in self._slots:
+            self._slots[key] = self._next_slot
+            self._next_slot += 1
+            self._owners[key] = weakref.ref(parameter, lambda _: self._forget(key))
+        return self._slots[key]
+
+    def _forget(self, key: int) -> None:
+        """Drop a dead parameter before another tensor can take over its id; its slot is not used again."""
+        del self._slots[key], self._owners[key]
+        self._touched.discard(key)
+        self._indices.clear()

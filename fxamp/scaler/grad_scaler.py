@@ -1,0 +1,295 @@
+"""fxamp.GradScaler: torch.amp.GradScaler's whole contract, in generated kernels or inside the compiled backward."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import OptState
+
+from fxamp.errors import OptionError
+from fxamp.scaler import fused
+from fxamp.scaler.distributed import Ranks, agree
+from fxamp.scaler.graph_flags import GraphFlags, Owner
+from fxamp.scaler.names import OverflowLedger
+from fxamp.scaler.optimizer_check import check_optimizer
+from fxamp.scaler.outputs import map_tensors
+from fxamp.scaler.scale_update import adapt_scale_, set_scale_
+from fxamp.scaler.state import ScaleBounds, SkipCount, StepResult, fresh_optimizer_state, total_found_inf
+
+
+class GradScaler(torch.amp.GradScaler):
+    """Multiplies losses by a scale, finds gradients that overflowed, skips their step, and adapts the scale.
+
+    It is a :class:`torch.amp.GradScaler`, because libraries ask ``isinstance``: what is plain data there (constructor,
+    accessors, ``state_dict``) is inherited, and all that touches losses, gradients or optimizers is defined here.
+
+    Alone it works as torch's does. Given to the backend (``torch.compile(model, backend="fxamp", options={"scaler":
+    scaler})``) the compiled backward scales, unscales and checks, so that ``.grad`` always holds true gradients: the
+    training loop stays as it is, while :meth:`scale` returns its input and :meth:`unscale_` divides nothing.
+
+    Departures from torch: growth tests ``tracker >= interval``, so that a lowered interval still grows the scale;
+    ``update(new_scale)`` takes an int too; the first step of a fused optimizer waits for the host (see
+    ``fxamp/scaler/fused.py``); ranks of torch.distributed agree on a skip.
+
+    Args:
+        device: type of the device that losses are on, such as ``"cuda"`` or ``"cpu"``. ``"cuda"`` where CUDA is not
+            available: warns, and disables the scaler.
+        init_scale: the first scale.
+        growth_factor: what the scale is multiplied by after ``growth_interval`` updates in a row without an overflow.
+        backoff_factor: what the scale is multiplied by after an overflow.
+        growth_interval: see ``growth_factor``.
+        enabled: False makes every method do nothing, and ``step`` call the optimizer.
+        min_scale: back-off stops here. None: as in torch, where it ends at 0.0, from which no scale recovers.
+        max_scale: growth stops here. None: at float32's maximum.
+        ranks: who agrees on a skip where torch.distributed is initialised: ``"world"``, a process group, or None for
+            each rank alone. Every rank of it must check its gradients (``unscale_`` or ``step``) equally often.
+
+    Raises:
+        AssertionError: ``growth_factor <= 1`` or ``backoff_factor >= 1``.
+        OptionError: a bound is not positive and finite, or ``init_scale`` is outside the bounds.
+    """
+
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        *,
+        min_scale: float | None = None,
+        max_scale: float | None = None,
+        ranks: Ranks = "world",
+    ) -> None:
+        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        self._bounds = ScaleBounds(min_scale, max_scale)
+        if self._enabled:
+            self._bounds.require(init_scale)
+        self._ranks = ranks
+        self._skips = SkipCount()
+        self._ledger = OverflowLedger()
+        self._graph: GraphFlags | None = None
+        self._per_optimizer_states = defaultdict(fresh_optimizer_state)
+
+    # ---- the training loop ----
+
+    def scale(self, outputs: Any) -> Any:
+        """Return ``outputs`` times the scale: a Tensor, or a nested iterable whose lists and tuples keep their type.
+
+        Given to the backend: returns ``outputs`` as they are. A 0-dim float16 loss becomes float32, by torch's
+        promotion, so that it can hold the product.
+
+        Raises:
+            ValueError: ``outputs`` holds something that is neither a tensor nor an iterable.
+        """
+        if not self._enabled:
+            return outputs
+        return map_tensors(outputs, self._scale_one)
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the optimizer's gradients by the scale, in place, and check them; waits for no device.
+
+        Call it once per optimizer and update, after the last backward, where gradients are to be read or clipped;
+        else ``step`` does it. Given to the backend: gradients are true already, and are checked only.
+
+        Raises:
+            AssertionError: nothing has been scaled yet.
+            RuntimeError: called twice, or after ``step``, since the last update.
+            ValueError: a gradient is float16.
+        """
+        if not self._enabled:
+            return
+        scale, _ = self._check_scale_growth_tracker("unscale_")
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is OptState.UNSCALED:
+            raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
+        if state["stage"] is OptState.STEPPED:
+            raise RuntimeError("unscale_() is being called after step().")
+        # The reciprocal in float64, rounded once, is what torch multiplies by; mps has no float64.
+        exact = scale if scale.device.type == "mps" else scale.double()
+        self._check(optimizer, exact.reciprocal().float(), allow_fp16=False)
+        state["stage"] = OptState.UNSCALED
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, return_skipped: bool = False, **kwargs: Any) -> Any:
+        """Call ``optimizer.step(*args, **kwargs)`` unless a gradient overflowed; gradients are unscaled before.
+
+        Returns:
+            What the optimizer returned, or None if the step was skipped. With ``return_skipped=True`` a
+            :class:`StepResult` ``(value, skipped)``, which for a fused optimizer waits for the device.
+
+        Raises:
+            AssertionError: nothing has been scaled yet, or no parameter of the optimizer has a gradient.
+            RuntimeError: called twice since the last update, or with a keyword ``closure``.
+        """
+        if not self._enabled:
+            value = optimizer.step(*args, **kwargs)
+            return StepResult(value, False) if return_skipped else value
+        if "closure" in kwargs:
+            raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
+        self._check_scale_growth_tracker("step")
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is OptState.STEPPED:
+            raise RuntimeError("step() has already been called since the last update().")
+        step = self._step_on_device if fused.decides_itself(optimizer) else self._step_on_host
+        value = step(optimizer, state, *args, **kwargs)
+        state["stage"] = OptState.STEPPED
+        self._skips.add(state["skipped"])
+        return StepResult(value, bool(state["skipped"])) if return_skipped else value
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Back the scale off if a check found an overflow, else count towards its growth; or set it to ``new_scale``.
+
+        Call it once, after the steps of all optimizers; waits for no device.
+
+        Args:
+            new_scale: a number, or a tensor of one element on the scaler's device that requires no grad. It is copied
+                as it is: the bounds hold for back-off and growth.
+
+        Raises:
+            AssertionError: nothing has been scaled yet, no gradients were checked, or ``new_scale`` is something else.
+        """
+        if not self._enabled:
+            return
+        scale, tracker = self._check_scale_growth_tracker("update")
+        if new_scale is None:
+            rule = self._growth_factor, self._backoff_factor, self._growth_interval
+            adapt_scale_(scale, tracker, self._per_optimizer_states.values(), rule, self._bounds)
+        else:
+            set_scale_(scale, new_scale, self._device)
+        self._per_optimizer_states = defaultdict(fresh_optimizer_state)
+        if self._graph is not None:
+            self._graph.clear()
+
+    # ---- what happened ----
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many calls of ``step`` were skipped so far, those of all optimizers together; waits for the device."""
+        return self._skips.read()
+
+    def overflowed(self) -> dict[str, int]:
+        """Return parameter name -> in how many checks its gradient held an inf or NaN; waits for the device.
+
+        Only parameters that overflowed are listed. A name is the one given to :meth:`name_parameters`, else the
+        optimizer's own (``optim.AdamW(model.named_parameters())``), else its place, as ``"group0.param3"``. The counts
+        are of this rank's gradients, and are saved neither in ``state_dict`` nor by pickle.
+        """
+        return self._ledger.read()
+
+    def name_parameters(self, model: nn.Module, prefix: str = "") -> None:
+        """Give :meth:`overflowed` the names of ``model.named_parameters(prefix=prefix)``.
+
+        Raises:
+            OptionError: another model's parameter has one of these names.
+        """
+        self._ledger.names.give(model, prefix)
+
+    # ---- the backend's side ----
+
+    def attach(self) -> None:
+        """Let compiled backwards scale, unscale and check from now on; they report by :meth:`record_graph_flags`."""
+        if self._graph is None:
+            self._graph = GraphFlags()
+
+    def graph_scale(self, device: torch.device) -> Tensor:
+        """Return the scale, 0-dim float32 on ``device``; made if need be, and 1.0 if the scaler is disabled."""
+        if not self._enabled:
+            return torch.ones((), dtype=torch.float32, device=device)
+        return self._scale_on(device)
+
+    def record_graph_flags(self, parameters: Sequence[Owner], flags: Tensor) -> None:
+        """Take what one compiled backward found; waits for no device.
+
+        Args:
+            parameters: for each flag the parameter its gradient belongs to, a weak reference to it, or None for a
+                gradient of something else (which no optimizer owns, so its flag counts for none).
+            flags: bool or int32 ``[len(parameters)]``; nonzero for a gradient that holds an inf or NaN.
+
+        Raises:
+            OptionError: the scaler is not attached to a backend, or the lengths differ.
+        """
+        if not self._enabled:
+            return
+        if self._graph is None:
+            raise OptionError("record_graph_flags: call attach() first, so that scale() leaves losses to the graph")
+        if flags.shape != (len(parameters),):
+            raise OptionError(f"record_graph_flags: {len(parameters)} parameters, flags of shape {tuple(flags.shape)}")
+        with torch.no_grad():
+            self._graph.record(parameters, flags)
+
+    # ---- inside ----
+
+    def _scale_on(self, device: torch.device) -> Tensor:
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(device)
+        assert self._scale is not None
+        return self._scale.to(device, non_blocking=True)
+
+    def _scale_one(self, output: Tensor) -> Tensor:
+        scale = self._scale_on(output.device)
+        return output * scale if self._graph is None else output
+
+    def _step_on_host(self, optimizer: torch.optim.Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if state["stage"] is OptState.READY:
+            self.unscale_(optimizer)
+        if not state["found_inf_per_device"]:
+            raise AssertionError("No inf checks were recorded for this optimizer.")
+        return self._maybe_opt_step(optimizer, state, *args, **kwargs)
+
+    def _maybe_opt_step(
+        self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        scale, _ = self._check_scale_growth_tracker("step")
+        optimizer_state["skipped"] = bool(total_found_inf(optimizer_state, scale.device).item())
+        return None if optimizer_state["skipped"] else optimizer.step(*args, **kwargs)
+
+    def _step_on_device(
+        self, optimizer: torch.optim.Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        scale, _ = self._check_scale_growth_tracker("step")
+        if fused.takes_scaler(optimizer):
+            # Such an optimizer divides by the scale, which gradients from compiled graphs do not hold.
+            if self._graph is not None:
+                return self._step_on_host(optimizer, state, *args, **kwargs)
+            value = fused.step_with_scaler(optimizer, self, args, kwargs)
+            state["skipped"] = total_found_inf(state, scale.device)
+            return value
+        scaled = state["stage"] is OptState.READY and self._graph is None
+        if state["stage"] is OptState.READY:
+            self._check_inf_per_device(optimizer)
+        found_inf = total_found_inf(state, scale.device)
+        value, state["skipped"] = fused.step(optimizer, found_inf, scale if scaled else None, args, kwargs)
+        return value
+
+    def _check(self, optimizer: torch.optim.Optimizer, inv_scale: Tensor | None, allow_fp16: bool) -> dict[Any, Tensor]:
+        """Check an optimizer's gradients, agree with the other ranks, and record the flags, one per device."""
+        scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
+        found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
+        flags = self._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        agree(flags.values(), scale.device, self._ranks)
+        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = flags
+        return flags
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: Tensor | None, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        return check_optimizer(optimizer, found_inf, inv_scale, self._graph, self._ledger, allow_fp16)
+
+    def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Tensor]:
+        """Check an optimizer's gradients and leave them as they are; optimizers that step on the device may call it."""
+        return self._check(optimizer, None, allow_fp16=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what pickle saves; AssertionError between an optimizer's check and the update."""
+        state = super().__getstate__()
+        state["_skips"] = SkipCount(self.skipped_steps)
+        del state["_ledger"], state["_graph"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._ledger = OverflowLedger()
+        self._graph = None

@@ -1,0 +1,86 @@
+"""Which parameter overflowed: names for parameters, and a count of overflows for each."""
+
+import weakref
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fxamp.errors import OptionError
+from fxamp.scaler.flag_table import FlagTable
+
+
+class ParameterNames:
+    """Names by the identity of parameters and optimizers; keeps neither alive.
+
+    A parameter's name is, in this order: the one given by :meth:`give`; the one its optimizer was given
+    (``optim.AdamW(model.named_parameters())``); its place, ``"group0.param3"``. The last two start with
+    ``"optimizer1."`` in the second optimizer seen, and so on.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        self._optimizers_seen = 0
+
+    def give(self, model: nn.Module, prefix: str) -> None:
+        """Name the model's parameters as ``model.named_parameters(prefix)`` does.
+
+        Raises:
+            OptionError: another model's parameter has one of the names already.
+        """
+        taken = {name: parameter for parameter, name in self._living()}
+        for name, parameter in model.named_parameters(prefix=prefix):
+            if taken.get(name, parameter) is not parameter:
+                raise OptionError(
+                    f"name_parameters: {name!r} already names a parameter of another model; "
+                    f"give each model its own prefix, as in name_parameters(model, prefix='generator')"
+                )
+            self._given[id(parameter)] = weakref.ref(parameter), name
+
+    def meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remember an optimizer, whose parameter groups are read when a name is asked for."""
+        if optimizer not in self._optimizers:
+            self._optimizers[optimizer] = self._optimizers_seen
+            self._optimizers_seen += 1
+
+    def all(self) -> dict[int, str]:
+        """Return every known name, by the parameter's id."""
+        names: dict[int, str] = {}
+        for optimizer, number in self._optimizers.items():
+            prefix = f"optimizer{number}." if number else ""
+            for g, group in enumerate(optimizer.param_groups):
+                own = group.get("param_names") or [f"group{g}.param{i}" for i in range(len(group["params"]))]
+                for parameter, name in zip(group["params"], own, strict=True):
+                    names.setdefault(id(parameter), prefix + name)
+        return names | {id(parameter): name for parameter, name in self._living()}
+
+    def _living(self) -> Iterator[tuple[Tensor, str]]:
+        for reference, name in self._given.values():
+            parameter = reference()
+            if parameter is not None:
+                yield parameter, name
+
+
+class OverflowLedger:
+    """Counts, for each parameter, the checks in which its gradient held an inf or NaN."""
+
+    def __init__(self) -> None:
+        self.names = ParameterNames()
+        self._tables: dict[torch.device, FlagTable] = {}
+
+    def record(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], flags: Tensor) -> None:
+        """Add flags, 0 or 1, int32 ``[len(parameters)]``, of an optimizer's parameters; waits for no device."""
+        self.names.meet(optimizer)
+        if flags.device not in self._tables:
+            self._tables[flags.device] = FlagTable(flags.device)
+        self._tables[flags.device].add(parameters, flags)
+
+    def read(self) -> dict[str, int]:
+        """Return name -> count for every living parameter that overflowed; waits for the device."""
+        names = self.names.all()
+        return {
+            names.get(id(parameter), "parameter of an optimizer that is gone"): count
+            for table in self._tables.values()
+            for parameter, count in table.nonzero()
+        }

@@ -1,0 +1,55 @@
+"""Check all gradients of one optimizer: those that a compiled graph reported on by its flags, the others by kernels."""
+
+import torch
+from torch import Tensor
+
+from fxamp.scaler.checks import check_group, group_gradients, parameters_with_gradients, refuse_float16
+from fxamp.scaler.graph_flags import GraphFlags
+from fxamp.scaler.names import OverflowLedger
+
+
+@torch.no_grad()
+def check_optimizer(
+    optimizer: torch.optim.Optimizer,
+    found_inf: Tensor,
+    inv_scale: Tensor | None,
+    graph: GraphFlags | None,
+    ledger: OverflowLedger,
+    allow_fp16: bool,
+) -> dict[torch.device, Tensor]:
+    """Return, for each device that holds gradients, a copy of ``found_inf`` that is 1.0 if one of them overflowed.
+
+    Args:
+        optimizer: parameters whose gradient is None are passed over.
+        found_inf: 0-dim float32; where the flags start, usually 0.0.
+        inv_scale: 0-dim float32 that gradients are multiplied by in place; None to check only.
+        graph: where compiled graphs report; None if there are none. With it gradients are true, and never multiplied.
+        ledger: is told which parameters overflowed.
+        allow_fp16: False refuses float16 gradients.
+
+    Raises:
+        AssertionError: a parameter group holds something that is not a tensor.
+        ValueError: a gradient is float16 and ``allow_fp16`` is False.
+    """
+    parameters = list(parameters_with_gradients(optimizer))
+    if not allow_fp16:
+        refuse_float16(parameters)
+    found: dict[torch.device, Tensor] = {}
+
+    def flag_on(device: torch.device) -> Tensor:
+        if device not in found:
+            found[device] = found_inf.to(device, non_blocking=True, copy=True)
+        return found[device]
+
+    if graph is not None:
+        inv_scale = None
+        covered, parameters = graph.split(parameters)
+        for device, owners in covered.items():
+            flags = graph.read(owners, device)
+            torch.maximum(flag_on(device), flags.max(), out=flag_on(device))
+            ledger.record(optimizer, owners, flags)
+    for group in group_gradients(parameters):
+        inverse = None if inv_scale is None else inv_scale.to(group.device, non_blocking=True)
+        flags = check_group(group, inverse, flag_on(group.device))
+        ledger.record(optimizer, group.parameters, flags)
+    return found

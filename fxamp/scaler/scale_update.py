@@ -1,0 +1,62 @@
+"""The two ways in which the scale changes: by the rule of growth and back-off, or because the user says so."""
+
+from collections.abc import Iterable
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxamp.scaler.state import ScaleBounds, total_found_inf
+
+
+def adapt_scale_(
+    scale: Tensor,
+    tracker: Tensor,
+    optimizer_states: Iterable[dict[str, Any]],
+    rule: tuple[float, float, int],
+    bounds: ScaleBounds,
+) -> None:
+    """Back off if any optimizer's flag is set, else count, and grow when the count reaches the interval; in place.
+
+    Args:
+        scale: 0-dim float32.
+        tracker: 0-dim int32, updates in a row without an overflow since the scale last changed.
+        optimizer_states: what the checks since the last update found.
+        rule: growth factor, back-off factor, growth interval.
+        bounds: where back-off and growth stop.
+
+    Raises:
+        AssertionError: no optimizer's gradients were checked.
+    """
+    from fxamp.kernels import update_scale_
+
+    flags = [total_found_inf(state, scale.device) for state in optimizer_states if state["found_inf_per_device"]]
+    if not flags:
+        raise AssertionError("No inf checks were recorded prior to update.")
+    update_scale_(
+        scale, tracker, reduce(torch.add, flags), *rule, min_scale=bounds.min_scale, max_scale=bounds.max_scale
+    )
+
+
+def set_scale_(scale: Tensor, new_scale: Any, device_type: str) -> None:
+    """Copy ``new_scale``, a number or a tensor of one element on such a device without grad, into ``scale``.
+
+    Raises:
+        AssertionError: it is something else.
+    """
+    if isinstance(new_scale, (int, float)) and not isinstance(new_scale, bool):
+        scale.fill_(new_scale)
+        return
+    usable = (
+        isinstance(new_scale, Tensor)
+        and new_scale.device.type == device_type
+        and new_scale.numel() == 1
+        and not new_scale.requires_grad
+    )
+    if not usable:
+        given = f"{type(new_scale).__name__} {new_scale!r}"
+        raise AssertionError(
+            f"new_scale should be a number or a 1-element {device_type} tensor with requires_grad=False, not {given}"
+        )
+    scale.copy_(new_scale.reshape(()))

@@ -1,0 +1,78 @@
+"""What a scaler remembers besides the scale: the stage of each optimizer, the scale's bounds, the steps it skipped."""
+
+import math
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+
+from fxamp.errors import OptionError
+
+
+class StepResult(NamedTuple):
+    """What ``scaler.step(optimizer, return_skipped=True)`` returns."""
+
+    value: Any
+    """What ``optimizer.step`` returned; None where it was not called."""
+    skipped: bool
+    """Whether the parameters and the optimizer's state were left as they were."""
+
+
+def fresh_optimizer_state() -> dict[str, Any]:
+    """One optimizer's record between two updates.
+
+    The keys ``stage`` and ``found_inf_per_device`` are those of torch's scaler: libraries read them. ``skipped`` is
+    False, True, or, where only the device knows, a 0-dim tensor that is nonzero for a skip.
+    """
+    return {"stage": OptState.READY, "found_inf_per_device": {}, "skipped": False}
+
+
+def total_found_inf(state: dict[str, Any], device: torch.device) -> Tensor:
+    """Sum an optimizer's flags: 0-dim float32 on ``device``, nonzero after an overflow; waits for no device."""
+    flags = [flag.to(device, non_blocking=True) for flag in state["found_inf_per_device"].values()]
+    return reduce(torch.add, flags) if flags else torch.zeros((), dtype=torch.float32, device=device)
+
+
+@dataclass(frozen=True)
+class ScaleBounds:
+    """The floor and the ceiling that back-off and growth stop at; None for none."""
+
+    min_scale: float | None
+    max_scale: float | None
+
+    def __post_init__(self) -> None:
+        for name, bound in (("min_scale", self.min_scale), ("max_scale", self.max_scale)):
+            if bound is not None and not (math.isfinite(bound) and bound > 0):
+                raise OptionError(f"{name}={bound!r}: expected a positive finite number, or None")
+        if self.min_scale is not None and self.max_scale is not None and self.min_scale > self.max_scale:
+            raise OptionError(f"min_scale={self.min_scale!r} is above max_scale={self.max_scale!r}")
+
+    def require(self, init_scale: float) -> None:
+        """Raise OptionError if a scaler cannot start at ``init_scale``."""
+        low = -math.inf if self.min_scale is None else self.min_scale
+        high = math.inf if self.max_scale is None else self.max_scale
+        if not low <= init_scale <= high:
+            raise OptionError(f"init_scale={init_scale!r}: expected a number from {low!r} to {high!r}")
+
+
+class SkipCount:
+    """Counts skipped steps, those that only the device knows of included, and waits for it only when read."""
+
+    def __init__(self, known: int = 0) -> None:
+        self._known = known
+        self._on_device: Tensor | None = None
+
+    def add(self, skipped: bool | Tensor) -> None:
+        """Count one step: a bool, or a 0-dim tensor that is nonzero for a skip."""
+        if isinstance(skipped, bool):
+            self._known += skipped
+            return
+        flag = skipped.ne(0).to(torch.int64)
+        self._on_device = flag if self._on_device is None else self._on_device + flag
+
+    def read(self) -> int:
+        """Return the count so far, waiting for the device if need be."""
+        return self._known + (0 if self._on_device is None else int(self._on_device.item()))
