@@ -61,11 +61,10 @@ def step(
     skipped = bool(found_inf.item()) if lacks_state(optimizer) else found_inf
     if skipped is True:
         return None, True
-    grad_scale = getattr(optimizer, "grad_scale", None)
-    if scale is not None:
-        grad_scale = scale if grad_scale is None else scale * grad_scale
-    optimizer.grad_scale = grad_scale
-    optimizer.found_inf = found_inf
+    own = getattr(optimizer, "grad_scale", None)
+    # Copies: what an optimizer keeps or changes must not be the scaler's own tensors.
+    optimizer.grad_scale = own if scale is None else scale * (1.0 if own is None else own)
+    optimizer.found_inf = found_inf.clone()
     try:
         return optimizer.step(*args, **kwargs), skipped
     finally:

@@ -1,0 +1,52 @@
+"""Every optimizer of torch.optim that takes dense gradients, in every form that skips in its own way."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+
+Make = Callable[[Iterable[Tensor]], optim.Optimizer]
+
+SPARSE_ONLY = {"SparseAdam"}
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "ASGD": {},
+    "Adadelta": {},
+    "Adafactor": {},
+    "Adagrad": {},
+    "Adam": {"amsgrad": True},
+    "AdamW": {},
+    "Adamax": {},
+    "LBFGS": {"max_iter": 2},
+    "Muon": {},
+    "NAdam": {},
+    "RAdam": {},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Rprop": {},
+    "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.5},
+}
+
+FUSED: dict[str, dict[str, Any]] = {
+    "Adagrad": {},
+    "Adam": {"amsgrad": True},
+    "AdamW": {"weight_decay": 0.1},
+    "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.5},
+}
+
+OPTIMIZERS: dict[str, Make] = {
+    **{name: lambda p, name=name, kw=kw: getattr(optim, name)(p, **kw) for name, kw in ARGUMENTS.items()},
+    **{
+        f"fused {name}": lambda p, name=name, kw=kw: getattr(optim, name)(p, fused=True, **kw)
+        for name, kw in FUSED.items()
+    },
+    "fused SGD, no momentum": lambda p: optim.SGD(p, lr=0.1, fused=True),
+    "foreach AdamW": lambda p: optim.AdamW(p, foreach=True),
+}
+
+
+def arguments_of_step(optimizer: optim.Optimizer) -> tuple[Any, ...]:
+    """LBFGS alone needs a closure, which torch's scaler lets pass as a positional argument."""
+    if not isinstance(optimizer, optim.LBFGS):
+        return ()
+    return (lambda: torch.zeros(()),)

@@ -1,0 +1,88 @@
+"""The protocol between the scaler and optimizers that decide on the device, torch's and others'."""
+
+from typing import Any
+
+import pytest
+import torch
+from side_by_side import SCALERS, Scaler, assert_same
+
+from fxamp.scaler import GradScaler
+
+
+class Recording(torch.optim.SGD):
+    """Writes down what it is lent."""
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.seen: list[tuple[Any, Any]] = []
+
+    def step(self, closure: Any = None) -> None:
+        self.seen.append((self.grad_scale, self.found_inf))  # type: ignore[attr-defined]
+
+
+class Asking(torch.optim.SGD):
+    """Follows the older form: is passed the scaler and unscales by itself."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: Any = None, *, grad_scaler: Scaler | None = None) -> None:
+        assert grad_scaler is not None
+        grad_scaler.unscale_(self)
+        if not sum(flag.item() for flag in grad_scaler._found_inf_per_device(self).values()):
+            super().step()
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("own_scale", [None, 3.0])
+def test_what_the_optimizer_is_lent(bad: bool, unscale: bool, own_scale: float | None) -> None:
+    results = []
+    for kind in SCALERS:
+        parameter = torch.ones(2, requires_grad=True)
+        optimizer = Recording([parameter])
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros(2)
+        scaler = kind("cpu", init_scale=8.0)
+        if own_scale is not None:
+            optimizer.grad_scale = torch.tensor(own_scale)  # type: ignore[attr-defined]
+        scaler.scale(parameter.sum() * (float("inf") if bad else 1.0)).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        assert not hasattr(optimizer, "grad_scale") and not hasattr(optimizer, "found_inf")
+        scaler.update()
+        results.append((optimizer.seen, parameter.grad, scaler.state_dict()))
+    assert_same(results[1], results[0])
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_an_optimizer_that_takes_the_scaler(bad: bool) -> None:
+    results = []
+    for kind in SCALERS:
+        parameter = torch.ones(2, requires_grad=True)
+        optimizer = Asking([parameter], lr=0.1)
+        scaler = kind("cpu")
+        scaler.scale(parameter.sum() * (float("inf") if bad else 1.0)).backward()
+        with pytest.warns(FutureWarning) as warned:
+            scaler.step(optimizer)
+        assert warned[0].filename == __file__
+        scaler.update()
+        results.append((parameter, scaler.state_dict()))
+    assert_same(results[1], results[0])
+    assert isinstance(scaler, GradScaler)
+    assert scaler.skipped_steps == int(bad)
+
+
+def test_skips_decided_on_the_device_are_counted() -> None:
+    parameter = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+    scaler = GradScaler("cpu")
+    skips = []
+    for bad in (False, True, False, True, True):
+        optimizer.zero_grad()
+        scaler.scale(parameter.sum() * (float("inf") if bad else 1.0)).backward()
+        skips.append(scaler.step(optimizer, return_skipped=True).skipped)
+        scaler.update()
+    assert skips == [False, True, False, True, True]
+    assert scaler.skipped_steps == 3

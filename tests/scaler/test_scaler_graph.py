@@ -1,0 +1,299 @@
+"""The protocol between the scaler and compiled backwards, played by a small backend made by hand."""
+
+import gc
+import pickle
+import weakref
+from collections.abc import Sequence
+
+import pytest
+import torch
+from side_by_side import assert_same, outcome
+from torch import Tensor
+
+from fxamp.errors import OptionError
+from fxamp.scaler import GradScaler
+
+INF = float("inf")
+
+
+class Graph:
+    """A compiled backward: scales the tangent, returns true gradients, and reports one flag for each."""
+
+    def __init__(self, scaler: GradScaler, owners: Sequence[Tensor | None], flags: torch.dtype = torch.int32) -> None:
+        self.scaler = scaler
+        self.owners = [None if owner is None else weakref.ref(owner) for owner in owners]
+        self.flags = flags
+
+    def backward(self, bad: Sequence[int] = ()) -> None:
+        """Add 2 to every owner's gradient, through the scale; those numbered in ``bad`` overflow on the way."""
+        scale = self.scaler.graph_scale(torch.device("cpu"))
+        found = []
+        for i, reference in enumerate(self.owners):
+            scaled = torch.full((2,), 2.0) * scale * (INF if i in bad else 1.0)
+            true = scaled / scale
+            found.append(not true.isfinite().all())
+            owner = None if reference is None else reference()
+            if owner is not None:
+                owner.grad = true if owner.grad is None else owner.grad + true
+        self.scaler.record_graph_flags(self.owners, torch.tensor(found).to(self.flags))
+
+
+def parameters(count: int) -> list[Tensor]:
+    return [torch.ones(2, requires_grad=True) for _ in range(count)]
+
+
+def attached(**arguments: float) -> GradScaler:
+    scaler = GradScaler("cpu", **arguments)  # type: ignore[arg-type]
+    scaler.attach()
+    return scaler
+
+
+def finish(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    skipped: bool = scaler.step(optimizer, return_skipped=True).skipped
+    scaler.update()
+    optimizer.zero_grad()
+    return skipped
+
+
+@pytest.mark.parametrize("flags", [torch.bool, torch.int32])
+def test_gradients_stay_true_and_the_flags_decide(flags: torch.dtype) -> None:
+    scaler = attached(init_scale=8.0, growth_interval=2)
+    scaler.attach()
+    own = parameters(2)
+    optimizer = torch.optim.SGD(own, lr=0.5)
+    graph = Graph(scaler, own, flags)
+    loss = torch.ones(())
+    skips, scales = [], []
+    for bad in ([], [1], [], []):
+        assert scaler.scale(loss) is loss
+        graph.backward(bad)
+        if not bad:
+            scaler.unscale_(optimizer)
+            assert_same(own[0].grad, torch.full((2,), 2.0))
+        skips.append(finish(scaler, optimizer))
+        scales.append(scaler.get_scale())
+    assert skips == [False, True, False, False]
+    assert scales == [8.0, 4.0, 4.0, 8.0]
+    assert_same(own[0].detach(), torch.full((2,), -2.0))
+    assert scaler.overflowed() == {"group0.param1": 1}
+    assert scaler.skipped_steps == 1
+
+
+def test_the_flags_alone_decide_for_covered_parameters() -> None:
+    """The gradient is not read again: the graph's word counts."""
+    scaler = attached()
+    own = parameters(1)
+    optimizer = torch.optim.SGD(own, lr=0.5)
+    own[0].grad = torch.ones(2)
+    scaler.scale(torch.ones(()))
+    scaler.record_graph_flags(own, torch.tensor([True]))
+    assert finish(scaler, optimizer)
+
+
+def test_the_scale_is_the_scalers_own_tensor_and_lazy() -> None:
+    scaler = attached(init_scale=8.0)
+    scale = scaler.graph_scale(torch.device("cpu"))
+    assert_same(scale, torch.tensor(8.0))
+    assert scale is scaler._scale
+    scaler.update(2.0)
+    assert scale.item() == 2.0
+
+
+def test_one_bad_micro_batch_skips_the_accumulated_step() -> None:
+    scaler = attached()
+    own = parameters(2)
+    optimizer = torch.optim.SGD(own, lr=0.5)
+    graph = Graph(scaler, own)
+    scaler.scale(torch.ones(()))
+    for bad in ([], [0], []):
+        graph.backward(bad)
+    assert finish(scaler, optimizer)
+    graph.backward()
+    assert not finish(scaler, optimizer)
+
+
+def test_an_overflow_stays_known_when_its_gradient_is_thrown_away_but_not_after_the_update() -> None:
+    scaler = attached()
+    own = parameters(1)
+    optimizer = torch.optim.SGD(own, lr=0.5)
+    graph = Graph(scaler, own)
+    scaler.scale(torch.ones(()))
+    graph.backward([0])
+    optimizer.zero_grad(set_to_none=True)
+    graph.backward()
+    assert finish(scaler, optimizer)
+    graph.backward()
+    assert not finish(scaler, optimizer)
+
+
+def test_a_gradient_that_is_none_is_passed_over() -> None:
+    scaler = attached()
+    own = parameters(2)
+    optimizer = torch.optim.SGD(own, lr=0.5)
+    scaler.scale(torch.ones(()))
+    Graph(scaler, own).backward([1])
+    own[1].grad = None
+    assert not finish(scaler, optimizer)
+    Graph(scaler, own).backward()
+    optimizer.zero_grad(set_to_none=True)
+    with pytest.raises(AssertionError, match="No inf checks were recorded for this optimizer"):
+        scaler.step(optimizer)
+
+
+def test_a_flag_counts_for_the_optimizer_that_owns_the_parameter() -> None:
+    scaler = attached()
+    own = parameters(3)
+    first, second = torch.optim.SGD(own[:1], lr=0.5), torch.optim.SGD(own[1:], lr=0.5)
+    scaler.scale(torch.ones(()))
+    Graph(scaler, [*own, None]).backward(bad=[2, 3])
+    skips = [scaler.step(optimizer, return_skipped=True).skipped for optimizer in (first, second)]
+    scale = scaler.get_scale()
+    scaler.update()
+    assert skips == [False, True]
+    assert scaler.get_scale() == scale / 2
+    assert scaler.overflowed() == {"optimizer1.group0.param1": 1}
+
+
+@pytest.mark.parametrize("bad", [0, 1, None])
+def test_a_parameter_in_two_graphs_is_bad_if_either_says_so(bad: int | None) -> None:
+    scaler = attached()
+    shared, other = parameters(2)
+    optimizer = torch.optim.SGD([shared, other], lr=0.5)
+    graphs = [Graph(scaler, [shared]), Graph(scaler, [other, shared, shared])]
+    scaler.scale(torch.ones(()))
+    for i, graph in enumerate(graphs):
+        graph.backward([len(graph.owners) - 1] if i == bad else [])
+    assert finish(scaler, optimizer) is (bad is not None)
+    assert scaler.overflowed() == ({} if bad is None else {"group0.param0": 1})
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("bad", [False, True])
+def test_parameters_that_no_graph_covers_are_checked_and_never_divided(bad: bool, fused: bool) -> None:
+    scaler = attached()
+    covered, eager = parameters(2)
+    optimizer = torch.optim.SGD([covered, eager], lr=0.5, fused=fused)
+    scaler.scale(torch.ones(()))
+    Graph(scaler, [covered]).backward()
+    eager.grad = torch.tensor([4.0, INF if bad else 4.0])
+    before = eager.grad.clone()
+    skipped = scaler.step(optimizer, return_skipped=True).skipped
+    assert skipped is bad
+    assert_same(eager.grad, before)
+    assert_same(covered.detach(), torch.full((2,), 1.0 if bad else 0.0))
+    assert scaler.overflowed() == ({"group0.param1": 1} if bad else {})
+
+
+def test_a_parameter_covered_before_but_not_now_is_checked() -> None:
+    scaler = attached()
+    own = parameters(2)
+    optimizer = torch.optim.SGD(own, lr=0.5)
+    scaler.scale(torch.ones(()))
+    Graph(scaler, own).backward()
+    assert not finish(scaler, optimizer)
+    Graph(scaler, own[:1]).backward()
+    own[1].grad = torch.tensor([INF, 1.0])
+    assert finish(scaler, optimizer)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_fused_optimizer_is_told_that_gradients_are_true(bad: bool) -> None:
+    scaler = attached()
+    own, reference = parameters(1), parameters(1)
+    optimizer = torch.optim.AdamW(own, lr=0.1, fused=True)
+    alone = torch.optim.AdamW(reference, lr=0.1, fused=True)
+    for overflow in (False, bad, False):
+        scaler.scale(torch.ones(()))
+        Graph(scaler, own).backward([0] if overflow else [])
+        assert finish(scaler, optimizer) is overflow
+        if not overflow:
+            reference[0].grad = torch.full((2,), 2.0)
+            alone.step()
+    assert_same(own, reference)
+    assert_same(optimizer.state_dict(), alone.state_dict())
+
+
+def test_an_optimizer_that_would_divide_by_the_scale_is_not_passed_the_scaler() -> None:
+    class Asking(torch.optim.SGD):
+        _step_supports_amp_scaling = True
+
+        def step(self, closure: object = None, *, grad_scaler: object = None) -> None:  # type: ignore[override]
+            assert grad_scaler is None
+            super().step()
+
+    scaler = attached()
+    own = parameters(1)
+    scaler.scale(torch.ones(()))
+    Graph(scaler, own).backward()
+    assert not finish(scaler, Asking(own, lr=0.5))
+    assert_same(own[0].detach(), torch.zeros(2))
+
+
+def test_misuse_is_refused_as_without_graphs() -> None:
+    own = parameters(1)
+    optimizer = torch.optim.SGD(own, lr=0.5)
+    alone, scaler = GradScaler("cpu"), attached()
+    for call in (
+        lambda s: s.scale(3),
+        lambda s: list(s.scale([None])),
+        lambda s: s.unscale_(optimizer),
+        lambda s: s.step(optimizer),
+        lambda s: s.update(),
+    ):
+        assert outcome(lambda call=call: call(scaler)) == outcome(lambda call=call: call(alone))
+    scaler.scale(torch.ones(()))
+    with pytest.raises(AssertionError, match="No inf checks were recorded prior to update"):
+        scaler.update()
+    Graph(scaler, own).backward()
+    scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="already been called on this optimizer"):
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match="already been called since"):
+        scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match="called after step"):
+        scaler.unscale_(optimizer)
+
+
+def test_float16_gradients_are_refused() -> None:
+    scaler = attached()
+    half = torch.ones(2, dtype=torch.float16, requires_grad=True)
+    half.grad = torch.ones(2, dtype=torch.float16)
+    scaler.scale(torch.ones(()))
+    scaler.record_graph_flags([half], torch.tensor([False]))
+    with pytest.raises(ValueError, match="FP16 gradients"):
+        scaler.step(torch.optim.SGD([half], lr=0.5))
+
+
+def test_flags_that_cannot_be_right_are_refused() -> None:
+    own = parameters(2)
+    with pytest.raises(OptionError, match="call attach"):
+        GradScaler("cpu").record_graph_flags(own, torch.zeros(2, dtype=torch.bool))
+    with pytest.raises(OptionError, match=r"2 parameters, flags of shape \(3,\)"):
+        attached().record_graph_flags(own, torch.zeros(3, dtype=torch.bool))
+
+
+def test_a_disabled_scaler_scales_by_one_and_skips_nothing() -> None:
+    scaler = GradScaler("cpu", enabled=False)
+    scaler.attach()
+    own = parameters(1)
+    Graph(scaler, own).backward([0])
+    assert scaler.graph_scale(torch.device("cpu")).item() == 1.0
+    assert not finish(scaler, torch.optim.SGD(own, lr=0.5))
+
+
+def test_a_model_that_is_gone_reports_for_nobody() -> None:
+    scaler = attached()
+    own = parameters(2)
+    optimizer = torch.optim.SGD(own[:1], lr=0.5)
+    graph = Graph(scaler, own)
+    del own[1]
+    gc.collect()
+    scaler.scale(torch.ones(()))
+    graph.backward([1])
+    assert not finish(scaler, optimizer)
+
+
+def test_a_pickled_scaler_stands_alone() -> None:
+    again = pickle.loads(pickle.dumps(attached(init_scale=8.0)))
+    assert again.scale(torch.ones(())).item() == 8.0
