@@ -34,14 +34,17 @@ FUSED: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.5},
 }
 
+
+def make(name: str, arguments: dict[str, Any]) -> Make:
+    """Return a function that makes the optimizer of that name for given parameters."""
+    return lambda parameters: getattr(optim, name)(parameters, **arguments)
+
+
 OPTIMIZERS: dict[str, Make] = {
-    **{name: lambda p, name=name, kw=kw: getattr(optim, name)(p, **kw) for name, kw in ARGUMENTS.items()},
-    **{
-        f"fused {name}": lambda p, name=name, kw=kw: getattr(optim, name)(p, fused=True, **kw)
-        for name, kw in FUSED.items()
-    },
-    "fused SGD, no momentum": lambda p: optim.SGD(p, lr=0.1, fused=True),
-    "foreach AdamW": lambda p: optim.AdamW(p, foreach=True),
+    **{name: make(name, arguments) for name, arguments in ARGUMENTS.items()},
+    **{f"fused {name}": make(name, {"fused": True, **arguments}) for name, arguments in FUSED.items()},
+    "fused SGD, no momentum": make("SGD", {"lr": 0.1, "fused": True}),
+    "foreach AdamW": make("AdamW", {"foreach": True}),
 }
 
 

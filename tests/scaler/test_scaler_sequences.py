@@ -1,6 +1,7 @@
 """Random programs of scale, backward, unscale_, clip, step and update leave both scalers in the same state."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ commands = st.one_of(
 def test_any_program_does_the_same(program: list[tuple[Any, ...]]) -> None:
     worlds = [World(scaler("cpu", init_scale=2.0**14, growth_interval=2)) for scaler in SCALERS]
     for command in program:
-        theirs, ours = [outcome(lambda world=world: world.run(command)) for world in worlds]
+        theirs, ours = [outcome(partial(world.run, command)) for world in worlds]
         assert_same(ours, theirs)
         assert_same(worlds[1].state(), worlds[0].state())
 

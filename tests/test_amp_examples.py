@@ -1,0 +1,53 @@
+"""Mixed precision's uses in torch's manual, each against the same program in float32.
+
+Without any low precision, scaling by powers of two must change nothing at all.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from amp_examples import EXAMPLES, MAX_NORM, Runner
+
+FLOAT32 = Runner(None, scaling=False)
+RUNNERS = {
+    "no autocast": Runner(None),
+    "bfloat16": Runner(torch.bfloat16),
+    "float16": Runner(torch.float16),
+}
+
+ROUNDINGS = 16
+"""A value that crosses both layers forward and back is rounded at each layer's input, weight, product, activation.
+Errors of independent roundings add up in quadrature."""
+
+SLACK = {"clip_norm_scaled": 1e-6 / MAX_NORM}
+"""clip_grad_norm_ adds 1e-6 to the norm, scaled or not: relative to the norm clipped to, that is what it may differ."""
+
+
+def tolerance(example: str, runner: Runner) -> float:
+    """Largest relative difference from float32: a rounding's largest error is half an eps."""
+    lowered = 0.0 if runner.dtype is None else math.sqrt(ROUNDINGS) * torch.finfo(runner.dtype).eps / 2
+    return lowered + SLACK.get(example, 0.0)
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_trains_as_in_float32(example: str, runner: str) -> None:
+    """Losses, relative to the largest; parameters, relative to the way that training moved them."""
+    expected, trained = EXAMPLES[example](FLOAT32), EXAMPLES[example](RUNNERS[runner])
+    bound = tolerance(example, RUNNERS[runner])
+    losses, reference = torch.tensor(trained.losses), torch.tensor(expected.losses)
+    assert (expected.end - expected.start).norm() > 0
+    assert (losses - reference).abs().max() <= bound * reference.abs().max()
+    assert (trained.end - expected.end).norm() <= bound * (expected.end - expected.start).norm()
