@@ -113,35 +113,17 @@ def typical(runner: Runner) -> Trained:
     return train(runner, Net())
 
 
-def clip_norm(runner: Runner) -> Trained:
-    def clip(runner: Runner, scaler: GradScaler, optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
-        scaler.unscale_(optimizer)
-        norm = nn.utils.clip_grad_norm_(net.parameters(), MAX_NORM)
-        assert norm > MAX_NORM
+def clipping(clip: Callable[..., object], threshold: float, unscale: bool) -> Callable[[Runner], Trained]:
+    """Return an example that clips true gradients, or, without ``unscale_``, what the backward left at its scale."""
 
-    return train(runner, Net(), clip)
+    def after_backward(runner: Runner, scaler: GradScaler, optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
+        if unscale:
+            scaler.unscale_(optimizer)
+        before = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+        clip(net.parameters(), threshold if unscale else threshold * runner.factor(scaler))
+        assert any(not torch.equal(p.grad, old) for p, old in zip(net.parameters(), before, strict=True))
 
-
-def clip_value(runner: Runner) -> Trained:
-    def clip(runner: Runner, scaler: GradScaler, optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_value_(net.parameters(), MAX_VALUE)
-
-    return train(runner, Net(), clip)
-
-
-def clip_norm_scaled(runner: Runner) -> Trained:
-    def clip(runner: Runner, scaler: GradScaler, optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
-        nn.utils.clip_grad_norm_(net.parameters(), MAX_NORM * runner.factor(scaler))
-
-    return train(runner, Net(), clip)
-
-
-def clip_value_scaled(runner: Runner) -> Trained:
-    def clip(runner: Runner, scaler: GradScaler, optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
-        nn.utils.clip_grad_value_(net.parameters(), MAX_VALUE * runner.factor(scaler))
-
-    return train(runner, Net(), clip)
+    return lambda runner: train(runner, Net(), after_backward)
 
 
 def accumulation(runner: Runner) -> Trained:
@@ -290,20 +272,17 @@ def imported_function(runner: Runner) -> Trained:
 
 
 EXAMPLES: dict[str, Callable[[Runner], Trained]] = {
-    example.__name__: example
-    for example in (
-        typical,
-        clip_norm,
-        clip_value,
-        clip_norm_scaled,
-        clip_value_scaled,
-        accumulation,
-        gradient_penalty,
-        several,
-        threads,
-        distributed,
-        custom_function,
-        custom_function_in_float32,
-        imported_function,
-    )
+    "typical": typical,
+    "clip_norm": clipping(nn.utils.clip_grad_norm_, MAX_NORM, unscale=True),
+    "clip_value": clipping(nn.utils.clip_grad_value_, MAX_VALUE, unscale=True),
+    "clip_norm_scaled": clipping(nn.utils.clip_grad_norm_, MAX_NORM, unscale=False),
+    "clip_value_scaled": clipping(nn.utils.clip_grad_value_, MAX_VALUE, unscale=False),
+    "accumulation": accumulation,
+    "gradient_penalty": gradient_penalty,
+    "several": several,
+    "threads": threads,
+    "distributed": distributed,
+    "custom_function": custom_function,
+    "custom_function_in_float32": custom_function_in_float32,
+    "imported_function": imported_function,
 }

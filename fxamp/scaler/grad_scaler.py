@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from fxamp.scaler.optimizer_check import check_optimizer
 from fxamp.scaler.outputs import map_tensors
 from fxamp.scaler.scale_update import adapt_scale_, set_scale_
 from fxamp.scaler.state import ScaleBounds, SkipCount, StepResult, fresh_optimizer_state, total_found_inf
+
+T = TypeVar("T")
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -76,7 +78,7 @@ class GradScaler(torch.amp.GradScaler):
 
     # ---- the training loop ----
 
-    def scale(self, outputs: Any) -> Any:
+    def scale(self, outputs: T) -> T:
         """Return ``outputs`` times the scale: a Tensor, or a nested iterable whose lists and tuples keep their type.
 
         Given to the backend: returns ``outputs`` as they are. A 0-dim float16 loss becomes float32, by torch's
@@ -87,7 +89,8 @@ class GradScaler(torch.amp.GradScaler):
         """
         if not self._enabled:
             return outputs
-        return map_tensors(outputs, self._scale_one)
+        scaled: T = map_tensors(outputs, self._scale_one)
+        return scaled
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the optimizer's gradients by the scale, in place, and check them; waits for no device.
