@@ -12,6 +12,8 @@ from side_by_side import SCALERS, assert_same
 from torch import Tensor, nn
 
 from fxamp.scaler import GradScaler
+from fxamp.scaler.checks import stored_gradient
+from fxamp.scaler.state import total_found_inf
 
 Pair = namedtuple("Pair", "first second")
 
@@ -105,9 +107,19 @@ def test_a_sharded_gradient_is_unscaled_where_it_lies(one_rank: Any, bad: bool) 
     scaler = GradScaler("cpu")
     loss: Tensor = weight.square().sum().to_local() * (float("inf") if bad else 1.0)
     scaler.scale(loss).backward()
+    # A kernel takes addresses, and a DTensor has none of its own.
+    assert type(stored_gradient(weight)) is Tensor
     result = scaler.step(optimizer, return_skipped=True)
     assert result.skipped is bad
     assert_same(weight.detach().to_local(), torch.ones(4, 2) if bad else torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize("bad", [0, 1, None])
+def test_any_devices_flag_counts(bad: int | None) -> None:
+    names = (torch.device("cuda", 0), torch.device("cuda", 1))
+    flags = {name: torch.tensor(float(i == bad)) for i, name in enumerate(names)}
+    total = total_found_inf({"found_inf_per_device": flags}, torch.device("cpu"))
+    assert bool(total) is (bad is not None)
 
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
