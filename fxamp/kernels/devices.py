@@ -1,0 +1,55 @@
+"""Work on gradients of several devices: a share for each device, the results brought together on one."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fxamp.kernels.dispatch import perform
+from fxamp.kernels.work import Work
+
+
+def perform_everywhere(work: Work, home: torch.device, keep: bool) -> None:
+    """Do the work, as :class:`~fxamp.kernels.work.Work` describes it, for sources on any devices.
+
+    Args:
+        work: what to do; its sources may be on several devices, each target is on its source's device.
+        home: the device of ``inv_scale`` and of all results.
+        keep: whether tables of addresses may be kept for the next call.
+    """
+    devices = [source.device for source in work.sources]
+    if all(device == home for device in devices):
+        perform(work, keep)
+        return
+    for device in dict.fromkeys(devices):
+        positions = [position for position, each in enumerate(devices) if each == device]
+        _perform_share(work, positions, device, home, keep)
+
+
+def _perform_share(work: Work, positions: list[int], device: torch.device, home: torch.device, keep: bool) -> None:
+    share = replace(
+        work,
+        sources=_chosen(work.sources, positions),
+        targets=None if work.targets is None else _chosen(work.targets, positions),
+        inv_scale=None if work.inv_scale is None else _moved(work.inv_scale, device),
+        found_inf=None if work.found_inf is None else torch.zeros_like(work.found_inf, device=device),
+        flags=None if work.flags is None else torch.zeros(len(positions), dtype=torch.int32, device=device),
+        squared_norm=None if work.squared_norm is None else torch.zeros_like(work.squared_norm, device=device),
+    )
+    perform(share, keep)
+    if work.found_inf is not None and share.found_inf is not None:
+        work.found_inf.masked_fill_(_moved(share.found_inf, home) != 0, 1.0)
+    if work.flags is not None and share.flags is not None:
+        torch._foreach_copy_(_chosen(work.flags.unbind(), positions), list(_moved(share.flags, home).unbind()))
+    if work.squared_norm is not None and share.squared_norm is not None:
+        work.squared_norm.add_(_moved(share.squared_norm, home))
+
+
+def _chosen(tensors: Sequence[Tensor], positions: list[int]) -> list[Tensor]:
+    return [tensors[position] for position in positions]
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device; only a copy to the CPU waits, since the CPU would read it before it has arrived."""
+    return tensor.to(device, non_blocking=device.type != "cpu")

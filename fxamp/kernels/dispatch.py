@@ -1,0 +1,71 @@
+"""Choose who does the work on a device: the Triton kernels, or the reference."""
+
+import enum
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from fxamp.kernels import reference
+from fxamp.kernels.work import Work
+
+SMALLEST_CAPABILITY = (7, 0)  # the oldest CUDA capability that Triton compiles for
+
+
+class Implementation(enum.Enum):
+    """Who does the work."""
+
+    REFERENCE = "reference"
+    TRITON = "triton"
+    INTERPRETER = "interpreter"
+
+
+_forced: Implementation | None = None
+
+
+def implementation(device: torch.device) -> Implementation:
+    """Return who does the work on ``device``: Triton on CUDA devices where it can, else the reference."""
+    if _forced is not None:
+        return _forced
+    if device.type == "cuda" and _triton_serves(device):
+        return Implementation.TRITON
+    return Implementation.REFERENCE
+
+
+@contextmanager
+def forced(chosen: Implementation) -> Iterator[None]:
+    """For tests and measurements: let ``chosen`` do all work, in all threads, within the block.
+
+    The interpreter takes CPU tensors only, and is slow: milliseconds for every 16,384 elements.
+    """
+    global _forced
+    before, _forced = _forced, chosen
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+def perform(work: Work, keep: bool) -> None:
+    """Do the work where its tensors are; ``keep`` says whether tables of addresses may be kept for the next call."""
+    if not work.sources:
+        return
+    chosen = implementation(work.device)
+    if chosen is Implementation.REFERENCE:
+        reference.perform(work)
+        return
+    from fxamp.kernels import launch
+
+    left = launch.perform(work, keep, interpret=chosen is Implementation.INTERPRETER)
+    reference.perform(work, left)
+
+
+@functools.cache
+def _triton_serves(device: torch.device) -> bool:
+    try:
+        import triton
+    except ImportError:
+        return False
+    # Under TRITON_INTERPRET every kernel is interpreted, and the interpreter cannot follow addresses of a GPU.
+    return not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(device) >= SMALLEST_CAPABILITY

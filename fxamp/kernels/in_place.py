@@ -1,0 +1,74 @@
+"""The direct entries: check gradients, or check and unscale them in place."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fxamp.errors import OptionError
+from fxamp.kernels.devices import perform_everywhere
+from fxamp.kernels.work import Work
+
+
+@torch.no_grad()
+def check_unscale_(
+    grads: Sequence[Tensor],
+    inv_scale: Tensor,
+    found_inf: Tensor,
+    flags: Tensor | None = None,
+    squared_norm: Tensor | None = None,
+) -> None:
+    """Look for inf and NaN in gradients, then multiply each by ``inv_scale``, in place and without a host sync.
+
+    Equal to ``torch._amp_foreach_non_finite_check_and_unscale_`` bit for bit, but for the payload of NaNs: the check
+    comes first, the product is taken in float32 (for a float64 gradient in float64) and rounded once.
+
+    Args:
+        grads: dense gradients of any floating dtypes, shapes and devices, no two sharing memory; may be empty.
+        inv_scale: one float32, 1 / scale.
+        found_inf: one float32 on the device of ``inv_scale``; becomes 1.0 if any gradient holds inf or NaN, and is
+            left as it is if none does.
+        flags: int32 ``[len(grads)]`` on that device; becomes 1 for each gradient that holds inf or NaN, 0 for others.
+        squared_norm: one float32 on that device; becomes the sum of squares of all unscaled gradients, each squared
+            before it is rounded to its dtype. It overflows beyond a norm of 1.8e19: no replacement for the check.
+
+    Raises:
+        OptionError: ``inv_scale`` or a result has the wrong dtype, size or device.
+    """
+    _expect("inv_scale", inv_scale, torch.float32, 1, found_inf.device)
+    _clear(grads, found_inf, flags, squared_norm)
+    work = Work(grads, grads, inv_scale, found_inf, flags, squared_norm)
+    perform_everywhere(work, found_inf.device, keep=True)
+
+
+@torch.no_grad()
+def check_(
+    grads: Sequence[Tensor], found_inf: Tensor, flags: Tensor | None = None, squared_norm: Tensor | None = None
+) -> None:
+    """Look for inf and NaN in gradients and write nothing to them.
+
+    Arguments and errors are those of :func:`check_unscale_`; ``squared_norm`` is of the gradients as they are.
+    """
+    _clear(grads, found_inf, flags, squared_norm)
+    work = Work(grads, found_inf=found_inf, flags=flags, squared_norm=squared_norm)
+    perform_everywhere(work, found_inf.device, keep=True)
+
+
+def _clear(grads: Sequence[Tensor], found_inf: Tensor, flags: Tensor | None, squared_norm: Tensor | None) -> None:
+    """Check the results' tensors, and zero those that do not collect over calls."""
+    _expect("found_inf", found_inf, torch.float32, 1, found_inf.device)
+    if flags is not None:
+        _expect("flags", flags, torch.int32, len(grads), found_inf.device)
+        flags.zero_()
+    if squared_norm is not None:
+        _expect("squared_norm", squared_norm, torch.float32, 1, found_inf.device)
+        squared_norm.zero_()
+
+
+def _expect(name: str, tensor: Tensor, dtype: torch.dtype, numel: int, device: torch.device) -> None:
+    if (tensor.dtype, tensor.numel(), tensor.device) == (dtype, numel, device) and tensor.is_contiguous():
+        return
+    raise OptionError(
+        f"{name}: expected {numel} contiguous element(s) of {dtype} on {device}, "
+        f"got {tensor.numel()} of {tensor.dtype} on {tensor.device}"
+    )

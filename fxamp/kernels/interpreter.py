@@ -1,0 +1,35 @@
+"""Run a Triton kernel in Triton's interpreter on CPU tensors, in a process whose other kernels are compiled."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+
+
+class Interpreted:
+    """Wraps a jitted kernel and is launched like it: ``Interpreted(kernel)[grid](*arguments, **options)``."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.function = InterpretedFunction(kernel.fn)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*arguments: Any, **options: Any) -> None:
+            # A GPU is silent where numpy warns: about overflow, and about inf and NaN.
+            with _interpreted_reductions(), np.errstate(all="ignore"):
+                self.function[grid](*arguments, **options)
+
+        return launch
+
+
+@contextmanager
+def _interpreted_reductions() -> Iterator[None]:
+    """``tl.max`` and ``tl.sum`` are jitted functions themselves, which an interpreted kernel cannot call."""
+    jitted = tl.max, tl.sum
+    tl.max, tl.sum = (InterpretedFunction(function.fn) for function in jitted)
+    try:
+        yield
+    finally:
+        tl.max, tl.sum = jitted

@@ -1,0 +1,91 @@
+"""The same work as ops of compiled graphs: functional, opaque to Inductor, with flags as an output.
+
+An op that changes its arguments and returns a list is more than Inductor can lower, and traced Triton kernels need a
+GPU's driver already while a graph is captured; a functional ``custom_op`` needs neither and survives in forward and
+backward graphs under every lowering. In a graph they are ``torch.ops.fxamp.check_unscale.default`` and so on.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fxamp.kernels.devices import perform_everywhere
+from fxamp.kernels.work import Work
+
+
+@torch.library.custom_op("fxamp::check_unscale", mutates_args=())
+def check_unscale(
+    gradients: Sequence[Tensor], inv_scale: Tensor, dtype: torch.dtype | None = None
+) -> tuple[list[Tensor], Tensor]:
+    """Check gradients for inf and NaN, and return their true values: multiplied by ``inv_scale``, then rounded.
+
+    Args:
+        gradients: dense gradients of any floating dtypes and shapes.
+        inv_scale: one float32, 1 / scale.
+        dtype: the dtype of the true gradients; None: each keeps its own.
+
+    Returns:
+        The true gradients, with the shapes of ``gradients`` (and their strides, where those have no gaps or overlaps);
+        flags, int32 ``[len(gradients)]`` on the device of ``inv_scale``: 1 where a gradient holds inf or NaN, else 0.
+    """
+    true, flags = _outputs(gradients, inv_scale, dtype)
+    perform_everywhere(Work(gradients, true, inv_scale, flags=flags.zero_()), inv_scale.device, keep=False)
+    return true, flags
+
+
+@check_unscale.register_fake
+def _(gradients: Sequence[Tensor], inv_scale: Tensor, dtype: torch.dtype | None = None) -> tuple[list[Tensor], Tensor]:
+    return _outputs(gradients, inv_scale, dtype)
+
+
+@torch.library.custom_op("fxamp::check_unscale_norm", mutates_args=())
+def check_unscale_norm(
+    gradients: Sequence[Tensor], inv_scale: Tensor, dtype: torch.dtype | None = None
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """As :func:`check_unscale`, and return third the sum of squares of all true gradients: 0-dim float32.
+
+    Each is squared before it is rounded to its dtype. A sum beyond float32 is inf: no replacement for the flags.
+    """
+    true, flags = _outputs(gradients, inv_scale, dtype)
+    norm = _norm(inv_scale).zero_()
+    work = Work(gradients, true, inv_scale, flags=flags.zero_(), squared_norm=norm)
+    perform_everywhere(work, inv_scale.device, keep=False)
+    return true, flags, norm
+
+
+@check_unscale_norm.register_fake
+def _(
+    gradients: Sequence[Tensor], inv_scale: Tensor, dtype: torch.dtype | None = None
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    return *_outputs(gradients, inv_scale, dtype), _norm(inv_scale)
+
+
+@torch.library.custom_op("fxamp::check", mutates_args=())
+def check(gradients: Sequence[Tensor]) -> Tensor:
+    """Check gradients (at least one) for inf and NaN.
+
+    Returns:
+        Flags, int32 ``[len(gradients)]`` on the first gradient's device: 1 where one holds inf or NaN, else 0.
+    """
+    flags = _flags(gradients, gradients[0])
+    perform_everywhere(Work(gradients, flags=flags.zero_()), flags.device, keep=False)
+    return flags
+
+
+@check.register_fake
+def _(gradients: Sequence[Tensor]) -> Tensor:
+    return _flags(gradients, gradients[0])
+
+
+def _outputs(gradients: Sequence[Tensor], inv_scale: Tensor, dtype: torch.dtype | None) -> tuple[list[Tensor], Tensor]:
+    true = [torch.empty_like(gradient, dtype=dtype or gradient.dtype) for gradient in gradients]
+    return true, _flags(gradients, inv_scale)
+
+
+def _flags(gradients: Sequence[Tensor], home: Tensor) -> Tensor:
+    return torch.empty(len(gradients), dtype=torch.int32, device=home.device)
+
+
+def _norm(home: Tensor) -> Tensor:
+    return torch.empty((), dtype=torch.float32, device=home.device)

@@ -1,0 +1,152 @@
+"""The plan: which gradients share a launch, and what its kernel must know.
+
+Gradients share a launch when they have the same dtype, go to the same dtype, and are equally aligned; a launch serves
+any number of them. Each is cut into chunks of 16,384 elements, one a program, so that a matrix and a bias keep the
+same number of programs busy for their size.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK = 16_384
+WARPS = 8
+ALIGNMENT = 16  # bytes: the widest single access of a GPU's lane
+LOADED = 32  # bytes that a lane loads before it works on them: enough in flight to cover the memory's latency
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Gradient(NamedTuple):
+    """What the plan must know of one gradient.
+
+    Attributes:
+        numel: its number of elements.
+        source: its dtype.
+        target: the dtype of its true value, or None if it is only checked.
+        aligned: whether source and target both start at a multiple of 16 bytes.
+        dense: whether its elements fill their memory without gaps or overlaps, so that storage order serves.
+    """
+
+    numel: int
+    source: torch.dtype
+    target: torch.dtype | None
+    aligned: bool
+    dense: bool
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked about the gradients: a common flag, a flag each, the sum of all squares."""
+
+    found_inf: bool = False
+    flags: bool = False
+    squared_norm: bool = False
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Everything that the source text of one kernel depends on.
+
+    Attributes:
+        source: dtype that is read.
+        target: dtype that is written, or None if nothing is.
+        aligned: whether 16-byte accesses are possible.
+        asked: which results it reports.
+        block: elements that a program handles at a time; it divides ``CHUNK``.
+    """
+
+    source: torch.dtype
+    target: torch.dtype | None
+    aligned: bool
+    asked: Asked
+    block: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """The gradients of one launch.
+
+    Attributes:
+        kernel: the kernel that is launched.
+        positions: where each gradient stands in the caller's list.
+        numels: the number of elements of each, none of them 0.
+    """
+
+    kernel: Kernel
+    positions: tuple[int, ...]
+    numels: tuple[int, ...]
+
+    @property
+    def programs(self) -> int:
+        """The number of programs of the launch."""
+        return sum(-(-numel // CHUNK) for numel in self.numels)
+
+    def block_map(self) -> Tensor:
+        """Return int64 ``[programs, 2]`` on the CPU: each program's row in the table of gradients, and its chunk."""
+        chunks = torch.tensor([-(-numel // CHUNK) for numel in self.numels], device="cpu")
+        rows = torch.repeat_interleave(torch.arange(len(chunks), device="cpu"), chunks)
+        first_programs = (chunks.cumsum(0) - chunks)[rows]
+        return torch.stack([rows, torch.arange(len(rows), device="cpu") - first_programs], dim=1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the work on gradients of one device is divided.
+
+    Attributes:
+        groups: one launch each.
+        left: positions of the gradients that no kernel handles: they have gaps, overlaps, or another dtype.
+    """
+
+    groups: tuple[Group, ...]
+    left: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=64)
+def make_plan(gradients: tuple[Gradient, ...], asked: Asked, wave: int) -> Plan:
+    """Group the gradients of one device; ``wave`` is how many lanes a warp of the device has, 32 or 64."""
+    members: dict[Kernel, list[int]] = {}
+    left = []
+    for position, (numel, source, target, aligned, dense) in enumerate(gradients):
+        if not dense or source not in DTYPES or (target or source) not in DTYPES:
+            left.append(position)
+        elif numel:
+            kernel = Kernel(source, target, aligned, asked, _block(source, target, wave))
+            members.setdefault(kernel, []).append(position)
+    groups = (
+        Group(kernel, tuple(positions), tuple(gradients[position].numel for position in positions))
+        for kernel, positions in members.items()
+    )
+    return Plan(tuple(groups), tuple(left))
+
+
+def bytes_moved(plan: Plan) -> int:
+    """Return how many bytes of gradients the plan's launches read and write: the floor of the memory traffic."""
+    return sum(
+        sum(group.numels)
+        * (group.kernel.source.itemsize + (group.kernel.target.itemsize if group.kernel.target else 0))
+        for group in plan.groups
+    )
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether the elements fill the tensor's memory without gaps or overlaps, in any order of dimensions."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _block(source: torch.dtype, target: torch.dtype | None, wave: int) -> int:
+    """Return the elements of a block: per lane ``LOADED`` bytes, and enough that stores can be 16 bytes wide."""
+    stored = ALIGNMENT // target.itemsize if target else 1
+    return WARPS * wave * max(LOADED // source.itemsize, stored)

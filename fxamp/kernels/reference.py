@@ -1,0 +1,73 @@
+"""The reference: what the kernels compute, said in ATen ops.
+
+It defines correctness for the Triton kernels, it is the implementation for CPUs, and it runs on any device, with or
+without Triton. In place it is torch's own op; in every other case it is the op's rule, from ATen/native/AmpKernels.cpp:
+look for inf and NaN first, then multiply in float32 (a float64 gradient: in float64), then round once.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fxamp.kernels.work import Work
+
+NO_FLOAT64 = frozenset({"mps"})
+
+
+def perform(work: Work, positions: Sequence[int] | None = None) -> None:
+    """Do the work, for the gradients at ``positions`` only if they are given.
+
+    Raises:
+        RuntimeError: from torch, for a gradient of a dtype that it cannot scale.
+    """
+    chosen = range(len(work.sources)) if positions is None else positions
+    if not chosen:
+        return
+    found = torch.zeros(len(chosen), dtype=torch.float32, device=work.device)
+    for position, slot in zip(chosen, found.unbind(), strict=True):
+        _check_and_unscale(work, position, slot)
+    if work.found_inf is not None:
+        work.found_inf.masked_fill_(found.any(), 1.0)
+    if work.flags is not None:
+        slots = work.flags.unbind()
+        torch._foreach_copy_([slots[position] for position in chosen], list(found.unbind()))
+
+
+def _check_and_unscale(work: Work, position: int, found: Tensor) -> None:
+    """Do the work for one gradient, and set ``found`` (0-dim float32, holds 0.0) to 1.0 if it is not finite."""
+    source = work.sources[position]
+    if work.targets is not None and work.targets[position] is source and work.squared_norm is None:
+        assert work.inv_scale is not None
+        torch._amp_foreach_non_finite_check_and_unscale_([source], found, work.inv_scale)
+        return
+    found.copy_(torch.isfinite(source).all().logical_not())
+    true = source.to(torch.promote_types(source.dtype, torch.float32))
+    if work.targets is not None:
+        assert work.inv_scale is not None
+        true = true * work.inv_scale.reshape(())
+        work.targets[position].copy_(true)
+    if work.squared_norm is not None:
+        wide = torch.float32 if source.device.type in NO_FLOAT64 else torch.float64
+        work.squared_norm.add_(true.square().sum(dtype=wide))
+
+
+def update_scale(
+    scale: Tensor,
+    growth_tracker: Tensor,
+    found_inf: Tensor,
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    min_scale: float | None,
+    max_scale: float | None,
+) -> None:
+    """Grow or back off ``scale`` in place; :func:`fxamp.kernels.update_scale_` says by which rule.
+
+    torch's op tests the tracker with ``==``; a tracker that is held below the interval makes that a ``>=``.
+    """
+    interval = max(growth_interval, 1)
+    growth_tracker.clamp_(max=interval - 1)
+    torch._amp_update_scale_(scale, growth_tracker, found_inf, growth_factor, backoff_factor, interval)
+    if min_scale is not None or max_scale is not None:
+        scale.clamp_(min_scale, max_scale)

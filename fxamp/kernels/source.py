@@ -1,0 +1,192 @@
+"""From a kernel's description to its Triton source text: just the conversions and results that it needs.
+
+bfloat16 travels as its 16 bits in a uint16: widening is a shift, narrowing is integer rounding to nearest even. That is
+exact in compiled code and in Triton's interpreter, whose own bfloat16 casts truncate.
+"""
+
+import torch
+
+from fxamp.kernels.plan import ALIGNMENT, CHUNK, Kernel
+
+ROW = 4  # int64 columns of the table of gradients: source address, target address, numel, position in the caller's list
+
+PARAMETERS = {
+    "table": "*i64",
+    "blocks": "*i64",
+    "inv_scale": "*fp32",
+    "found_inf": "*fp32",
+    "flags": "*i32",
+    "partials": "*fp32",
+}
+SHORT = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
+CARRIER = {torch.float16: "float16", torch.bfloat16: "uint16", torch.float32: "float32", torch.float64: "float64"}
+WIDEN = {
+    torch.float16: "{loaded}.to(tl.float32)",
+    torch.bfloat16: "({loaded}.to(tl.uint32) << 16).to(tl.float32, bitcast=True)",
+    torch.float32: "{loaded}",
+    torch.float64: "{loaded}",
+}
+# From "true", in float32, to what is stored, which is the last.
+NARROW = {
+    torch.float16: ("true.to(tl.float16)",),
+    torch.bfloat16: (
+        "bits = true.to(tl.uint32, bitcast=True)",
+        "nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even",
+        "tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, nearest).to(tl.uint16)",
+    ),
+    torch.float32: ("true",),
+    torch.float64: ("true.to(tl.float64)",),
+}
+
+HEAD = '''\
+"""{title}.
+
+Aligned to {alignment} bytes: {aligned}. Written by fxamp.kernels.source, not to be edited.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize_on_alignment={unaligned})
+def {name}({parameters}):
+    program = tl.program_id(0)
+    row = table + {row} * tl.load(blocks + 2 * program)
+    first = tl.load(blocks + 2 * program + 1) * {chunk}  # times a constant, so the compiler sees that it is aligned
+'''
+
+
+def kernel_name(kernel: Kernel) -> str:
+    """Return the function's name, for example ``unscale_f16_to_f32`` or ``check_bf16``."""
+    if kernel.target is None:
+        return f"check_{SHORT[kernel.source]}"
+    return f"unscale_{SHORT[kernel.source]}_to_{SHORT[kernel.target]}"
+
+
+def parameters(kernel: Kernel) -> dict[str, str]:
+    """Return the function's parameters, in order, each with its Triton type."""
+    absent = {
+        "inv_scale": kernel.target is None,
+        "found_inf": not kernel.asked.found_inf,
+        "flags": not kernel.asked.flags,
+        "partials": not kernel.asked.squared_norm,
+    }
+    return {name: kind for name, kind in PARAMETERS.items() if not absent.get(name, False)}
+
+
+def source_text(kernel: Kernel) -> str:
+    """Return the Python module that defines the kernel."""
+    names = list(parameters(kernel))
+    head = HEAD.format(
+        title=_title(kernel),
+        alignment=ALIGNMENT,
+        aligned="yes" if kernel.aligned else "no",
+        unaligned=names[2:],
+        name=kernel_name(kernel),
+        parameters=", ".join(names),
+        row=ROW,
+        chunk=CHUNK,
+    )
+    lines = [
+        *_setup(kernel),
+        f"for step in range({CHUNK // kernel.block}):",
+        f"    start = first + step * {kernel.block}",
+        f"    offsets = start + tl.arange(0, {kernel.block})",
+        f"    if start + {kernel.block} <= numel:  # a whole block: no mask, so accesses can be {ALIGNMENT} bytes wide",
+        *_indented(_body(kernel, masked=False), 8),
+        "    elif start < numel:  # the last elements of the gradient",
+        *_indented(_body(kernel, masked=True), 8),
+        *_results(kernel),
+    ]
+    return head + "\n".join(_indented(lines, 4)) + "\n"
+
+
+def _title(kernel: Kernel) -> str:
+    source, target = (str(dtype).removeprefix("torch.") for dtype in (kernel.source, kernel.target))
+    done = f"{source} gradients, checked" if kernel.target is None else f"{source} to {target}, checked and unscaled"
+    return done + (", with the sum of squares" if kernel.asked.squared_norm else "")
+
+
+def _setup(kernel: Kernel) -> list[str]:
+    lines = [_address("source", "row", kernel.source, kernel.aligned)]
+    if kernel.target is not None:
+        lines.append(_address("target", "row + 1", kernel.target, kernel.aligned))
+    lines.append("numel = tl.load(row + 2)")
+    if kernel.target is not None:
+        lines.append(f"scale = tl.load(inv_scale){'.to(tl.float64)' if _is_double(kernel) else ''}")
+    if _checks(kernel):
+        lines.append(f"exponents = tl.full(({kernel.block},), 0, tl.int{_width(kernel)})")
+    if kernel.asked.squared_norm:
+        lines.append(f"squares = tl.full(({kernel.block},), 0.0, tl.float{_width(kernel)})")
+    return lines
+
+
+def _address(name: str, cell: str, dtype: torch.dtype, aligned: bool) -> str:
+    """The hint has to follow the cast: on the integer the compiler ignores it."""
+    pointer = f"tl.load({cell}).to(tl.pointer_type(tl.{CARRIER[dtype]}))"
+    return f"{name} = tl.multiple_of({pointer}, {ALIGNMENT})" if aligned else f"{name} = {pointer}"
+
+
+def _body(kernel: Kernel, masked: bool) -> list[str]:
+    """What is done with a block; where it is masked, elements outside the gradient count as zeros."""
+    loaded = f"tl.load(source + offsets{', mask=inside, other=0' if masked else ''})"
+    lines = ["inside = offsets < numel"] if masked else []
+    lines.append(f"value = {WIDEN[kernel.source].format(loaded=loaded)}")
+    if _checks(kernel):
+        bits = f"value.to(tl.int{_width(kernel)}, bitcast=True)"
+        lines.append(f"exponents = tl.maximum(exponents, {bits} & {_infinity(kernel)})")
+    if kernel.target is not None:
+        *steps, stored = _narrow(kernel)
+        lines += ["true = value * scale", *steps]
+        lines.append(f"tl.store(target + offsets, {stored}{', mask=inside' if masked else ''})")
+    if kernel.asked.squared_norm:
+        name = "value" if kernel.target is None else "true"
+        square = f"{name} * {name}"
+        # Outside the gradient "true" is 0 * scale, which is NaN if the scale is infinite.
+        lines.append(f"squares += {f'tl.where(inside, {square}, 0.0)' if masked else square}")
+    return lines
+
+
+def _narrow(kernel: Kernel) -> tuple[str, ...]:
+    """The steps from "true" to what is stored, which is the last; float64 gets to 16 bits through float32, as in torch."""
+    assert kernel.target is not None
+    if not _is_double(kernel):
+        return NARROW[kernel.target]
+    if kernel.target == torch.float64:
+        return ("true",)
+    return tuple(step.replace("true", "true.to(tl.float32)", 1) for step in NARROW[kernel.target])
+
+
+def _results(kernel: Kernel) -> list[str]:
+    """Plain stores of constants, which may happen twice: no atomics, and nothing depends on the order of programs."""
+    lines = []
+    if _checks(kernel):
+        lines.append(f"if tl.max(exponents, axis=0) == {_infinity(kernel)}:  # all ones: inf or NaN")
+    if kernel.asked.found_inf:
+        lines.append("    tl.store(found_inf, 1.0)")
+    if kernel.asked.flags:
+        lines.append("    tl.store(flags + tl.load(row + 3), 1)")
+    if kernel.asked.squared_norm:
+        lines.append("tl.store(partials + program, tl.sum(squares, axis=0).to(tl.float32))")
+    return lines
+
+
+def _checks(kernel: Kernel) -> bool:
+    return kernel.asked.found_inf or kernel.asked.flags
+
+
+def _is_double(kernel: Kernel) -> bool:
+    return kernel.source == torch.float64
+
+
+def _width(kernel: Kernel) -> int:
+    return 64 if _is_double(kernel) else 32
+
+
+def _infinity(kernel: Kernel) -> str:
+    """The bits of infinity in the dtype of the arithmetic, which also are the mask of its exponent."""
+    return "0x7FF0000000000000" if _is_double(kernel) else "0x7F800000"
+
+
+def _indented(lines: list[str], spaces: int) -> list[str]:
+    return [" " * spaces + line for line in lines]
