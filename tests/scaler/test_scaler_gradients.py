@@ -42,7 +42,8 @@ def test_a_half_sparse_gradient_is_coalesced_before_the_check() -> None:
     for kind in SCALERS:
         parameter = torch.zeros(4, 1, dtype=torch.float16, requires_grad=True)
         values = torch.full((2, 1), 40000.0, dtype=torch.float16)
-        parameter.grad = torch.sparse_coo_tensor(torch.tensor([[2, 2]]), values, (4, 1), check_invariants=True)
+        with torch.sparse.check_sparse_tensor_invariants():
+            parameter.grad = torch.sparse_coo_tensor(torch.tensor([[2, 2]]), values, (4, 1))
         scaler = kind("cpu")
         scaler.scale(torch.ones(()))
         optimizer = torch.optim.SGD([parameter], lr=1.0)
