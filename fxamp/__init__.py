@@ -1,0 +1,41 @@
+"""Mixed precision for PyTorch as a torch.compile backend.
+
+    torch.compile(model, backend="fxamp", options={"policy": "cuda-float16"})
+
+Everything public is here; nothing heavy is imported before it is used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fxamp.backend import rewrite
+    from fxamp.backend.report import report
+    from fxamp.errors import FxampError
+    from fxamp.policy import Policy, Rule
+
+__version__ = "0.1.0"
+__all__ = ["FxampError", "Policy", "Rule", "report", "rewrite"]
+
+_HOMES = {
+    "FxampError": ("fxamp.errors", "FxampError"),
+    "Policy": ("fxamp.policy", "Policy"),
+    "Rule": ("fxamp.policy", "Rule"),
+    "report": ("fxamp.backend.report", "report"),
+    "rewrite": ("fxamp.backend", "rewrite"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for (PEP 562)."""
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fxamp' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    value = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,95 @@
+"""Which policy a graph gets, and why."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from fxamp.backend.options import Options
+from fxamp.errors import PolicyError
+from fxamp.policy import Policy
+
+log = logging.getLogger(__name__)
+
+_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A resolved policy, or None for plain float32; and the reason in words."""
+
+    policy: Policy | None
+    why: str
+
+
+def choose_policy(options: Options, inputs: Sequence[Any]) -> Choice:
+    """Pick and resolve the policy for a graph with these ``inputs``.
+
+    "auto" means: the device and dtype of an ambient torch.autocast; else bfloat16 where the device computes in it
+    natively (:func:`native_bfloat16`); else none, which is said once in the log. Raises PolicyError if a named policy
+    is for another device than the graph's tensors.
+    """
+    device = device_of(inputs)
+    if options.policy != "auto":
+        policy = options.policy if isinstance(options.policy, Policy) else Policy.load(options.policy)
+        resolved = policy.resolve(device) if device is not None else policy.resolve()
+        return Choice(_placed(resolved, options), "named by the caller")
+    return _automatic(device, options)
+
+
+def _automatic(device: str | None, options: Options) -> Choice:
+    if device is None:
+        return Choice(None, "the graph has no tensor inputs")
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        return _named(device, dtype, f"torch.autocast({device!r}, {dtype}) is active", options)
+    native = native_bfloat16(device)
+    if native:
+        return _named(device, torch.bfloat16, f"{device} computes in bfloat16 natively", options)
+    why = f"{device} has no native bfloat16: float32 is faster there"
+    _say_once(f"policy 'auto' chose float32, so nothing is cast: {why}. Name a policy to cast all the same.")
+    return Choice(None, why)
+
+
+def _named(device: str, dtype: torch.dtype, why: str, options: Options) -> Choice:
+    if dtype not in _NAMES:
+        raise PolicyError(f"torch.autocast({device!r}) is active with {dtype}; accepted: torch.float16, torch.bfloat16")
+    return Choice(_placed(Policy.load(f"{device}-{_NAMES[dtype]}").resolve(device), options), why)
+
+
+def _placed(policy: Policy, options: Options) -> Policy:
+    return policy if options.placement is None else replace(policy, placement=options.placement)
+
+
+def device_of(inputs: Sequence[Any]) -> str | None:
+    """The device type that a graph runs on: that of an accelerator among its tensors, else "cpu"; None without tensors."""
+    kinds = {value.device.type for value in inputs if isinstance(value, torch.Tensor)}
+    accelerators = sorted(kinds - {"cpu", "meta"})
+    return accelerators[0] if accelerators else "cpu" if "cpu" in kinds else None
+
+
+@lru_cache
+def native_bfloat16(device: str) -> bool:
+    """Whether the device has bfloat16 arithmetic of its own.
+
+    CUDA from capability 8.0, ROCm's matrix cores as PyTorch reports them, CPUs with avx512_bf16 or amx_bf16 (x86) or
+    bf16 (Arm); xpu, mtia: yes; mps: no, as autocast's bfloat16 needs macOS 14 there.
+    """
+    if device == "cpu":
+        return _cpu_bfloat16()
+    if device == "cuda":
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    return device in ("xpu", "mtia")
+
+
+def _cpu_bfloat16() -> bool:
+    supported = torch.cpu.get_capabilities()
+    return any(supported.get(unit) for unit in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+@lru_cache
+def _say_once(message: str) -> None:
+    log.warning(message)

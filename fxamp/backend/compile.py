@@ -1,0 +1,82 @@
+"""The entry point that ``torch.compile(model, backend="fxamp")`` calls with each graph that Dynamo captured."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from fxamp.backend.choose import Choice, choose_policy
+from fxamp.backend.guards import guard_policy
+from fxamp.backend.lowering import lower_graph
+from fxamp.backend.options import Options, parse_options
+from fxamp.backend.registry import remember
+from fxamp.capture import Captured, capture
+from fxamp.passes.base import Context
+from fxamp.pipeline import GraphRecord, run_passes
+from fxamp.pipeline.record import record_graph
+from fxamp.policy import Policy
+
+log = logging.getLogger(__name__)
+
+
+def fxamp(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile ``gm`` in mixed precision; ``example_inputs`` are its inputs, real or fake, in placeholder order.
+
+    ``options`` and ``mode`` are torch.compile's. The callable takes the same inputs and returns the outputs as a tuple,
+    in the dtypes that Dynamo captured. Raises OptionError or PolicyError before anything is traced.
+    """
+    parsed = parse_options(options, mode)
+    choice = choose_policy(parsed, example_inputs)
+    guard_policy(parsed, choice)
+    module = gm
+    if choice.policy is not None:
+        module, record = _rewrite(gm, example_inputs, choice)
+        remember(record, example_inputs)
+    else:
+        remember(GraphRecord("float32", choice.why, 0, 0, {}, {}, ()), example_inputs)
+    return lower_graph(module, example_inputs, parsed, device=choice.policy.device if choice.policy else None)
+
+
+def _rewrite(gm: GraphModule, inputs: Sequence[Any], choice: Choice) -> tuple[GraphModule, GraphRecord]:
+    policy = choice.policy
+    assert policy is not None
+    ambient = torch.get_autocast_dtype(policy.device) if torch.is_autocast_enabled(policy.device) else None
+    captured = capture(gm, inputs)
+    record = apply_policy(captured, policy, ambient, choice.why)
+    log.info(
+        "policy %s (%s): %d ops, %d casts, passes took %.0f ms",
+        policy.name,
+        choice.why,
+        record.ops,
+        record.casts,
+        1e3 * record.seconds,
+    )
+    strip_values(captured.module)
+    return captured.module, record
+
+
+def apply_policy(
+    captured: Captured, policy: Policy, ambient: torch.dtype | None, why: str, every_device: bool = False
+) -> GraphRecord:
+    """Run the passes over ``captured`` for a resolved ``policy``; ``ambient`` is the autocast dtype it was captured under."""
+    context = Context(policy, captured.mode, ambient, every_device)
+    passes = run_passes(captured, context)
+    return record_graph(captured.module, policy.name, why, passes)
+
+
+def strip_values(gm: GraphModule) -> None:
+    """Forget all values: they belong to fxamp's fake mode, and AOTAutograd must not meet two modes in one graph."""
+    for module in gm.modules():
+        if not isinstance(module, GraphModule):
+            continue
+        for node in module.graph.nodes:
+            for key in ("val", "tensor_meta", "example_value"):
+                node.meta.pop(key, None)

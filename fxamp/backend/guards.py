@@ -1,0 +1,59 @@
+"""A compiled graph is used only while the policy that it was compiled with is the one that would be chosen again.
+
+torch.compile compares options by value: a path stays equal while the file behind it changes. So a guard is added to
+those of Dynamo that compares the files' stamps, and the environment variable, on each call; a change recompiles.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.source import GlobalStateSource
+from torch._guards import Guard, TracingContext
+
+from fxamp.backend.choose import Choice
+from fxamp.backend.options import Options
+from fxamp.policy import Policy, built_in_names
+
+_NAME = "__fxamp_policy_is_unchanged"
+
+
+def guard_policy(options: Options, choice: Choice) -> None:
+    """Guard the graph being compiled against a change of its policy; does nothing outside a torch.compile call."""
+    context = TracingContext.try_get()
+    if context is None:
+        return
+    fresh = _freshness(options, choice)
+
+    def create(builder: GuardBuilder, guard: Guard) -> None:
+        code = [f"{_NAME}()"]
+        builder.add_python_lambda_leaf_guard_to_root(code, code, closure_vars={_NAME: fresh}, is_epilogue=False)
+
+    context.guards_context.dynamo_guards.add(Guard(GlobalStateSource(), create))
+
+
+def _freshness(options: Options, choice: Choice) -> Callable[[], bool]:
+    """A cheap test whether the policy would still be read the same."""
+    variable = os.environ.get("FXAMP_POLICY")
+    files = _files(options, choice)
+    stamps = _stamps(files)
+    return lambda: os.environ.get("FXAMP_POLICY") == variable and _stamps(files) == stamps
+
+
+def _files(options: Options, choice: Choice) -> tuple[str, ...]:
+    if isinstance(options.policy, Policy) or options.policy in ("auto", *built_in_names()) or choice.policy is None:
+        return ()
+    return choice.policy.sources
+
+
+def _stamps(files: tuple[str, ...]) -> list[tuple[int, int] | None]:
+    return [_stamp(Path(file)) for file in files]
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size

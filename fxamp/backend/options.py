@@ -1,0 +1,100 @@
+"""The backend's options, checked before anything is traced."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fxamp.errors import OptionError, nearest
+from fxamp.policy import Policy
+
+LOWERINGS = ("inductor", "aot_eager", "eager")
+PLACEMENTS = ("autocast",)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for, by the names of ``torch.compile(..., options=...)``.
+
+    ``policy``: "auto", a built-in name, a path, or a Policy. ``lowering``: one of :data:`LOWERINGS`. ``placement``:
+    None takes the policy's. ``inductor``: Inductor config patches. ``mode``: Inductor's mode.
+    """
+
+    policy: str | Policy = "auto"
+    lowering: str = "inductor"
+    placement: str | None = None
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+    mode: str | None = None
+
+
+def parse_options(given: Mapping[str, Any] | None, mode: str | None = None) -> Options:
+    """Check ``given`` and fill in the defaults; ``mode`` is torch.compile's own argument.
+
+    The environment variable ``FXAMP_POLICY`` stands in for a missing "policy". Raises OptionError for an unknown
+    option, a value of the wrong kind, or two different modes.
+    """
+    given = dict(given or {})
+    for name in given:
+        if name not in _CHECKS:
+            raise OptionError(f"unknown option {name!r}{nearest(str(name), _CHECKS)}; accepted: {', '.join(_CHECKS)}")
+    if "policy" not in given and os.environ.get("FXAMP_POLICY"):
+        given["policy"] = os.environ["FXAMP_POLICY"]
+    if mode is not None and given.get("mode", mode) != mode:
+        raise OptionError(f"mode={mode!r} and options={{'mode': {given['mode']!r}}} contradict each other")
+    if mode is not None:
+        given["mode"] = mode
+    options = Options(**{name: _CHECKS[name](value) for name, value in given.items()})
+    if options.lowering != "inductor" and (options.inductor or options.mode):
+        option = "inductor" if options.inductor else "mode"
+        raise OptionError(f"option {option!r} is Inductor's, but lowering is {options.lowering!r}")
+    return options
+
+
+def _policy(value: Any) -> str | Policy:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, (str, Policy)):
+        return value
+    raise _wrong_kind("policy", value, '"auto", a built-in name, a path to a .toml file, or an fxamp.Policy')
+
+
+def _one_of(name: str, accepted: tuple[str, ...]) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if value in accepted:
+            return str(value)
+        hint = nearest(value, accepted) if isinstance(value, str) else ""
+        raise OptionError(f"option {name!r} is {value!r}{hint}; accepted: {', '.join(map(repr, accepted))}")
+
+    return check
+
+
+def _inductor(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _wrong_kind("inductor", value, "a dict of Inductor config settings")
+    from torch._inductor import config
+
+    known = config.get_config_copy()
+    for key in value:
+        if key not in known:
+            raise OptionError(f"option 'inductor' has the unknown Inductor setting {key!r}{nearest(str(key), known)}")
+    return dict(value)
+
+
+def _mode(value: Any) -> str:
+    from torch._inductor import list_mode_options
+
+    return _one_of("mode", tuple(list_mode_options()))(value)
+
+
+def _wrong_kind(name: str, value: Any, accepted: str) -> OptionError:
+    return OptionError(f"option {name!r} is {value!r}, of type {type(value).__name__}; accepted: {accepted}")
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "policy": _policy,
+    "lowering": _one_of("lowering", LOWERINGS),
+    "placement": _one_of("placement", PLACEMENTS),
+    "inductor": _inductor,
+    "mode": _mode,
+}

@@ -1,0 +1,74 @@
+"""From what the user has (a Dynamo graph, a callable, an ExportedProgram) to the pre-dispatch ATen graph."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fxamp.capture.autograd_functions import CustomAutocast, custom_autocast
+from fxamp.capture.fakes import fake_inputs, fake_like
+from fxamp.capture.lower import VERBATIM, lower
+from fxamp.graph import graph_output, tensor_value
+from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
+
+__all__ = ["CUSTOM_AUTOCAST", "OUTPUT_DTYPES", "VERBATIM", "Captured", "CustomAutocast", "capture"]
+
+#: Key of ``node.meta``: the :class:`CustomAutocast` of an autograd.Function's node.
+CUSTOM_AUTOCAST = "fxamp_custom_autocast"
+
+#: Key of the output node's ``meta``: the captured dtype of every leaf of the output, None for what is not a tensor.
+OUTPUT_DTYPES = "fxamp_output_dtypes"
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A pre-dispatch ATen graph and the fake mode that every ``meta["val"]`` in it belongs to."""
+
+    module: GraphModule
+    mode: FakeTensorMode
+
+
+def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
+    """Lower ``gm`` (torch functions, methods, higher-order ops) for ``inputs``, real or fake, in placeholder order.
+
+    The bodies of checkpoints, conds and custom autograd.Functions are lowered too; the bodies of other higher-order
+    ops stay as they are. Nothing is executed on real tensors; ``gm`` is not changed.
+    """
+    fakes, mode = fake_inputs(inputs)
+    lowered = _lower_tree(gm, fakes, mode)
+    output = graph_output(lowered.graph)
+    values = [tensor_value(leaf) for leaf in pytree.tree_leaves(output.args[0])]
+    output.meta[OUTPUT_DTYPES] = [None if value is None else value.dtype for value in values]
+    return Captured(lowered, mode)
+
+
+def _lower_tree(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
+    lowered = lower(gm, fakes, mode)
+    for node in list(lowered.graph.nodes):
+        for body in bodies(node):
+            body.replace(_lower_tree(body.module, _values(body.operands, mode), mode))
+        function = autograd_function(node)
+        if function is not None:
+            _lower_function(node, function, mode)
+    return lowered
+
+
+def _lower_function(node: Node, function: AutogradFunction, mode: FakeTensorMode) -> None:
+    node.meta[CUSTOM_AUTOCAST] = custom_autocast(function.forward.module, function.backward)
+    forward = _lower_tree(function.forward.module, _values(function.forward.operands, mode), mode)
+    function.forward.replace(forward)
+    outputs, saved = next(iter(reversed(forward.graph.nodes))).args[0]  # type: ignore[misc]
+    incoming = [*pytree.tree_leaves(outputs), *saved]
+    backward = _lower_tree(function.backward, _values(incoming, mode), mode)
+    setattr(node.graph.owning_module, str(function.backward_attribute.target), backward)
+
+
+def _values(arguments: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
+    """Values of fx arguments; tensors are remade, so that a body's in-place ops cannot reach the outer values."""
+    return [fake_like(a.meta["val"], mode) if isinstance(a, Node) else a for a in arguments]
+
+

@@ -1,0 +1,82 @@
+"""What ``custom_fwd`` and ``custom_bwd`` asked for, for an autograd.Function that Dynamo inlined.
+
+Dynamo runs the decorators while tracing and keeps only their effect under the autocast state of that moment. Outside
+autocast that effect is none, and the request ``cast_inputs=torch.float32`` would be lost. The class is still alive,
+so it is found again by the code object that the traced nodes name, and its decorators are read.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from fxamp.graph import SourceFrame, source_frames
+
+
+@dataclass(frozen=True)
+class CustomAutocast:
+    """The decorators of one Function: the device they are for, ``cast_inputs``, and whether backward is decorated."""
+
+    device: str
+    cast_inputs: torch.dtype | None
+    decorated_backward: bool
+
+
+def custom_autocast(*traced: GraphModule) -> CustomAutocast | None:
+    """The ``custom_fwd``/``custom_bwd`` request of the Function whose forward or backward gave the ``traced`` bodies.
+
+    None for an undecorated Function, or if no node of the bodies tells where it comes from.
+    """
+    frames = {frame for gm in traced for node in gm.graph.nodes for frame in source_frames(node)}
+    for function in _subclasses(torch.autograd.Function):
+        methods = [vars(function).get(name) for name in ("forward", "backward")]
+        forward, backward = (method.__func__ if isinstance(method, staticmethod) else method for method in methods)
+        codes = [code for code in (_code(forward), _code(backward)) if code is not None]
+        if any(_within(frame, code) for frame in frames for code in codes):
+            return _request(forward, backward)
+    return None
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)
+
+
+def _code(function: Any) -> CodeType | None:
+    return getattr(_undecorated(function), "__code__", None)
+
+
+def _undecorated(function: Any) -> Any:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def _within(frame: SourceFrame, code: CodeType) -> bool:
+    if frame.file != code.co_filename or frame.function != code.co_name:
+        return False
+    lines = [line for _, _, line in code.co_lines() if line is not None]
+    return min(lines) <= frame.line <= max(lines)
+
+
+def _request(forward: Any, backward: Any) -> CustomAutocast | None:
+    cells = _decorator_cells(forward, "decorate_fwd")
+    if cells is None:
+        return None
+    decorated_backward = _decorator_cells(backward, "decorate_bwd") is not None
+    return CustomAutocast(str(cells["device_type"]), cells.get("cast_inputs"), decorated_backward)
+
+
+def _decorator_cells(function: Any, name: str) -> dict[str, Any] | None:
+    """The closure of torch.amp's decorator of that name, wherever it stands in a chain of decorators."""
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_name == name and code.co_filename == torch.amp.autocast_mode.__file__:
+            cells = function.__closure__ or ()
+            return {free: cell.cell_contents for free, cell in zip(code.co_freevars, cells, strict=True)}
+        function = getattr(function, "__wrapped__", None)
+    return None

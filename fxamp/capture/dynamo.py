@@ -1,0 +1,63 @@
+"""A callable, a module or an exported program becomes a graph with flat inputs, without running it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from fxamp.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A graph, the values of its placeholders (parameters and buffers among them), and the way back to the caller."""
+
+    module: GraphModule
+    inputs: list[Any]
+
+    def bind(self, rewritten: GraphModule) -> GraphModule:
+        """Make ``rewritten``, which has the same placeholders, take the arguments of the source and return its structure.
+
+        Parameters and buffers are read from the source at each call: both share them.
+        """
+        if hasattr(self.module, _FLATTEN):
+            for name in (_FLATTEN, _UNFLATTEN):
+                setattr(rewritten, name, getattr(self.module, name))
+            rewritten.graph.set_codegen(self.module.graph._codegen)
+            rewritten.recompile()
+        return rewritten
+
+
+_FLATTEN = "_dynamo_bytecode_flatten"
+_UNFLATTEN = "_dynamo_bytecode_unflatten"
+
+
+def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Sequence[Any]) -> Traced:
+    """Trace ``source`` called with the positional ``inputs``, real or fake.
+
+    A GraphModule is taken as it is: its placeholders are the inputs. Anything else is captured by Dynamo as one graph.
+    Raises CaptureError if that is impossible, naming Dynamo's reason.
+    """
+    if isinstance(source, GraphModule) and not hasattr(source, _FLATTEN) and type(source.graph._codegen) is _PLAIN:
+        return Traced(source, list(inputs))
+    call = source.module() if isinstance(source, ExportedProgram) else source
+    if not callable(call):
+        kind = type(source).__name__
+        raise CaptureError(f"cannot capture an object of type {kind}; accepted: a function, nn.Module or ExportedProgram")
+    try:
+        module = dynamo_graph_capture_for_export(call)(*inputs)
+    except Exception as error:
+        name = getattr(call, "__name__", type(call).__name__)
+        raise CaptureError(f"{name} could not be captured as one graph: {error}") from error
+    if not module.graph.find_nodes(op="placeholder"):
+        return Traced(module, [])
+    with torch.no_grad():
+        flat = getattr(module, _FLATTEN)(*inputs)
+    return Traced(module, list(flat))
+
+
+_PLAIN = torch.fx.graph.CodeGen

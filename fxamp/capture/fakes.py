@@ -1,0 +1,56 @@
+"""FakeTensor stand-ins for the inputs of a graph, so that tracing never touches a user's buffer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+
+def fake_inputs(inputs: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
+    """Return stand-ins for ``inputs`` and the one fake mode that they live in.
+
+    Inside a torch.compile call the stand-ins share the ambient ShapeEnv and follow Dynamo's symbolic contexts, so
+    dynamic sizes stay the symbols that Dynamo guards on. The mode is of its own: AOTAutograd memoises its fakes by the
+    real tensor, and an op that changes metadata in place would otherwise reach them. FakeTensors keep their mode.
+    Anything that is not a tensor is returned as it is.
+    """
+    given = next((value for value in inputs if isinstance(value, FakeTensor)), None)
+    if given is not None:
+        mode: FakeTensorMode = given.fake_mode
+        return [_refake(value, mode) if isinstance(value, torch.Tensor) else value for value in inputs], mode
+    context = TracingContext.try_get()
+    ambient = context.fake_mode if context is not None else None
+    shape_env = ambient.shape_env if ambient is not None else ShapeEnv()
+    mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True, static_shapes=ambient is None)
+    contexts: Any = context.tensor_to_context if context is not None else {}
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        symbolic = contexts.get(value)
+        source = symbolic.tensor_source if symbolic is not None else None
+        return mode.from_tensor(value, symbolic_context=symbolic, source=source)
+
+    return [convert(value) for value in inputs], mode
+
+
+def fake_like(value: Any, mode: FakeTensorMode) -> Any:
+    """The same value with every tensor in it remade, empty, in ``mode``: sizes, strides, dtype and device are kept."""
+    if isinstance(value, torch.Tensor):
+        return _refake(value, mode)
+    if isinstance(value, (tuple, list)):
+        return type(value)(fake_like(item, mode) for item in value)
+    return value
+
+
+def _refake(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    if isinstance(value, FakeTensor) and value.fake_mode is mode:
+        return value
+    if not isinstance(value, FakeTensor):
+        return mode.from_tensor(value)
+    with mode:
+        fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        return fresh.requires_grad_(value.requires_grad and (value.is_floating_point() or value.is_complex()))

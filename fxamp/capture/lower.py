@@ -1,0 +1,165 @@
+"""A graph of torch functions (Dynamo's) becomes the pre-dispatch ATen graph, node by node.
+
+The level is the one at which torch.autocast acts: composite ops such as ``aten.linear`` are still whole. Every new
+node carries the user's stack, module path and a value. What must not be traced through is kept verbatim: higher-order
+ops, whose naive retrace drops custom gradients, and anything that fails to trace.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch._guards import tracing
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Interpreter, Node, Proxy
+from torch.fx.experimental import proxy_tensor
+from torch.utils import _pytree as pytree
+
+from fxamp.capture.fakes import fake_like
+#: Key of ``node.meta`` under which a node that was kept as it stood says why.
+VERBATIM = "fxamp_verbatim"
+
+_ENTER = torch.amp.autocast_mode._enter_autocast
+_EXIT = torch.amp.autocast_mode._exit_autocast
+_KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
+_PLACEHOLDER_ATTRIBUTES = ("_dynamo_source", "_dynamo_param_name")
+
+
+def lower(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
+    """Lower ``gm`` for inputs ``fakes``, all of ``mode``; placeholders keep their order, names and metadata.
+
+    Bodies of higher-order ops are left as they are. Returns a new module; ``gm`` is not changed.
+    """
+    interpreter = _Lowering(gm, mode)
+    trace = proxy_tensor.make_fx(
+        lambda *args: interpreter.run(*args, enable_io_processing=False),
+        tracing_mode="fake",
+        pre_dispatch=True,
+        _allow_non_fake_inputs=True,
+    )
+    with _preserved_global_state(), tracing(None), fx_traceback.preserve_node_meta():
+        lowered = trace(*fakes)
+    _adopt_placeholders(gm, lowered, fakes)
+    lowered.meta.update(gm.meta)
+    return lowered
+
+
+class _Lowering(Interpreter):
+    """Runs a torch-level graph under make_fx, which records the ATen ops that it executes."""
+
+    def __init__(self, gm: GraphModule, mode: FakeTensorMode) -> None:
+        super().__init__(gm)
+        self._mode = mode
+        self._autocast: list[tuple[str, bool, torch.dtype]] = []
+
+    def run_node(self, n: Node) -> Any:
+        if n.op in ("placeholder", "get_attr", "output"):
+            return super().run_node(n)
+        if n.target is _ENTER or n.target is _EXIT:
+            return self._mark_region(n)
+        if isinstance(n.target, HigherOrderOperator):
+            return self._keep(n, "higher-order")
+        graph = _tracer().graph
+        last = next(iter(reversed(graph.nodes)), None)
+        try:
+            return super().run_node(n)
+        except Exception as error:
+            for node in reversed(graph.nodes):
+                if node is last:
+                    break
+                graph.erase_node(node)
+            return self._keep(n, f"{type(error).__name__}: {error}")
+
+    def _mark_region(self, n: Node) -> Any:
+        """Record the mark, and make its autocast state hold while the region is traced.
+
+        A program may be valid only under autocast (``mm`` of float32 and bfloat16); the state is set without
+        ``torch.autocast``, which refuses devices that this build of torch lacks.
+        """
+        args, _ = self.fetch_args_kwargs_from_env(n)
+        mark = _tracer().graph.create_node("call_function", n.target, tuple(args), {})
+        mark.meta["val"] = None
+        if n.target is _EXIT:
+            device, enabled, dtype = self._autocast.pop()
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+            return None
+        device, dtype, enabled, _ = args
+        self._autocast.append((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)))
+        torch.set_autocast_enabled(device, enabled)
+        if dtype is not None:
+            torch.set_autocast_dtype(device, dtype)
+        return mark
+
+    def _keep(self, n: Node, reason: str) -> Any:
+        """Record the node as it stands; its value is what Dynamo saw."""
+        tracer = _tracer()
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        args, kwargs = pytree.tree_map(lambda value: _graph_argument(value, tracer), (args, kwargs))
+        node = tracer.graph.create_node(n.op, n.target, tuple(args), dict(kwargs), n.name)
+        node.meta.update({key: n.meta[key] for key in _KEPT_META if key in n.meta})
+        node.meta[VERBATIM] = reason
+        with proxy_tensor.disable_proxy_modes_tracing():
+            value = fake_like(n.meta.get("example_value"), self._mode)
+        node.meta["val"] = value
+        proxy_tensor.track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)
+        return value
+
+
+def _tracer() -> Any:
+    mode = torch._ops._get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY)
+    return mode.tracer  # type: ignore[union-attr]
+
+
+def _graph_argument(value: Any, tracer: Any) -> Any:
+    """The fx argument for a run-time value: tracked tensors and symbols as their nodes, modules and tensors by name."""
+    if isinstance(value, torch.nn.Module):
+        return tracer.graph.get_attr(_register(tracer.root, "body", value))
+    unwrapped = tracer.unwrap_proxy(value)
+    if isinstance(unwrapped, Proxy):
+        return unwrapped.node
+    if isinstance(unwrapped, torch.Tensor):
+        node = tracer.graph.get_attr(_register(tracer.root, "_tensor_constant", unwrapped))
+        node.meta["val"] = value
+        return node
+    return unwrapped
+
+
+def _register(root: torch.nn.Module, prefix: str, value: Any) -> str:
+    index = 0
+    while hasattr(root, f"{prefix}_{index}"):
+        index += 1
+    setattr(root, f"{prefix}_{index}", value)
+    return f"{prefix}_{index}"
+
+
+def _adopt_placeholders(gm: GraphModule, lowered: GraphModule, fakes: Sequence[Any]) -> None:
+    """Give the new placeholders the metadata of the old: Inductor and AOTAutograd read sources and static inputs there."""
+    old = gm.graph.find_nodes(op="placeholder")
+    new = lowered.graph.find_nodes(op="placeholder")
+    for source, target, fake in zip(old, new, fakes, strict=True):
+        target.meta.update({key: value for key, value in source.meta.items() if key not in ("example_value", "val")})
+        target.meta["val"] = fake
+        target._rename(source.name)
+        target.target = target.name
+        for attribute in _PLACEHOLDER_ATTRIBUTES:
+            if hasattr(source, attribute):
+                setattr(target, attribute, getattr(source, attribute))
+    lowered.recompile()
+
+
+@contextmanager
+def _preserved_global_state() -> Iterator[None]:
+    """Grad mode and every device's autocast state are as before on leaving, whatever the traced program set."""
+    devices = ("cuda", "cpu", "xpu", "mps", "mtia")
+    states = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        try:
+            yield
+        finally:
+            for device, enabled, dtype in states:
+                torch.set_autocast_enabled(device, enabled)
+                torch.set_autocast_dtype(device, dtype)

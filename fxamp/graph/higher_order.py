@@ -1,0 +1,86 @@
+"""How the higher-order ops that fxamp looks into bind their operands to the inputs of their bodies."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+_ops = torch.ops.higher_order
+
+
+@dataclass(frozen=True)
+class Body:
+    """One body of a higher-order node: the ``get_attr`` that names it, its graph, and what its inputs are bound to."""
+
+    attribute: Node
+    module: GraphModule
+    operands: tuple[Any, ...]
+
+    def replace(self, module: GraphModule) -> None:
+        """Put ``module`` in this body's place in the owning module."""
+        owner = self.attribute.graph.owning_module
+        setattr(owner, str(self.attribute.target), module)
+
+
+@dataclass(frozen=True)
+class AutogradFunction:
+    """A custom ``torch.autograd.Function``: forward binds the operands, backward binds gradients, then saved values.
+
+    The forward returns ``(outputs, saved)``, the backward one gradient an operand.
+    """
+
+    forward: Body
+    backward_attribute: Node
+    backward: GraphModule
+
+
+def _body(node: Node, index: int, operands: tuple[Any, ...]) -> Body:
+    attribute = node.args[index]
+    assert isinstance(attribute, Node)
+    module = getattr(node.graph.owning_module, str(attribute.target))
+    return Body(attribute, module, operands)
+
+
+def _whole(node: Node) -> list[Body]:
+    return [_body(node, 0, tuple(node.args[1:]))]
+
+
+def _branches(node: Node) -> list[Body]:
+    operands = node.args[3] if len(node.args) > 3 else node.kwargs.get("operands", ())
+    return [_body(node, index, tuple(operands)) for index in (1, 2)]  # type: ignore[arg-type]
+
+
+_BODIES: dict[HigherOrderOperator, Callable[[Node], list[Body]]] = {
+    _ops.tag_activation_checkpoint: _whole,
+    _ops.wrap: _whole,
+    _ops.cond: _branches,
+}
+
+
+def bodies(node: Node) -> list[Body]:
+    """The bodies whose meaning is known and whose results are the node's results; empty for every other node."""
+    find = _BODIES.get(node.target) if node.op == "call_function" else None  # type: ignore[call-overload]
+    return find(node) if find is not None else []
+
+
+def autograd_function(node: Node) -> AutogradFunction | None:
+    """The forward and backward of a custom autograd.Function's node, or None for any other node.
+
+    None too when the counts of inputs and outputs do not fit together: such a node is left alone.
+    """
+    if node.op != "call_function" or node.target is not _ops.autograd_function_apply:
+        return None
+    forward = _body(node, 0, tuple(node.args[2:]))
+    backward = _body(node, 1, ())
+    results = next(iter(reversed(forward.module.graph.nodes))).args[0]
+    if not isinstance(results, (tuple, list)) or len(results) != 2:
+        return None
+    outputs, saved = results
+    expected = len(pytree.tree_leaves(outputs)) + len(saved)  # type: ignore[arg-type]
+    if len(backward.module.graph.find_nodes(op="placeholder")) != expected:
+        return None
+    return AutogradFunction(forward, backward.attribute, backward.module)

@@ -1,0 +1,107 @@
+"""Questions one asks of a single fx node. Values are read from ``node.meta["val"]`` (FakeTensors, or trees of them)."""
+
+import operator
+from collections.abc import Iterator
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+
+def op_name(node: Node) -> str:
+    """The name by which policies and records know a node's operation.
+
+    ``"aten::mm.default"`` for an ATen overload, ``"higher_order::cond"`` for a higher-order operator, otherwise the
+    qualified name of the Python function (``"operator.getitem"``) or the method's name with a leading dot.
+    """
+    target = node.target
+    if isinstance(target, OpOverload):
+        return f"{target.namespace}::{target._opname}.{target._overloadname}"
+    if isinstance(target, HigherOrderOperator):
+        return f"higher_order::{target.name()}"
+    if isinstance(target, str):
+        return f".{target}" if node.op == "call_method" else target
+    module = getattr(target, "__module__", None)
+    name = getattr(target, "__name__", str(target))
+    return f"{module.lstrip('_')}.{name}" if module else name
+
+
+def tensor_value(node: object) -> torch.Tensor | None:
+    """The FakeTensor that a node stands for, or None if it stands for anything else."""
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def is_float_tensor(node: object) -> bool:
+    """Whether ``node`` stands for one tensor of a real floating-point dtype."""
+    value = tensor_value(node)
+    return value is not None and value.is_floating_point()
+
+
+def floating_inputs(node: Node) -> list[Node]:
+    """The distinct inputs of ``node`` that are real floating-point tensors, in order of their first use."""
+    return [source for source in node.all_input_nodes if is_float_tensor(source)]
+
+
+def fake_tensors(value: object) -> list[torch.Tensor]:
+    """All tensors in a value that may be a tree."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def writes(node: Node) -> list[Node]:
+    """The inputs that ``node`` may write to: by its schema for an ATen overload; all tensors for anything opaque."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return []
+    if not isinstance(node.target, OpOverload):
+        pure = node.target in _PURE_FUNCTIONS
+        return [] if pure else [source for source in node.all_input_nodes if tensor_value(source) is not None]
+    schema = node.target._schema
+    if not schema.is_mutable:
+        return []
+    written: list[Node] = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        by_name = argument.kwarg_only or position >= len(node.args)
+        given = node.kwargs.get(argument.name) if by_name else node.args[position]
+        written += [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Node)]
+    return written
+
+
+_PURE_FUNCTIONS = frozenset(
+    {
+        operator.getitem,
+        torch._C._set_grad_enabled,
+        torch.amp.autocast_mode._enter_autocast,
+        torch.amp.autocast_mode._exit_autocast,
+    }
+)
+
+
+def is_composite(target: object) -> bool:
+    """Whether ``target`` is an op that the dispatcher implements only through other ops (CompositeImplicitAutograd)."""
+    return isinstance(target, OpOverload) and target._can_decompose()
+
+
+def graph_output(graph: Graph) -> Node:
+    """The output node."""
+    return next(iter(reversed(graph.nodes)))
+
+
+def subgraphs(node: Node) -> Iterator[tuple[Node, GraphModule]]:
+    """The ``get_attr`` inputs of a node that hold graph modules (the bodies of a higher-order op), in order."""
+    owner = node.graph.owning_module
+    for source in node.all_input_nodes:
+        if source.op != "get_attr" or owner is None:
+            continue
+        body = _attribute(owner, str(source.target))
+        if isinstance(body, GraphModule):
+            yield source, body
+
+
+def _attribute(owner: torch.nn.Module, path: str) -> object:
+    value: object = owner
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value

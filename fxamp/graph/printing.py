@@ -1,0 +1,75 @@
+"""A canonical, line-per-node text of a graph: for golden tests, error messages and logs."""
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from fxamp.graph.nodes import op_name, subgraphs
+
+_SHORT = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "b8",
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The short name that torch's own printed graphs use: ``f32``, ``bf16``, ``i64``, ...; in full where there is none."""
+    return _SHORT.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def _value(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{dtype_name(value.dtype)}[{', '.join(str(size) for size in value.shape)}]"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(_value(item) for item in value)})"
+    return type(value).__name__ if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else ""
+
+
+def _argument(value: object, names: dict[Node, str]) -> str:
+    if isinstance(value, Node):
+        return names.get(value, f"%{value.name}")
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, (tuple, list)):
+        inner = ", ".join(_argument(item, names) for item in value)
+        return f"[{inner}]"
+    return repr(value)
+
+
+def _line(node: Node, names: dict[Node, str]) -> str:
+    args = [_argument(value, names) for value in node.args]
+    args += [f"{key}={_argument(value, names)}" for key, value in node.kwargs.items()]
+    if node.op == "output":
+        return f"return {', '.join(args)}"
+    annotation = _value(node.meta.get("val"))
+    left = f"{names[node]}: {annotation}" if annotation else names[node]
+    if node.op == "placeholder":
+        return f"{left} = input"
+    if node.op == "get_attr":
+        return f"{left} = self.{node.target}"
+    name = op_name(node).removeprefix("aten::").removesuffix(".default")
+    return f"{left} = {name}({', '.join(args)})"
+
+
+def format_graph(source: GraphModule | Graph, indent: str = "") -> str:
+    """One line a node, named ``%0``, ``%1``, ... in order, with dtypes and shapes; subgraphs indented after their user."""
+    graph = source.graph if isinstance(source, GraphModule) else source
+    names: dict[Node, str] = {}
+    lines: list[str] = []
+    for node in graph.nodes:
+        names[node] = f"%{len(names)}"
+        lines.append(indent + _line(node, names))
+        if node.op == "call_function":
+            for attribute, body in subgraphs(node):
+                lines.append(f"{indent}  {attribute.target}:")
+                lines.append(format_graph(body, indent + "    "))
+    return "\n".join(lines)

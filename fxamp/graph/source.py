@@ -1,0 +1,83 @@
+"""Where in the user's program a node comes from: file, line, expression, and the module path."""
+
+import linecache
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch.fx import Node
+
+
+@dataclass(frozen=True)
+class SourceFrame:
+    """One frame of a node's stack: the file, its line, the function, and the marked part of the line."""
+
+    file: str
+    line: int
+    function: str
+    expression: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.expression}"
+
+
+@lru_cache(maxsize=4096)
+def _parse(stack_trace: str) -> tuple[SourceFrame, ...]:
+    frames: list[SourceFrame] = []
+    lines = stack_trace.splitlines()
+    for index, text in enumerate(lines):
+        head = text.strip()
+        if not head.startswith('File "'):
+            continue
+        file, _, rest = head[len('File "') :].partition('", line ')
+        number, _, function = rest.partition(", in ")
+        if not number.isdigit():
+            continue
+        code = lines[index + 1] if index + 1 < len(lines) else ""
+        marks = lines[index + 2] if index + 2 < len(lines) else ""
+        frames.append(SourceFrame(file, int(number), function, _marked(code, marks)))
+    return tuple(frames)
+
+
+def _marked(code: str, marks: str) -> str:
+    """The part of a traceback's source line that the ``^^^^`` line below it marks; the whole line without marks."""
+    if set(marks.strip()) - {"^", "~"} or not marks.strip():
+        return "" if code.lstrip().startswith('File "') else code.strip()
+    start = len(marks) - len(marks.lstrip())
+    return code[start : len(marks)].strip()
+
+
+def source_frames(node: Node) -> tuple[SourceFrame, ...]:
+    """The frames of the Python stack that made the node, outermost first; empty if unknown."""
+    trace = node.meta.get("stack_trace")
+    return _parse(trace) if trace else ()
+
+
+def describe_source(node: Node) -> str:
+    """``file:line: code`` of the innermost frame, or ``"unknown source"``."""
+    frames = source_frames(node)
+    if not frames:
+        return "unknown source"
+    frame = frames[-1]
+    text = frame.expression or linecache.getline(frame.file, frame.line).strip()
+    return f"{frame.file}:{frame.line}: {text}"
+
+
+def module_path(node: Node) -> str:
+    """The dotted path of the module whose ``forward`` made the node, relative to the compiled root; ``""`` if none."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path, _ = list(stack.values())[-1]
+    return _clean(path)
+
+
+@lru_cache(maxsize=4096)
+def _clean(path: str) -> str:
+    """``"L['self'].layers.0.mlp"`` (or with ``_modules['mlp']`` parts) as ``"layers.0.mlp"``."""
+    for quote in ("'", '"'):
+        path = path.replace(f"._modules[{quote}", ".").replace(f"[{quote}", ".").replace(f"{quote}]", "")
+    parts = [part.strip("[]()'\"") for part in path.replace("[", ".").replace("]", "").split(".")]
+    parts = [part for part in parts if part and part not in ("L", "G", "_modules", "fn")]
+    if parts and parts[0] in ("self", "module", "mod"):
+        parts = parts[1:]
+    return ".".join(parts)

@@ -1,0 +1,27 @@
+"""Checks that every graph must pass after every pass."""
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fxamp.graph.nodes import subgraphs
+
+
+def verify(gm: GraphModule) -> None:
+    """Raise ``RuntimeError`` unless the graph is well-formed and every ATen node carries its value.
+
+    Well-formed is what ``torch.fx.Graph.lint`` says: topological order, existing targets, no foreign nodes. A node
+    of an ATen overload must hold a ``meta["val"]``; an empty one would make a later pass read stale types.
+    """
+    gm.graph.lint()
+    for node in gm.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if isinstance(node.target, OpOverload) and "val" not in node.meta:
+            raise RuntimeError(f"node {node.name} ({node.target}) carries no value")
+        leaves = pytree.tree_leaves(node.meta.get("val"))
+        if any(isinstance(leaf, torch.Tensor) and not hasattr(leaf, "fake_mode") for leaf in leaves):
+            raise RuntimeError(f"node {node.name} ({node.target}) holds a real tensor as its value")
+        for _, body in subgraphs(node):
+            verify(body)

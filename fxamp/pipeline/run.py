@@ -1,0 +1,86 @@
+"""The order of the passes, and the one loop that runs them."""
+
+import logging
+import time
+
+from torch.fx import GraphModule, Node
+
+from fxamp.capture import Captured
+from fxamp.errors import FxampError, PassError
+from fxamp.graph import describe_source, verify
+from fxamp.passes.annotate_rules import AnnotateRules
+from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.drop_regions import DropRegions
+from fxamp.passes.expand_composites import ExpandComposites
+from fxamp.passes.fit_constants import FitConstants
+from fxamp.passes.fold_casts import FoldCasts
+from fxamp.passes.insert_casts import InsertCasts
+from fxamp.passes.restore_outputs import RestoreOutputs
+from fxamp.pipeline.record import PassRecord
+
+log = logging.getLogger(__name__)
+
+#: The pipeline, first to last. What a pass needs of those before it, it states in ``requires``.
+PASSES: tuple[Pass, ...] = (
+    ExpandComposites(),
+    AnnotateRules(),
+    InsertCasts(),
+    FitConstants(),
+    RestoreOutputs(),
+    FoldCasts(),
+    DropRegions(),
+)
+
+
+def run_passes(captured: Captured, context: Context, passes: tuple[Pass, ...] = PASSES) -> list[PassRecord]:
+    """Rewrite ``captured.module`` in place by ``passes`` in order; returns what each did and how long it took.
+
+    After each pass the graph is verified and the pass's own promise is checked. Raises PassError, which names the
+    pass, the node and the user's source line, if a pass fails or breaks its contract; errors meant for the user
+    (BannedOpError) pass through.
+    """
+    records: list[PassRecord] = []
+    for step in passes:
+        start = time.perf_counter()
+        result = _run(step, captured.module, context, [record.name for record in records])
+        seconds = time.perf_counter() - start
+        records.append(PassRecord(step.name, seconds, result.modified, result.counts))
+        log.debug("%s: %d changes in %.1f ms", step.name, result.modified, 1e3 * seconds)
+    return records
+
+
+def _run(step: Pass, gm: GraphModule, context: Context, before: list[str]) -> Result:
+    missing = step.requires(gm, context)
+    if missing is not None:
+        raise PassError(_message(step, f"cannot run: {missing}", None, before))
+    try:
+        result = step.run(gm, context)
+        verify(gm)
+    except FxampError:
+        raise
+    except Exception as error:
+        raise PassError(_message(step, f"{type(error).__name__}: {error}", _node_at(error), before)) from error
+    broken = step.ensures(gm, context)
+    if broken is not None:
+        raise PassError(_message(step, f"broke its promise: {broken}", None, before))
+    return result
+
+
+def _node_at(error: BaseException) -> Node | None:
+    """The innermost fx node that the failing code was working on, read from its frames' variable ``node``."""
+    found: Node | None = None
+    trace = error.__traceback__
+    while trace is not None:
+        value = trace.tb_frame.f_locals.get("node")
+        found = value if isinstance(value, Node) else found
+        trace = trace.tb_next
+    return found
+
+
+def _message(step: Pass, what: str, node: Node | None, before: list[str]) -> str:
+    lines = [f"pass {step!r} ({step.name}) {what}"]
+    if node is not None:
+        lines.append(f"  node {node.name} = {node.target}{node.args}")
+        lines.append(f"  at {describe_source(node)}")
+    lines.append(f"  passes that ran before: {', '.join(before) or 'none'}")
+    return "\n".join(lines)

@@ -1,0 +1,118 @@
+"""annotate-rules: give every operation the decision that the policy makes for it.
+
+1. An op's rule is the policy's last rule that matches it.
+2. Inside ``torch.autocast(enabled=False)`` no rule holds; inside another region its dtype replaces the policy's.
+3. In-place and ``out=`` calls, views, and what fxamp keeps verbatim follow their inputs, whatever a rule says.
+4. The backward of a custom autograd.Function is under the same region as its forward, unless ``custom_fwd``'s
+   ``cast_inputs`` turned autocast off in both.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast
+from fxamp.errors import BannedOpError
+from fxamp.graph import describe_source, module_path, op_name
+from fxamp.graph.aliases import may_alias_inputs
+from fxamp.graph.higher_order import autograd_function, bodies
+from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.decision import Decision, decide, decision
+from fxamp.passes.regions import ENTER, EXIT, Region, outermost, walk
+from fxamp.policy import Category
+
+
+@dataclass(frozen=True)
+class AnnotateRules(Pass):
+    """Requires a captured graph; ensures a decision on every call of an op. Changes no node but its metadata."""
+
+    name = "annotate-rules"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        return Result(_annotate(gm, context, outermost(context)))
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        for node in gm.graph.nodes:
+            if isinstance(node.target, OpOverload) and decision(node) is None:
+                return f"node {node.name} has no decision"
+        return None
+
+
+def _annotate(gm: GraphModule, context: Context, region: Region) -> int:
+    changed = 0
+    for node, here in walk(gm, context, region):
+        if node.op not in ("call_function", "call_method", "call_module"):
+            continue
+        made = _decide(node, here, context)
+        changed += made != decision(node)
+        decide(node, made)
+        changed += sum(_annotate(body.module, context, here) for body in bodies(node))
+        changed += _annotate_function(node, context, here)
+    return changed
+
+
+def _decide(node: Node, region: Region, context: Context) -> Decision:
+    if VERBATIM in node.meta and not bodies(node) and autograd_function(node) is None:
+        return Decision(None, None, f"kept as captured: {node.meta[VERBATIM]}")
+    rule = context.policy.rule_for(op_name(node)) if isinstance(node.target, OpOverload) else None
+    if rule is None:
+        return Decision(None, region.lower, "no rule: follows its inputs")
+    if region.lower is None:
+        return Decision(None, None, f"autocast is disabled here: rule {rule.id} does not hold")
+    if node.target._schema.is_mutable:  # type: ignore[union-attr]
+        return Decision(None, region.lower, f"in-place and out= calls follow their inputs: not rule {rule.id}")
+    if may_alias_inputs(node):
+        return Decision(None, region.lower, f"a view must share its input's memory: not rule {rule.id}")
+    if rule.cast is Category.BANNED:
+        raise BannedOpError(_refusal(node, rule.advice, context))
+    return Decision(rule, region.lower, rule.why)
+
+
+def _refusal(node: Node, advice: str, context: Context) -> str:
+    where = f" in module {module_path(node)!r}" if module_path(node) else ""
+    return f"{advice}\n  policy {context.policy.name}, at {describe_source(node)}{where}"
+
+
+def _annotate_function(node: Node, context: Context, region: Region) -> int:
+    function = autograd_function(node)
+    if function is None:
+        return 0
+    request: CustomAutocast | None = node.meta.get(CUSTOM_AUTOCAST)
+    if request is not None and request.device != context.policy.device:
+        request = None
+    baked = region.captured is not None
+    inside = region
+    if request is not None and request.cast_inputs is not None and not baked:
+        _cast_inputs(function.forward.module, request.cast_inputs, context)
+        inside = Region(None, None)
+    if request is not None and request.decorated_backward and not baked:
+        _drop_outermost_region(function.backward)
+    return _annotate(function.forward.module, context, inside) + _annotate(function.backward, context, inside)
+
+
+def _cast_inputs(body: GraphModule, dtype: torch.dtype, context: Context) -> None:
+    """What ``custom_fwd(cast_inputs=dtype)`` does to the inputs of a forward that runs under autocast."""
+    if body.meta.get("fxamp_inputs_cast"):
+        return
+    body.meta["fxamp_inputs_cast"] = True
+    placeholders = body.graph.find_nodes(op="placeholder")
+    for placeholder in placeholders:
+        if not context.eligible(placeholder.meta.get("val")):
+            continue
+        with body.graph.inserting_after(placeholders[-1]):
+            cast = body.graph.call_function(torch.ops.aten.to.dtype, (placeholder, dtype))
+        cast.meta["val"] = placeholder.meta["val"]
+        placeholder.replace_all_uses_with(cast, delete_user_cb=lambda user, cast=cast: user is not cast)
+    body.recompile()
+
+
+def _drop_outermost_region(body: GraphModule) -> None:
+    """Remove the region that ``custom_bwd`` opened: it says that the forward ran without autocast, which holds no more."""
+    enters = [node for node in body.graph.nodes if node.target is ENTER]
+    if not enters:
+        return
+    for mark in [user for user in enters[0].users if user.target is EXIT] + [enters[0]]:
+        body.graph.erase_node(mark)
+    body.recompile()

@@ -1,0 +1,101 @@
+"""What each category of rule does to one call: a table from autocast's category to the edit that it makes.
+
+The semantics are those of ``at::autocast`` (aten/src/ATen/autocast_mode.h), found again by running it. An edit is the
+dtype that each floating input is to have, and new values for keyword arguments; it is computed from values alone.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from fxamp.graph import tensor_value
+from fxamp.passes.base import Context
+from fxamp.policy import Category
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Inputs to cast (node to dtype), keyword arguments to set, and the overload to call instead."""
+
+    casts: Mapping[Node, torch.dtype] = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    target: OpOverload | None = None
+
+
+def edit_for(category: Category, node: Node, lower: torch.dtype, context: Context) -> Edit:
+    """The edit that ``category`` asks for at ``node``, given the values that its inputs have now."""
+    return _EDITS[category](node, lower, context)
+
+
+def _cast_all(node: Node, dtype: torch.dtype, context: Context) -> Edit:
+    values = {source: tensor_value(source) for source in node.all_input_nodes}
+    return Edit({s: dtype for s, v in values.items() if context.eligible(v) and v is not None and v.dtype != dtype})
+
+
+def _lower(node: Node, lower: torch.dtype, context: Context) -> Edit:
+    return _cast_all(node, lower, context)
+
+
+def _fp32(node: Node, lower: torch.dtype, context: Context) -> Edit:
+    return _cast_all(node, torch.float32, context)
+
+
+def _first_tensor(node: Node) -> torch.Tensor | None:
+    first = node.args[0] if node.args else None
+    return tensor_value(first[0] if isinstance(first, (list, tuple)) and first else first)
+
+
+def _set_dtype(node: Node, lower: torch.dtype, context: Context) -> Edit:
+    """The op accumulates and returns float32; its input is read as it is. An explicit dtype wins."""
+    if not context.eligible(_first_tensor(node)) or _given(node, "dtype") is not None:
+        return Edit()
+    return Edit(kwargs={"dtype": torch.float32})
+
+
+def _append_dtype(node: Node, lower: torch.dtype, context: Context) -> Edit:
+    """The op has an overload that takes the dtype; it is called with float32, or with the type of an ineligible input."""
+    target = node.target
+    assert isinstance(target, OpOverload)
+    first = _first_tensor(node)
+    overload = getattr(target.overloadpacket, _WITH_DTYPE[target._overloadname])
+    dtype = torch.float32 if context.eligible(first) or first is None else first.dtype
+    return Edit(kwargs={"dtype": dtype}, target=overload)
+
+
+#: Overloads of ``aten::norm`` and the one of each that takes a dtype.
+_WITH_DTYPE = {
+    "Scalar": "ScalarOpt_dtype",
+    "ScalarOpt_dim": "ScalarOpt_dim_dtype",
+    "names_ScalarOpt_dim": "names_ScalarOpt_dim_dtype",
+}
+
+
+def _promote(node: Node, lower: torch.dtype, context: Context) -> Edit:
+    """All inputs in the widest of their types; a 16-bit type other than the policy's counts as float32."""
+    values = [tensor_value(source) for source in node.all_input_nodes]
+    dtypes = {value.dtype for value in values if context.eligible(value) and value is not None}
+    return _cast_all(node, lower if dtypes <= {lower} else torch.float32, context)
+
+
+def _given(node: Node, name: str) -> Any:
+    """The value that the call passes for the argument ``name``, by position or by keyword; None if none is passed."""
+    assert isinstance(node.target, OpOverload)
+    if name in node.kwargs:
+        return node.kwargs[name]
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == name and not argument.kwarg_only and position < len(node.args):
+            return node.args[position]
+    return None
+
+
+_EDITS: dict[Category, Callable[[Node, torch.dtype, Context], Edit]] = {
+    Category.LOWER_PRECISION_FP: _lower,
+    Category.FP32: _fp32,
+    Category.FP32_SET_OPT_DTYPE: _set_dtype,
+    Category.FP32_APPEND_DTYPE: _append_dtype,
+    Category.PROMOTE: _promote,
+}

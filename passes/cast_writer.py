@@ -1,0 +1,78 @@
+"""Writes cast nodes into a graph, and knows which of them may be shared."""
+
+import torch
+from torch.fx import Graph, Node
+
+from fxamp.graph import AliasSets, dtype_name, tensor_value
+from fxamp.passes.decision import INSERTED
+
+_DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.detach_.default})
+
+
+class CastWriter:
+    """Casts for one graph. ``visit`` every node in order, so that the grad mode and what needs a gradient are known."""
+
+    def __init__(self, graph: Graph, grad: bool) -> None:
+        self.grad_enabled = grad
+        self.inserted = 0
+        self.shared = 0
+        self._graph = graph
+        self._aliases = AliasSets(graph)
+        self._needs_grad: set[Node] = set()
+        self._leaves: set[Node] = set()
+        self._casts: dict[tuple[Node, torch.dtype, bool], Node] = {}
+
+    def visit(self, node: Node) -> None:
+        """Take note of a node before casting for it."""
+        if node.target is torch._C._set_grad_enabled:
+            self.grad_enabled = bool(node.args[0])
+            return
+        value = tensor_value(node)
+        if node.op == "placeholder":
+            if value is not None and value.requires_grad:
+                self._needs_grad.add(node)
+                if value.is_leaf:
+                    self._leaves.add(node)
+            return
+        if not self.grad_enabled or node.target in _DETACHING:
+            return
+        if any(source in self._needs_grad for source in node.all_input_nodes):
+            self._needs_grad.add(node)
+
+    def cast(self, source: Node, dtype: torch.dtype, user: Node, why: str) -> Node:
+        """``source`` in ``dtype``, for ``user``; an existing cast where sharing it is right."""
+        key = (source, dtype, self.grad_enabled)
+        shareable = self._shareable(source)
+        if shareable and key in self._casts:
+            self.shared += 1
+            return self._casts[key]
+        value = tensor_value(source)
+        assert value is not None
+        with self._graph.inserting_before(user):
+            cast = self._graph.create_node(
+                "call_function",
+                torch.ops.aten.to.dtype,
+                (source, dtype),
+                name=f"{source.name}_{dtype_name(dtype)}",
+            )
+        cast.meta.update({k: user.meta[k] for k in ("stack_trace", "nn_module_stack", "custom") if k in user.meta})
+        cast.meta[INSERTED] = f"for {user.name}: {why}"
+        with torch._C._DisableAutocast(), value.fake_mode:  # type: ignore[attr-defined]
+            cast.meta["val"] = value.detach().to(dtype)
+        self.inserted += 1
+        if source in self._needs_grad and self.grad_enabled:
+            self._needs_grad.add(cast)
+        if shareable:
+            self._casts[key] = cast
+        return cast
+
+    def erase_unused(self) -> None:
+        """Remove casts that nobody uses after all."""
+        for node in reversed(self._graph.nodes):
+            if INSERTED in node.meta and not node.users:
+                self._graph.erase_node(node)
+
+    def _shareable(self, source: Node) -> bool:
+        if self._aliases.mutated(source):
+            return False
+        return not self.grad_enabled or source not in self._needs_grad or source in self._leaves

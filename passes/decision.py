@@ -1,0 +1,63 @@
+"""The record of what was decided for one node, and why: what fxamp-show prints."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx import Node
+
+from fxamp.policy import Rule
+
+_KEY = "fxamp"
+
+#: Key of ``node.meta``: what an inserted cast is for.
+INSERTED = "fxamp_inserted"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What holds for one node.
+
+    ``rule`` is the rule that decides it, None if it follows its inputs. ``lower`` is the lower-precision dtype of the
+    autocast region that the node stands in, None where autocast is off. ``reason`` says in words why.
+    ``overruled`` holds what happened to the rule afterwards (inputs cast back because the op refused them, say).
+    """
+
+    rule: Rule | None
+    lower: torch.dtype | None
+    reason: str
+    overruled: str = ""
+
+
+def decision(node: Node) -> Decision | None:
+    """The decision recorded for ``node``, or None."""
+    found: Decision | None = node.meta.get(_KEY)
+    return found
+
+
+def decide(node: Node, made: Decision) -> None:
+    """Record ``made`` for ``node``."""
+    node.meta[_KEY] = made
+
+
+def overrule(node: Node, why: str) -> None:
+    """Note that what the rule asks could not be done as it stands, and why."""
+    made = decision(node)
+    if made is not None:
+        decide(node, replace(made, overruled=why))
+
+
+def inserted_for(node: Node) -> str | None:
+    """Why fxamp inserted this cast; None for a node of the user's program."""
+    why: str | None = node.meta.get(INSERTED)
+    return why
+
+
+def users_of_rule(nodes: Iterable[Node]) -> dict[str, int]:
+    """How many nodes each rule decides, by rule id."""
+    counts: dict[str, int] = {}
+    for node in nodes:
+        made = decision(node)
+        if made is not None and made.rule is not None:
+            counts[made.rule.id] = counts.get(made.rule.id, 0) + 1
+    return counts

@@ -1,0 +1,37 @@
+"""drop-regions: remove the marks of autocast regions, now that every cast is explicit.
+
+Left in place they would cast a second time. Marks for other devices than the policy's stay.
+"""
+
+from dataclasses import dataclass
+
+from torch.fx import GraphModule, Node
+
+from fxamp.passes.base import Context, Pass, Result, all_graphs
+from fxamp.passes.regions import ENTER, EXIT, concerns
+
+
+@dataclass(frozen=True)
+class DropRegions(Pass):
+    """Requires inserted casts; ensures that no mark for the policy's device is left."""
+
+    name = "drop-regions"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        dropped = 0
+        for graph in all_graphs(gm):
+            for mark in _marks(graph, context):
+                exits = [user for user in mark.users if user.target is EXIT]
+                for node in [*exits, mark]:
+                    graph.graph.erase_node(node)
+                dropped += 1
+            graph.recompile()
+        return Result(dropped)
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        left = [mark.name for graph in all_graphs(gm) for mark in _marks(graph, context)]
+        return f"marks left: {', '.join(left)}" if left else None
+
+
+def _marks(gm: GraphModule, context: Context) -> list[Node]:
+    return [node for node in gm.graph.nodes if node.target is ENTER and concerns(node, context)]

@@ -1,0 +1,175 @@
+"""expand-composites: show the policy the ops that it knows, where they stand inside a composite that it does not.
+
+In eager mode an op that autocast has no entry for, ``einsum`` say, runs as the calls that it is made of, and autocast
+acts on those. So a composite op without a rule is replaced by its own decomposition, one level at a time, but only
+where some op in there has a rule: every other composite stays whole, for readers and for compilers.
+"""
+
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._guards import tracing
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node, map_arg
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from fxamp.graph import is_composite, op_name
+from fxamp.graph.aliases import may_alias_inputs
+from fxamp.graph.higher_order import autograd_function, bodies
+from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.regions import Region, outermost, walk
+
+_INHERITED = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
+
+
+@dataclass(frozen=True)
+class ExpandComposites(Pass):
+    """Requires values on all nodes; ensures that no composite without a rule hides an op with one."""
+
+    name = "expand-composites"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        expander = _Expander(context)
+        expander.expand(gm, outermost(context))
+        return Result(expander.expanded)
+
+
+class _Expander:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._plain: set[Hashable] = set()
+        self.expanded = 0
+
+    def expand(self, gm: GraphModule, region: Region) -> None:
+        changed = False
+        for node, here in walk(gm, self._context, region):
+            changed |= self._node(gm, node, here)
+            for body in bodies(node):
+                self.expand(body.module, here)
+            function = autograd_function(node)
+            if function is not None:
+                self.expand(function.forward.module, here)
+                self.expand(function.backward, here)
+        if changed:
+            gm.recompile()
+
+    def _node(self, gm: GraphModule, node: Node, region: Region) -> bool:
+        if not self._candidate(node):
+            return False
+        key = _signature(node)
+        if key in self._plain:
+            return False
+        inner = self._decomposed(node, region)
+        if inner is None or not self._holds_rule(inner, region):
+            self._plain.add(key)
+            return False
+        for fresh in _inline(gm, node, inner):
+            self._node(gm, fresh, region)
+        self.expanded += 1
+        return True
+
+    def _candidate(self, node: Node) -> bool:
+        if node.op != "call_function" or not is_composite(node.target) or may_alias_inputs(node):
+            return False
+        assert isinstance(node.target, OpOverload)
+        return not node.target._schema.is_mutable and self._context.policy.rule_for(op_name(node)) is None
+
+    def _holds_rule(self, inner: GraphModule, region: Region) -> bool:
+        for node in inner.graph.nodes:
+            if isinstance(node.target, OpOverload) and self._context.policy.rule_for(op_name(node)) is not None:
+                return True
+            if self._candidate(node):
+                deeper = self._decomposed(node, region)
+                if deeper is not None and self._holds_rule(deeper, region):
+                    return True
+        return False
+
+    def _decomposed(self, node: Node, region: Region) -> GraphModule | None:
+        """One level of the op's own decomposition; None if it cannot be traced on values alone."""
+        arguments = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        leaves, spec = pytree.tree_flatten(arguments)
+        values = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+        def call(*tensors: torch.Tensor) -> Any:
+            given = iter(tensors)
+            filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            args, kwargs = pytree.tree_unflatten(filled, spec)
+            return node.target.decompose(*args, **kwargs)  # type: ignore[union-attr]
+
+        with tracing(None), self._autocast(region), torch.no_grad():
+            try:
+                return make_fx(call, tracing_mode="fake", pre_dispatch=True)(*values)
+            except RuntimeError:
+                return None
+
+    def _autocast(self, region: Region) -> AbstractContextManager[None]:
+        """The state under which the program was captured: it may be valid only there."""
+        return nullcontext() if region.captured is None else _autocast(self._context.policy.device, region.captured)
+
+
+@contextmanager
+def _autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
+    """``torch.autocast`` without its check that this build has the device."""
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    torch.set_autocast_enabled(device, True)
+    torch.set_autocast_dtype(device, dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, before[0])
+        torch.set_autocast_dtype(device, before[1])
+
+
+def _signature(node: Node) -> Hashable:
+    """What decides how an op decomposes, as far as policies care: ranks, dtypes, devices and the other arguments."""
+
+    def describe(value: Any) -> Hashable:
+        if isinstance(value, torch.Tensor):
+            return value.dim(), value.dtype, value.device.type
+        return type(value).__name__ if isinstance(value, (torch.SymInt, torch.SymFloat)) else repr(value)
+
+    arguments = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    return node.target, tuple(describe(leaf) for leaf in pytree.tree_leaves(arguments))  # type: ignore[return-value]
+
+
+def _inline(gm: GraphModule, node: Node, inner: GraphModule) -> list[Node]:
+    """Put the nodes of ``inner`` in the place of ``node``; returns them."""
+    inputs = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if _is_tensor(leaf)]
+    env: dict[Node, Any] = dict(zip(inner.graph.find_nodes(op="placeholder"), inputs, strict=True))
+    fresh: list[Node] = []
+    with gm.graph.inserting_before(node):
+        for old in inner.graph.nodes:
+            if old.op == "placeholder":
+                continue
+            if old.op == "output":
+                result = map_arg(old.args[0], lambda n: env[n])
+                break
+            if old.op == "get_attr":
+                _adopt_constant(gm, inner, old)
+            env[old] = copy = gm.graph.node_copy(old, lambda n: env[n])
+            copy.meta.update({key: node.meta[key] for key in _INHERITED if key in node.meta})
+            fresh.append(copy)
+    if isinstance(result, Node):
+        node.replace_all_uses_with(result)
+    else:
+        for user in list(node.users):
+            user.replace_all_uses_with(result[user.args[1]])  # type: ignore[index, arg-type]
+            gm.graph.erase_node(user)
+    gm.graph.erase_node(node)
+    return fresh
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, Node) and isinstance(leaf.meta.get("val"), torch.Tensor)
+
+
+def _adopt_constant(gm: GraphModule, inner: GraphModule, node: Node) -> None:
+    index = 0
+    while hasattr(gm, f"_constant_{index}"):
+        index += 1
+    setattr(gm, f"_constant_{index}", getattr(inner, str(node.target)))
+    node.target = f"_constant_{index}"

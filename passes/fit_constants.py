@@ -1,0 +1,110 @@
+"""fit-constants: bring constants that were written for float32 into the range of the dtype that an op now runs in.
+
+``masked_fill(x, torch.finfo(x.dtype).min)`` holds float32's lowest number once it is captured. Where ``x`` is 16-bit
+the call would overflow, and ops that write the constant raise. Infinities are kept: every float type has them.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from fxamp.graph import op_name, tensor_value
+from fxamp.passes.base import Context, Pass, Result, all_graphs
+from fxamp.passes.decision import INSERTED
+
+#: Ops that convert a constant to the dtype they run in and raise if it does not fit, with the arguments that are one.
+_CONSTANTS: dict[str, tuple[str, ...]] = {
+    "aten::clamp": ("min", "max"),
+    "aten::clamp_max": ("max",),
+    "aten::clamp_min": ("min",),
+    "aten::constant_pad_nd": ("value",),
+    "aten::fill": ("value",),
+    "aten::full": ("fill_value",),
+    "aten::full_like": ("fill_value",),
+    "aten::hardtanh": ("min_val", "max_val"),
+    "aten::index_fill": ("value",),
+    "aten::masked_fill": ("value",),
+    "aten::new_full": ("fill_value",),
+    "aten::pad": ("value",),
+    "aten::scatter": ("value",),
+    "aten::threshold": ("threshold", "value"),
+    "aten::where": ("self", "other"),
+}
+
+
+@dataclass(frozen=True)
+class FitConstants(Pass):
+    """Requires values on all nodes; ensures that no finite constant of these ops lies outside its op's dtype."""
+
+    name = "fit-constants"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        changed = 0
+        for graph in all_graphs(gm):
+            here = sum(_fit(node) for node in list(graph.graph.nodes))
+            if here:
+                graph.recompile()
+            changed += here
+        return Result(changed)
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        left = [node.name for graph in all_graphs(gm) for node in graph.graph.nodes if list(_misfits(node))]
+        return f"constants out of range in {', '.join(left)}" if left else None
+
+
+def _fit(node: Node) -> int:
+    changed = 0
+    for name, position, value, limits in list(_misfits(node)):
+        fitted = min(max(value, limits.min), limits.max)
+        if position < len(node.args):
+            node.update_arg(position, fitted)
+        else:
+            node.update_kwarg(name, fitted)
+        changed += 1
+    return changed + _fit_tensor(node)
+
+
+def _misfits(node: Node) -> list[tuple[str, int, float, torch.finfo]]:
+    """``(argument, position, value, range)`` of each constant that does not fit."""
+    names = _CONSTANTS.get(_base_name(node), ()) if isinstance(node.target, OpOverload) else ()
+    result = tensor_value(node)
+    if not names or result is None or result.dtype not in (torch.float16, torch.bfloat16):
+        return []
+    limits = torch.finfo(result.dtype)
+    found = []
+    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        if argument.name not in names or not isinstance(value, (int, float)) or isinstance(value, bool):
+            continue
+        if math.isfinite(value) and not limits.min <= value <= limits.max:
+            found.append((argument.name, position, float(value), limits))
+    return found
+
+
+def _fit_tensor(node: Node) -> int:
+    """A constant given as a 0-dimensional float32 tensor is clamped on the way in."""
+    if _base_name(node) != "aten::masked_fill" or len(node.args) < 3:
+        return 0
+    result, source = tensor_value(node), node.args[2]
+    value = tensor_value(source)
+    if result is None or value is None or value.dtype is not torch.float32:
+        return 0
+    if isinstance(source, Node) and INSERTED in source.meta:
+        return 0
+    if result.dtype not in (torch.float16, torch.bfloat16):
+        return 0
+    limits = torch.finfo(result.dtype)
+    with node.graph.inserting_before(node):
+        clamped = node.graph.call_function(torch.ops.aten.clamp.default, (source, limits.min, limits.max))
+    clamped.meta["val"] = value
+    clamped.meta[INSERTED] = f"for {node.name}: the constant must fit {result.dtype}"
+    node.update_arg(2, clamped)
+    return 1
+
+
+def _base_name(node: Node) -> str:
+    name = op_name(node).rpartition(".")[0]
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name

@@ -1,0 +1,78 @@
+"""fold-casts: cancel pairs of inserted casts that lose nothing.
+
+1. ``d -> w -> d`` with ``w`` wider than ``d`` gives back what went in, bit for bit: the second cast's users read the
+   value itself. A pair that rounds (``float32 -> bfloat16 -> float32``) stays.
+2. Only casts that fxamp inserted take part; a cast that the user wrote is never dropped.
+3. The first cast must have no other user, so that the gradient too is what it was; and nothing may write to the value.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from fxamp.graph import AliasSets, tensor_value
+from fxamp.passes.base import Context, Pass, Result, all_graphs
+from fxamp.passes.decision import inserted_for
+
+#: Every value of the first type is one of the second.
+_LOSSLESS = {
+    (torch.bfloat16, torch.float32),
+    (torch.float16, torch.float32),
+    (torch.bfloat16, torch.float64),
+    (torch.float16, torch.float64),
+    (torch.float32, torch.float64),
+}
+
+
+@dataclass(frozen=True)
+class FoldCasts(Pass):
+    """Requires values on all nodes; ensures that no pair that rules 1 to 3 allow to cancel is left."""
+
+    name = "fold-casts"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        folded = 0
+        for graph in all_graphs(gm):
+            here = _fold(graph.graph)
+            if here:
+                graph.recompile()
+            folded += here
+        return Result(folded, {"folded": folded})
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        left = [second.name for graph in all_graphs(gm) for _, second in _pairs(graph.graph)]
+        return f"casts left to fold: {', '.join(left)}" if left else None
+
+
+def _fold(graph: Graph) -> int:
+    pairs = _pairs(graph)
+    for first, second in pairs:
+        source = first.args[0]
+        assert isinstance(source, Node)
+        second.replace_all_uses_with(source)
+        graph.erase_node(second)
+        graph.erase_node(first)
+    return len(pairs)
+
+
+def _pairs(graph: Graph) -> list[tuple[Node, Node]]:
+    candidates = [pair for node in graph.nodes if (pair := _pair(node)) is not None]
+    if not candidates:
+        return []
+    aliases = AliasSets(graph)
+    return [(first, second) for first, second in candidates if not aliases.mutated(first.args[0])]  # type: ignore[arg-type]
+
+
+def _pair(second: Node) -> tuple[Node, Node] | None:
+    first = second.args[0] if _is_inserted_cast(second) else None
+    if not isinstance(first, Node) or not _is_inserted_cast(first) or len(first.users) != 1:
+        return None
+    source, wide, result = tensor_value(first.args[0]), tensor_value(first), tensor_value(second)
+    if source is None or wide is None or result is None:
+        return None
+    return (first, second) if source.dtype == result.dtype and (source.dtype, wide.dtype) in _LOSSLESS else None
+
+
+def _is_inserted_cast(node: Node) -> bool:
+    return node.op == "call_function" and node.target is torch.ops.aten.to.dtype and inserted_for(node) is not None

@@ -1,0 +1,212 @@
+"""insert-casts: make every cast that the decisions ask for an explicit node.
+
+1. A node's inputs get the dtypes of its rule (:mod:`fxamp.passes.cast_rules`); without a rule it follows its inputs.
+2. A cast is shared by all who need the value in that dtype where sharing changes no gradient beyond what autocast's
+   own weight cache does: values that need no gradient, and leaves that need one. Other values are cast once a use, so
+   that their gradients are summed in float32; AOTAutograd merges such casts in the forward.
+3. A cast is never shared over a write to the value's memory, nor between grad modes.
+4. An op that would refuse the dtypes it now gets has its inputs cast back to those it was captured with; so has every
+   node that fxamp does not understand.
+5. Bodies of checkpoints, conds and custom autograd.Functions are rewritten for the dtypes that their inputs now have.
+"""
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._guards import tracing
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node, map_arg
+from torch.utils import _pytree as pytree
+
+from fxamp.capture.fakes import fake_like
+from fxamp.graph import graph_output, tensor_value
+from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
+from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.cast_rules import Edit, edit_for
+from fxamp.passes.cast_writer import CastWriter
+from fxamp.passes.decision import decision, overrule
+from fxamp.passes.refusals import cast_back, refusal
+
+
+@dataclass(frozen=True)
+class InsertCasts(Pass):
+    """Requires a decision on every op (annotate-rules); ensures that every value is that of its inputs' new dtypes."""
+
+    name = "insert-casts"
+
+    def requires(self, gm: GraphModule, context: Context) -> str | None:
+        missing = [n for n in gm.graph.nodes if isinstance(n.target, OpOverload) and decision(n) is None]
+        return f"node {missing[0].name} has no decision: run annotate-rules first" if missing else None
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        grad = torch.is_grad_enabled()
+        with tracing(None), torch._C._DisableAutocast(), torch.no_grad(), context.mode:
+            counts = _Rewriter(gm, context, grad).rewrite()
+        return Result(counts["inserted"] + counts["cast back"], counts)
+
+
+class _Rewriter:
+    """Walks one graph in order; ``captured`` holds the values that its nodes had before the walk."""
+
+    def __init__(self, gm: GraphModule, context: Context, grad: bool) -> None:
+        self._gm = gm
+        self._context = context
+        self._captured = {node: node.meta.get("val") for node in gm.graph.nodes}
+        self._casts = CastWriter(gm.graph, grad)
+        self._counts = {"inserted": 0, "shared": 0, "cast back": 0}
+
+    def rewrite(self) -> dict[str, int]:
+        for node in list(self._gm.graph.nodes):
+            self._casts.visit(node)
+            if node.op in ("call_function", "call_method", "call_module"):
+                self._node(node)
+        self._counts["inserted"] += self._casts.inserted
+        self._counts["shared"] += self._casts.shared
+        self._casts.erase_unused()
+        self._gm.recompile()
+        return self._counts
+
+    def _node(self, node: Node) -> None:
+        if bodies(node):
+            return self._higher_order(node)
+        function = autograd_function(node)
+        if function is not None:
+            return self._function(node, function)
+        if node.target is operator.getitem:
+            node.meta["val"] = operator.getitem(*map_arg(node.args, lambda n: n.meta["val"]))  # type: ignore[misc]
+            return None
+        if not isinstance(node.target, OpOverload):
+            return self._restore_inputs(node, "fxamp does not look into it")
+        return self._op(node)
+
+    def _op(self, node: Node) -> None:
+        made = decision(node)
+        call = (node.args, node.kwargs, node.target)
+        edit = Edit()
+        if made is not None and made.rule is not None and made.lower is not None:
+            edit = edit_for(made.rule.cast, node, made.lower, self._context)
+            self._apply(node, edit, f"rule {made.rule.id}")
+        changed = any(self._changed(source) for source in node.all_input_nodes)
+        if not (changed or edit.casts or edit.kwargs):
+            return
+        why = refusal(node, self._captured)
+        if why is None:
+            why = _try(node)
+        if why is not None:
+            node.args, node.kwargs, node.target = call
+            self._restore_inputs(node, why)
+            node.meta["val"] = _run(node)
+
+    def _apply(self, node: Node, edit: Edit, why: str) -> None:
+        for source, dtype in edit.casts.items():
+            node.replace_input_with(source, self._casts.cast(source, dtype, node, why))
+        if edit.target is not None:
+            _call_instead(node, edit.target)
+        for name, value in edit.kwargs.items():
+            _set_argument(node, name, value)
+
+    def _restore_inputs(self, node: Node, why: str) -> None:
+        """Cast inputs back to what the node was captured with."""
+        casts = cast_back(node, self._captured)
+        for source, dtype in casts.items():
+            node.replace_input_with(source, self._casts.cast(source, dtype, node, why))
+        if casts:
+            overrule(node, why)
+            self._counts["cast back"] += len(casts)
+
+    def _changed(self, source: Node) -> bool:
+        before, now = self._captured.get(source), source.meta.get("val")
+        return before is not now and _dtypes(before) != _dtypes(now)
+
+    def _higher_order(self, node: Node) -> None:
+        found = bodies(node)
+        results = [self._body(body.module, body.operands) for body in found]
+        differing = {i for row in results for i, pair in enumerate(zip(results[0], row, strict=True)) if _differ(*pair)}
+        if differing:
+            for body in found:
+                _cast_results(body.module, {i: node.meta["val"][i].dtype for i in differing})
+        node.meta["val"] = type(node.meta["val"])(_results(found[0].module))
+
+    def _function(self, node: Node, function: AutogradFunction) -> None:
+        """Forward for the new dtypes of the operands; backward for those of the outputs' gradients and saved values."""
+        self._body(function.forward.module, function.forward.operands)
+        outputs, saved = graph_output(function.forward.module.graph).args[0]  # type: ignore[misc]
+        values = pytree.tree_map(lambda n: n.meta["val"] if isinstance(n, Node) else n, outputs)
+        incoming = [*pytree.tree_leaves(outputs), *saved]
+        self._body(function.backward, incoming)
+        operands = [tensor_value(operand) for operand in function.forward.operands]
+        wanted = {i: v.dtype for i, v in enumerate(operands) if v is not None and v.is_floating_point()}
+        _cast_results(function.backward, wanted)
+        node.meta["val"] = type(node.meta["val"])(values)
+
+    def _body(self, body: GraphModule, operands: Any) -> list[Any]:
+        grad = self._casts.grad_enabled
+        inner = _Rewriter(body, self._context, grad)
+        for placeholder, operand in zip(body.graph.find_nodes(op="placeholder"), operands, strict=True):
+            value = operand.meta["val"] if isinstance(operand, Node) else operand
+            placeholder.meta["val"] = fake_like(value, self._context.mode)
+        for key, count in inner.rewrite().items():
+            self._counts[key] += count
+        return _results(body)
+
+
+def _run(node: Node) -> Any:
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])  # type: ignore[arg-type]
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _try(node: Node) -> str | None:
+    """Compute the node's new value; what the op says against it, if it refuses."""
+    try:
+        node.meta["val"] = _run(node)
+    except Exception as error:
+        return f"the op refuses: {error}"
+    return None
+
+
+def _dtypes(value: Any) -> list[torch.dtype]:
+    return [leaf.dtype for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _differ(a: Any, b: Any) -> bool:
+    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype != b.dtype
+
+
+def _results(body: GraphModule) -> list[Any]:
+    results = graph_output(body.graph).args[0]
+    return [n.meta["val"] if isinstance(n, Node) else n for n in results]  # type: ignore[union-attr]
+
+
+def _cast_results(body: GraphModule, dtypes: dict[int, torch.dtype]) -> None:
+    """Cast the results of a body, by position, to ``dtypes``."""
+    output = graph_output(body.graph)
+    results = list(output.args[0])  # type: ignore[arg-type]
+    writer = CastWriter(body.graph, grad=True)
+    for index, dtype in dtypes.items():
+        value = tensor_value(results[index]) if index < len(results) else None
+        if value is not None and value.is_floating_point() and value.dtype != dtype:
+            results[index] = writer.cast(results[index], dtype, output, "the caller expects this dtype")  # type: ignore[arg-type]
+    output.args = (tuple(results),)
+    body.recompile()
+
+
+def _set_argument(node: Node, name: str, value: Any) -> None:
+    assert isinstance(node.target, OpOverload)
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == name and not argument.kwarg_only and position < len(node.args):
+            node.update_arg(position, value)
+            return
+    node.update_kwarg(name, value)
+
+
+def _call_instead(node: Node, target: OpOverload) -> None:
+    """Call another overload of the same op; arguments that only the old one has a default for are spelled out."""
+    assert isinstance(node.target, OpOverload)
+    defaults = {argument.name: argument.default_value for argument in node.target._schema.arguments}
+    for position, argument in enumerate(target._schema.arguments):
+        given = position < len(node.args) or argument.name in node.kwargs
+        if not given and not argument.has_default_value() and defaults.get(argument.name) is not None:
+            node.update_kwarg(argument.name, defaults[argument.name])
+    node.target = target

@@ -1,0 +1,100 @@
+"""Which ops refuse the dtypes that casts upstream would give them, and what to give them instead.
+
+A program that runs in float32 must run under every policy. Fake kernels accept much that real ones do not, so this is
+a table: an op whose floating inputs must agree, and does not promote them itself, is not given a mixture; an op that
+has no 16-bit kernel on a device is not given 16-bit inputs there.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from fxamp.graph import floating_inputs, op_name, tensor_value, writes
+from fxamp.passes.kernel_table import (
+    LACKS_HALF_KERNEL,
+    LACKS_HALF_KERNEL_ON_CPU,
+    PROMOTES,
+    TAKES_FLOAT32_PARAMETERS,
+    UNPROMOTED_POINTWISE,
+)
+
+_HALF = frozenset({torch.float16, torch.bfloat16})
+
+
+def refusal(node: Node, captured: Mapping[Node, Any]) -> str | None:
+    """Why the op would not take its inputs' present dtypes, or None if it would.
+
+    ``captured`` holds the values that nodes had when the program was captured.
+    """
+    if not isinstance(node.target, OpOverload):
+        return None
+    dtypes = [value.dtype for source in floating_inputs(node) if (value := tensor_value(source)) is not None]
+    if len(set(dtypes)) > 1 and not _takes_mixture(node):
+        return "its floating-point inputs must have one dtype"
+    half = _HALF.intersection(dtypes)
+    if half and _without_kernel(node) and not _captured_half(node, captured):
+        return "it has no 16-bit kernel on this device"
+    return None
+
+
+def _takes_mixture(node: Node) -> bool:
+    assert isinstance(node.target, OpOverload)
+    name = _base_name(node)
+    if name in UNPROMOTED_POINTWISE:
+        return False
+    if torch.Tag.pointwise in node.target.tags or name in PROMOTES:
+        return True
+    if name not in TAKES_FLOAT32_PARAMETERS:
+        return False
+    first = tensor_value(node.args[0])
+    rest = [tensor_value(source) for source in floating_inputs(node) if source is not node.args[0]]
+    return first is not None and first.dtype in _HALF and all(v is not None and v.dtype is torch.float32 for v in rest)
+
+
+def _without_kernel(node: Node) -> bool:
+    name = _base_name(node)
+    values = [tensor_value(source) for source in floating_inputs(node)]
+    on_cpu = any(value is not None and value.device.type == "cpu" for value in values)
+    return name in LACKS_HALF_KERNEL or (on_cpu and name in LACKS_HALF_KERNEL_ON_CPU)
+
+
+def _captured_half(node: Node, captured: Mapping[Node, Any]) -> bool:
+    values = [captured.get(source) for source in node.all_input_nodes]
+    return any(isinstance(value, torch.Tensor) and value.dtype in _HALF for value in values)
+
+
+def _base_name(node: Node) -> str:
+    """The op without overload; an in-place variant goes by the name of the op that it is a variant of."""
+    name = op_name(node).rpartition(".")[0]
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def cast_back(node: Node, captured: Mapping[Node, Any]) -> dict[Node, torch.dtype]:
+    """The casts that give ``node`` dtypes it takes: those of the memory it writes to, else those it was captured with.
+
+    What the node writes to is never cast: the write would miss the user's tensor. A program captured with mixed dtypes
+    (under autocast) gets the widest of them.
+    """
+    written = [source for source in writes(node) if tensor_value(source) is not None]
+    opaque = not isinstance(node.target, OpOverload)
+    floats = floating_inputs(node)
+    if written and not opaque:
+        target = tensor_value(written[0])
+        assert target is not None
+        dtype = target.dtype
+        return {s: dtype for s in floats if s not in written and _dtype(s) != dtype} if dtype.is_floating_point else {}
+    before = {source: captured.get(source) for source in floats}
+    wanted = {s: v.dtype for s, v in before.items() if isinstance(v, torch.Tensor)}
+    if len(set(wanted.values())) > 1 and not opaque:
+        widest = max(wanted.values(), key=lambda dtype: dtype.itemsize)
+        wanted = dict.fromkeys(wanted, torch.float32 if widest in _HALF else widest)
+    return {source: dtype for source, dtype in wanted.items() if _dtype(source) != dtype}
+
+
+def _dtype(node: Node) -> torch.dtype:
+    value = tensor_value(node)
+    assert value is not None
+    return value.dtype

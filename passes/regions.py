@@ -1,0 +1,56 @@
+"""Autocast regions inside a program: which state holds at each node."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxamp.passes.base import Context
+
+ENTER = torch.amp.autocast_mode._enter_autocast
+EXIT = torch.amp.autocast_mode._exit_autocast
+
+
+@dataclass(frozen=True)
+class Region:
+    """The autocast state at a point of the program; a dtype, or None where autocast is off.
+
+    ``lower`` is what shall hold under the policy, ``captured`` what held while the program was captured.
+    """
+
+    lower: torch.dtype | None
+    captured: torch.dtype | None
+
+
+def outermost(context: Context) -> Region:
+    """The region that a whole program stands in."""
+    return Region(context.lower, context.captured_autocast)
+
+
+def walk(gm: GraphModule, context: Context, region: Region) -> Iterator[tuple[Node, Region]]:
+    """Every node of one graph, in order, with the region that it stands in; the marks themselves are left out."""
+    outer: list[Region] = []
+    for node in list(gm.graph.nodes):
+        if node.target is ENTER:
+            outer.append(region)
+            region = _entered(node, region, context)
+        elif node.target is EXIT:
+            region = outer.pop()
+        else:
+            yield node, region
+
+
+def concerns(mark: Node, context: Context) -> bool:
+    """Whether an enter mark is for the policy's device."""
+    return context.every_device or mark.args[0] == context.policy.device
+
+
+def _entered(mark: Node, region: Region, context: Context) -> Region:
+    if not concerns(mark, context):
+        return region
+    _, dtype, enabled, _ = mark.args
+    if not enabled:
+        return Region(None, None)
+    chosen = dtype if isinstance(dtype, torch.dtype) else region.lower or context.lower
+    return Region(chosen, chosen)
