@@ -1,4 +1,4 @@
-"""Find an optimizer's gradients and check them, in as few kernel calls as their devices and dtypes allow."""
+"""Find an optimizer's gradients and check them, in one call for each device; the kernels sort them by dtype."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GradientGroup:
-    """Gradients of one device and dtype, which one kernel call can check, and the parameters they belong to."""
+    """Gradients of one device, which one call checks, and the parameters they belong to."""
 
     device: torch.device
     parameters: list[Tensor] = field(default_factory=list)
@@ -56,15 +56,16 @@ def refuse_float16(parameters: Iterable[Tensor]) -> None:
 
 
 def group_gradients(parameters: Iterable[Tensor]) -> list[GradientGroup]:
-    """Group the parameters' gradients by device and dtype."""
-    groups: dict[tuple[torch.device, torch.dtype], GradientGroup] = {}
+    """Group the parameters' gradients by device."""
+    groups: dict[torch.device, GradientGroup] = {}
     for parameter in parameters:
         gradient = stored_gradient(parameter)
-        key = gradient.device, gradient.dtype
-        if key not in groups:
-            groups[key] = GradientGroup(gradient.device)
-        groups[key].parameters.append(parameter)
-        groups[key].gradients.append(gradient)
+        device = gradient.device
+        group = groups.get(device)
+        if group is None:
+            group = groups[device] = GradientGroup(device)
+        group.parameters.append(parameter)
+        group.gradients.append(gradient)
     return list(groups.values())
 
 
@@ -72,7 +73,7 @@ def check_group(group: GradientGroup, inv_scale: Tensor | None, found_inf: Tenso
     """Check a group for inf and NaN, and multiply it by ``inv_scale`` in place unless that is None.
 
     Args:
-        group: gradients of one device and dtype.
+        group: gradients of one device.
         inv_scale: 0-dim float32 on the group's device, or None to leave the gradients as they are.
         found_inf: 0-dim float32 on the group's device; set to 1.0 if any value is inf or NaN.
 
@@ -81,7 +82,7 @@ def check_group(group: GradientGroup, inv_scale: Tensor | None, found_inf: Tenso
     """
     from fxamp.kernels import check_, check_unscale_
 
-    flags = torch.zeros(len(group.gradients), dtype=torch.int32, device=group.device)
+    flags = torch.empty(len(group.gradients), dtype=torch.int32, device=group.device)
     if inv_scale is None:
         check_(group.gradients, found_inf, flags)
     else:
