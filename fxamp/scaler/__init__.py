@@ -1,4 +1,27 @@
-"""Run time of loss scaling: the scaler that a training loop talks to, and what it is made of."""
+"""Run time of loss scaling: the scaler that a training loop talks to, and what it is made of.
+
+    scaler = fxamp.GradScaler("cuda", min_scale=1.0)
+    scaler.name_parameters(model)
+    for x, y in data:
+        optimizer.zero_grad()
+        scaler.scale(loss_fn(model(x), y)).backward()
+        if not scaler.step(optimizer, return_skipped=True).skipped:
+            scheduler.step()
+        scaler.update()
+    print(scaler.get_scale(), scaler.skipped_steps, scaler.overflowed())
+
+How an optimizer's step flows, a module a step:
+
+    grad_scaler       the public face: order of calls, and who decides
+    optimizer_check   one optimizer's gradients: flags that compiled graphs left, kernels for the others
+    checks            find the gradients, call the kernels
+    graph_flags       what the compiled backwards said since the last update
+    distributed       all ranks agree
+    fused             optimizers that decide on the device
+    scale_update      the rule of growth and back-off
+    names             who overflowed, how often; flag_table counts it on the device
+    state, outputs    what is remembered; what is scaled
+"""
 
 from fxamp.scaler.grad_scaler import GradScaler
 from fxamp.scaler.state import StepResult

@@ -1,14 +1,23 @@
 """Ranks agree on the overflow flag before any of them steps: if one skips, all skip, and all scales stay the same."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Ranks = dist.ProcessGroup | Literal["world"] | None
-"""Who agrees: the ranks of a process group, all ranks, or nobody (each rank decides alone)."""
+from fxamp.errors import OptionError
+
+# As text, because a torch built without distributed has no ProcessGroup.
+Ranks: TypeAlias = "dist.ProcessGroup | str | None"
+"""Who agrees: the ranks of a process group, all ranks (``"world"``), or nobody (None: each rank decides alone)."""
+
+
+def require_ranks(ranks: Ranks) -> None:
+    """Raise OptionError if ``ranks`` is a word other than "world"."""
+    if isinstance(ranks, str) and ranks != "world":
+        raise OptionError(f"ranks={ranks!r}: expected 'world', a process group, or None")
 
 
 def agree(found_infs: Iterable[Tensor], device: torch.device, ranks: Ranks) -> None:
@@ -19,7 +28,7 @@ def agree(found_infs: Iterable[Tensor], device: torch.device, ranks: Ranks) -> N
     """
     if ranks is None or not (dist.is_available() and dist.is_initialized()):
         return
-    group = None if ranks == "world" else ranks
+    group = None if isinstance(ranks, str) else ranks
     if dist.get_world_size(group) <= 1:
         return
     flags = list(found_infs)

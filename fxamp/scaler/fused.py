@@ -39,9 +39,10 @@ def lacks_state(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def _has_values(state: dict[str, Any] | None) -> bool:
+def _has_values(state: Any) -> bool:
     # Older torch saved {"momentum_buffer": None} for SGD without momentum.
-    return state is not None and any(value is not None for value in state.values())
+    values = state.values() if isinstance(state, dict) else [state]
+    return any(value is not None for value in values)
 
 
 def step(

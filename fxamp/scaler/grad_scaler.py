@@ -10,7 +10,7 @@ from torch.amp.grad_scaler import OptState
 
 from fxamp.errors import OptionError
 from fxamp.scaler import fused
-from fxamp.scaler.distributed import Ranks, agree
+from fxamp.scaler.distributed import Ranks, agree, require_ranks
 from fxamp.scaler.graph_flags import GraphFlags, Owner
 from fxamp.scaler.names import OverflowLedger
 from fxamp.scaler.optimizer_check import check_optimizer
@@ -50,7 +50,7 @@ class GradScaler(torch.amp.GradScaler):
 
     Raises:
         AssertionError: ``growth_factor <= 1`` or ``backoff_factor >= 1``.
-        OptionError: a bound is not positive and finite, or ``init_scale`` is outside the bounds.
+        OptionError: a bound is not positive and finite, ``init_scale`` is outside the bounds, or ``ranks`` is unknown.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class GradScaler(torch.amp.GradScaler):
         self._bounds = ScaleBounds(min_scale, max_scale)
         if self._enabled:
             self._bounds.require(init_scale)
+        require_ranks(ranks)
         self._ranks = ranks
         self._skips = SkipCount()
         self._ledger = OverflowLedger()
@@ -190,7 +191,7 @@ class GradScaler(torch.amp.GradScaler):
         """
         self._ledger.names.give(model, prefix)
 
-    # ---- the backend's side ----
+    # ---- the backend's side; see fxamp/scaler/graph_flags.py ----
 
     def attach(self) -> None:
         """Let compiled backwards scale, unscale and check from now on; they report by :meth:`record_graph_flags`."""

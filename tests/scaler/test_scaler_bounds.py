@@ -1,6 +1,7 @@
 """Where fxamp's scale departs from torch's on purpose: floor, ceiling, a lowered interval, an int."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ def test_new_scale_sets_the_scale_and_leaves_the_tracker(new_scale: float | torc
 
 
 @pytest.mark.parametrize(
-    ("bounds", "message"),
+    ("options", "message"),
     [
         ({"min_scale": 0.0}, "min_scale=0.0: expected a positive finite number"),
         ({"min_scale": math.nan}, "min_scale=nan"),
@@ -73,8 +74,9 @@ def test_new_scale_sets_the_scale_and_leaves_the_tracker(new_scale: float | torc
         ({"min_scale": 4.0, "max_scale": 2.0}, "min_scale=4.0 is above max_scale=2.0"),
         ({"min_scale": 2.0**17}, "init_scale=65536.0: expected a number from 131072.0 to inf"),
         ({"max_scale": 1024}, "init_scale=65536.0"),
+        ({"ranks": "all"}, "ranks='all': expected 'world', a process group, or None"),
     ],
 )
-def test_bounds_that_cannot_hold_are_refused(bounds: dict[str, float], message: str) -> None:
+def test_options_that_cannot_hold_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        GradScaler("cpu", **bounds)
+        GradScaler("cpu", **options)

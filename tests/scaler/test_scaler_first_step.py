@@ -1,10 +1,12 @@
 """A skipped step leaves no trace, also when it is the first, in which optimizers make their state."""
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from optimizers import ARGUMENTS, OPTIMIZERS, SPARSE_ONLY, arguments_of_step
+from every_optimizer import ARGUMENTS, OPTIMIZERS, SPARSE_ONLY, arguments_of_step
 from side_by_side import assert_same, snapshot
 from torch import Tensor
 
@@ -70,6 +72,21 @@ def test_a_parameter_that_joins_later_is_safe_too() -> None:
         scaler.update()
     assert late not in optimizer.state
     assert optimizer.state[early]["momentum_buffer"].isfinite().all()
+
+
+@pytest.mark.parametrize("emptied", [lambda state: state.clear(), lambda state: state.update(momentum_buffer=None)])
+def test_state_that_was_taken_away_is_safe_too(emptied: Callable[[dict[str, Any]], None]) -> None:
+    """Old checkpoints hold a momentum of None."""
+    own = parameters()[:1]
+    optimizer = torch.optim.SGD(own, lr=0.1, momentum=0.9, fused=True)
+    scaler = GradScaler("cpu")
+    for bad in (False, True):
+        scaler.scale(loss(own, 0) * (float("inf") if bad else 1.0)).backward()
+        if bad:
+            emptied(optimizer.state[own[0]])
+        scaler.step(optimizer)
+        scaler.update()
+    assert optimizer.state[own[0]].get("momentum_buffer") is None
 
 
 def test_injected_overflows_never_change_a_parameter_or_a_state() -> None:
