@@ -15,7 +15,7 @@ from torch import Tensor
 CHUNK = 16_384
 WARPS = 8
 ALIGNMENT = 16  # bytes: the widest single access of a GPU's lane
-LOADED = 32  # bytes that a lane loads before it works on them: enough in flight to cover the memory's latency
+LANE = 8  # elements that a lane handles at a time: 16 bytes of a 16-bit dtype, and few registers for all dtypes
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -114,7 +114,7 @@ def make_plan(gradients: tuple[Gradient, ...], asked: Asked, wave: int) -> Plan:
         if not dense or source not in DTYPES or (target or source) not in DTYPES:
             left.append(position)
         elif numel:
-            kernel = Kernel(source, target, aligned, asked, _block(source, target, wave))
+            kernel = Kernel(source, target, aligned, asked, block=WARPS * wave * LANE)
             members.setdefault(kernel, []).append(position)
     groups = (
         Group(kernel, tuple(positions), tuple(gradients[position].numel for position in positions))
@@ -144,9 +144,3 @@ def is_dense(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
-
-
-def _block(source: torch.dtype, target: torch.dtype | None, wave: int) -> int:
-    """Return the elements of a block: per lane ``LOADED`` bytes, and enough that stores can be 16 bytes wide."""
-    stored = ALIGNMENT // target.itemsize if target else 1
-    return WARPS * wave * max(LOADED // source.itemsize, stored)

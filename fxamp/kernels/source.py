@@ -53,6 +53,7 @@ def {name}({parameters}):
     program = tl.program_id(0)
     row = table + {row} * tl.load(blocks + 2 * program)
     first = tl.load(blocks + 2 * program + 1) * {chunk}  # times a constant, so the compiler sees that it is aligned
+    left = tl.minimum(tl.load(row + 2) - first, {chunk}).to(tl.int32)
 '''
 
 
@@ -89,12 +90,11 @@ def source_text(kernel: Kernel) -> str:
     )
     lines = [
         *_setup(kernel),
-        f"for step in range({CHUNK // kernel.block}):",
-        f"    start = first + step * {kernel.block}",
+        f"for start in range(0, {CHUNK}, {kernel.block}):",
         f"    offsets = start + tl.arange(0, {kernel.block})",
-        f"    if start + {kernel.block} <= numel:  # a whole block: no mask, so accesses can be {ALIGNMENT} bytes wide",
+        f"    if start + {kernel.block} <= left:  # a whole block: no mask, so accesses can be {ALIGNMENT} bytes wide",
         *_indented(_body(kernel, masked=False), 8),
-        "    elif start < numel:  # the last elements of the gradient",
+        "    elif start < left:  # the last elements of the gradient",
         *_indented(_body(kernel, masked=True), 8),
         *_results(kernel),
     ]
@@ -111,7 +111,6 @@ def _setup(kernel: Kernel) -> list[str]:
     lines = [_address("source", "row", kernel.source, kernel.aligned)]
     if kernel.target is not None:
         lines.append(_address("target", "row + 1", kernel.target, kernel.aligned))
-    lines.append("numel = tl.load(row + 2)")
     if kernel.target is not None:
         lines.append(f"scale = tl.load(inv_scale){'.to(tl.float64)' if _is_double(kernel) else ''}")
     if _checks(kernel):
@@ -124,13 +123,13 @@ def _setup(kernel: Kernel) -> list[str]:
 def _address(name: str, cell: str, dtype: torch.dtype, aligned: bool) -> str:
     """The hint has to follow the cast: on the integer the compiler ignores it."""
     pointer = f"tl.load({cell}).to(tl.pointer_type(tl.{CARRIER[dtype]}))"
-    return f"{name} = tl.multiple_of({pointer}, {ALIGNMENT})" if aligned else f"{name} = {pointer}"
+    return f"{name} = tl.multiple_of({pointer}, {ALIGNMENT}) + first" if aligned else f"{name} = {pointer} + first"
 
 
 def _body(kernel: Kernel, masked: bool) -> list[str]:
     """What is done with a block; where it is masked, elements outside the gradient count as zeros."""
     loaded = f"tl.load(source + offsets{', mask=inside, other=0' if masked else ''})"
-    lines = ["inside = offsets < numel"] if masked else []
+    lines = ["inside = offsets < left"] if masked else []
     lines.append(f"value = {WIDEN[kernel.source].format(loaded=loaded)}")
     if _checks(kernel):
         bits = f"value.to(tl.int{_width(kernel)}, bitcast=True)"
@@ -148,7 +147,7 @@ def _body(kernel: Kernel, masked: bool) -> list[str]:
 
 
 def _narrow(kernel: Kernel) -> tuple[str, ...]:
-    """The steps from "true" to what is stored, which is the last; float64 gets to 16 bits through float32, as in torch."""
+    """The steps from "true" to what is stored, the last; float64 gets to 16 bits through float32, as in torch."""
     assert kernel.target is not None
     if not _is_double(kernel):
         return NARROW[kernel.target]
