@@ -98,7 +98,8 @@ class _Expander:
             given = iter(tensors)
             filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(filled, spec)
-            return node.target.decompose(*args, **kwargs)  # type: ignore[union-attr]
+            with torch._C.DisableTorchFunction():  # a function mode would call the op again, whole
+                return node.target.decompose(*args, **kwargs)  # type: ignore[union-attr]
 
         with tracing(None), self._autocast(region), torch.no_grad():
             try:
