@@ -74,6 +74,21 @@ def test_an_optimizer_that_takes_the_scaler(bad: bool) -> None:
     assert scaler.skipped_steps == int(bad)
 
 
+def test_what_is_lent_is_a_copy() -> None:
+    class Scribbling(Recording):
+        def step(self, closure: Any = None) -> None:
+            self.grad_scale.zero_()  # type: ignore[attr-defined]
+            self.found_inf.fill_(1.0)  # type: ignore[attr-defined]
+
+    for kind in SCALERS:
+        parameter = torch.ones(2, requires_grad=True)
+        scaler = kind("cpu", init_scale=8.0)
+        scaler.scale(parameter.sum()).backward()
+        scaler.step(Scribbling([parameter]))
+        scaler.update()
+        assert scaler.get_scale() == 8.0
+
+
 def test_skips_decided_on_the_device_are_counted() -> None:
     parameter = torch.ones(2, requires_grad=True)
     optimizer = torch.optim.AdamW([parameter], fused=True)

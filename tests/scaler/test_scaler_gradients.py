@@ -12,7 +12,7 @@ from side_by_side import SCALERS, assert_same
 from torch import Tensor, nn
 
 from fxamp.scaler import GradScaler
-from fxamp.scaler.checks import stored_gradient
+from fxamp.scaler.checks import group_gradients, stored_gradient
 from fxamp.scaler.state import total_found_inf
 
 Pair = namedtuple("Pair", "first second")
@@ -113,6 +113,18 @@ def test_a_sharded_gradient_is_unscaled_where_it_lies(one_rank: Any, bad: bool) 
     result = scaler.step(optimizer, return_skipped=True)
     assert result.skipped is bad
     assert_same(weight.detach().to_local(), torch.ones(4, 2) if bad else torch.zeros(4, 2))
+
+
+def test_gradients_are_grouped_by_device() -> None:
+    parameters = [torch.ones(1, device=device, requires_grad=True) for device in ("cpu", "meta", "cpu")]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    groups = group_gradients(parameters)
+    assert [group.device.type for group in groups] == ["cpu", "meta"]
+    assert [[any(p is q for q in group.parameters) for p in parameters] for group in groups] == [
+        [True, False, True],
+        [False, True, False],
+    ]
 
 
 @pytest.mark.parametrize("bad", [0, 1, None])
