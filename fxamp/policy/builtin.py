@@ -1,0 +1,45 @@
+"""The policies that come with fxamp, and how a name or path is turned into a file."""
+
+from functools import cache
+from importlib.resources import files
+from os import PathLike, fspath
+from pathlib import Path
+
+from fxamp.errors import PolicyError, nearest
+
+
+@cache
+def folder() -> Path:
+    """Return the folder of the built-in policy files."""
+    return Path(str(files("fxamp.policies")))
+
+
+@cache
+def built_in_names() -> tuple[str, ...]:
+    """Return the names that ``Policy.load`` knows without a path, sorted: "cpu-bfloat16", "cpu-float16", ...
+
+    A built-in policy's file is named ``DEVICE-DTYPE.toml``; the files without a dtype are the op tables they extend.
+    """
+    return tuple(sorted(path.stem for path in folder().glob("*-*.toml")))
+
+
+def find(name_or_path: "str | PathLike[str]") -> Path:
+    """Return the file that a built-in name or a path ending in ``.toml`` means; raise PolicyError if there is none."""
+    given = fspath(name_or_path)
+    if not given.endswith(".toml"):
+        if given in built_in_names():
+            return folder() / f"{given}.toml"
+        raise PolicyError(f"no policy is named {given!r}; {_accepted(given)}")
+    if Path(given).is_file():
+        return Path(given)
+    raise PolicyError(f"there is no policy file {given!r}; {_accepted(Path(given).stem)}")
+
+
+def shown(path: Path) -> str:
+    """Return how messages name a policy file: built-in ones without the place they are installed in."""
+    return f"policies/{path.name}" if path.parent == folder() else str(path)
+
+
+def _accepted(given: str) -> str:
+    names = built_in_names()
+    return f"accepted: a path ending in .toml, or one of {', '.join(names)}{nearest(given, names)}"

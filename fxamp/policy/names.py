@@ -1,0 +1,41 @@
+"""Op names in policies: one spelling for each op, and which ops a name covers."""
+
+import re
+from fnmatch import fnmatchcase
+
+ACCEPTED = "'mm' (aten), 'aten::mm', 'aten::sum.dim_IntList' (one overload), 'mylib::op', or a glob such as 'conv*'"
+
+_NAME = re.compile(r"(?:[\w*?\[\]!-]+::)?[\w*?\[\]!-]+(?:\.[\w*?\[\]!-]+)?")
+_GLOB = re.compile(r"[*?\[]")
+
+
+def canonical(name: str) -> str:
+    """Return ``name`` with its namespace, aten where none is written.
+
+    Raises ValueError, with the spelling that is meant where that is plain, if it is not the name of an op.
+    """
+    python_style = re.fullmatch(r"(?:torch\.ops\.)?(aten|prims|quantized)\.(.+)", name)
+    if python_style is not None:
+        raise ValueError(f"{name!r} is not an op name; write {python_style[1]}::{python_style[2]}")
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not an op name; accepted: {ACCEPTED}")
+    return name if "::" in name else f"aten::{name}"
+
+
+def is_glob(name: str) -> bool:
+    """Say whether a canonical name holds wildcards."""
+    return _GLOB.search(name) is not None
+
+
+def spellings(op: str) -> tuple[str, str]:
+    """Return an op's full name and its packet's: ``"aten::mm"`` gives ``("aten::mm.default", "aten::mm")``.
+
+    A name without overload is the default overload's, as torch's ``OpOverload.name()`` writes it.
+    """
+    packet, _, overload = op.partition(".")
+    return f"{packet}.{overload or 'default'}", packet
+
+
+def glob_covers(pattern: str, op: str) -> bool:
+    """Say whether a glob covers an op: it may match the full name, or the name without overload."""
+    return any(fnmatchcase(name, pattern) for name in spellings(op))

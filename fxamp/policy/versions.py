@@ -1,0 +1,61 @@
+"""Conditions on torch's version, such as ``>=2.12`` or ``>=2.11,<2.13``."""
+
+import operator
+import re
+from collections.abc import Callable
+from importlib import metadata
+
+from fxamp.errors import PolicyError
+
+_COMPARISONS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_TERM = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(\d+(?:\.\d+)*)\s*")
+
+ACCEPTED = "comparisons with >=, >, <=, <, == or != joined by commas, such as '>=2.12' or '>=2.11,<2.13'"
+
+
+def parse_condition(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return the comparisons of ``text``, all of which must hold; raise ValueError if it is not a condition."""
+    terms = []
+    for part in text.split(","):
+        match = _TERM.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{part.strip()!r} is not a version comparison; accepted: {ACCEPTED}")
+        terms.append((match[1], tuple(int(number) for number in match[2].split("."))))
+    return tuple(terms)
+
+
+def holds(condition: str, version: str) -> bool:
+    """Say whether ``version`` meets ``condition``.
+
+    Only as many parts are compared as the condition writes: ``==2.13`` and ``<=2.13`` hold on 2.13.1. Local and
+    pre-release suffixes (``+cpu``, ``a0``) are ignored.
+    """
+    parts = version_parts(version)
+    return all(_COMPARISONS[sign](_first(parts, len(bound)), bound) for sign, bound in parse_condition(condition))
+
+
+def version_parts(version: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with: ``"2.13.0+cpu"`` gives ``(2, 13, 0)``."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    if match is None:
+        raise PolicyError(f"{version!r} is not a torch version; accepted: numbers such as '2.13.0'")
+    return tuple(int(number) for number in match[0].split("."))
+
+
+def installed_torch_version() -> str:
+    """Return the version of the torch that is installed, without importing it."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError as missing:
+        raise PolicyError("torch is not installed, so a policy needs torch_version= to resolve") from missing
+
+
+def _first(parts: tuple[int, ...], count: int) -> tuple[int, ...]:
+    return (parts + (0,) * count)[:count]
