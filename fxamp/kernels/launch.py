@@ -65,8 +65,6 @@ def perform(work: Work, keep: bool, interpret: bool = False) -> tuple[int, ...]:
             _launch(launch, work, share, interpret)
     if work.squared_norm is not None and partials is not None:
         work.squared_norm.add_(partials.sum())
-    if work.targets is not None:
-        torch.autograd.graph.increment_version(work.targets)
     return prepared.left
 
 

@@ -32,7 +32,8 @@ NARROW = {
     torch.bfloat16: (
         "bits = true.to(tl.uint32, bitcast=True)",
         "nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even",
-        "tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, nearest).to(tl.uint16)",
+        "rounded = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, nearest).to(tl.uint16)  # NaN stays NaN",
+        "rounded",
     ),
     torch.float32: ("true",),
     torch.float64: ("true.to(tl.float64)",),

@@ -5,12 +5,14 @@ several launches, an aborted one would leave the counter wrong, and ranks must a
 """
 
 import functools
+import math
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fxamp.errors import OptionError
 from fxamp.kernels import reference
 from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.kernels.store import load_function
@@ -68,7 +70,13 @@ def update_scale_(
         growth_interval: good steps before the scale grows.
         min_scale: the least scale, or None for no such bound.
         max_scale: the greatest scale, or None for no such bound.
+
+    Raises:
+        OptionError: a factor is inf or NaN.
     """
+    for name, factor in (("growth_factor", growth_factor), ("backoff_factor", backoff_factor)):
+        if not math.isfinite(factor):
+            raise OptionError(f"{name}: expected a finite number, got {factor}")
     chosen = implementation(scale.device)
     rule = float(growth_factor), float(backoff_factor), int(growth_interval), min_scale, max_scale
     if chosen is Implementation.REFERENCE:
@@ -96,7 +104,7 @@ def update_text(
         bounds="".join(
             BOUND.format(name=name, beyond=beyond, bound=float(bound))
             for name, beyond, bound in bounds
-            if bound is not None
+            if bound is not None and math.isfinite(bound)
         ),
     )
 

@@ -1,0 +1,116 @@
+"""Machine code for GPUs that need not be here: 16-byte accesses and no spilled registers."""
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fxamp.kernels.launch import OPTIONS
+from fxamp.kernels.plan import Asked, Gradient, Kernel, make_plan
+from fxamp.kernels.source import kernel_name, parameters, source_text
+from fxamp.kernels.store import load_function
+from fxamp.kernels.update import update_text
+
+triton = pytest.importorskip("triton", reason="machine code needs triton's compiler")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+PAIRS = [
+    (F16, F32),
+    (BF16, F32),
+    (F32, F32),
+    (F16, F16),
+    (BF16, BF16),
+    (F32, BF16),
+    (F64, F64),
+    (F32, None),
+    (F16, None),
+]
+NVIDIA_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """What matters of a kernel's machine code: counts of 16-byte accesses and of spills to memory."""
+
+    wide_loads: int
+    wide_stores: int
+    spills: int
+
+
+def compiled(function: Any, signature: dict[str, str], aligned: int, target: Any, options: dict[str, Any]) -> Any:
+    """Compile as a launch would, whose first ``aligned`` arguments start at multiples of 16 bytes."""
+    attributes = {(argument,): [["tt.divisibility", 16]] for argument in range(aligned)}
+    source = ASTSource(function, signature, constexprs={}, attrs=attributes)
+    return triton.compile(source, target=target, options=options)
+
+
+def nvidia(cubin: bytes, folder: Path) -> MachineCode:
+    path = folder / "kernel.cubin"
+    path.write_bytes(cubin)
+    if not (NVIDIA_TOOLS / "nvdisasm").exists():
+        pytest.skip(f"this triton ships no nvdisasm in {NVIDIA_TOOLS}")
+    text = subprocess.run([NVIDIA_TOOLS / "nvdisasm", "-c", path], capture_output=True, text=True, check=True).stdout
+    return MachineCode(
+        len(re.findall(r"LDG\.E[\w.]*\.128", text)),
+        len(re.findall(r"STG\.E[\w.]*\.128", text)),
+        len(re.findall(r"\b(?:LDL|STL)\b", text)),
+    )
+
+
+def amd(text: str) -> MachineCode:
+    return MachineCode(
+        len(re.findall(r"(?:global|buffer)_load_dwordx4", text)),
+        len(re.findall(r"(?:global|buffer)_store_dwordx4", text)),
+        sum(map(int, re.findall(r"[sv]gpr_spill_count:\s+(\d+)", text))),
+    )
+
+
+def machine_code(kernel: Kernel, target: Any, folder: Path) -> MachineCode:
+    function = load_function(kernel_name(kernel), source_text(kernel))
+    result = compiled(function, parameters(kernel), 2, target, OPTIONS)
+    return amd(result.asm["amdgcn"]) if target.backend == "hip" else nvidia(result.asm["cubin"], folder)
+
+
+def kernel_for(target: Any, source: torch.dtype, dtype: torch.dtype | None, aligned: bool, asked: Asked) -> Kernel:
+    return make_plan((Gradient(1, source, dtype, aligned, True),), asked, target.warp_size).groups[0].kernel
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_16_bytes_at_a_time_and_no_spills(
+    pair: tuple[torch.dtype, torch.dtype | None], name: str, tmp_path: Path
+) -> None:
+    for norm in (False, True):
+        kernel = kernel_for(TARGETS[name], *pair, aligned=True, asked=Asked(True, True, norm))
+        code = machine_code(kernel, TARGETS[name], tmp_path)
+        assert code.wide_loads > 0
+        assert (code.wide_stores > 0) == (pair[1] is not None)
+        assert code.spills == 0
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_gradients_that_are_not_aligned_are_not_read_16_bytes_at_a_time(name: str, tmp_path: Path) -> None:
+    kernel = kernel_for(TARGETS[name], F16, F32, aligned=False, asked=Asked(True, True, True))
+    code = machine_code(kernel, TARGETS[name], tmp_path)
+    assert code == MachineCode(0, 0, 0)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_scale_update_compiles(name: str) -> None:
+    signature = {"scale": "*fp32", "growth_tracker": "*i32", "found_inf": "*fp32"}
+    function = load_function("update_scale", update_text(1.1, 0.5, 2000, min_scale=1.0, max_scale=2.0**24))
+    result = compiled(function, signature, 0, TARGETS[name], {"num_warps": 1, "enable_fp_fusion": False})
+    assert "double" in result.asm["llir"]

@@ -1,0 +1,89 @@
+"""The plan: which gradients share a launch, how they are cut, what they cost."""
+
+import pytest
+import torch
+
+from fxamp.kernels.plan import CHUNK, Asked, Gradient, bytes_moved, is_dense, make_plan
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+FLAGS = Asked(flags=True)
+
+
+def test_gradients_of_one_dtype_pair_and_alignment_share_a_launch() -> None:
+    gradients = (
+        Gradient(10, F16, F32, True, True),
+        Gradient(10, F32, F32, True, True),
+        Gradient(20, F16, F32, True, True),
+        Gradient(30, F16, F16, True, True),
+        Gradient(40, F16, F32, False, True),
+    )
+    plan = make_plan(gradients, FLAGS, 32)
+    assert [group.positions for group in plan.groups] == [(0, 2), (1,), (3,), (4,)]
+    assert [group.numels for group in plan.groups] == [(10, 20), (10,), (30,), (40,)]
+    assert [group.kernel.aligned for group in plan.groups] == [True, True, True, False]
+
+
+def test_what_no_kernel_handles_is_left_and_empty_gradients_need_nothing() -> None:
+    gradients = (
+        Gradient(10, F32, F32, True, False),
+        Gradient(10, torch.complex64, torch.complex64, True, True),
+        Gradient(10, F32, torch.float8_e5m2, True, True),
+        Gradient(0, F32, F32, True, True),
+        Gradient(10, F32, None, True, True),
+    )
+    plan = make_plan(gradients, FLAGS, 32)
+    assert plan.left == (0, 1, 2)
+    assert [group.positions for group in plan.groups] == [(4,)]
+
+
+def test_plan_is_hashable_and_made_once() -> None:
+    gradients = (Gradient(10, F16, F32, True, True),)
+    plan = make_plan(gradients, FLAGS, 32)
+    assert make_plan(tuple(gradients), Asked(flags=True), 32) is plan
+    assert hash(plan) == hash(make_plan.__wrapped__(gradients, FLAGS, 32))
+
+
+def test_block_fits_the_chunk_and_the_wave() -> None:
+    blocks = {
+        wave: make_plan((Gradient(1, F16, F32, True, True),), FLAGS, wave).groups[0].kernel.block for wave in (32, 64)
+    }
+    assert blocks == {32: 2048, 64: 4096}
+    assert all(CHUNK % block == 0 for block in blocks.values())
+
+
+def test_block_map_covers_every_chunk_once() -> None:
+    numels = (1, CHUNK, CHUNK + 1, 3 * CHUNK)
+    (group,) = make_plan(tuple(Gradient(numel, F32, F32, True, True) for numel in numels), FLAGS, 32).groups
+    wanted = [[row, chunk] for row, chunks in enumerate((1, 1, 2, 3)) for chunk in range(chunks)]
+    assert group.block_map().tolist() == wanted
+    assert group.programs == len(wanted)
+
+
+def test_tables_are_on_the_cpu_whatever_the_default_device() -> None:
+    (group,) = make_plan((Gradient(5, F32, F32, True, True),), FLAGS, 32).groups
+    with torch.device("meta"):
+        assert group.block_map().device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "bytes_per_element"),
+    [(F16, F32, 6), (F32, F32, 8), (F32, None, 4), (BF16, BF16, 4), (BF16, None, 2)],
+)
+def test_bytes_moved(source: torch.dtype, target: torch.dtype | None, bytes_per_element: int) -> None:
+    gradients = tuple(Gradient(numel, source, target, True, True) for numel in (1000, 7))
+    assert bytes_moved(make_plan(gradients, Asked(True, True, True), 32)) == 1007 * bytes_per_element
+
+
+def test_dense_means_no_gaps_and_no_overlaps() -> None:
+    storage = torch.zeros(4, 6, 5)
+    dense = [storage, storage.t() if storage.dim() == 2 else storage.permute(2, 0, 1), storage[1:3], storage[0, 0, 0]]
+    dense += [torch.zeros(1, 3)[:, :1], torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last), storage[:0]]
+    gaps = [
+        storage[:, ::2],
+        storage[..., 0],
+        storage[:, :, 1:],
+        torch.zeros(1).expand(3),
+        torch.zeros(3, 1).expand(3, 4),
+    ]
+    assert all(map(is_dense, dense))
+    assert not any(map(is_dense, gaps))

@@ -1,0 +1,88 @@
+"""The generated sources: their text, what they leave out, and the files that hold them."""
+
+import ast
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from kernel_golden import FOLDER, assert_golden
+
+from fxamp.kernels.plan import DTYPES, Asked, Kernel
+from fxamp.kernels.source import kernel_name, parameters, source_text
+from fxamp.kernels.store import load_function, write_source
+from fxamp.kernels.update import update_text
+
+ALL = Asked(found_inf=True, flags=True, squared_norm=True)
+FLAGS = Asked(flags=True)
+KERNELS = {
+    "unscale_f16_to_f32_flags": Kernel(torch.float16, torch.float32, True, FLAGS, 2048),
+    "unscale_f32_in_place_all": Kernel(torch.float32, torch.float32, True, ALL, 2048),
+    "unscale_bf16_unaligned": Kernel(torch.bfloat16, torch.bfloat16, False, Asked(found_inf=True), 2048),
+    "unscale_f64_to_bf16": Kernel(torch.float64, torch.bfloat16, True, FLAGS, 2048),
+    "check_f32_hip": Kernel(torch.float32, None, True, Asked(found_inf=True, flags=True), 4096),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_text_is_golden(name: str) -> None:
+    assert_golden(name, source_text(KERNELS[name]))
+
+
+def test_update_text_is_golden() -> None:
+    assert_golden("update_scale", update_text(2.0, 0.5, 2000))
+    assert_golden("update_scale_bounded", update_text(1.1, 0.5, 7, min_scale=1, max_scale=2.0**24))
+
+
+def test_no_golden_text_is_left_over() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == {*KERNELS, "update_scale", "update_scale_bounded"}
+
+
+def every_kernel() -> list[Kernel]:
+    asked = [Asked(*choice) for choice in itertools.product((False, True), repeat=3)]
+    return [
+        Kernel(source, target, aligned, each, 2048)
+        for source, target, aligned, each in itertools.product(DTYPES, (*DTYPES, None), (False, True), asked)
+        if target is not None or each != Asked()
+    ]
+
+
+def test_every_kernel_is_a_function_that_uses_all_it_takes() -> None:
+    for kernel in every_kernel():
+        function = ast.parse(source_text(kernel)).body[-1]
+        assert isinstance(function, ast.FunctionDef)
+        assert function.name == kernel_name(kernel)
+        assert [argument.arg for argument in function.args.args] == list(parameters(kernel))
+        stored = {
+            node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        loaded = {
+            node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        }
+        assert stored | set(parameters(kernel)) <= loaded, (kernel, stored - loaded)
+
+
+def test_different_kernels_have_different_texts() -> None:
+    kernels = every_kernel()
+    assert len({source_text(kernel) for kernel in kernels}) == len(kernels)
+
+
+def test_lines_are_readable() -> None:
+    assert max(len(line) for kernel in every_kernel() for line in source_text(kernel).splitlines()) <= 120
+
+
+def test_source_is_written_once_whole_and_again_if_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    path = write_source("answer", "def answer():\n    return 42\n")
+    assert path.parent == tmp_path / "fxamp"
+    before = path.stat().st_mtime_ns
+    assert write_source("answer", "def answer():\n    return 42\n") == path
+    assert path.stat().st_mtime_ns == before
+    path.write_text("def answer():\n    return 41\n")
+    assert load_function("answer", "def answer():\n    return 42\n")() == 42
+    assert [each.name for each in path.parent.iterdir() if each.suffix == ".tmp"] == []
+
+
+def test_another_text_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert write_source("answer", "one") != write_source("answer", "two")

@@ -1,0 +1,110 @@
+"""The kernels against torch's own op, bit for bit: in Triton's interpreter, and the reference."""
+
+import pytest
+import torch
+from kernel_cases import SCALES, expected, inverse, random_gradients, same_bits
+
+from fxamp.kernels import check_, check_unscale, check_unscale_
+from fxamp.kernels.plan import DTYPES
+
+pytestmark = pytest.mark.usefixtures("implementation")
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_in_place_equals_torchs_op(seed: int) -> None:
+    gradients = random_gradients(seed, DTYPES)
+    inv_scale = inverse(SCALES[seed % len(SCALES)])
+    wanted = expected(gradients, inv_scale)
+    found_inf, flags = torch.zeros(()), torch.full((len(gradients),), 7, dtype=torch.int32)
+    check_unscale_(gradients, inv_scale, found_inf, flags)
+    assert flags.tolist() == wanted.flags
+    assert found_inf.item() == wanted.found_inf
+    assert all(map(same_bits, gradients, wanted.true))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_to_another_dtype_equals_cast_then_torchs_op(seed: int, dtype: torch.dtype) -> None:
+    gradients = random_gradients(seed, DTYPES)
+    kept = [gradient.clone() for gradient in gradients]
+    inv_scale = inverse(SCALES[seed % len(SCALES)])
+    wanted = expected(gradients, inv_scale, dtype)
+    true, flags = check_unscale(gradients, inv_scale, dtype)
+    assert flags.tolist() == wanted.flags
+    assert all(map(same_bits, true, wanted.true))
+    assert all(map(same_bits, gradients, kept))
+
+
+@pytest.mark.parametrize("seed", range(200, 206))
+def test_check_only_writes_nothing_to_gradients(seed: int) -> None:
+    gradients = random_gradients(seed, DTYPES)
+    kept = [gradient.clone() for gradient in gradients]
+    versions = [gradient._version for gradient in gradients]
+    found_inf, flags = torch.zeros(1), torch.zeros(len(gradients), dtype=torch.int32)
+    check_(gradients, found_inf, flags)
+    wanted = expected(kept, torch.ones(()))
+    assert flags.tolist() == wanted.flags
+    assert found_inf.item() == wanted.found_inf
+    assert all(map(same_bits, gradients, kept))
+    assert [gradient._version for gradient in gradients] == versions
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_every_16_bit_value(dtype: torch.dtype, scale: float) -> None:
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
+    finite = every[every.isfinite()].clone()
+    inv_scale = inverse(scale)
+    for gradients in ([finite], [every]):
+        wanted = expected(gradients, inv_scale)
+        found_inf = torch.zeros(())
+        check_unscale_(gradients, inv_scale, found_inf)
+        assert found_inf.item() == wanted.found_inf
+        assert same_bits(gradients[0], wanted.true[0])
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("numel", [1, 2047, 2048, 2049, 16384, 16385])
+def test_one_bad_value_is_found_at_every_edge(numel: int, value: float) -> None:
+    for place in {0, numel // 2, numel - 1}:
+        gradients = [torch.ones(5), torch.ones(numel), torch.ones(5)]
+        gradients[1][place] = value
+        found_inf, flags = torch.zeros(()), torch.zeros(3, dtype=torch.int32)
+        check_unscale_(gradients, torch.tensor(0.5), found_inf, flags)
+        assert flags.tolist() == [0, 1, 0]
+        assert found_inf.item() == 1.0
+        assert gradients[1].sub(0.5).count_nonzero() == 1
+
+
+def test_overflow_by_unscaling_is_not_reported() -> None:
+    gradients = [torch.full((9,), 3e38), torch.full((9,), 6e4, dtype=torch.float16)]
+    found_inf = torch.zeros(())
+    check_unscale_(gradients, torch.tensor(16.0), found_inf)
+    assert found_inf.item() == 0.0
+    assert all(gradient.isinf().all() for gradient in gradients)
+
+
+def test_found_inf_is_sticky_and_flags_are_not() -> None:
+    found_inf, flags = torch.ones(()), torch.ones(1, dtype=torch.int32)
+    check_unscale_([torch.ones(4)], torch.ones(()), found_inf, flags)
+    assert found_inf.item() == 1.0
+    assert flags.item() == 0
+
+
+def test_many_tensors_and_none() -> None:
+    gradients = [torch.full((1 + number % 5,), float(number)) for number in range(300)]
+    gradients[177][0] = float("nan")
+    found_inf, flags = torch.zeros(()), torch.zeros(300, dtype=torch.int32)
+    check_unscale_(gradients, torch.tensor(0.5), found_inf, flags)
+    assert flags.nonzero().flatten().tolist() == [177]
+    assert all(gradient[-1].item() == number / 2 for number, gradient in enumerate(gradients) if number != 177)
+    check_unscale_([], torch.tensor(0.5), found_inf, torch.zeros(0, dtype=torch.int32))
+    check_unscale_([torch.zeros(0)], torch.tensor(0.5), found_inf.zero_())
+    assert found_inf.item() == 0.0
+
+
+def test_integer_gradients_are_refused_by_torch() -> None:
+    with pytest.raises(RuntimeError, match="not implemented for 'Int'"):
+        check_unscale_([torch.ones(3, dtype=torch.int32)], torch.ones(()), torch.zeros(()))
