@@ -109,7 +109,7 @@ def _cast_inputs(body: GraphModule, dtype: torch.dtype, context: Context) -> Non
 
 
 def _drop_outermost_region(body: GraphModule) -> None:
-    """Remove the region that ``custom_bwd`` opened: it says that the forward ran without autocast, which holds no more."""
+    """Remove the region that ``custom_bwd`` opened: it says that the forward had no autocast; it now has."""
     enters = [node for node in body.graph.nodes if node.target is ENTER]
     if not enters:
         return

@@ -57,7 +57,7 @@ def _set_dtype(node: Node, lower: torch.dtype, context: Context) -> Edit:
 
 
 def _append_dtype(node: Node, lower: torch.dtype, context: Context) -> Edit:
-    """The op has an overload that takes the dtype; it is called with float32, or with the type of an ineligible input."""
+    """Call the overload that takes a dtype: with float32, or with the type of an ineligible input."""
     target = node.target
     assert isinstance(target, OpOverload)
     first = _first_tensor(node)

@@ -134,7 +134,7 @@ def _signature(node: Node) -> Hashable:
         return type(value).__name__ if isinstance(value, (torch.SymInt, torch.SymFloat)) else repr(value)
 
     arguments = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    return node.target, tuple(describe(leaf) for leaf in pytree.tree_leaves(arguments))  # type: ignore[return-value]
+    return node.target, tuple(describe(leaf) for leaf in pytree.tree_leaves(arguments))
 
 
 def _inline(gm: GraphModule, node: Node, inner: GraphModule) -> list[Node]:
@@ -158,7 +158,7 @@ def _inline(gm: GraphModule, node: Node, inner: GraphModule) -> list[Node]:
         node.replace_all_uses_with(result)
     else:
         for user in list(node.users):
-            user.replace_all_uses_with(result[user.args[1]])  # type: ignore[index, arg-type]
+            user.replace_all_uses_with(result[user.args[1]])
             gm.graph.erase_node(user)
     gm.graph.erase_node(node)
     return fresh

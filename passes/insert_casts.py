@@ -75,7 +75,7 @@ class _Rewriter:
         if function is not None:
             return self._function(node, function)
         if node.target is operator.getitem:
-            node.meta["val"] = operator.getitem(*map_arg(node.args, lambda n: n.meta["val"]))  # type: ignore[misc]
+            node.meta["val"] = operator.getitem(*map_arg(node.args, lambda n: n.meta["val"]))
             return None
         if not isinstance(node.target, OpOverload):
             return self._restore_inputs(node, "fxamp does not look into it")
@@ -132,7 +132,8 @@ class _Rewriter:
     def _function(self, node: Node, function: AutogradFunction) -> None:
         """Forward for the new dtypes of the operands; backward for those of the outputs' gradients and saved values."""
         self._body(function.forward.module, function.forward.operands)
-        outputs, saved = graph_output(function.forward.module.graph).args[0]  # type: ignore[misc]
+        results: Any = graph_output(function.forward.module.graph).args[0]
+        outputs, saved = results
         values = pytree.tree_map(lambda n: n.meta["val"] if isinstance(n, Node) else n, outputs)
         incoming = [*pytree.tree_leaves(outputs), *saved]
         self._body(function.backward, incoming)
@@ -153,7 +154,7 @@ class _Rewriter:
 
 
 def _run(node: Node) -> Any:
-    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])  # type: ignore[arg-type]
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
@@ -187,7 +188,7 @@ def _cast_results(body: GraphModule, dtypes: dict[int, torch.dtype]) -> None:
     for index, dtype in dtypes.items():
         value = tensor_value(results[index]) if index < len(results) else None
         if value is not None and value.is_floating_point() and value.dtype != dtype:
-            results[index] = writer.cast(results[index], dtype, output, "the caller expects this dtype")  # type: ignore[arg-type]
+            results[index] = writer.cast(results[index], dtype, output, "the caller expects this dtype")
     output.args = (tuple(results),)
     body.recompile()
 

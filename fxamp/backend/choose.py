@@ -65,7 +65,7 @@ def _placed(policy: Policy, options: Options) -> Policy:
 
 
 def device_of(inputs: Sequence[Any]) -> str | None:
-    """The device type that a graph runs on: that of an accelerator among its tensors, else "cpu"; None without tensors."""
+    """The device type a graph runs on: that of an accelerator among its tensors, else "cpu"; None without tensors."""
     kinds = {value.device.type for value in inputs if isinstance(value, torch.Tensor)}
     accelerators = sorted(kinds - {"cpu", "meta"})
     return accelerators[0] if accelerators else "cpu" if "cpu" in kinds else None

@@ -10,8 +10,9 @@ from torch.fx import GraphModule
 from fxamp.backend.choose import Choice, choose_policy
 from fxamp.backend.guards import guard_policy
 from fxamp.backend.lowering import lower_graph
-from fxamp.backend.options import Options, parse_options
+from fxamp.backend.options import parse_options
 from fxamp.backend.registry import remember
+from fxamp.backend.unmatched import log_unmatched
 from fxamp.capture import Captured, capture
 from fxamp.passes.base import Context
 from fxamp.pipeline import GraphRecord, run_passes
@@ -39,9 +40,9 @@ def fxamp(
     module = gm
     if choice.policy is not None:
         module, record = _rewrite(gm, example_inputs, choice)
-        remember(record, example_inputs)
+        remember(record)
     else:
-        remember(GraphRecord("float32", choice.why, 0, 0, {}, {}, ()), example_inputs)
+        remember(GraphRecord("float32", choice.why, 0, 0, {}, {}, ()))
     return lower_graph(module, example_inputs, parsed, device=choice.policy.device if choice.policy else None)
 
 
@@ -51,6 +52,7 @@ def _rewrite(gm: GraphModule, inputs: Sequence[Any], choice: Choice) -> tuple[Gr
     ambient = torch.get_autocast_dtype(policy.device) if torch.is_autocast_enabled(policy.device) else None
     captured = capture(gm, inputs)
     record = apply_policy(captured, policy, ambient, choice.why)
+    log_unmatched(policy, record)
     log.info(
         "policy %s (%s): %d ops, %d casts, passes took %.0f ms",
         policy.name,
@@ -66,7 +68,10 @@ def _rewrite(gm: GraphModule, inputs: Sequence[Any], choice: Choice) -> tuple[Gr
 def apply_policy(
     captured: Captured, policy: Policy, ambient: torch.dtype | None, why: str, every_device: bool = False
 ) -> GraphRecord:
-    """Run the passes over ``captured`` for a resolved ``policy``; ``ambient`` is the autocast dtype it was captured under."""
+    """Run the passes over ``captured``, in place.
+
+    ``policy`` is resolved; ``ambient`` is the dtype of the autocast that the program was captured under, if any.
+    """
     context = Context(policy, captured.mode, ambient, every_device)
     passes = run_passes(captured, context)
     return record_graph(captured.module, policy.name, why, passes)

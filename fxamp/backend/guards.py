@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import GlobalStateSource
-from torch._guards import Guard, TracingContext
+from torch._guards import Guard, GuardBuilderBase, TracingContext
 
 from fxamp.backend.choose import Choice
 from fxamp.backend.options import Options
@@ -26,7 +26,8 @@ def guard_policy(options: Options, choice: Choice) -> None:
         return
     fresh = _freshness(options, choice)
 
-    def create(builder: GuardBuilder, guard: Guard) -> None:
+    def create(builder: GuardBuilderBase, guard: Guard) -> None:
+        assert isinstance(builder, GuardBuilder)
         code = [f"{_NAME}()"]
         builder.add_python_lambda_leaf_guard_to_root(code, code, closure_vars={_NAME: fresh}, is_epilogue=False)
 

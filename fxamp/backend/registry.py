@@ -1,8 +1,10 @@
-"""The records of all graphs that this process compiled, findable by the parameters that the graphs use."""
+"""The records of all graphs that this process compiled, each with the callables whose call led to it."""
 
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -13,21 +15,16 @@ from fxamp.pipeline import GraphRecord
 @dataclass(frozen=True)
 class _Entry:
     record: GraphRecord
-    alive: tuple[weakref.ref[torch.Tensor], ...]
+    owners: tuple[weakref.ref[Any], ...]
 
 
 _entries: list[_Entry] = []
 
 
-def remember(record: GraphRecord, inputs: Sequence[Any]) -> None:
-    """Keep ``record`` under the parameters among ``inputs``; the tensors themselves are held weakly."""
-    parameters = [value for value in inputs if isinstance(value, torch.nn.Parameter)]
-    _entries.append(_Entry(record, tuple(map(weakref.ref, parameters))))
-
-
-def recent(since: int) -> list[GraphRecord]:
-    """The records from number ``since`` on, in order of compilation."""
-    return [entry.record for entry in _entries[since:]]
+def remember(record: GraphRecord) -> None:
+    """Keep ``record`` under every module and compiled function that is being called now; they are held weakly."""
+    owners = {id(owner): weakref.ref(owner) for owner in _called(sys._getframe(1))}
+    _entries.append(_Entry(record, tuple(owners.values())))
 
 
 def count() -> int:
@@ -35,11 +32,27 @@ def count() -> int:
     return len(_entries)
 
 
-def records_of(model: torch.nn.Module) -> list[GraphRecord]:
-    """The records of the graphs that read a parameter of ``model``, in order of compilation."""
-    own = {id(parameter) for parameter in model.parameters()}
-    return [
-        entry.record
-        for entry in _entries
-        if own & {id(tensor) for ref in entry.alive if (tensor := ref()) is not None}
-    ]
+def recent(since: int) -> list[GraphRecord]:
+    """The records from number ``since`` on, in order of compilation."""
+    return [entry.record for entry in _entries[since:]]
+
+
+def records_of(compiled: Any) -> list[GraphRecord]:
+    """The records of the graphs compiled by calls of ``compiled``, a module or function, in order of compilation."""
+    names = ("_orig_mod", "_torchdynamo_orig_callable")
+    wanted = {id(compiled)} | {id(getattr(compiled, name)) for name in names if hasattr(compiled, name)}
+    return [entry.record for entry in _entries if wanted & {id(ref()) for ref in entry.owners}]
+
+
+def _called(frame: FrameType | None) -> Iterator[Any]:
+    """The modules and compiled functions whose calls are on the Python stack."""
+    while frame is not None:
+        if frame.f_code.co_filename == torch.nn.modules.module.__file__:
+            module = frame.f_locals.get("self")
+            if isinstance(module, torch.nn.Module):
+                yield module
+        elif frame.f_code.co_filename == torch._dynamo.eval_frame.__file__:
+            function = frame.f_locals.get("fn")
+            if hasattr(function, "__code__"):
+                yield function
+        frame = frame.f_back

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -61,7 +60,7 @@ def _lower_function(node: Node, function: AutogradFunction, mode: FakeTensorMode
     node.meta[CUSTOM_AUTOCAST] = custom_autocast(function.forward.module, function.backward)
     forward = _lower_tree(function.forward.module, _values(function.forward.operands, mode), mode)
     function.forward.replace(forward)
-    outputs, saved = next(iter(reversed(forward.graph.nodes))).args[0]  # type: ignore[misc]
+    outputs, saved = next(iter(reversed(forward.graph.nodes))).args[0]
     incoming = [*pytree.tree_leaves(outputs), *saved]
     backward = _lower_tree(function.backward, _values(incoming, mode), mode)
     setattr(node.graph.owning_module, str(function.backward_attribute.target), backward)
@@ -70,5 +69,3 @@ def _lower_function(node: Node, function: AutogradFunction, mode: FakeTensorMode
 def _values(arguments: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
     """Values of fx arguments; tensors are remade, so that a body's in-place ops cannot reach the outer values."""
     return [fake_like(a.meta["val"], mode) if isinstance(a, Node) else a for a in arguments]
-
-

@@ -41,9 +41,10 @@ def custom_autocast(*traced: GraphModule) -> CustomAutocast | None:
 
 
 def _subclasses(cls: type) -> Iterator[type]:
-    for sub in cls.__subclasses__():
-        yield sub
-        yield from _subclasses(sub)
+    direct: list[type] = cls.__subclasses__()
+    for function in direct:
+        yield function
+        yield from _subclasses(function)
 
 
 def _code(function: Any) -> CodeType | None:

@@ -20,7 +20,7 @@ class Traced:
     inputs: list[Any]
 
     def bind(self, rewritten: GraphModule) -> GraphModule:
-        """Make ``rewritten``, which has the same placeholders, take the arguments of the source and return its structure.
+        """Make ``rewritten``, which has the same placeholders, take the source's arguments and return its structure.
 
         Parameters and buffers are read from the source at each call: both share them.
         """
@@ -47,7 +47,9 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
     call = source.module() if isinstance(source, ExportedProgram) else source
     if not callable(call):
         kind = type(source).__name__
-        raise CaptureError(f"cannot capture an object of type {kind}; accepted: a function, nn.Module or ExportedProgram")
+        raise CaptureError(
+            f"cannot capture an object of type {kind}; accepted: a function, nn.Module or ExportedProgram"
+        )
     try:
         module = dynamo_graph_capture_for_export(call)(*inputs)
     except Exception as error:

@@ -19,6 +19,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.fakes import fake_like
+
 #: Key of ``node.meta`` under which a node that was kept as it stood says why.
 VERBATIM = "fxamp_verbatim"
 
@@ -110,8 +111,8 @@ class _Lowering(Interpreter):
 
 
 def _tracer() -> Any:
-    mode = torch._ops._get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY)
-    return mode.tracer  # type: ignore[union-attr]
+    modes: Any = torch._ops
+    return modes._get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY).tracer
 
 
 def _graph_argument(value: Any, tracer: Any) -> Any:
@@ -137,7 +138,7 @@ def _register(root: torch.nn.Module, prefix: str, value: Any) -> str:
 
 
 def _adopt_placeholders(gm: GraphModule, lowered: GraphModule, fakes: Sequence[Any]) -> None:
-    """Give the new placeholders the metadata of the old: Inductor and AOTAutograd read sources and static inputs there."""
+    """Give the new placeholders the metadata of the old: compilers read sources and static inputs there."""
     old = gm.graph.find_nodes(op="placeholder")
     new = lowered.graph.find_nodes(op="placeholder")
     for source, target, fake in zip(old, new, fakes, strict=True):

@@ -80,7 +80,7 @@ def autograd_function(node: Node) -> AutogradFunction | None:
     if not isinstance(results, (tuple, list)) or len(results) != 2:
         return None
     outputs, saved = results
-    expected = len(pytree.tree_leaves(outputs)) + len(saved)  # type: ignore[arg-type]
+    expected = len(pytree.tree_leaves(outputs)) + len(saved)
     if len(backward.module.graph.find_nodes(op="placeholder")) != expected:
         return None
     return AutogradFunction(forward, backward.attribute, backward.module)

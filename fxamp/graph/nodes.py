@@ -19,7 +19,7 @@ def op_name(node: Node) -> str:
     if isinstance(target, OpOverload):
         return f"{target.namespace}::{target._opname}.{target._overloadname}"
     if isinstance(target, HigherOrderOperator):
-        return f"higher_order::{target.name()}"
+        return f"higher_order::{target._name}"
     if isinstance(target, str):
         return f".{target}" if node.op == "call_method" else target
     module = getattr(target, "__module__", None)
@@ -86,7 +86,8 @@ def is_composite(target: object) -> bool:
 
 def graph_output(graph: Graph) -> Node:
     """The output node."""
-    return next(iter(reversed(graph.nodes)))
+    output: Node = next(iter(reversed(graph.nodes)))
+    return output
 
 
 def subgraphs(node: Node) -> Iterator[tuple[Node, GraphModule]]:

@@ -22,7 +22,7 @@ _SHORT = {
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The short name that torch's own printed graphs use: ``f32``, ``bf16``, ``i64``, ...; in full where there is none."""
+    """The short name that torch's printed graphs use: ``f32``, ``bf16``, ``i64``, ...; in full where there is none."""
     return _SHORT.get(dtype, str(dtype).removeprefix("torch."))
 
 
@@ -61,7 +61,7 @@ def _line(node: Node, names: dict[Node, str]) -> str:
 
 
 def format_graph(source: GraphModule | Graph, indent: str = "") -> str:
-    """One line a node, named ``%0``, ``%1``, ... in order, with dtypes and shapes; subgraphs indented after their user."""
+    """One line a node, named ``%0``, ``%1``, ... in order, with dtype and shape; subgraphs indented after their user."""
     graph = source.graph if isinstance(source, GraphModule) else source
     names: dict[Node, str] = {}
     lines: list[str] = []
