@@ -1,0 +1,162 @@
+"""Who does the work, on which devices, and what is kept between calls."""
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+from kernel_cases import expected, random_gradients, same_bits
+
+from fxamp.errors import OptionError
+from fxamp.kernels import Implementation, check_unscale, check_unscale_, forced
+from fxamp.kernels.devices import _perform_share, perform_everywhere
+from fxamp.kernels.dispatch import implementation
+from fxamp.kernels.work import Work
+
+CPU = torch.device("cpu")
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None
+import torch
+from fxamp.kernels import Implementation, check_, check_unscale, check_unscale_, update_scale_
+from fxamp.kernels.dispatch import implementation
+assert implementation(torch.device("cuda", 0)) is Implementation.REFERENCE
+found_inf, scale, tracker = torch.zeros(()), torch.tensor(8.0), torch.tensor(0, dtype=torch.int32)
+gradients = [torch.full((3,), 4.0), torch.full((2,), float("inf"))]
+assert check_unscale(gradients, torch.tensor(0.5), torch.float16)[1].tolist() == [0, 1]
+check_unscale_(gradients, torch.tensor(0.5), found_inf)
+update_scale_(scale, tracker, found_inf, 2.0, 0.5, 1)
+check_(gradients, found_inf)
+assert (gradients[0].tolist(), found_inf.item(), scale.item()) == ([2.0] * 3, 1.0, 4.0)
+"""
+IMPORT_ALONE = """
+import sys
+import torch
+before = "triton" in sys.modules
+import fxamp.kernels
+fxamp.kernels.check_([torch.zeros(1)], torch.zeros(()))
+assert ("triton" in sys.modules) == before
+"""
+
+
+@pytest.mark.parametrize("program", [WITHOUT_TRITON, IMPORT_ALONE], ids=["triton-is-missing", "import-is-lazy"])
+def test_without_triton(program: str) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=120)
+
+
+def test_cpu_is_the_references_and_can_be_forced() -> None:
+    assert implementation(CPU) is Implementation.REFERENCE
+    with forced(Implementation.INTERPRETER):
+        assert implementation(CPU) is Implementation.INTERPRETER
+        with forced(Implementation.REFERENCE):
+            assert implementation(CPU) is Implementation.REFERENCE
+        assert implementation(CPU) is Implementation.INTERPRETER
+    assert implementation(CPU) is Implementation.REFERENCE
+
+
+@pytest.mark.usefixtures("implementation")
+def test_shares_of_several_devices_are_brought_together() -> None:
+    gradients = random_gradients(7, (torch.float16, torch.float32))
+    inv_scale = torch.tensor(0.5)
+    wanted = expected(gradients, inv_scale)
+    assert 0 < sum(wanted.flags) < len(gradients)
+    found_inf, flags, norm = torch.zeros(()), torch.zeros(len(gradients), dtype=torch.int32), torch.zeros(())
+    work = Work(gradients, gradients, inv_scale, found_inf, flags, norm)
+    for positions in ([0, 2, 4], [5, 1, 3]):
+        _perform_share(work, positions, CPU, CPU, keep=False)
+    assert flags.tolist() == wanted.flags
+    assert found_inf.item() == 1.0
+    assert all(map(same_bits, gradients, wanted.true))
+    assert not norm.isfinite()
+
+
+def test_a_share_for_each_device() -> None:
+    """ "cpu:0" is another name of the same memory, and counts as another device."""
+    gradients, kept = [torch.ones(3), torch.ones(2)], torch.zeros((), device="cpu:0")
+    flags, norm = torch.zeros(2, dtype=torch.int32), torch.zeros(())
+    perform_everywhere(Work(gradients, None, None, kept, flags, norm), torch.device("cpu", 0), keep=False)
+    assert (kept.item(), flags.tolist(), norm.item()) == (0.0, [0, 0], 5.0)
+
+
+@pytest.fixture
+def uploads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts how often a table is built."""
+    pytest.importorskip("triton")
+    from fxamp.kernels import launch
+
+    counts: Counter[str] = Counter()
+    upload = launch._upload
+
+    def counted(*arguments: object) -> object:
+        counts["uploads"] += 1
+        return upload(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(launch, "_upload", counted)
+    monkeypatch.setattr(launch, "_kept", type(launch._kept)())
+    return counts
+
+
+def unscale(gradients: list[torch.Tensor]) -> None:
+    with forced(Implementation.INTERPRETER):
+        check_unscale_(gradients, torch.tensor(0.5), torch.zeros(()))
+
+
+def test_a_table_is_kept_until_a_gradient_moves(uploads: Counter[str]) -> None:
+    storage = torch.ones(64)
+    for _ in range(3):
+        unscale([storage[:8], storage[8:16]])
+    assert uploads["uploads"] == 1
+    unscale([storage[:8], storage[16:24]])
+    assert uploads["uploads"] == 2
+    assert storage[:24].tolist() == [1 / 16] * 8 + [1 / 8] * 8 + [1 / 2] * 8
+
+
+def test_the_same_address_with_another_size_or_dtype_is_another_table(uploads: Counter[str]) -> None:
+    storage = torch.ones(64)
+    unscale([storage[:8]])
+    unscale([storage[:9]])
+    unscale([storage[:9].view(torch.float16)])
+    unscale([storage[:16].view(4, 4)])
+    unscale([storage[:16].view(4, 4)[:, :2]])
+    assert uploads["uploads"] == 5
+    assert storage[9:16].tolist() == [0.25, 0.5, 0.5, 0.25, 0.25, 0.5, 0.5]
+
+
+def test_ops_keep_nothing(uploads: Counter[str]) -> None:
+    from fxamp.kernels import launch
+
+    gradients = [torch.ones(8)]
+    with forced(Implementation.INTERPRETER):
+        for _ in range(2):
+            check_unscale(gradients, torch.tensor(0.5))
+    assert uploads["uploads"] == 2
+    assert not launch._kept
+
+
+def test_few_tables_are_kept(uploads: Counter[str]) -> None:
+    from fxamp.kernels import launch
+
+    for numel in range(1, launch.KEPT + 5):
+        unscale([torch.ones(numel)])
+    assert len(launch._kept) == launch.KEPT
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("inv_scale", torch.ones((), dtype=torch.float64)),
+        ("inv_scale", torch.ones(2)),
+        ("found_inf", torch.zeros((), dtype=torch.int32)),
+        ("flags", torch.zeros(2, dtype=torch.int64)),
+        ("flags", torch.zeros(3, dtype=torch.int32)),
+        ("flags", torch.zeros(4, dtype=torch.int32)[::2]),
+        ("squared_norm", torch.zeros((), device="meta")),
+    ],
+)
+def test_wrong_results_are_refused_with_what_was_expected(name: str, wrong: torch.Tensor) -> None:
+    given = {"inv_scale": torch.ones(()), "found_inf": torch.zeros(())} | {name: wrong}
+    gradients = [torch.ones(2), torch.ones(3)]
+    with pytest.raises(OptionError, match=f"{name}: expected .* on cpu, got {wrong.numel()} of {wrong.dtype}"):
+        check_unscale_(gradients, **given)
+    assert gradients[0].tolist() == [1.0, 1.0]

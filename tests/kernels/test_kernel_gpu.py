@@ -1,0 +1,171 @@
+"""The compiled kernels on a real device against torch's own ops there, and under CUDA graph capture."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from kernel_cases import SCALES, expected, inverse, random_gradients, same_bits
+from torch import Tensor
+
+from fxamp.kernels import Implementation, check_, check_unscale, check_unscale_, check_unscale_norm, update_scale_
+from fxamp.kernels.dispatch import implementation
+from fxamp.kernels.plan import DTYPES
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def on_gpu(seed: int) -> list[Tensor]:
+    """Random gradients on the GPU, with the layouts and the alignments that they have on the CPU."""
+    moved = []
+    for gradient in random_gradients(seed, DTYPES):
+        storage = torch.empty(6000, dtype=gradient.dtype, device="cuda")
+        offset = gradient.storage_offset()
+        moved.append(storage.as_strided(gradient.shape, gradient.stride(), offset).copy_(gradient))
+    return moved
+
+
+def test_triton_is_chosen() -> None:
+    pytest.importorskip("triton")
+    assert implementation(torch.device("cuda", 0)) is Implementation.TRITON
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_in_place_equals_torchs_op(seed: int) -> None:
+    gradients = on_gpu(seed)
+    inv_scale = inverse(SCALES[seed % len(SCALES)], "cuda")
+    wanted = expected(gradients, inv_scale)
+    found_inf, flags = torch.zeros((), device="cuda"), torch.ones(len(gradients), dtype=torch.int32, device="cuda")
+    for gradient in gradients:
+        if not gradient.is_contiguous():
+            assert gradient.is_cuda
+    check_unscale_(gradients, inv_scale, found_inf, flags)
+    assert flags.tolist() == wanted.flags
+    assert found_inf.item() == wanted.found_inf
+    assert all(map(same_bits, gradients, wanted.true))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_to_another_dtype_equals_cast_then_torchs_op(seed: int, dtype: torch.dtype) -> None:
+    gradients = on_gpu(seed)
+    inv_scale = inverse(SCALES[seed % len(SCALES)], "cuda")
+    wanted = expected(gradients, inv_scale, dtype)
+    true, flags = check_unscale(gradients, inv_scale, dtype)
+    assert flags.tolist() == wanted.flags
+    assert all(map(same_bits, true, wanted.true))
+
+
+def test_check_only_writes_nothing() -> None:
+    gradients = on_gpu(200)
+    kept = [gradient.clone() for gradient in gradients]
+    found_inf, flags = torch.zeros((), device="cuda"), torch.zeros(len(gradients), dtype=torch.int32, device="cuda")
+    check_(gradients, found_inf, flags)
+    assert flags.tolist() == expected(kept, torch.ones((), device="cuda")).flags
+    assert all(map(same_bits, gradients, kept))
+
+
+def test_a_large_gradient_and_its_norm() -> None:
+    gradient = torch.randn(3_000_001, device="cuda", dtype=torch.float16)
+    gradient[-1] = 1.0
+    (true,), flags, norm = check_unscale_norm([gradient], torch.tensor(0.5, device="cuda"), torch.float32)
+    assert same_bits(true, gradient.float() * 0.5)
+    assert flags.item() == 0
+    # Far above the sum's error (its tree of additions is some 30 deep), far below one wrong block's share.
+    assert norm.item() == pytest.approx(true.double().square().sum().item(), rel=1e-5)
+
+
+def test_gradients_on_cpu_and_gpu_together() -> None:
+    gradients = [torch.ones(3, device="cuda"), torch.ones(5), torch.ones(2, device="cuda", dtype=torch.float16)]
+    gradients[1][2] = math.inf
+    found_inf, flags = torch.zeros((), device="cuda"), torch.zeros(3, dtype=torch.int32, device="cuda")
+    norm = torch.zeros((), device="cuda")
+    check_unscale_(gradients, torch.tensor(0.5, device="cuda"), found_inf, flags, norm)
+    assert (found_inf.item(), flags.tolist(), norm.item()) == (1.0, [0, 1, 0], math.inf)
+    assert gradients[1].tolist() == [0.5, 0.5, math.inf, 0.5, 0.5]
+
+
+def test_scale_update_equals_torchs_op() -> None:
+    scales, rules = (65536.0, 3.3, 0.0, 2.0**127, math.inf), ((2.0, 0.5, 1), (1.1, 0.9, 2))
+    for scale, found_inf, rule in itertools.product(scales, (0.0, 1.0, math.nan), rules):
+        ours = torch.tensor(scale, device="cuda"), torch.tensor(0, dtype=torch.int32, device="cuda")
+        theirs = ours[0].clone(), ours[1].clone()
+        found = torch.tensor(found_inf, device="cuda")
+        update_scale_(*ours, found, *rule)
+        torch._amp_update_scale_(*theirs, found, *rule)
+        assert same_bits(ours[0], theirs[0])
+        assert ours[1].equal(theirs[1])
+
+
+def test_no_host_sync_once_warm() -> None:
+    gradients = [torch.ones(100, device="cuda"), torch.ones(50, device="cuda", dtype=torch.float16)]
+    inv_scale, found_inf = torch.tensor(0.5, device="cuda"), torch.zeros((), device="cuda")
+    scale, tracker = torch.tensor(2.0, device="cuda"), torch.tensor(0, dtype=torch.int32, device="cuda")
+    flags, norm = torch.zeros(2, dtype=torch.int32, device="cuda"), torch.zeros((), device="cuda")
+
+    def step(grads: list[Tensor]) -> None:
+        check_unscale_(grads, inv_scale, found_inf, flags, norm)
+        check_unscale(grads, inv_scale, torch.float32)
+        update_scale_(scale, tracker, found_inf, 2.0, 0.5, 2)
+
+    step(gradients)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(gradients)
+        step([gradient.clone() for gradient in gradients])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_captured_in_a_cuda_graph() -> None:
+    gradients = [torch.ones(5000, device="cuda"), torch.ones(50, device="cuda", dtype=torch.float16)]
+    inv_scale, found_inf = torch.tensor(0.5, device="cuda"), torch.zeros((), device="cuda")
+    scale, tracker = torch.tensor(8.0, device="cuda"), torch.tensor(0, dtype=torch.int32, device="cuda")
+    flags = torch.zeros(2, dtype=torch.int32, device="cuda")
+
+    def step() -> Tensor:
+        found_inf.zero_()
+        (copy,), _ = check_unscale([gradients[1]], inv_scale, torch.float32)
+        check_unscale_(gradients, inv_scale, found_inf, flags)
+        update_scale_(scale, tracker, found_inf, 2.0, 0.5, 1000)
+        return copy
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        copy = step()
+    trash = [torch.full((1000,), 7, device="cuda") for _ in range(50)]  # what a freed table would be overwritten with
+    for gradient in gradients:
+        gradient.fill_(4.0)
+    graph.replay()
+    assert [gradient.unique().tolist() for gradient in gradients] == [[2.0], [2.0]]
+    assert (copy.unique().tolist(), found_inf.item(), flags.tolist(), scale.item()) == ([2.0], 0.0, [0, 0], 8.0)
+    gradients[1][49] = math.nan
+    graph.replay()
+    assert (found_inf.item(), flags.tolist(), scale.item()) == (1.0, [0, 1], 4.0)
+    assert gradients[0].unique().tolist() == [1.0]
+    assert len(trash) == 50
+
+
+@pytest.mark.inductor
+def test_inductors_cuda_graphs() -> None:
+    def program(first: Tensor, second: Tensor, inv_scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (one, two), flags = check_unscale([first * 2, second + 1], inv_scale, torch.float32)
+        return one + 1, two * 2, flags.amax()
+
+    compiled = torch.compile(program, mode="reduce-overhead", fullgraph=True)
+    inv_scale = torch.tensor(0.5, device="cuda")
+    for value in (1.0, 2.0, 3.0, math.inf):
+        first = torch.full((300,), value, device="cuda", dtype=torch.float16)
+        second = torch.ones(40, 7, device="cuda")
+        torch.compiler.cudagraph_mark_step_begin()
+        one, two, bad = compiled(first, second, inv_scale)
+        assert one.unique().tolist() == [value + 1]
+        assert two.unique().tolist() == [2.0]
+        assert bad.item() == int(math.isinf(value))
