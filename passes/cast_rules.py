@@ -61,7 +61,10 @@ def _append_dtype(node: Node, lower: torch.dtype, context: Context) -> Edit:
     target = node.target
     assert isinstance(target, OpOverload)
     first = _first_tensor(node)
-    overload = getattr(target.overloadpacket, _WITH_DTYPE[target._overloadname])
+    with_dtype = _WITH_DTYPE.get(target._overloadname)
+    if with_dtype is None:
+        return Edit()
+    overload = getattr(target.overloadpacket, with_dtype)
     dtype = torch.float32 if context.eligible(first) or first is None else first.dtype
     return Edit(kwargs={"dtype": dtype}, target=overload)
 

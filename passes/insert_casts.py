@@ -78,8 +78,12 @@ class _Rewriter:
             node.meta["val"] = operator.getitem(*map_arg(node.args, lambda n: n.meta["val"]))
             return None
         if not isinstance(node.target, OpOverload):
-            return self._restore_inputs(node, "fxamp does not look into it")
+            return self._opaque(node)
         return self._op(node)
+
+    def _opaque(self, node: Node) -> None:
+        if cast_back(node, self._captured):
+            self._restore_inputs(node, "fxamp does not look into it")
 
     def _op(self, node: Node) -> None:
         made = decision(node)
@@ -109,12 +113,11 @@ class _Rewriter:
 
     def _restore_inputs(self, node: Node, why: str) -> None:
         """Cast inputs back to what the node was captured with."""
+        overrule(node, why)
         casts = cast_back(node, self._captured)
         for source, dtype in casts.items():
             node.replace_input_with(source, self._casts.cast(source, dtype, node, why))
-        if casts:
-            overrule(node, why)
-            self._counts["cast back"] += len(casts)
+        self._counts["cast back"] += len(casts)
 
     def _changed(self, source: Node) -> bool:
         before, now = self._captured.get(source), source.meta.get("val")

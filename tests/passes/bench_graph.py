@@ -1,0 +1,65 @@
+"""A tiny captured graph, a policy of three rules, and one pass to run on it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from golden_text import assert_golden
+
+from fxamp.capture import Captured, capture
+from fxamp.capture.dynamo import trace
+from fxamp.graph import format_graph, verify
+from fxamp.passes.base import Context, Pass, Result
+from fxamp.policy import Category, Policy, Rule
+
+RULES = (
+    Rule("products", Category.LOWER_PRECISION_FP, ("mm", "bmm", "linear")),
+    Rule("wide", Category.FP32, ("exp", "mse_loss")),
+    Rule("joins", Category.PROMOTE, ("cat",)),
+)
+
+
+def policy(*rules: Rule, dtype: str = "bfloat16", outputs: str = "captured") -> Policy:
+    """A policy for the CPU with ``rules``, or with products in 16 bits, exp in float32 and cat promoted."""
+    return Policy("test", "cpu", dtype, outputs=outputs, rules=rules or RULES)
+
+
+@dataclass
+class Workbench:
+    """A captured program under a policy; ``run`` applies passes one by one and verifies after each."""
+
+    captured: Captured
+    context: Context
+
+    def run(self, *passes: Pass) -> Result:
+        """Run ``passes`` in order, each with its contract; the last one's result."""
+        result = Result(0)
+        for step in passes:
+            assert step.requires(self.captured.module, self.context) is None
+            result = step.run(self.captured.module, self.context)
+            verify(self.captured.module)
+            assert step.ensures(self.captured.module, self.context) is None
+        return result
+
+    @property
+    def text(self) -> str:
+        """The graph as text."""
+        return format_graph(self.captured.module)
+
+    def golden(self, name: str, *passes: Pass) -> Result:
+        """Run ``passes``; compare the graph before and after with the golden text ``name``."""
+        before = self.text
+        result = self.run(*passes)
+        assert_golden(f"passes/{name}", f"before\n{before}\n\nafter\n{self.text}")
+        return result
+
+
+def workbench(
+    program: Callable[..., Any], *inputs: Any, under: Policy | None = None, ambient: torch.dtype | None = None
+) -> Workbench:
+    """Capture ``program`` for ``inputs`` under the policy ``under``, inside autocast to ``ambient`` if given."""
+    with torch.autocast("cpu", ambient or torch.bfloat16, enabled=ambient is not None, cache_enabled=False):
+        traced = trace(program, inputs)
+        captured = capture(traced.module, traced.inputs)
+    return Workbench(captured, Context(under or policy(), captured.mode, ambient))

@@ -1,0 +1,71 @@
+import pytest
+import torch
+from bench_graph import policy, workbench
+
+from fxamp.errors import BannedOpError
+from fxamp.graph import op_name
+from fxamp.passes.annotate_rules import AnnotateRules
+from fxamp.passes.decision import Decision, decision
+from fxamp.policy import Category, Rule
+
+
+def decisions(bench: object) -> dict[str, Decision]:
+    graph = bench.captured.module.graph  # type: ignore[attr-defined]
+    return {op_name(node): made for node in graph.nodes if (made := decision(node)) is not None}
+
+
+def test_every_op_gets_the_rule_that_matches_it_or_none() -> None:
+    bench = workbench(lambda a: (a.mm(a).exp() + 1).relu(), torch.ones(2, 2))
+    before = bench.text
+    bench.run(AnnotateRules())
+    found = {name: made.rule.id if made.rule else None for name, made in decisions(bench).items()}
+    assert found == {
+        "aten::mm.default": "products",
+        "aten::exp.default": "wide",
+        "aten::add.Tensor": None,
+        "aten::relu.default": None,
+    }
+    assert bench.text == before
+
+
+def test_running_twice_changes_nothing_more() -> None:
+    bench = workbench(lambda a: a.mm(a), torch.ones(2, 2))
+    assert bench.run(AnnotateRules()).modified == 1
+    assert bench.run(AnnotateRules()).modified == 0
+
+
+def test_no_rule_holds_where_autocast_is_disabled() -> None:
+    def program(a: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return a.mm(a)
+
+    bench = workbench(program, torch.ones(2, 2))
+    bench.run(AnnotateRules())
+    made = decisions(bench)["aten::mm.default"]
+    assert made.rule is None and made.lower is None and "disabled" in made.reason
+
+
+def test_a_region_has_its_own_dtype() -> None:
+    def program(a: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.float16):
+            return a.mm(a)
+
+    bench = workbench(program, torch.ones(2, 2))
+    bench.run(AnnotateRules())
+    assert decisions(bench)["aten::mm.default"].lower is torch.float16
+
+
+def test_in_place_out_and_view_calls_follow_their_inputs() -> None:
+    rules = policy(Rule("all", Category.LOWER_PRECISION_FP, ("exp_", "view", "mm")))
+    bench = workbench(lambda a: a.clone().exp_().view(4), torch.ones(2, 2), under=rules)
+    bench.run(AnnotateRules())
+    made = decisions(bench)
+    assert made["aten::exp_.default"].rule is None and "in-place" in made["aten::exp_.default"].reason
+    assert made["aten::view.default"].rule is None and "view" in made["aten::view.default"].reason
+
+
+def test_a_banned_op_is_refused_with_its_advice_and_the_source_line() -> None:
+    banned = policy(Rule("no", Category.BANNED, ("exp",), advice="take log instead"))
+    bench = workbench(lambda a: a.exp(), torch.ones(2, 2), under=banned)
+    with pytest.raises(BannedOpError, match=r"(?s)take log instead.*test_annotate_rules.py:\d+: .*a\.exp\(\)"):
+        bench.run(AnnotateRules())

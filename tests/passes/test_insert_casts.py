@@ -1,0 +1,135 @@
+import pytest
+import torch
+from bench_graph import policy, workbench
+
+from fxamp.passes.annotate_rules import AnnotateRules
+from fxamp.passes.decision import decision
+from fxamp.passes.insert_casts import InsertCasts
+from fxamp.policy import Category, Rule
+
+PASSES = (AnnotateRules(), InsertCasts())
+
+
+def test_inputs_get_the_dtypes_of_their_rule_and_the_rest_follows() -> None:
+    bench = workbench(lambda a, w: (a.mm(w) + 1).exp(), torch.ones(2, 3), torch.ones(3, 2))
+    result = bench.golden("insert-casts", *PASSES)
+    assert result.counts["inserted"] == 3
+
+
+def test_nothing_to_cast() -> None:
+    bench = workbench(lambda a: (a + 1).relu(), torch.ones(2, 2))
+    before = bench.text
+    assert bench.run(*PASSES).modified == 0
+    assert bench.text == before
+
+
+def test_running_twice_changes_nothing_more() -> None:
+    bench = workbench(lambda a: torch.cat([a.mm(a), a]).exp().mm(a), torch.ones(2, 2))
+    bench.run(*PASSES)
+    once = bench.text
+    assert bench.run(*PASSES).modified == 0
+    assert bench.text == once
+
+
+def test_annotate_rules_must_come_first() -> None:
+    bench = workbench(lambda a: a.mm(a), torch.ones(2, 2))
+    assert "annotate-rules" in (InsertCasts().requires(bench.captured.module, bench.context) or "")
+
+
+def test_a_weight_is_cast_once_and_an_activation_once_a_use() -> None:
+    def program(w: torch.Tensor) -> torch.Tensor:
+        hidden = w.relu()
+        return hidden.mm(w) + hidden.mm(w)
+
+    bench = workbench(program, torch.ones(2, 2, requires_grad=True))
+    result = bench.golden("insert-casts-sharing", *PASSES)
+    assert result.counts == {"inserted": 3, "shared": 1, "cast back": 0}
+
+
+def test_a_value_that_needs_no_gradient_is_cast_once() -> None:
+    bench = workbench(lambda a: a.relu().mm(a) + a.relu().mm(a), torch.ones(2, 2))
+    assert bench.run(*PASSES).counts["shared"] == 1
+
+
+def test_a_cast_is_not_shared_over_a_write() -> None:
+    def program(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        first = a.mm(w)
+        a.view(-1).add_(1)
+        return first + a.mm(w)
+
+    bench = workbench(program, torch.ones(2, 2), torch.ones(2, 2))
+    bench.golden("insert-casts-write", *PASSES)
+    again = bench.captured.module(torch.ones(2, 2), torch.ones(2, 2))
+    assert torch.equal(again.float() if isinstance(again, torch.Tensor) else again[0].float(), torch.full((2, 2), 6.0))
+
+
+def test_a_cast_made_without_gradients_does_not_serve_where_they_are_needed() -> None:
+    def program(w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            shift = a.mm(w)
+        return a.mm(w) - shift
+
+    weight = torch.ones(2, 2, requires_grad=True)
+    bench = workbench(program, weight, torch.ones(2, 2))
+    bench.run(*PASSES)
+    (result,) = bench.captured.module(weight, torch.ones(2, 2))
+    result.sum().backward()
+    assert torch.equal(weight.grad, torch.full((2, 2), 2.0))
+
+
+def test_the_widest_type_wins_in_a_promoting_op() -> None:
+    bench = workbench(lambda a: torch.cat([a.mm(a), a]), torch.ones(2, 2))
+    bench.golden("insert-casts-promote", *PASSES)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(lambda a: torch.zeros(2, 2).index_put_((torch.tensor([0]),), a.mm(a)[0]), id="index_put_"),
+        pytest.param(lambda a: torch.zeros(2, 2).masked_scatter_(a > 0, a.mm(a)), id="masked_scatter_"),
+        pytest.param(lambda a: torch.lerp(a, a.mm(a), 0.5), id="lerp"),
+        pytest.param(lambda a: torch.index_add(a, 0, torch.tensor([0, 1]), a.mm(a)), id="index_add"),
+        pytest.param(lambda a: torch.linalg.inv(a.mm(a)), id="inv"),
+        pytest.param(lambda a: torch.scatter_add(a, 0, (a > 9).long(), a.mm(a)), id="scatter_add"),
+    ],
+)
+def test_what_an_op_would_refuse_is_cast_back(program) -> None:
+    a = torch.ones(2, 2) + torch.eye(2)
+    bench = workbench(program, a)
+    result = bench.run(*PASSES)
+    assert result.counts["cast back"] >= 1
+    out = bench.captured.module(a)
+    value = out[0] if isinstance(out, tuple) else out
+    torch.testing.assert_close(value.float(), program(a))
+
+
+def test_a_rule_that_an_op_cannot_follow_is_overruled_and_says_so() -> None:
+    rules = policy(Rule("low", Category.LOWER_PRECISION_FP, ("linalg_inv",)))
+    bench = workbench(lambda a: torch.linalg.inv(a), torch.eye(2), under=rules)
+    bench.run(*PASSES)
+    (node,) = [n for n in bench.captured.module.graph.nodes if n.op == "call_function"]
+    made = decision(node)
+    assert made is not None and made.rule is not None and "16-bit kernel" in made.overruled
+
+
+def test_set_dtype_leaves_the_input_and_an_explicit_dtype_wins() -> None:
+    rules = policy(
+        Rule("low", Category.LOWER_PRECISION_FP, ("mm",)), Rule("sum", Category.FP32_SET_OPT_DTYPE, ("sum",))
+    )
+    bench = workbench(
+        lambda a: (a.mm(a).sum(), a.mm(a).sum(dtype=torch.float64)), torch.ones(2, 2), under=rules
+    )
+    bench.golden("insert-casts-set-dtype", *PASSES)
+
+
+def test_append_dtype_calls_the_overload_that_takes_one() -> None:
+    rules = policy(
+        Rule("low", Category.LOWER_PRECISION_FP, ("mm",)), Rule("norm", Category.FP32_APPEND_DTYPE, ("norm",))
+    )
+    bench = workbench(lambda a: torch.ops.aten.norm.Scalar(a.mm(a)), torch.ones(2, 2), under=rules)
+    bench.golden("insert-casts-append-dtype", *PASSES)
+
+
+def test_float64_and_integers_are_never_cast() -> None:
+    bench = workbench(lambda a, i: (a.exp(), i + 1), torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int64))
+    assert bench.run(*PASSES).modified == 0

@@ -1,0 +1,108 @@
+"""fit-constants, restore-outputs, fold-casts and drop-regions."""
+
+import torch
+from bench_graph import Workbench, policy, workbench
+
+from fxamp.passes.annotate_rules import AnnotateRules
+from fxamp.passes.cast_writer import CastWriter
+from fxamp.passes.drop_regions import DropRegions
+from fxamp.passes.fit_constants import FitConstants
+from fxamp.passes.fold_casts import FoldCasts
+from fxamp.passes.insert_casts import InsertCasts
+from fxamp.passes.restore_outputs import RestoreOutputs
+
+CAST = (AnnotateRules(), InsertCasts())
+LOWEST = torch.finfo(torch.float32).min
+
+
+def test_a_constant_for_float32_is_brought_into_range() -> None:
+    bench = workbench(lambda a: a.mm(a).masked_fill(a > 0, LOWEST), torch.ones(2, 2))
+    bench.run(*CAST)
+    assert bench.golden("fit-constants", FitConstants()).modified == 1
+    assert bench.run(FitConstants()).modified == 0
+    (value,) = bench.captured.module(torch.ones(2, 2))
+    assert torch.equal(value, torch.full((2, 2), torch.finfo(torch.bfloat16).min, dtype=torch.bfloat16))
+
+
+def test_a_constant_tensor_is_brought_into_range() -> None:
+    bench = workbench(lambda a: a.mm(a).masked_fill(a > 0, torch.tensor(LOWEST)), torch.ones(2, 2))
+    bench.run(*CAST)
+    assert bench.run(FitConstants()).modified == 1
+    assert bench.run(FitConstants()).modified == 0
+    (value,) = bench.captured.module(torch.ones(2, 2))
+    assert torch.isfinite(value).all()
+
+
+def test_constants_that_fit_and_infinities_stay() -> None:
+    bench = workbench(lambda a: a.mm(a).masked_fill(a > 0, -torch.inf).clamp(-3.0, 3.0), torch.ones(2, 2))
+    bench.run(*CAST)
+    before = bench.text
+    assert bench.run(FitConstants()).modified == 0
+    assert bench.text == before
+
+
+def test_outputs_are_restored_to_their_captured_dtypes() -> None:
+    bench = workbench(lambda a: (a.mm(a), a + 1), torch.ones(2, 2))
+    bench.run(*CAST)
+    assert bench.golden("restore-outputs", RestoreOutputs()).modified == 1
+    assert bench.run(RestoreOutputs()).modified == 0
+
+
+def test_outputs_may_be_kept() -> None:
+    bench = workbench(lambda a: a.mm(a), torch.ones(2, 2), under=policy(outputs="keep"))
+    bench.run(*CAST)
+    assert bench.run(RestoreOutputs()).modified == 0
+
+
+def _with_pair(second: torch.dtype, extra_user: bool = False) -> Workbench:
+    """A graph whose output goes through two inserted casts: to float32, or bfloat16, and back."""
+    first = torch.float32 if second is torch.bfloat16 else torch.bfloat16
+    bench = workbench(lambda a: a.relu(), torch.ones(2, 2, dtype=second))
+    graph = bench.captured.module.graph
+    (relu,) = [node for node in graph.nodes if node.op == "call_function"]
+    output = next(iter(reversed(graph.nodes)))
+    writer = CastWriter(graph, grad=False)
+    wide = writer.cast(relu, first, output, "a test")
+    narrow = writer.cast(wide, second, output, "a test")
+    output.args = ((narrow, wide) if extra_user else (narrow,),)
+    bench.captured.module.recompile()
+    return bench
+
+
+def test_a_pair_that_loses_nothing_cancels() -> None:
+    bench = _with_pair(torch.bfloat16)
+    assert bench.golden("fold-casts", FoldCasts()).modified == 1
+    assert bench.run(FoldCasts()).modified == 0
+
+
+def test_a_pair_that_rounds_stays() -> None:
+    assert _with_pair(torch.float32).run(FoldCasts()).modified == 0
+
+
+def test_a_pair_whose_middle_is_needed_stays() -> None:
+    assert _with_pair(torch.bfloat16, extra_user=True).run(FoldCasts()).modified == 0
+
+
+def test_a_cast_that_the_user_wrote_stays() -> None:
+    bench = workbench(lambda a: a.float().bfloat16(), torch.ones(2, 2, dtype=torch.bfloat16))
+    assert bench.run(FoldCasts()).modified == 0
+
+
+def test_region_marks_are_dropped_for_this_device_only() -> None:
+    def program(a: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return a + 1
+
+    bench = workbench(program, torch.ones(2))
+    assert bench.golden("drop-regions", DropRegions()).modified == 1
+    assert bench.run(DropRegions()).modified == 0
+
+
+def test_marks_of_another_device_stay() -> None:
+    def program(a: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("xpu", torch.bfloat16, enabled=False):
+            return a + 1
+
+    bench = workbench(program, torch.ones(2))
+    assert bench.run(DropRegions()).modified == 0
+    assert "_enter_autocast" in bench.text
