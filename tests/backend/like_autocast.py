@@ -1,0 +1,65 @@
+"""The oracle of the backend's tests: the same program under eager torch.autocast, bit for bit."""
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    """The floating-point tensors in a result."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+
+
+def run(
+    program: Callable[..., Any], inputs: tuple[Any, ...], autocast: torch.dtype | None = None
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Call ``program`` and go backward from the sum of its floating results, in float32.
+
+    Returns the results and the gradients by name: of the program's parameters, and of ``inputs`` by position.
+    """
+    torch.manual_seed(7)
+    inputs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), inputs)
+    if isinstance(program, torch.nn.Module):
+        program.zero_grad()
+    context = torch.autocast("cpu", autocast) if autocast else nullcontext()
+    with context:
+        results = leaves(program(*inputs))
+    total = sum(result.float().square().sum() for result in results if result.requires_grad)
+    if isinstance(total, torch.Tensor):
+        total.backward()
+    named = dict(program.named_parameters()) if isinstance(program, torch.nn.Module) else {}
+    named |= {f"input {i}": value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+    gradients = {name: tensor.grad for name, tensor in named.items() if tensor.grad is not None}
+    return [result.detach() for result in results], gradients
+
+
+def compile_with(program: Callable[..., Any], lowering: str = "eager", **options: Any) -> Callable[..., Any]:
+    """A compiled copy of ``program``; the policy is cpu-bfloat16 unless given."""
+    torch._dynamo.reset()
+    given = {"policy": "cpu-bfloat16", "lowering": lowering} | options
+    if isinstance(program, torch.nn.Module):
+        twin = copy.deepcopy(program)
+        twin.compile(backend="fxamp", options=given)
+        return twin
+    return torch.compile(program, backend="fxamp", options=given)
+
+
+def assert_like_autocast(program: Callable[..., Any], *inputs: Any, lowering: str = "eager") -> None:
+    """Results and all gradients through fxamp are those of eager autocast to bfloat16, bit for bit.
+
+    The results' dtypes may be wider: a compiled graph hands out the dtypes that it was captured with.
+    """
+    compiled = compile_with(program, lowering)
+    expected, expected_gradients = run(program, inputs, torch.bfloat16)
+    results, gradients = run(compiled, inputs)
+    assert len(results) == len(expected)
+    for got, want in zip(results, expected, strict=True):
+        assert torch.equal(got.float(), want.float())
+    assert gradients.keys() == expected_gradients.keys()
+    for name, want in expected_gradients.items():
+        assert torch.equal(gradients[name], want), name
+    assert expected_gradients or not any(isinstance(v, torch.Tensor) and v.requires_grad for v in inputs)

@@ -1,0 +1,223 @@
+"""Programs of every kind that capture must carry through, against eager autocast, bit for bit."""
+
+import pytest
+import torch
+from like_autocast import assert_like_autocast, compile_with, leaves, run
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from fxamp import rewrite
+from fxamp.backend import registry
+
+LOWERINGS = ("eager", "aot_eager")
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).requires_grad_()
+
+
+class Residual(nn.Module):
+    """Linear, normalisation, activation, dropout, and a residual connection."""
+
+    def __init__(self, norm: nn.Module, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(dropout)
+        self.up = nn.Linear(8, 8)
+        self.norm = norm
+        self.down = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.drop(F.gelu(self.norm(self.up(x)))))
+
+
+def in_place(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    hidden = x @ w
+    hidden += 1
+    hidden[0] = x[0]
+    hidden.mul_(x)
+    return hidden @ w
+
+
+def views(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    hidden = (x @ w).view(2, 2, 4)
+    first = hidden[0]
+    first.add_(3)
+    return hidden.transpose(1, 2).reshape(4, 4) @ w
+
+
+def without_gradients(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        target = x @ w
+    return F.mse_loss(x @ w, target) + ((x @ w).detach() @ w).sum()
+
+
+def checkpointed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return checkpoint(lambda a, b: torch.relu(a @ b) @ b, x, w, use_reentrant=False) * x
+
+
+def conditional(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 1e9, lambda a, b: (a @ b).relu(), lambda a, b: a @ b @ a, (x, w)) * x
+
+
+def composites(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("ij,jk->ik", x, w) + torch.tensordot(x, w, 1) + torch.linalg.multi_dot([x, w, w])
+
+
+def masked(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    scores = x @ w
+    return scores.masked_fill(x > 0.5, torch.finfo(scores.dtype).min).softmax(-1) @ w
+
+
+def attention(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    q, k, v = ((x @ w).view(1, 1, 4, 4) for _ in range(3))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def regions(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", enabled=False):
+        exact = (x @ w).exp()
+    with torch.autocast("cpu", torch.float16):
+        half = (x + 1) @ (w + 1)
+    return exact + half.float() + x @ w
+
+
+def several(x: torch.Tensor, w: torch.Tensor) -> dict[str, object]:
+    return {"sum": x + w, "product": (x @ w, [w @ x]), "size": x.shape[0], "none": None}
+
+
+PROGRAMS = {
+    "in_place": in_place,
+    "views": views,
+    "without_gradients": without_gradients,
+    "checkpointed": checkpointed,
+    "conditional": conditional,
+    "composites": composites,
+    "masked": masked,
+    "attention": attention,
+    "regions": regions,
+    "several": several,
+}
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name: str, lowering: str) -> None:
+    assert_like_autocast(PROGRAMS[name], leaf(4, 4), leaf(4, 4), lowering=lowering)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize(
+    "norm", [nn.LayerNorm(8), nn.BatchNorm1d(8), nn.Identity(), nn.PReLU()], ids=lambda n: type(n).__name__
+)
+def test_module(norm: nn.Module, lowering: str) -> None:
+    torch.manual_seed(0)
+    assert_like_autocast(Residual(norm), leaf(4, 8), lowering=lowering)
+
+
+def test_dropout_draws_the_same_numbers() -> None:
+    torch.manual_seed(0)
+    assert_like_autocast(Residual(nn.LayerNorm(8), dropout=0.5), leaf(4, 8))
+
+
+def test_dropout_masks_the_gradient_as_it_masks_the_value() -> None:
+    compiled = compile_with(lambda x: F.dropout(x @ torch.eye(8), 0.5), "aot_eager")
+    x = leaf(8, 8)
+    result = compiled(x)
+    result.sum().backward()
+    assert x.grad is not None and 0 < (result == 0).sum() < 64
+    assert torch.equal(x.grad == 0, result == 0)
+
+
+def test_branches_of_a_cond_agree_on_a_dtype_where_autocast_cannot() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 1e9, lambda a, b: a + b, lambda a, b: a @ b, (x, w))
+
+    x = torch.ones(4, 4)
+    assert torch.equal(compile_with(program, "aot_eager")(x, x), torch.full((4, 4), 4.0))
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_buffers_that_change_end_as_under_autocast(lowering: str) -> None:
+    torch.manual_seed(0)
+    model = Residual(nn.BatchNorm1d(8))
+    compiled = compile_with(model, lowering)
+    for _ in range(3):
+        run(compiled, (leaf(4, 8),))
+        run(model, (leaf(4, 8),), torch.bfloat16)
+    assert model.norm.num_batches_tracked == 3
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, dict(compiled.named_buffers())[name]), name
+
+
+def test_compiling_writes_to_no_buffer_of_the_user() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    rewrite(model, (torch.ones(4, 8),), policy="cpu-bfloat16")
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+def test_dynamic_shapes_compile_once() -> None:
+    model = Residual(nn.LayerNorm(8))
+    compiled = compile_with(model, "aot_eager")
+    before = registry.count()
+    torch._dynamo.mark_dynamic(first := leaf(3, 8), 0)
+    compiled(first).sum().backward()
+    for rows in (4, 5, 9):
+        results, gradients = run(compiled, (leaf(rows, 8),))
+        expected, expected_gradients = run(model, (leaf(rows, 8),), torch.bfloat16)
+        assert torch.equal(results[0], expected[0].float())
+        assert all(torch.equal(gradients[name], want) for name, want in expected_gradients.items())
+    assert registry.count() == before + 1
+
+
+def test_inference_without_gradients() -> None:
+    model = Residual(nn.LayerNorm(8)).eval()
+    for mode in (torch.no_grad, torch.inference_mode):
+        compiled = compile_with(model, "aot_eager")
+        with mode():
+            (expected,) = run(model, (torch.ones(2, 8),), torch.bfloat16)[0]
+            assert torch.equal(compiled(torch.ones(2, 8)), expected.float())
+
+
+def test_a_frozen_parameter_gets_no_gradient() -> None:
+    model = Residual(nn.LayerNorm(8))
+    model.up.weight.requires_grad_(False)
+    compiled = compile_with(model, "aot_eager")
+    _, gradients = run(compiled, (leaf(4, 8),))
+    _, expected = run(model, (leaf(4, 8),), torch.bfloat16)
+    assert gradients.keys() == expected.keys() and "up.weight" not in gradients
+
+
+def test_a_graph_break_hands_out_what_was_captured() -> None:
+    seen: list[torch.dtype] = []
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        hidden = x @ w
+        torch._dynamo.graph_break()
+        seen.append(hidden.dtype)
+        return F.conv1d(hidden[None], w[:, :, None])
+
+    compiled = compile_with(program, "eager")
+    results, gradients = run(compiled, (leaf(4, 4), leaf(4, 4)))
+    assert seen[-1] is torch.float32
+    assert gradients.keys() == {"input 0", "input 1"}
+    assert all(torch.isfinite(leaf).all() for leaf in leaves(results))
+
+
+def test_an_untraceable_node_keeps_its_captured_dtypes() -> None:
+    @torch.library.custom_op("fxamp_test::needs_float32", mutates_args=())
+    def needs_float32(x: torch.Tensor) -> torch.Tensor:
+        assert x.dtype is torch.float32
+        return x * 2
+
+    @needs_float32.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype is not torch.float32:
+            raise RuntimeError("float32 only")
+        return torch.empty_like(x)
+
+    compiled = compile_with(lambda x, w: needs_float32(x @ w), "eager")
+    x = torch.ones(4, 4)
+    assert torch.equal(compiled(x, x), torch.full((4, 4), 8.0))
