@@ -2,7 +2,8 @@
 
 1. An op's rule is the policy's last rule that matches it.
 2. Inside ``torch.autocast(enabled=False)`` no rule holds; inside another region its dtype replaces the policy's.
-3. In-place and ``out=`` calls, views, and what fxamp keeps verbatim follow their inputs, whatever a rule says.
+3. In-place and ``out=`` calls, views of memory that the program writes to, and what fxamp keeps verbatim follow their
+   inputs, whatever a rule says.
 4. The backward of a custom autograd.Function is under the same region as its forward, unless ``custom_fwd``'s
    ``cast_inputs`` turned autocast off in both.
 """
@@ -16,7 +17,7 @@ from torch.fx import GraphModule, Node
 from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast
 from fxamp.errors import BannedOpError
 from fxamp.graph import describe_source, module_path, op_name
-from fxamp.graph.aliases import may_alias_inputs
+from fxamp.graph.aliases import AliasSets, may_alias_inputs
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.decision import Decision, decide, decision
@@ -63,8 +64,8 @@ def _decide(node: Node, region: Region, context: Context) -> Decision:
         return Decision(None, None, f"autocast is disabled here: rule {rule.id} does not hold")
     if node.target._schema.is_mutable:  # type: ignore[union-attr]
         return Decision(None, region.lower, f"in-place and out= calls follow their inputs: not rule {rule.id}")
-    if may_alias_inputs(node):
-        return Decision(None, region.lower, f"a view must share its input's memory: not rule {rule.id}")
+    if may_alias_inputs(node) and AliasSets(node.graph).mutated(node):
+        return Decision(None, region.lower, f"a view of memory that is written to must stay one: not rule {rule.id}")
     if rule.cast is Category.BANNED:
         raise BannedOpError(_refusal(node, rule.advice, context))
     return Decision(rule, region.lower, rule.why)

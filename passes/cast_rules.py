@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from fxamp.graph import tensor_value
 from fxamp.passes.base import Context
@@ -78,8 +79,13 @@ _WITH_DTYPE = {
 
 
 def _promote(node: Node, lower: torch.dtype, context: Context) -> Edit:
-    """All inputs in the widest of their types; a 16-bit type other than the policy's counts as float32."""
-    values = [tensor_value(source) for source in node.all_input_nodes]
+    """All inputs in the widest of their types; a 16-bit type other than the policy's counts as float32.
+
+    Optional tensors (``bilinear``'s bias) are cast too, but have no say.
+    """
+    assert isinstance(node.target, OpOverload)
+    given = [_given(node, a.name) for a in node.target._schema.arguments if not isinstance(a.type, torch.OptionalType)]
+    values = [tensor_value(leaf) for leaf in pytree.tree_leaves(given)]
     dtypes = {value.dtype for value in values if context.eligible(value) and value is not None}
     return _cast_all(node, lower if dtypes <= {lower} else torch.float32, context)
 

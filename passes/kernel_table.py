@@ -14,6 +14,7 @@ PROMOTES = frozenset(
     f"aten::{name}"
     for name in (
         "_to_copy",
+        "addr",
         "as_strided_scatter",
         "binary_cross_entropy_with_logits",
         "block_diag",

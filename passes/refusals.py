@@ -31,8 +31,8 @@ def refusal(node: Node, captured: Mapping[Node, Any]) -> str | None:
     """
     if not isinstance(node.target, OpOverload):
         return None
-    dtypes = [value.dtype for source in floating_inputs(node) if (value := tensor_value(source)) is not None]
-    if len(set(dtypes)) > 1 and not _takes_mixture(node):
+    dtypes = {value.dtype for source in floating_inputs(node) if (value := tensor_value(source)) is not None}
+    if len(dtypes - {torch.float64}) > 1 and not _takes_mixture(node):
         return "its floating-point inputs must have one dtype"
     half = _HALF.intersection(dtypes)
     if half and _without_kernel(node) and not _captured_half(node, captured):

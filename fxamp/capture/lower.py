@@ -14,11 +14,12 @@ import torch.fx.traceback as fx_traceback
 from torch._guards import tracing
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Interpreter, Node, Proxy
+from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
 from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.fakes import fake_like
+from fxamp.errors import CaptureError
 
 #: Key of ``node.meta`` under which a node that was kept as it stood says why.
 VERBATIM = "fxamp_verbatim"
@@ -68,11 +69,27 @@ class _Lowering(Interpreter):
         try:
             return super().run_node(n)
         except Exception as error:
-            for node in reversed(graph.nodes):
-                if node is last:
-                    break
-                graph.erase_node(node)
-            return self._keep(n, f"{type(error).__name__}: {error}")
+            _erase_after(last, graph)
+            try:
+                with self._forced_autocast(n):
+                    return super().run_node(n)
+            except Exception:
+                _erase_after(last, graph)
+                if "example_value" not in n.meta:
+                    raise CaptureError(f"{n.name} = {n.target} cannot be traced: {error}") from error
+                return self._keep(n, f"{type(error).__name__}: {error}")
+
+    @contextmanager
+    def _forced_autocast(self, n: Node) -> Iterator[None]:
+        """Autocast for the device of the node's inputs: the policy's casts may make a call valid that is not yet."""
+        tensors = [self.env[source] for source in n.all_input_nodes if isinstance(self.env[source], torch.Tensor)]
+        device = tensors[0].device.type if tensors else "cpu"
+        before = torch.is_autocast_enabled(device)
+        torch.set_autocast_enabled(device, True)
+        try:
+            yield
+        finally:
+            torch.set_autocast_enabled(device, before)
 
     def _mark_region(self, n: Node) -> Any:
         """Record the mark, and make its autocast state hold while the region is traced.
@@ -108,6 +125,13 @@ class _Lowering(Interpreter):
         node.meta["val"] = value
         proxy_tensor.track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)
         return value
+
+
+def _erase_after(last: Node | None, graph: Graph) -> None:
+    for node in reversed(graph.nodes):
+        if node is last:
+            return
+        graph.erase_node(node)
 
 
 def _tracer() -> Any:

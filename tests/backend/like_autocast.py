@@ -48,13 +48,19 @@ def compile_with(program: Callable[..., Any], lowering: str = "eager", **options
     return torch.compile(program, backend="fxamp", options=given)
 
 
-def assert_like_autocast(program: Callable[..., Any], *inputs: Any, lowering: str = "eager") -> None:
+def assert_like_autocast(
+    program: Callable[..., Any],
+    *inputs: Any,
+    lowering: str = "eager",
+    oracle: Callable[..., Any] | None = None,
+) -> None:
     """Results and all gradients through fxamp are those of eager autocast to bfloat16, bit for bit.
 
-    The results' dtypes may be wider: a compiled graph hands out the dtypes that it was captured with.
+    ``oracle`` is what runs under eager autocast, ``program`` itself unless given. The results' dtypes may be wider:
+    a compiled graph hands out the dtypes that it was captured with.
     """
     compiled = compile_with(program, lowering)
-    expected, expected_gradients = run(program, inputs, torch.bfloat16)
+    expected, expected_gradients = run(oracle or program, inputs, torch.bfloat16)
     results, gradients = run(compiled, inputs)
     assert len(results) == len(expected)
     for got, want in zip(results, expected, strict=True):

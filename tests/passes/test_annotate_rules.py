@@ -57,7 +57,7 @@ def test_a_region_has_its_own_dtype() -> None:
 
 def test_in_place_out_and_view_calls_follow_their_inputs() -> None:
     rules = policy(Rule("all", Category.LOWER_PRECISION_FP, ("exp_", "view", "mm")))
-    bench = workbench(lambda a: a.clone().exp_().view(4), torch.ones(2, 2), under=rules)
+    bench = workbench(lambda a: a.clone().view(4).exp_(), torch.ones(2, 2), under=rules)
     bench.run(AnnotateRules())
     made = decisions(bench)
     assert made["aten::exp_.default"].rule is None and "in-place" in made["aten::exp_.default"].reason

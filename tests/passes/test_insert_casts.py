@@ -116,9 +116,7 @@ def test_set_dtype_leaves_the_input_and_an_explicit_dtype_wins() -> None:
     rules = policy(
         Rule("low", Category.LOWER_PRECISION_FP, ("mm",)), Rule("sum", Category.FP32_SET_OPT_DTYPE, ("sum",))
     )
-    bench = workbench(
-        lambda a: (a.mm(a).sum(), a.mm(a).sum(dtype=torch.float64)), torch.ones(2, 2), under=rules
-    )
+    bench = workbench(lambda a: (a.mm(a).sum(), a.mm(a).sum(dtype=torch.float64)), torch.ones(2, 2), under=rules)
     bench.golden("insert-casts-set-dtype", *PASSES)
 
 
@@ -131,5 +129,7 @@ def test_append_dtype_calls_the_overload_that_takes_one() -> None:
 
 
 def test_float64_and_integers_are_never_cast() -> None:
-    bench = workbench(lambda a, i: (a.exp(), i + 1), torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int64))
+    bench = workbench(
+        lambda a, i: (a.exp(), i + 1), torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int64)
+    )
     assert bench.run(*PASSES).modified == 0
