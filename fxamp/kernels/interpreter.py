@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.language import standard
 from triton.runtime.interpreter import InterpretedFunction
 
 
@@ -26,9 +27,13 @@ class Interpreted:
 
 @contextmanager
 def _interpreted_reductions() -> Iterator[None]:
-    """``tl.max`` and ``tl.sum`` are jitted functions themselves, which an interpreted kernel cannot call."""
+    """Replace ``tl.max`` and ``tl.sum``: they are jitted functions, which an interpreted kernel cannot call.
+
+    Interpreting them too would leave ``triton.language`` patched. ``tl.reduce`` is interpreted while a kernel runs.
+    """
     jitted = tl.max, tl.sum
-    tl.max, tl.sum = (InterpretedFunction(function.fn) for function in jitted)
+    tl.max = lambda values, axis: tl.reduce(values, axis, standard._elementwise_max)
+    tl.sum = lambda values, axis: tl.reduce(values, axis, standard._sum_combine)
     try:
         yield
     finally:

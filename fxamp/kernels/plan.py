@@ -15,7 +15,7 @@ from torch import Tensor
 CHUNK = 16_384
 WARPS = 8
 ALIGNMENT = 16  # bytes: the widest single access of a GPU's lane
-LANE = 8  # elements that a lane handles at a time: 16 bytes of a 16-bit dtype, and few registers for all dtypes
+LANE = 32  # bytes of arithmetic (float32, or float64) that a lane does at a time: 8 float16, which are 16 bytes to load
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -114,7 +114,7 @@ def make_plan(gradients: tuple[Gradient, ...], asked: Asked, wave: int) -> Plan:
         if not dense or source not in DTYPES or (target or source) not in DTYPES:
             left.append(position)
         elif numel:
-            kernel = Kernel(source, target, aligned, asked, block=WARPS * wave * LANE)
+            kernel = Kernel(source, target, aligned, asked, block_size(source, wave))
             members.setdefault(kernel, []).append(position)
     groups = (
         Group(kernel, tuple(positions), tuple(gradients[position].numel for position in positions))
@@ -144,3 +144,8 @@ def is_dense(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def block_size(source: torch.dtype, wave: int) -> int:
+    """Return how many elements a program handles at a time: few enough for every lane's registers."""
+    return WARPS * wave * LANE // max(source.itemsize, torch.float32.itemsize)

@@ -160,3 +160,13 @@ def test_wrong_results_are_refused_with_what_was_expected(name: str, wrong: torc
     with pytest.raises(OptionError, match=f"{name}: expected .* on cpu, got {wrong.numel()} of {wrong.dtype}"):
         check_unscale_(gradients, **given)
     assert gradients[0].tolist() == [1.0, 1.0]
+
+
+def test_interpreting_leaves_triton_as_it_was() -> None:
+    """Else kernels could not be compiled in this process any more."""
+    tl = pytest.importorskip("triton").language
+    parts = (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.dtype, tl.core.tensor_descriptor_base)
+    before = [dict(vars(part)) for part in parts]
+    with forced(Implementation.INTERPRETER):
+        check_unscale_([torch.ones(8)], torch.ones(()), torch.zeros(()), squared_norm=torch.zeros(()))
+    assert [dict(vars(part)) for part in parts] == before

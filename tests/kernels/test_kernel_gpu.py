@@ -15,6 +15,7 @@ from fxamp.kernels.plan import DTYPES
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),  # Inductor's import
 ]
 
 
@@ -39,9 +40,6 @@ def test_in_place_equals_torchs_op(seed: int) -> None:
     inv_scale = inverse(SCALES[seed % len(SCALES)], "cuda")
     wanted = expected(gradients, inv_scale)
     found_inf, flags = torch.zeros((), device="cuda"), torch.ones(len(gradients), dtype=torch.int32, device="cuda")
-    for gradient in gradients:
-        if not gradient.is_contiguous():
-            assert gradient.is_cuda
     check_unscale_(gradients, inv_scale, found_inf, flags)
     assert flags.tolist() == wanted.flags
     assert found_inf.item() == wanted.found_inf

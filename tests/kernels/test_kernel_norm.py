@@ -5,7 +5,7 @@ import torch
 from kernel_cases import finite_bits
 
 from fxamp.kernels import check_, check_unscale_, check_unscale_norm
-from fxamp.kernels.plan import CHUNK, LANE, WARPS
+from fxamp.kernels.plan import CHUNK, block_size
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -19,7 +19,7 @@ def bound(numels: list[int]) -> float:
     a block of its chunk; at most one addition an element of a block, in whatever order they are reduced (Higham,
     Accuracy and Stability of Numerical Algorithms, 4.2); one a program; and the last, into the result.
     """
-    block = WARPS * 32 * LANE
+    block = block_size(torch.float32, 32)
     programs = sum(-(-numel // CHUNK) for numel in numels)
     return float((1 + UNIT) ** (2 + 1 + CHUNK // block + block + programs + 1) - 1)
 

@@ -45,9 +45,11 @@ def test_plan_is_hashable_and_made_once() -> None:
 
 def test_block_fits_the_chunk_and_the_wave() -> None:
     blocks = {
-        wave: make_plan((Gradient(1, F16, F32, True, True),), FLAGS, wave).groups[0].kernel.block for wave in (32, 64)
+        (dtype, wave): make_plan((Gradient(1, dtype, F32, True, True),), FLAGS, wave).groups[0].kernel.block
+        for dtype in (F16, F32, torch.float64)
+        for wave in (32, 64)
     }
-    assert blocks == {32: 2048, 64: 4096}
+    assert list(blocks.values()) == [2048, 4096, 2048, 4096, 1024, 2048]
     assert all(CHUNK % block == 0 for block in blocks.values())
 
 

@@ -19,7 +19,7 @@ KERNELS = {
     "unscale_f16_to_f32_flags": Kernel(torch.float16, torch.float32, True, FLAGS, 2048),
     "unscale_f32_in_place_all": Kernel(torch.float32, torch.float32, True, ALL, 2048),
     "unscale_bf16_unaligned": Kernel(torch.bfloat16, torch.bfloat16, False, Asked(found_inf=True), 2048),
-    "unscale_f64_to_bf16": Kernel(torch.float64, torch.bfloat16, True, FLAGS, 2048),
+    "unscale_f64_to_bf16": Kernel(torch.float64, torch.bfloat16, True, FLAGS, 1024),
     "check_f32_hip": Kernel(torch.float32, None, True, Asked(found_inf=True, flags=True), 4096),
 }
 
