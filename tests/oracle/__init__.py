@@ -1,0 +1,1 @@
+"""The oracle: what the real torch.autocast does to an op, on any device, without that device."""

@@ -1,0 +1,201 @@
+"""Every op that torch registers for autocast, on every device: the real autocast beside policy files and fxamp.rewrite.
+
+The real autocast runs on FakeTensors of the device, which need not be there. First the policy files alone are compared,
+through a reference of the categories' semantics; then ``fxamp.rewrite``, which is the software that users run.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tabulate import tabulate
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fxamp.errors import BannedOpError
+from fxamp.policy import Category, Policy
+from fxamp.policy.model import DEVICES
+from tests.oracle.gaps import NO_FAKE_KERNEL, UNSEEN, names_dimensions, really_refused
+from tests.oracle.observe import Observation, autocast, observe, observe_call
+from tests.oracle.reference import expected
+from tests.oracle.rewritten import rewritten
+from tests.oracle.samples import SAMPLES, Variant, samples
+
+# Some ops are deprecated and say so; fake kernels log what they refuse.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quiet_fake_kernels")]
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+BRIEF = ("all torch.float32", "all torch.float16", "torch.float32 with torch.float16 at 0", "all torch.float64")
+COVERAGE: dict[tuple[str, str], list[int]] = {}
+
+
+@pytest.fixture
+def quiet_fake_kernels() -> Iterator[None]:
+    """No logging: fake kernels log what they refuse, and torch's tracing would write a record of every graph."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def registered(device: str) -> list[str]:
+    """Return the names of the overloads that torch registers for a device's autocast."""
+    return sorted(torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device.upper()}"))
+
+
+def seen(device: str) -> list[str]:
+    """Return those whose autocast kernel runs here."""
+    return [name for name in registered(device) if name not in UNSEEN and not names_dimensions(name)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_registered_op_has_a_sample_and_a_rule(device: str) -> None:
+    policy = Policy.load(f"{device}-float16").resolve(device)
+    assert [name for name in seen(device) if name not in SAMPLES] == []
+    assert [name for name in registered(device) if policy.rule_for(name) is None] == []
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_op_of_a_rule_is_registered(device: str) -> None:
+    """A rule names nothing that autocast leaves alone. Ops of another build (cuDNN) are not in this one."""
+    policy = Policy.load(f"{device}-float16").resolve(device)
+    names = set(registered(device))
+    covered = names | {name.partition(".")[0] for name in names} | {f"{name}.default" for name in names}
+    assert {op for rule in policy.rules for op in rule.ops} - covered <= set(UNSEEN)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_rule_covers_no_other_overload_that_autocast_leaves_alone(device: str) -> None:
+    policy = Policy.load(f"{device}-float16").resolve(device)
+    for packet in {name.partition(".")[0] for name in seen(device)}:
+        for schema in torch._C._jit_get_schemas_for_operator(packet):
+            name = f"{packet}.{schema.overload_name}".rstrip(".")
+            alone = name not in registered(device) and not schema.is_mutable and "Tensor" in str(schema)
+            assert not alone or policy.rule_for(name) is None, name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_policy_file_agrees(device: str, dtype: str) -> None:
+    lower = DTYPES[dtype]
+    policy = Policy.load(f"{device}-{dtype}").resolve(device)
+    differing, calls = [], 0
+    for variant in variants(device, lower, brief=dtype == "bfloat16"):
+        with FakeTensorMode():
+            real = observe_call(variant.op, *variant.build(device), device, lower)
+            table = expected(policy, variant.op, *variant.build(device))
+        calls += 1
+        if not agree(real, table, variant):
+            differing.append(f"{variant.op} {variant.label}\n  autocast {real}\n  policy   {table}")
+    COVERAGE[device, f"policy {dtype}"] = [len(registered(device)), len(seen(device)), calls]
+    assert not differing, "\n".join(differing)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_only_the_named_ops_have_no_fake_kernel(device: str) -> None:
+    failing = set()
+    for name in seen(device):
+        variant = next(samples(name, torch.float16))
+        with FakeTensorMode():
+            if observe(variant.op, *variant.build(device), device, torch.float16).kernel_error is not None:
+                failing.add(name)
+    assert failing <= set(NO_FAKE_KERNEL)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rewrite_agrees(device: str) -> None:
+    policy = Policy.load(f"{device}-float16").resolve(device)
+    differing, calls = [], 0
+    for variant in variants(device, torch.float16, brief=device not in ("cuda", "cpu")):
+        complaint = compare_rewrite(policy, variant)
+        calls += complaint is not None
+        if complaint:
+            differing.append(f"{variant.op} {variant.label}: {complaint}")
+    COVERAGE[device, "rewrite float16"] = [len(registered(device)), len(seen(device)), calls]
+    assert not differing, "\n".join(differing)
+
+
+@pytest.mark.parametrize("device", ["cuda", "xpu", "mtia"])
+def test_binary_cross_entropy_is_refused_with_torchs_own_advice(device: str) -> None:
+    policy = Policy.load(f"{device}-float16").resolve(device)
+    variant = next(samples("aten::binary_cross_entropy", torch.float16))
+    rule = policy.rule_for("aten::binary_cross_entropy")
+    assert rule is not None and rule.cast is Category.BANNED
+    with FakeTensorMode():
+        inputs = variant.build(device)
+        real = observe(variant.op, *inputs, device, torch.float16)
+    assert rule.advice.strip() in str(real.refused)
+    refused = rewritten(policy, variant.op, *inputs).refused
+    assert isinstance(refused, BannedOpError) and rule.advice in str(refused)
+
+
+def test_coverage(capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs last and shows what was compared; a device that was skipped would be missing here."""
+    rows = [(device, what, *numbers) for (device, what), numbers in sorted(COVERAGE.items())]
+    with capsys.disabled():
+        print("\n" + tabulate(rows, ("device", "compared with", "registered", "checked", "calls")))
+    assert all(calls > checked > 90 for _, _, _, checked, calls in rows)
+
+
+def variants(device: str, lower: torch.dtype, brief: bool) -> Iterator[Variant]:
+    """Yield the calls to try; ``brief`` leaves out what a table shared with another device or dtype has shown."""
+    for name in seen(device):
+        for variant in samples(name, lower):
+            if not brief or variant.label in BRIEF:
+                yield variant
+
+
+def agree(one: Observation, other: Observation, variant: Variant) -> bool:
+    """Say whether two sides did the same: same refusal, or same op on same dtypes with same results.
+
+    What an in-place or ``out=`` call returns is its caller's tensor; what it calls inside is its own business.
+    """
+    if one.refused or other.refused:
+        return bool(one.refused and other.refused)
+    called = (one.executed, one.inputs, one.dtype) == (other.executed, other.inputs, other.dtype)
+    if variant.op._schema.is_mutable:
+        return called
+    return called and one.outputs == other.outputs and bool(one.kernel_error) == bool(other.kernel_error)
+
+
+def compare_rewrite(policy: Policy, variant: Variant) -> str | None:
+    """Return what fxamp.rewrite does otherwise than autocast ("" if nothing), None if neither can run the call."""
+    device = policy.device
+    with FakeTensorMode() as mode:
+        real = observe(variant.op, *variant.build(device), device, torch.float16)
+        plain = runs(variant, device)
+    under_autocast = real.refused is None and real.kernel_error is None
+    if not plain and not under_autocast:
+        return None
+    with mode:
+        inputs = variant.build(device)
+    # What runs only under autocast can be captured only there.
+    with contextlib.nullcontext() if plain else autocast(device, torch.float16):
+        ours = rewritten(policy, variant.op, *inputs)
+    if agree(real, ours, variant) or excused(policy, variant, real, ours):
+        return ""
+    return f"\n  autocast {real}\n  rewrite  {ours}"
+
+
+def runs(variant: Variant, device: str) -> bool:
+    """Say whether the call runs without autocast."""
+    args, kwargs = variant.build(device)
+    try:
+        variant.op(*args, **kwargs)
+    except Exception:  # fake kernels raise whatever they like
+        return False
+    return True
+
+
+def excused(policy: Policy, variant: Variant, real: Observation, ours: Observation) -> bool:
+    """Say whether fxamp rightly does otherwise: a program that runs without autocast must run under every policy.
+
+    1. Autocast refuses two 16-bit dtypes in a promoting op; fxamp runs it in float32.
+    2. Autocast gives a kernel a mixture of float64 and 16 bits that only a fake kernel takes; fxamp widens the rest.
+    """
+    rule = policy.rule_for(variant.op.name())
+    if real.refused is not None:
+        return rule is not None and rule.cast is Category.PROMOTE and set(ours.inputs) == {torch.float32}
+    if torch.float64 not in variant.dtypes or ours.refused is not None:
+        return False
+    return set(ours.inputs) == {torch.float64} and really_refused(variant.op, variant.sample, real.inputs)
