@@ -3,7 +3,7 @@
 import torch
 from torch.fx import Graph, Node
 
-from fxamp.graph import AliasSets, dtype_name, tensor_value
+from fxamp.graph import AliasSets, dtype_name, nesting_change, tensor_value
 from fxamp.passes.decision import INSERTED
 
 _DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.detach_.default})
@@ -21,9 +21,15 @@ class CastWriter:
         self._needs_grad: set[Node] = set()
         self._leaves: set[Node] = set()
         self._casts: dict[tuple[Node, torch.dtype, bool], Node] = {}
+        self._transforms: list[Node] = []
 
     def visit(self, node: Node) -> None:
         """Take note of a node before casting for it."""
+        change = nesting_change(node.target)
+        if change > 0:
+            self._transforms.append(node)
+        elif change < 0:
+            self._transforms.pop()
         if node.target is torch._C._set_grad_enabled:
             self.grad_enabled = bool(node.args[0])
             return
@@ -48,7 +54,8 @@ class CastWriter:
             return self._casts[key]
         value = tensor_value(source)
         assert value is not None
-        with self._graph.inserting_before(user):
+        # A cast inside a torch.func transform would be a value of that transform: it belongs before the outermost one.
+        with self._graph.inserting_before(self._transforms[0] if self._transforms else user):
             cast = self._graph.create_node(
                 "call_function",
                 torch.ops.aten.to.dtype,

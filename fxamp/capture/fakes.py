@@ -47,6 +47,8 @@ def fake_like(value: Any, mode: FakeTensorMode) -> Any:
 
 
 def _refake(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):  # outside its transform only the inside can be read
+        value = torch._C._functorch.get_unwrapped(value)
     if isinstance(value, FakeTensor) and value.fake_mode is mode:
         return value
     if not isinstance(value, FakeTensor):

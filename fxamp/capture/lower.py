@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.capture.fakes import fake_like
 from fxamp.errors import CaptureError
+from fxamp.graph import nesting_change
 
 #: Key of ``node.meta`` under which a node that was kept as it stood says why.
 VERBATIM = "fxamp_verbatim"
@@ -56,6 +57,7 @@ class _Lowering(Interpreter):
         super().__init__(gm)
         self._mode = mode
         self._autocast: list[tuple[str, bool, torch.dtype]] = []
+        self._transforms = 0
 
     def run_node(self, n: Node) -> Any:
         if n.op in ("placeholder", "get_attr", "output"):
@@ -64,6 +66,8 @@ class _Lowering(Interpreter):
             return self._mark_region(n)
         if isinstance(n.target, HigherOrderOperator):
             return self._keep(n, "higher-order")
+        if self._inside_transform(n):
+            return self._keep(n, "inside a torch.func transform, whose wrapped values cannot be followed")
         graph = _tracer().graph
         last = next(iter(reversed(graph.nodes)), None)
         try:
@@ -90,6 +94,12 @@ class _Lowering(Interpreter):
             yield
         finally:
             torch.set_autocast_enabled(device, before)
+
+    def _inside_transform(self, n: Node) -> bool:
+        """Whether the node belongs to a torch.func transform, the calls that open and close it included."""
+        before = self._transforms
+        self._transforms += nesting_change(n.target)
+        return max(before, self._transforms) > 0
 
     def _mark_region(self, n: Node) -> Any:
         """Record the mark, and make its autocast state hold while the region is traced.

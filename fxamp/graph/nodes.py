@@ -79,6 +79,12 @@ _PURE_FUNCTIONS = frozenset(
 )
 
 
+def nesting_change(target: object) -> int:
+    """1 for a call that opens a torch.func transform (vmap, grad, jvp), -1 for one that closes it, 0 otherwise."""
+    name = getattr(target, "__name__", "")
+    return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
+
+
 def is_composite(target: object) -> bool:
     """Whether ``target`` is an op that the dispatcher implements only through other ops (CompositeImplicitAutograd)."""
     return isinstance(target, OpOverload) and target._can_decompose()

@@ -83,6 +83,14 @@ def regions(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return exact + half.float() + x @ w
 
 
+def transformed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """What is inside a transform keeps its captured float32, what is around it is cast."""
+    hidden = x @ w
+    products = torch.func.vmap(lambda a, b: a * b)(hidden.float(), hidden.float())
+    slopes = torch.func.grad(lambda a: (a * a * a).sum())(hidden.float())
+    return products + slopes
+
+
 def several(x: torch.Tensor, w: torch.Tensor) -> dict[str, object]:
     return {"sum": x + w, "product": (x @ w, [w @ x]), "size": x.shape[0], "none": None}
 
@@ -97,6 +105,7 @@ PROGRAMS = {
     "attention": attention,
     "regions": regions,
     "several": several,
+    "transformed": transformed,
 }
 
 
