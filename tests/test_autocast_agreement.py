@@ -107,6 +107,8 @@ def test_rewrite_agrees(device: str) -> None:
     policy = Policy.load(f"{device}-float16").resolve(device)
     differing, calls = [], 0
     for variant in variants(device, torch.float16, brief=device not in ("cuda", "cpu")):
+        if variant.odd_position() not in (None, 0, 1, len(variant.dtypes) - 1):
+            continue  # every position is tried on the policy files; casts treat the middle ones alike
         complaint = compare_rewrite(policy, variant)
         calls += complaint is not None
         if complaint:

@@ -3,6 +3,7 @@
 import operator
 import re
 from collections.abc import Callable
+from functools import cache
 from importlib import metadata
 
 from fxamp.errors import PolicyError
@@ -49,6 +50,7 @@ def version_parts(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in match[0].split("."))
 
 
+@cache
 def installed_torch_version() -> str:
     """Return the version of the torch that is installed, without importing it."""
     try:

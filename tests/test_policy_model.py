@@ -1,0 +1,166 @@
+"""Policies as values: equality, digests, which rule decides, what resolves where."""
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fxamp.errors import PolicyError
+from fxamp.policy import Category, Origin, Policy, Rule, built_in_names
+from fxamp.policy.versions import holds
+
+
+def rule(name: str, *ops: str, cast: Category = Category.FP32, **more: str) -> Rule:
+    return Rule(name, cast, ops, **more)
+
+
+def policy(*rules: Rule, **more: str) -> Policy:
+    return Policy(**{"name": "mine", "device": "cuda", "lower_precision_fp": "float16", **more}, rules=rules)
+
+
+@pytest.mark.parametrize("name", built_in_names())
+def test_built_in_policies_load_and_resolve(name: str) -> None:
+    loaded = Policy.load(name)
+    device, dtype = name.split("-")
+    assert (loaded.name, loaded.device, loaded.lower_precision_fp) == (name, device, dtype)
+    assert (loaded.outputs, loaded.placement) == ("captured", "autocast")
+    assert Path(loaded.sources[0]).name == f"{name}.toml" and all(Path(source).is_file() for source in loaded.sources)
+    assert all(rule.why.endswith(".") and rule.origin and rule.origin.line > 1 for rule in loaded.rules)
+    resolved = loaded.resolve(f"{device}:0")
+    assert resolved.resolve(device) == resolved
+    assert resolved.rule_for("aten::mm") == resolved.rule_for("aten::mm.default")
+    assert resolved.rule_for("aten::mm").cast is Category.LOWER_PRECISION_FP  # type: ignore[union-attr]
+
+
+def test_there_are_ten_built_in_policies() -> None:
+    devices = ("cpu", "cuda", "mps", "mtia", "xpu")
+    assert built_in_names() == tuple(f"{device}-{dtype}" for device in devices for dtype in ("bfloat16", "float16"))
+    assert len({Policy.load(name).digest for name in built_in_names()}) == 10
+
+
+def test_digest_is_stable_across_processes() -> None:
+    code = "from fxamp.policy import Policy; print(Policy.load('cuda-float16').digest)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == Policy.load("cuda-float16").digest
+
+
+def test_policies_are_compared_by_content(tmp_path: Path) -> None:
+    text = '[match]\ndevice = "cpu"\n[[rule]]\nid = "a"\ncast = "fp32"\nops = ["exp"]\nwhy = "one"\n'
+    (tmp_path / "table.toml").write_text(text)
+    (tmp_path / "thin.toml").write_text('extends = ["table.toml"]\nlower_precision_fp = "float16"\n')
+    (tmp_path / "whole.toml").write_text('lower_precision_fp = "float16"\n# a comment\n' + text.replace("one", "two"))
+    thin, whole = Policy.load(tmp_path / "thin.toml"), Policy.load(str(tmp_path / "whole.toml"))
+    assert thin == whole and hash(thin) == hash(whole) and thin.digest == whole.digest
+    assert thin.rules[0].origin != whole.rules[0].origin
+    assert pickle.loads(pickle.dumps(thin)) == thin
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        policy(rule("a", "exp"), device="cpu"),
+        policy(rule("a", "exp"), lower_precision_fp="bfloat16"),
+        policy(rule("a", "exp"), outputs="keep"),
+        policy(rule("a", "exp"), placement="min-cut"),
+        policy(rule("b", "exp")),
+        policy(rule("a", "log")),
+        policy(rule("a", "exp", cast=Category.PROMOTE)),
+        policy(rule("a", "exp", torch=">=2.11")),
+        policy(rule("a", "exp"), rule("b", "log")),
+        policy(rule("a", "exp", cast=Category.BANNED, advice="no")),
+    ],
+)
+def test_what_decides_counts(changed: Policy) -> None:
+    before = policy(rule("a", "exp"))
+    assert changed != before and changed.digest != before.digest
+    assert changed == dataclasses.replace(changed, name="other", sources=("x.toml",))
+
+
+def test_the_last_rule_wins_however_it_names_the_op() -> None:
+    mine = policy(
+        rule("glob", "upsample_*", "*_loss"),
+        rule("packet", "sum", "mylib::op"),
+        rule("overload", "aten::sum.dim_IntList", "mm.default"),
+        rule("late-glob", "aten::mse_*"),
+    )
+    decided = {
+        "aten::upsample_nearest1d": "glob",
+        "aten::upsample_nearest1d.vec": "glob",
+        "aten::nll_loss": "glob",
+        "aten::sum": "packet",
+        "aten::sum.default": "packet",
+        "aten::sum.dim_IntList": "overload",
+        "aten::mm": "overload",
+        "aten::mm.dtype": None,
+        "aten::mse_loss.default": "late-glob",
+        "mylib::op": "packet",
+        "other::op": None,
+    }
+    for _ in range(2):  # the second time from the cache
+        assert {op: (found := mine.rule_for(op)) and found.id for op in decided} == decided
+
+
+def test_resolve_keeps_the_rules_of_this_torch() -> None:
+    mine = policy(rule("old", "a", torch="<2.13"), rule("new", "a", torch=">=2.13"), rule("all", "b"))
+    assert [rule.id for rule in mine.resolve(torch_version="2.12.1+cu130").rules] == ["old", "all"]
+    assert [rule.id for rule in mine.resolve("cuda", "2.13.0").rules] == ["new", "all"]
+    assert Policy.load("cuda-float16").resolve(torch_version="2.11.0").rule_for("aten::rms_norm") is None
+    assert Policy.load("cuda-float16").resolve(torch_version="2.12.1").rule_for("aten::rms_norm") is not None
+
+
+@pytest.mark.parametrize(
+    ("condition", "version", "met"),
+    [
+        (">=2.12", "2.12.0", True),
+        (">=2.12", "2.11.9", False),
+        ("==2.13", "2.13.1+cpu", True),
+        ("<=2.13", "2.13.1", True),
+        (">2.13", "2.13.1", False),
+        ("!=2.13", "2.13.1", False),
+        (">=2.11, <2.13", "2.12.0a0+git123", True),
+        (">=2.11,<2.13", "2.13.0", False),
+        (">=2.9", "2.10", True),
+        ("==2.13.0", "2.13", True),
+    ],
+)
+def test_version_conditions(condition: str, version: str, met: bool) -> None:
+    assert holds(condition, version) is met
+
+
+def test_wrong_device_dtype_and_version_are_refused() -> None:
+    with pytest.raises(PolicyError, match=r"'cpu-float16' is for device 'cpu', but the program runs on 'cuda'"):
+        Policy.load("cpu-float16").resolve("cuda:1")
+    with pytest.raises(PolicyError, match=r"lower_precision_fp = 'float8' is unknown; .* \(did you mean 'float16'\?\)"):
+        policy(lower_precision_fp="float8")
+    with pytest.raises(PolicyError, match="'nightly' is not a torch version"):
+        Policy.load("cpu-float16").resolve(torch_version="nightly")
+    with pytest.raises(PolicyError, match=r"no policy is named 'cuda-fp16'; .* \(did you mean 'cuda-float16'\?\)"):
+        Policy.load("cuda-fp16")
+    with pytest.raises(PolicyError, match=r"no policy file 'nowhere/cuda-float61.toml'; .*did you mean 'cuda-float16'"):
+        Policy.load("nowhere/cuda-float61.toml")
+
+
+def test_origin_prints_as_file_and_line() -> None:
+    loaded = Policy.load("cuda-float16").rule_for("aten::linear")
+    assert loaded is not None and str(loaded.origin) == str(Origin("policies/accelerators.toml", loaded.origin.line))  # type: ignore[union-attr]
+
+
+def test_the_readmes_policy_loads(tmp_path: Path) -> None:
+    readme = Path(Policy.load("cuda-float16").sources[0]).with_name("README.md").read_text()
+    path = tmp_path / "my-policy.toml"
+    path.write_text(readme.partition("```toml\n")[2].partition("```")[0])
+    mine, shipped = Policy.load(path).resolve("cuda"), Policy.load("cuda-bfloat16").resolve("cuda")
+    cast = {name: found and found.cast for name in ("layer_norm", "exp") if (found := mine.rule_for(f"aten::{name}"))}
+    assert cast == {"layer_norm": Category.LOWER_PRECISION_FP, "exp": Category.FP32}
+    assert [rule.id for rule in mine.rules] == [*(rule.id for rule in shipped.rules), "my-attention"]
+    for category in Category:
+        assert f"| `{category}` |" in readme
+
+
+def test_policies_load_without_torch() -> None:
+    code = "import sys; from fxamp.policy import Policy; Policy.load('cuda-float16').resolve('cuda'); "
+    check = "sys.exit(bool({'torch', 'numpy', 'triton'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code + check], check=True)
