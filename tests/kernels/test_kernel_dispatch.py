@@ -79,6 +79,17 @@ def test_a_share_for_each_device() -> None:
     assert (kept.item(), flags.tolist(), norm.item()) == (0.0, [0, 0], 5.0)
 
 
+def test_16_byte_accesses_need_source_and_target_aligned() -> None:
+    from fxamp.kernels.launch import _prepare_anew
+
+    storage, inv_scale = torch.zeros(64), torch.ones(())
+    assert storage.data_ptr() % 16 == 0
+    for source, target, aligned in [(0, 4, True), (0, 5, False), (1, 4, False), (1, 5, False)]:
+        pair = [storage[source:][:8]], [storage[32 + target :][:8]]
+        (launch,) = _prepare_anew(Work(*pair, inv_scale)).launches
+        assert launch.group.kernel.aligned == aligned
+
+
 @pytest.fixture
 def uploads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts how often a table is built."""

@@ -108,3 +108,22 @@ def test_many_tensors_and_none() -> None:
 def test_integer_gradients_are_refused_by_torch() -> None:
     with pytest.raises(RuntimeError, match="not implemented for 'Int'"):
         check_unscale_([torch.ones(3, dtype=torch.int32)], torch.ones(()), torch.zeros(()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_memory_around_a_gradient_is_left_alone(dtype: torch.dtype) -> None:
+    storage = torch.ones(20_000, dtype=dtype)
+    gradients = [storage[7:2056], storage[3000:3001], storage[3008:19_999]]
+    check_unscale_(gradients, torch.tensor(0.5), torch.zeros(()))
+    wanted = torch.ones(20_000, dtype=dtype)
+    for gradient in gradients:
+        wanted[gradient.storage_offset() :][: gradient.numel()] = 0.5
+    assert storage.equal(wanted)
+
+
+def test_nan_of_any_payload_stays_nan_in_bfloat16() -> None:
+    """Rounding the bits alone would carry 0x7FFFFFFF, which is a GPU's NaN, into -0, and 0x7F800001 into inf."""
+    bits = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, -0x7FFFFF], dtype=torch.int32)
+    (true,), flags = check_unscale([bits.view(torch.float32)], torch.ones(()), torch.bfloat16)
+    assert true.isnan().all()
+    assert flags.item() == 1
