@@ -5,7 +5,7 @@
 3. In-place and ``out=`` calls, views of memory that the program writes to, and what fxamp keeps verbatim follow their
    inputs, whatever a rule says.
 4. The backward of a custom autograd.Function is under the same region as its forward, unless ``custom_fwd``'s
-   ``cast_inputs`` turned autocast off in both.
+   ``cast_inputs`` turned autocast off in both. What Dynamo inlined of such a forward keeps its captured dtypes.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast
+from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast, inlined_request
 from fxamp.errors import BannedOpError
 from fxamp.graph import describe_source, module_path, op_name
 from fxamp.graph.aliases import AliasSets, may_alias_inputs
@@ -58,6 +58,8 @@ def _decide(node: Node, region: Region, context: Context) -> Decision:
     if VERBATIM in node.meta and not bodies(node) and autograd_function(node) is None:
         return Decision(None, None, f"kept as captured: {node.meta[VERBATIM]}")
     rule = context.policy.rule_for(op_name(node)) if isinstance(node.target, OpOverload) else None
+    if region.captured is None and _asked_for_captured(node, context):
+        return Decision(None, None, "inside a forward with custom_fwd(cast_inputs=...)", captured=True)
     if rule is None:
         return Decision(None, region.lower, "no rule: follows its inputs")
     if region.lower is None:
@@ -69,6 +71,11 @@ def _decide(node: Node, region: Region, context: Context) -> Decision:
     if rule.cast is Category.BANNED:
         raise BannedOpError(_refusal(node, rule.advice, context))
     return Decision(rule, region.lower, rule.why)
+
+
+def _asked_for_captured(node: Node, context: Context) -> bool:
+    request = inlined_request(node)
+    return request is not None and request.cast_inputs is not None and request.device == context.policy.device
 
 
 def _refusal(node: Node, advice: str, context: Context) -> str:

@@ -19,13 +19,14 @@ class Decision:
     """What holds for one node.
 
     ``rule`` is the rule that decides it, None if it follows its inputs. ``lower`` is the lower-precision dtype of the
-    autocast region that the node stands in, None where autocast is off. ``reason`` says in words why.
-    ``overruled`` holds what happened to the rule afterwards (inputs cast back because the op refused them, say).
+    autocast region that the node stands in, None where autocast is off. ``reason`` says in words why. ``captured`` asks
+    for inputs in the dtypes that they were captured with. ``overruled`` holds what happened to the rule afterwards (inputs cast back because the op refused them, say).
     """
 
     rule: Rule | None
     lower: torch.dtype | None
     reason: str
+    captured: bool = False
     overruled: str = ""
 
 

@@ -8,13 +8,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxamp.capture.autograd_functions import CustomAutocast, custom_autocast
+from fxamp.capture.autograd_functions import CustomAutocast, custom_autocast, inlined_request
 from fxamp.capture.fakes import fake_inputs, fake_like
 from fxamp.capture.lower import VERBATIM, lower
 from fxamp.graph import graph_output, tensor_value
 from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
 
-__all__ = ["CUSTOM_AUTOCAST", "OUTPUT_DTYPES", "VERBATIM", "Captured", "CustomAutocast", "capture"]
+__all__ = ["CUSTOM_AUTOCAST", "OUTPUT_DTYPES", "VERBATIM", "Captured", "CustomAutocast", "capture", "inlined_request"]
 
 #: Key of ``node.meta``: the :class:`CustomAutocast` of an autograd.Function's node.
 CUSTOM_AUTOCAST = "fxamp_custom_autocast"

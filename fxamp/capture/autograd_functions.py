@@ -11,7 +11,7 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from fxamp.graph import SourceFrame, source_frames
 
@@ -30,7 +30,16 @@ def custom_autocast(*traced: GraphModule) -> CustomAutocast | None:
 
     None for an undecorated Function, or if no node of the bodies tells where it comes from.
     """
-    frames = {frame for gm in traced for node in gm.graph.nodes for frame in source_frames(node)}
+    return _request_at({frame for gm in traced for node in gm.graph.nodes for frame in source_frames(node)})
+
+
+def inlined_request(node: Node) -> CustomAutocast | None:
+    """The same for one node of a Function that Dynamo inlined whole, as it does where no gradient is needed."""
+    frames = source_frames(node)
+    return _request_at(set(frames)) if any(frame.function == "decorate_fwd" for frame in frames) else None
+
+
+def _request_at(frames: set[SourceFrame]) -> CustomAutocast | None:
     for function in _subclasses(torch.autograd.Function):
         methods = [vars(function).get(name) for name in ("forward", "backward")]
         forward, backward = (method.__func__ if isinstance(method, staticmethod) else method for method in methods)

@@ -206,7 +206,6 @@ def test_a_frozen_parameter_gets_no_gradient() -> None:
     assert gradients.keys() == expected.keys() and "up.weight" not in gradients
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo looks at it
 def test_a_graph_break_hands_out_what_was_captured() -> None:
     seen: list[torch.dtype] = []
 

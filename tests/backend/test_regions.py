@@ -1,0 +1,121 @@
+"""Autocast regions inside a compiled model, and around it."""
+
+import pytest
+import torch
+from like_autocast import assert_like_autocast, compile_with, run
+from torch.nn import functional as F
+
+import fxamp
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_()
+
+
+def exact_region(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    hidden = x @ w
+    with torch.autocast("cpu", enabled=False):
+        return hidden.float() @ (w + 1)
+
+
+@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+def test_a_disabled_region_is_exact_in_forward_and_backward(lowering: str) -> None:
+    assert_like_autocast(exact_region, leaf(4, 4), leaf(4, 4), lowering=lowering)
+
+
+@pytest.mark.parametrize("lowering", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+def test_the_backward_of_a_disabled_region_runs_in_float32(lowering: str) -> None:
+    """pytorch #153044 and #179804: torch's compiled backward runs these matrix products in bfloat16."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return x @ w
+
+    x, w = leaf(16, 16), leaf(16, 16)
+    compiled = compile_with(program, lowering, policy="auto")
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = compiled(x, w).square().sum()
+    loss.backward()
+    product = (x @ w).detach()
+    torch.testing.assert_close(x.grad, 2 * product @ w.detach().t())
+    torch.testing.assert_close(w.grad, 2 * x.detach().t() @ product)
+
+
+@pytest.mark.parametrize("lowering", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+@pytest.mark.parametrize("forward_inside", [True, False])
+def test_a_backward_inside_autocast_is_not_cast_again(lowering: str, forward_inside: bool) -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return x @ w
+
+    x, w = leaf(16, 16), leaf(16, 16)
+    compiled = compile_with(program, lowering)
+    with torch.autocast("cpu", torch.bfloat16, enabled=forward_inside):
+        loss = compiled(x, w).square().sum()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss.backward()
+    product = (x @ w).detach()
+    torch.testing.assert_close(x.grad, 2 * product @ w.detach().t())
+
+
+def test_an_ambient_autocast_chooses_the_policy() -> None:
+    compiled = compile_with(lambda x: x @ x, "eager", policy="auto")
+    x = torch.ones(2, 2)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            assert compiled(x).dtype is dtype
+    graphs = fxamp.report(compiled).graphs
+    assert [graph.policy for graph in graphs] == ["cpu-bfloat16", "cpu-float16"]
+    assert "autocast" in graphs[0].chosen
+
+
+@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+def test_a_program_that_is_valid_only_under_autocast(lowering: str) -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        hidden = x @ w
+        return F.linear(hidden, w) + torch.einsum("ij,jk->ik", hidden, w)
+
+    x, w = leaf(4, 4), leaf(4, 4)
+    compiled = compile_with(program, lowering, policy="auto")
+
+    def under_autocast(*args: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return compiled(*args)
+
+    got, gradients = run(under_autocast, (x, w))
+    want, expected = run(program, (x, w), torch.bfloat16)
+    assert got[0].dtype is want[0].dtype and torch.equal(got[0], want[0])
+    assert all(torch.equal(gradients[name], value) for name, value in expected.items())
+
+
+def test_nothing_is_cast_twice_under_an_ambient_autocast() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return x @ x
+
+    compiled = compile_with(program, "eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert compiled(torch.ones(2, 2)).dtype is torch.float32
+        assert torch.is_autocast_enabled("cpu")
+
+
+def test_a_constant_in_a_16_bit_mask_is_in_range_under_an_ambient_autocast() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x @ x).masked_fill(x > 0, torch.finfo(x.dtype).min)
+
+    compiled = compile_with(program, "eager", policy="auto")
+    with torch.autocast("cpu", torch.float16):
+        assert torch.equal(compiled(torch.ones(2, 2)), torch.full((2, 2), -65504.0, dtype=torch.float16))
+
+
+def test_a_region_with_another_dtype_inside_uses_no_stale_cast() -> None:
+    """Eager autocast's cache hands the float16 cast of a weight to the bfloat16 region; here each dtype has its own."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast("cpu", torch.float16):
+            half = x @ w
+        return half, x @ w
+
+    graph = fxamp.rewrite(program, (leaf(2, 2), leaf(2, 2)), policy="cpu-bfloat16")
+    half, brain = graph(leaf(2, 2), leaf(2, 2))
+    assert (half.dtype, brain.dtype) == (torch.float16, torch.bfloat16)
