@@ -1,0 +1,125 @@
+"""Options are checked before anything is traced, and say what is accepted."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from like_autocast import compile_with
+from torch import nn
+
+import fxamp
+from fxamp.backend.choose import choose_policy, native_bfloat16
+from fxamp.backend.options import parse_options
+from fxamp.errors import FxampError, OptionError, PolicyError
+
+WRONG = {
+    "unknown option": (
+        {"polcy": "auto"},
+        OptionError,
+        r"unknown option 'polcy' \(did you mean 'policy'\?\); accepted: ",
+    ),
+    "policy of the wrong type": ({"policy": 3}, OptionError, "'policy' is 3, of type int; accepted: \"auto\""),
+    "unknown lowering": ({"lowering": "induct"}, OptionError, r"'induct' \(did you mean 'inductor'\?\)"),
+    "unknown placement": ({"placement": "autocst"}, OptionError, r"did you mean 'autocast'\?"),
+    "unknown Inductor setting": ({"inductor": {"max_autotun": 1}}, OptionError, r"did you mean 'max_autotune'\?"),
+    "inductor of the wrong type": ({"inductor": 1}, OptionError, "of type int; accepted: a dict"),
+    "unknown mode": ({"mode": "max-autotun"}, OptionError, r"did you mean 'max-autotune'\?"),
+    "Inductor's mode elsewhere": ({"mode": "max-autotune", "lowering": "eager"}, OptionError, "is Inductor's"),
+    "unknown policy": ({"policy": "cpu-bf16"}, PolicyError, r"did you mean 'cpu-bfloat16'\?"),
+    "missing file": ({"policy": "nowhere.toml"}, PolicyError, "nowhere.toml"),
+    "policy of another device": ({"policy": "cuda-float16"}, PolicyError, "is for device 'cuda', but .* 'cpu'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_option_is_refused_before_tracing(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, kind, message = WRONG[case]
+    monkeypatch.setattr(
+        "fxamp.backend.compile.capture", lambda *_: pytest.fail("traced before the options were checked")
+    )
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message) as caught:
+        torch.compile(lambda x: x + 1, backend="fxamp", options=options)(torch.ones(2))
+    assert isinstance(caught.value.inner_exception, kind) and issubclass(kind, FxampError)
+
+
+def test_malformed_toml_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text('lower_precision_fp = "bfloat16"\n[match\n')
+    with pytest.raises(PolicyError, match=r"bad\.toml:2"):
+        fxamp.Policy.load(path)
+
+
+def test_contradicting_modes_are_refused() -> None:
+    with pytest.raises(OptionError, match="contradict"):
+        parse_options({"mode": "max-autotune"}, mode="reduce-overhead")
+
+
+def test_auto_without_bfloat16_units_casts_nothing_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    if native_bfloat16("cpu"):
+        pytest.skip("this CPU computes in bfloat16")
+    from fxamp.backend import choose
+
+    choose._say_once.cache_clear()
+    for _ in range(2):
+        choice = choose_policy(parse_options({}), [torch.ones(2)])
+        assert choice.policy is None and "no native bfloat16" in choice.why
+    assert sum("chose float32" in message for message in caplog.messages) == 1
+
+
+def test_auto_takes_bfloat16_where_it_is_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxamp.backend.choose.native_bfloat16", lambda device: True)
+    choice = choose_policy(parse_options({}), [torch.ones(2)])
+    assert choice.policy is not None and choice.policy.name == "cpu-bfloat16"
+
+
+def test_fullgraph_and_dynamic_are_torch_compiles_own() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x + 1
+
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(broken, backend="fxamp", fullgraph=True)(torch.ones(2))
+
+
+@pytest.mark.inductor
+def test_torch_compiles_mode_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.compile_fx as inductor
+
+    patches: list[object] = []
+    original = inductor.compile_fx
+    monkeypatch.setattr(
+        inductor,
+        "compile_fx",
+        lambda *a, config_patches=None, **k: (patches.append(config_patches), original(*a, **k))[1],
+    )
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x @ x, backend="fxamp", mode="reduce-overhead", options=None)
+    compiled(torch.ones(2, 2))
+    assert patches == [{"triton.cudagraphs": True}]
+
+
+def test_a_users_rule_that_matches_nothing_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = ["cpu-bfloat16"]\n[[rule]]\nid = "typo"\ncast = "fp32"\nops = ["matmull"]\nwhy = "x"\n')
+    for _ in range(2):
+        compile_with(lambda x: x @ x, "eager", policy=str(path))(torch.ones(2, 2))
+    said = [message for message in caplog.messages if "matched no op" in message]
+    assert len(said) == 1 and "'typo'" in said[0] and "mine.toml:2" in said[0]
+
+
+def test_a_report_names_graphs_policy_and_casts() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    wrapped = compile_with(nn.Sequential(model), "eager")
+    wrapped(torch.ones(2, 4))
+    report = fxamp.report(wrapped)
+    assert len(report.graphs) == 1 and report.casts == 3 and report.ops == 2
+    assert "cpu-bfloat16" in str(report) and "named by the caller" in str(report)
+
+
+def test_a_report_on_nothing_says_so() -> None:
+    layer = nn.Linear(4, 4)
+    layer.compile(backend="fxamp")
+    layer(torch.ones(2, 4))
+    assert str(fxamp.report(layer)).startswith("0 graphs")

@@ -1,0 +1,122 @@
+"""A changed policy never meets a graph that was compiled with the old one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from like_autocast import compile_with
+
+from fxamp import Policy
+from fxamp.backend import registry
+
+LOW = """
+lower_precision_fp = "{dtype}"
+[match]
+device = "cpu"
+[[rule]]
+id = "products"
+cast = "{cast}"
+ops = ["matmul"]
+why = "a test"
+"""
+
+
+def write(path: Path, cast: str = "lower_precision_fp", dtype: str = "bfloat16") -> None:
+    stamp = path.stat().st_mtime_ns if path.exists() else 0
+    path.write_text(LOW.format(cast=cast, dtype=dtype))
+    os.utime(path, ns=(stamp + 1, stamp + 1))
+
+
+def program(x: torch.Tensor) -> torch.Tensor:
+    return x @ x
+
+
+X = torch.full((2, 2), 1 + 2**-10)
+EXACT = X @ X
+
+
+def test_an_edited_file_recompiles_a_compiled_function(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    write(path)
+    compiled = compile_with(program, "eager", policy=str(path))
+    assert not torch.equal(compiled(X), EXACT)
+    write(path, cast="fp32")
+    assert torch.equal(compiled(X), EXACT)
+
+
+def test_an_edited_file_is_seen_by_a_second_compile_with_equal_options(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    write(path)
+    options = {"policy": str(path), "lowering": "eager"}
+    assert not torch.equal(torch.compile(program, backend="fxamp", options=options)(X), EXACT)
+    write(path, cast="fp32")
+    assert torch.equal(torch.compile(program, backend="fxamp", options=dict(options))(X), EXACT)
+
+
+def test_an_edit_of_an_extended_file_counts(tmp_path: Path) -> None:
+    base, path = tmp_path / "base.toml", tmp_path / "mine.toml"
+    write(base)
+    path.write_text('extends = ["base.toml"]\n')
+    compiled = compile_with(program, "eager", policy=str(path))
+    assert not torch.equal(compiled(X), EXACT)
+    write(base, cast="fp32")
+    assert torch.equal(compiled(X), EXACT)
+
+
+def test_an_unchanged_file_does_not_recompile(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    write(path)
+    compiled = compile_with(program, "eager", policy=str(path))
+    compiled(X)
+    before = registry.count()
+    compiled(X)
+    assert registry.count() == before
+
+
+def test_policies_are_compared_by_content() -> None:
+    compiled = compile_with(program, "eager", policy=Policy.load("cpu-bfloat16"))
+    compiled(X)
+    before = registry.count()
+    torch.compile(program, backend="fxamp", options={"policy": Policy.load("cpu-bfloat16"), "lowering": "eager"})(X)
+    assert registry.count() == before
+    torch.compile(program, backend="fxamp", options={"policy": Policy.load("cpu-float16"), "lowering": "eager"})(X)
+    assert registry.count() == before + 1
+
+
+def test_the_environment_names_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="fxamp", options={"lowering": "eager"})
+    monkeypatch.setenv("FXAMP_POLICY", "cpu-bfloat16")
+    assert not torch.equal(compiled(X), EXACT)
+    monkeypatch.delenv("FXAMP_POLICY")
+    assert torch.equal(compiled(X), EXACT)
+
+
+SCRIPT = """
+import sys, torch
+x = torch.full((2, 2), 1 + 2**-10)
+compiled = torch.compile(lambda a: (a @ a) * 2, backend="fxamp", options={"policy": sys.argv[1]})
+print(torch.equal(compiled(x), (x @ x) * 2), torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"],
+      torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"])
+"""
+
+
+@pytest.mark.inductor
+def test_warm_caches_of_another_process_are_not_stale(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+
+    def in_a_process() -> list[str]:
+        command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(path)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    write(path)
+    assert in_a_process() == ["False", "0", "0"]
+    exact, *hits = in_a_process()
+    assert exact == "False" and hits != ["0", "0"]
+    write(path, cast="fp32")
+    assert in_a_process() == ["True", "0", "0"]
