@@ -19,7 +19,7 @@ def perform_everywhere(work: Work, home: torch.device, keep: bool) -> None:
         keep: whether tables of addresses may be kept for the next call.
     """
     devices = [source.device for source in work.sources]
-    if all(device == home for device in devices):
+    if set(devices) <= {home}:
         perform(work, keep)
         return
     for device in dict.fromkeys(devices):

@@ -98,7 +98,8 @@ def _prepare(work: Work, keep: bool) -> _Prepared:
     if not keep or (on_gpu and torch.cuda.is_current_stream_capturing()):
         return _prepare_anew(work)
     stream = torch.cuda.current_stream(work.device).cuda_stream if on_gpu else 0
-    key = (work.device, stream, _asked(work), _layout(work.sources), work.targets and _layout(work.targets))
+    targets = work.targets is work.sources or (work.targets and _layout(work.targets))
+    key = (work.device, stream, _asked(work), _layout(work.sources), targets)
     with _lock:
         prepared = _kept.get(key)
         if prepared is None:

@@ -29,7 +29,9 @@ def perform(work: Work, positions: Sequence[int] | None = None) -> None:
         _check_and_unscale(work, position, slot)
     if work.found_inf is not None:
         work.found_inf.masked_fill_(found.any(), 1.0)
-    if work.flags is not None:
+    if work.flags is not None and positions is None:
+        work.flags.copy_(found)
+    elif work.flags is not None:
         slots = work.flags.unbind()
         torch._foreach_copy_([slots[position] for position in chosen], list(found.unbind()))
 
