@@ -20,12 +20,14 @@ class DropRegions(Pass):
     def run(self, gm: GraphModule, context: Context) -> Result:
         dropped = 0
         for graph in all_graphs(gm):
-            for mark in _marks(graph, context):
+            marks = _marks(graph, context)
+            for mark in marks:
                 exits = [user for user in mark.users if user.target is EXIT]
                 for node in [*exits, mark]:
                     graph.graph.erase_node(node)
-                dropped += 1
-            graph.recompile()
+            if marks:
+                graph.recompile()
+            dropped += len(marks)
         return Result(dropped)
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:

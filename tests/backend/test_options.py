@@ -16,7 +16,7 @@ WRONG = {
     "unknown option": (
         {"polcy": "auto"},
         OptionError,
-        r"unknown option 'polcy' \(did you mean 'policy'\?\); accepted: ",
+        r"option 'polcy' \(did you mean 'policy'\?\); accepted: ",
     ),
     "policy of the wrong type": ({"policy": 3}, OptionError, "'policy' is 3, of type int; accepted: \"auto\""),
     "unknown lowering": ({"lowering": "induct"}, OptionError, r"'induct' \(did you mean 'inductor'\?\)"),
@@ -34,9 +34,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_option_is_refused_before_tracing(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options, kind, message = WRONG[case]
-    monkeypatch.setattr(
-        "fxamp.backend.compile.capture", lambda *_: pytest.fail("traced before the options were checked")
-    )
+    monkeypatch.setattr("fxamp.backend.compile.capture", lambda *_: pytest.fail("traced too early"))
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message) as caught:
         torch.compile(lambda x: x + 1, backend="fxamp", options=options)(torch.ones(2))
@@ -89,11 +87,12 @@ def test_torch_compiles_mode_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -
 
     patches: list[object] = []
     original = inductor.compile_fx
-    monkeypatch.setattr(
-        inductor,
-        "compile_fx",
-        lambda *a, config_patches=None, **k: (patches.append(config_patches), original(*a, **k))[1],
-    )
+
+    def spy(*args: object, config_patches: object = None, **kwargs: object) -> object:
+        patches.append(config_patches)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(inductor, "compile_fx", spy)
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: x @ x, backend="fxamp", mode="reduce-overhead", options=None)
     compiled(torch.ones(2, 2))
@@ -110,10 +109,17 @@ def test_a_users_rule_that_matches_nothing_is_said_once(tmp_path: Path, caplog: 
 
 
 def test_a_report_names_graphs_policy_and_casts() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    wrapped = compile_with(nn.Sequential(model), "eager")
-    wrapped(torch.ones(2, 4))
-    report = fxamp.report(wrapped)
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).relu()
+
+    model = compile_with(Model(), "eager")
+    model(torch.ones(2, 4))
+    report = fxamp.report(model)
     assert len(report.graphs) == 1 and report.casts == 3 and report.ops == 2
     assert "cpu-bfloat16" in str(report) and "named by the caller" in str(report)
 
