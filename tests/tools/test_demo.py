@@ -1,0 +1,124 @@
+"""fxamp-demo on a tiny plan: what it trains, prints and draws, and how it refuses."""
+
+import io
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fxamp.errors import FxampError
+from fxamp.tools import demo
+from fxamp.tools.chart import Curve, line_chart, smooth, ticks
+from fxamp.tools.demo_model import GPT, Size
+from fxamp.tools.demo_progress import Progress
+from fxamp.tools.demo_text import standard_library
+
+_QUICK = ["--lowering", "aot_eager", "--steps", "4"]
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    plan, policy = demo._PLANS["cpu"]
+    tiny = replace(plan, size=replace(plan.size, layers=1, width=16, length=16), batch=2)
+    monkeypatch.setitem(demo._PLANS, "cpu", (tiny, policy))
+    yield
+    torch._dynamo.reset()
+
+
+def _cells(printed: str, row: str) -> list[str]:
+    line = next(line for line in printed.splitlines() if line.startswith(row))
+    return [cell.strip() for cell in line[len(row) :].split("  ") if cell.strip()]
+
+
+def test_prints_both_columns_and_draws_both_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "loss.svg"
+    assert demo.main([*_QUICK, "--picture", str(picture)]) == 0
+    printed, progress = capsys.readouterr()
+    assert _cells(printed, "policy") == ["none", "cpu-bfloat16"]
+    assert _cells(printed, "why") == ["plain torch.compile", "named by the caller"]
+    assert _cells(printed, "graphs") == ["1", "1"]
+    casts, ops = int(_cells(printed, "casts inserted")[1]), int(_cells(printed, "ops  ")[1])
+    assert 0 < casts < ops
+    first = [float(cell) for cell in _cells(printed, "first loss")]
+    assert first == pytest.approx([5.545] * 2, abs=0.1)  # ln 256: an untrained model knows nothing
+    gap = float(_cells(printed, "loss gap, mean of all steps")[0].split()[0])
+    assert gap < 0.01
+    assert "float32: step 4/4" in progress and "fxamp: step 4/4" in progress and "\r" not in progress
+    curves = [e for e in ET.fromstring(picture.read_text()).iter() if e.get("class") == "curve"]
+    assert [curve.get("d", "").count("L") for curve in curves] == [3, 3]
+
+
+def test_columns_agree_where_nothing_is_cast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = tmp_path / "plain.toml"
+    policy.write_text('match = { device = "cpu" }\nlower_precision_fp = "bfloat16"\n')
+    assert demo.main([*_QUICK, "--policy", str(policy), "--picture", str(tmp_path / "p.svg")]) == 0
+    printed = capsys.readouterr().out
+    assert _cells(printed, "loss gap, mean of all steps") == ["0.0000 (0.00%)"]
+    assert "Nothing was cast" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--polcy", "x"], "'--policy'"),
+        (["--policy", "cpu-bfloat61"], "'cpu-bfloat16'"),
+        (["--policy", "cuda-float16"], "cuda"),
+        (["--lowering", "aot-eager"], "'aot_eager'"),
+        (["--device", "cdua"], "'cuda'"),
+        (["--steps", "0"], "'0'"),
+        (["--picture", "/nowhere/at/all.svg"], "/nowhere/at"),
+    ],
+)
+def test_a_wrong_option_is_one_clear_message(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = demo.main([*_QUICK, *arguments])
+    except SystemExit as stop:
+        status = int(str(stop.code))
+    message = capsys.readouterr().err
+    assert status == 2
+    assert message.startswith("fxamp-demo: ") and named in message and "Traceback" not in message
+
+
+def test_the_text_is_bytes_in_a_fixed_order_and_held_out_files_are_not_trained_on(tmp_path: Path) -> None:
+    for index in range(40):
+        (tmp_path / f"m{index:02}.py").write_bytes(bytes([65 + index]) * 50)
+    text = standard_library(tmp_path)
+    assert set(text.held_out.tolist()) == {65 + 19, 65 + 39, 10}
+    assert not {65 + 19, 65 + 39} & set(text.train.tolist())
+    inputs, targets = text.batch(3, 8, torch.Generator().manual_seed(0))
+    assert inputs.shape == targets.shape == (3, 8) and inputs.dtype is torch.int64
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    with pytest.raises(FxampError, match="at least 41"):
+        standard_library(tmp_path, every=41)
+
+
+def test_the_model_sees_no_future() -> None:
+    model = GPT(Size(layers=2, heads=2, width=16, length=8, vocabulary=11))
+    embedded = torch.randn(1, 8, 16, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model.blocks(embedded)[0, 3].sum(), embedded)
+    assert gradient[0, :4].abs().amax(-1).gt(0).all() and gradient[0, 4:].eq(0).all()
+
+
+def test_a_curve_with_a_gap_and_a_name_that_needs_escaping() -> None:
+    document = ET.fromstring(line_chart("a < b", [Curve("x & y", [1.0, float("nan"), 3.0], "red")], "s", "l"))
+    curve = next(e for e in document.iter() if e.get("class") == "curve")
+    assert curve.get("d", "").count("M") == 2
+    assert ticks(0.3, 5.1) == [0, 1, 2, 3, 4, 5, 6]
+    assert smooth([1.0, 2.0, 3.0, 5.0], 2) == [1.0, 1.5, 2.5, 4.0]
+
+
+def test_a_terminal_gets_one_live_line() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    with Progress("float32", 3, stream) as progress:
+        for step in (1, 2, 3):
+            progress.step(step, 2.5)
+    assert stream.getvalue().count("\n") == 1 and stream.getvalue().endswith("step 3/3, loss 2.500\n")

@@ -1,0 +1,69 @@
+"""What every command-line tool shares: errors that name the nearest match, and exit status 2 for a user's mistake."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from fxamp.errors import FxampError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one-line errors: what was given, the nearest match, what is accepted. No abbreviated options."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog, description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Print ``message`` on stderr and exit with status 2."""
+        given = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+        if message.startswith("unrecognized arguments") and given.startswith("-"):
+            accepted = sorted(name for name in self._option_string_actions if name.startswith("--"))
+            message = f"unknown option {given!r}{nearest(given, accepted)}; accepted: {', '.join(accepted)}"
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def one_of(*accepted: str) -> Callable[[str], str]:
+    """An argparse ``type`` that takes one of ``accepted`` and names the nearest match for anything else."""
+
+    def check(text: str) -> str:
+        if text not in accepted:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is unknown{nearest(text, accepted)}; accepted: {', '.join(accepted)}"
+            )
+        return text
+
+    return check
+
+
+def positive(text: str) -> int:
+    """An argparse ``type``: a whole number, 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def natural(text: str) -> int:
+    """An argparse ``type``: a whole number, 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
+def positives(text: str) -> tuple[int, ...]:
+    """An argparse ``type``: whole numbers of 1 or more with commas between them, ``"1000,10000"``."""
+    return tuple(positive(part.strip()) for part in text.split(","))
+
+
+def guarded(prog: str, run: Callable[[], None]) -> int:
+    """Run a tool; a user's mistake (FxampError) is one message on stderr and status 2, an interrupt status 130."""
+    try:
+        run()
+    except FxampError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\n{prog}: interrupted", file=sys.stderr)
+        return 130
+    return 0
