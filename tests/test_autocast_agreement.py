@@ -26,7 +26,7 @@ from tests.oracle.samples import SAMPLES, Variant, samples
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quiet_fake_kernels")]
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-BRIEF = ("all torch.float32", "all torch.float16", "torch.float32 with torch.float16 at 0", "all torch.float64")
+BRIEF = ("all torch.float32", "torch.float32 with torch.float16 at 0", "torch.float32 with torch.bfloat16 at 0")
 COVERAGE: dict[tuple[str, str], list[int]] = {}
 
 
@@ -67,11 +67,14 @@ def test_every_op_of_a_rule_is_registered(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_rule_covers_no_other_overload_that_autocast_leaves_alone(device: str) -> None:
     policy = Policy.load(f"{device}-float16").resolve(device)
-    for packet in {name.partition(".")[0] for name in seen(device)}:
+    too_many = []
+    for packet in sorted({name.partition(".")[0] for name in seen(device)}):
         for schema in torch._C._jit_get_schemas_for_operator(packet):
             name = f"{packet}.{schema.overload_name}".rstrip(".")
             alone = name not in registered(device) and not schema.is_mutable and "Tensor" in str(schema)
-            assert not alone or policy.rule_for(name) is None, name
+            if alone and policy.rule_for(name) is not None:
+                too_many.append(name)
+    assert too_many == []
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -107,7 +110,7 @@ def test_rewrite_agrees(device: str) -> None:
     policy = Policy.load(f"{device}-float16").resolve(device)
     differing, calls = [], 0
     for variant in variants(device, torch.float16, brief=device not in ("cuda", "cpu")):
-        if variant.odd_position() not in (None, 0, 1, len(variant.dtypes) - 1):
+        if variant.odd_position() not in (None, 0, len(variant.dtypes) - 1):
             continue  # every position is tried on the policy files; casts treat the middle ones alike
         complaint = compare_rewrite(policy, variant)
         calls += complaint is not None

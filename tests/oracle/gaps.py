@@ -20,6 +20,7 @@ def names_dimensions(name: str) -> bool:
 
 NO_FAKE_KERNEL = {
     "aten::_convolution": "asks the driver for the memory format (CUDA builds)",
+    "aten::_convolution.deprecated": "asks the driver for the memory format (CUDA builds)",
     "aten::_grid_sampler_2d_cpu_fallback": "has no fake kernel",
     "aten::_mps_convolution": "has no fake kernel",
     "aten::_scaled_dot_product_flash_attention": "has no fake kernel for this device",
@@ -33,6 +34,10 @@ NO_FAKE_KERNEL = {
     "aten::grid_sampler": "asks for the device's own backend",
     "aten::gru_cell": "calls _thnn_fused_gru_cell, which has no fake kernel",
     "aten::linalg_lstsq": "its output's shape depends on values",
+    "aten::nanquantile": "looks at its argument's values (torch 2.11)",
+    "aten::nanquantile.scalar": "looks at its argument's values (torch 2.11)",
+    "aten::quantile": "looks at its argument's values (torch 2.11)",
+    "aten::quantile.scalar": "looks at its argument's values (torch 2.11)",
     "aten::scaled_dot_product_attention": "asks for the device's own backend",
 }
 """Ops that do not run on FakeTensors of some device here: the dtypes that reach them are checked, their outputs not."""

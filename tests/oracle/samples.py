@@ -22,8 +22,12 @@ NO_SHAPES = {
     "aten::cudnn_convolution",
     "aten::cudnn_convolution_transpose",
     "aten::linalg_lstsq",
+    "aten::nanquantile",
+    "aten::nanquantile.scalar",
+    "aten::quantile",
+    "aten::quantile.scalar",
 }
-"""Ops whose ``out=`` call is not tried: no fake kernel tells the shapes that ``out`` must have."""
+"""Ops whose ``out=`` call is not tried: on some torch no fake kernel tells the shape that ``out`` must have."""
 
 
 @dataclass(frozen=True)
