@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from fxamp.backend.report import report
     from fxamp.errors import FxampError
     from fxamp.policy import Policy, Rule
+    from fxamp.scaler import GradScaler
 
 __version__ = "0.1.0"
-__all__ = ["FxampError", "Policy", "Rule", "report", "rewrite"]
+__all__ = ["FxampError", "GradScaler", "Policy", "Rule", "report", "rewrite"]
 
 _HOMES = {
     "FxampError": ("fxamp.errors", "FxampError"),
+    "GradScaler": ("fxamp.scaler", "GradScaler"),
     "Policy": ("fxamp.policy", "Policy"),
     "Rule": ("fxamp.policy", "Rule"),
     "report": ("fxamp.backend.report", "report"),

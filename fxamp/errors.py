@@ -28,6 +28,10 @@ class CaptureError(FxampError, RuntimeError):
     """A model or function could not be captured as a graph."""
 
 
+class DoubleBackwardError(FxampError, RuntimeError):
+    """Gradients of a compiled graph, made with create_graph=True, are differentiated; AOTAutograd's graphs refuse."""
+
+
 class PassError(FxampError, RuntimeError):
     """A pass failed or broke its contract; names the pass, the node and the user's source line."""
 

@@ -28,10 +28,22 @@ class Choice:
 def choose_policy(options: Options, inputs: Sequence[Any]) -> Choice:
     """Pick and resolve the policy for a graph with these ``inputs``.
 
-    "auto" means: the device and dtype of an ambient torch.autocast; else bfloat16 where the device computes in it
-    natively (:func:`native_bfloat16`); else none, which is said once in the log. Raises PolicyError if a named policy
-    is for another device than the graph's tensors.
+    "auto" means: the device and dtype of an ambient torch.autocast; else float16 where a scaler was given; else
+    bfloat16 where the device computes in it natively (:func:`native_bfloat16`); else none, which is said once in the
+    log. Raises PolicyError if a named policy is for another device than the graph's tensors, or hands float16 from
+    graph to graph and a scaler was given.
     """
+    choice = _choose(options, inputs)
+    if options.scaler is not None and choice.policy is not None and choice.policy.outputs == "keep":
+        raise PolicyError(
+            f"policy {choice.policy.name!r} has outputs = 'keep', which hands {choice.policy.lower_precision_fp} from "
+            f"graph to graph; with a scaler every gradient that leaves a graph is unscaled, and would underflow there. "
+            f"Accepted with a scaler: outputs = 'captured'"
+        )
+    return choice
+
+
+def _choose(options: Options, inputs: Sequence[Any]) -> Choice:
     device = device_of(inputs)
     if options.policy != "auto":
         policy = options.policy if isinstance(options.policy, Policy) else Policy.load(options.policy)
@@ -46,6 +58,8 @@ def _automatic(device: str | None, options: Options) -> Choice:
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         return _named(device, dtype, f"torch.autocast({device!r}, {dtype}) is active", options)
+    if options.scaler is not None:
+        return _named(device, torch.float16, "a scaler was given", options)
     native = native_bfloat16(device)
     if native:
         return _named(device, torch.bfloat16, f"{device} computes in bfloat16 natively", options)

@@ -12,6 +12,7 @@ from fxamp.backend.guards import guard_policy
 from fxamp.backend.lowering import lower_graph
 from fxamp.backend.options import parse_options
 from fxamp.backend.registry import remember
+from fxamp.backend.scaled import Scaling
 from fxamp.backend.unmatched import log_unmatched
 from fxamp.capture import Captured, capture
 from fxamp.passes.base import Context
@@ -37,13 +38,18 @@ def fxamp(
     parsed = parse_options(options, mode)
     choice = choose_policy(parsed, example_inputs)
     guard_policy(parsed, choice)
+    scaling = None
+    if parsed.scaler is not None and choice.policy is not None:
+        parsed.scaler.attach()
+        scaling = Scaling(parsed.scaler, choice.policy)
     module = gm
     if choice.policy is not None:
         module, record = _rewrite(gm, example_inputs, choice)
         remember(record)
     else:
         remember(GraphRecord("float32", choice.why, 0, 0, {}, {}, ()))
-    return lower_graph(module, example_inputs, parsed, device=choice.policy.device if choice.policy else None)
+    device = choice.policy.device if choice.policy else None
+    return lower_graph(module, example_inputs, parsed, device, scaling)
 
 
 def _rewrite(gm: GraphModule, inputs: Sequence[Any], choice: Choice) -> tuple[GraphModule, GraphRecord]:

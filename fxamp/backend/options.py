@@ -4,10 +4,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fxamp.errors import OptionError, nearest
 from fxamp.policy import Policy
+
+if TYPE_CHECKING:
+    from fxamp.scaler import GradScaler
 
 LOWERINGS = ("inductor", "aot_eager", "eager")
 PLACEMENTS = ("autocast",)
@@ -18,7 +21,8 @@ class Options:
     """What the user asked for, by the names of ``torch.compile(..., options=...)``.
 
     ``policy``: "auto", a built-in name, a path, or a Policy. ``lowering``: one of :data:`LOWERINGS`. ``placement``:
-    None takes the policy's. ``inductor``: Inductor config patches. ``mode``: Inductor's mode.
+    None takes the policy's. ``inductor``: Inductor config patches. ``mode``: Inductor's mode. ``scaler``: scales,
+    unscales and checks in the backward graphs; a disabled one counts as none.
     """
 
     policy: str | Policy = "auto"
@@ -26,6 +30,7 @@ class Options:
     placement: str | None = None
     inductor: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
+    scaler: "GradScaler | None" = None
 
 
 def parse_options(given: Mapping[str, Any] | None, mode: str | None = None) -> Options:
@@ -87,6 +92,16 @@ def _mode(value: Any) -> str:
     return _one_of("mode", tuple(list_mode_options()))(value)
 
 
+def _scaler(value: Any) -> "GradScaler | None":
+    if value is None:
+        return None
+    from fxamp.scaler import GradScaler
+
+    if not isinstance(value, GradScaler):
+        raise _wrong_kind("scaler", value, "an fxamp.GradScaler, which takes the arguments of torch.amp.GradScaler")
+    return value if value.is_enabled() else None
+
+
 def _wrong_kind(name: str, value: Any, accepted: str) -> OptionError:
     return OptionError(f"option {name!r} is {value!r}, of type {type(value).__name__}; accepted: {accepted}")
 
@@ -97,4 +112,5 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "placement": _one_of("placement", PLACEMENTS),
     "inductor": _inductor,
     "mode": _mode,
+    "scaler": _scaler,
 }

@@ -22,18 +22,18 @@ class FlagTable:
         self._next_slot = NOBODY + 1
         self._slots: dict[int, int] = {}
         self._owners: dict[int, weakref.ref[Tensor]] = {}
-        self._touched: set[int] = set()
         self._indices: dict[tuple[int, ...], Tensor] = {}
-
-    def __contains__(self, parameter: Tensor) -> bool:
-        """Whether a flag of ``parameter`` has been added since the table was made or cleared."""
-        return id(parameter) in self._touched
 
     def add(self, parameters: Sequence[Tensor | None], flags: Tensor) -> None:
         """Add ``flags``, bool or int32 ``[len(parameters)]`` on the table's device, to the parameters' counters."""
+        counts = flags.detach().to(torch.int32)
+        if len(parameters) == 1:
+            # Gradients that come one by one would each need an index tensor of their own.
+            (slot,) = self._slots_of(parameters)
+            self._counts[slot : slot + 1].add_(counts)
+            return
         index = self._index(parameters)
-        self._touched.update(map(id, parameters))
-        self._counts.index_add_(0, index, flags.detach().to(torch.int32))
+        self._counts.index_add_(0, index, counts)
 
     def read(self, parameters: Sequence[Tensor]) -> Tensor:
         """Return the parameters' counters: int32 ``[len(parameters)]`` on the table's device."""
@@ -44,7 +44,6 @@ class FlagTable:
     def clear(self) -> None:
         """Set every counter to zero."""
         self._counts.zero_()
-        self._touched.clear()
 
     def nonzero(self) -> Iterator[tuple[Tensor, int]]:
         """Yield each living parameter whose counter is not zero, and the counter; waits for the device."""
@@ -60,15 +59,20 @@ class FlagTable:
         index = self._indices.get(key)
         if index is not None:
             return index
-        slots = [NOBODY if parameter is None else self._slot(parameter) for parameter in parameters]
-        missing = self._next_slot - len(self._counts)
-        if missing > 0:
-            self._counts = torch.cat([self._counts, self._counts.new_zeros(missing)])
+        slots = self._slots_of(parameters)
         if len(self._indices) >= MAX_INDICES:
             self._indices.clear()
         index = torch.tensor(slots, dtype=torch.int64, pin_memory=self._device.type == "cuda")
         self._indices[key] = index.to(self._device, non_blocking=True)
         return self._indices[key]
+
+    def _slots_of(self, parameters: Sequence[Tensor | None]) -> list[int]:
+        """The parameters' slots, with room made for those not seen before."""
+        slots = [NOBODY if parameter is None else self._slot(parameter) for parameter in parameters]
+        missing = self._next_slot - len(self._counts)
+        if missing > 0:
+            self._counts = torch.cat([self._counts, self._counts.new_zeros(missing)])
+        return slots
 
     def _slot(self, parameter: Tensor) -> int:
         key = id(parameter)
@@ -81,5 +85,4 @@ class FlagTable:
     def _forget(self, key: int) -> None:
         """Drop a dead parameter before another tensor can take over its id; its slot is not used again."""
         del self._slots[key], self._owners[key]
-        self._touched.discard(key)
         self._indices.clear()

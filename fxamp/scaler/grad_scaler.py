@@ -1,17 +1,15 @@
 """fxamp.GradScaler: torch.amp.GradScaler's whole contract, in generated kernels or inside the compiled backward."""
 
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 
-from fxamp.errors import OptionError
 from fxamp.scaler import fused
 from fxamp.scaler.distributed import Ranks, agree, require_ranks
-from fxamp.scaler.graph_flags import GraphFlags, Owner
+from fxamp.scaler.graph_mode import GraphMode
 from fxamp.scaler.names import OverflowLedger
 from fxamp.scaler.optimizer_check import check_optimizer
 from fxamp.scaler.outputs import map_tensors
@@ -21,7 +19,7 @@ from fxamp.scaler.state import ScaleBounds, SkipCount, StepResult, fresh_optimiz
 T = TypeVar("T")
 
 
-class GradScaler(torch.amp.GradScaler):
+class GradScaler(GraphMode):
     """Multiplies losses by a scale, finds gradients that overflowed, skips their step, and adapts the scale.
 
     It is a :class:`torch.amp.GradScaler`, because libraries ask ``isinstance``: what is plain data there (constructor,
@@ -30,6 +28,7 @@ class GradScaler(torch.amp.GradScaler):
     Alone it works as torch's does. Given to the backend (``torch.compile(model, backend="fxamp", options={"scaler":
     scaler})``) the compiled backward scales, unscales and checks, so that ``.grad`` always holds true gradients: the
     training loop stays as it is, while :meth:`scale` returns its input and :meth:`unscale_` divides nothing.
+    :meth:`get_scale` is 1.0 then, the factor that losses and gradients hold; the factor inside is :attr:`loss_scale`.
 
     Departures from torch: growth tests ``tracker >= interval``, so that a lowered interval still grows the scale;
     ``update(new_scale)`` takes an int too; the first step of a fused optimizer waits for the host (see
@@ -74,7 +73,6 @@ class GradScaler(torch.amp.GradScaler):
         self._ranks = ranks
         self._skips = SkipCount()
         self._ledger = OverflowLedger()
-        self._graph: GraphFlags | None = None
         self._per_optimizer_states = defaultdict(fresh_optimizer_state)
 
     # ---- the training loop ----
@@ -164,6 +162,7 @@ class GradScaler(torch.amp.GradScaler):
         else:
             set_scale_(scale, new_scale, self._device)
         self._per_optimizer_states = defaultdict(fresh_optimizer_state)
+        self._scaled_losses = False
         if self._graph is not None:
             self._graph.clear()
 
@@ -191,50 +190,7 @@ class GradScaler(torch.amp.GradScaler):
         """
         self._ledger.names.give(model, prefix)
 
-    # ---- the backend's side; see fxamp/scaler/graph_flags.py ----
-
-    def attach(self) -> None:
-        """Let compiled backwards scale, unscale and check from now on; they report by :meth:`record_graph_flags`."""
-        if self._graph is None:
-            self._graph = GraphFlags()
-
-    def graph_scale(self, device: torch.device) -> Tensor:
-        """Return the scale, 0-dim float32 on ``device``; made if need be, and 1.0 if the scaler is disabled."""
-        if not self._enabled:
-            return torch.ones((), dtype=torch.float32, device=device)
-        return self._scale_on(device)
-
-    def record_graph_flags(self, parameters: Sequence[Owner], flags: Tensor) -> None:
-        """Take what one compiled backward found; waits for no device.
-
-        Args:
-            parameters: for each flag the parameter its gradient belongs to, a weak reference to it, or None for a
-                gradient of something else (which no optimizer owns, so its flag counts for none).
-            flags: bool or int32 ``[len(parameters)]``; nonzero for a gradient that holds an inf or NaN.
-
-        Raises:
-            OptionError: the scaler is not attached to a backend, or the lengths differ.
-        """
-        if not self._enabled:
-            return
-        if self._graph is None:
-            raise OptionError("record_graph_flags: call attach() first, so that scale() leaves losses to the graph")
-        if flags.shape != (len(parameters),):
-            raise OptionError(f"record_graph_flags: {len(parameters)} parameters, flags of shape {tuple(flags.shape)}")
-        with torch.no_grad():
-            self._graph.record(parameters, flags)
-
     # ---- inside ----
-
-    def _scale_on(self, device: torch.device) -> Tensor:
-        if self._scale is None:
-            self._lazy_init_scale_growth_tracker(device)
-        assert self._scale is not None
-        return self._scale.to(device, non_blocking=True)
-
-    def _scale_one(self, output: Tensor) -> Tensor:
-        scale = self._scale_on(output.device)
-        return output * scale if self._graph is None else output
 
     def _step_on_host(self, optimizer: torch.optim.Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         if state["stage"] is OptState.READY:
@@ -289,11 +245,13 @@ class GradScaler(torch.amp.GradScaler):
     def __getstate__(self) -> dict[str, Any]:
         """Return what pickle saves; AssertionError between an optimizer's check and the update."""
         state = super().__getstate__()
+        if self._enabled:
+            state["_init_scale"] = self.loss_scale
         state["_skips"] = SkipCount(self.skipped_steps)
-        del state["_ledger"], state["_graph"]
+        del state["_ledger"]
+        state["_graph"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._ledger = OverflowLedger()
-        self._graph = None

@@ -1,4 +1,7 @@
-"""Check all gradients of one optimizer: those that a compiled graph reported on by its flags, the others by kernels."""
+"""Check all gradients of one optimizer: those that a compiled graph checked by its flags, the others by kernels.
+
+A gradient that a graph checked and that was written to since is both: its flags count, and its values are read.
+"""
 
 import torch
 from torch import Tensor
@@ -51,5 +54,12 @@ def check_optimizer(
     for group in group_gradients(parameters):
         inverse = None if inv_scale is None else inv_scale.to(group.device, non_blocking=True)
         flags = check_group(group, inverse, flag_on(group.device))
+        if graph is not None:
+            flags = torch.maximum(flags, graph.read(group.parameters, group.device))
+            torch.maximum(flag_on(group.device), flags.max(), out=flag_on(group.device))
         ledger.record(optimizer, group.parameters, flags)
+    for device, flag in found.items():
+        unowned = None if graph is None else graph.read_unowned(device)
+        if unowned is not None:
+            torch.maximum(flag, unowned.squeeze(), out=flag)
     return found

@@ -27,15 +27,16 @@ class Graph:
     def backward(self, bad: Sequence[int] = ()) -> None:
         """Add 2 to every owner's gradient, through the scale; those numbered in ``bad`` overflow on the way."""
         scale = self.scaler.graph_scale(torch.device("cpu"))
-        found = []
+        found, gradients = [], []
         for i, reference in enumerate(self.owners):
             scaled = torch.full((2,), 2.0) * scale * (INF if i in bad else 1.0)
             true = scaled / scale
             found.append(not true.isfinite().all())
             owner = None if reference is None else reference()
+            gradients.append(true)
             if owner is not None:
                 owner.grad = true if owner.grad is None else owner.grad + true
-        self.scaler.record_graph_flags(self.owners, torch.tensor(found).to(self.flags))
+        self.scaler.record_graph_flags(self.owners, torch.tensor(found).to(self.flags), gradients)
 
 
 def parameters(count: int) -> list[Tensor]:
@@ -71,7 +72,7 @@ def test_gradients_stay_true_and_the_flags_decide(flags: torch.dtype) -> None:
             scaler.unscale_(optimizer)
             assert_same(own[0].grad, torch.full((2,), 2.0))
         skips.append(finish(scaler, optimizer))
-        scales.append(scaler.get_scale())
+        scales.append(scaler.loss_scale)
     assert skips == [False, True, False, False]
     assert scales == [8.0, 4.0, 4.0, 8.0]
     assert_same(own[0].detach(), torch.full((2,), -2.0))
@@ -86,7 +87,7 @@ def test_the_flags_alone_decide_for_covered_parameters() -> None:
     optimizer = torch.optim.SGD(own, lr=0.5)
     own[0].grad = torch.ones(2)
     scaler.scale(torch.ones(()))
-    scaler.record_graph_flags(own, torch.tensor([True]))
+    scaler.record_graph_flags(own, torch.tensor([True]), [own[0].grad])
     assert finish(scaler, optimizer)
 
 
@@ -140,17 +141,32 @@ def test_a_gradient_that_is_none_is_passed_over() -> None:
         scaler.step(optimizer)
 
 
+def test_a_flag_without_owner_counts_for_every_optimizer() -> None:
+    scaler = attached()
+    own = parameters(2)
+    optimizers = [torch.optim.SGD([p], lr=0.5) for p in own]
+    scaler.scale(torch.ones(()))
+    graph = Graph(scaler, [*own, None])
+    for bad in ([2], []):
+        graph.backward(bad)
+        assert [scaler.step(o, return_skipped=True).skipped for o in optimizers] == [bool(bad)] * 2
+        scaler.update()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+    assert scaler.overflowed() == {}
+
+
 def test_a_flag_counts_for_the_optimizer_that_owns_the_parameter() -> None:
     scaler = attached()
     own = parameters(3)
     first, second = torch.optim.SGD(own[:1], lr=0.5), torch.optim.SGD(own[1:], lr=0.5)
     scaler.scale(torch.ones(()))
-    Graph(scaler, [*own, None]).backward(bad=[2, 3])
+    Graph(scaler, own).backward(bad=[2])
     skips = [scaler.step(optimizer, return_skipped=True).skipped for optimizer in (first, second)]
-    scale = scaler.get_scale()
+    scale = scaler.loss_scale
     scaler.update()
     assert skips == [False, True]
-    assert scaler.get_scale() == scale / 2
+    assert scaler.loss_scale == scale / 2
     assert scaler.overflowed() == {"optimizer1.group0.param1": 1}
 
 
@@ -260,7 +276,7 @@ def test_float16_gradients_are_refused() -> None:
     half = torch.ones(2, dtype=torch.float16, requires_grad=True)
     half.grad = torch.ones(2, dtype=torch.float16)
     scaler.scale(torch.ones(()))
-    scaler.record_graph_flags([half], torch.tensor([False]))
+    scaler.record_graph_flags([half], torch.tensor([False]), [half.grad])
     with pytest.raises(ValueError, match="FP16 gradients"):
         scaler.step(torch.optim.SGD([half], lr=0.5))
 
@@ -268,9 +284,11 @@ def test_float16_gradients_are_refused() -> None:
 def test_flags_that_cannot_be_right_are_refused() -> None:
     own = parameters(2)
     with pytest.raises(OptionError, match="call attach"):
-        GradScaler("cpu").record_graph_flags(own, torch.zeros(2, dtype=torch.bool))
-    with pytest.raises(OptionError, match=r"2 parameters, flags of shape \(3,\)"):
-        attached().record_graph_flags(own, torch.zeros(3, dtype=torch.bool))
+        GradScaler("cpu").record_graph_flags(own, torch.zeros(2, dtype=torch.bool), own)
+    with pytest.raises(OptionError, match=r"2 parameters, 2 gradients, flags of shape \(3,\)"):
+        attached().record_graph_flags(own, torch.zeros(3, dtype=torch.bool), own)
+    with pytest.raises(OptionError, match=r"2 parameters, 1 gradients, flags of shape \(2,\)"):
+        attached().record_graph_flags(own, torch.zeros(2, dtype=torch.bool), own[:1])
 
 
 def test_a_disabled_scaler_scales_by_one_and_skips_nothing() -> None:

@@ -125,7 +125,6 @@ def test_the_table_forgets_the_dead_and_keeps_few_indices() -> None:
     for _ in range(3 * MAX_INDICES):
         passing = torch.ones(1)
         table.add([passing, lasting, None], torch.tensor([True, True, True]))
-        assert passing in table
         assert table.read([lasting, passing])[1] == 1
         del passing
     gc.collect()
@@ -135,5 +134,4 @@ def test_the_table_forgets_the_dead_and_keeps_few_indices() -> None:
         table.add([parameter], torch.ones(1, dtype=torch.int32))
     assert len(table._indices) <= MAX_INDICES
     table.clear()
-    assert lasting not in table
     assert list(table.nonzero()) == []

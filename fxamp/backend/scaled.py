@@ -1,0 +1,106 @@
+"""Run time and compile time of a scaled backward under AOTAutograd: the pass, the scale, the flags.
+
+AOTAutograd hands the partitioned backward graph to a compiler. Here the pass ``scale-backward`` rewrites it first, and
+what comes back is wrapped: it appends the scale as it is when the backward runs, strips the flags, and reports them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch import config as functorch_config
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+
+from fxamp.backend.scaled_owners import owners, running_node
+from fxamp.backend.scaled_twice import explain_double_backward
+from fxamp.capture import Captured
+from fxamp.graph import graph_output
+from fxamp.passes.base import Context
+from fxamp.passes.scale_backward import FLAGGED, SCALE, ScaleBackward
+from fxamp.pipeline import run_passes
+from fxamp.policy import Policy
+from fxamp.scaler import GradScaler
+
+#: A compiled graph that takes its inputs in one list, which it empties.
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A scaler and the policy of the graphs that it scales."""
+
+    scaler: GradScaler
+    policy: Policy
+
+    def compile_backward(
+        self, gm: GraphModule, inputs: Sequence[Any], compiler: Callable[[GraphModule, list[Any]], Boxed]
+    ) -> Boxed:
+        """Rewrite the backward graph ``gm``, compile it by ``compiler`` (which returns a boxed callable), wrap that."""
+        _keep_saved_tensors()
+        mode = _fake_mode(gm)
+        if mode is None:
+            return compiler(gm, list(inputs))
+        run_passes(Captured(gm, mode), Context(self.policy, mode), (ScaleBackward(_check(gm)),))
+        flagged = graph_output(gm.graph).meta.get(FLAGGED, ())
+        if not flagged:
+            return compiler(gm, list(inputs))
+        scale = next(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder") if node.name == SCALE)
+        return _wrap(compiler(gm, [*inputs, scale]), self.scaler, scale.device, flagged)
+
+
+def boxed(function: Callable[..., Any]) -> Boxed:
+    """``function`` with its arguments in one list."""
+
+    def run(args: list[Any]) -> Any:
+        return function(*args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _wrap(compiled: Boxed, scaler: GradScaler, device: torch.device, flagged: tuple[int, ...]) -> Boxed:
+    def run(args: list[Any]) -> list[Any]:
+        args.append(scaler.graph_scale(device))
+        *results, flags = compiled(args)
+        node = running_node()
+        scaler.record_graph_flags(owners(node, len(results), flagged), flags, [results[at] for at in flagged])
+        explain_double_backward(node)
+        return results
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _fake_mode(gm: GraphModule) -> FakeTensorMode | None:
+    values = (node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder"))
+    return next((value.fake_mode for value in values if isinstance(value, Tensor)), None)  # type: ignore[attr-defined]
+
+
+def _check(gm: GraphModule) -> str:
+    """Which way of checking is the cheaper one; see the pass."""
+    values = (node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder"))
+    on_cuda = any(isinstance(value, Tensor) and value.device.type == "cuda" for value in values)
+    return "kernel" if on_cuda else "ops"
+
+
+def _keep_saved_tensors() -> None:
+    """Let no kernel write over what the forward saved, so that ``retain_graph=True`` works as in eager mode.
+
+    torch decides by this list, at run time too; its config switch leaves None there, which it takes for a list that
+    is not empty.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
+@contextmanager
+def uncached() -> Iterator[None]:
+    """AOTAutograd's cache is off inside: its key does not know that the backward is rewritten."""
+    with functorch_config.patch(enable_autograd_cache=False):
+        yield

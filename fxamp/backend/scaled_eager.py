@@ -1,0 +1,146 @@
+"""The scaled backward without a backward graph: what crosses the border of an eager region is scaled on its way back.
+
+Inputs enter the region, outputs leave it; forward, both are the identity. Within, every gradient is kept times the
+scale. So a gradient that enters is multiplied by the scale, and one that leaves by its inverse, whichever pass it is:
+the backward of entering is leaving, that of leaving is entering. If the first pass multiplied by ``factor`` on the way,
+the derivative has that factor too:
+
+    forward     enter 1                  leave 1
+    backward    leave 1/scale            enter scale
+    second      enter 1/scale * scale    leave scale * 1/scale
+    third       leave ...                and so on: gradient penalties work, at any depth
+
+Gradients that leave are checked, and reported with the parameter that they belong to.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fxamp.errors import OptionError
+from fxamp.graph import AliasSets
+from fxamp.scaler import GradScaler
+
+
+def scale_eagerly(run: Callable[..., Any], gm: GraphModule, scaler: GradScaler) -> Callable[..., Any]:
+    """Wrap ``run``, which runs ``gm`` eagerly on the same inputs, so that its backward is scaled by ``scaler``.
+
+    Raises OptionError for a call in which ``gm`` writes to an input that gradients flow through: what the caller does
+    with that input afterwards would send true gradients into the region.
+    """
+    aliases = AliasSets(gm.graph)
+    inputs = gm.graph.find_nodes(op="placeholder")
+    written = [(at, node.name) for at, node in enumerate(inputs) if aliases.mutated(node)]
+
+    def scaled(*args: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return run(*args)
+        _refuse_writes(args, written)
+        entered = [_enter(value, scaler) for value in args]
+        results = run(*entered)
+        _refuse_writes(args, written)
+        return _leave(results, args, entered, scaler)
+
+    return scaled
+
+
+def _differentiable(value: object) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _enter(value: Any, scaler: GradScaler) -> Any:
+    return _cross(_Enter, value, None, scaler, value) if _differentiable(value) else value
+
+
+def _leave(results: Any, args: Sequence[Any], entered: Sequence[Any], scaler: GradScaler) -> Any:
+    given = {id(inside): outside for inside, outside in zip(entered, args, strict=True)}
+    tensors = [value for value in (*args, *pytree.tree_leaves(results)) if isinstance(value, Tensor)]
+    shares = Counter(_memory(value) for value in tensors)
+
+    def leave(value: Any) -> Any:
+        if id(value) in given:
+            return given[id(value)]
+        return _cross(_Leave, value, None, scaler, shares[_memory(value)] > 1) if _differentiable(value) else value
+
+    return pytree.tree_map(leave, results)
+
+
+def _memory(value: Tensor) -> int:
+    return value.untyped_storage()._cdata if value.layout is torch.strided else id(value)
+
+
+def _refuse_writes(args: Sequence[Any], written: Sequence[tuple[int, str]]) -> None:
+    for at, name in written:
+        if _differentiable(args[at]):
+            raise OptionError(
+                f"a compiled graph writes in place to its input {name!r}, through which gradients flow: with a scaler, "
+                f"option 'lowering' = 'eager' cannot follow that; accepted: 'aot_eager', 'inductor', or a write to a copy"
+            )
+
+
+class _Enter(torch.autograd.Function):
+    """The way into the region; backward, out of it."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, factor: Tensor | None, scaler: GradScaler, owner: Any) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.factor, ctx.scaler = factor, scaler
+        ctx.owner = owner if isinstance(owner, nn.Parameter) else None
+        return value.view_as(value) if factor is None else _product(value, factor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        if gradient is None:
+            return None, None, None, None
+        inverse = _reciprocal(ctx.scaler.graph_scale(gradient.device))
+        true = _cross(_Leave, gradient, _joined(ctx.factor, inverse), ctx.scaler, False)
+        with torch.no_grad():
+            found = torch.isfinite(true).all().logical_not().view(1)
+        ctx.scaler.record_graph_flags([ctx.owner], found, [true])
+        return true, None, None, None
+
+
+class _Leave(torch.autograd.Function):
+    """The way out of the region; backward, into it. ``shared``: other tensors outside lie in the same memory."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, factor: Tensor | None, scaler: GradScaler, shared: bool) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.factor, ctx.scaler = factor, scaler
+        if factor is not None:
+            return _product(value, factor)
+        # Views of a custom function refuse to be written to, which is right where another tensor would not learn of
+        # it. A detached tensor is none, and still counts as written to where the region saved it.
+        return value.view_as(value) if shared else value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        if gradient is None:
+            return None, None, None, None
+        scale = ctx.scaler.graph_scale(gradient.device)
+        return _cross(_Enter, gradient, _joined(ctx.factor, scale), ctx.scaler, None), None, None, None
+
+
+def _cross(border: type[torch.autograd.Function], value: Tensor, *rest: Any) -> Tensor:
+    crossed: Tensor = border.apply(value, *rest)  # type: ignore[no-untyped-call]
+    return crossed
+
+
+def _joined(factor: Tensor | None, other: Tensor) -> Tensor:
+    return other.clone() if factor is None else factor * other
+
+
+def _reciprocal(scale: Tensor) -> Tensor:
+    """In float64, rounded once, as torch.amp.GradScaler does; mps has no float64."""
+    return scale.reciprocal() if scale.device.type == "mps" else scale.double().reciprocal().float()
+
+
+def _product(value: Tensor, factor: Tensor) -> Tensor:
+    """``value`` times a 0-dim float32, in float32 at least, rounded to the dtype of ``value``."""
+    wide = value.to(torch.promote_types(value.dtype, torch.float32))
+    return (wide * factor).to(value.dtype)

@@ -1,0 +1,47 @@
+"""A compiled backward cannot be differentiated: say so, and which lowering can, when somebody tries."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from fxamp.errors import DoubleBackwardError
+
+_MESSAGE = (
+    "the gradients of a graph compiled by AOTAutograd cannot be differentiated again (backward with create_graph=True, "
+    "as in a gradient penalty). options={'lowering': 'eager'} can: it has the same casts and the same scaling."
+)
+
+
+class _Refuse(torch.autograd.Function):
+    """The identity, which cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *_: Tensor) -> Tensor:
+        raise DoubleBackwardError(_MESSAGE)
+
+
+def _refused(gradient: Tensor) -> Tensor:
+    refused: Tensor = _Refuse.apply(gradient)  # type: ignore[no-untyped-call]
+    return refused
+
+
+def explain_double_backward(node: Any) -> None:
+    """If the running ``node`` may run under create_graph, make its gradients refuse to be differentiated, in words."""
+    if node is None or not torch._C._autograd._get_current_graph_task_keep_graph():
+        return
+
+    def refuse(gradients: Sequence[Tensor | None], _: Any) -> tuple[Tensor | None, ...] | None:
+        # The next run of this node registers its own.
+        handle.remove()
+        if not torch.is_grad_enabled():
+            return None
+        return tuple(_refused(g) if g is not None and g.requires_grad else g for g in gradients)
+
+    handle = node.register_hook(refuse)

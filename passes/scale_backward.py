@@ -1,0 +1,121 @@
+"""scale-backward: multiply what enters a backward graph by the loss scale; hand out true, checked gradients.
+
+1. The graph gets a new last input: the scale, 0-dim float32, given when the backward runs.
+2. Every tangent is multiplied by it, in float32 at least, and rounded to the tangent's dtype: between here and 4 all
+   gradients are scaled, out of reach of float16's underflow.
+3. The inverse is taken in float64 and rounded once, as torch.amp.GradScaler does, but on mps, which has no float64.
+4. Every gradient is multiplied by the inverse, in float32 at least, and rounded to the dtype that it had.
+5. A new last output holds a flag for each gradient: nonzero if it holds an inf or NaN. Which outputs these are is in
+   ``output.meta[FLAGGED]``. Outputs that are no gradients (random states, tokens) stay as they are.
+
+Tangents and gradients are known by AOTAutograd's descriptors, ``node.meta["desc"]``; all ops are such as Inductor can
+lower after the partition (``aten.isfinite`` is not).
+
+Two ways to check. ``"ops"`` writes plain ops, which Inductor fuses into whatever makes the gradient: nothing is read
+twice, but the check is a reduction or two of its own for each gradient. ``"kernel"`` collects the gradients of one
+device and dtype in one ``fxamp::check_unscale``, and hands it what a last cast widens (a weight's float16 gradient)
+unwidened. For a model of n parameters, k of them tensors, float16 products, and float32 gradients:
+
+    "ops"       6n bytes where Inductor fuses cast, product and check     2k launches at worst
+    "kernel"    6n bytes where a cast is last, else 8n                    1 launch for a pair of dtypes
+
+Launches cost microseconds on a GPU and nothing on a CPU: "kernel" is for CUDA, "ops" for the others.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxamp.graph import graph_output
+from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.unscale_writer import UnscaleWriter
+
+#: Key of the output node's ``meta``: positions of the outputs that flags were added for, in the flags' order.
+FLAGGED = "fxamp_flagged"
+
+#: Name of the new input.
+SCALE = "loss_scale"
+
+CHECKS = ("ops", "kernel")
+
+
+@dataclass(frozen=True)
+class ScaleBackward(Pass):
+    """Requires AOTAutograd's descriptors of inputs and outputs; ensures rules 1 and 5 for every gradient.
+
+    ``check``: "ops" or "kernel". A graph without gradients is left as it is.
+    """
+
+    check: str = "ops"
+    name = "scale-backward"
+
+    def requires(self, gm: GraphModule, context: Context) -> str | None:
+        outputs, described = graph_output(gm.graph).args[0], graph_output(gm.graph).meta.get("desc")
+        if FLAGGED in graph_output(gm.graph).meta or not gradients(gm):
+            return None if described is not None else "the outputs carry no descriptors"
+        if len(described or ()) != len(outputs):  # type: ignore[arg-type]
+            return "the outputs carry no descriptors"
+        return None if tangents(gm) else "there are gradients, but no tangents that they are made of"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        found = gradients(gm)
+        if FLAGGED in graph_output(gm.graph).meta or not found:
+            return Result(0)
+        entering = tangents(gm)
+        writer = UnscaleWriter(gm, context.mode, _new_input(gm, entering[0], context))
+        for tangent in entering:
+            writer.scale(tangent)
+        output = graph_output(gm.graph)
+        results = list(output.args[0])  # type: ignore[arg-type]
+        with gm.graph.inserting_before(output):
+            true, flags = writer.unscale([results[at] for at in found], kernel=self.check == "kernel")
+        for at, gradient in zip(found, true, strict=True):
+            results[at] = gradient
+        output.args = ((*results, flags),)
+        output.meta[FLAGGED] = tuple(found)
+        output.meta["desc"] = [*output.meta["desc"], None]
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+        return Result(len(entering) + len(found), {"tangents": len(entering), "gradients": len(found)})
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        output = graph_output(gm.graph)
+        flagged, wanted = output.meta.get(FLAGGED, ()), tuple(gradients(gm))
+        if flagged != wanted:
+            return f"gradients at {wanted}, but flags for {flagged}"
+        return None if not wanted or _inputs(gm)[-1].name == SCALE else "the scale is not the last input"
+
+
+def tangents(gm: GraphModule) -> list[Node]:
+    """The inputs that are gradients of the forward's results, and differentiable."""
+    return [node for node in _inputs(gm) if _described(node.meta.get("desc"), "is_tangent") and _differentiable(node)]
+
+
+def gradients(gm: GraphModule) -> list[int]:
+    """The positions of the outputs that are gradients of the forward's inputs."""
+    output = graph_output(gm.graph)
+    pairs = zip(output.args[0], output.meta.get("desc") or (), strict=False)  # type: ignore[arg-type]
+    return [at for at, (node, desc) in enumerate(pairs) if _described(desc, "is_grad") and _differentiable(node)]
+
+
+def _inputs(gm: GraphModule) -> list[Node]:
+    return list(gm.graph.find_nodes(op="placeholder"))
+
+
+def _described(descriptor: object, question: str) -> bool:
+    return descriptor is not None and bool(getattr(descriptor, question)())
+
+
+def _differentiable(node: object) -> bool:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _new_input(gm: GraphModule, tangent: Node, context: Context) -> Node:
+    """Rule 1; the scale lives where the first tangent does."""
+    with gm.graph.inserting_after(_inputs(gm)[-1]):
+        scale = gm.graph.placeholder(SCALE)
+    with context.mode:
+        scale.meta["val"] = torch.empty((), dtype=torch.float32, device=tangent.meta["val"].device)
+    return scale

@@ -1,0 +1,57 @@
+"""Look behind the cast that widens a gradient: half the bytes to read, the same values."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+#: Views that mean the same on a tensor of the same shape and strides, whatever its dtype.
+_VIEWS = frozenset(
+    {
+        aten.alias.default,
+        aten.permute.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.t.default,
+        aten.transpose.int,
+        aten.unsqueeze.default,
+        aten.view.default,
+    }
+)
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+def before_widening(node: Node, write: Callable[..., Node]) -> Node:
+    """Return ``node``, or a node of the same values that a 16-bit tensor holds, if a cast of it is behind ``node``.
+
+    ``write(op, *args)`` makes a node; it is called to repeat the views between the cast and ``node``.
+    """
+    views: list[Node] = []
+    behind = node
+    while behind.target in _VIEWS:
+        views.append(behind)
+        behind = behind.args[0]  # type: ignore[assignment]
+    narrow = _widened(behind)
+    if narrow is None:
+        return node
+    for view in reversed(views):
+        assert callable(view.target)
+        narrow = write(view.target, narrow, *view.args[1:])
+    return narrow
+
+
+def _widened(node: Node) -> Node | None:
+    """What ``node`` casts from 16 bits to float32 and changes in no other way."""
+    dtype_alone = node.target is torch.ops.prims.convert_element_type.default or (
+        node.target is aten._to_copy.default and node.kwargs.keys() == {"dtype"}
+    )
+    source: Any = node.args[0] if dtype_alone else None
+    if source is None:
+        return None
+    before, after = source.meta["val"], node.meta["val"]
+    exact = before.dtype in _NARROW and after.dtype == torch.float32
+    return source if exact and before.stride() == after.stride() else None
