@@ -24,6 +24,7 @@ How a call flows, a module a step:
     plan             which gradients share a launch, what its kernel must know
     source, store    the plan's kernel as Triton source, in a file (Triton reads it there, and so can you)
     launch           the table of addresses, the launches
+    update           the scale update, its text in update_source
     reference        what it all means, in ATen ops; it knows nothing of the kernels, nor they of it
 
 Why a table of addresses: a launch for each gradient costs some 15 microseconds each, and a kernel with all addresses as

@@ -1,15 +1,17 @@
 """Who does the work, on which devices, and what is kept between calls."""
 
+import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 from kernel_cases import expected, random_gradients, same_bits
 
 from fxamp.errors import OptionError
-from fxamp.kernels import Implementation, check_unscale, check_unscale_, forced
+from fxamp.kernels import Implementation, check_unscale, check_unscale_, dispatch, forced
 from fxamp.kernels.devices import _perform_share, perform_everywhere
 from fxamp.kernels.dispatch import implementation
 from fxamp.kernels.work import Work
@@ -19,7 +21,7 @@ WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None
 import torch
-from fxamp.kernels import Implementation, check_, check_unscale, check_unscale_, update_scale_
+from fxamp.kernels import Implementation, dispatch, check_, check_unscale, check_unscale_, update_scale_
 from fxamp.kernels.dispatch import implementation
 assert implementation(torch.device("cuda", 0)) is Implementation.REFERENCE
 found_inf, scale, tracker = torch.zeros(()), torch.tensor(8.0), torch.tensor(0, dtype=torch.int32)
@@ -181,3 +183,17 @@ def test_interpreting_leaves_triton_as_it_was() -> None:
     with forced(Implementation.INTERPRETER):
         check_unscale_([torch.ones(8)], torch.ones(()), torch.zeros(()), squared_norm=torch.zeros(()))
     assert [dict(vars(part)) for part in parts] == before
+
+
+def test_reference_and_kernels_do_not_know_each_other() -> None:
+    folder = Path(dispatch.__file__).parent
+    for kernels in ("plan", "source", "store", "launch", "interpreter", "update_source"):
+        assert "reference" not in imports(folder / f"{kernels}.py")
+    assert imports(folder / "reference.py") == {"work"}
+
+
+def imports(path: Path) -> set[str]:
+    """Return the modules of fxamp.kernels that a file imports."""
+    return set(
+        re.findall(r"fxamp\.kernels(?:\.| import )(\w+)", "\n".join(re.findall(r"^ *from .*", path.read_text(), re.M)))
+    )

@@ -13,7 +13,7 @@ from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.plan import Asked, Gradient, Kernel, make_plan
 from fxamp.kernels.source import kernel_name, parameters, source_text
 from fxamp.kernels.store import load_function
-from fxamp.kernels.update import update_text
+from fxamp.kernels.update_source import update_text
 
 triton = pytest.importorskip("triton", reason="machine code needs triton's compiler")
 

@@ -11,7 +11,7 @@ from kernel_golden import FOLDER, assert_golden
 from fxamp.kernels.plan import DTYPES, Asked, Kernel
 from fxamp.kernels.source import kernel_name, parameters, source_text
 from fxamp.kernels.store import load_function, write_source
-from fxamp.kernels.update import update_text
+from fxamp.kernels.update_source import update_text
 
 ALL = Asked(found_inf=True, flags=True, squared_norm=True)
 FLAGS = Asked(flags=True)
