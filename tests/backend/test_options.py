@@ -120,7 +120,7 @@ def test_a_report_names_graphs_policy_and_casts() -> None:
     model = compile_with(Model(), "eager")
     model(torch.ones(2, 4))
     report = fxamp.report(model)
-    assert len(report.graphs) == 1 and report.casts == 3 and report.ops == 2
+    assert len(report.graphs) == 1 and report.casts == 4 and report.ops == 2
     assert "cpu-bfloat16" in str(report) and "named by the caller" in str(report)
 
 

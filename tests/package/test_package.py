@@ -1,0 +1,74 @@
+"""The package as it is built, installed and imported."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("passes", "policies", "tools")
+
+
+def python(*arguments: str, cwd: Path = ROOT, path: Path | None = None) -> str:
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(path)} if path else None
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_each_top_level_folder_is_a_package_of_fxamp(name: str) -> None:
+    link = ROOT / "fxamp" / name
+    assert link.is_symlink() and link.resolve() == ROOT / name
+    assert not Path(link.readlink()).is_absolute()
+
+
+def test_the_wheel_holds_everything_and_imports_alone(tmp_path: Path) -> None:
+    python("-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT))
+    (wheel,) = tmp_path.glob("*.whl")
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(site)
+    expected = {f"fxamp/{path.relative_to(ROOT / 'fxamp')}" for path in (ROOT / "fxamp").rglob("*.py")}
+    expected |= {
+        f"fxamp/{folder}/{p.relative_to(ROOT / folder)}" for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")
+    }
+    expected |= {f"fxamp/policies/{path.name}" for path in (ROOT / "policies").glob("*.toml")}
+    expected |= {"fxamp/py.typed", "fxamp/policies/README.md"}
+    assert expected <= names
+    assert not any(name.split("/")[0] in FOLDERS for name in names)
+    script = "import fxamp; print(fxamp.__file__, fxamp.Policy.load('cuda-float16').name)"
+    assert python("-c", script, cwd=tmp_path, path=site).split() == [str(site / "fxamp/__init__.py"), "cuda-float16"]
+
+
+def test_importing_fxamp_and_reading_policies_starts_neither_torch_nor_triton() -> None:
+    script = (
+        "import sys, fxamp; fxamp.Policy.load('cpu-bfloat16'); print('torch' in sys.modules, 'triton' in sys.modules)"
+    )
+    assert python("-c", script).split() == ["False", "False"]
+
+
+def test_every_public_name_is_there() -> None:
+    import fxamp
+
+    for name in fxamp.__all__:
+        assert getattr(fxamp, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'rewrit'"):
+        fxamp.rewrit  # noqa: B018
+
+
+def test_the_backend_is_known_to_torch_without_an_import() -> None:
+    script = "import torch; print('fxamp' in torch._dynamo.list_backends())"
+    assert python("-c", script).strip() == "True"
+
+
+def test_nothing_imports_the_second_copy() -> None:
+    files = [path for folder in ("fxamp", *FOLDERS, "tests") for path in (ROOT / folder).rglob("*.py")]
+    for path in files:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            words = line.split()
+            if words[:1] == ["import"] or (words[:1] == ["from"] and "import" in words):
+                assert words[1].split(".")[0] not in FOLDERS, f"{path}: {line}"
