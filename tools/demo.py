@@ -29,7 +29,7 @@ _REAL = Size(layers=12, heads=12, width=768, length=1024, vocabulary=50304)
 
 #: By device: what is trained there, and the policy.
 _PLANS = {
-    "cpu": (Plan(_TINY, batch=8, steps=150, rate=3e-3, device="cpu", seed=0), "cpu-bfloat16"),
+    "cpu": (Plan(_TINY, batch=8, steps=120, rate=3e-3, device="cpu", seed=0), "cpu-bfloat16"),
     "cuda": (Plan(_REAL, batch=8, steps=200, rate=3e-4, device="cuda", seed=0), "auto"),
 }
 
@@ -47,7 +47,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--policy", help='built-in name, .toml file or "auto"; cpu-bfloat16 on cpu, auto on cuda')
     parser.add_argument("--lowering", type=one_of(*LOWERINGS), help="inductor (default), aot_eager or eager")
-    parser.add_argument("--steps", type=positive, help="training steps: 150 on cpu, 200 on cuda")
+    parser.add_argument("--steps", type=positive, help="training steps: 120 on cpu, 200 on cuda")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the batches (default 0)")
     parser.add_argument("--threads", type=positive, default=1, help="CPU threads; 1 gives steady times (default)")
     parser.add_argument("--picture", type=Path, default=Path("fxamp-demo.svg"), help="where the loss curves go (SVG)")

@@ -49,8 +49,9 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        attended: Tensor = x + self.attend(x)
-        return attended + self.think(attended)
+        x = x + self.attend(x)
+        thought: Tensor = self.think(x)
+        return x + thought
 
 
 class GPT(nn.Module):

@@ -53,7 +53,7 @@ def test_prints_both_columns_and_draws_both_curves(tmp_path: Path, capsys: pytes
 
 def test_columns_agree_where_nothing_is_cast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = tmp_path / "plain.toml"
-    policy.write_text('match = { device = "cpu" }\nlower_precision_fp = "bfloat16"\n')
+    policy.write_text('lower_precision_fp = "bfloat16"\n[match]\ndevice = "cpu"\n')
     assert demo.main([*_QUICK, "--policy", str(policy), "--picture", str(tmp_path / "p.svg")]) == 0
     printed = capsys.readouterr().out
     assert _cells(printed, "loss gap, mean of all steps") == ["0.0000 (0.00%)"]
