@@ -80,6 +80,7 @@ def test_dense_means_no_gaps_and_no_overlaps() -> None:
     storage = torch.zeros(4, 6, 5)
     dense = [storage, storage.t() if storage.dim() == 2 else storage.permute(2, 0, 1), storage[1:3], storage[0, 0, 0]]
     dense += [torch.zeros(1, 3)[:, :1], torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last), storage[:0]]
+    dense.append(torch.empty_strided((2, 1, 3), (1, 7, 2)))
     gaps = [
         storage[:, ::2],
         storage[..., 0],
