@@ -24,11 +24,11 @@ class Traced:
 
         Parameters and buffers are read from the source at each call: both share them.
         """
-        if hasattr(self.module, _FLATTEN):
-            for name in (_FLATTEN, _UNFLATTEN):
+        for name in (_FLATTEN, _UNFLATTEN):
+            if hasattr(self.module, name):
                 setattr(rewritten, name, getattr(self.module, name))
-            rewritten.graph.set_codegen(self.module.graph._codegen)
-            rewritten.recompile()
+        rewritten.graph.set_codegen(self.module.graph._codegen)
+        rewritten.recompile()
         return rewritten
 
 
@@ -42,9 +42,9 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
     A GraphModule is taken as it is: its placeholders are the inputs. Anything else is captured by Dynamo as one graph.
     Raises CaptureError if that is impossible, naming Dynamo's reason.
     """
-    if isinstance(source, GraphModule) and not hasattr(source, _FLATTEN) and type(source.graph._codegen) is _PLAIN:
-        return Traced(source, list(inputs))
-    call = source.module() if isinstance(source, ExportedProgram) else source
+    call = _without_guards(source.module()) if isinstance(source, ExportedProgram) else source
+    if isinstance(call, GraphModule) and not hasattr(call, _FLATTEN):
+        return Traced(call, list(call.graph.process_inputs(*inputs)))
     if not callable(call):
         kind = type(source).__name__
         raise CaptureError(
@@ -62,4 +62,11 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
     return Traced(module, list(flat))
 
 
-_PLAIN = torch.fx.graph.CodeGen
+def _without_guards(module: torch.nn.Module) -> GraphModule:
+    """An exported module without the call that checks its inputs: the capture is for these inputs anyway."""
+    assert isinstance(module, GraphModule)
+    for node in list(module.graph.nodes):
+        if node.op == "call_module" and not node.users:
+            module.graph.erase_node(node)
+    module.recompile()
+    return module

@@ -3,7 +3,7 @@
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from fxamp.graph.nodes import tensor_value, writes
+from fxamp.graph.nodes import fake_tensors, writes
 
 
 class AliasSets:
@@ -48,7 +48,7 @@ def may_alias_inputs(node: Node) -> bool:
 def _aliased_inputs(node: Node) -> list[Node]:
     if node.op in ("placeholder", "get_attr", "output"):
         return []
-    inputs = [source for source in node.all_input_nodes if tensor_value(source) is not None or source.meta.get("val")]
+    inputs = [source for source in node.all_input_nodes if fake_tensors(source.meta.get("val"))]
     if not isinstance(node.target, OpOverload):
         return inputs
     schema = node.target._schema

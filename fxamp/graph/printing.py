@@ -61,7 +61,7 @@ def _line(node: Node, names: dict[Node, str]) -> str:
 
 
 def format_graph(source: GraphModule | Graph, indent: str = "") -> str:
-    """One line a node, named ``%0``, ``%1``, ... in order, with dtype and shape; subgraphs indented after their user."""
+    """One line a node, named ``%0``, ``%1``, ... in order, with dtypes and shapes; subgraphs indented."""
     graph = source.graph if isinstance(source, GraphModule) else source
     names: dict[Node, str] = {}
     lines: list[str] = []
