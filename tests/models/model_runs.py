@@ -1,0 +1,122 @@
+"""One training step's loss and gradients of a model: in float64, under eager autocast, and through fxamp."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from executed_ops import ExecutedOps
+from zoo import Batch, build, build_float64
+
+from fxamp.backend import registry
+from fxamp.pipeline import GraphRecord
+
+#: Independent draws of the weights. Rounding errors differ from draw to draw; the models do not, to speak of.
+DRAWS = 5
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Loss and gradients of one step, in float64, and the buffers after it."""
+
+    loss: float
+    gradients: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A model with its references, by draw: the float64 runs and eager autocast's; ``ops`` are those of draw 0."""
+
+    name: str
+    model: torch.nn.Module
+    batch: Batch
+    weights: list[Weights]
+    true: list[Run]
+    autocast: list[Run]
+    ops: ExecutedOps
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The same model through fxamp: its runs by draw, the ops of draw 0, and the records of its graphs."""
+
+    model: torch.nn.Module
+    runs: list[Run]
+    ops: ExecutedOps
+    records: list[GraphRecord]
+
+
+def step(model: torch.nn.Module, batch: Batch, autocast: AbstractContextManager[object] | None = None) -> Run:
+    """Forward under ``autocast`` and backward; gradients of earlier steps are dropped first."""
+    model.zero_grad(set_to_none=True)
+    with autocast or nullcontext():
+        loss = model(**batch).loss
+    return run_of(model, loss)
+
+
+def run_of(model: torch.nn.Module, loss: torch.Tensor) -> Run:
+    """Run the backward of ``loss`` and take what it leaves in ``model``."""
+    loss.backward()
+    gradients = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+    return Run(float(loss.detach()), gradients, {name: b.clone() for name, b in model.named_buffers()})
+
+
+def bfloat16_autocast() -> AbstractContextManager[object]:
+    """What fxamp is measured by."""
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def baseline(name: str) -> Baseline:
+    """Build model ``name`` and run its references."""
+    torch._dynamo.reset()
+    model, batch = build(name)
+    weights = list(draws(model.state_dict()))
+    true_model = build_float64(name)
+    true_batch = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
+    true, autocast = [], []
+    for drawn in weights:
+        true_model.load_state_dict(drawn)
+        true.append(step(true_model, true_batch))
+        model.load_state_dict(drawn)
+        autocast.append(step(model, batch, bfloat16_autocast()))
+    model.load_state_dict(weights[0])
+    with ExecutedOps() as executed:
+        step(model, batch, bfloat16_autocast())
+    return Baseline(name, model, batch, weights, true, autocast, executed)
+
+
+def compiled(base: Baseline, lowering: str, count: int = DRAWS) -> Compiled:
+    """The first ``count`` of the same runs through fxamp's cpu-bfloat16."""
+    model = copy.deepcopy(base.model)
+    model.load_state_dict(base.weights[0])
+    since = registry.count()
+    model.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
+    step(model, base.batch)
+    records = registry.recent(since)
+    runs = []
+    for drawn in base.weights[:count]:
+        model.load_state_dict(drawn)
+        runs.append(step(model, base.batch))
+    model.load_state_dict(base.weights[0])
+    with ExecutedOps() as executed:
+        step(model, base.batch)
+    return Compiled(model, runs, executed, records)
+
+
+def draws(weights: Weights) -> Iterator[Weights]:
+    """The weights as they are, then moved at random by up to one bfloat16 step: every rounding is drawn anew."""
+    generator = torch.Generator().manual_seed(1)
+    yield {name: value.clone() for name, value in weights.items()}
+    for _ in range(DRAWS - 1):
+        yield {name: _moved(value, generator) for name, value in weights.items()}
+
+
+def _moved(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if not value.is_floating_point():
+        return value.clone()
+    uniform = 2 * torch.rand(value.shape, generator=generator) - 1
+    return value * (1 + torch.finfo(torch.bfloat16).eps * uniform)

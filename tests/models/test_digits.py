@@ -1,0 +1,101 @@
+"""Convolution and BatchNorm on real images: scikit-learn's handwritten digits, 8 by 8 pixels."""
+
+import pytest
+import torch
+from error_rule import excess, relative_errors, worse_parameters
+from model_runs import Run, bfloat16_autocast, draws, run_of
+from sklearn.datasets import load_digits
+from torch import nn
+
+_STEPS = 60
+_BATCH = 100
+Data = tuple[torch.Tensor, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Data, Data]:
+    """1200 images to train on and 597 to test on, shuffled; pixels in [0, 1]."""
+    torch.manual_seed(0)
+    found = load_digits()
+    order = torch.randperm(len(found.target))
+    images = torch.tensor(found.images, dtype=torch.float32)[order, None] / 16
+    labels = torch.tensor(found.target)[order]
+    return (images[:1200], labels[:1200]), (images[1200:], labels[1200:])
+
+
+def test_digits_are_learned(digits: tuple[Data, Data]) -> None:
+    train, test = digits
+    through_fxamp = _network()
+    _compile(through_fxamp, "aot_eager")
+    _train(through_fxamp, train)
+    with torch.no_grad():
+        right = (through_fxamp.eval()(test[0]).argmax(1) == test[1]).float().mean().item()
+    assert right > 0.9  # chance is 0.1
+
+
+def test_running_statistics_are_eager_autocasts(digits: tuple[Data, Data]) -> None:
+    through_fxamp, eager = _network(), _network()
+    _compile(through_fxamp, "eager")
+    _train(through_fxamp, digits[0], steps=12)
+    with bfloat16_autocast():
+        _train(eager, digits[0], steps=12)
+    theirs = dict(eager.named_buffers())
+    assert theirs["1.num_batches_tracked"].item() == 12
+    for name, buffer in through_fxamp.named_buffers():
+        assert torch.equal(buffer, theirs[name]), name
+
+
+@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+def test_gradients_are_no_further_from_float64_than_autocast(digits: tuple[Data, Data], lowering: str) -> None:
+    images, labels = digits[0][0][:_BATCH], digits[0][1][:_BATCH]
+    network, through_fxamp, exact = _network(), _network(), _network().double()
+    _compile(through_fxamp, lowering)
+    true, autocast, ours = [], [], []
+    for weights in draws(network.state_dict()):
+        true.append(_step(exact, weights, images.double(), labels))
+        with bfloat16_autocast():
+            loss = _loss(_loaded(network, weights), images, labels)
+        autocast.append(run_of(network, loss))
+        ours.append(_step(through_fxamp, weights, images, labels))
+    assert excess(relative_errors(ours, true), relative_errors(autocast, true)) <= 1
+    assert list(worse_parameters(ours, autocast, true)) == []
+
+
+def _network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    )
+
+
+def _compile(network: nn.Module, lowering: str) -> None:
+    network.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
+
+
+def _loaded(network: nn.Module, weights: dict[str, torch.Tensor]) -> nn.Module:
+    network.load_state_dict(weights)
+    network.zero_grad(set_to_none=True)
+    return network
+
+
+def _loss(network: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(network(images).to(images.dtype), labels)
+
+
+def _step(network: nn.Module, weights: dict[str, torch.Tensor], images: torch.Tensor, labels: torch.Tensor) -> Run:
+    return run_of(network, _loss(_loaded(network, weights), images, labels))
+
+
+def _train(network: nn.Module, data: Data, steps: int = _STEPS) -> None:
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
+    for images, labels in zip(*(part.split(_BATCH) * (steps // 12) for part in data), strict=True):
+        optimizer.zero_grad()
+        _loss(network, images, labels).backward()
+        optimizer.step()

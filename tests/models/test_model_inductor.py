@@ -1,0 +1,17 @@
+"""Real models under Inductor, the default lowering."""
+
+import pytest
+from error_rule import excess, relative_errors, worse_parameters
+from model_runs import baseline, compiled
+
+pytestmark = pytest.mark.inductor
+
+
+@pytest.mark.parametrize("name", ["llama", "vit"])
+def test_inductor_is_no_further_from_float64_than_autocast(name: str) -> None:
+    base = baseline(name)
+    subject = compiled(base, "inductor")
+    assert excess(relative_errors(subject.runs, base.true), relative_errors(base.autocast, base.true)) <= 1
+    assert list(worse_parameters(subject.runs, base.autocast, base.true)) == []
+    for ours, theirs in zip(subject.runs, base.autocast, strict=True):
+        assert ours.gradients.keys() == theirs.gradients.keys()
