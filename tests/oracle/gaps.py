@@ -43,6 +43,12 @@ NO_FAKE_KERNEL = {
 """Ops that do not run on FakeTensors of some device here: the dtypes that reach them are checked, their outputs not."""
 
 
+UNTRACED = {
+    "aten::matmul.out": "asks for the device's own backend while it is traced (torch built without the device)",
+}
+"""Calls that run on FakeTensors of an absent device, but cannot be captured from them."""
+
+
 def really_refused(op: OpOverload, sample: Sample, dtypes: Dtypes) -> bool:
     """Say whether a real CPU kernel refuses these dtypes; fake kernels accept mixtures that no real one does."""
     args, kwargs = sample.build(dtypes, "cpu")

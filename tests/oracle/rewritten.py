@@ -9,19 +9,21 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_map
 
 import fxamp
-from fxamp.errors import BannedOpError
+from fxamp.errors import BannedOpError, CaptureError
 from fxamp.policy import Policy
 from tests.oracle.dtypes import input_dtypes, output_dtypes
 from tests.oracle.observe import Observation, dtype_argument
 
 
 def rewritten(policy: Policy, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Observation:
-    """Return what the rewritten graph of a call on FakeTensors does."""
+    """Return what the rewritten graph of a call on FakeTensors does; one that cannot be captured has a kernel_error."""
     module, inputs = one_call(op, args, kwargs)
     try:
         after = fxamp.rewrite(module, inputs, policy=policy)
     except BannedOpError as refusal:
         return Observation(refused=refusal)
+    except CaptureError as error:
+        return Observation(kernel_error=error)
     return read(after, op)
 
 
