@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fxamp.backend.options import Options
+from fxamp.backend.options import PLACEMENTS, Options
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
 
@@ -75,7 +75,13 @@ def _named(device: str, dtype: torch.dtype, why: str, options: Options) -> Choic
 
 
 def _placed(policy: Policy, options: Options) -> Policy:
-    return policy if options.placement is None else replace(policy, placement=options.placement)
+    placed = policy if options.placement is None else replace(policy, placement=options.placement)
+    if placed.placement not in PLACEMENTS:
+        raise PolicyError(
+            f"policy {policy.name!r} asks for placement {placed.placement!r}, which this version does not have; accepted: "
+            + ", ".join(map(repr, PLACEMENTS))
+        )
+    return placed
 
 
 def device_of(inputs: Sequence[Any]) -> str | None:

@@ -54,7 +54,6 @@ def _row(number: int, graph: GraphRecord) -> dict[str, Any]:
         "casts": graph.casts,
         "shared": graph.shared,
         "folded": graph.folded,
-        "passes, ms": round(1e3 * graph.seconds),
     }
 
 

@@ -48,6 +48,13 @@ def test_malformed_toml_names_its_line(tmp_path: Path) -> None:
         fxamp.Policy.load(path)
 
 
+def test_a_placement_that_is_not_there_is_refused_and_not_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = ["cpu-bfloat16"]\nplacement = "min-cut"\n')
+    with pytest.raises(PolicyError, match="asks for placement 'min-cut'"):
+        choose_policy(parse_options({"policy": str(path)}), [torch.ones(2)])
+
+
 def test_contradicting_modes_are_refused() -> None:
     with pytest.raises(OptionError, match="contradict"):
         parse_options({"mode": "max-autotune"}, mode="reduce-overhead")
