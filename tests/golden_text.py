@@ -11,6 +11,6 @@ def assert_golden(name: str, text: str) -> None:
     path = FOLDER / f"{name}.txt"
     if os.environ.get("FXAMP_ACCEPT") == "1":
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n", encoding="utf-8")
+        path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
     assert path.is_file(), f"{path} is missing: run with FXAMP_ACCEPT=1 to write it"
-    assert text + "\n" == path.read_text(encoding="utf-8"), f"{path} differs: run with FXAMP_ACCEPT=1 if that is meant"
+    assert text.rstrip("\n") + "\n" == path.read_text(encoding="utf-8"), f"{path} differs: run with FXAMP_ACCEPT=1 if that is meant"

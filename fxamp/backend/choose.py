@@ -78,8 +78,8 @@ def _placed(policy: Policy, options: Options) -> Policy:
     placed = policy if options.placement is None else replace(policy, placement=options.placement)
     if placed.placement not in PLACEMENTS:
         raise PolicyError(
-            f"policy {policy.name!r} asks for placement {placed.placement!r}, which this version does not have; accepted: "
-            + ", ".join(map(repr, PLACEMENTS))
+            f"policy {policy.name!r} asks for placement {placed.placement!r}, which this version lacks; "
+            f"accepted: {', '.join(map(repr, PLACEMENTS))}"
         )
     return placed
 

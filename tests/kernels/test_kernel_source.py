@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_golden import FOLDER, assert_golden
+from golden_text import FOLDER, assert_golden
 
 from fxamp.kernels.plan import DTYPES, Asked, Kernel
 from fxamp.kernels.source import kernel_name, parameters, source_text
@@ -26,16 +26,16 @@ KERNELS = {
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_text_is_golden(name: str) -> None:
-    assert_golden(name, source_text(KERNELS[name]))
+    assert_golden(f"kernels/{name}", source_text(KERNELS[name]))
 
 
 def test_update_text_is_golden() -> None:
-    assert_golden("update_scale", update_text(2.0, 0.5, 2000))
-    assert_golden("update_scale_bounded", update_text(1.1, 0.5, 7, min_scale=1, max_scale=2.0**24))
+    assert_golden("kernels/update_scale", update_text(2.0, 0.5, 2000))
+    assert_golden("kernels/update_scale_bounded", update_text(1.1, 0.5, 7, min_scale=1, max_scale=2.0**24))
 
 
 def test_no_golden_text_is_left_over() -> None:
-    assert {path.stem for path in FOLDER.iterdir()} == {*KERNELS, "update_scale", "update_scale_bounded"}
+    assert {path.stem for path in (FOLDER / "kernels").iterdir()} == {*KERNELS, "update_scale", "update_scale_bounded"}
 
 
 def every_kernel() -> list[Kernel]:
