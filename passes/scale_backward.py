@@ -30,6 +30,7 @@ from torch.fx import GraphModule, Node
 from fxamp.graph import graph_output
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.unscale_writer import UnscaleWriter
+from fxamp.passes.widening import erase_unused
 
 #: Key of the output node's ``meta``: positions of the outputs that flags were added for, in the flags' order.
 FLAGGED = "fxamp_flagged"
@@ -67,22 +68,24 @@ class ScaleBackward(Pass):
         for tangent in entering:
             writer.scale(tangent)
         output = graph_output(gm.graph)
-        results = list(output.args[0])  # type: ignore[arg-type]
+        before = tuple(output.args[0])  # type: ignore[arg-type]
+        results = list(before)
         with gm.graph.inserting_before(output):
-            true, flags = writer.unscale([results[at] for at in found], kernel=self.check == "kernel")
-        for at, gradient in zip(found, true, strict=True):
+            unscaled = writer.unscale([results[at] for at in found], kernel=self.check == "kernel")
+        for at, gradient in zip(found, unscaled.true, strict=True):
             results[at] = gradient
-        output.args = ((*results, flags),)
-        output.meta[FLAGGED] = tuple(found)
+        output.args = ((*results, unscaled.flags),)
+        output.meta[FLAGGED] = tuple(found[at] for at in unscaled.order)
         output.meta["desc"] = [*output.meta["desc"], None]
-        gm.graph.eliminate_dead_code()
+        for at in found:
+            erase_unused(before[at])
         gm.recompile()
         return Result(len(entering) + len(found), {"tangents": len(entering), "gradients": len(found)})
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
         output = graph_output(gm.graph)
         flagged, wanted = output.meta.get(FLAGGED, ()), tuple(gradients(gm))
-        if flagged != wanted:
+        if tuple(sorted(flagged)) != wanted:
             return f"gradients at {wanted}, but flags for {flagged}"
         return None if not wanted or _inputs(gm)[-1].name == SCALE else "the scale is not the last input"
 

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,23 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 NO_FLOAT64 = frozenset({"mps"})
+
+
+@dataclass(frozen=True)
+class Unscaled:
+    """True gradients, in the order given; flags, ``[len(order)]``; and the position of the gradient of each flag."""
+
+    true: list[Node]
+    flags: Node
+    order: list[int]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """True gradients by what they were, and their flags in this order: bool, on the scale's device."""
+
+    true: dict[Node, Node]
+    flags: Node
 
 
 class UnscaleWriter:
@@ -37,44 +55,51 @@ class UnscaleWriter:
         for user in users:
             user.replace_input_with(tangent, scaled)
 
-    def unscale(self, gradients: Sequence[Node], kernel: bool) -> tuple[list[Node], Node]:
-        """Return the true gradients, and their flags in one tensor: ``[len(gradients)]``."""
-        distinct = list(dict.fromkeys(gradients))
-        real = [node for node in distinct if not node.meta["val"].is_complex()]
-        write = self._by_kernel if kernel else self._by_ops
-        written = write(real) | self._by_ops([node for node in distinct if node not in real])
-        flags = self._call(aten.cat.default, [written[node][1] for node in gradients])
-        return [written[node][0] for node in gradients], flags
+    def unscale(self, gradients: Sequence[Node], kernel: bool) -> Unscaled:
+        """Write the true gradients and their flags; a node that is the gradient of several inputs is written once."""
+        first: dict[Node, int] = {}
+        for at, node in enumerate(gradients):
+            first.setdefault(node, at)
+        # The kernel knows no complex numbers.
+        fit = [node for node in first if kernel and not node.meta["val"].is_complex()]
+        pieces = self._by_kernel(fit) + [self._by_ops(node) for node in first if node not in fit]
+        true = {node: result for piece in pieces for node, result in piece.true.items()}
+        flags = self._call(aten.cat.default, [piece.flags for piece in pieces])
+        order = [first[node] for node in true]
+        again = [at for at, node in enumerate(gradients) if first[node] != at]
+        if again:
+            slots = [order.index(first[gradients[at]]) for at in again]
+            copies = [self._call(aten.slice.Tensor, flags, 0, slot, slot + 1) for slot in slots]
+            flags = self._call(aten.cat.default, [flags, *copies])
+        return Unscaled([true[node] for node in gradients], flags, order + again)
 
-    def _by_ops(self, gradients: Sequence[Node]) -> dict[Node, tuple[Node, Node]]:
-        return {node: self._checked(self._product(node, self._inverse)) for node in gradients}
+    def _by_ops(self, gradient: Node) -> _Piece:
+        true = self._product(gradient, self._inverse)
+        return _Piece({gradient: true}, self._home(self._not_finite(true)))
 
-    def _checked(self, true: Node) -> tuple[Node, Node]:
-        """After the product, so that an inverse beyond float32 is found too. inf - inf and NaN - NaN are NaN."""
-        difference = self._call(aten.sub.Tensor, true, true)
-        found = self._call(aten.any.default, self._call(aten.ne.Scalar, difference, 0))
-        return true, self._flags(found)
-
-    def _by_kernel(self, gradients: Sequence[Node]) -> dict[Node, tuple[Node, Node]]:
+    def _by_kernel(self, gradients: Sequence[Node]) -> list[_Piece]:
         groups: dict[tuple[torch.device, torch.dtype], list[Node]] = {}
         for node in gradients:
             groups.setdefault((node.meta["val"].device, node.meta["val"].dtype), []).append(node)
-        written: dict[Node, tuple[Node, Node]] = {}
-        for (device, dtype), members in groups.items():
-            sources = [before_widening(node, self._call) for node in members]
-            inverse = self._on(self._inverse, device)
-            results = self._call(torch.ops.fxamp.check_unscale.default, sources, inverse, dtype)
-            true, flags = self._item(results, 0), self._item(results, 1)
-            # The kernel looks at the gradients as they come: an inverse that is not finite spoils all of them.
-            _, spoilt = self._checked(inverse)
-            flags = self._call(aten.logical_or.default, flags, spoilt)
-            for at, node in enumerate(members):
-                written[node] = self._item(true, at), self._flags(self._call(aten.select.int, flags, 0, at))
-        return written
+        return [self._launch(members, device, dtype) for (device, dtype), members in groups.items()]
 
-    def _flags(self, found: Node) -> Node:
-        """A 0-dim flag as a bool of one element on the scale's device."""
-        return self._call(aten.view.default, self._on(found, self._scale.meta["val"].device), [1])
+    def _launch(self, gradients: list[Node], device: torch.device, dtype: torch.dtype) -> _Piece:
+        sources = [before_widening(node, self._call) for node in gradients]
+        inverse = self._on(self._inverse, device)
+        results = self._call(torch.ops.fxamp.check_unscale.default, sources, inverse, dtype)
+        true, flags = self._item(results, 0), self._item(results, 1)
+        # The kernel looks at the gradients as they come: an inverse that is not finite spoils all of them.
+        flags = self._call(aten.logical_or.default, flags, self._not_finite(inverse))
+        return _Piece({node: self._item(true, at) for at, node in enumerate(gradients)}, self._home(flags))
+
+    def _not_finite(self, node: Node) -> Node:
+        """Whether ``node`` holds an inf or NaN: bool ``[1]``. inf - inf and NaN - NaN are NaN, which equals nothing."""
+        difference = self._call(aten.sub.Tensor, node, node)
+        found = self._call(aten.any.default, self._call(aten.ne.Scalar, difference, 0))
+        return self._call(aten.view.default, found, [1])
+
+    def _home(self, flags: Node) -> Node:
+        return self._on(flags, self._scale.meta["val"].device)
 
     def _product(self, node: Node, factor: Node) -> Node:
         """``node`` times a 0-dim float32, in float32 at least, in the dtype of ``node``."""

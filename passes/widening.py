@@ -22,6 +22,7 @@ _VIEWS = frozenset(
     }
 )
 
+_CASTS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -44,14 +45,20 @@ def before_widening(node: Node, write: Callable[..., Node]) -> Node:
     return narrow
 
 
+def erase_unused(node: Node) -> None:
+    """Erase a cast, or views of it, that :func:`before_widening` left without users."""
+    while not node._erased and not node.users and (node.target in _VIEWS or node.target in _CASTS):
+        source: Any = node.args[0]
+        node.graph.erase_node(node)
+        node = source
+
+
 def _widened(node: Node) -> Node | None:
     """What ``node`` casts from 16 bits to float32 and changes in no other way."""
-    dtype_alone = node.target is torch.ops.prims.convert_element_type.default or (
-        node.target is aten._to_copy.default and node.kwargs.keys() == {"dtype"}
-    )
-    source: Any = node.args[0] if dtype_alone else None
+    source: Any = node.args[0] if node.target in _CASTS else None
     if source is None:
         return None
     before, after = source.meta["val"], node.meta["val"]
-    exact = before.dtype in _NARROW and after.dtype == torch.float32
-    return source if exact and before.stride() == after.stride() else None
+    widened = before.dtype in _NARROW and after.dtype == torch.float32
+    same = before.device == after.device and before.stride() == after.stride()
+    return source if widened and same else None

@@ -1,0 +1,220 @@
+"""The pass scale-backward on tiny backward graphs: golden texts, contract, and values."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from golden_text import assert_golden
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.compilers import nop
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fxamp import Policy
+from fxamp.backend.scaled import boxed
+from fxamp.capture import Captured
+from fxamp.errors import PassError
+from fxamp.graph import format_graph, graph_output
+from fxamp.passes.base import Context, Result
+from fxamp.passes.scale_backward import CHECKS, FLAGGED, ScaleBackward, gradients, tangents
+from fxamp.pipeline import run_passes
+
+INF = float("inf")
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def backward_graph(program: Callable[..., Any], *inputs: Tensor) -> GraphModule:
+    """The partitioned backward graph of ``program``, as AOTAutograd hands it to a compiler."""
+    seen: list[GraphModule] = []
+
+    def backward(gm: GraphModule, _: Any) -> Any:
+        seen.append(gm)
+        return boxed(gm.forward)
+
+    compiler = aot_autograd(fw_compiler=nop, bw_compiler=backward)
+    results = pytree.tree_leaves(torch.compile(program, backend=compiler, dynamic=False)(*inputs))
+    # The backward graph is compiled when it is first needed.
+    torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+    (gm,) = seen
+    return gm
+
+
+def mode_of(gm: GraphModule) -> FakeTensorMode:
+    return next(iter(gm.graph.nodes)).meta["val"].fake_mode
+
+
+def run(gm: GraphModule, check: str = "ops") -> Result:
+    context = Context(Policy.load("cpu-float16").resolve(), mode_of(gm))
+    (record,) = run_passes(Captured(gm, mode_of(gm)), context, (ScaleBackward(check),))
+    return Result(record.modified, record.counts)
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(*shape, dtype=dtype, requires_grad=True)
+
+
+def mixed(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight's gradient through a widening cast, a float32 one, a float16 tangent and a float32 one."""
+    product = x.half() @ w.half().t()
+    return product, (x * 2).sum()
+
+
+def arguments(gm: GraphModule) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    return [torch.randn(v.shape, generator=generator).to(v.dtype) for v in values]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_what_is_written(check: str) -> None:
+    gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
+    assert run(gm, check) == Result(4, {"tangents": 2, "gradients": 2})
+    assert graph_output(gm.graph).meta[FLAGGED] == (0, 1)
+    assert_golden(f"backward/scale-backward-{check}", format_graph(gm))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_second_run_changes_nothing(check: str) -> None:
+    gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
+    run(gm, check)
+    before = format_graph(gm)
+    assert run(gm, check) == Result(0)
+    assert format_graph(gm) == before
+
+
+def test_a_graph_without_gradients_stays_as_it_is() -> None:
+    gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
+    output = graph_output(gm.graph)
+    output.meta["desc"] = [None, None]
+    before = format_graph(gm)
+    assert run(gm) == Result(0)
+    assert format_graph(gm) == before
+
+
+def test_a_graph_without_descriptors_is_refused() -> None:
+    gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
+    del graph_output(gm.graph).meta["desc"]
+    with pytest.raises(PassError, match=r"scale-backward.*no descriptors"):
+        run(gm)
+
+
+def test_gradients_without_tangents_are_refused() -> None:
+    gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
+    for tangent in tangents(gm):
+        del tangent.meta["desc"]
+    with pytest.raises(PassError, match="no tangents"):
+        run(gm)
+
+
+def test_the_promise_is_checked() -> None:
+    gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
+    run(gm)
+    step, context = ScaleBackward(), Context(Policy.load("cpu-float16").resolve(), mode_of(gm))
+    assert step.ensures(gm, context) is None
+    graph_output(gm.graph).meta[FLAGGED] = (1,)
+    assert "gradients at (0, 1), but flags for (1,)" in str(step.ensures(gm, context))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("scale", [2.0**10, 3.0, 2.0**-3])
+def test_gradients_come_out_true_and_flagged(check: str, scale: float) -> None:
+    plain = backward_graph(mixed, ones(2, 3), ones(4, 3))
+    given = arguments(plain)
+    wanted = plain(*given)
+    run(plain, check)
+    *got, flags = plain(*given, torch.tensor(scale))
+    assert flags.tolist() == [False, False]
+    for a, b in zip(got, wanted, strict=True):
+        assert a.dtype == b.dtype
+        # float16's rounding of what went through it; with a power of two there is none but near the subnormals.
+        torch.testing.assert_close(a, b, rtol=2 * torch.finfo(torch.float16).eps, atol=2.0**-24)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("bad", [INF, -INF, float("nan")])
+def test_a_flag_is_raised_for_just_the_gradient_that_overflowed(check: str, bad: float) -> None:
+    """``x`` is reached by both tangents, ``w`` by the first alone."""
+    gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
+    given = arguments(gm)
+    names = [node.name for node in tangents(gm)]
+    at = [node.name for node in gm.graph.find_nodes(op="placeholder")].index(names[1])
+    given[at] = torch.full_like(given[at], bad)
+    run(gm, check)
+    *_, flags = gm(*given, torch.tensor(2.0))
+    assert flags.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("scale", [0.0, INF, 2.0**20])
+def test_a_scale_that_spoils_gradients_raises_flags(check: str, scale: float) -> None:
+    gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
+    given = arguments(gm)
+    run(gm, check)
+    *got, flags = gm(*given, torch.tensor(scale))
+    assert [bool(flag) for flag in flags] == [not g.isfinite().all() for g in got]
+    assert flags.any()
+
+
+def test_both_checks_give_the_same_bits() -> None:
+    results = []
+    for check in CHECKS:
+        gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
+        given = arguments(gm)
+        run(gm, check)
+        results.append(gm(*given, torch.tensor(3.0)))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b) and a.dtype == b.dtype
+
+
+def test_the_kernel_reads_a_weight_s_gradient_before_it_is_widened() -> None:
+    gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
+    run(gm, "kernel")
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.fxamp.check_unscale.default)
+    assert [source.meta["val"].dtype for source in node.args[0]] == [torch.float32, torch.float16]
+
+
+def test_a_tangent_that_is_the_gradient_and_one_gradient_for_two_inputs() -> None:
+    gm = backward_graph(lambda a, b: a + b, ones(2), ones(2))
+    assert run(gm).counts == {"tangents": 1, "gradients": 2}
+    tangent = torch.tensor([1.0, 3e38])
+    first, second, flags = gm(tangent, torch.tensor(4.0))
+    assert first is second
+    assert flags.tolist() == [True, True]
+    first, _, flags = gm(tangent, torch.tensor(0.5))
+    assert torch.equal(first, tangent) and not flags.any()
+
+
+def test_complex_and_double_values_are_scaled_too() -> None:
+    def program(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return a * 2, b * 3
+
+    given = ones(2, dtype=torch.complex64), ones(2, dtype=torch.float64)
+    for check in CHECKS:
+        gm = backward_graph(program, *given)
+        assert run(gm, check).counts == {"tangents": 2, "gradients": 2}
+        big = torch.tensor([1e300, 1.0], dtype=torch.float64)
+        first, second, flags = gm(torch.tensor([1 + 1j, 2j]), big, torch.tensor(8.0))
+        assert torch.equal(first, torch.tensor([2 + 2j, 4j])) and torch.equal(second, big * 3)
+        assert flags.tolist() == [False, False]
+        _, _, flags = gm(torch.tensor([1 + 1j, complex(0, INF)]), big, torch.tensor(8.0))
+        raised = [at for at, flag in zip(graph_output(gm.graph).meta[FLAGGED], flags, strict=True) if flag]
+        assert raised == [0]
+
+
+def test_what_is_no_gradient_stays_as_it_is() -> None:
+    gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
+    output = graph_output(gm.graph)
+    output.meta["desc"] = [output.meta["desc"][0], None]
+    kept = output.args[0][1]
+    run(gm)
+    assert gradients(gm) == [0]
+    assert graph_output(gm.graph).args[0][1] is kept

@@ -1,0 +1,133 @@
+"""Gradients through a scaled backward are those of eager autocast with torch's GradScaler, bit for bit."""
+
+from typing import Any
+
+import pytest
+import torch
+from scaled_runs import assert_same_gradients, by_fxamp, by_torch, leaf, total
+from torch import Tensor, nn
+from torch.amp import custom_bwd, custom_fwd
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+LOWERINGS = ("aot_eager", "eager")
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    """Linear layers around a normalisation, an activation in place, and a residual connection."""
+
+    def __init__(self, norm: type[nn.Module] = nn.LayerNorm) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Linear(8, 8)
+        self.norm = norm(8)
+        self.down = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.relu(self.norm(self.up(x)), inplace=True))
+
+
+class Scaled(torch.autograd.Function):
+    """A product whose backward multiplies too."""
+
+    @staticmethod
+    @custom_fwd(device_type="cpu")
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return a.mm(b)
+
+    @staticmethod
+    @custom_bwd(device_type="cpu")
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        return gradient.mm(b.t()), a.t().mm(gradient)
+
+
+def in_place(x: Tensor, w: Tensor) -> Tensor:
+    hidden = x @ w
+    hidden += 1
+    hidden[0] = x[0]
+    hidden.mul_(x)
+    return hidden @ w
+
+
+def views(x: Tensor, w: Tensor) -> Tensor:
+    hidden = (x @ w).view(2, 2, 4)
+    hidden[0].add_(3)
+    return hidden.transpose(1, 2).reshape(4, 4) @ w
+
+
+def checkpointed(x: Tensor, w: Tensor) -> Tensor:
+    return checkpoint(lambda a, b: torch.relu(a @ b) @ b, x, w, use_reentrant=False) * x
+
+
+def custom(x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(Scaled.apply(x, w)) @ w
+
+
+def half_inside(x: Tensor, w: Tensor) -> Tensor:
+    return (x.half() @ w.half()).half()
+
+
+def returns_its_input(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    return x, x @ w, w.t()
+
+
+def doubles(x: Tensor, w: Tensor) -> Tensor:
+    return (x.double() @ w.double()).exp() + (x @ w)
+
+
+def sums(x: Tensor, w: Tensor) -> Tensor:
+    """The gradient is the tangent itself, expanded; and two inputs get the same one."""
+    return x.sum() + w.sum()
+
+
+def several(x: Tensor, w: Tensor) -> dict[str, Any]:
+    return {"sum": x + w, "product": (x @ w, [w @ x]), "size": x.shape[0], "none": None}
+
+
+def broken(x: Tensor, w: Tensor) -> Tensor:
+    hidden = torch.tanh(x @ w)
+    torch._dynamo.graph_break()
+    return torch.tanh(hidden @ torch.full((4, 4), 0.25)) + x
+
+
+PROGRAMS = [
+    in_place,
+    views,
+    checkpointed,
+    custom,
+    half_inside,
+    returns_its_input,
+    doubles,
+    sums,
+    several,
+    broken,
+]
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program(program: Any, lowering: str) -> None:
+    inputs = leaf(4, 4), leaf(4, 4, seed=1)
+    assert_same_gradients(by_fxamp(program, inputs, lowering), by_torch(program, inputs))
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d])
+def test_module(norm: type[nn.Module], lowering: str) -> None:
+    assert_same_gradients(by_fxamp(Net(norm), [leaf(4, 8)], lowering), by_torch(Net(norm), [leaf(4, 8)]))
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_outputs_that_the_loss_does_not_use(lowering: str) -> None:
+    def first(results: dict[str, Any]) -> Tensor:
+        return total(results["product"][0])
+
+    inputs = leaf(4, 4), leaf(4, 4, seed=1)
+    assert_same_gradients(by_fxamp(several, inputs, lowering, first), by_torch(several, inputs, first))
