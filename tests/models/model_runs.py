@@ -65,6 +65,13 @@ def run_of(model: torch.nn.Module, loss: torch.Tensor) -> Run:
     return Run(float(loss.detach()), gradients, {name: b.clone() for name, b in model.named_buffers()})
 
 
+def same(ours: Run, theirs: Run) -> bool:
+    """Whether loss, gradients and buffers are equal bit for bit."""
+    gradients = all(torch.equal(ours.gradients[name], gradient) for name, gradient in theirs.gradients.items())
+    buffers = all(torch.equal(ours.buffers[name], buffer) for name, buffer in theirs.buffers.items())
+    return ours.loss == theirs.loss and gradients and buffers
+
+
 def bfloat16_autocast() -> AbstractContextManager[object]:
     """What fxamp is measured by."""
     return torch.autocast("cpu", torch.bfloat16)

@@ -4,9 +4,8 @@ import math
 import statistics
 
 import pytest
-import torch
 from error_rule import DEVIATIONS, excess, relative_errors, worse_parameters
-from model_runs import Baseline, Compiled, Run
+from model_runs import Baseline, Compiled, same
 
 #: Models whose programs differ from eager autocast's, always towards float32, and why.
 _NOT_BITWISE = {
@@ -19,8 +18,8 @@ _NOT_BITWISE = {
 
 
 def test_every_bit_is_that_of_eager_autocast(base: Baseline, eager: Compiled) -> None:
-    same = all(_same(ours, theirs) for ours, theirs in zip(eager.runs, base.autocast, strict=True))
-    assert same == (base.name not in _NOT_BITWISE)
+    equal = all(map(same, eager.runs, base.autocast))
+    assert equal == (base.name not in _NOT_BITWISE)
 
 
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
@@ -44,9 +43,3 @@ def test_the_yardstick_is_sharp(base: Baseline) -> None:
     """A rule that let errors grow threefold would prove nothing."""
     spread = statistics.stdev(map(math.log, relative_errors(base.autocast, base.true)))
     assert math.exp(DEVIATIONS * spread * math.sqrt(2 / len(base.autocast))) < 3
-
-
-def _same(ours: Run, theirs: Run) -> bool:
-    gradients = all(torch.equal(ours.gradients[name], gradient) for name, gradient in theirs.gradients.items())
-    buffers = all(torch.equal(ours.buffers[name], buffer) for name, buffer in theirs.buffers.items())
-    return ours.loss == theirs.loss and gradients and buffers
