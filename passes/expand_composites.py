@@ -5,8 +5,8 @@ acts on those. So a composite op without a rule is replaced by its own decomposi
 where some op in there has a rule: every other composite stays whole, for readers and for compilers.
 """
 
-from collections.abc import Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from fxamp.capture.autocast_state import autocast_state
 from fxamp.graph import is_composite, op_name
 from fxamp.graph.aliases import may_alias_inputs
 from fxamp.graph.higher_order import autograd_function, bodies
@@ -109,20 +110,11 @@ class _Expander:
 
     def _autocast(self, region: Region) -> AbstractContextManager[None]:
         """The state under which the program was captured: it may be valid only there."""
-        return nullcontext() if region.captured is None else _autocast(self._context.policy.device, region.captured)
-
-
-@contextmanager
-def _autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
-    """``torch.autocast`` without its check that this build has the device."""
-    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    torch.set_autocast_enabled(device, True)
-    torch.set_autocast_dtype(device, dtype)
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled(device, before[0])
-        torch.set_autocast_dtype(device, before[1])
+        return (
+            nullcontext()
+            if region.captured is None
+            else autocast_state(self._context.policy.device, True, region.captured)
+        )
 
 
 def _signature(node: Node) -> Hashable:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
+from fxamp.capture.autocast_state import autocast_state
 
 #: A device type that autocast knows and no tensor of a user lives on.
 _UNUSED_DEVICE = "ipu"
@@ -12,7 +12,10 @@ _UNUSED_DEVICE = "ipu"
 @contextmanager
 def no_autocast(device: str | None) -> Iterator[None]:
     """Autocast is off for ``device`` inside; for None nothing changes."""
-    with _switched(device, False):
+    if device is None:
+        yield
+        return
+    with autocast_state(device, False):
         yield
 
 
@@ -23,18 +26,8 @@ def compiled_without_autocast(device: str | None) -> Iterator[None]:
     AOTAutograd turns autocast off around a compiled graph if it was on for any device during compilation. So it is
     on here for a device that nothing lives on.
     """
-    with _switched(device, False), _switched(device and _UNUSED_DEVICE, True):
-        yield
-
-
-@contextmanager
-def _switched(device: str | None, enabled: bool) -> Iterator[None]:
-    if not device:
+    if device is None:
         yield
         return
-    before = torch.is_autocast_enabled(device)
-    torch.set_autocast_enabled(device, enabled)
-    try:
+    with autocast_state(device, False), autocast_state(_UNUSED_DEVICE, True):
         yield
-    finally:
-        torch.set_autocast_enabled(device, before)

@@ -6,7 +6,7 @@ ops, whose naive retrace drops custom gradients, and anything that fails to trac
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -18,9 +18,11 @@ from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
 from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
 
+from fxamp.capture.autocast_state import autocast_state
 from fxamp.capture.fakes import fake_like
 from fxamp.errors import CaptureError
 from fxamp.graph import nesting_change
+from fxamp.policy.model import DEVICES
 
 #: Key of ``node.meta`` under which a node that was kept as it stood says why.
 VERBATIM = "fxamp_verbatim"
@@ -83,17 +85,10 @@ class _Lowering(Interpreter):
                     raise CaptureError(f"{n.name} = {n.target} cannot be traced: {error}") from error
                 return self._keep(n, f"{type(error).__name__}: {error}")
 
-    @contextmanager
-    def _forced_autocast(self, n: Node) -> Iterator[None]:
+    def _forced_autocast(self, n: Node) -> AbstractContextManager[None]:
         """Autocast for the device of the node's inputs: the policy's casts may make a call valid that is not yet."""
         tensors = [self.env[source] for source in n.all_input_nodes if isinstance(self.env[source], torch.Tensor)]
-        device = tensors[0].device.type if tensors else "cpu"
-        before = torch.is_autocast_enabled(device)
-        torch.set_autocast_enabled(device, True)
-        try:
-            yield
-        finally:
-            torch.set_autocast_enabled(device, before)
+        return autocast_state(tensors[0].device.type if tensors else "cpu", True)
 
     def _inside_transform(self, n: Node) -> bool:
         """Whether the node belongs to a torch.func transform, the calls that open and close it included."""
@@ -189,12 +184,8 @@ def _adopt_placeholders(gm: GraphModule, lowered: GraphModule, fakes: Sequence[A
 @contextmanager
 def _preserved_global_state() -> Iterator[None]:
     """Grad mode and every device's autocast state are as before on leaving, whatever the traced program set."""
-    devices = ("cuda", "cpu", "xpu", "mps", "mtia")
-    states = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
-    with torch.set_grad_enabled(torch.is_grad_enabled()):
-        try:
-            yield
-        finally:
-            for device, enabled, dtype in states:
-                torch.set_autocast_enabled(device, enabled)
-                torch.set_autocast_dtype(device, dtype)
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
+        for device in DEVICES:
+            stack.enter_context(autocast_state(device, torch.is_autocast_enabled(device)))
+        yield

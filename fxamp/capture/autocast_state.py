@@ -1,0 +1,20 @@
+"""torch.autocast's state as a context, for any device: ``torch.autocast`` itself refuses those this build lacks."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def autocast_state(device: str, enabled: bool, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Autocast for ``device`` is on or off inside, to ``dtype`` (None keeps the present one); as before on leaving."""
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    torch.set_autocast_enabled(device, enabled)
+    if dtype is not None:
+        torch.set_autocast_dtype(device, dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, before[0])
+        torch.set_autocast_dtype(device, before[1])
