@@ -110,11 +110,9 @@ class _Expander:
 
     def _autocast(self, region: Region) -> AbstractContextManager[None]:
         """The state under which the program was captured: it may be valid only there."""
-        return (
-            nullcontext()
-            if region.captured is None
-            else autocast_state(self._context.policy.device, True, region.captured)
-        )
+        if region.captured is None:
+            return nullcontext()
+        return autocast_state(self._context.policy.device, True, region.captured)
 
 
 def _signature(node: Node) -> Hashable:

@@ -83,12 +83,15 @@ def regions(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return exact + half.float() + x @ w
 
 
-def transformed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def vmapped(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """What is inside a transform keeps its captured float32, what is around it is cast."""
     hidden = x @ w
-    products = torch.func.vmap(lambda a, b: a * b)(hidden.float(), hidden.float())
-    slopes = torch.func.grad(lambda a: (a * a * a).sum())(hidden.float())
-    return products + slopes
+    return torch.func.vmap(lambda a, b: a * b)(hidden.float(), hidden.float()) @ w
+
+
+def differentiated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    hidden = x @ w
+    return torch.func.grad(lambda a: (a * a * a).sum())(hidden.float()) @ w
 
 
 def several(x: torch.Tensor, w: torch.Tensor) -> dict[str, object]:
@@ -105,7 +108,8 @@ PROGRAMS = {
     "attention": attention,
     "regions": regions,
     "several": several,
-    "transformed": transformed,
+    "vmapped": vmapped,
+    "differentiated": differentiated,
 }
 
 
