@@ -26,17 +26,23 @@ Forward = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Runner:
-    """Eager autocast with a scaler that works alone; ``dtype`` None: no autocast."""
+    """Autocast, and a scaler that works alone; ``dtype`` None: no autocast.
+
+    With a ``lowering`` models are compiled by fxamp and the scaler is given to the backend; nothing else changes.
+    """
 
     dtype: torch.dtype | None
     scaling: bool = True
+    lowering: str | None = None
 
     def scaler(self) -> GradScaler:
         return GradScaler("cpu", init_scale=SCALE, enabled=self.scaling)
 
     def prepare(self, forward: Forward, scaler: GradScaler) -> Forward:
         """Return ``forward`` as this runner calls it; what compiles does so here."""
-        return forward
+        if self.lowering is None:
+            return forward
+        return torch.compile(forward, backend="fxamp", options={"scaler": scaler, "lowering": self.lowering})
 
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast("cpu", dtype=self.dtype or torch.bfloat16, enabled=self.dtype is not None)
@@ -91,11 +97,11 @@ def train(
     runner: Runner,
     net: nn.Module,
     after_backward: AfterBackward | None = None,
-    wrap: Callable[[nn.Module], Forward] = lambda model: model,
+    wrap: Callable[[Any], Forward] = lambda model: model,
 ) -> Trained:
     """The plain loop, with room for what comes between backward and step."""
     optimizer, scaler, start, losses = sgd(net), runner.scaler(), flat(net), []
-    forward = runner.prepare(wrap(net), scaler)
+    forward = wrap(runner.prepare(net, scaler))
     for x, y in batches():
         optimizer.zero_grad()
         with runner.autocast():
@@ -189,12 +195,15 @@ def several(runner: Runner) -> Trained:
 def threads(runner: Runner) -> Trained:
     """As DataParallel does: each half of a batch in a thread of its own, which autocasts because the forward does."""
 
-    def in_threads(net: nn.Module) -> Forward:
+    # A compiled graph hands out float32 if its backward is scaled: true gradients would underflow in float16.
+    expected = runner.dtype if runner.lowering is None else torch.float32
+
+    def in_threads(net: Forward) -> Forward:
         def half(x: Tensor, into: dict[int, Tensor], key: int) -> None:
             with runner.autocast():
                 into[key] = net(x)
                 if runner.dtype is not None:
-                    assert into[key].dtype == runner.dtype
+                    assert into[key].dtype == expected
 
         def forward(x: Tensor) -> Tensor:
             outputs: dict[int, Tensor] = {}

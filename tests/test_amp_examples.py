@@ -12,12 +12,19 @@ import torch
 import torch.distributed as dist
 from amp_examples import EXAMPLES, MAX_NORM, Runner
 
+from fxamp.errors import DoubleBackwardError
+
 FLOAT32 = Runner(None, scaling=False)
 RUNNERS = {
     "no autocast": Runner(None),
     "bfloat16": Runner(torch.bfloat16),
     "float16": Runner(torch.float16),
+    "aot_eager": Runner(torch.float16, lowering="aot_eager"),
 }
+CASES = [(example, runner) for runner in RUNNERS for example in EXAMPLES]
+CASES.remove(("gradient_penalty", "aot_eager"))
+RUNNERS |= {name: Runner(torch.float16, lowering=name) for name in ("eager", "inductor")}
+CASES += [("gradient_penalty", "eager"), ("several", "eager")]
 
 ROUNDINGS = 16
 """A value that crosses both layers forward and back is rounded at each layer's input, weight, product, activation.
@@ -33,6 +40,11 @@ def tolerance(example: str, runner: Runner) -> float:
     return lowered + SLACK.get(example, 0.0)
 
 
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
 @pytest.fixture
 def process_group(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -41,8 +53,9 @@ def process_group(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize(
+    ("example", "runner"), [*CASES, pytest.param("accumulation", "inductor", marks=pytest.mark.inductor)]
+)
 def test_an_example_trains_as_in_float32(example: str, runner: str) -> None:
     """Losses, relative to the largest; parameters, relative to the way that training moved them."""
     expected, trained = EXAMPLES[example](FLOAT32), EXAMPLES[example](RUNNERS[runner])
@@ -51,3 +64,8 @@ def test_an_example_trains_as_in_float32(example: str, runner: str) -> None:
     assert (expected.end - expected.start).norm() > 0
     assert (losses - reference).abs().max() <= bound * reference.abs().max()
     assert (trained.end - expected.end).norm() <= bound * (expected.end - expected.start).norm()
+
+
+def test_a_gradient_penalty_over_a_compiled_backward_names_the_lowering_that_can() -> None:
+    with pytest.raises(DoubleBackwardError, match="'lowering': 'eager'"):
+        EXAMPLES["gradient_penalty"](RUNNERS["aot_eager"])

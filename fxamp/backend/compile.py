@@ -13,6 +13,7 @@ from fxamp.backend.lowering import lower_graph
 from fxamp.backend.options import parse_options
 from fxamp.backend.registry import remember
 from fxamp.backend.scaled import Scaling
+from fxamp.backend.scaled_outputs import widen_outputs
 from fxamp.backend.unmatched import log_unmatched
 from fxamp.capture import Captured, capture
 from fxamp.passes.base import Context
@@ -44,7 +45,7 @@ def fxamp(
         scaling = Scaling(parsed.scaler, choice.policy)
     module = gm
     if choice.policy is not None:
-        module, record = _rewrite(gm, example_inputs, choice)
+        module, record = _rewrite(gm, example_inputs, choice, scaled=scaling is not None)
         remember(record)
     else:
         remember(GraphRecord("float32", choice.why, 0, 0, {}, {}, ()))
@@ -52,11 +53,13 @@ def fxamp(
     return lower_graph(module, example_inputs, parsed, device, scaling)
 
 
-def _rewrite(gm: GraphModule, inputs: Sequence[Any], choice: Choice) -> tuple[GraphModule, GraphRecord]:
+def _rewrite(gm: GraphModule, inputs: Sequence[Any], choice: Choice, scaled: bool) -> tuple[GraphModule, GraphRecord]:
     policy = choice.policy
     assert policy is not None
     ambient = torch.get_autocast_dtype(policy.device) if torch.is_autocast_enabled(policy.device) else None
     captured = capture(gm, inputs)
+    if scaled:
+        widen_outputs(captured.module, policy, ambient)
     record = apply_policy(captured, policy, ambient, choice.why)
     log_unmatched(policy, record)
     log.info(

@@ -79,7 +79,7 @@ def _refuse_writes(args: Sequence[Any], written: Sequence[tuple[int, str]]) -> N
         if _differentiable(args[at]):
             raise OptionError(
                 f"a compiled graph writes in place to its input {name!r}, through which gradients flow: with a scaler, "
-                "option 'lowering' = 'eager' cannot follow that; accepted: 'aot_eager', 'inductor', or a write to a copy"
+                "lowering = 'eager' cannot follow that; accepted: 'aot_eager', 'inductor', or to write to a copy"
             )
 
 

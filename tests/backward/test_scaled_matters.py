@@ -1,0 +1,136 @@
+"""Why the backward is scaled: what underflows without it trains with it, and an overflow never reaches a parameter."""
+
+import copy
+import random
+
+import pytest
+import torch
+from scaled_runs import compile_scaled, scaler
+from torch import Tensor, nn
+
+import fxamp
+
+STEPS = 20
+SMALLEST = 2.0**-24
+"""float16's smallest subnormal: what is below half of it becomes zero."""
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def train(given: fxamp.GradScaler, factor: float) -> tuple[list[float], nn.Module, list[bool]]:
+    """Train on a loss times ``factor``, which the learning rate makes good."""
+    net = Net()
+    compiled = compile_scaled(net, given, "aot_eager")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1 / factor)
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    y = x.sum(1, keepdim=True)
+    losses, skips = [], []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = (compiled(x) - y).square().mean() * factor
+        given.scale(loss).backward()
+        skips.append(given.step(optimizer, return_skipped=True).skipped)
+        given.update()
+        losses.append(loss.item() / factor)
+    return losses, net, skips
+
+
+def test_gradients_that_underflow_train_only_when_scaled() -> None:
+    factor = SMALLEST / 8
+    losses, net, _ = train(scaler(enabled=False), factor)
+    # The last bias alone gets its gradient in float32, past every float16 product.
+    start = dict(Net().named_parameters())
+    assert all(torch.equal(p, start[name]) for name, p in net.named_parameters() if "2.bias" not in name)
+    losses, _, skips = train(scaler(2.0**16), factor)
+    assert losses[-1] < losses[0] / 2
+    assert not any(skips)
+
+
+def test_a_scale_that_overflows_backs_off_until_training_goes_on() -> None:
+    given = scaler(2.0**16)
+    losses, net, skips = train(given, 1.0)
+    overflows = sum(skips)
+    assert 0 < overflows < STEPS / 2
+    assert skips == [True] * overflows + [False] * (STEPS - overflows)
+    assert losses[: overflows + 1] == losses[:1] * (overflows + 1)
+    assert (given.loss_scale, given.skipped_steps) == (2.0 ** (16 - overflows), overflows)
+    assert all(p.isfinite().all() for p in net.parameters())
+    assert losses[-1] < losses[0] / 2
+
+
+class Chain(nn.Module):
+    """Products whose gradients can be made to overflow at any of them."""
+
+    DEPTH = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(self.DEPTH))
+
+    def forward(self, x: Tensor, boosts: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            x = torch.tanh(Boost.apply(layer(x), boosts[i]))
+        return x
+
+
+class Boost(torch.autograd.Function):
+    """The identity; backward it multiplies by ``boost``."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, boost: Tensor) -> Tensor:
+        ctx.save_for_backward(boost)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+        (boost,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return gradient * boost.to(gradient.dtype), None
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_thousand_overflows_change_nothing_on_a_skipped_step(kind: str) -> None:
+    """500 for each optimizer, at random steps and places; parameters and state must not move by a bit."""
+    net, given, chance = Chain(), scaler(2.0**4, growth_interval=3, min_scale=1.0), random.Random(5)
+    compiled = compile_scaled(net, given, "aot_eager")
+    make = {"sgd": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9), "adamw": lambda p: torch.optim.AdamW(p, 0.01)}
+    optimizer, overflows = make[kind](net.parameters()), 0
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
+    while overflows < 500:
+        boosts = torch.ones(Chain.DEPTH)
+        bad = chance.random() < 0.9
+        if bad:
+            boosts[chance.randrange(Chain.DEPTH)] = chance.choice([float("inf"), float("nan"), -float("inf")])
+        before = copy.deepcopy((list(net.parameters()), optimizer.state_dict()["state"]))
+        optimizer.zero_grad()
+        given.scale(compiled(x, boosts).square().sum()).backward()
+        assert given.step(optimizer, return_skipped=True).skipped is bad
+        given.update()
+        after = list(net.parameters()), optimizer.state_dict()["state"]
+        assert same(before, after) is bad
+        overflows += bad
+    assert given.skipped_steps == 500
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other

@@ -1,0 +1,152 @@
+"""The option "scaler": what it takes, which policy it brings, and what it does not go with."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from scaled_runs import SCALE, leaf, scaler
+from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
+
+import fxamp
+from fxamp.backend.choose import choose_policy
+from fxamp.backend.options import parse_options
+from fxamp.errors import OptionError, PolicyError
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w
+
+
+def compiled(**options: object) -> object:
+    return torch.compile(product, backend="fxamp", options={"lowering": "aot_eager"} | options)(leaf(4, 4), leaf(4, 4))
+
+
+@pytest.mark.parametrize("given", [torch.amp.GradScaler("cpu"), 2.0**16, fxamp.GradScaler])
+def test_anything_else_than_a_scaler_of_fxamp_is_refused(given: object) -> None:
+    with pytest.raises(OptionError, match=r"option 'scaler' is .*accepted: an fxamp\.GradScaler"):
+        parse_options({"scaler": given})
+
+
+def test_a_disabled_scaler_counts_as_none() -> None:
+    given = scaler(enabled=False)
+    assert parse_options({"scaler": given}).scaler is None
+    assert parse_options({"scaler": None}).scaler is None
+    assert parse_options({"scaler": (enabled := scaler())}).scaler is enabled
+    output = compiled(scaler=given, policy="cpu-float16")
+    output.sum().backward()
+    assert (given.get_scale(), given.loss_scale, given._graph) == (1.0, 1.0, None)
+
+
+def test_auto_is_float16_with_a_scaler_and_an_ambient_autocast_still_wins() -> None:
+    def policy(given: fxamp.GradScaler | None) -> str:
+        torch._dynamo.reset()
+        function = torch.compile(product, backend="fxamp", options={"lowering": "eager", "scaler": given})
+        function(leaf(4, 4), leaf(4, 4))
+        return fxamp.report(function).graphs[-1].policy
+
+    assert policy(scaler()) == "cpu-float16"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert policy(scaler()) == "cpu-bfloat16"
+    assert policy(scaler(enabled=False)) != "cpu-float16"
+
+
+def test_a_policy_that_hands_float16_from_graph_to_graph_is_refused() -> None:
+    keep = replace(fxamp.Policy.load("cpu-float16"), outputs="keep")
+    with pytest.raises(PolicyError, match=r"outputs = 'keep'.*with a scaler.*outputs = 'captured'"):
+        choose_policy(parse_options({"policy": keep, "scaler": scaler()}), [leaf(2)])
+    with pytest.raises(BackendCompilerFailed, match="outputs = 'keep'"):
+        compiled(policy=keep, scaler=scaler())
+    compiled(policy=keep)
+
+
+def test_the_scaler_is_attached_when_the_backend_is_called() -> None:
+    given = scaler()
+    function = torch.compile(product, backend="fxamp", options={"scaler": given, "lowering": "aot_eager"})
+    loss = torch.ones(())
+    assert given.scale(loss).item() == SCALE
+    given.update(SCALE)
+    function(leaf(4, 4), leaf(4, 4))
+    assert given.scale(loss) is loss
+
+
+def test_a_loss_scaled_before_the_backend_was_called_is_refused() -> None:
+    given = scaler()
+    given.scale(torch.ones(()))
+    with pytest.raises(OptionError, match="after it had scaled a loss itself"):
+        given.attach()
+    with pytest.raises(BackendCompilerFailed, match="after it had scaled a loss itself"):
+        compiled(scaler=given)
+
+
+def test_numbers_read_right_in_both_modes() -> None:
+    alone, given = scaler(), scaler()
+    compiled(scaler=given)
+    for each in (alone, given):
+        each.scale(torch.ones(()))
+    assert (alone.get_scale(), alone.loss_scale) == (SCALE, SCALE)
+    assert (given.get_scale(), given.loss_scale) == (1.0, SCALE)
+    assert given.state_dict() == alone.state_dict()
+    again = scaler(2.0)
+    again.load_state_dict(given.state_dict())
+    assert again.loss_scale == SCALE
+
+
+def test_differentiating_a_compiled_backward_names_the_lowering_that_can() -> None:
+    given = scaler()
+    function = torch.compile(product, backend="fxamp", options={"scaler": given, "lowering": "aot_eager"})
+    x, w = leaf(4, 4), leaf(4, 4)
+    (gradient,) = torch.autograd.grad(function(x, w).square().sum(), [w], create_graph=True)
+    with pytest.raises(fxamp.errors.DoubleBackwardError, match="'lowering': 'eager'"):
+        gradient.sum().backward()
+    # Asking for a graph that is then not used is no mistake.
+    torch.autograd.grad(function(x, w).sum(), [w], create_graph=True)
+    function(x, w).sum().backward()
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_the_eager_lowering_can_be_differentiated_again(depth: int) -> None:
+    """To the third derivative, of a program whose values float16 holds exactly: x**4 at small whole numbers."""
+    given = scaler(2.0**4)
+    function = torch.compile(power, backend="fxamp", options={"scaler": given, "lowering": "eager"})
+    results = []
+    for call in (function, power):
+        x = torch.tensor([[1.0, 2.0], [0.0, 1.0]], requires_grad=True)
+        value = call(x).sum()
+        for _ in range(depth):
+            (gradient,) = torch.autograd.grad(value, [x], create_graph=True)
+            value = value + gradient.sum()
+        value.backward()
+        results.append(x.grad)
+    assert results[1].any()
+    assert torch.equal(*results)
+
+
+def power(x: Tensor) -> Tensor:
+    return x @ x @ x
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_true_gradients_do_not_cross_a_border_in_float16(inside: bool) -> None:
+    """Under autocast Dynamo captures float16 results, whose true gradients would underflow before they are scaled."""
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.float16, enabled=inside):
+            return x @ w
+
+    given = scaler(2.0**20)
+    options = {"policy": "cpu-float16", "scaler": given, "lowering": "aot_eager"}
+    function = torch.compile(program if inside else product, backend="fxamp", options=options)
+    x, w = leaf(4, 4), leaf(4, 4)
+    with torch.autocast("cpu", torch.float16, enabled=not inside):
+        output = function(x, w)
+    assert output.dtype is torch.float32
+    (output.float().sum() * 2.0**-30).backward()
+    assert w.grad.all()
+    with torch.no_grad(), torch.autocast("cpu", torch.float16, enabled=not inside):
+        assert function(x, w).dtype is torch.float16
