@@ -41,8 +41,8 @@ def fxamp(
     guard_policy(parsed, choice)
     scaling = None
     if parsed.scaler is not None and choice.policy is not None:
-        parsed.scaler.attach()
         scaling = Scaling(parsed.scaler, choice.policy)
+        scaling.begin()
     module = gm
     if choice.policy is not None:
         module, record = _rewrite(gm, example_inputs, choice, scaled=scaling is not None)

@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from fxamp.backend.scaled_owners import owners, running_node
 from fxamp.backend.scaled_twice import explain_double_backward
 from fxamp.capture import Captured
+from fxamp.errors import OptionError
 from fxamp.graph import graph_output
 from fxamp.passes.base import Context
 from fxamp.passes.scale_backward import FLAGGED, SCALE, ScaleBackward
@@ -36,6 +37,15 @@ class Scaling:
 
     scaler: GradScaler
     policy: Policy
+
+    def begin(self) -> None:
+        """Attach the scaler. Raises OptionError where a backward would be run by something that leaves it unscaled."""
+        if torch._dynamo.config.compiled_autograd:
+            raise OptionError(
+                "torch._dynamo.config.compiled_autograd traces AOTAutograd's backward graphs past their compiler, so "
+                "that option 'scaler' would have no effect; accepted with a scaler: compiled_autograd = False"
+            )
+        self.scaler.attach()
 
     def compile_backward(
         self, gm: GraphModule, inputs: Sequence[Any], compiler: Callable[[GraphModule, list[Any]], Boxed]

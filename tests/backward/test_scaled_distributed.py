@@ -10,6 +10,8 @@ from scaled_runs import compile_scaled, scaler
 from torch import Tensor, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fxamp.backend import registry
+
 RANKS = 2
 BAD_RANK, BAD_ITERATION, ITERATIONS = 1, 1, 4
 CASES = {
@@ -17,7 +19,7 @@ CASES = {
     "the model inside": ("aot_eager", False, {}),
     "buckets as gradients": ("aot_eager", True, {"gradient_as_bucket_view": True}),
     "eager": ("eager", True, {}),
-    "several buckets": ("aot_eager", True, {"bucket_cap_mb": 1e-4}),
+    "several buckets": ("aot_eager", True, {"bucket_cap_mb": 5e-5}),
 }
 
 
@@ -33,7 +35,7 @@ class Net(nn.Module):
 
 def train(rank: int, lowering: str, outside: bool, arguments: dict[str, Any]) -> dict[str, Any]:
     torch._dynamo.reset()
-    net, given = Net(), scaler(2.0**10, growth_interval=2)
+    net, given, before = Net(), scaler(2.0**10, growth_interval=2), registry.count()
     if outside:
         forward = compile_scaled(DistributedDataParallel(net, **arguments), given, lowering)
     else:
@@ -50,11 +52,14 @@ def train(rank: int, lowering: str, outside: bool, arguments: dict[str, Any]) ->
         skips.append(given.step(optimizer, return_skipped=True).skipped)
         given.update()
         scales.append(given.loss_scale)
-    return {"skips": skips, "scales": scales, "weights": [p.detach() for p in net.parameters()], "first": gradients[0]}
+    weights, graphs = [p.detach() for p in net.parameters()], registry.count() - before
+    return {"skips": skips, "scales": scales, "weights": weights, "first": gradients[0], "graphs": graphs}
 
 
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
+    # Otherwise the first bucket holds the whole model, and torch.compile never splits the graph between buckets.
+    dist._DEFAULT_FIRST_BUCKET_BYTES = 32
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     torch.save({name: train(rank, *case) for name, case in CASES.items()}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
@@ -72,6 +77,7 @@ def test_both_ranks_skip_and_stay_equal(ranks: list[dict[str, Any]], case: str) 
     first, second = (results[case] for results in ranks)
     assert first["skips"] == second["skips"] == [i == BAD_ITERATION for i in range(ITERATIONS)]
     assert first["scales"] == second["scales"] == [1024.0, 512.0, 512.0, 1024.0]
+    assert (first["graphs"] > 1) is (case == "several buckets")
     for one, other in zip(first["weights"], second["weights"], strict=True):
         assert torch.equal(one, other) and one.isfinite().all()
 

@@ -11,6 +11,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 import fxamp
 from fxamp.backend.choose import choose_policy
 from fxamp.backend.options import parse_options
+from fxamp.backend.scaled import Scaling
 from fxamp.errors import OptionError, PolicyError
 
 
@@ -150,3 +151,8 @@ def test_true_gradients_do_not_cross_a_border_in_float16(inside: bool) -> None:
     assert w.grad.all()
     with torch.no_grad(), torch.autocast("cpu", torch.float16, enabled=not inside):
         assert function(x, w).dtype is torch.float16
+
+
+def test_compiled_autograd_is_refused_as_it_passes_the_scaling_by() -> None:
+    with torch._dynamo.config.patch(compiled_autograd=True), pytest.raises(OptionError, match="compiled_autograd"):
+        Scaling(scaler(), fxamp.Policy.load("cpu-float16")).begin()
