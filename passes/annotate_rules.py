@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast, inlined_request
 from fxamp.errors import BannedOpError
 from fxamp.graph import describe_source, module_path, op_name
-from fxamp.graph.aliases import AliasSets, may_alias_inputs
+from fxamp.graph.aliases import AliasSets, is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.decision import Decision, decide, decision
@@ -66,7 +66,7 @@ def _decide(node: Node, region: Region, context: Context) -> Decision:
         return Decision(None, None, f"autocast is disabled here: rule {rule.id} does not hold")
     if node.target._schema.is_mutable:  # type: ignore[union-attr]
         return Decision(None, region.lower, f"in-place and out= calls follow their inputs: not rule {rule.id}")
-    if may_alias_inputs(node) and AliasSets(node.graph).mutated(node):
+    if is_view(node) and AliasSets(node.graph).mutated(node):
         return Decision(None, region.lower, f"a view of memory that is written to must stay one: not rule {rule.id}")
     if rule.cast is Category.BANNED:
         raise BannedOpError(_refusal(node, rule.advice, context))

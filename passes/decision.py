@@ -20,8 +20,8 @@ class Decision:
 
     ``rule`` is the rule that decides it, None if it follows its inputs. ``lower`` is the lower-precision dtype of the
     autocast region that the node stands in, None where autocast is off. ``reason`` says in words why. ``captured`` asks
-    for inputs in the dtypes that they were captured with. ``overruled`` holds what happened to the rule afterwards: that
-    inputs were cast back because the op refused them, say.
+    for inputs in the dtypes that they were captured with. ``overruled`` says what became of the rule: inputs were
+    cast back because the op refused them, for example.
     """
 
     rule: Rule | None

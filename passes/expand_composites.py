@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.graph import is_composite, op_name
-from fxamp.graph.aliases import may_alias_inputs
+from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.regions import Region, outermost, walk
@@ -74,7 +74,7 @@ class _Expander:
         return True
 
     def _candidate(self, node: Node) -> bool:
-        if node.op != "call_function" or not is_composite(node.target) or may_alias_inputs(node):
+        if node.op != "call_function" or not is_composite(node.target) or is_view(node):
             return False
         assert isinstance(node.target, OpOverload)
         return not node.target._schema.is_mutable and self._context.policy.rule_for(op_name(node)) is None

@@ -2,18 +2,27 @@
 
 Dynamo traces the code after a graph break with the captured dtypes; a 16-bit tensor there would meet float32 weights
 and fail. Policies with ``outputs = "keep"`` hand out what the casts give instead.
+
+Outputs that share memory still do: their common base is cast once, and they are made from the cast as they were made
+from the base.
 """
 
+import operator
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule, Node
+from torch._guards import tracing
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
 
 from fxamp.capture import OUTPUT_DTYPES
-from fxamp.graph import graph_output, tensor_value
+from fxamp.graph import AliasSets, graph_output, tensor_value
+from fxamp.graph.aliases import aliased_inputs
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.cast_writer import CastWriter
+
+_WHY = "the captured output dtype"
 
 
 @dataclass(frozen=True)
@@ -32,8 +41,10 @@ class RestoreOutputs(Pass):
         writer = CastWriter(gm.graph, grad=False)
         leaves, spec = pytree.tree_flatten(output.args[0])
         wrong = _wrong(output)
-        for index, dtype in wrong.items():
-            leaves[index] = writer.cast(leaves[index], dtype, output, "the captured output dtype")
+        rebuilder = _Rebuilder(output, writer, AliasSets(gm.graph))
+        with tracing(None), torch._C._DisableAutocast(), torch.no_grad(), context.mode:
+            for index, dtype in wrong.items():
+                leaves[index] = rebuilder.restore(leaves[index], dtype)
         if wrong:
             output.args = (pytree.tree_unflatten(leaves, spec),)
             gm.recompile()
@@ -44,6 +55,40 @@ class RestoreOutputs(Pass):
         if context.policy.outputs == "keep" or not wrong:
             return None
         return f"outputs {sorted(wrong)} have other dtypes than captured"
+
+
+class _Rebuilder:
+    """Makes outputs in their captured dtype: by a cast, or as views of the cast of their common base."""
+
+    def __init__(self, output: Node, writer: CastWriter, aliases: AliasSets) -> None:
+        self._output = output
+        self._writer = writer
+        self._aliases = aliases
+        self._made: dict[Node, Node] = {}
+
+    def restore(self, node: Node, dtype: torch.dtype) -> Node:
+        outputs = [leaf for leaf in pytree.tree_leaves(self._output.args[0]) if isinstance(leaf, Node)]
+        if any(other is not node and self._aliases.shared(node, other) for other in outputs):
+            return self._rebuilt(node, dtype)
+        return self._writer.cast(node, dtype, self._output, _WHY)
+
+    def _rebuilt(self, node: Node, dtype: torch.dtype) -> Node:
+        if node not in self._made:
+            self._made[node] = self._build(node, dtype)
+        return self._made[node]
+
+    def _build(self, node: Node, dtype: torch.dtype) -> Node:
+        sources = aliased_inputs(node)
+        if len(sources) != 1 or not isinstance(node.target, (OpOverload, type(operator.getitem))):
+            return self._writer.cast(node, dtype, self._output, _WHY)
+        base = self._rebuilt(sources[0], dtype)
+        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+            return base  # all writes are done where the outputs are
+        with node.graph.inserting_before(self._output):
+            view = node.graph.node_copy(node, lambda source: base if source is sources[0] else source)
+        args, kwargs = map_arg((view.args, view.kwargs), lambda source: source.meta["val"])
+        view.meta["val"] = view.target(*args, **kwargs)  # type: ignore[operator]
+        return view
 
 
 def _wrong(output: Node) -> dict[int, torch.dtype]:

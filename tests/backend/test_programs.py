@@ -1,5 +1,8 @@
 """Programs of every kind that capture must carry through, against eager autocast, bit for bit."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from like_autocast import assert_like_autocast, compile_with, leaves, run
@@ -94,6 +97,22 @@ def differentiated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.func.grad(lambda a: (a * a * a).sum())(hidden.float()) @ w
 
 
+def aliased(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    product = x @ w
+    return product, product[0]
+
+
+def written_to(program: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls ``program`` and writes to its second result, which is part of its first."""
+
+    def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        whole, part = program(x, w)
+        part.mul_(3)
+        return whole
+
+    return call
+
+
 def several(x: torch.Tensor, w: torch.Tensor) -> dict[str, object]:
     return {"sum": x + w, "product": (x @ w, [w @ x]), "size": x.shape[0], "none": None}
 
@@ -117,6 +136,15 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name: str, lowering: str) -> None:
     assert_like_autocast(PROGRAMS[name], leaf(4, 4), leaf(4, 4), lowering=lowering)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_results_that_share_memory_still_do(lowering: str) -> None:
+    got, gradients = run(written_to(compile_with(aliased, lowering)), (leaf(4, 4), leaf(4, 4)))
+    want, expected = run(written_to(aliased), (leaf(4, 4), leaf(4, 4)), torch.bfloat16)
+    torch.testing.assert_close(got[0], want[0].float(), rtol=2**-8, atol=0)  # eager's write rounds to 16 bits
+    for name, value in expected.items():
+        torch.testing.assert_close(gradients[name], value, rtol=2**-6, atol=2**-6 * value.abs().max().item())
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)

@@ -63,6 +63,30 @@ def test_a_cast_is_not_shared_over_a_write() -> None:
     assert torch.equal(again.float() if isinstance(again, torch.Tensor) else again[0].float(), torch.full((2, 2), 6.0))
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda a: a.split(1)[0],
+        lambda a: a.unbind()[0],
+        lambda a: torch.broadcast_tensors(a, a)[0],
+        lambda a: torch.nn.functional.dropout(a, 0.5, training=False),
+        lambda a: torch.atleast_3d(a),
+    ],
+    ids=["split", "unbind", "broadcast_tensors", "dropout", "atleast_3d"],
+)
+def test_a_write_through_any_view_is_seen(part) -> None:
+    def program(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        first = a.mm(w)
+        part(a).add_(1)
+        return first + a.mm(w)
+
+    w = torch.eye(2)
+    bench = workbench(program, torch.ones(2, 2), w)
+    bench.run(*PASSES)
+    (result,) = bench.captured.module(torch.ones(2, 2), w)
+    assert torch.equal(result.float(), program(torch.ones(2, 2), w))
+
+
 def test_a_cast_made_without_gradients_does_not_serve_where_they_are_needed() -> None:
     def program(w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():

@@ -48,6 +48,23 @@ def test_outputs_are_restored_to_their_captured_dtypes() -> None:
     assert bench.run(RestoreOutputs()).modified == 0
 
 
+def test_outputs_that_share_memory_still_do() -> None:
+    def program(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        product = a.mm(a)
+        first, second = product.split(1)
+        second.mul_(3)
+        return product, first[0], second.view(2), a + 1
+
+    bench = workbench(program, torch.ones(2, 2))
+    bench.run(*CAST)
+    assert bench.golden("restore-outputs-views", RestoreOutputs()).modified == 3
+    whole, first, second, _ = bench.captured.module(torch.ones(2, 2))
+    assert torch.equal(whole, torch.tensor([[2.0, 2.0], [6.0, 6.0]]))
+    first.zero_()
+    second.zero_()
+    assert whole.dtype is torch.float32 and not whole.any()
+
+
 def test_outputs_may_be_kept() -> None:
     bench = workbench(lambda a: a.mm(a), torch.ones(2, 2), under=policy(outputs="keep"))
     bench.run(*CAST)
