@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from fxamp.graph import tensor_value
+from fxamp.graph import tensor_value, writes
 from fxamp.passes.base import Context
 from fxamp.policy import Category
 
@@ -33,7 +33,8 @@ def edit_for(category: Category, node: Node, lower: torch.dtype, context: Contex
 
 
 def _cast_all(node: Node, dtype: torch.dtype, context: Context) -> Edit:
-    values = {source: tensor_value(source) for source in node.all_input_nodes}
+    kept = writes(node)  # a write to a cast copy would be lost
+    values = {source: tensor_value(source) for source in node.all_input_nodes if source not in kept}
     return Edit({s: dtype for s, v in values.items() if context.eligible(v) and v is not None and v.dtype != dtype})
 
 

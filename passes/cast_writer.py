@@ -1,5 +1,9 @@
 """Writes cast nodes into a graph, and knows which of them may be shared."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch.fx import Graph, Node
 
@@ -9,10 +13,26 @@ from fxamp.passes.decision import INSERTED
 _DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.detach_.default})
 
 
-class CastWriter:
-    """Casts for one graph. ``visit`` every node in order, so that the grad mode and what needs a gradient are known."""
+@dataclass(frozen=True)
+class Origin:
+    """Whether a value needs a gradient, and whether it is a leaf that does."""
 
-    def __init__(self, graph: Graph, grad: bool) -> None:
+    needs_grad: bool
+    leaf: bool
+
+
+def _origin(value: torch.Tensor | None) -> Origin:
+    needs_grad = value is not None and value.requires_grad
+    return Origin(needs_grad, value is not None and needs_grad and value.is_leaf)
+
+
+class CastWriter:
+    """Casts for one graph. ``visit`` every node in order, so that the grad mode and what needs a gradient are known.
+
+    ``outer`` says of each placeholder of a body where it comes from; without it the placeholders' values tell.
+    """
+
+    def __init__(self, graph: Graph, grad: bool, outer: Sequence[Origin] | None = None) -> None:
         self.grad_enabled = grad
         self.inserted = 0
         self.shared = 0
@@ -22,6 +42,7 @@ class CastWriter:
         self._leaves: set[Node] = set()
         self._casts: dict[tuple[Node, torch.dtype, bool], Node] = {}
         self._transforms: list[Node] = []
+        self._outer = iter(outer or ())
 
     def visit(self, node: Node) -> None:
         """Take note of a node before casting for it."""
@@ -33,17 +54,21 @@ class CastWriter:
         if node.target is torch._C._set_grad_enabled:
             self.grad_enabled = bool(node.args[0])
             return
-        value = tensor_value(node)
         if node.op == "placeholder":
-            if value is not None and value.requires_grad:
+            origin = next(self._outer, None) or _origin(tensor_value(node))
+            if origin.needs_grad:
                 self._needs_grad.add(node)
-                if value.is_leaf:
-                    self._leaves.add(node)
+            if origin.leaf:
+                self._leaves.add(node)
             return
         if not self.grad_enabled or node.target in _DETACHING:
             return
         if any(source in self._needs_grad for source in node.all_input_nodes):
             self._needs_grad.add(node)
+
+    def origin(self, argument: Any) -> Origin:
+        """What the placeholder of a body that is bound to ``argument`` must know of it."""
+        return Origin(argument in self._needs_grad, argument in self._leaves)
 
     def cast(self, source: Node, dtype: torch.dtype, user: Node, why: str) -> Node:
         """``source`` in ``dtype``, for ``user``; an existing cast where sharing it is right."""

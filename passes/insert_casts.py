@@ -11,6 +11,7 @@
 """
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from fxamp.graph import graph_output, tensor_value
 from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.cast_rules import Edit, edit_for
-from fxamp.passes.cast_writer import CastWriter
+from fxamp.passes.cast_writer import CastWriter, Origin
 from fxamp.passes.decision import decision, overrule
 from fxamp.passes.refusals import cast_back, refusal
 
@@ -50,11 +51,11 @@ class InsertCasts(Pass):
 class _Rewriter:
     """Walks one graph in order; ``captured`` holds the values that its nodes had before the walk."""
 
-    def __init__(self, gm: GraphModule, context: Context, grad: bool) -> None:
+    def __init__(self, gm: GraphModule, context: Context, grad: bool, outer: Sequence[Origin] | None = None) -> None:
         self._gm = gm
         self._context = context
         self._captured = {node: node.meta.get("val") for node in gm.graph.nodes}
-        self._casts = CastWriter(gm.graph, grad)
+        self._casts = CastWriter(gm.graph, grad, outer)
         self._counts = {"inserted": 0, "shared": 0, "cast back": 0}
 
     def rewrite(self) -> dict[str, int]:
@@ -149,7 +150,7 @@ class _Rewriter:
 
     def _body(self, body: GraphModule, operands: Any) -> list[Any]:
         grad = self._casts.grad_enabled
-        inner = _Rewriter(body, self._context, grad)
+        inner = _Rewriter(body, self._context, grad, [self._casts.origin(operand) for operand in operands])
         for placeholder, operand in zip(body.graph.find_nodes(op="placeholder"), operands, strict=True):
             value = operand.meta["val"] if isinstance(operand, Node) else operand
             placeholder.meta["val"] = fake_like(value, self._context.mode)

@@ -136,6 +136,24 @@ def test_a_rule_that_an_op_cannot_follow_is_overruled_and_says_so() -> None:
     assert made is not None and made.rule is not None and "16-bit kernel" in made.overruled
 
 
+def test_running_statistics_are_never_cast() -> None:
+    rules = policy(Rule("low", Category.LOWER_PRECISION_FP, ("batch_norm",)))
+    norm = torch.nn.BatchNorm1d(2)
+    bench = workbench(norm, torch.ones(4, 2), under=rules)
+    bench.run(*PASSES)
+    (node,) = [n for n in bench.captured.module.graph.nodes if "batch_norm" in str(n.target)]
+    assert all(n.op == "placeholder" for n in node.args[3:5])
+
+
+def test_a_body_knows_which_values_need_gradients() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        hidden = (x + 1).relu()
+        return torch.utils.checkpoint.checkpoint(lambda h, v: h.mm(v) + h.mm(v), hidden, w, use_reentrant=False)
+
+    bench = workbench(program, torch.ones(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True))
+    assert bench.run(*PASSES).counts == {"inserted": 3, "shared": 1, "cast back": 0}
+
+
 def test_set_dtype_leaves_the_input_and_an_explicit_dtype_wins() -> None:
     rules = policy(
         Rule("low", Category.LOWER_PRECISION_FP, ("mm",)), Rule("sum", Category.FP32_SET_OPT_DTYPE, ("sum",))
