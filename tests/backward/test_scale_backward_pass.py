@@ -164,6 +164,15 @@ def test_a_scale_that_spoils_gradients_raises_flags(check: str, scale: float) ->
     assert flags.any()
 
 
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_scale_beyond_float16_scales_a_float16_tangent(check: str) -> None:
+    gm = backward_graph(lambda x: x.half() * 2, ones(2))
+    run(gm, check)
+    tangent = torch.tensor([2.0**-20, 2.0**-10], dtype=torch.float16)
+    gradient, flags = gm(tangent, torch.tensor(2.0**18))
+    assert torch.equal(gradient, 2 * tangent.float()) and not flags.any()
+
+
 def test_both_checks_give_the_same_bits() -> None:
     results = []
     for check in CHECKS:

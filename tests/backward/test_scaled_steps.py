@@ -97,10 +97,13 @@ def test_accumulation_is_read_again_and_one_bad_batch_skips_the_step(lowering: s
 def test_a_bad_batch_is_known_though_its_gradient_was_thrown_away(lowering: str) -> None:
     net, given = model(), scaler()
     compiled, optimizer = compile_scaled(net, given, lowering), sgd(net)
-    backward(given, compiled(leaf(2, 4)), bad=True)
-    optimizer.zero_grad()
-    backward(given, compiled(leaf(2, 4)))
-    assert finish(given, optimizer) == [True]
+    x = leaf(2, 4).detach()
+    for batches_after in (1, 2):
+        backward(given, compiled(x), bad=True)
+        optimizer.zero_grad()
+        for _ in range(batches_after):
+            backward(given, compiled(x))
+        assert finish(given, optimizer) == [True]
 
 
 def write_inf(gradient: Tensor) -> None:
@@ -153,7 +156,7 @@ def test_a_hook_that_hides_an_overflow_does_not_hide_the_flag(lowering: str) -> 
     net.linear.bias.register_hook(torch.nan_to_num)
     net.linear.weight.register_hook(torch.nan_to_num)
     compiled, optimizer = compile_scaled(net, given, lowering), sgd(net)
-    backward(given, compiled(leaf(2, 4)), bad=True)
+    backward(given, compiled(leaf(2, 4).detach()), bad=True)
     assert net.linear.bias.grad.isfinite().all()
     assert finish(given, optimizer) == [True]
 
@@ -226,6 +229,20 @@ def test_the_scale_is_read_when_the_backward_runs(lowering: str) -> None:
     weight.grad = None
     (output.sum() * tiny).backward()
     assert weight.grad.all()
+
+
+def test_a_graph_may_be_retained_though_its_backward_was_compiled_for_one_use(lowering: str) -> None:
+    """AOTAutograd lets a backward write over what it is thought to use once; the first run here is such a one."""
+    weight, x, given = leaf(4, 4), leaf(4, 4), scaler()
+    compiled = compile_scaled(lambda x, w: torch.tanh(torch.tanh(x @ w) @ w), given, lowering)
+    gradients = []
+    for retain in (False, True, False):
+        output = compiled(x, weight)
+        for again in [retain] * retain + [False]:
+            weight.grad = None
+            output.sum().backward(retain_graph=again)
+            gradients.append(weight.grad)
+    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
 
 
 def test_two_losses_over_one_graph(lowering: str) -> None:
