@@ -8,13 +8,20 @@
         if not scaler.step(optimizer, return_skipped=True).skipped:
             scheduler.step()
         scaler.update()
-    print(scaler.get_scale(), scaler.skipped_steps, scaler.overflowed())
+    print(scaler.loss_scale, scaler.skipped_steps, scaler.overflowed())
+
+Given to the backend, every compiled graph is a scaled island: gradients enter it true and leave it true. What runs
+outside of the graphs is not scaled: float16 code there has true gradients, small as they are. An overflow is never
+lost: a gradient is trusted only while it is the very tensor that a graph checked, else its values are read again; the
+flag of a gradient that no parameter owns (an activation's, a leaf input's) counts for every optimizer; flags last until
+``update``.
 
 How an optimizer's step flows, a module a step:
 
     grad_scaler       the public face: order of calls, and who decides
     optimizer_check   one optimizer's gradients: flags that compiled graphs left, kernels for the others
     checks            find the gradients, call the kernels
+    graph_mode        what the backend reads and reports, and how the scaler's numbers read meanwhile
     graph_flags       what the compiled backwards said since the last update
     distributed       all ranks agree
     fused             optimizers that decide on the device

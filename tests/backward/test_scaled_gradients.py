@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from scaled_runs import assert_same_gradients, by_fxamp, by_torch, leaf, total
+from scaled_runs import assert_same_gradients, by_fxamp, by_torch, compile_scaled, leaf, named, scaler, total
 from torch import Tensor, nn
 from torch.amp import custom_bwd, custom_fwd
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+from fxamp.passes.scale_backward import CHECKS
 
 LOWERINGS = ("aot_eager", "eager")
 
@@ -131,3 +133,43 @@ def test_outputs_that_the_loss_does_not_use(lowering: str) -> None:
 
     inputs = leaf(4, 4), leaf(4, 4, seed=1)
     assert_same_gradients(by_fxamp(several, inputs, lowering, first), by_torch(several, inputs, first))
+
+
+def with_check(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxamp.backend.scaled._check", lambda gm: check)
+
+
+@pytest.mark.parametrize("program", [in_place, several, doubles, broken])
+def test_the_kernel_gives_the_same_bits(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_check("kernel", monkeypatch)
+    inputs = leaf(4, 4), leaf(4, 4, seed=1)
+    assert_same_gradients(by_fxamp(program, inputs, "aot_eager"), by_torch(program, inputs))
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("check", CHECKS)
+def test_inductor_is_no_further_from_the_truth_than_eager_autocast(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor keeps float32 where eager rounds to float16: other roundings, as many at most."""
+    with_check(check, monkeypatch)
+    x = leaf(4, 8)
+    exact_net, exact_x = Net().double(), x.detach().double().requires_grad_()
+    exact_net(exact_x).square().sum().backward()
+    exact = named(exact_net, [exact_x])
+    eager, compiled = by_torch(Net(), [x]), by_fxamp(Net(), [x], "inductor")
+    assert compiled.keys() == eager.keys() == exact.keys()
+    for name, gradient in compiled.items():
+        error, allowed = (gradient - exact[name]).norm(), (eager[name] - exact[name]).norm()
+        assert error <= 2 * allowed + torch.finfo(torch.float16).eps * exact[name].norm(), name
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("check", CHECKS)
+def test_inductor_flags_an_overflow(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_check(check, monkeypatch)
+    net, given = Net(), scaler()
+    compiled, optimizer = compile_scaled(net, given, "inductor"), torch.optim.SGD(net.parameters(), lr=0.1)
+    for bad in (False, True, False):
+        optimizer.zero_grad()
+        given.scale(compiled(leaf(4, 8)).sum() * (1e36 if bad else 1.0)).backward(retain_graph=True)
+        assert given.step(optimizer, return_skipped=True).skipped is bad
+        given.update()
