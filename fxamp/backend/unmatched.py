@@ -2,11 +2,10 @@
 
 import logging
 from functools import cache
-from pathlib import Path
 
-import fxamp.policies
 from fxamp.pipeline import GraphRecord
 from fxamp.policy import Policy, Rule
+from fxamp.policy.builtin import is_built_in
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +18,7 @@ def log_unmatched(policy: Policy, record: GraphRecord) -> None:
 
 
 def _built_in(rule: Rule) -> bool:
-    folder = Path(next(iter(fxamp.policies.__path__))).resolve()
-    return rule.origin is not None and Path(rule.origin.file).resolve().parent == folder
+    return rule.origin is not None and is_built_in(rule.origin.file)
 
 
 @cache

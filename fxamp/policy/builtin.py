@@ -40,6 +40,11 @@ def shown(path: Path) -> str:
     return f"policies/{path.name}" if path.parent == folder() else str(path)
 
 
+def is_built_in(shown_file: str) -> bool:
+    """Return whether a file named as :func:`shown` names it is one of fxamp's own."""
+    return shown_file in {shown(path) for path in folder().glob("*.toml")}
+
+
 def _accepted(given: str) -> str:
     names = built_in_names()
     return f"accepted: a path ending in .toml, or one of {', '.join(names)}{nearest(given, names)}"
