@@ -10,17 +10,17 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from oracle.gaps import NO_FAKE_KERNEL, UNSEEN, UNTRACED, names_dimensions, really_refused
+from oracle.observe import Observation, autocast, observe, observe_call
+from oracle.reference import expected
+from oracle.rewritten import rewritten
+from oracle.samples import SAMPLES, Variant, samples
 from tabulate import tabulate
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxamp.errors import BannedOpError, CaptureError
 from fxamp.policy import Category, Policy
 from fxamp.policy.model import DEVICES
-from tests.oracle.gaps import NO_FAKE_KERNEL, UNSEEN, UNTRACED, names_dimensions, really_refused
-from tests.oracle.observe import Observation, autocast, observe, observe_call
-from tests.oracle.reference import expected
-from tests.oracle.rewritten import rewritten
-from tests.oracle.samples import SAMPLES, Variant, samples
 
 # Some ops are deprecated and say so; fake kernels log what they refuse.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quiet_fake_kernels")]

@@ -2,8 +2,8 @@
 
 from torch._ops import OpOverload
 
-from tests.oracle.dtypes import Dtypes
-from tests.oracle.specs import Sample
+from oracle.dtypes import Dtypes
+from oracle.specs import Sample
 
 UNSEEN = {
     "aten::_cudnn_rnn": "its autocast kernel lays the weights out anew through cuDNN, which needs a driver",

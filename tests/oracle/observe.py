@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.oracle.dtypes import Dtypes, input_dtypes, output_dtypes
+from oracle.dtypes import Dtypes, input_dtypes, output_dtypes
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fxamp.policy import Category, Policy
-from tests.oracle.dtypes import input_dtypes
-from tests.oracle.observe import Observation, dtype_argument
+from oracle.dtypes import input_dtypes
+from oracle.observe import Observation, dtype_argument
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_map
 import fxamp
 from fxamp.errors import BannedOpError, CaptureError
 from fxamp.policy import Policy
-from tests.oracle.dtypes import input_dtypes, output_dtypes
-from tests.oracle.observe import Observation, dtype_argument
+from oracle.dtypes import input_dtypes, output_dtypes
+from oracle.observe import Observation, dtype_argument
 
 
 def rewritten(policy: Policy, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Observation:

@@ -9,8 +9,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from tests.oracle import samples_math, samples_more
-from tests.oracle.specs import Sample, Spec
+from oracle import samples_math, samples_more
+from oracle.specs import Sample, Spec
 
 SAMPLES: dict[str, Sample] = {f"aten::{name}": s for name, s in (samples_math.SAMPLES | samples_more.SAMPLES).items()}
 

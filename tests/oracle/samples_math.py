@@ -1,7 +1,7 @@
 """Sample calls of products, convolutions, recurrent cells, pointwise ops, reductions, norms and upsampling."""
 
-from tests.oracle.specs import Sample, call, integer
-from tests.oracle.specs import floating as f
+from oracle.specs import Sample, call, integer
+from oracle.specs import floating as f
 
 _SQUARE = (f(3, 3),)
 _BATCHED = (f(2, 3, 4), f(2, 4, 5))

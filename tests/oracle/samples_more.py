@@ -1,7 +1,7 @@
 """Sample calls of losses, pooling, padding, Fourier transforms and linear algebra."""
 
-from tests.oracle.specs import Sample, call, int32, integer
-from tests.oracle.specs import floating as f
+from oracle.specs import Sample, call, int32, integer
+from oracle.specs import floating as f
 
 _PAIR = (f(2, 3), f(2, 3))
 
