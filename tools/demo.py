@@ -15,6 +15,7 @@ import torch
 from fxamp.backend.options import LOWERINGS
 from fxamp.errors import OptionError
 from fxamp.policy import Policy
+from fxamp.scaler import GradScaler
 from fxamp.tools.chart import Curve, line_chart, smooth
 from fxamp.tools.command_line import Parser, guarded, one_of, positive
 from fxamp.tools.demo_model import Size
@@ -45,7 +46,10 @@ def _parser() -> Parser:
     parser.add_argument(
         "--device", type=one_of(*_PLANS), default="cpu", help="cpu (a tiny model) or cuda (GPT-2's size)"
     )
-    parser.add_argument("--policy", help='built-in name, .toml file or "auto"; cpu-bfloat16 on cpu, auto on cuda')
+    parser.add_argument(
+        "--policy",
+        help='built-in name, .toml file, or "auto" (cpu-bfloat16 on cpu, auto on cuda); float16 brings a scaler',
+    )
     parser.add_argument("--lowering", type=one_of(*LOWERINGS), help="inductor (default), aot_eager or eager")
     parser.add_argument("--steps", type=positive, help="training steps: 120 on cpu, 200 on cuda")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the batches (default 0)")
@@ -65,8 +69,11 @@ def _demo(given: argparse.Namespace) -> None:
     torch.set_num_threads(given.threads)
     try:
         reference = train("float32", plan, text, {"backend": lowering}, sys.stderr)
-        options = {"policy": policy, "lowering": lowering}
-        other = train("fxamp", plan, text, {"backend": "fxamp", "options": options}, sys.stderr)
+        options: dict[str, Any] = {"policy": policy, "lowering": lowering}
+        scaler = _scaler(policy, plan.device)
+        if scaler is not None:
+            options["scaler"] = scaler
+        other = train("fxamp", plan, text, {"backend": "fxamp", "options": options}, sys.stderr, scaler)
     finally:
         torch.set_num_threads(before)
     print(table(reference, other))
@@ -86,6 +93,13 @@ def _chosen(given: argparse.Namespace) -> tuple[Plan, str]:
     if not given.picture.absolute().parent.is_dir():
         raise OptionError(f"--picture {given.picture}: there is no folder {given.picture.absolute().parent}")
     return Plan(**{**vars(plan), **changes}), policy
+
+
+def _scaler(policy: str, device: str) -> GradScaler | None:
+    """A scaler where the policy computes in float16, whose gradients underflow without one."""
+    if policy == "auto" or Policy.load(policy).lower_precision_fp != "float16":
+        return None
+    return GradScaler(device)
 
 
 def _usable_lowering(device: str) -> str:

@@ -19,6 +19,9 @@ def table(reference: Run, other: Run) -> str:
     rows = [(name, *(describe(run) for run in (reference, other))) for name, describe in _ROWS.items()]
     distance = gap(reference, other)
     rows.append(("loss gap, mean of all steps", "", f"{distance:.4f} ({distance / reference.last:.2%})"))
+    if other.scale is not None:
+        rows.append(("loss scale at the end", "", f"{other.scale:g}"))
+        rows.append(("skipped steps", "", str(other.skipped)))
     rows.append(("steps/s, median", f"{reference.rate:.1f}", f"{other.rate:.1f}"))
     return tabulate(rows, headers=("", reference.label, other.label), disable_numparse=True)
 

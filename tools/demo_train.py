@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 
 from fxamp.backend import registry
 from fxamp.pipeline import GraphRecord
+from fxamp.scaler import GradScaler
 from fxamp.tools.demo_model import GPT, Size
 from fxamp.tools.demo_progress import Progress
 from fxamp.tools.demo_text import Text
@@ -35,7 +36,8 @@ class Run:
 
     ``losses``: nats a token, one a step, before that step's update. ``held_out``: the same on text never trained on,
     after the last step. ``compiling``: seconds of the first step. ``rate``: steps a second, of the median later step.
-    ``records``: what fxamp did to each graph; empty for float32.
+    ``records``: what fxamp did to each graph; empty for float32. ``scale`` and ``skipped``: the loss scale at the end
+    and the number of skipped steps, None without a scaler.
     """
 
     label: str
@@ -46,6 +48,8 @@ class Run:
     compiling: float
     rate: float
     records: tuple[GraphRecord, ...] = field(default=())
+    scale: float | None = None
+    skipped: int | None = None
 
     @property
     def last(self) -> float:
@@ -53,8 +57,18 @@ class Run:
         return statistics.fmean(self.losses[-10:])
 
 
-def train(label: str, plan: Plan, text: Text, compiler: Mapping[str, Any], stream: TextIO) -> Run:
-    """Train a GPT compiled by ``torch.compile(model, **compiler)`` and report progress on ``stream``."""
+def train(
+    label: str,
+    plan: Plan,
+    text: Text,
+    compiler: Mapping[str, Any],
+    stream: TextIO,
+    scaler: GradScaler | None = None,
+) -> Run:
+    """Train a GPT compiled by ``torch.compile(model, **compiler)`` and report progress on ``stream``.
+
+    ``scaler`` is the one that ``compiler`` gives to the backend, if it does.
+    """
     graphs, records = counters["stats"]["unique_graphs"], registry.count()
     torch.manual_seed(plan.seed)
     model = GPT(plan.size).to(plan.device)
@@ -67,7 +81,7 @@ def train(label: str, plan: Plan, text: Text, compiler: Mapping[str, Any], strea
         for step in range(1, plan.steps + 1):
             start = time.perf_counter()
             inputs = _moved(text.batch(plan.batch, plan.size.length, batches), plan.device)
-            losses.append(_step(compiled, optimizer, inputs))
+            losses.append(_step(compiled, optimizer, scaler or GradScaler(plan.device, enabled=False), inputs))
             seconds.append(time.perf_counter() - start)
             progress.step(step, losses[-1])
     return Run(
@@ -79,13 +93,16 @@ def train(label: str, plan: Plan, text: Text, compiler: Mapping[str, Any], strea
         compiling=seconds[0],
         rate=1 / statistics.median(seconds[1:] or seconds),
         records=tuple(registry.recent(records)),
+        scale=scaler.loss_scale if scaler else None,
+        skipped=scaler.skipped_steps if scaler else None,
     )
 
 
-def _step(compiled: Any, optimizer: torch.optim.Optimizer, inputs: tuple[Tensor, Tensor]) -> float:
+def _step(compiled: Any, optimizer: torch.optim.Optimizer, scaler: GradScaler, inputs: tuple[Tensor, Tensor]) -> float:
     loss: Tensor = compiled(*inputs)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
+    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    scaler.step(optimizer)
+    scaler.update()
     optimizer.zero_grad()
     return loss.item()
 

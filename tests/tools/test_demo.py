@@ -51,6 +51,14 @@ def test_prints_both_columns_and_draws_both_curves(tmp_path: Path, capsys: pytes
     assert [curve.get("d", "").count("L") for curve in curves] == [3, 3]
 
 
+def test_a_float16_policy_trains_with_a_scaler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main([*_QUICK, "--policy", "cpu-float16", "--picture", str(tmp_path / "p.svg")]) == 0
+    printed = capsys.readouterr().out
+    (scale,), (skipped,) = _cells(printed, "loss scale at the end"), _cells(printed, "skipped steps")
+    assert float(scale) == 2.0 ** (16 - int(skipped))
+    assert float(_cells(printed, "loss gap, mean of all steps")[0].split()[0]) < 0.1
+
+
 def test_columns_agree_where_nothing_is_cast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = tmp_path / "plain.toml"
     policy.write_text('lower_precision_fp = "bfloat16"\n[match]\ndevice = "cpu"\n')
