@@ -101,8 +101,9 @@ class CastWriter:
     def erase_unused(self) -> None:
         """Remove casts that nobody uses after all."""
         for node in reversed(self._graph.nodes):
-            if INSERTED in node.meta and not node.users:
+            if node.target is torch.ops.aten.to.dtype and INSERTED in node.meta and not node.users:
                 self._graph.erase_node(node)
+                self.inserted -= 1
 
     def _shareable(self, source: Node) -> bool:
         if self._aliases.mutated(source):

@@ -6,7 +6,7 @@
    that their gradients are summed in float32; AOTAutograd merges such casts in the forward.
 3. A cast is never shared over a write to the value's memory, nor between grad modes.
 4. An op that would refuse the dtypes it now gets has its inputs cast back to those it was captured with; so has every
-   node that fxamp does not understand.
+   node that fxamp does not understand. What such a node may have written to a cast is copied to where it belongs.
 5. Bodies of checkpoints, conds and custom autograd.Functions are rewritten for the dtypes that their inputs now have.
 """
 
@@ -27,8 +27,8 @@ from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.cast_rules import Edit, edit_for
 from fxamp.passes.cast_writer import CastWriter, Origin
-from fxamp.passes.decision import decision, overrule
-from fxamp.passes.refusals import cast_back, refusal
+from fxamp.passes.decision import INSERTED, decision, overrule
+from fxamp.passes.refusals import cast_back, may_write_opaquely, refusal
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class _Rewriter:
             self._casts.visit(node)
             if node.op in ("call_function", "call_method", "call_module"):
                 self._node(node)
+        self._casts.erase_unused()
         self._counts["inserted"] += self._casts.inserted
         self._counts["shared"] += self._casts.shared
-        self._casts.erase_unused()
         self._gm.recompile()
         return self._counts
 
@@ -83,8 +83,16 @@ class _Rewriter:
         return self._op(node)
 
     def _opaque(self, node: Node) -> None:
-        if cast_back(node, self._captured):
-            self._restore_inputs(node, "fxamp does not look into it")
+        if not cast_back(node, self._captured):
+            return
+        casts = self._restore_inputs(node, "fxamp does not look into it")
+        if not may_write_opaquely(node):
+            return
+        for source, cast in casts.items():
+            with node.graph.inserting_after(node):
+                back = node.graph.call_function(torch.ops.aten.copy_.default, (source, cast))
+            back.meta["val"] = source.meta["val"]
+            back.meta[INSERTED] = f"for {node.name}: what it wrote to the cast belongs in {source.name}"
 
     def _op(self, node: Node) -> None:
         made = decision(node)
@@ -114,13 +122,15 @@ class _Rewriter:
         for name, value in edit.kwargs.items():
             _set_argument(node, name, value)
 
-    def _restore_inputs(self, node: Node, why: str) -> None:
-        """Cast inputs back to what the node was captured with."""
+    def _restore_inputs(self, node: Node, why: str) -> dict[Node, Node]:
+        """Cast inputs back to what the node was captured with; returns the casts by what they are made of."""
         overrule(node, why)
-        casts = cast_back(node, self._captured)
-        for source, dtype in casts.items():
-            node.replace_input_with(source, self._casts.cast(source, dtype, node, why))
+        wanted = cast_back(node, self._captured)
+        casts = {source: self._casts.cast(source, dtype, node, why) for source, dtype in wanted.items()}
+        for source, cast in casts.items():
+            node.replace_input_with(source, cast)
         self._counts["cast back"] += len(casts)
+        return casts
 
     def _changed(self, source: Node) -> bool:
         before, now = self._captured.get(source), source.meta.get("val")

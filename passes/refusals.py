@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
 from fxamp.graph import floating_inputs, op_name, tensor_value, writes
@@ -92,6 +92,29 @@ def cast_back(node: Node, captured: Mapping[Node, Any]) -> dict[Node, torch.dtyp
         widest = max(wanted.values(), key=lambda dtype: dtype.itemsize)
         wanted = dict.fromkeys(wanted, torch.float32 if widest in _HALF else widest)
     return {source: dtype for source, dtype in wanted.items() if _dtype(source) != dtype}
+
+
+#: Higher-order ops that promise to write to nothing they are given.
+_FUNCTIONAL = frozenset(
+    {
+        "associative_scan",
+        "flex_attention",
+        "flex_attention_backward",
+        "invoke_subgraph",
+        "map_impl",
+        "scan",
+        "triton_kernel_wrapper_functional",
+        "while_loop",
+    }
+)
+
+
+def may_write_opaquely(node: Node) -> bool:
+    """Whether a node without a schema may write to its inputs: a Triton kernel's launch, an in-place method."""
+    if isinstance(node.target, HigherOrderOperator):
+        return node.target._name not in _FUNCTIONAL
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name == "setitem" or (name.endswith("_") and not name.endswith("__"))
 
 
 def _dtype(node: Node) -> torch.dtype:

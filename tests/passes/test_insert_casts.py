@@ -154,6 +154,30 @@ def test_a_body_knows_which_values_need_gradients() -> None:
     assert bench.run(*PASSES).counts == {"inserted": 3, "shared": 1, "cast back": 0}
 
 
+class _Write(torch._ops.HigherOrderOperator):
+    """Writes twice its first argument to its second, as a Triton kernel's launch may."""
+
+    def __init__(self) -> None:
+        super().__init__("fxamp_test_write")
+
+    def __call__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        assert source.dtype is target.dtype is torch.float32
+        target.copy_(2 * source)
+
+
+def test_what_an_opaque_node_writes_is_not_lost() -> None:
+    graph = torch.fx.Graph()
+    a = graph.placeholder("a")
+    product = graph.call_function(torch.ops.aten.mm.default, (a, a))
+    result = graph.call_function(torch.ops.aten.empty_like.default, (product,))
+    graph.call_function(_Write(), (product, result))
+    graph.output((result,))
+    bench = workbench(torch.fx.GraphModule(torch.nn.Module(), graph), torch.ones(2, 2))
+    bench.golden("insert-casts-opaque-write", *PASSES)
+    (value,) = bench.captured.module(torch.ones(2, 2))
+    assert torch.equal(value, torch.full((2, 2), 4.0, dtype=torch.bfloat16))
+
+
 def test_set_dtype_leaves_the_input_and_an_explicit_dtype_wins() -> None:
     rules = policy(
         Rule("low", Category.LOWER_PRECISION_FP, ("mm",)), Rule("sum", Category.FP32_SET_OPT_DTYPE, ("sum",))
