@@ -140,7 +140,7 @@ def test_coverage(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [(device, what, *numbers) for (device, what), numbers in sorted(COVERAGE.items())]
     with capsys.disabled():
         print("\n" + tabulate(rows, ("device", "compared with", "registered", "checked", "calls")))
-    assert all(calls > checked > 90 for _, _, _, checked, calls in rows)
+    assert all(calls > checked >= 0.85 * registered for _, _, registered, checked, calls in rows)
 
 
 def variants(device: str, lower: torch.dtype, brief: bool) -> Iterator[tuple[str, Variant]]:
