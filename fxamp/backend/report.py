@@ -39,7 +39,7 @@ class Report:
         if kept:
             table += "\n\nKept as captured, in the dtypes they were captured with:\n" + "\n".join(kept)
         if len(self.graphs) > 1:
-            table += "\n\nWhat stands between the graphs runs outside them, in the dtypes it is written for."
+            table += "\n\nWhat is in none of these graphs runs outside them, in the dtypes it is written for."
         return table
 
 
