@@ -8,7 +8,9 @@
    ``cast_inputs`` turned autocast off in both. What Dynamo inlined of such a forward keeps its captured dtypes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch._ops import OpOverload
@@ -43,10 +45,11 @@ class AnnotateRules(Pass):
 
 def _annotate(gm: GraphModule, context: Context, region: Region) -> int:
     changed = 0
+    aliases = cache(lambda: AliasSets(gm.graph))  # few policies have rules for views: mostly it is never made
     for node, here in walk(gm, context, region):
         if node.op not in ("call_function", "call_method", "call_module"):
             continue
-        made = _decide(node, here, context)
+        made = _decide(node, here, context, aliases)
         changed += made != decision(node)
         decide(node, made)
         changed += sum(_annotate(body.module, context, here) for body in bodies(node))
@@ -54,7 +57,7 @@ def _annotate(gm: GraphModule, context: Context, region: Region) -> int:
     return changed
 
 
-def _decide(node: Node, region: Region, context: Context) -> Decision:
+def _decide(node: Node, region: Region, context: Context, aliases: Callable[[], AliasSets]) -> Decision:
     if VERBATIM in node.meta and not bodies(node) and autograd_function(node) is None:
         return Decision(None, None, f"kept as captured: {node.meta[VERBATIM]}")
     rule = context.policy.rule_for(op_name(node)) if isinstance(node.target, OpOverload) else None
@@ -66,7 +69,7 @@ def _decide(node: Node, region: Region, context: Context) -> Decision:
         return Decision(None, None, f"autocast is disabled here: rule {rule.id} does not hold")
     if node.target._schema.is_mutable:  # type: ignore[union-attr]
         return Decision(None, region.lower, f"in-place and out= calls follow their inputs: not rule {rule.id}")
-    if is_view(node) and AliasSets(node.graph).mutated(node):
+    if is_view(node) and aliases().mutated(node):
         return Decision(None, region.lower, f"a view of memory that is written to must stay one: not rule {rule.id}")
     if rule.cast is Category.BANNED:
         raise BannedOpError(_refusal(node, rule.advice, context))

@@ -18,13 +18,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.autocast_state import autocast_state
-from fxamp.graph import is_composite, op_name
+from fxamp.graph import inherit_provenance, is_composite, op_name, register
 from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.regions import Region, outermost, walk
-
-_INHERITED = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 
 
 @dataclass(frozen=True)
@@ -140,9 +138,9 @@ def _inline(gm: GraphModule, node: Node, inner: GraphModule) -> list[Node]:
                 result = map_arg(old.args[0], lambda n: env[n])
                 break
             if old.op == "get_attr":
-                _adopt_constant(gm, inner, old)
+                old.target = register(gm, "_constant", getattr(inner, str(old.target)))
             env[old] = copy = gm.graph.node_copy(old, lambda n: env[n])
-            copy.meta.update({key: node.meta[key] for key in _INHERITED if key in node.meta})
+            inherit_provenance(copy, node)
             fresh.append(copy)
     if isinstance(result, Node):
         node.replace_all_uses_with(result)
@@ -156,11 +154,3 @@ def _inline(gm: GraphModule, node: Node, inner: GraphModule) -> list[Node]:
 
 def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, Node) and isinstance(leaf.meta.get("val"), torch.Tensor)
-
-
-def _adopt_constant(gm: GraphModule, inner: GraphModule, node: Node) -> None:
-    index = 0
-    while hasattr(gm, f"_constant_{index}"):
-        index += 1
-    setattr(gm, f"_constant_{index}", getattr(inner, str(node.target)))
-    node.target = f"_constant_{index}"

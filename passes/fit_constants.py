@@ -11,7 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import op_name, tensor_value
+from fxamp.graph import base_name, tensor_value
 from fxamp.passes.base import Context, Pass, Result, all_graphs
 from fxamp.passes.decision import INSERTED
 
@@ -69,7 +69,7 @@ def _fit(node: Node) -> int:
 
 def _misfits(node: Node) -> list[tuple[str, int, float, torch.finfo]]:
     """``(argument, position, value, range)`` of each constant that does not fit."""
-    names = _CONSTANTS.get(_base_name(node), ()) if isinstance(node.target, OpOverload) else ()
+    names = _CONSTANTS.get(base_name(node), ()) if isinstance(node.target, OpOverload) else ()
     result = tensor_value(node)
     if not names or result is None or result.dtype not in (torch.float16, torch.bfloat16):
         return []
@@ -86,7 +86,7 @@ def _misfits(node: Node) -> list[tuple[str, int, float, torch.finfo]]:
 
 def _fit_tensor(node: Node) -> int:
     """A constant given as a 0-dimensional float32 tensor is clamped on the way in."""
-    if _base_name(node) != "aten::masked_fill" or len(node.args) < 3:
+    if base_name(node) != "aten::masked_fill" or len(node.args) < 3:
         return 0
     result, source = tensor_value(node), node.args[2]
     value = tensor_value(source)
@@ -103,8 +103,3 @@ def _fit_tensor(node: Node) -> int:
     clamped.meta[INSERTED] = f"for {node.name}: the constant must fit {result.dtype}"
     node.update_arg(2, clamped)
     return 1
-
-
-def _base_name(node: Node) -> str:
-    name = op_name(node).rpartition(".")[0]
-    return name[:-1] if name.endswith("_") and not name.endswith("__") else name

@@ -12,7 +12,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
-from fxamp.graph import floating_inputs, op_name, tensor_value, writes
+from fxamp.graph import base_name, floating_inputs, tensor_value, writes
 from fxamp.passes.kernel_table import (
     LACKS_HALF_KERNEL,
     LACKS_HALF_KERNEL_ON_CPU,
@@ -42,7 +42,7 @@ def refusal(node: Node, captured: Mapping[Node, Any]) -> str | None:
 
 def _takes_mixture(node: Node) -> bool:
     assert isinstance(node.target, OpOverload)
-    name = _base_name(node)
+    name = base_name(node)
     if name in UNPROMOTED_POINTWISE:
         return False
     if torch.Tag.pointwise in node.target.tags or name in PROMOTES:
@@ -55,7 +55,7 @@ def _takes_mixture(node: Node) -> bool:
 
 
 def _without_kernel(node: Node) -> bool:
-    name = _base_name(node)
+    name = base_name(node)
     values = [tensor_value(source) for source in floating_inputs(node)]
     on_cpu = any(value is not None and value.device.type == "cpu" for value in values)
     return name in LACKS_HALF_KERNEL or (on_cpu and name in LACKS_HALF_KERNEL_ON_CPU)
@@ -64,12 +64,6 @@ def _without_kernel(node: Node) -> bool:
 def _captured_half(node: Node, captured: Mapping[Node, Any]) -> bool:
     values = [captured.get(source) for source in node.all_input_nodes]
     return any(isinstance(value, torch.Tensor) and value.dtype in _HALF for value in values)
-
-
-def _base_name(node: Node) -> str:
-    """The op without overload; an in-place variant goes by the name of the op that it is a variant of."""
-    name = op_name(node).rpartition(".")[0]
-    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
 def cast_back(node: Node, captured: Mapping[Node, Any]) -> dict[Node, torch.dtype]:

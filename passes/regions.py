@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
+from fxamp.graph import ENTER_AUTOCAST as ENTER
+from fxamp.graph import EXIT_AUTOCAST as EXIT
 from fxamp.passes.base import Context
 
-ENTER = torch.amp.autocast_mode._enter_autocast
-EXIT = torch.amp.autocast_mode._exit_autocast
+__all__ = ["ENTER", "EXIT", "Region", "concerns", "outermost", "walk"]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from fxamp.backend.scaled import Scaling
 from fxamp.backend.scaled_outputs import widen_outputs
 from fxamp.backend.unmatched import log_unmatched
 from fxamp.capture import Captured, capture
+from fxamp.capture.autocast_state import ambient_autocast
 from fxamp.passes.base import Context
 from fxamp.pipeline import GraphRecord, run_passes
 from fxamp.pipeline.record import record_graph
@@ -56,7 +57,7 @@ def fxamp(
 def _rewrite(gm: GraphModule, inputs: Sequence[Any], choice: Choice, scaled: bool) -> tuple[GraphModule, GraphRecord]:
     policy = choice.policy
     assert policy is not None
-    ambient = torch.get_autocast_dtype(policy.device) if torch.is_autocast_enabled(policy.device) else None
+    ambient = ambient_autocast(policy.device)
     captured = capture(gm, inputs)
     if scaled:
         widen_outputs(captured.module, policy, ambient)

@@ -14,6 +14,7 @@ from fxamp.backend.choose import choose_policy
 from fxamp.backend.compile import apply_policy
 from fxamp.backend.options import parse_options
 from fxamp.capture import capture
+from fxamp.capture.autocast_state import ambient_autocast
 from fxamp.capture.dynamo import trace
 from fxamp.errors import OptionError
 from fxamp.policy import Policy
@@ -45,7 +46,7 @@ def rewrite(
     captured = capture(traced.module, traced.inputs)
     if choice.policy is not None:
         kept = replace(choice.policy, outputs="keep")
-        ambient = torch.get_autocast_dtype(kept.device) if torch.is_autocast_enabled(kept.device) else None
+        ambient = ambient_autocast(kept.device)
         apply_policy(captured, kept, ambient, choice.why)
     return traced.bind(captured.module)
 

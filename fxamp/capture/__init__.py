@@ -60,7 +60,8 @@ def _lower_function(node: Node, function: AutogradFunction, mode: FakeTensorMode
     node.meta[CUSTOM_AUTOCAST] = custom_autocast(function.forward.module, function.backward)
     forward = _lower_tree(function.forward.module, _values(function.forward.operands, mode), mode)
     function.forward.replace(forward)
-    outputs, saved = next(iter(reversed(forward.graph.nodes))).args[0]
+    results: Any = graph_output(forward.graph).args[0]
+    outputs, saved = results
     incoming = [*pytree.tree_leaves(outputs), *saved]
     backward = _lower_tree(function.backward, _values(incoming, mode), mode)
     setattr(node.graph.owning_module, str(function.backward_attribute.target), backward)

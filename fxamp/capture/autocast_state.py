@@ -6,6 +6,11 @@ from contextlib import contextmanager
 import torch
 
 
+def ambient_autocast(device: str) -> torch.dtype | None:
+    """The dtype of the autocast that is on for ``device``, None if it is off."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
 @contextmanager
 def autocast_state(device: str, enabled: bool, dtype: torch.dtype | None = None) -> Iterator[None]:
     """Autocast for ``device`` is on or off inside, to ``dtype`` (None keeps the present one); as before on leaving."""

@@ -21,15 +21,12 @@ from torch.utils import _pytree as pytree
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.capture.fakes import fake_like
 from fxamp.errors import CaptureError
-from fxamp.graph import nesting_change
+from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, inherit_provenance, nesting_change, register
 from fxamp.policy.model import DEVICES
 
 #: Key of ``node.meta`` under which a node that was kept as it stood says why.
 VERBATIM = "fxamp_verbatim"
 
-_ENTER = torch.amp.autocast_mode._enter_autocast
-_EXIT = torch.amp.autocast_mode._exit_autocast
-_KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 _PLACEHOLDER_ATTRIBUTES = ("_dynamo_source", "_dynamo_param_name")
 
 
@@ -64,7 +61,7 @@ class _Lowering(Interpreter):
     def run_node(self, n: Node) -> Any:
         if n.op in ("placeholder", "get_attr", "output"):
             return super().run_node(n)
-        if n.target is _ENTER or n.target is _EXIT:
+        if n.target is ENTER_AUTOCAST or n.target is EXIT_AUTOCAST:
             return self._mark_region(n)
         if isinstance(n.target, HigherOrderOperator):
             return self._keep(n, "higher-order")
@@ -105,7 +102,7 @@ class _Lowering(Interpreter):
         args, _ = self.fetch_args_kwargs_from_env(n)
         mark = _tracer().graph.create_node("call_function", n.target, tuple(args), {})
         mark.meta["val"] = None
-        if n.target is _EXIT:
+        if n.target is EXIT_AUTOCAST:
             device, enabled, dtype = self._autocast.pop()
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
@@ -123,7 +120,7 @@ class _Lowering(Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         args, kwargs = pytree.tree_map(lambda value: _graph_argument(value, tracer), (args, kwargs))
         node = tracer.graph.create_node(n.op, n.target, tuple(args), dict(kwargs), n.name)
-        node.meta.update({key: n.meta[key] for key in _KEPT_META if key in n.meta})
+        inherit_provenance(node, n)
         node.meta[VERBATIM] = reason
         with proxy_tensor.disable_proxy_modes_tracing():
             value = fake_like(n.meta.get("example_value"), self._mode)
@@ -147,23 +144,15 @@ def _tracer() -> Any:
 def _graph_argument(value: Any, tracer: Any) -> Any:
     """The fx argument for a run-time value: tracked tensors and symbols as their nodes, modules and tensors by name."""
     if isinstance(value, torch.nn.Module):
-        return tracer.graph.get_attr(_register(tracer.root, "body", value))
+        return tracer.graph.get_attr(register(tracer.root, "body", value))
     unwrapped = tracer.unwrap_proxy(value)
     if isinstance(unwrapped, Proxy):
         return unwrapped.node
     if isinstance(unwrapped, torch.Tensor):
-        node = tracer.graph.get_attr(_register(tracer.root, "_tensor_constant", unwrapped))
+        node = tracer.graph.get_attr(register(tracer.root, "_tensor_constant", unwrapped))
         node.meta["val"] = value
         return node
     return unwrapped
-
-
-def _register(root: torch.nn.Module, prefix: str, value: Any) -> str:
-    index = 0
-    while hasattr(root, f"{prefix}_{index}"):
-        index += 1
-    setattr(root, f"{prefix}_{index}", value)
-    return f"{prefix}_{index}"
 
 
 def _adopt_placeholders(gm: GraphModule, lowered: GraphModule, fakes: Sequence[Any]) -> None:

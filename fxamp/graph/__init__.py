@@ -2,13 +2,18 @@
 
 from fxamp.graph.aliases import AliasSets
 from fxamp.graph.nodes import (
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    base_name,
     fake_tensors,
     floating_inputs,
     graph_output,
+    inherit_provenance,
     is_composite,
     is_float_tensor,
     nesting_change,
     op_name,
+    register,
     subgraphs,
     tensor_value,
     writes,
@@ -18,19 +23,24 @@ from fxamp.graph.source import SourceFrame, describe_source, module_path, source
 from fxamp.graph.verify import verify
 
 __all__ = [
+    "ENTER_AUTOCAST",
+    "EXIT_AUTOCAST",
     "AliasSets",
     "SourceFrame",
+    "base_name",
     "describe_source",
     "dtype_name",
     "fake_tensors",
     "floating_inputs",
     "format_graph",
     "graph_output",
+    "inherit_provenance",
     "is_composite",
     "is_float_tensor",
     "module_path",
     "nesting_change",
     "op_name",
+    "register",
     "source_frames",
     "subgraphs",
     "tensor_value",

@@ -8,6 +8,10 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
+#: The calls that mark an autocast region in a captured graph.
+ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
+EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
+
 
 def op_name(node: Node) -> str:
     """The name by which policies and records know a node's operation.
@@ -25,6 +29,29 @@ def op_name(node: Node) -> str:
     module = getattr(target, "__module__", None)
     name = getattr(target, "__name__", str(target))
     return f"{module.lstrip('_')}.{name}" if module else name
+
+
+def base_name(node: Node) -> str:
+    """The name without overload; an in-place variant goes by the name of the op that it is a variant of."""
+    name = op_name(node).rpartition(".")[0]
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def inherit_provenance(node: Node, source: Node) -> None:
+    """Give ``node`` the user's stack, module path and annotations of ``source``."""
+    node.meta.update({key: source.meta[key] for key in _PROVENANCE if key in source.meta})
+
+
+_PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
+
+
+def register(root: torch.nn.Module, prefix: str, value: object) -> str:
+    """Make ``value`` an attribute of ``root`` under the first free ``prefix_N``; returns that name."""
+    index = 0
+    while hasattr(root, f"{prefix}_{index}"):
+        index += 1
+    setattr(root, f"{prefix}_{index}", value)
+    return f"{prefix}_{index}"
 
 
 def tensor_value(node: object) -> torch.Tensor | None:
@@ -77,8 +104,8 @@ _PURE_FUNCTIONS = frozenset(
     {
         operator.getitem,
         torch._C._set_grad_enabled,
-        torch.amp.autocast_mode._enter_autocast,
-        torch.amp.autocast_mode._exit_autocast,
+        ENTER_AUTOCAST,
+        EXIT_AUTOCAST,
     }
 )
 

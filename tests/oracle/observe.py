@@ -13,6 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fxamp.capture.autocast_state import autocast_state
 from oracle.dtypes import Dtypes, input_dtypes, output_dtypes
 
 
@@ -64,14 +65,10 @@ def observe_call(
 @contextmanager
 def autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
     """Turn the dispatcher's autocast on for a device that need not be there (``torch.autocast`` would ask for it)."""
-    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    torch.set_autocast_enabled(device, True)
-    torch.set_autocast_dtype(device, dtype)
     try:
-        yield
+        with autocast_state(device, True, dtype):
+            yield
     finally:
-        torch.set_autocast_enabled(device, before[0])
-        torch.set_autocast_dtype(device, before[1])
         torch.clear_autocast_cache()
 
 
