@@ -28,6 +28,10 @@ class CaptureError(FxampError, RuntimeError):
     """A model or function could not be captured as a graph."""
 
 
+class ListingError(FxampError, ValueError):
+    """A file that fxamp-show is to read is not what it should be; names the file and the line where there is one."""
+
+
 class DoubleBackwardError(FxampError, RuntimeError):
     """Gradients of a compiled graph, made with create_graph=True, are differentiated; AOTAutograd's graphs refuse."""
 

@@ -1,0 +1,46 @@
+"""The machine-readable comments of a dump: ``# fxamp: key=value key="a value with spaces"``, one line.
+
+A value is written bare if it holds no space, quote or control character, otherwise as a JSON string; a key may repeat.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+
+PREFIX = "# fxamp: "
+
+_FIELD = re.compile(r'([A-Za-z_]+)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?:\s+|$)')
+_BARE = re.compile(r"[^\s\"\\\x00-\x1f\x7f]+")
+
+
+def write_comment(fields: Iterable[tuple[str, str]]) -> str:
+    """Return the comment that holds ``fields`` in order; empty values are left out."""
+    return PREFIX + " ".join(f"{key}={_value(value)}" for key, value in fields if value != "")
+
+
+def read_comment(line: str) -> list[tuple[str, str]]:
+    """Return the fields of a line that :func:`write_comment` wrote, without its indentation.
+
+    Raises ValueError that says where the line is malformed.
+    """
+    text = line.strip()
+    if not text.startswith(PREFIX.strip()):
+        raise ValueError(f"not an fxamp comment: {text[:60]!r}")
+    text = text[len(PREFIX.strip()) :].strip()
+    fields: list[tuple[str, str]] = []
+    at = 0
+    while at < len(text):
+        match = _FIELD.match(text, at)
+        if match is None:
+            raise ValueError(f"expected key=value at {text[at : at + 40]!r}")
+        fields.append((match[1], _unquoted(match[2])))
+        at = match.end()
+    return fields
+
+
+def _value(value: str) -> str:
+    return value if _BARE.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+
+
+def _unquoted(text: str) -> str:
+    return str(json.loads(text, strict=False)) if text.startswith('"') else text

@@ -1,0 +1,186 @@
+"""What fxamp knows of a graph, as plain values: what dumps hold, reports count and fxamp-show prints. Imports no torch.
+
+A listing is made from a graph where its decisions were made, or read back from a dump's text; nothing in it is derived
+a second time.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+#: Bytes of one element, by the short dtype names of torch's printed graphs.
+ITEM_BYTES = {
+    "f64": 8,
+    "f32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "c128": 16,
+    "c64": 8,
+    "c32": 4,
+    "i64": 8,
+    "i32": 4,
+    "i16": 2,
+    "i8": 1,
+    "u64": 8,
+    "u32": 4,
+    "u16": 2,
+    "u8": 1,
+    "b8": 1,
+    "f8e4m3fn": 1,
+    "f8e5m2": 1,
+    "f8e4m3fnuz": 1,
+    "f8e5m2fnuz": 1,
+}
+
+FLOATS = frozenset({"f64", "f32", "f16", "bf16", "f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz"})
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A tensor's dtype by its short name (``f32``), its sizes (a number, or the text of a symbolic one), its device."""
+
+    dtype: str
+    shape: tuple[int | str, ...]
+    device: str = ""
+
+    @property
+    def elements(self) -> int | None:
+        """The number of elements, None if a size is symbolic."""
+        count = 1
+        for size in self.shape:
+            if isinstance(size, str):
+                return None
+            count *= size
+        return count
+
+    @property
+    def bytes(self) -> int | None:
+        """The bytes of a contiguous tensor of this type, None if a size is symbolic or the dtype is unknown."""
+        item, count = ITEM_BYTES.get(self.dtype), self.elements
+        return None if item is None or count is None else item * count
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A line of the user's program: file, line number, function, and the line's text."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class RuleRef:
+    """A policy's rule as a record names it: id, where it is written (``file:line``, "" if in Python), category, why."""
+
+    id: str
+    origin: str = ""
+    cast: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One node of a graph.
+
+    ``name`` is the fx node's name, ``kind`` its ``op`` (``"placeholder"``, ``"get_attr"``, ``"call_function"``,
+    ``"call_method"``, ``"call_module"``, ``"output"``). ``target`` names the operation as policies do
+    (``"aten::mm.default"``, ``"higher_order::cond"``, ``"torch.nn.functional.linear"``, ``".view"``); for an input or an
+    attribute it is its name. ``call`` is the call as Python text, ``""`` for an input. ``inputs`` are the names of the
+    nodes that it reads, in order of first use. ``values`` are the types of the tensors it gives, ``()`` if unknown or
+    none; ``was`` their dtypes when the program was captured, ``()`` if they are the same or unknown.
+
+    ``module`` is the dotted path of the module whose forward made it, ``module_class`` that module's class.
+
+    ``rule`` decides it, None if it follows its inputs; ``lost`` are the rules that matched too and were overridden,
+    first to last. ``reason`` says in words why it runs as it does; ``overruled`` what became of the rule where it could
+    not hold. ``region`` is the lower-precision dtype of the autocast region it stands in, ``"off"`` where autocast is
+    off, ``""`` if unknown. ``inserted`` says why fxamp inserted this node, ``""`` for the user's own. ``verbatim`` says
+    why fxamp kept it as captured without looking inside. ``bodies`` names the listings of a higher-order op's bodies.
+    """
+
+    name: str
+    kind: str
+    target: str
+    call: str = ""
+    inputs: tuple[str, ...] = ()
+    values: tuple[TensorType, ...] = ()
+    was: tuple[str, ...] = ()
+    module: str = ""
+    module_class: str = ""
+    source: Source | None = None
+    rule: RuleRef | None = None
+    lost: tuple[RuleRef, ...] = ()
+    reason: str = ""
+    overruled: str = ""
+    region: str = ""
+    inserted: str = ""
+    verbatim: str = ""
+    bodies: tuple[str, ...] = ()
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether this is a cast that fxamp inserted."""
+        return bool(self.inserted) and self.target == "aten::to.dtype"
+
+    @property
+    def is_call(self) -> bool:
+        """Whether this is an operation, not an input, an attribute or the output."""
+        return self.kind in ("call_function", "call_method", "call_module")
+
+    @property
+    def dtype(self) -> str:
+        """The dtype it runs in: that of its first floating-point result, else of its first result; ``""`` if unknown."""
+        dtypes = [value.dtype for value in self.values]
+        return next((dtype for dtype in dtypes if dtype in FLOATS), dtypes[0] if dtypes else "")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One graph: its nodes in order, the bodies of its higher-order ops by attribute name, and what holds for all of it.
+
+    ``stage`` is what was done to it (``"captured"``, ``"cast"``, ``"forward"``, ``"backward"``, ``"joint"``), ``""``
+    if unknown. ``policy``, ``device`` and ``chosen`` (why this policy) are ``""`` where no policy was applied.
+    ``counts`` are named numbers of the passes (``shared``, ``folded``); ``unmatched`` are the rules that decided
+    nothing; ``ended`` says why the graph ended where the program goes on (a graph break), ``""`` if it did not.
+    ``kept_before`` and ``kept_after`` are the bytes that autograd keeps for the backward, without and with the casts.
+    """
+
+    name: str
+    entries: tuple[Entry, ...]
+    bodies: Mapping[str, "Listing"] = field(default_factory=dict)
+    stage: str = ""
+    policy: str = ""
+    device: str = ""
+    chosen: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    unmatched: tuple[RuleRef, ...] = ()
+    ended: str = ""
+    kept_before: int | None = None
+    kept_after: int | None = None
+
+    def walk(self) -> Iterator[tuple["Listing", Entry]]:
+        """Every entry with the listing it stands in, in order; a higher-order op is followed by its bodies."""
+        for entry in self.entries:
+            yield self, entry
+            for body in entry.bodies:
+                if body in self.bodies:
+                    yield from self.bodies[body].walk()
+
+    def entry(self, name: str) -> Entry | None:
+        """The node of this graph (not of its bodies) called ``name``, or None."""
+        return next((entry for entry in self.entries if entry.name == name), None)
+
+
+@dataclass(frozen=True)
+class Document:
+    """What one input holds: graphs in order, and warnings about what could not be read from it."""
+
+    graphs: tuple[Listing, ...]
+    warnings: tuple[str, ...] = ()
