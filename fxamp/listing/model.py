@@ -91,10 +91,12 @@ class Entry:
 
     ``name`` is the fx node's name, ``kind`` its ``op`` (``"placeholder"``, ``"get_attr"``, ``"call_function"``,
     ``"call_method"``, ``"call_module"``, ``"output"``). ``target`` names the operation as policies do
-    (``"aten::mm.default"``, ``"higher_order::cond"``, ``"torch.nn.functional.linear"``, ``".view"``); for an input or an
-    attribute it is its name. ``call`` is the call as Python text, ``""`` for an input. ``inputs`` are the names of the
-    nodes that it reads, in order of first use. ``values`` are the types of the tensors it gives, ``()`` if unknown or
-    none; ``was`` their dtypes when the program was captured, ``()`` if they are the same or unknown.
+    (``"aten::mm.default"``, ``"higher_order::cond"``, ``"torch.nn.functional.linear"``, ``".view"``); for an input or
+    an attribute it is its name. ``call`` is the call as Python text (of an output the returned value), ``""`` for an
+    input. ``inputs`` are the names of the nodes that it reads, in order of first use. ``values`` are the types of the
+    tensors it gives, ``()`` if unknown or none; ``was`` their dtypes when the program was captured, ``()`` if they are
+    the same or unknown. ``symbol`` is the text of the symbolic number that it gives (``"s77"``). ``needs_grad`` says
+    that it is a graph input for which the backward computes a gradient.
 
     ``module`` is the dotted path of the module whose forward made it, ``module_class`` that module's class.
 
@@ -112,6 +114,8 @@ class Entry:
     inputs: tuple[str, ...] = ()
     values: tuple[TensorType, ...] = ()
     was: tuple[str, ...] = ()
+    symbol: str = ""
+    needs_grad: bool = False
     module: str = ""
     module_class: str = ""
     source: Source | None = None
@@ -136,14 +140,14 @@ class Entry:
 
     @property
     def dtype(self) -> str:
-        """The dtype it runs in: that of its first floating-point result, else of its first result; ``""`` if unknown."""
+        """The dtype it runs in: of its first floating-point result, else of its first result; ``""`` if unknown."""
         dtypes = [value.dtype for value in self.values]
         return next((dtype for dtype in dtypes if dtype in FLOATS), dtypes[0] if dtypes else "")
 
 
 @dataclass(frozen=True)
 class Listing:
-    """One graph: its nodes in order, the bodies of its higher-order ops by attribute name, and what holds for all of it.
+    """One graph: its nodes in order, the bodies of its higher-order ops by attribute name, and what holds for it all.
 
     ``stage`` is what was done to it (``"captured"``, ``"cast"``, ``"forward"``, ``"backward"``, ``"joint"``), ``""``
     if unknown. ``policy``, ``device`` and ``chosen`` (why this policy) are ``""`` where no policy was applied.
