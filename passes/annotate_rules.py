@@ -24,7 +24,7 @@ from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.decision import Decision, decide, decision
 from fxamp.passes.regions import ENTER, EXIT, Region, outermost, walk
-from fxamp.policy import Category
+from fxamp.policy import Category, Ruling
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def _annotate(gm: GraphModule, context: Context, region: Region) -> int:
 def _decide(node: Node, region: Region, context: Context, aliases: Callable[[], AliasSets]) -> Decision:
     if VERBATIM in node.meta and not bodies(node) and autograd_function(node) is None:
         return Decision(None, None, f"kept as captured: {node.meta[VERBATIM]}")
-    rule = context.policy.rule_for(op_name(node)) if isinstance(node.target, OpOverload) else None
+    ruling = context.policy.ruling(op_name(node)) if isinstance(node.target, OpOverload) else Ruling(None)
+    rule = ruling.rule
     if region.captured is None and _asked_for_captured(node, context):
         return Decision(None, None, "inside a forward with custom_fwd(cast_inputs=...)", captured=True)
     if rule is None:
@@ -73,7 +74,7 @@ def _decide(node: Node, region: Region, context: Context, aliases: Callable[[], 
         return Decision(None, region.lower, f"a view of memory that is written to must stay one: not rule {rule.id}")
     if rule.cast is Category.BANNED:
         raise BannedOpError(_refusal(node, rule.advice, context))
-    return Decision(rule, region.lower, rule.why)
+    return Decision(rule, region.lower, rule.why, lost=ruling.lost)
 
 
 def _asked_for_captured(node: Node, context: Context) -> bool:

@@ -13,6 +13,9 @@ _KEY = "fxamp"
 #: Key of ``node.meta``: what an inserted cast is for.
 INSERTED = "fxamp_inserted"
 
+#: Key of ``node.meta``: the dtypes of the tensors that a node gave when it was captured, where casts changed them.
+WAS = "fxamp_was"
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -21,7 +24,8 @@ class Decision:
     ``rule`` is the rule that decides it, None if it follows its inputs. ``lower`` is the lower-precision dtype of the
     autocast region that the node stands in, None where autocast is off. ``reason`` says in words why. ``captured`` asks
     for inputs in the dtypes that they were captured with. ``overruled`` says what became of the rule: inputs were
-    cast back because the op refused them, for example.
+    cast back because the op refused them, for example. ``lost`` are the rules that matched too and that ``rule``
+    overrides, in their order.
     """
 
     rule: Rule | None
@@ -29,6 +33,7 @@ class Decision:
     reason: str
     captured: bool = False
     overruled: str = ""
+    lost: tuple[Rule, ...] = ()
 
 
 def decision(node: Node) -> Decision | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fxamp.errors import PolicyError
-from fxamp.policy import Category, Origin, Policy, Rule, built_in_names
+from fxamp.policy import Category, Origin, Policy, Rule, Ruling, built_in_names
 from fxamp.policy.versions import holds
 
 
@@ -101,6 +101,14 @@ def test_the_last_rule_wins_however_it_names_the_op() -> None:
     }
     for _ in range(2):  # the second time from the cache
         assert {op: (found := mine.rule_for(op)) and found.id for op in decided} == decided
+
+
+def test_the_losers_are_remembered_in_their_order() -> None:
+    mine = policy(rule("first", "mm"), rule("other", "exp"), rule("glob", "m*"), rule("last", "mm.default"))
+    first, _, glob, last = mine.rules
+    assert mine.ruling("aten::mm") == Ruling(last, (first, glob))
+    assert mine.ruling("aten::mm.dtype") == Ruling(glob, (first,))
+    assert mine.ruling("aten::add") == Ruling(None)
 
 
 def test_resolve_keeps_the_rules_of_this_torch() -> None:

@@ -2,6 +2,6 @@
 
 from fxamp.policy.builtin import built_in_names
 from fxamp.policy.category import Category
-from fxamp.policy.model import Origin, Policy, Rule
+from fxamp.policy.model import Origin, Policy, Rule, Ruling
 
-__all__ = ["Category", "Origin", "Policy", "Rule", "built_in_names"]
+__all__ = ["Category", "Origin", "Policy", "Rule", "Ruling", "built_in_names"]

@@ -51,6 +51,14 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Ruling:
+    """The rule that decides an op, None if it follows its inputs; ``lost``: those that cover it too, in their order."""
+
+    rule: Rule | None
+    lost: tuple[Rule, ...] = ()
+
+
+@dataclass(frozen=True)
 class Policy:
     """Which dtype every op of a program runs in. Policies are equal if they decide the same, wherever they come from.
 
@@ -107,8 +115,12 @@ class Policy:
         A name without overload is the default overload's. Resolve the policy first: all rules count, whatever torch
         version they are for.
         """
+        return self.ruling(op).rule
+
+    def ruling(self, op: str) -> Ruling:
+        """Return the rule that decides an op, as :meth:`rule_for` does, and the rules that it overrides."""
         if op not in self._decided:
-            self._decided[op] = self._last_covering(op)
+            self._decided[op] = self._rule_on(op)
         return self._decided[op]
 
     @cached_property
@@ -121,21 +133,26 @@ class Policy:
     def __hash__(self) -> int:
         return hash(self.digest)
 
-    def _last_covering(self, op: str) -> Rule | None:
-        positions = [self._exact[name] for name in spellings(op) if name in self._exact]
-        positions += [position for pattern, position in self._globs if glob_covers(pattern, op)]
-        return self.rules[max(positions)] if positions else None
+    def _rule_on(self, op: str) -> Ruling:
+        positions = {at for name in spellings(op) for at in self._exact.get(name, ())}
+        positions |= {at for pattern, at in self._globs if glob_covers(pattern, op)}
+        *lost, rule = [None, *(self.rules[at] for at in sorted(positions))]
+        return Ruling(rule, tuple(each for each in lost if each is not None))
 
     @cached_property
-    def _exact(self) -> dict[str, int]:
-        return {op: at for at, rule in enumerate(self.rules) for op in rule.ops if not is_glob(op)}
+    def _exact(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for at, rule in enumerate(self.rules):
+            for op in rule.ops:
+                found.setdefault(op, []).append(at)
+        return found
 
     @cached_property
     def _globs(self) -> tuple[tuple[str, int], ...]:
         return tuple((op, at) for at, rule in enumerate(self.rules) for op in rule.ops if is_glob(op))
 
     @cached_property
-    def _decided(self) -> dict[str, Rule | None]:
+    def _decided(self) -> dict[str, Ruling]:
         return {}
 
 

@@ -28,6 +28,14 @@ def test_every_op_gets_the_rule_that_matches_it_or_none() -> None:
     assert bench.text == before
 
 
+def test_the_rules_that_lost_are_recorded() -> None:
+    early, late = Rule("early", Category.FP32, ("mm",)), Rule("late", Category.LOWER_PRECISION_FP, ("mm",))
+    bench = workbench(lambda a: a.mm(a), torch.ones(2, 2), under=policy(early, late))
+    bench.run(AnnotateRules())
+    made = decisions(bench)["aten::mm.default"]
+    assert (made.rule, made.lost) == (late, (early,))
+
+
 def test_running_twice_changes_nothing_more() -> None:
     bench = workbench(lambda a: a.mm(a), torch.ones(2, 2))
     assert bench.run(AnnotateRules()).modified == 1
