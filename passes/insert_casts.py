@@ -27,7 +27,7 @@ from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.cast_rules import Edit, edit_for
 from fxamp.passes.cast_writer import CastWriter, Origin
-from fxamp.passes.decision import INSERTED, decision, overrule
+from fxamp.passes.decision import INSERTED, WAS, decision, overrule
 from fxamp.passes.refusals import cast_back, may_write_opaquely, refusal
 
 
@@ -64,10 +64,16 @@ class _Rewriter:
             if node.op in ("call_function", "call_method", "call_module"):
                 self._node(node)
         self._casts.erase_unused()
+        self._note_changes()
         self._counts["inserted"] += self._casts.inserted
         self._counts["shared"] += self._casts.shared
         self._gm.recompile()
         return self._counts
+
+    def _note_changes(self) -> None:
+        for node, before in self._captured.items():
+            if self._changed(node):
+                node.meta.setdefault(WAS, tuple(_dtypes(before)))
 
     def _node(self, node: Node) -> None:
         if bodies(node):

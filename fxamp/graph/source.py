@@ -1,7 +1,7 @@
 """Where in the user's program a node comes from: file, line, expression, and the module path."""
 
 import linecache
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from torch.fx import Node
@@ -9,12 +9,13 @@ from torch.fx import Node
 
 @dataclass(frozen=True)
 class SourceFrame:
-    """One frame of a node's stack: the file, its line, the function, and the marked part of the line."""
+    """One frame of a node's stack: the file, its line, the function, the marked part of the line, the whole line."""
 
     file: str
     line: int
     function: str
     expression: str
+    text: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.expression}"
@@ -34,14 +35,15 @@ def _parse(stack_trace: str) -> tuple[SourceFrame, ...]:
             continue
         code = lines[index + 1] if index + 1 < len(lines) else ""
         marks = lines[index + 2] if index + 2 < len(lines) else ""
-        frames.append(SourceFrame(file, int(number), function, _marked(code, marks)))
+        whole = "" if code.lstrip().startswith('File "') else code.strip()
+        frames.append(SourceFrame(file, int(number), function, _marked(code, marks) or whole, whole))
     return tuple(frames)
 
 
 def _marked(code: str, marks: str) -> str:
-    """The part of a traceback's source line that the ``^^^^`` line below it marks; the whole line without marks."""
+    """The part of a traceback's source line that the ``^^^^`` line below it marks; ``""`` without marks."""
     if set(marks.strip()) - {"^", "~"} or not marks.strip():
-        return "" if code.lstrip().startswith('File "') else code.strip()
+        return ""
     start = len(marks) - len(marks.lstrip())
     return code[start : len(marks)].strip()
 
@@ -52,14 +54,18 @@ def source_frames(node: Node) -> tuple[SourceFrame, ...]:
     return _parse(trace) if trace else ()
 
 
+def source_line(node: Node) -> SourceFrame | None:
+    """The innermost frame; the line's text is read from its file where the stack lacks it. None if unknown."""
+    frames = source_frames(node)
+    if not frames or frames[-1].text:
+        return frames[-1] if frames else None
+    text = linecache.getline(frames[-1].file, frames[-1].line).strip()
+    return replace(frames[-1], expression=text, text=text)
+
+
 def describe_source(node: Node) -> str:
     """``file:line: code`` of the innermost frame, or ``"unknown source"``."""
-    frames = source_frames(node)
-    if not frames:
-        return "unknown source"
-    frame = frames[-1]
-    text = frame.expression or linecache.getline(frame.file, frame.line).strip()
-    return f"{frame.file}:{frame.line}: {text}"
+    return str(source_line(node) or "unknown source")
 
 
 def module_path(node: Node) -> str:
@@ -69,6 +75,15 @@ def module_path(node: Node) -> str:
         return ""
     path, _ = list(stack.values())[-1]
     return _clean(path)
+
+
+def module_class(node: Node) -> str:
+    """The class of that module, without its package: ``"Linear"``; ``""`` if there is none."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    _, kind = list(stack.values())[-1]
+    return kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
 
 
 @lru_cache(maxsize=4096)

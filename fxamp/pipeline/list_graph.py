@@ -1,0 +1,136 @@
+"""Makes the listing of a graph: every node with the decision that was recorded for it."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.node import _get_qualified_name
+
+from fxamp.capture import VERBATIM
+from fxamp.graph import dtype_name, fake_tensors, op_name, subgraphs
+from fxamp.graph.higher_order import autograd_function, bodies
+from fxamp.graph.source import module_class, module_path, source_line
+from fxamp.listing import Entry, Listing, RuleRef, Source, TensorType
+from fxamp.passes.decision import WAS, Decision, decision, inserted_for
+from fxamp.policy import Rule
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def list_graph(gm: GraphModule, name: str = "GraphModule", **about: Any) -> Listing:
+    """The listing of ``gm`` and the bodies of its higher-order ops.
+
+    Values are read from ``meta["val"]``. ``about`` are the fields of Listing that hold for the whole graph: ``stage``,
+    ``policy``, ``chosen`` and so on.
+    """
+    listings: dict[str, Listing] = {}
+    entries = []
+    for node in gm.graph.nodes:
+        inner = {str(attribute.target): body for attribute, body in subgraphs(node) if node.op == "call_function"}
+        listings |= {attribute: list_graph(body, attribute) for attribute, body in inner.items()}
+        entries.append(_entry(node, tuple(inner)))
+    return Listing(name, tuple(entries), listings, **about)
+
+
+def kept_verbatim(node: Node) -> str:
+    """Why fxamp left ``node`` as captured without looking inside; ``""`` if it did look."""
+    known = bodies(node) or autograd_function(node) is not None
+    return "" if known else " ".join(node.meta.get(VERBATIM, "").split())
+
+
+def rule_ref(rule: Rule) -> RuleRef:
+    """``rule`` as listings name it."""
+    return RuleRef(rule.id, str(rule.origin or ""), str(rule.cast), rule.why)
+
+
+def _entry(node: Node, inner: tuple[str, ...]) -> Entry:
+    value = node.meta.get("val")
+    made = decision(node)
+    where = source_line(node)
+    return Entry(
+        name=node.name,
+        kind=node.op,
+        target=op_name(node) if node.op.startswith("call") else str(node.target),
+        call=_call(node),
+        inputs=tuple(source.name for source in node.all_input_nodes),
+        values=tuple(_type(tensor) for tensor in fake_tensors(value)),
+        was=_was(node, value),
+        symbol=str(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else "",
+        needs_grad=node.op == "placeholder" and isinstance(value, torch.Tensor) and value.requires_grad,
+        module=module_path(node),
+        module_class=module_class(node),
+        source=Source(where.file, where.line, where.function, where.text) if where else None,
+        inserted=inserted_for(node) or "",
+        verbatim=kept_verbatim(node),
+        bodies=inner,
+        **({} if made is None else _decided(made)),
+    )
+
+
+def _decided(made: Decision) -> dict[str, Any]:
+    return {
+        "rule": None if made.rule is None else rule_ref(made.rule),
+        "lost": tuple(rule_ref(rule) for rule in made.lost),
+        "reason": made.reason,
+        "overruled": " ".join(made.overruled.split()),
+        "region": "off" if made.lower is None else dtype_name(made.lower),
+    }
+
+
+def _type(tensor: torch.Tensor) -> TensorType:
+    sizes = tuple(size if isinstance(size, int) else str(size) for size in tensor.shape)
+    return TensorType(dtype_name(tensor.dtype), sizes, str(tensor.device))
+
+
+def _was(node: Node, value: object) -> tuple[str, ...]:
+    now = tuple(dtype_name(tensor.dtype) for tensor in fake_tensors(value))
+    before = tuple(dtype_name(dtype) for dtype in node.meta.get(WAS, ()))
+    return () if before == now else before
+
+
+def _call(node: Node) -> str:
+    if node.op == "placeholder":
+        return ""
+    if node.op == "get_attr":
+        return f"self.{node.target}"
+    if node.op == "output":
+        return _argument(node.args[0])
+    if node.op == "call_method":
+        receiver, *rest = node.args
+        return f"{_argument(receiver)}.{node.target}({_arguments(rest, node.kwargs)})"
+    if node.op == "call_module":
+        return f"self.{node.target}({_arguments(node.args, node.kwargs)})"
+    return f"{_function(node.target)}({_arguments(node.args, node.kwargs)})"
+
+
+def _function(target: Any) -> str:
+    if isinstance(target, OpOverload):
+        return f"torch.ops.{target.namespace}.{target._opname}.{target._overloadname}"
+    if isinstance(target, HigherOrderOperator):
+        return f"torch.ops.higher_order.{target._name}"
+    return _get_qualified_name(target).replace("_operator.", "operator.")
+
+
+def _arguments(args: Iterable[Any], kwargs: dict[str, Any]) -> str:
+    given = [_argument(value) for value in args]
+    return ", ".join([*given, *(f"{key} = {_argument(value)}" for key, value in kwargs.items())])
+
+
+def _argument(value: Any) -> str:
+    """A value as Python text, in the way of torch's printed graphs; without memory addresses."""
+    if isinstance(value, Node):
+        return value.name
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_argument, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_argument, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_argument(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, slice):
+        return f"slice({', '.join(map(_argument, (value.start, value.stop, value.step)))})"
+    if callable(value) and not isinstance(value, (torch.dtype, torch.nn.Module)):
+        return str(getattr(value, "__qualname__", type(value).__name__))
+    return _ADDRESS.sub("", repr(value))
