@@ -1,6 +1,5 @@
 """The record of what was decided for one node, and why: what fxamp-show prints."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,13 +57,3 @@ def inserted_for(node: Node) -> str | None:
     """Why fxamp inserted this cast; None for a node of the user's program."""
     why: str | None = node.meta.get(INSERTED)
     return why
-
-
-def users_of_rule(nodes: Iterable[Node]) -> dict[str, int]:
-    """How many nodes each rule decides, by rule id."""
-    counts: dict[str, int] = {}
-    for node in nodes:
-        made = decision(node)
-        if made is not None and made.rule is not None:
-            counts[made.rule.id] = counts.get(made.rule.id, 0) + 1
-    return counts

@@ -8,8 +8,9 @@ import torch
 from torch.fx import GraphModule
 
 from fxamp.backend.choose import Choice, choose_policy
+from fxamp.backend.dumps import Stages
 from fxamp.backend.guards import guard_policy
-from fxamp.backend.lowering import lower_graph
+from fxamp.backend.lowering import Run, lower_graph
 from fxamp.backend.options import parse_options
 from fxamp.backend.registry import remember
 from fxamp.backend.scaled import Scaling
@@ -19,7 +20,8 @@ from fxamp.capture import Captured, capture
 from fxamp.capture.autocast_state import ambient_autocast
 from fxamp.passes.base import Context
 from fxamp.pipeline import GraphRecord, run_passes
-from fxamp.pipeline.record import record_graph
+from fxamp.pipeline.list_graph import list_graph
+from fxamp.pipeline.record import record_graph, untouched
 from fxamp.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -44,25 +46,30 @@ def fxamp(
     if parsed.scaler is not None and choice.policy is not None:
         scaling = Scaling(parsed.scaler, choice.policy)
         scaling.begin()
-    module = gm
+    stages = Stages(parsed.dump)
+    module, record = gm, untouched(choice.why)
     if choice.policy is not None:
-        module, record = _rewrite(gm, example_inputs, choice, scaled=scaling is not None)
-        remember(record)
-    else:
-        remember(GraphRecord("float32", choice.why, 0, 0, {}, {}, ()))
+        module, record = _rewrite(gm, example_inputs, choice, stages, scaled=scaling is not None)
+    elif stages.kept:
+        stages.graph("captured", lambda: list_graph(capture(gm, example_inputs).module, stage="captured"))
+    remember(record, example_inputs)
     device = choice.policy.device if choice.policy else None
-    return lower_graph(module, example_inputs, parsed, device, scaling)
+    return lower_graph(module, example_inputs, parsed, Run(device, scaling, stages))
 
 
-def _rewrite(gm: GraphModule, inputs: Sequence[Any], choice: Choice, scaled: bool) -> tuple[GraphModule, GraphRecord]:
+def _rewrite(
+    gm: GraphModule, inputs: Sequence[Any], choice: Choice, stages: Stages, scaled: bool
+) -> tuple[GraphModule, GraphRecord]:
     policy = choice.policy
     assert policy is not None
     ambient = ambient_autocast(policy.device)
     captured = capture(gm, inputs)
+    stages.graph("captured", lambda: list_graph(captured.module, stage="captured"))
     if scaled:
         widen_outputs(captured.module, policy, ambient)
-    record = apply_policy(captured, policy, ambient, choice.why)
-    log_unmatched(policy, record)
+    record = apply_policy(captured, policy, ambient, choice.why, ended=_why_ended(gm))
+    stages.graph("cast", lambda: record.listing)
+    log_unmatched(record)
     log.info(
         "policy %s (%s): %d ops, %d casts, passes took %.0f ms",
         policy.name,
@@ -76,15 +83,32 @@ def _rewrite(gm: GraphModule, inputs: Sequence[Any], choice: Choice, scaled: boo
 
 
 def apply_policy(
-    captured: Captured, policy: Policy, ambient: torch.dtype | None, why: str, every_device: bool = False
+    captured: Captured,
+    policy: Policy,
+    ambient: torch.dtype | None,
+    why: str,
+    every_device: bool = False,
+    ended: str = "",
 ) -> GraphRecord:
     """Run the passes over ``captured``, in place.
 
-    ``policy`` is resolved; ``ambient`` is the dtype of the autocast that the program was captured under, if any.
+    ``policy`` is resolved; ``ambient`` is the dtype of the autocast that the program was captured under, if any;
+    ``ended`` says why the graph ended, if that was a graph break.
     """
     context = Context(policy, captured.mode, ambient, every_device)
     passes = run_passes(captured, context)
-    return record_graph(captured.module, policy.name, why, passes)
+    return record_graph(captured.module, policy, why, passes, ended=ended)
+
+
+def _why_ended(gm: GraphModule) -> str:
+    """Dynamo's reason for the graph break that ended ``gm``, and where it is; ``""`` if the program returned."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return ""
+    what, *more = [line.strip() for line in str(reason.reason).strip().splitlines()]
+    explained = [line.removeprefix("Explanation: ") for line in more if line.startswith("Explanation: ")]
+    where = f"{reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}: " if reason.user_stack else ""
+    return where + (explained or [what])[0]
 
 
 def strip_values(gm: GraphModule) -> None:

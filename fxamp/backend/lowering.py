@@ -1,83 +1,106 @@
 """What becomes of the rewritten graph: Inductor, AOTAutograd alone, or eager."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from torch.fx import GraphModule
 
 from fxamp.backend.autocast_off import compiled_without_autocast, no_autocast
+from fxamp.backend.dumps import Stages
 from fxamp.backend.options import Options
+from fxamp.backend.partition import list_partition
 from fxamp.backend.scaled import Scaling, boxed, uncached
 from fxamp.backend.scaled_eager import scale_eagerly
 
+#: Compiles one of AOTAutograd's graphs for its example inputs.
+InnerCompiler = Callable[[GraphModule, Sequence[Any]], Any]
 
-def lower_graph(
-    gm: GraphModule, inputs: Sequence[Any], options: Options, device: str | None, scaling: Scaling | None = None
-) -> Callable[..., Any]:
-    """Make ``gm`` callable by the lowering that ``options`` name.
 
-    Autocast for ``device`` is off while the graph is compiled and run: its casts are explicit already. With ``scaling``
-    the backward is scaled, unscaled and checked.
+@dataclass(frozen=True)
+class Run:
+    """What holds while a graph is compiled and run besides the options.
+
+    Autocast for ``device`` is off: the graph's casts are explicit already. With ``scaling`` the backward is scaled,
+    unscaled and checked. ``stages`` takes the graphs on their way.
     """
-    with compiled_without_autocast(device):
-        return _LOWERINGS[options.lowering](gm, inputs, options, device, scaling)
+
+    device: str | None
+    scaling: Scaling | None
+    stages: Stages
+
+    @property
+    def hooked(self) -> bool:
+        """Whether AOTAutograd's graphs must pass through fxamp's hands."""
+        return self.scaling is not None or self.stages.kept
+
+    def compile(self, gm: GraphModule, inputs: Sequence[Any], backward: bool, compiler: InnerCompiler) -> Any:
+        """Compile one of AOTAutograd's graphs by ``compiler``; a backward is scaled first."""
+        stage = "backward" if backward else "forward"
+
+        def inner(graph: GraphModule, examples: Sequence[Any]) -> Any:
+            self.stages.graph(stage, lambda: list_partition(graph, stage))
+            compiled = compiler(graph, examples)
+            if getattr(compiled, "source_code", None):
+                self.stages.text(f"{stage}_kernels", lambda: compiled.source_code)
+            return compiled
+
+        if self.scaling is None or not backward:
+            return inner(gm, inputs)
+        return self.scaling.compile_backward(gm, inputs, inner)
 
 
-def _inductor(
-    gm: GraphModule, inputs: Sequence[Any], options: Options, device: str | None, scaling: Scaling | None
-) -> Callable[..., Any]:
+def lower_graph(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Run) -> Callable[..., Any]:
+    """Make ``gm`` callable by the lowering that ``options`` name."""
+    with compiled_without_autocast(run.device):
+        return _LOWERINGS[options.lowering](gm, inputs, options, run)
+
+
+def _inductor(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Run) -> Callable[..., Any]:
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     patches = dict(list_mode_options().get(options.mode, {})) if options.mode else {}
     patches.update(options.inductor)
-    if scaling is None:
+    if not run.hooked:
         return cast(Callable[..., Any], compile_fx(gm, list(inputs), config_patches=patches))
 
     def inner_compile(graph: GraphModule, examples: Sequence[Any], **kwargs: Any) -> Any:
-        if not kwargs.get("is_backward"):
-            return compile_fx_inner(graph, examples, **kwargs)
-        return scaling.compile_backward(graph, examples, lambda g, e: compile_fx_inner(g, e, **kwargs))
+        backward = bool(kwargs.get("is_backward"))
+        return run.compile(graph, examples, backward, lambda g, e: compile_fx_inner(g, e, **kwargs))
 
     with uncached():
         compiled = compile_fx(gm, list(inputs), inner_compile=inner_compile, config_patches=patches)
     return cast(Callable[..., Any], compiled)
 
 
-def _aot_eager(
-    gm: GraphModule, inputs: Sequence[Any], options: Options, device: str | None, scaling: Scaling | None
-) -> Callable[..., Any]:
+def _aot_eager(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Run) -> Callable[..., Any]:
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.compilers import nop
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    def backward(graph: GraphModule, examples: Sequence[Any]) -> Any:
-        assert scaling is not None
-        return scaling.compile_backward(graph, examples, lambda rewritten, _: boxed(rewritten))
+    def compiler(graph: GraphModule, examples: Sequence[Any], backward: bool = False) -> Any:
+        return run.compile(graph, examples, backward, lambda rewritten, _: boxed(rewritten))
 
-    compiler = aot_autograd(
-        fw_compiler=nop,
-        bw_compiler=nop if scaling is None else backward,
+    lowered = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=partial(compiler, backward=True),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = compiler(gm, list(inputs))
+    compiled: Callable[..., Any] = lowered(gm, list(inputs))
     return compiled
 
 
-def _eager(
-    gm: GraphModule, inputs: Sequence[Any], options: Options, device: str | None, scaling: Scaling | None
-) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        with no_autocast(device):
+def _eager(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Run) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        with no_autocast(run.device):
             return gm(*args)
 
-    return run if scaling is None else scale_eagerly(run, gm, scaling.scaler)
+    return call if run.scaling is None else scale_eagerly(call, gm, run.scaling.scaler)
 
 
-_Lowering = Callable[[GraphModule, Sequence[Any], Options, str | None, Scaling | None], Callable[..., Any]]
-
-_LOWERINGS: dict[str, _Lowering] = {
+_LOWERINGS: dict[str, Callable[[GraphModule, Sequence[Any], Options, Run], Callable[..., Any]]] = {
     "inductor": _inductor,
     "aot_eager": _aot_eager,
     "eager": _eager,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fxamp.backend.dumps import check_folder
 from fxamp.errors import OptionError, nearest
 from fxamp.policy import Policy
 
@@ -22,7 +23,8 @@ class Options:
 
     ``policy``: "auto", a built-in name, a path, or a Policy. ``lowering``: one of :data:`LOWERINGS`. ``placement``:
     None takes the policy's. ``inductor``: Inductor config patches. ``mode``: Inductor's mode. ``scaler``: scales,
-    unscales and checks in the backward graphs; a disabled one counts as none.
+    unscales and checks in the backward graphs; a disabled one counts as none. ``dump``: a folder that gets every
+    stage's graph as text.
     """
 
     policy: str | Policy = "auto"
@@ -31,20 +33,22 @@ class Options:
     inductor: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
     scaler: "GradScaler | None" = None
+    dump: Path | None = None
 
 
 def parse_options(given: Mapping[str, Any] | None, mode: str | None = None) -> Options:
     """Check ``given`` and fill in the defaults; ``mode`` is torch.compile's own argument.
 
-    The environment variable ``FXAMP_POLICY`` stands in for a missing "policy". Raises OptionError for an unknown
-    option, a value of the wrong kind, or two different modes.
+    The environment variables ``FXAMP_POLICY`` and ``FXAMP_DUMP`` stand in for a missing "policy" and "dump". Raises
+    OptionError for an unknown option, a value of the wrong kind, or two different modes.
     """
     given = dict(given or {})
     for name in given:
         if name not in _CHECKS:
             raise OptionError(f"unknown option {name!r}{nearest(str(name), _CHECKS)}; accepted: {', '.join(_CHECKS)}")
-    if "policy" not in given and os.environ.get("FXAMP_POLICY"):
-        given["policy"] = os.environ["FXAMP_POLICY"]
+    for name, variable in (("policy", "FXAMP_POLICY"), ("dump", "FXAMP_DUMP")):
+        if name not in given and os.environ.get(variable):
+            given[name] = os.environ[variable]
     if mode is not None and given.get("mode", mode) != mode:
         raise OptionError(f"mode={mode!r} and options={{'mode': {given['mode']!r}}} contradict each other")
     if mode is not None:
@@ -102,6 +106,14 @@ def _scaler(value: Any) -> "GradScaler | None":
     return value if value.is_enabled() else None
 
 
+def _dump(value: Any) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)) or not str(value):
+        raise _wrong_kind("dump", value, "the path of a folder")
+    return check_folder(os.fspath(value))
+
+
 def _wrong_kind(name: str, value: Any, accepted: str) -> OptionError:
     return OptionError(f"option {name!r} is {value!r}, of type {type(value).__name__}; accepted: {accepted}")
 
@@ -113,4 +125,5 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "inductor": _inductor,
     "mode": _mode,
     "scaler": _scaler,
+    "dump": _dump,
 }

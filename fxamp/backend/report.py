@@ -1,24 +1,32 @@
 """``fxamp.report``: what mixed precision did to a compiled model, in words and numbers."""
 
+from collections import Counter
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from tabulate import tabulate
 
-from fxamp.backend.registry import records_of
+from fxamp.backend.registry import outside, records_of
+from fxamp.listing import Document
 from fxamp.pipeline import GraphRecord
 
 _NOTHING = (
     "0 graphs: nothing of it was compiled by fxamp, so all of it runs as it is written. Either it has not been called "
     "yet, or Dynamo skipped it: calling a module of torch.nn itself compiles nothing, put it in a model of your own."
 )
+_RIGHT = ("graph", "ops", "casts", "shared", "folded")
 
 
 @dataclass(frozen=True)
 class Report:
-    """The graphs of one compiled model or function; prints as a table. What is in no graph ran as it is written."""
+    """The graphs of one compiled model or function; prints as a table, in a terminal and in a notebook.
+
+    ``outside`` names the model's parameters that no graph reads: what uses them runs outside, as it is written.
+    """
 
     graphs: tuple[GraphRecord, ...]
+    outside: tuple[str, ...] = ()
 
     @property
     def casts(self) -> int:
@@ -30,17 +38,53 @@ class Report:
         """Calls of ATen ops in all graphs together, without the inserted casts."""
         return sum(graph.ops for graph in self.graphs)
 
+    @property
+    def breaks(self) -> tuple[str, ...]:
+        """Why graphs ended though the program went on, a reason each."""
+        return tuple(graph.ended for graph in self.graphs if graph.ended)
+
+    @property
+    def document(self) -> Document:
+        """Every node of every graph with what was decided for it, as fxamp-show reads it from a dump."""
+        return Document(tuple(graph.listing for graph in self.graphs))
+
     def __str__(self) -> str:
         if not self.graphs:
             return _NOTHING
-        rows = [_row(number, graph) for number, graph in enumerate(self.graphs)]
-        table: str = tabulate(rows, headers="keys", tablefmt="simple")
-        kept = [f"  graph {i}: {name}: {why}" for i, g in enumerate(self.graphs) for name, why in g.verbatim.items()]
+        table: str = tabulate(self._rows(), headers="keys", tablefmt="simple")
+        return "\n\n".join([table, *("\n".join([title, *lines]) for title, lines in self._notes())])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        if not self.graphs:
+            return f"<p>{_NOTHING}</p>"
+        align = ["right" if name in _RIGHT else "left" for name in self._rows()[0]]
+        table: str = tabulate(self._rows(), headers="keys", tablefmt="html", colalign=align)
+        notes = [f"<p>{escape(title)}</p><pre>{escape(chr(10).join(lines))}</pre>" for title, lines in self._notes()]
+        return "".join([table, *notes])
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_row(number, graph) for number, graph in enumerate(self.graphs)]
+
+    def _notes(self) -> list[tuple[str, list[str]]]:
+        """What the table leaves out: a title and lines each."""
+        numbered = list(enumerate(self.graphs))
+        kept = [f"  graph {i}: {name}: {why}" for i, g in numbered for name, why in g.verbatim.items()]
+        breaks = [f"  after graph {i}: {g.ended}" for i, g in numbered if g.ended]
+        notes = []
         if kept:
-            table += "\n\nKept as captured, in the dtypes they were captured with:\n" + "\n".join(kept)
-        if len(self.graphs) > 1:
-            table += "\n\nWhat is in none of these graphs runs outside them, in the dtypes it is written for."
-        return table
+            notes.append(("Kept as captured, in the dtypes they were captured with:", kept))
+        if breaks:
+            notes.append(("The program goes on outside of a graph (a graph break):", breaks))
+        if self.outside:
+            notes.append(("Parameters that no graph reads; what uses them runs as it is written:", self._outside()))
+        if len(self.graphs) > 1 or breaks:
+            notes.append(("What is in none of these graphs runs outside them, in the dtypes it is written for.", []))
+        return notes
+
+    def _outside(self) -> list[str]:
+        owners = Counter(name.rpartition(".")[0] or "the model itself" for name in self.outside)
+        return [f"  {owner}: {count}" for owner, count in owners.items()]
 
 
 def _row(number: int, graph: GraphRecord) -> dict[str, Any]:
@@ -62,4 +106,4 @@ def report(compiled: Any) -> Report:
 
     ``compiled`` is what torch.compile returned, or the module whose ``.compile()`` was called.
     """
-    return Report(tuple(records_of(compiled)))
+    return Report(tuple(records_of(compiled)), tuple(outside(compiled)))

@@ -4,21 +4,14 @@ import logging
 from functools import cache
 
 from fxamp.pipeline import GraphRecord
-from fxamp.policy import Policy, Rule
-from fxamp.policy.builtin import is_built_in
 
 log = logging.getLogger(__name__)
 
 
-def log_unmatched(policy: Policy, record: GraphRecord) -> None:
-    """Log the rules of ``policy`` that decided no op of the graph of ``record``; not those of the built-in files."""
-    for rule in policy.rules:
-        if rule.id not in record.rules and not _built_in(rule):
-            _say_once(policy.name, rule.id, str(rule.origin or ""))
-
-
-def _built_in(rule: Rule) -> bool:
-    return rule.origin is not None and is_built_in(rule.origin.file)
+def log_unmatched(record: GraphRecord) -> None:
+    """Log the rules that a user wrote and that decided no op of the graph of ``record``."""
+    for rule in record.listing.unmatched:
+        _say_once(record.policy, rule.id, rule.origin)
 
 
 @cache

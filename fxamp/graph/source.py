@@ -68,21 +68,24 @@ def describe_source(node: Node) -> str:
     return str(source_line(node) or "unknown source")
 
 
+def _module_stack(node: Node) -> list[tuple[str, type | str]]:
+    """Paths and classes of the modules around the node, outermost first; a backward's node has its forward's."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    return list(stack.values()) if stack else []
+
+
 def module_path(node: Node) -> str:
     """The dotted path of the module whose ``forward`` made the node, relative to the compiled root; ``""`` if none."""
-    stack = node.meta.get("nn_module_stack")
-    if not stack:
-        return ""
-    path, _ = list(stack.values())[-1]
-    return _clean(path)
+    stack = _module_stack(node)
+    return _clean(stack[-1][0]) if stack else ""
 
 
 def module_class(node: Node) -> str:
     """The class of that module, without its package: ``"Linear"``; ``""`` if there is none."""
-    stack = node.meta.get("nn_module_stack")
+    stack = _module_stack(node)
     if not stack:
         return ""
-    _, kind = list(stack.values())[-1]
+    kind = stack[-1][1]
     return kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
 
 

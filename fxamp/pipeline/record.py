@@ -1,15 +1,17 @@
-"""What happened to one graph: numbers for reports, in plain values."""
+"""What happened to one graph: its listing, what the passes did, and numbers about both."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
-import torch
-from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
-from fxamp.graph import dtype_name, fake_tensors
-from fxamp.passes.base import all_graphs
-from fxamp.passes.decision import inserted_for, users_of_rule
+from fxamp.listing import Entry, Listing
+from fxamp.listing.model import FLOATS
+from fxamp.pipeline.list_graph import list_graph, rule_ref
+from fxamp.policy import Policy
+from fxamp.policy.builtin import is_built_in
 
 
 @dataclass(frozen=True)
@@ -24,20 +26,51 @@ class PassRecord:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One rewritten graph.
+    """One graph that the backend was given: the listing of what became of it, and the passes that ran, in order."""
 
-    ``ops`` counts calls of ATen ops without the inserted casts; ``ops_by_dtype`` the same by the dtype of their first
-    floating result; ``casts`` the inserted casts; ``rules`` how many ops each rule decides.
-    """
+    listing: Listing
+    passes: tuple[PassRecord, ...] = ()
 
-    policy: str
-    chosen: str
-    ops: int
-    casts: int
-    ops_by_dtype: dict[str, int]
-    rules: dict[str, int]
-    passes: tuple[PassRecord, ...]
-    verbatim: dict[str, str] = field(default_factory=dict)
+    @property
+    def policy(self) -> str:
+        """The policy's name; ``"float32"`` where none was applied."""
+        return self.listing.policy
+
+    @property
+    def chosen(self) -> str:
+        """Why this policy."""
+        return self.listing.chosen
+
+    @property
+    def ended(self) -> str:
+        """Why the graph ended though the program goes on (a graph break), ``""`` if it did not."""
+        return self.listing.ended
+
+    @property
+    def ops(self) -> int:
+        """Calls of ATen and custom ops, without the inserted casts."""
+        return sum(self.ops_by_dtype.values())
+
+    @cached_property
+    def casts(self) -> int:
+        """Inserted casts."""
+        return sum(entry.is_cast for _, entry in self.listing.walk())
+
+    @cached_property
+    def ops_by_dtype(self) -> dict[str, int]:
+        """The ops by the dtype of their first floating result; ``"other"`` without one."""
+        ops = [entry for _, entry in self.listing.walk() if _is_op(entry)]
+        return dict(Counter(entry.dtype if entry.dtype in FLOATS else "other" for entry in ops))
+
+    @cached_property
+    def rules(self) -> dict[str, int]:
+        """How many ops each rule decides, by rule id."""
+        return dict(Counter(entry.rule.id for _, entry in self.listing.walk() if entry.rule is not None))
+
+    @cached_property
+    def verbatim(self) -> dict[str, str]:
+        """The nodes that kept the dtypes they were captured with, and why."""
+        return {entry.name: entry.verbatim for _, entry in self.listing.walk() if entry.verbatim}
 
     @property
     def seconds(self) -> float:
@@ -47,34 +80,42 @@ class GraphRecord:
     @property
     def shared(self) -> int:
         """How often an inserted cast served another use."""
-        return sum(record.counts.get("shared", 0) for record in self.passes)
+        return self.listing.counts.get("shared", 0)
 
     @property
     def folded(self) -> int:
         """How many inserted casts cancelled."""
-        return sum(record.counts.get("folded", 0) for record in self.passes)
+        return self.listing.counts.get("folded", 0)
 
 
-def record_graph(gm: GraphModule, policy: str, chosen: str, passes: list[PassRecord]) -> GraphRecord:
-    """Count what is in the rewritten ``gm`` and the bodies of its higher-order ops."""
-    nodes = [node for graph in all_graphs(gm) for node in graph.graph.nodes]
-    ops = [node for node in nodes if isinstance(node.target, OpOverload) and inserted_for(node) is None]
-    casts = sum(inserted_for(node) is not None and node.target is torch.ops.aten.to.dtype for node in nodes)
-    verbatim = {node.name: node.meta["fxamp_verbatim"] for node in nodes if "fxamp_verbatim" in node.meta}
-    return GraphRecord(
-        policy=policy,
+def record_graph(gm: GraphModule, policy: Policy, chosen: str, passes: list[PassRecord], **about: Any) -> GraphRecord:
+    """List the rewritten ``gm``, of which ``passes`` were run for ``policy``; ``about`` are more fields of Listing."""
+    counts: Counter[str] = Counter()
+    for step in passes:
+        counts.update({name: count for name, count in step.counts.items() if name in ("shared", "folded")})
+    listing = list_graph(
+        gm,
+        stage="cast",
+        policy=policy.name,
+        device=policy.device,
         chosen=chosen,
-        ops=len(ops),
-        casts=casts,
-        ops_by_dtype=dict(Counter(_dtype(node) for node in ops)),
-        rules=users_of_rule(nodes),
-        passes=tuple(passes),
-        verbatim=verbatim,
+        counts=dict(counts),
+        **about,
     )
+    return GraphRecord(_with_unmatched(listing, policy), tuple(passes))
 
 
-def _dtype(node: Node) -> str:
-    for tensor in fake_tensors(node.meta.get("val")):
-        if tensor.is_floating_point():
-            return dtype_name(tensor.dtype)
-    return "other"
+def untouched(chosen: str) -> GraphRecord:
+    """The record of a graph that no policy was applied to: it runs in float32, because of ``chosen``."""
+    return GraphRecord(Listing("GraphModule", (), policy="float32", chosen=chosen))
+
+
+def _with_unmatched(listing: Listing, policy: Policy) -> Listing:
+    """Name the rules that decided nothing; not those of the built-in files, which hold for programs of every kind."""
+    used = {entry.rule.id for _, entry in listing.walk() if entry.rule is not None}
+    mine = [rule for rule in policy.rules if rule.origin is None or not is_built_in(rule.origin.file)]
+    return replace(listing, unmatched=tuple(rule_ref(rule) for rule in mine if rule.id not in used))
+
+
+def _is_op(entry: Entry) -> bool:
+    return "::" in entry.target and not entry.target.startswith("higher_order::") and not entry.inserted

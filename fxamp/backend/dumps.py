@@ -1,0 +1,80 @@
+"""Every stage of a compiled graph as text: in a folder, in torch's structured trace, and in the log.
+
+A folder gets ``graph_0_captured.py``, ``graph_0_cast.py`` and so on, which fxamp-show reads; the same program gives the
+same files. tlparse shows the stages as artifacts ``fxamp_cast``, ...; ``TORCH_LOGS=+fxamp`` logs them.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch.distributed
+from torch._logging._internal import trace_structured_artifact
+
+from fxamp.errors import OptionError
+from fxamp.listing import Listing
+from fxamp.listing.comments import PREFIX
+from fxamp.listing.write import write_listing
+
+log = logging.getLogger(__name__)
+
+#: The graphs that this process has dumped so far, by folder.
+_numbers: dict[Path, int] = {}
+
+
+@dataclass
+class Stages:
+    """Takes the stages of one graph; a stage's text is only made if somebody wants it.
+
+    ``folder`` is where the files go, None for none.
+    """
+
+    folder: Path | None = None
+    number: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        if self.folder is None:
+            return
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self.folder = self.folder / f"rank_{torch.distributed.get_rank()}"
+        self.number = _numbers.get(self.folder, 0)
+        _numbers[self.folder] = self.number + 1
+        if self.number == 0:
+            _prepare(self.folder)
+
+    @property
+    def kept(self) -> bool:
+        """Whether files are written, so that every stage is needed."""
+        return self.folder is not None
+
+    def graph(self, stage: str, listing: Callable[[], Listing]) -> None:
+        """Hand in the graph as it is after ``stage``."""
+        self.text(stage, lambda: write_listing(listing(), self.number if self.kept else None))
+
+    def text(self, stage: str, make: Callable[[], str]) -> None:
+        """Hand in a stage that is text already."""
+        if self.folder is not None:
+            (self.folder / f"graph_{self.number}_{stage}.py").write_text(make(), encoding="utf-8")
+        trace_structured_artifact(f"fxamp_{stage}", "string", make)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("graph after stage %s:\n%s", stage, make())
+
+
+def check_folder(value: str) -> Path:
+    """``value`` as a folder to dump to; raises OptionError if it is something else. Nothing is made yet."""
+    folder = Path(value).expanduser().absolute()
+    blocked = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
+    if blocked is not None:
+        raise OptionError(f"option 'dump' is {value!r}, but {blocked} is a file; accepted: a folder, existing or new")
+    return folder
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder, and remove the dumps of an earlier run, of which this one may not overwrite all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("graph_*_*.py"):
+        with path.open(encoding="utf-8") as file:
+            ours = file.readline().startswith(PREFIX)
+        if ours:
+            path.unlink()
