@@ -2,6 +2,21 @@
 
 from fxamp.policy.builtin import built_in_names
 from fxamp.policy.category import Category
-from fxamp.policy.model import Origin, Policy, Rule, Ruling
+from fxamp.policy.loss_scale import LossScale
+from fxamp.policy.model import Policy
+from fxamp.policy.rule import Origin, Rule
+from fxamp.policy.rulings import Ruling
+from fxamp.policy.site import Site, Symbol, TensorFacts
 
-__all__ = ["Category", "Origin", "Policy", "Rule", "Ruling", "built_in_names"]
+__all__ = [
+    "Category",
+    "LossScale",
+    "Origin",
+    "Policy",
+    "Rule",
+    "Ruling",
+    "Site",
+    "Symbol",
+    "TensorFacts",
+    "built_in_names",
+]

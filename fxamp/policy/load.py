@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 
@@ -10,77 +9,74 @@ from fxamp.errors import PolicyError, nearest
 from fxamp.policy.builtin import built_in_names, find, folder, shown
 from fxamp.policy.check import PolicyFile, check_file
 from fxamp.policy.lines import index_lines
-from fxamp.policy.model import Policy, Rule
+from fxamp.policy.merge import Merge
+from fxamp.policy.model import Policy
 
 
 def load_policy(name_or_path: "str | PathLike[str]") -> Policy:
     """Return the policy of a built-in name or a path ending in ``.toml``.
 
-    The files it extends come first, in their order; what is said later wins, and a later rule with an earlier rule's id
-    takes that one's place. Raises PolicyError, listing every mistake of all these files as ``file:line: message``.
+    The files it extends come first, in their order, each once; what is said later wins, and a later rule with an
+    earlier rule's id takes that one's place. Raises PolicyError, listing every mistake of all these files as
+    ``file:line: message``.
     """
     path = find(name_or_path)
-    merged = _Merge()
-    merged.add(path, ())
-    if not merged.mistakes:
-        merged.check_complete(shown(path))
-    if merged.mistakes:
-        raise PolicyError("\n".join(merged.mistakes))
-    return Policy(path.stem, **merged.fields, rules=tuple(merged.rules.values()), sources=tuple(merged.sources))
+    reader = _Reader()
+    reader.add_file(path, ())
+    return reader.merge.policy(path.stem, shown(path))
 
 
-@dataclass
-class _Merge:
-    """The files read so far, put together; a dict keeps a replaced rule in its place."""
+def load_text(text: str, name: str) -> Policy:
+    """Return the policy that the text of a file says, as :func:`load_policy`; messages call the file ``name``."""
+    reader = _Reader()
+    reader.add(_parse(text, name), Path(), ())
+    return reader.merge.policy(name, name)
 
-    fields: dict[str, str] = field(default_factory=dict)
-    rules: dict[str, Rule] = field(default_factory=dict)
-    sources: dict[str, None] = field(default_factory=dict)
-    mistakes: list[str] = field(default_factory=list)
 
-    def add(self, path: Path, chain: tuple[Path, ...]) -> None:
-        """Read ``path``, first what it extends; ``chain`` is the files that led to it."""
-        self.sources[str(path)] = None
-        file = _read(path)
-        reached_by = (*chain, path.resolve())
+class _Reader:
+    """Reads files in the order in which they count: what a file extends before itself, and no file twice."""
+
+    def __init__(self) -> None:
+        self.merge = Merge()
+        self._seen: set[Path] = set()
+
+    def add_file(self, path: Path, chain: tuple[Path, ...]) -> None:
+        """Add the file at ``path``; ``chain`` is the files that led to it."""
+        self._seen.add(path.resolve())
+        self.merge.sources[str(path)] = None
+        self.add(_read(path), path.parent, (*chain, path.resolve()))
+
+    def add(self, file: PolicyFile, beside: Path, chain: tuple[Path, ...]) -> None:
+        """Add what a file says, after all that it extends, which is searched ``beside`` it first."""
         for name, line in file.extends:
-            self._extend(file, line, _extended(path, name), reached_by)
-        self.fields |= file.fields
-        self.rules |= {rule.id: rule for rule in file.rules}
-        self.mistakes += [mistake for mistake in file.mistakes if mistake not in self.mistakes]
-
-    def check_complete(self, name: str) -> None:
-        """Note what the files together leave unsaid."""
-        if "lower_precision_fp" not in self.fields:
-            self.mistakes.append(
-                f"{name}:1: lower_precision_fp is not set: this is an op table, not a policy; extend it in a file that "
-                'says lower_precision_fp = "float16" or "bfloat16"'
-            )
-        if "device" not in self.fields:
-            self.mistakes.append(f'{name}:1: [match] device is not set; write, say, [match] and device = "cuda"')
-
-    def _extend(self, file: PolicyFile, line: int, path: Path, chain: tuple[Path, ...]) -> None:
-        if path.resolve() in chain:
-            circle = [*chain[chain.index(path.resolve()) :], path.resolve()]
-            file.mistake(line, f"extends goes in a circle: {' -> '.join(each.name for each in circle)}")
-        elif not path.is_file():
-            file.mistake(line, f"extends {path.name!r}, but there is no file {shown(path)}{_suggest(path)}")
-        else:
-            self.add(path, chain)
+            path = _extended(beside, name)
+            resolved = path.resolve()
+            if resolved in chain:
+                circle = [*chain[chain.index(resolved) :], resolved]
+                file.mistake(line, f"extends goes in a circle: {' -> '.join(each.name for each in circle)}")
+            elif not path.is_file():
+                file.mistake(line, f"extends {name!r}, but there is no file {shown(path)}{_suggest(path)}")
+            elif resolved not in self._seen:
+                self.add_file(path, chain)
+        self.merge.add(file)
 
 
 def _read(path: Path) -> PolicyFile:
-    """Parse and check one file; malformed TOML is its only mistake then."""
     try:
-        text = path.read_text(encoding="utf-8")
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        file = PolicyFile(shown(path))
-        file.mistake(_line_of(error, text), f"not TOML: {error}")
-        return file
+        return _parse(path.read_text(encoding="utf-8"), shown(path))
     except UnicodeDecodeError as error:
         raise PolicyError(f"{shown(path)}: not UTF-8 text: {error}") from error
-    return check_file(shown(path), data, index_lines(text))
+
+
+def _parse(text: str, name: str) -> PolicyFile:
+    """Parse and check one file; malformed TOML is its only mistake then."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        file = PolicyFile(name)
+        file.mistake(_line_of(error, text), f"not TOML: {error}")
+        return file
+    return check_file(name, data, index_lines(text))
 
 
 def _line_of(error: tomllib.TOMLDecodeError, text: str) -> int:
@@ -88,11 +84,11 @@ def _line_of(error: tomllib.TOMLDecodeError, text: str) -> int:
     return int(match[1]) if match else text.rstrip().count("\n") + 1
 
 
-def _extended(path: Path, name: str) -> Path:
+def _extended(beside: Path, name: str) -> Path:
     """Return the file that ``extends`` means: beside the file that says it, else a built-in one."""
-    beside = path.parent / name
+    near = beside / name
     built_in = folder() / (name if name.endswith(".toml") else f"{name}.toml")
-    return built_in if not beside.is_file() and built_in.is_file() else beside
+    return built_in if not near.is_file() and built_in.is_file() else near
 
 
 def _suggest(path: Path) -> str:

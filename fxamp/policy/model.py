@@ -2,60 +2,25 @@
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 
 from fxamp.errors import PolicyError, nearest
 from fxamp.policy.category import Category
-from fxamp.policy.names import canonical, glob_covers, is_glob, spellings
-from fxamp.policy.versions import holds, installed_torch_version
+from fxamp.policy.loss_scale import LossScale
+from fxamp.policy.match import mismatches, place, unchecked
+from fxamp.policy.rule import Origin, Rule
+from fxamp.policy.rulings import RuleIndex, Ruling
+from fxamp.policy.site import Site
+from fxamp.policy.versions import holds
 
 DEVICES = ("cuda", "cpu", "xpu", "mps", "mtia")
 DTYPES = ("float16", "bfloat16")
 OUTPUTS = ("captured", "keep")
 PLACEMENTS = ("autocast", "min-cut")
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a rule was written."""
-
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One decision of a policy: these ops get this cast.
-
-    ``ops`` are canonical names: ``"aten::mm"`` covers every overload, ``"aten::mm.default"`` the default one,
-    ``"aten::sum.dim_IntList"`` another one; globs are fnmatch's. ``torch`` is a version condition such as ``">=2.12"``.
-    ``advice`` is what a banned op's error tells the user. ``why`` and ``origin`` explain, and do not count in equality.
-    """
-
-    id: str
-    cast: Category
-    ops: tuple[str, ...]
-    why: str = field(default="", compare=False)
-    torch: str | None = None
-    advice: str = ""
-    origin: Origin | None = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "cast", Category(self.cast))
-        object.__setattr__(self, "ops", tuple(canonical(op) for op in self.ops))
-
-
-@dataclass(frozen=True)
-class Ruling:
-    """The rule that decides an op, None if it follows its inputs; ``lost``: those that cover it too, in their order."""
-
-    rule: Rule | None
-    lost: tuple[Rule, ...] = ()
+UNLISTED = ("follow", "fp32", "lower_precision_fp", "promote")
 
 
 @dataclass(frozen=True)
@@ -64,8 +29,12 @@ class Policy:
 
     ``device``: "cuda", "cpu", "xpu", "mps" or "mtia". ``lower_precision_fp``: "float16" or "bfloat16". ``outputs``:
     "captured" (a compiled graph's outputs keep the dtypes it was captured with) or "keep" (the dtypes the casts give).
-    ``placement``: "autocast" or "min-cut". ``rules``: the last rule that covers an op decides; an op that no rule
-    covers follows its inputs. ``sources``: the files it was read from.
+    ``placement``: "autocast" or "min-cut". ``rules``: the last rule that covers a call decides; ``unlisted`` says what
+    a call does that no rule covers: "follow" (its inputs), or a category. ``loss_scale``: the scaler's settings, or
+    None. ``capability``, ``cpu_features`` and ``torch`` are conditions on the place, checked by :meth:`resolve`.
+
+    ``sources``: the files it was read from. ``origins``: where each setting was written, by its key. ``unchecked``:
+    the conditions that :meth:`resolve` could not check.
 
     Raises PolicyError if a field has a value that is not accepted.
     """
@@ -77,6 +46,13 @@ class Policy:
     placement: str = "autocast"
     rules: tuple[Rule, ...] = ()
     sources: tuple[str, ...] = field(default=(), compare=False)
+    unlisted: str = "follow"
+    capability: str = ""
+    cpu_features: tuple[str, ...] = ()
+    torch: str = ""
+    loss_scale: LossScale | None = None
+    origins: Mapping[str, Origin] = field(default_factory=dict, compare=False)
+    unchecked: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         for key, accepted in ACCEPTED_VALUES.items():
@@ -94,11 +70,37 @@ class Policy:
 
         return load_policy(name_or_path)
 
-    def resolve(self, device: str | None = None, torch_version: str | None = None) -> "Policy":
+    @staticmethod
+    def loads(text: str, name: str = "policy") -> "Policy":
+        """Read a policy from the text of a file; what it extends is searched in the working directory, then here.
+
+        Raises PolicyError, listing every mistake as ``name:line: message``.
+        """
+        from fxamp.policy.load import load_text
+
+        return load_text(text, name)
+
+    def dumps(self, origins: bool = False) -> str:
+        """Return the text of one policy file that says the same; with ``origins`` each line's comment says its own."""
+        from fxamp.policy.dump import dump_policy
+
+        return dump_policy(self, origins)
+
+    def resolve(
+        self,
+        device: str | None = None,
+        torch_version: str | None = None,
+        *,
+        capability: "str | tuple[int, ...] | None" = None,
+        cpu_features: Iterable[str] | None = None,
+    ) -> "Policy":
         """Return the policy as it holds here: without the rules whose ``torch`` condition fails.
 
-        ``device`` ("cuda", "cuda:1") is where the program runs; another device than the policy's raises PolicyError.
-        ``torch_version`` is that of the installed torch unless given.
+        ``device`` ("cuda", "cuda:1") is where the program runs, ``torch_version`` that of the installed torch unless
+        given, ``capability`` the compute capability of a CUDA device ("8.0" or (8, 0)), ``cpu_features`` those that
+        ``torch.cpu.get_capabilities()`` reports. What is not given is not checked, and said in ``unchecked``.
+
+        Raises PolicyError if the policy is not for this place, with what was found.
         """
         kind = None if device is None else device.partition(":")[0]
         if kind is not None and kind != self.device:
@@ -106,61 +108,73 @@ class Policy:
                 f"policy {self.name!r} is for device {self.device!r}, but the program runs on {kind!r}; accepted: "
                 f"a policy with [match] device = {kind!r}, such as '{kind}-{self.lower_precision_fp}'"
             )
-        version = installed_torch_version() if torch_version is None else torch_version
-        return replace(self, rules=tuple(r for r in self.rules if r.torch is None or holds(r.torch, version)))
+        here = place(torch_version, capability, cpu_features)
+        wrong = mismatches(self.torch, self.capability, self.cpu_features, here)
+        if wrong:
+            raise PolicyError(f"policy {self.name!r} does not match: it needs {'; and '.join(wrong)}")
+        return replace(
+            self,
+            rules=tuple(rule for rule in self.rules if rule.torch is None or holds(rule.torch, here.torch)),
+            unchecked=unchecked(self.capability, self.cpu_features, here),
+        )
 
     def rule_for(self, op: str) -> Rule | None:
         """Return the rule that decides an op such as ``"aten::sum.dim_IntList"``: the last one that covers it, or None.
 
-        A name without overload is the default overload's. Resolve the policy first: all rules count, whatever torch
-        version they are for.
+        A name without overload is the default overload's. Rules with conditions on more than the op do not count: see
+        :meth:`ruling`. Resolve the policy first: all rules count, whatever torch version they are for.
         """
         return self.ruling(op).rule
 
-    def ruling(self, op: str) -> Ruling:
-        """Return the rule that decides an op, as :meth:`rule_for` does, and the rules that it overrides."""
-        if op not in self._decided:
-            self._decided[op] = self._rule_on(op)
-        return self._decided[op]
+    def ruling(self, site: Site | str) -> Ruling:
+        """Return the rule that decides a call, the rules that it overrides, and those that a condition kept out.
+
+        ``site``: the call; or the name of an op of the forward, of whose call nothing else is known.
+        """
+        return self._index.at(Site(site) if isinstance(site, str) else site)
+
+    def plain_ruling(self, op: str, region: str = "forward") -> Ruling | None:
+        """Return the ruling for an op if it does not depend on more than its name, else None; cheap."""
+        return self._index.plain(op, region)
+
+    @cached_property
+    def default_rule(self) -> Rule | None:
+        """The rule that ``unlisted`` stands for; None where calls without a rule follow their inputs."""
+        if self.unlisted == "follow":
+            return None
+        why = f"No rule covers it, and the policy says unlisted = {self.unlisted!r}."
+        return Rule(UNLISTED_ID, Category(self.unlisted), why=why, origin=self.origins.get("unlisted"))
+
+    def has_rules_for(self, region: str) -> bool:
+        """Say whether a rule is for the "forward" or the "backward"."""
+        return any(rule.region in (region, "both") for rule in self.rules)
 
     @cached_property
     def digest(self) -> str:
         """A sha256 in hex over all that decides, for cache keys; equal policies have equal digests."""
-        rules = [[rule.id, rule.cast, rule.ops, rule.torch, rule.advice] for rule in self.rules]
-        content = [self.device, self.lower_precision_fp, self.outputs, self.placement, rules]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        rules = [rule.content() for rule in self.rules]
+        match = [self.device, self.capability, self.cpu_features, self.torch]
+        scale = None if self.loss_scale is None else self.loss_scale.content()
+        content = [match, self.lower_precision_fp, self.outputs, self.placement, self.unlisted, scale, rules]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def __hash__(self) -> int:
         return hash(self.digest)
 
-    def _rule_on(self, op: str) -> Ruling:
-        positions = {at for name in spellings(op) for at in self._exact.get(name, ())}
-        positions |= {at for pattern, at in self._globs if glob_covers(pattern, op)}
-        *lost, rule = [None, *(self.rules[at] for at in sorted(positions))]
-        return Ruling(rule, tuple(each for each in lost if each is not None))
-
     @cached_property
-    def _exact(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for at, rule in enumerate(self.rules):
-            for op in rule.ops:
-                found.setdefault(op, []).append(at)
-        return found
+    def _index(self) -> RuleIndex:
+        return RuleIndex(self.rules)
 
-    @cached_property
-    def _globs(self) -> tuple[tuple[str, int], ...]:
-        return tuple((op, at) for at, rule in enumerate(self.rules) for op in rule.ops if is_glob(op))
 
-    @cached_property
-    def _decided(self) -> dict[str, Ruling]:
-        return {}
-
+UNLISTED_ID = "unlisted"
+"""The id of :attr:`Policy.default_rule`, which no rule of a file may have."""
 
 ACCEPTED_VALUES = {
     "device": DEVICES,
     "lower_precision_fp": DTYPES,
     "outputs": OUTPUTS,
     "placement": PLACEMENTS,
+    "unlisted": UNLISTED,
 }
 """The fields of a policy that are one of a few words."""
 

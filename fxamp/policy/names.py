@@ -39,3 +39,8 @@ def spellings(op: str) -> tuple[str, str]:
 def glob_covers(pattern: str, op: str) -> bool:
     """Say whether a glob covers an op: it may match the full name, or the name without overload."""
     return any(fnmatchcase(name, pattern) for name in spellings(op))
+
+
+def covers(name: str, op: str) -> bool:
+    """Say whether a canonical name or glob covers an op."""
+    return glob_covers(name, op) if is_glob(name) else name in spellings(op)

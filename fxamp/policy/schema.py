@@ -1,31 +1,74 @@
 """What a policy file may say: its keys, their kinds, and the values they take, as tables."""
 
 from fxamp.policy.category import Category
+from fxamp.policy.conditions import CHECKS
 from fxamp.policy.model import ACCEPTED_VALUES
+from fxamp.policy.rule import RULE_REGIONS
 
 STRING, STRINGS, TABLE, TABLES = "a string", "a list of strings", "a table", "a list of tables, each [[rule]]"
+SWITCH, NUMBER, COUNT, SIZE = "true or false", "a number", "a whole number", "a whole number, or a string such as '>64'"
+ANY = "a value, or a table of conditions"
 
 FILE_KEYS = {
     "extends": STRINGS,
     "match": TABLE,
     "lower_precision_fp": STRING,
+    "unlisted": STRING,
     "outputs": STRING,
     "placement": STRING,
+    "loss_scale": TABLE,
     "rule": TABLES,
 }
-MATCH_KEYS = {"device": STRING}
-RULE_KEYS = {"id": STRING, "cast": STRING, "ops": STRINGS, "why": STRING, "torch": STRING, "advice": STRING}
-RULE_NEEDS = ("id", "cast", "ops")
+MATCH_KEYS = {"device": STRING, "capability": STRING, "cpu_features": STRINGS, "torch": STRING}
+LOSS_SCALE_KEYS = {
+    "init_scale": NUMBER,
+    "growth_factor": NUMBER,
+    "backoff_factor": NUMBER,
+    "growth_interval": COUNT,
+    "min_scale": NUMBER,
+    "max_scale": NUMBER,
+    "enabled": SWITCH,
+}
+RULE_KEYS = {
+    "id": STRING,
+    "cast": STRING,
+    "why": STRING,
+    "ops": STRINGS,
+    "modules": STRINGS,
+    "module_classes": STRINGS,
+    "args": TABLE,
+    "reduces": SIZE,
+    "region": STRING,
+    "torch": STRING,
+    "inputs": TABLE,
+    "advice": STRING,
+    "enabled": SWITCH,
+}
+CONDITIONS = ("ops", "modules", "module_classes", "args", "reduces")
+"""The keys of which a rule needs one at least."""
 
-CHOICES = {**ACCEPTED_VALUES, "cast": tuple(category.value for category in Category)}
+ARG_KEYS = tuple(CHECKS)
+"""The keys of the table that a condition on an argument may be."""
+
+CHOICES = {**ACCEPTED_VALUES, "cast": tuple(category.value for category in Category), "region": RULE_REGIONS}
 """Keys whose value is one of a few words."""
 
 
 def is_of_kind(value: object, kind: str) -> bool:
     """Say whether a parsed TOML value is of a kind of this module."""
-    if kind is STRING:
-        return isinstance(value, str)
-    if kind is TABLE:
-        return isinstance(value, dict)
-    item = str if kind is STRINGS else dict
+    if kind == ANY:
+        return True
+    if kind in _TYPES:
+        return isinstance(value, _TYPES[kind]) and (kind == SWITCH or not isinstance(value, bool))
+    item = str if kind == STRINGS else dict
     return isinstance(value, list) and all(isinstance(each, item) for each in value)
+
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    STRING: str,
+    TABLE: dict,
+    SWITCH: bool,
+    NUMBER: (int, float),
+    COUNT: int,
+    SIZE: (int, str),
+}

@@ -1,35 +1,18 @@
 """Conditions on torch's version, such as ``>=2.12`` or ``>=2.11,<2.13``."""
 
-import operator
 import re
-from collections.abc import Callable
 from functools import cache
 from importlib import metadata
 
 from fxamp.errors import PolicyError
-
-_COMPARISONS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-}
-_TERM = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(\d+(?:\.\d+)*)\s*")
+from fxamp.policy.comparisons import Comparison, meets, parse
 
 ACCEPTED = "comparisons with >=, >, <=, <, == or != joined by commas, such as '>=2.12' or '>=2.11,<2.13'"
 
 
-def parse_condition(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def parse_condition(text: str) -> tuple[Comparison, ...]:
     """Return the comparisons of ``text``, all of which must hold; raise ValueError if it is not a condition."""
-    terms = []
-    for part in text.split(","):
-        match = _TERM.fullmatch(part)
-        if match is None:
-            raise ValueError(f"{part.strip()!r} is not a version comparison; accepted: {ACCEPTED}")
-        terms.append((match[1], tuple(int(number) for number in match[2].split("."))))
-    return tuple(terms)
+    return parse(text, "version comparison", ACCEPTED)
 
 
 def holds(condition: str, version: str) -> bool:
@@ -38,8 +21,7 @@ def holds(condition: str, version: str) -> bool:
     Only as many parts are compared as the condition writes: ``==2.13`` and ``<=2.13`` hold on 2.13.1. Local and
     pre-release suffixes (``+cpu``, ``a0``) are ignored.
     """
-    parts = version_parts(version)
-    return all(_COMPARISONS[sign](_first(parts, len(bound)), bound) for sign, bound in parse_condition(condition))
+    return meets(parse_condition(condition), version_parts(version))
 
 
 def version_parts(version: str) -> tuple[int, ...]:
@@ -57,7 +39,3 @@ def installed_torch_version() -> str:
         return metadata.version("torch")
     except metadata.PackageNotFoundError as missing:
         raise PolicyError("torch is not installed, so a policy needs torch_version= to resolve") from missing
-
-
-def _first(parts: tuple[int, ...], count: int) -> tuple[int, ...]:
-    return (parts + (0,) * count)[:count]

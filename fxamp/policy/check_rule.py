@@ -1,0 +1,103 @@
+"""Checks one ``[[rule]]`` of a policy file."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fxamp.policy import schema
+from fxamp.policy.category import Category
+from fxamp.policy.checker import Checker
+from fxamp.policy.comparisons import size_condition
+from fxamp.policy.conditions import ArgCondition
+from fxamp.policy.lines import Path
+from fxamp.policy.model import UNLISTED_ID
+from fxamp.policy.module_globs import module_glob
+from fxamp.policy.names import canonical
+from fxamp.policy.rule import Rule, problems
+from fxamp.policy.versions import parse_condition
+
+
+@dataclass(frozen=True)
+class Removal:
+    """``enabled = false``: the inherited rule of this id goes.
+
+    ``own``: the rule is written out in the same place, so that none need be inherited.
+    """
+
+    id: str
+    line: int
+    own: bool
+
+
+def check_rule(checker: Checker, path: Path, table: dict[str, Any], ids: dict[str, int]) -> Rule | Removal | None:
+    """Return what a ``[[rule]]`` says, or None if it has a mistake; ``ids`` are those seen before, with their lines."""
+    before = len(checker.mistakes)
+    good = checker.keys(path, table, schema.RULE_KEYS, "a [[rule]]")
+    enabled = good.pop("enabled", True)
+    _needs(checker, path, table, enabled)
+    _id(checker, path, good, ids)
+    parsed = {**good, **_conditions(checker, path, good)}
+    checker.valid((*path, "torch"), parse_condition, good.get("torch"))
+    _cast(checker, path, table, good)
+    if len(checker.mistakes) > before:
+        return None
+    if not enabled:
+        return Removal(good["id"], checker.lines.line(path), own="cast" in good)
+    return Rule(**parsed, origin=checker.origin(path))
+
+
+def _needs(checker: Checker, path: Path, table: dict[str, Any], enabled: bool) -> None:
+    for key in ("id", "cast") if enabled else ("id",):
+        if key not in table:
+            checker.mistake(path, f"this [[rule]] has no {key}; a rule needs id, cast, and a condition such as ops")
+    if enabled and not any(key in table for key in schema.CONDITIONS):
+        conditions = ", ".join(schema.CONDITIONS)
+        checker.mistake(path, f"this [[rule]] has no condition; a rule needs one at least of {conditions}")
+
+
+def _id(checker: Checker, path: Path, good: dict[str, Any], ids: dict[str, int]) -> None:
+    name = good.get("id")
+    if name is None:
+        return
+    if name in ids:
+        checker.mistake((*path, "id"), f"id = {name!r} is used twice; the first is on line {ids[name]}")
+    elif not name.strip():
+        checker.mistake((*path, "id"), f"id = {name!r} is empty; accepted: a word that names the rule")
+    elif name == UNLISTED_ID:
+        checker.mistake((*path, "id"), f"id = {name!r} is what reports call the key unlisted; accepted: another word")
+    ids.setdefault(name, checker.lines.line((*path, "id")))
+
+
+def _conditions(checker: Checker, path: Path, good: dict[str, Any]) -> dict[str, Any]:
+    if good.get("args") == {}:
+        checker.mistake((*path, "args"), "args is empty; accepted: argument names with conditions, such as dim = -1")
+    conditions = {
+        name: checker.valid((*path, "args", name), ArgCondition.of, given)
+        for name, given in good.get("args", {}).items()
+    }
+    reduces = checker.valid((*path, "reduces"), size_condition, good.get("reduces"))
+    return {
+        "ops": checker.each((*path, "ops"), canonical, good.get("ops")),
+        "modules": checker.each((*path, "modules"), module_glob, good.get("modules")),
+        "module_classes": checker.each((*path, "module_classes"), _class_glob, good.get("module_classes")),
+        "args": conditions,
+        "reduces": reduces or "",
+    }
+
+
+def _class_glob(text: str) -> str:
+    if not text.strip() or " " in text:
+        raise ValueError(f"{text!r} is not a class name; accepted: a name or glob such as 'LayerNorm' or '*RMSNorm'")
+    return text
+
+
+def _cast(checker: Checker, path: Path, table: dict[str, Any], good: dict[str, Any]) -> None:
+    cast = good.get("cast")
+    if cast is None:
+        return
+    for key, problem in problems(Category(cast), good.get("region", "forward"), good.get("inputs", {})):
+        checker.mistake((*path, *key), problem)
+    banned = cast == Category.BANNED
+    if banned and "advice" not in table:
+        checker.mistake(path, "this [[rule]] has cast = 'banned' but no advice; say what the user should do instead")
+    if "advice" in table and not banned:
+        checker.mistake((*path, "advice"), f"advice is for cast = 'banned', but this rule has cast = {cast!r}")

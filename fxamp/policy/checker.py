@@ -1,0 +1,63 @@
+"""Collects the mistakes of one parsed file, each with the line where it stands."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from fxamp.errors import nearest
+from fxamp.policy import schema
+from fxamp.policy.lines import LineIndex, Path
+from fxamp.policy.model import unknown_value
+from fxamp.policy.rule import Origin
+
+_Result = TypeVar("_Result")
+
+
+class Checker:
+    """What all checks of a file share; ``mistakes`` are ``file:line: message``."""
+
+    def __init__(self, shown: str, lines: LineIndex) -> None:
+        self.shown = shown
+        self.lines = lines
+        self.mistakes: list[str] = []
+
+    def mistake(self, path: Path, message: str) -> None:
+        """Note a mistake at ``path``."""
+        self.mistakes.append(f"{self.shown}:{self.lines.line(path)}: {message}")
+
+    def origin(self, path: Path) -> Origin:
+        """Where ``path`` is written."""
+        return Origin(self.shown, self.lines.line(path))
+
+    def keys(self, path: Path, table: dict[str, Any], kinds: Mapping[str, str], where: str) -> dict[str, Any]:
+        """Return the entries of ``table`` whose key and value are accepted; note the others."""
+        return {key: value for key, value in table.items() if self._entry((*path, key), value, kinds, where)}
+
+    def valid(self, path: Path, parse: Callable[[Any], _Result], given: Any) -> _Result | None:
+        """Return ``parse(given)``, or None after noting why it failed; None if nothing is given."""
+        if given is None:
+            return None
+        try:
+            return parse(given)
+        except ValueError as error:
+            self.mistake(path, str(error))
+            return None
+
+    def each(self, path: Path, parse: Callable[[Any], _Result], given: list[Any] | None) -> tuple[_Result, ...]:
+        """Return ``parse`` of every item of a list, noting those that fail, and a list that is empty."""
+        if given == []:
+            self.mistake(path, f"{path[-1]} = [] is empty; accepted: a list of at least one")
+        items = [self.valid((*path, at), parse, item) for at, item in enumerate(given or [])]
+        return tuple(item for item in items if item is not None)
+
+    def _entry(self, path: Path, value: object, kinds: Mapping[str, str], where: str) -> bool:
+        key = str(path[-1])
+        if key not in kinds:
+            message = f"unknown key {key!r} in {where}; accepted: {', '.join(kinds)}{nearest(key, kinds)}"
+        elif not schema.is_of_kind(value, kinds[key]):
+            message = f"{key} = {value!r} has the wrong type; accepted: {kinds[key]}"
+        elif key in schema.CHOICES and value not in schema.CHOICES[key]:
+            message = unknown_value(key, value, schema.CHOICES[key])
+        else:
+            return True
+        self.mistake(path, message)
+        return False

@@ -1,0 +1,60 @@
+"""Comparisons as policies write them: ``">4096"``, ``">=2.11,<2.13"``, or a plain number for equality."""
+
+import operator
+import re
+from collections.abc import Callable
+
+Numbers = tuple[int, ...]
+Comparison = tuple[str, Numbers]
+
+_SIGNS: dict[str, Callable[[Numbers, Numbers], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_TERM = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(\d+(?:\.\d+)*)\s*")
+
+SIZES = "a whole number, or comparisons joined by commas, such as '>4096' or '>=64,<1024'"
+
+
+def parse(text: str, kind: str, accepted: str) -> tuple[Comparison, ...]:
+    """Return the comparisons of ``text``, all of which must hold, with dotted numbers as tuples.
+
+    Raises ValueError, naming the ``kind`` of comparison and what is ``accepted``, if it is something else.
+    """
+    terms = []
+    for part in text.split(","):
+        match = _TERM.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{part.strip()!r} is not a {kind}; accepted: {accepted}")
+        terms.append((match[1], tuple(int(number) for number in match[2].split("."))))
+    return tuple(terms)
+
+
+def meets(comparisons: tuple[Comparison, ...], numbers: Numbers) -> bool:
+    """Say whether ``numbers`` meet all comparisons; only as many parts are compared as each comparison writes."""
+    return all(_SIGNS[sign](_first(numbers, len(bound)), bound) for sign, bound in comparisons)
+
+
+def size_condition(given: int | str) -> str:
+    """Return a condition on a size in one spelling: 64 and ``" == 64"`` are ``"==64"``; ValueError if it is none."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = f"=={given}"
+    if not isinstance(given, str):
+        raise ValueError(f"{given!r} is not a size; accepted: {SIZES}")
+    terms = parse(given, "size", SIZES)
+    if any(len(bound) > 1 for _, bound in terms):
+        raise ValueError(f"{given!r} is not a size; accepted: {SIZES}")
+    return ",".join(f"{sign}{bound[0]}" for sign, bound in terms)
+
+
+def size_meets(condition: str, size: int) -> bool:
+    """Say whether ``size`` meets a condition in the spelling of :func:`size_condition`."""
+    return meets(parse(condition, "size", SIZES), (size,))
+
+
+def _first(parts: Numbers, count: int) -> Numbers:
+    return (parts + (0,) * count)[:count]

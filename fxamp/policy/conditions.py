@@ -1,0 +1,164 @@
+"""What a rule may ask of one argument of a call: its value, or a tensor's dtype, rank, size or shape.
+
+    dim = -1                                          the value
+    approximate = "tanh"
+    self = { dtype = "float32", size = ">4096" }      a tensor, all of it must hold
+    self = { shape = ["...", ">=128", 64] }           the sizes of the last two dimensions
+
+A list of tensors meets a condition if one of them does.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fxamp.errors import nearest
+from fxamp.policy.comparisons import size_condition, size_meets
+from fxamp.policy.site import Number, Plain, Symbol, TensorFacts, Value, tensors_in
+
+DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool")
+DTYPES += ("uint8", "int8", "int16", "int32", "int64", "float8_e4m3fn", "float8_e5m2")
+SHAPE = (
+    'a list of sizes, each a number, a comparison such as ">4096", "*" for any, or once "..." for any number of them'
+)
+
+
+@dataclass(frozen=True)
+class Objection:
+    """Why a condition does not hold; ``unknown``: because what it asks is not known while compiling."""
+
+    why: str
+    unknown: bool = False
+
+
+@dataclass(frozen=True)
+class ArgCondition:
+    """A condition on one argument; what is None or empty is not asked. Make it with :meth:`of`."""
+
+    value: Plain | tuple[Plain, ...] | None = None
+    dtype: tuple[str, ...] = ()
+    rank: str = ""
+    size: str = ""
+    shape: tuple[str, ...] | None = None
+
+    @staticmethod
+    def of(given: object) -> "ArgCondition":
+        """Return the condition that a policy writes as a value or as a table; raise ValueError if it is none."""
+        if isinstance(given, ArgCondition):
+            return given
+        if not isinstance(given, Mapping):
+            return ArgCondition(value=_value(given))
+        if not given or not given.keys() <= CHECKS.keys():
+            raise ValueError(f"{dict(given)!r} is not a condition on an argument; accepted: {', '.join(CHECKS)}")
+        return ArgCondition(**{key: CHECKS[key](value) for key, value in given.items()})
+
+    def content(self) -> object:
+        """Return the condition as a policy writes it."""
+        if self.value is not None:
+            return list(self.value) if isinstance(self.value, tuple) else self.value
+        written: dict[str, object] = {"rank": self.rank, "size": self.size}
+        if self.dtype:
+            written["dtype"] = self.dtype[0] if len(self.dtype) == 1 else list(self.dtype)
+        if self.shape is not None:
+            written["shape"] = list(self.shape)
+        return {key: written[key] for key in CHECKS if written.get(key) not in (None, "")}
+
+    def objection(self, name: str, args: Mapping[str, Value]) -> Objection | None:
+        """Return why the condition does not hold for the argument ``name``, or None if it does."""
+        if name not in args:
+            return Objection(f"there is no argument {name!r}")
+        given = args[name]
+        if self.value is not None:
+            return self._value_objection(name, given)
+        tensors = tensors_in(given)
+        if not tensors:
+            return Objection(f"{name} is no tensor")
+        objections = [self._tensor_objection(name, tensor) for tensor in tensors]
+        if None in objections:
+            return None
+        return next((o for o in objections if o is not None and o.unknown), objections[0])
+
+    def _value_objection(self, name: str, given: Value) -> Objection | None:
+        if isinstance(given, Symbol):
+            return Objection(f"the value of {name} is not known ({given})", unknown=True)
+        if _same(given, self.value) or (isinstance(given, tuple) and len(given) == 1 and _same(given[0], self.value)):
+            return None
+        shown = "a tensor" if isinstance(given, TensorFacts) else _shown(given)
+        return Objection(f"{name} is {shown}, not {_shown(self.value)}")
+
+    def _tensor_objection(self, name: str, tensor: TensorFacts) -> Objection | None:
+        if self.dtype and not tensor.dtype:
+            return Objection(f"the dtype of {name} is not known", unknown=True)
+        if self.dtype and tensor.dtype not in self.dtype:
+            return Objection(f"{name} is {tensor.dtype}, not {' or '.join(self.dtype)}")
+        if self.rank and (why := number_objection(f"the rank of {name}", tensor.rank, self.rank)):
+            return why
+        if self.size and (why := number_objection(f"the size of {name}", tensor.size, self.size)):
+            return why
+        return None if self.shape is None else _shape_objection(name, tensor.shape, self.shape)
+
+
+def number_objection(what: str, given: Number | None, condition: str) -> Objection | None:
+    """Return why a number does not meet a size condition; a symbolic or missing one never does."""
+    if not isinstance(given, int):
+        return Objection(f"{what} is not known{'' if given is None else f' ({given})'}", unknown=True)
+    return None if size_meets(condition, given) else Objection(f"{what} is {given}, not {condition}")
+
+
+def _shape_objection(name: str, shape: tuple[Number, ...] | None, wanted: tuple[str, ...]) -> Objection | None:
+    if shape is None:
+        return Objection(f"the shape of {name} is not known", unknown=True)
+    written = f"[{', '.join(wanted)}]"
+    named = [each for each in wanted if each != "..."]
+    if len(shape) < len(named) or ("..." not in wanted and len(shape) > len(named)):
+        return Objection(f"the shape of {name} has {len(shape)} dimensions, which does not fit {written}")
+    front = wanted.index("...") if "..." in wanted else len(wanted)
+    dimensions = [*range(front), *range(len(shape) - (len(named) - front), len(shape))]
+    for at, condition in zip(dimensions, named, strict=True):
+        if condition != "*" and (why := number_objection(f"size {at} of {name}", shape[at], condition)):
+            return why
+    return None
+
+
+def _same(given: object, wanted: object) -> bool:
+    """Equality in which True is not 1."""
+    if isinstance(given, tuple) and isinstance(wanted, tuple):
+        return len(given) == len(wanted) and all(map(_same, given, wanted))
+    return given == wanted and isinstance(given, bool) == isinstance(wanted, bool)
+
+
+def _shown(value: object) -> str:
+    return str(list(value)) if isinstance(value, tuple) else repr(value)
+
+
+def _value(given: object) -> Plain | tuple[Plain, ...]:
+    if isinstance(given, (bool, int, float, str)):
+        return given
+    if isinstance(given, (list, tuple)) and all(isinstance(each, (bool, int, float, str)) for each in given):
+        return tuple(given)
+    raise ValueError(f"{given!r} is not a value; accepted: a number, a string, true or false, or a list of them")
+
+
+def _dtypes(given: object) -> tuple[str, ...]:
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, (list, tuple)) or not names:
+        raise ValueError(f"dtype = {given!r} has the wrong type; accepted: a name, or a list of names")
+    for name in names:
+        if name not in DTYPES:
+            raise ValueError(f"dtype {name!r} is unknown; accepted: {', '.join(DTYPES)}{nearest(str(name), DTYPES)}")
+    return tuple(sorted(set(names)))
+
+
+def _shape(given: object) -> tuple[str, ...]:
+    if not isinstance(given, (list, tuple)) or list(given).count("...") > 1:
+        raise ValueError(f"shape = {given!r} is not a shape; accepted: {SHAPE}")
+    return tuple(each if each in ("*", "...") else size_condition(each) for each in given)
+
+
+CHECKS: dict[str, Callable[[Any], Any]] = {
+    "dtype": _dtypes,
+    "rank": size_condition,
+    "size": size_condition,
+    "shape": _shape,
+}
+"""The keys of a condition's table, and what reads each; all raise ValueError."""

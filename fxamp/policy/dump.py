@@ -1,0 +1,88 @@
+"""Writes a policy as the text of one policy file."""
+
+import json
+from collections.abc import Iterator, Mapping
+from math import isfinite
+
+from fxamp.policy.model import Policy
+from fxamp.policy.rule import Origin, Rule
+
+_WIDTH = 120
+
+
+def dump_policy(policy: Policy, origins: bool) -> str:
+    """Return a file that says what ``policy`` says, whose comments tell with ``origins`` where each was written."""
+    written = list(_lines(policy))
+    if not origins:
+        return "".join(f"{text}\n" for text, _ in written)
+    return "".join(f"{text}{_comment(text, origin)}\n" for text, origin in written)
+
+
+def _lines(policy: Policy) -> Iterator[tuple[str, "Origin | str | None"]]:
+    """Each line, with where it was written; "default" where nobody wrote it, None where there is nothing to say."""
+    for key in ("lower_precision_fp", "unlisted", "outputs", "placement"):
+        yield f"{key} = {_value(getattr(policy, key))}", policy.origins.get(key, "default")
+    yield "", None
+    yield "[match]", None
+    for key in ("device", "capability", "cpu_features", "torch"):
+        if getattr(policy, key):
+            yield f"{key} = {_value(getattr(policy, key))}", policy.origins.get(key, "default")
+    if policy.loss_scale is not None:
+        yield "", None
+        yield "[loss_scale]", None
+        for key, value in policy.loss_scale.content().items():
+            yield f"{key} = {_value(value)}", policy.origins.get(f"loss_scale.{key}", "default")
+    for rule in policy.rules:
+        yield "", None
+        yield "[[rule]]", rule.origin or "made in Python"
+        yield from ((line, None) for line in _rule_lines(rule))
+
+
+def _rule_lines(rule: Rule) -> Iterator[str]:
+    content = rule.content()
+    tables = {key: content.pop(key) for key in ("args", "inputs") if key in content}
+    if rule.why:
+        content["why"] = rule.why
+    for key, value in content.items():
+        yield from _assignment(key, value)
+    for key, table in tables.items():
+        assert isinstance(table, Mapping)
+        yield f"[rule.{key}]"
+        for name, value in table.items():
+            yield f"{_key(name)} = {_value(value)}"
+
+
+def _assignment(key: str, value: object) -> Iterator[str]:
+    """One line, or a list over several where one would be too long."""
+    line = f"{key} = {_value(value)}"
+    if len(line) <= _WIDTH or not isinstance(value, list):
+        yield line
+        return
+    yield f"{key} = ["
+    row = "   "
+    for item in map(_value, value):
+        if len(row) + len(item) + 2 > _WIDTH:
+            yield row
+            row = "   "
+        row += f" {item},"
+    yield row
+    yield "]"
+
+
+def _comment(text: str, origin: "Origin | str | None") -> str:
+    return "" if origin is None else f"  # {origin}"
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _value(name)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_key(key)} = {_value(item)}' for key, item in value.items())} }}"
+    if isinstance(value, float) and not isfinite(value):
+        return {"inf": "inf", "-inf": "-inf"}.get(str(value), "nan")
+    # TOML's basic strings are JSON's, but for DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

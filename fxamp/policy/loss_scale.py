@@ -1,0 +1,70 @@
+"""How a policy wants losses scaled: the arguments of fxamp.GradScaler, as plain values."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fxamp.errors import PolicyError
+
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+"""The largest scale: it is kept in float32."""
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The ``[loss_scale]`` table; what the fields mean, and their defaults, is :class:`fxamp.GradScaler`'s.
+
+    Raises PolicyError, naming every mistake, for values that no scaler should have.
+    """
+
+    init_scale: float = 2.0**16
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    min_scale: float | None = None
+    max_scale: float | None = None
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        found = mistakes(asdict(self))
+        if found:
+            raise PolicyError("\n".join(f"loss_scale: {message}" for _, message in found))
+
+    def content(self) -> dict[str, float | int | bool]:
+        """Return all values that are set, under the keys of the table."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+def mistakes(given: Mapping[str, Any], alone: bool = False) -> list[tuple[str, str]]:
+    """Return ``(key, message)`` for every value that is not accepted; keys that are missing have their defaults.
+
+    ``alone``: look at each value by itself, because others may come from other files.
+    """
+    found = []
+    for key, (accepted, words) in _ACCEPTED.items():
+        value = given.get(key)
+        if value is not None and not (math.isfinite(value) and accepted(value)):
+            found.append((key, f"{key} = {value!r} is out of range; accepted: {words}"))
+    return found if found or alone else _out_of_bounds(given)
+
+
+def _out_of_bounds(given: Mapping[str, Any]) -> list[tuple[str, str]]:
+    low, high = given.get("min_scale") or 0.0, given.get("max_scale") or FLOAT32_MAX
+    if low > high:
+        return [("min_scale", f"min_scale = {low!r} is above max_scale = {high!r}; accepted: a number up to it")]
+    init = given.get("init_scale", LossScale.init_scale)
+    if low <= init <= high:
+        return []
+    return [("init_scale", f"init_scale = {init!r} is out of bounds; accepted: a number from {low!r} to {high!r}")]
+
+
+_POSITIVE: tuple[Callable[[Any], bool], str] = (lambda value: value > 0, "a positive finite number")
+_ACCEPTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "init_scale": _POSITIVE,
+    "growth_factor": (lambda value: value > 1, "a finite number above 1"),
+    "backoff_factor": (lambda value: 0 < value < 1, "a number between 0 and 1, neither of them"),
+    "growth_interval": (lambda value: value >= 1, "a whole number of 1 or more"),
+    "min_scale": _POSITIVE,
+    "max_scale": _POSITIVE,
+}

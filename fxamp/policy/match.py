@@ -1,0 +1,81 @@
+"""Where a policy holds: the ``[match]`` table, and what is known of the place where a program runs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fxamp.errors import nearest
+from fxamp.policy.comparisons import meets, parse
+from fxamp.policy.versions import holds, installed_torch_version, version_parts
+
+_X86 = """
+    sse sse2 sse3 ssse3 sse4_1 sse4_2 sse4a avx avx2 avx_vnni avx512_f avx512_cd avx512_dq avx512_bw avx512_vl avx512_ifma
+    avx512_vbmi avx512_vbmi2 avx512_bitalg avx512_vpopcntdq avx512_vnni avx512_bf16 avx512_fp16 avx512_vp2intersect
+    avx512_4vnniw avx512_4fmaps avx10_1 avx10_2 avx_vnni_int8 avx_vnni_int16 avx_ne_convert amx_bf16 amx_tile amx_int8
+    amx_fp16 fma3 fma4 f16c bmi bmi2 popcnt lzcnt aes sha clflush clflushopt clwb
+"""
+_ARM = "neon fp16_arith bf16 i8mm dot sve sve2 sve_bf16 sme sme2"
+
+CPU_FEATURES = tuple((_X86 + _ARM).split())
+"""The names that ``torch.cpu.get_capabilities()`` documents."""
+
+CAPABILITY = "comparisons joined by commas, such as '>=8.0' or '>=8.0,<9.0'"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is known of where a program runs; None is unknown.
+
+    ``torch``: its version. ``capability``: CUDA's compute capability, ``(8, 0)``, as torch reports it (of AMD's GPUs
+    too). ``cpu_features``: names of :data:`CPU_FEATURES`.
+    """
+
+    torch: str
+    capability: tuple[int, ...] | None = None
+    cpu_features: frozenset[str] | None = None
+
+
+def place(
+    torch_version: str | None, capability: "str | tuple[int, ...] | None", cpu_features: Iterable[str] | None
+) -> Place:
+    """Return the place that these facts describe; the version of torch is that of the installed one unless given."""
+    version = installed_torch_version() if torch_version is None else torch_version
+    numbers = version_parts(capability) if isinstance(capability, str) else capability
+    return Place(version, numbers, None if cpu_features is None else frozenset(cpu_features))
+
+
+def capability_condition(text: str) -> str:
+    """Return ``text`` if it is a condition on a compute capability; raise ValueError otherwise."""
+    parse(text, "compute capability", CAPABILITY)
+    return text
+
+
+def cpu_feature(name: str) -> str:
+    """Return ``name`` if it is a CPU feature that torch reports; raise ValueError otherwise."""
+    if name in CPU_FEATURES:
+        return name
+    hint = nearest(name, CPU_FEATURES)
+    raise ValueError(
+        f"{name!r} is no CPU feature that torch reports; accepted: such as 'avx512_bf16', 'amx_bf16'{hint}"
+    )
+
+
+def mismatches(torch: str, capability: str, features: tuple[str, ...], here: Place) -> list[str]:
+    """What the conditions of a ``[match]`` table, "" and () for none, miss at a place; unknown facts are not checked."""
+    found = []
+    if torch and not holds(torch, here.torch):
+        found.append(f"torch {torch}, but this is torch {here.torch}")
+    if capability and here.capability is not None:
+        if not meets(parse(capability, "compute capability", CAPABILITY), here.capability):
+            found.append(f"compute capability {capability}, but this device has {'.'.join(map(str, here.capability))}")
+    missing = [name for name in features if here.cpu_features is not None and name not in here.cpu_features]
+    if missing:
+        found.append(f"the CPU features {', '.join(features)}, but this CPU lacks {', '.join(missing)}")
+    return found
+
+
+def unchecked(capability: str, features: tuple[str, ...], here: Place) -> tuple[str, ...]:
+    """The conditions that could not be checked, because the place's facts are unknown."""
+    found = [f"capability {capability}"] if capability and here.capability is None else []
+    if features and here.cpu_features is None:
+        found.append(f"cpu_features {', '.join(features)}")
+    return tuple(found)

@@ -1,0 +1,75 @@
+"""Puts what several files say together, first to last."""
+
+from typing import Any
+
+from fxamp.errors import PolicyError, nearest
+from fxamp.policy.check import PolicyFile
+from fxamp.policy.check_rule import Removal
+from fxamp.policy.loss_scale import LossScale, mistakes
+from fxamp.policy.model import Policy
+from fxamp.policy.rule import Origin, Rule
+
+
+class Merge:
+    """What the files said so far. A rule of an id that is there takes its place; a new one goes last."""
+
+    def __init__(self) -> None:
+        self.sources: dict[str, None] = {}
+        self._fields: dict[str, Any] = {}
+        self._loss_scale: dict[str, Any] | None = None
+        self._origins: dict[str, Origin] = {}
+        self._rules: dict[str, Rule] = {}
+        self._mistakes: list[str] = []
+
+    def add(self, file: PolicyFile) -> None:
+        """Add what ``file`` says over all before."""
+        self._fields |= file.fields
+        self._origins |= file.origins
+        if file.loss_scale is not None:
+            self._loss_scale = (self._loss_scale or {}) | file.loss_scale
+        for rule in file.rules:
+            if isinstance(rule, Rule):
+                self._rules[rule.id] = rule
+            else:
+                self._remove(file, rule)
+        self._mistakes += file.mistakes
+
+    def policy(self, name: str, shown: str) -> Policy:
+        """Return all that was said as a policy; raise PolicyError with every mistake, or with what is unsaid."""
+        if not self._mistakes:
+            self._check_complete(shown)
+        if self._mistakes:
+            raise PolicyError("\n".join(self._mistakes))
+        return Policy(
+            name,
+            **self._fields,
+            loss_scale=None if self._loss_scale is None else LossScale(**self._loss_scale),
+            rules=tuple(self._rules.values()),
+            sources=tuple(self.sources),
+            origins=self._origins,
+        )
+
+    def _remove(self, file: PolicyFile, removal: Removal) -> None:
+        if removal.id not in self._rules and not removal.own:
+            hint = nearest(removal.id, self._rules)
+            message = f"enabled = false, but no file that this one extends has a rule {removal.id!r}{hint}"
+            file.mistake(removal.line, f"{message}; accepted: the id of an inherited rule")
+        self._rules.pop(removal.id, None)
+
+    def _check_complete(self, name: str) -> None:
+        """Note what the files together leave unsaid, or say against each other."""
+        if "lower_precision_fp" not in self._fields:
+            self._mistakes.append(
+                f"{name}:1: lower_precision_fp is not set: this is an op table, not a policy; extend it in a file that "
+                'says lower_precision_fp = "float16" or "bfloat16"'
+            )
+        if "device" not in self._fields:
+            self._mistakes.append(f'{name}:1: [match] device is not set; write, say, [match] and device = "cuda"')
+        for key, wanted in (("capability", "cuda"), ("cpu_features", "cpu")):
+            device = self._fields.get("device", wanted)
+            if key in self._fields and device != wanted:
+                message = f"{key} is for device = {wanted!r}, but this policy has device = {device!r}"
+                self._mistakes.append(f"{self._origins[key]}: {message}")
+        for key, message in mistakes(self._loss_scale or {}):
+            origin = self._origins.get(f"loss_scale.{key}", self._origins.get("loss_scale"))
+            self._mistakes.append(f"{origin}: {message}")

@@ -1,0 +1,143 @@
+"""One rule of a policy: which calls it is for, and what it does to them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fxamp.errors import nearest
+from fxamp.policy.category import Category
+from fxamp.policy.comparisons import size_condition
+from fxamp.policy.conditions import ArgCondition, Objection, number_objection
+from fxamp.policy.module_globs import covers_class, covers_module, module_glob
+from fxamp.policy.names import canonical, covers
+from fxamp.policy.site import Site
+
+RULE_REGIONS = ("forward", "backward", "both")
+INPUT_DTYPES = ("lower_precision_fp", "fp32", "follow")
+ONE_DTYPE = (Category.LOWER_PRECISION_FP, Category.FP32)
+"""The categories that name one dtype for every input: those that ``inputs`` and the backward know."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where something was written."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One decision of a policy: the calls that meet all of its conditions get this cast.
+
+    ``ops`` are canonical names: ``"aten::mm"`` covers every overload, ``"aten::mm.default"`` the default one,
+    ``"aten::sum.dim_IntList"`` another one; globs are fnmatch's; without ``ops`` every op that computes is covered.
+    ``modules`` are globs on dotted module paths, ``module_classes`` on class names. ``args`` are conditions by argument
+    name, ``reduces`` one on the number of elements that go into one result of a reduction. ``region``: "forward",
+    "backward" or "both". ``torch`` is a version condition such as ``">=2.12"``. ``inputs`` names a dtype for single
+    arguments, others than ``cast`` gives: "lower_precision_fp", "fp32" or "follow".
+
+    ``advice`` is what a banned op's error tells the user. ``why`` and ``origin`` explain, and do not count in equality.
+    ``args`` and ``inputs`` may be given as mappings. Raises ValueError for what a policy file could not say.
+    """
+
+    id: str
+    cast: Category
+    ops: tuple[str, ...] = ()
+    why: str = field(default="", compare=False)
+    torch: str | None = None
+    advice: str = ""
+    origin: Origin | None = field(default=None, compare=False)
+    modules: tuple[str, ...] = ()
+    module_classes: tuple[str, ...] = ()
+    args: "tuple[tuple[str, ArgCondition], ...] | Mapping[str, object]" = ()
+    reduces: str = ""
+    region: str = "forward"
+    inputs: "tuple[tuple[str, str], ...] | Mapping[str, str]" = ()
+
+    def __post_init__(self) -> None:
+        args = {name: ArgCondition.of(condition) for name, condition in dict(self.args).items()}
+        tidy = {
+            "cast": Category(self.cast),
+            "ops": tuple(canonical(op) for op in self.ops),
+            "modules": tuple(module_glob(glob) for glob in self.modules),
+            "module_classes": tuple(self.module_classes),
+            "args": tuple(sorted(args.items(), key=lambda item: item[0])),
+            "reduces": size_condition(self.reduces) if self.reduces else "",
+            "inputs": tuple(sorted(dict(self.inputs).items())),
+        }
+        for name, value in tidy.items():
+            object.__setattr__(self, name, value)
+        if self.region not in RULE_REGIONS:
+            raise ValueError(
+                f"rule {self.id!r}: region = {self.region!r} is unknown; accepted: {', '.join(RULE_REGIONS)}"
+            )
+        for _, problem in problems(self.cast, self.region, dict(self.inputs)):
+            raise ValueError(f"rule {self.id!r}: {problem}")
+
+    @property
+    def conditional(self) -> bool:
+        """Whether more than the op's name decides if the rule covers a call."""
+        return not self.ops or bool(self.modules or self.module_classes or self.args or self.reduces)
+
+    def covers_op(self, op: str, region: str = "forward") -> bool:
+        """Whether the rule is for this op and region, whatever its other conditions say."""
+        return self.region in (region, "both") and (not self.ops or any(covers(name, op) for name in self.ops))
+
+    def objection(self, site: Site) -> Objection | None:
+        """Return the first condition that does not hold at ``site``, or None if the rule covers the call."""
+        if not self.covers_op(site.op, site.region):
+            return Objection(f"it is not for {site.op} in the {site.region}")
+        return next((found for found in self._objections(site) if found is not None), None)
+
+    def _objections(self, site: Site) -> Iterable[Objection | None]:
+        if not self.ops and not site.computes:
+            yield Objection("it names no ops, and this call only moves or views values, or names its dtype itself")
+        if self.modules and not any(covers_module(glob, site.module) for glob in self.modules):
+            yield Objection(f"module {site.module!r} is not covered by {' or '.join(self.modules)}")
+        if self.module_classes and not any(
+            covers_class(g, c) for g in self.module_classes for c in site.module_classes
+        ):
+            yield Objection(f"no module around it is of a class {' or '.join(self.module_classes)}")
+        for name, condition in dict(self.args).items():
+            yield ArgCondition.of(condition).objection(name, site.args)
+        if self.reduces:
+            yield number_objection("the number of elements reduced to one", site.reduces, self.reduces)
+
+    def content(self) -> dict[str, object]:
+        """Return what the rule says under the keys of a policy file, without ``why``; what is not said is left out."""
+        said: dict[str, object] = {
+            "id": self.id,
+            "cast": self.cast.value,
+            "ops": list(self.ops),
+            "modules": list(self.modules),
+            "module_classes": list(self.module_classes),
+            "reduces": self.reduces,
+            "region": "" if self.region == "forward" else self.region,
+            "torch": self.torch,
+            "advice": self.advice,
+            "args": {name: ArgCondition.of(condition).content() for name, condition in dict(self.args).items()},
+            "inputs": dict(self.inputs),
+        }
+        return {key: value for key, value in said.items() if value}
+
+
+def problems(cast: Category, region: str, inputs: Mapping[str, object]) -> list[tuple[tuple[str, ...], str]]:
+    """What is wrong in a rule's cast, region and inputs together: the key that it stands under, and the message."""
+    found: list[tuple[tuple[str, ...], str]] = []
+    for name, dtype in inputs.items():
+        if dtype not in INPUT_DTYPES:
+            hint = nearest(str(dtype), INPUT_DTYPES)
+            accepted = ", ".join(map(repr, INPUT_DTYPES))
+            found.append((("inputs", name), f"{name} = {dtype!r} is unknown; accepted: {accepted}{hint}"))
+    if cast in ONE_DTYPE:
+        return found
+    accepted = " or ".join(repr(each.value) for each in ONE_DTYPE)
+    if inputs:
+        found.append((("inputs",), f"inputs goes with cast = {accepted}, but this rule has cast = {cast.value!r}"))
+    if region != "forward":
+        message = f"region = {region!r} goes with cast = {accepted}, but this rule has cast = {cast.value!r}"
+        found.append((("region",), message))
+    return found

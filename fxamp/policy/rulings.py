@@ -1,0 +1,78 @@
+"""Which of a policy's rules decides a call: the last one that covers it."""
+
+from dataclasses import dataclass
+
+from fxamp.policy.conditions import Objection
+from fxamp.policy.names import glob_covers, is_glob, spellings
+from fxamp.policy.rule import Rule
+from fxamp.policy.site import Site
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """The rule that decides a call, None if it follows its inputs.
+
+    ``lost``: the rules that cover the call too, in their order. ``passed_over``: those that are for the op but have a
+    condition that does not hold, each with why.
+    """
+
+    rule: Rule | None
+    lost: tuple[Rule, ...] = ()
+    passed_over: tuple[tuple[Rule, Objection], ...] = ()
+
+    @property
+    def unknown(self) -> str:
+        """Words on the rules that were passed over because what they ask is not known while compiling; "" if none."""
+        return "; ".join(f"rule {rule.id} is passed over: {o.why}" for rule, o in self.passed_over if o.unknown)
+
+
+class RuleIndex:
+    """The rules of a policy, by the ops that they name. A policy without conditions is answered from the op alone."""
+
+    def __init__(self, rules: tuple[Rule, ...]) -> None:
+        self._rules = rules
+        self._exact: dict[str, list[int]] = {}
+        self._globs: list[tuple[str, int]] = []
+        self._every_op = [at for at, rule in enumerate(rules) if not rule.ops]
+        for at, rule in enumerate(rules):
+            for name in rule.ops:
+                if is_glob(name):
+                    self._globs.append((name, at))
+                else:
+                    self._exact.setdefault(name, []).append(at)
+        self._candidates: dict[tuple[str, str], tuple[Rule, ...]] = {}
+        self._plain: dict[tuple[str, str], Ruling | None] = {}
+
+    def candidates(self, op: str, region: str) -> tuple[Rule, ...]:
+        """Return the rules for an op in a region, in their order, whatever their other conditions say."""
+        key = (op, region)
+        if key not in self._candidates:
+            positions = {at for name in spellings(op) for at in self._exact.get(name, ())}
+            positions |= {at for pattern, at in self._globs if glob_covers(pattern, op)}
+            found = (self._rules[at] for at in sorted(positions.union(self._every_op)))
+            self._candidates[key] = tuple(rule for rule in found if rule.region in (region, "both"))
+        return self._candidates[key]
+
+    def plain(self, op: str, region: str) -> Ruling | None:
+        """Return the ruling for an op if its name alone decides, else None."""
+        key = (op, region)
+        if key not in self._plain:
+            candidates = self.candidates(op, region)
+            conditional = any(rule.conditional for rule in candidates)
+            self._plain[key] = None if conditional else _last(list(candidates), ())
+        return self._plain[key]
+
+    def at(self, site: Site) -> Ruling:
+        """Return the ruling for a call."""
+        known = self.plain(site.op, site.region)
+        if known is not None:
+            return known
+        judged = [(rule, rule.objection(site)) for rule in self.candidates(site.op, site.region)]
+        covering = [rule for rule, objection in judged if objection is None]
+        return _last(covering, tuple((rule, why) for rule, why in judged if why is not None))
+
+
+def _last(covering: list[Rule], passed_over: tuple[tuple[Rule, Objection], ...]) -> Ruling:
+    if not covering:
+        return Ruling(None, (), passed_over)
+    return Ruling(covering[-1], tuple(covering[:-1]), passed_over)

@@ -1,0 +1,80 @@
+"""What a rule may ask of the place where an op is called, as plain values. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+REGIONS = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A number that is not known while compiling, by its text: ``"s77"``."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Number = int | Symbol
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """What is known of a tensor: dtype by its full name (``"float32"``), sizes; "" and None are unknown.
+
+    ``rank`` and ``size`` (the number of elements) follow from ``shape`` where they are not given.
+    """
+
+    dtype: str = ""
+    shape: tuple[Number, ...] | None = None
+    rank: int | None = None
+    size: Number | None = None
+
+    def __post_init__(self) -> None:
+        if self.shape is None:
+            return
+        if self.rank is None:
+            object.__setattr__(self, "rank", len(self.shape))
+        if self.size is None:
+            object.__setattr__(self, "size", product(self.shape))
+
+
+def product(sizes: tuple[Number, ...]) -> Number:
+    """The product of ``sizes``; a symbol if one of them is."""
+    symbols = [str(size) for size in sizes if isinstance(size, Symbol)]
+    if symbols:
+        return Symbol("*".join(symbols))
+    return prod(size for size in sizes if isinstance(size, int))
+
+
+Plain = bool | int | float | str
+Value = Plain | Symbol | TensorFacts | tuple["Value", ...] | None
+
+
+@dataclass(frozen=True)
+class Site:
+    """One call of an op.
+
+    ``op``: its name, ``"aten::mm.default"``. ``module``: the dotted path of the module whose code calls it, ``""`` for
+    the root; ``module_classes``: the qualified class names of the modules around it. ``args``: what it is called with,
+    by the names of the op's schema, defaults included. ``region``: "forward" or "backward". ``reduces``: how many
+    elements go into one result of a reduction, None for other ops. ``computes``: False for a call that only moves or
+    views values, or names its dtype itself.
+    """
+
+    op: str
+    module: str = ""
+    module_classes: tuple[str, ...] = ()
+    args: Mapping[str, Value] = field(default_factory=dict)
+    region: str = "forward"
+    reduces: Number | None = None
+    computes: bool = True
+
+
+def tensors_in(value: Value) -> tuple[TensorFacts, ...]:
+    """The tensors in one argument: itself, or those of a list."""
+    if isinstance(value, TensorFacts):
+        return (value,)
+    return tuple(item for item in value if isinstance(item, TensorFacts)) if isinstance(value, tuple) else ()
