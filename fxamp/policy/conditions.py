@@ -16,11 +16,9 @@ from fxamp.errors import nearest
 from fxamp.policy.comparisons import size_condition, size_meets
 from fxamp.policy.site import Number, Plain, Symbol, TensorFacts, Value, tensors_in
 
-DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool")
-DTYPES += ("uint8", "int8", "int16", "int32", "int64", "float8_e4m3fn", "float8_e5m2")
-SHAPE = (
-    'a list of sizes, each a number, a comparison such as ">4096", "*" for any, or once "..." for any number of them'
-)
+_REAL = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+DTYPES = (*_REAL, "complex64", "complex128", "bool", "uint8", "int8", "int16", "int32", "int64")
+SHAPE = """a list of sizes: numbers, comparisons such as ">4096", "*" for any size, once "..." for any number of them"""
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from fxamp.policy.comparisons import meets, parse
 from fxamp.policy.versions import holds, installed_torch_version, version_parts
 
 _X86 = """
-    sse sse2 sse3 ssse3 sse4_1 sse4_2 sse4a avx avx2 avx_vnni avx512_f avx512_cd avx512_dq avx512_bw avx512_vl avx512_ifma
-    avx512_vbmi avx512_vbmi2 avx512_bitalg avx512_vpopcntdq avx512_vnni avx512_bf16 avx512_fp16 avx512_vp2intersect
-    avx512_4vnniw avx512_4fmaps avx10_1 avx10_2 avx_vnni_int8 avx_vnni_int16 avx_ne_convert amx_bf16 amx_tile amx_int8
-    amx_fp16 fma3 fma4 f16c bmi bmi2 popcnt lzcnt aes sha clflush clflushopt clwb
+    sse sse2 sse3 ssse3 sse4_1 sse4_2 sse4a avx avx2 avx_vnni avx512_f avx512_cd avx512_dq avx512_bw avx512_vl
+    avx512_ifma avx512_vbmi avx512_vbmi2 avx512_bitalg avx512_vpopcntdq avx512_vnni avx512_bf16 avx512_fp16
+    avx512_vp2intersect avx512_4vnniw avx512_4fmaps avx10_1 avx10_2 avx_vnni_int8 avx_vnni_int16 avx_ne_convert
+    amx_bf16 amx_tile amx_int8 amx_fp16 fma3 fma4 f16c bmi bmi2 popcnt lzcnt aes sha clflush clflushopt clwb
 """
 _ARM = "neon fp16_arith bf16 i8mm dot sve sve2 sve_bf16 sme sme2"
 
@@ -60,17 +60,20 @@ def cpu_feature(name: str) -> str:
 
 
 def mismatches(torch: str, capability: str, features: tuple[str, ...], here: Place) -> list[str]:
-    """What the conditions of a ``[match]`` table, "" and () for none, miss at a place; unknown facts are not checked."""
+    """What a ``[match]`` table misses at a place; "" and () are no conditions, and unknown facts are not checked."""
     found = []
     if torch and not holds(torch, here.torch):
         found.append(f"torch {torch}, but this is torch {here.torch}")
-    if capability and here.capability is not None:
-        if not meets(parse(capability, "compute capability", CAPABILITY), here.capability):
-            found.append(f"compute capability {capability}, but this device has {'.'.join(map(str, here.capability))}")
+    if here.capability is not None and not _capable(capability, here.capability):
+        found.append(f"compute capability {capability}, but this device has {'.'.join(map(str, here.capability))}")
     missing = [name for name in features if here.cpu_features is not None and name not in here.cpu_features]
     if missing:
         found.append(f"the CPU features {', '.join(features)}, but this CPU lacks {', '.join(missing)}")
     return found
+
+
+def _capable(condition: str, capability: tuple[int, ...]) -> bool:
+    return not condition or meets(parse(condition, "compute capability", CAPABILITY), capability)
 
 
 def unchecked(capability: str, features: tuple[str, ...], here: Place) -> tuple[str, ...]:
