@@ -1,0 +1,98 @@
+"""fxamp.report: graphs, breaks and why, what stayed outside."""
+
+import gc
+
+import pytest
+import torch
+
+import fxamp
+from fxamp.backend import registry
+
+OPTIONS = {"policy": "cpu-bfloat16", "lowering": "eager"}
+
+
+class Recurrent(torch.nn.Module):
+    """Dynamo leaves the LSTM, and the rest of the function it stands in, outside."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.lstm = torch.nn.LSTM(4, 4)
+
+    def forward(self, x):
+        hidden = self.first(x).relu()
+        print(end="")
+        return self.lstm(hidden)[0].sum()
+
+
+@pytest.fixture
+def recurrent() -> Recurrent:
+    torch._dynamo.reset()
+    model = Recurrent()
+    model.compile(backend="fxamp", options=OPTIONS)
+    model(torch.ones(3, 2, 4)).backward()
+    return model
+
+
+def test_a_break_and_what_stayed_outside_are_named(recurrent):
+    report = fxamp.report(recurrent)
+
+    assert len(report.graphs) == 1 and len(report.breaks) == 1
+    assert "test_report.py:" in report.breaks[0] and "print" in report.breaks[0]
+    assert report.outside == tuple(f"lstm.{name}_l0" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    shown = str(report)
+    assert "after graph 0:" in shown and "\n  lstm: 4\n" in shown and "runs outside them" in shown
+
+
+def test_the_document_holds_every_node_with_its_decision(recurrent):
+    (listing,) = fxamp.report(recurrent).document.graphs
+
+    by_name = {entry.name: entry for _, entry in listing.walk()}
+
+    assert by_name["linear"].rule.id == "matrix-products" and by_name["linear"].was == ("f32",)
+    assert by_name["linear"].module == "first" and by_name["linear"].dtype == "bf16"
+    assert sum(entry.is_cast for entry in by_name.values()) == fxamp.report(recurrent).casts == 4
+    assert listing.ended == fxamp.report(recurrent).breaks[0]
+
+
+def test_a_whole_model_in_one_graph_has_nothing_to_add():
+    torch._dynamo.reset()
+    model = torch.compile(lambda a: a @ a, backend="fxamp", options=OPTIONS)
+    model(torch.ones(2, 2))
+
+    report = fxamp.report(model)
+
+    assert report.breaks == () and report.outside == ()
+    assert len(str(report).splitlines()) == 3
+
+
+def test_a_notebook_shows_the_same_escaped(recurrent):
+    shown = fxamp.report(recurrent)._repr_html_()
+
+    assert shown.startswith("<table>") and "lstm: 4" in shown
+    assert "[&#x27;str&#x27;]" in shown and "['str']" not in shown
+    assert fxamp.report(torch.nn.Linear(2, 2))._repr_html_().startswith("<p>0 graphs:")
+
+
+def test_nothing_compiled_is_said_plainly():
+    module = torch.nn.Linear(2, 2)
+    module.compile(backend="fxamp", options=OPTIONS)
+    module(torch.ones(1, 2))
+
+    assert str(fxamp.report(module)).startswith("0 graphs: nothing of it was compiled by fxamp")
+
+
+def test_records_go_with_their_model():
+    torch._dynamo.reset()
+    since = registry.count()
+    model = Recurrent()
+    model.compile(backend="fxamp", options=OPTIONS)
+    model(torch.ones(3, 2, 4))
+    assert len(registry.recent(since)) == 1
+
+    del model
+    torch._dynamo.reset()
+    gc.collect()
+    torch.compile(lambda a: a @ a, backend="fxamp", options=OPTIONS)(torch.ones(2, 2))
+
+    assert [record.ops for record in registry.recent(since)] == [1]
