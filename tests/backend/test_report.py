@@ -21,7 +21,7 @@ class Recurrent(torch.nn.Module):
 
     def forward(self, x):
         hidden = self.first(x).relu()
-        print(end="")
+        print("", end="")
         return self.lstm(hidden)[0].sum()
 
 
