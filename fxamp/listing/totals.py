@@ -1,0 +1,109 @@
+"""Numbers about a listing: ops by dtype, casts and the bytes they move. Imports no torch."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fxamp.listing.model import Entry, Listing
+
+#: Calls that are no operations of the program: they pick one of several results, or compute a size.
+_PICKS = frozenset({"_operator.getitem", "operator.getitem", "builtins.getitem", "getitem"})
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What one graph and its bodies hold.
+
+    ``ops`` counts operations without the inserted casts, ``ops_by_dtype`` the same by the dtype that they run in
+    (``"other"``: no tensor, or unknown), most first. ``casts`` counts the inserted casts, ``cast_bytes`` the bytes that
+    they read and write together, without those of the ``casts_of_unknown_size``. ``shared`` and ``folded`` are the
+    passes' counts, None if they were not recorded. ``without_rule`` counts, by name, the ops that no rule decides, most
+    first; it is empty where no policy was applied. ``verbatim`` says by node what is kept as captured, and why.
+    """
+
+    ops: int
+    ops_by_dtype: Mapping[str, int]
+    casts: int
+    cast_bytes: int
+    casts_of_unknown_size: int
+    shared: int | None
+    folded: int | None
+    without_rule: Mapping[str, int]
+    verbatim: Mapping[str, str]
+
+
+def totals(listing: Listing, keep: Callable[[Entry], bool] = lambda entry: True) -> Totals:
+    """Count the entries of ``listing`` and its bodies that ``keep`` accepts."""
+    by_name = Index()
+    kept = [(where, entry) for where, entry in listing.walk() if keep(entry)]
+    ops = [entry for _, entry in kept if is_op(entry)]
+    moved = [by_name.bytes_cast(where, entry) for where, entry in kept if entry.is_cast]
+    known = [count for count in moved if count is not None]
+    without_rule = [entry.target for entry in ops if entry.rule is None] if listing.policy else []
+    return Totals(
+        ops=len(ops),
+        ops_by_dtype=dict(Counter(entry.dtype or "other" for entry in ops).most_common()),
+        casts=len(moved),
+        cast_bytes=sum(known),
+        casts_of_unknown_size=len(moved) - len(known),
+        shared=listing.counts.get("shared"),
+        folded=listing.counts.get("folded"),
+        without_rule=dict(Counter(without_rule).most_common()),
+        verbatim={entry.name: entry.verbatim for _, entry in kept if entry.verbatim},
+    )
+
+
+def is_pick(entry: Entry) -> bool:
+    """Whether this only picks one of several results."""
+    return entry.is_call and entry.target in _PICKS
+
+
+def is_op(entry: Entry) -> bool:
+    """Whether this is an op of the program: not an inserted one, a higher-order op, a pick, or size arithmetic."""
+    if not is_step(entry) or entry.inserted or entry.target.startswith("higher_order::"):
+        return False
+    return "::" in entry.target or bool(entry.values)
+
+
+def is_step(entry: Entry) -> bool:
+    """Whether this is a call that does something: not one that picks a result or computes a size."""
+    return entry.is_call and not entry.symbol and not is_pick(entry)
+
+
+def changed(entry: Entry) -> bool:
+    """Whether it gives other dtypes than it was captured with."""
+    return bool(entry.was) and entry.was != tuple(value.dtype for value in entry.values)
+
+
+def was_dtype(entry: Entry) -> str:
+    """The dtype that ``entry.dtype`` names, as the program was captured; ``""`` if unknown or the same."""
+    dtypes = [value.dtype for value in entry.values]
+    if not entry.was or len(entry.was) != len(dtypes):
+        return entry.was[0] if entry.was else ""
+    return entry.was[dtypes.index(entry.dtype)]
+
+
+class Index:
+    """Finds nodes by name, in the graph or body that they stand in; each listing is indexed once."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[Listing, dict[str, Entry]]] = {}
+
+    def of(self, listing: Listing) -> Mapping[str, Entry]:
+        """The nodes of ``listing`` by name, without those of its bodies."""
+        if id(listing) not in self._names:
+            self._names[id(listing)] = (listing, {entry.name: entry for entry in listing.entries})
+        return self._names[id(listing)][1]
+
+    def inputs(self, listing: Listing, entry: Entry) -> list[Entry]:
+        """The nodes that ``entry`` reads, as far as ``listing`` holds them."""
+        names = self.of(listing)
+        return [names[name] for name in entry.inputs if name in names]
+
+    def bytes_cast(self, listing: Listing, cast: Entry) -> int | None:
+        """Bytes that a cast reads and writes: elements x (bytes of one before + after); None if the size is unknown."""
+        sources = self.inputs(listing, cast)
+        if len(sources) != 1 or len(sources[0].values) != 1 or len(cast.values) != 1:
+            return None
+        read, written = sources[0].values[0].bytes, cast.values[0].bytes
+        return None if read is None or written is None else read + written

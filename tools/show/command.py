@@ -1,0 +1,132 @@
+"""``fxamp-show``: what mixed precision does to a graph, and why, read from a dump, a model or an exported program."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fxamp.errors import ListingError, OptionError
+from fxamp.listing.model import Document
+from fxamp.tools.command_line import Parser, guarded, natural, one_of, positive
+from fxamp.tools.show.output import write_text
+from fxamp.tools.show.select import Selection, select
+from fxamp.tools.show.terminal import look_of
+
+PROG = "fxamp-show"
+_SOURCE = "a graph as text, fx_graph_runnable.py, a .pt2, JSON of fxamp-show, or a Python file with model and inputs"
+
+FORMATS = ("text", "json", "html", "model-explorer")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``fxamp-show``; returns 0, or 1 if ``--check`` found something, or 2 after a user's mistake."""
+    options = _parser().parse_args(argv)
+    found: list[bool] = []
+    status = guarded(PROG, lambda: found.append(_show(options)))
+    return status or int(any(found))
+
+
+def _parser() -> Parser:
+    parser = Parser(PROG, "Show the dtype every op of a graph runs in, why, and what the casts cost. Runs nothing.")
+    add = parser.add_argument
+    add("source", metavar="GRAPH|MODEL.py", help=_SOURCE)
+    add("--policy", metavar="P", help="apply a policy: a built-in name or a path to a .toml file")
+    add("--device", metavar="D", help="the device to apply it for, which need not be there")
+    add("--format", type=one_of(*FORMATS), default="text", help=f"one of {', '.join(FORMATS)}; text unless given")
+    add("--output", metavar="FILE", help="write there instead of to standard output")
+    add("--only", metavar="WHAT", help="casts, changed (ops whose dtype differs from the captured one) or a rule's id")
+    add("--module", metavar="GLOB", help="only what is in these modules and below, such as 'h.0' or '*.attn'")
+    add("--why", metavar="NODE", help="the whole chain of reasons for one node: NODE, BODY/NODE or GRAPH:NODE")
+    add("--check", action="store_true", help="print what looks wrong; exit status 1 if anything does")
+    add("--graph", metavar="N", type=natural, help="only this graph of the input, counted from 0")
+    add("--trust", action="store_true", help="allow running fx_graph_runnable.py where reading it is not enough")
+    add("--width", metavar="N", type=positive, help="fit the text to N columns; the terminal's unless given")
+    return parser
+
+
+def _show(options: Namespace) -> bool:
+    """Do what the options ask; returns whether ``--check`` found something."""
+    _refuse_mixtures(options)
+    document = _load(options)
+    for warning in document.warnings:
+        print(f"{PROG}: warning: {warning}", file=sys.stderr)
+    selection = select(document, options.graph, options.only, options.module)
+    text, found = (
+        _check(document, selection, options) if options.check else (_text(document, selection, options), False)
+    )
+    write_text(text, options.output)
+    return found
+
+
+def _refuse_mixtures(options: Namespace) -> None:
+    given = {"--why": options.why is not None, "--check": options.check}
+    accepted = {"--why": ("text",), "--check": ("text", "json")}
+    for name, formats in accepted.items():
+        if given[name] and options.format not in formats:
+            raise OptionError(
+                f"{name} cannot be written as {options.format}; accepted: --format {' or '.join(formats)}"
+            )
+    if all(given.values()):
+        raise OptionError("--why and --check exclude each other; give one of them")
+
+
+def _load(options: Namespace) -> Document:
+    if options.source.endswith(".json"):
+        return _load_json(options.source, options.policy)
+    from fxamp.tools.show.load import Request, load
+
+    try:
+        return load(options.source, Request(policy=options.policy, device=options.device, trust=options.trust))
+    except OSError as error:
+        raise ListingError(f"{options.source}: {error.strerror or error}") from error
+
+
+def _load_json(source: str, policy: str | None) -> Document:
+    from fxamp.tools.show.json_format import from_json
+
+    if policy is not None:
+        raise OptionError("--policy cannot be applied to JSON of fxamp-show; give the graph or the model itself")
+    try:
+        return from_json(Path(source).read_text(encoding="utf-8"), source)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "not a text in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ListingError(f"{source}: {reason}") from error
+
+
+def _check(document: Document, selection: Selection, options: Namespace) -> tuple[str, bool]:
+    from fxamp.tools.show.findings import finding_lines, findings
+
+    found = findings(selection.graphs, selection.shows, rules=not selection.narrows)
+    if options.format == "text":
+        return _joined(finding_lines(found)), bool(found)
+    from fxamp.tools.show.json_format import to_json
+
+    return to_json(document, selection, found), bool(found)
+
+
+def _text(document: Document, selection: Selection, options: Namespace) -> str:
+    """What is written in the chosen format; each format's module is imported when it is asked for."""
+    title = options.source
+    if options.why is not None:
+        from fxamp.tools.show.why import why_lines
+
+        return _joined(why_lines(selection.graphs, options.why))
+    if options.format == "json":
+        from fxamp.tools.show.json_format import to_json
+
+        return to_json(document, selection)
+    if options.format == "html":
+        from fxamp.tools.show.html import html_page
+
+        return html_page(selection.document(), title)
+    if options.format == "model-explorer":
+        from fxamp.tools.show.model_explorer import to_model_explorer
+
+        return to_model_explorer(selection.document(), title)
+    from fxamp.tools.show.text import text_lines
+
+    return _joined(text_lines(selection, title, look_of(sys.stdout, options.width, options.output is not None)))
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)

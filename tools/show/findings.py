@@ -1,0 +1,178 @@
+"""``--check``: what in a graph looks wrong, where, and what to do about it.
+
+1. casts-back-and-forth: an inserted cast returns a value, through views at most, to the dtype that another inserted
+   cast took it from.
+2. float16-range: an op runs in float16 that ``torch.autocast`` keeps in float32 on this device (the built-in policy's
+   table), and no rule that the user wrote says so.
+3. unmatched-rule: a rule of the user's policy decided nothing in any graph.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from fxamp.errors import PolicyError
+from fxamp.listing.model import Entry, Listing, Source
+from fxamp.listing.totals import Index, is_op, is_pick
+from fxamp.policy import Category, Policy, Rule
+from fxamp.policy.builtin import is_built_in
+from fxamp.tools.show.select import Keep, everything
+from fxamp.tools.show.words import op_name, place, rule_name
+
+#: Ops that hand on the values they are given, in another shape or place.
+# fmt: off
+_VIEWS = frozenset(
+    (
+        "view", "reshape", "_unsafe_view", "t", "transpose", "permute", "expand", "expand_as", "squeeze",
+        "unsqueeze", "flatten", "unflatten", "select", "slice", "narrow", "split", "split_with_sizes", "chunk",
+        "unbind", "alias", "detach", "contiguous", "clone", "view_as", "reshape_as", "movedim", "swapaxes",
+        "numpy_T", "mT", "tensor_split", "lift_fresh_copy",
+    )
+)
+# fmt: on
+
+_KEPT_WIDE = frozenset({Category.FP32, Category.FP32_SET_OPT_DTYPE, Category.FP32_APPEND_DTYPE})
+
+#: Stages whose ops are those that policies speak of; later ones are decomposed, captured ones not yet cast.
+_STAGES = frozenset({"", "cast"})
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that looks wrong: its kind, the graph's number, the node and its place, what it is, what to do."""
+
+    kind: str
+    graph: int
+    what: str
+    advice: str
+    node: str = ""
+    module: str = ""
+    source: Source | None = None
+
+
+def findings(graphs: Sequence[tuple[int, Listing]], keep: Keep = everything, rules: bool = True) -> list[Finding]:
+    """Return what looks wrong at the nodes of ``graphs`` that ``keep`` accepts, in their order, then (``rules``) the
+    rules that matched nothing. Each graph comes with its number."""
+    found: list[Finding] = []
+    for number, listing in graphs:
+        index = Index()
+        checks_range = listing.stage in _STAGES and not _is_backward(listing)
+        for where, entry in listing.walk():
+            if not keep(entry):
+                continue
+            if entry.is_cast:
+                found += _back_and_forth(number, where, entry, index)
+            elif checks_range and entry.dtype == "f16" and is_op(entry):
+                found += _out_of_range(number, where, entry, index, listing.device)
+    return found + list(_unmatched(graphs) if rules else ())
+
+
+def finding_lines(found: Sequence[Finding]) -> Iterator[str]:
+    """Yield the findings as text."""
+    for finding in found:
+        where = [place(finding.source), finding.module and f"module {finding.module}", finding.node]
+        yield f"{finding.kind} in graph {finding.graph}: {', '.join(part for part in where if part)}".rstrip(": ")
+        yield f"  {finding.what}"
+        yield f"  {finding.advice}"
+    count = len(found)
+    yield "no findings" if not count else f"{count} finding{'s' if count > 1 else ''}"
+
+
+def _back_and_forth(number: int, where: Listing, cast: Entry, index: Index) -> Iterator[Finding]:
+    before = _before_views(where, cast, index)
+    if before is None or not before.is_cast:
+        return
+    origin = next(iter(index.inputs(where, before)), None)
+    if origin is None or origin.dtype != cast.dtype or before.dtype == cast.dtype:
+        return
+    users = [entry.name for entry in where.entries if cast.name in entry.inputs]
+    yield _at(
+        "casts-back-and-forth",
+        number,
+        cast,
+        f"{origin.name} is cast {origin.dtype} to {before.dtype} by {before.name} and back to {cast.dtype} by "
+        f"{cast.name} (inserted {cast.inserted}; the first {before.inserted})",
+        f"let both uses have one dtype: a rule for {before.name}'s users or for {', '.join(users) or 'the output'}; "
+        f"--why {cast.name} shows who asked",
+    )
+
+
+def _before_views(where: Listing, cast: Entry, index: Index) -> Entry | None:
+    """The node whose values ``cast`` reads, looking through views and picks."""
+    entry: Entry | None = next(iter(index.inputs(where, cast)), None)
+    while entry is not None and (is_pick(entry) or _is_view(entry)):
+        entry = next(iter(index.inputs(where, entry)), None)
+    return entry
+
+
+def _is_view(entry: Entry) -> bool:
+    packet = entry.target.removeprefix("aten::").removeprefix(".").partition(".")[0]
+    return entry.is_call and packet in _VIEWS
+
+
+def _out_of_range(number: int, where: Listing, entry: Entry, index: Index, device: str) -> Iterator[Finding]:
+    if entry.rule is not None and not _built_in(entry.rule.origin):
+        return
+    if not any(source.dtype == "f16" for source in index.inputs(where, entry)):
+        return
+    rule = _kept_wide(device or _device(entry), entry.target)
+    if rule is None:
+        return
+    name = op_name(entry)
+    packet = name.partition(".")[0]
+    yield _at(
+        "float16-range",
+        number,
+        entry,
+        f"{name} runs in float16; torch.autocast keeps it in float32 (rule {rule.id}): {rule.why}",
+        f'give the policy a rule for it, [[rule]] id = "{packet}" cast = "{rule.cast}" ops = ["{packet}"], or one with '
+        "lower_precision_fp that says why float16 is enough here",
+    )
+
+
+def _built_in(origin: str) -> bool:
+    return is_built_in(origin.rpartition(":")[0])
+
+
+def _device(entry: Entry) -> str:
+    return next((value.device for value in entry.values if value.device), "cuda")
+
+
+@cache
+def _kept_wide(device: str, op: str) -> Rule | None:
+    """The rule by which autocast on ``device`` ("cuda", "cuda:0") keeps an op in float32; None if it does not."""
+    rule = _table(device.partition(":")[0]).rule_for(op) if op.startswith("aten::") else None
+    return rule if rule is not None and rule.cast in _KEPT_WIDE else None
+
+
+@cache
+def _table(device: str) -> Policy:
+    try:
+        return Policy.load(f"{device}-float16").resolve()
+    except PolicyError:  # a device that autocast has no table for
+        return Policy.load("cuda-float16").resolve()
+
+
+def _is_backward(listing: Listing) -> bool:
+    """Whether it is a backward or joint graph by AOTAutograd's names of its inputs."""
+    return any(entry.kind == "placeholder" and entry.name.startswith("tangents") for entry in listing.entries)
+
+
+def _unmatched(graphs: Sequence[tuple[int, Listing]]) -> Iterator[Finding]:
+    decides = {entry.rule.id for _, listing in graphs for _, entry in listing.walk() if entry.rule is not None}
+    said: set[str] = set()
+    for number, listing in graphs:
+        for rule in listing.unmatched:
+            if rule.id in decides | said:
+                continue
+            said.add(rule.id)
+            yield Finding(
+                "unmatched-rule",
+                number,
+                f"rule {rule_name(rule)} of policy {listing.policy} matches no op",
+                "compare its ops with the names in the op column (aten::NAME.OVERLOAD), or remove it",
+            )
+
+
+def _at(kind: str, number: int, entry: Entry, what: str, advice: str) -> Finding:
+    return Finding(kind, number, what, advice, entry.name, entry.module, entry.source)

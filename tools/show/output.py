@@ -1,0 +1,52 @@
+"""Writes the result: to standard output, or to a file that is either whole or not there."""
+
+import io
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from fxamp.errors import OptionError
+
+
+def write_text(text: str, file: str | None) -> None:
+    """Write ``text`` to ``file``, or to standard output if None; a reader that stops reading (``| head``) is no error.
+
+    Raises OptionError if the file cannot be written; what was there before then stays.
+    """
+    if file is not None:
+        return _write_file(text, Path(file))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more when it exits, and would complain about the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return None
+
+
+def _write_file(text: str, path: Path) -> None:
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise OptionError(f"--output {str(path)!r}: {error.strerror}") from error
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        part.chmod(path.stat().st_mode if path.exists() else 0o666 & ~_umask())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise OptionError(f"--output {str(path)!r}: {error.strerror}") from error
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

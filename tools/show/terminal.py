@@ -1,0 +1,47 @@
+"""What the output may look like: how wide, and whether in colours."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from typing import TextIO
+
+#: ANSI colours by dtype: 16 bits and less cyan, float32 yellow, float64 red.
+_COLOURS = {"f16": "36", "bf16": "36", "f32": "33", "f64": "31"}
+_CAST = "35"
+
+
+@dataclass(frozen=True)
+class Look:
+    """``width`` is the columns of the terminal, None for text that is never shortened; ``colour`` allows colours."""
+
+    width: int | None = None
+    colour: bool = False
+
+    def dtype(self, name: str, text: str) -> str:
+        """``text`` in the colour of the dtype ``name``."""
+        return self._paint(text, _COLOURS.get(name, ""))
+
+    def cast(self, text: str) -> str:
+        """``text`` in the colour of casts."""
+        return self._paint(text, _CAST)
+
+    def _paint(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.colour and code else text
+
+
+def look_of(stream: TextIO, width: int | None = None, to_file: bool = False) -> Look:
+    """The look for ``stream``: full text for pipes and files, the terminal's width on one; ``width`` overrides both."""
+    if to_file:
+        return Look(width)
+    if width is None and stream.isatty():
+        width = shutil.get_terminal_size().columns
+    return Look(width, _colourful(stream))
+
+
+def _colourful(stream: TextIO) -> bool:
+    """The order of CPython's own ``_colorize.can_colorize``: NO_COLOR, FORCE_COLOR, TERM=dumb, then the stream."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return os.environ.get("TERM") != "dumb" and stream.isatty()

@@ -1,0 +1,112 @@
+"""``--format text``: a table of the ops of each graph, with the reason for every dtype, and totals below it."""
+
+from collections.abc import Callable, Iterator
+
+from fxamp.listing.model import Entry, Listing
+from fxamp.listing.totals import Index, is_step, totals, was_dtype
+from fxamp.tools.show.select import Selection
+from fxamp.tools.show.table import Column, printable, render
+from fxamp.tools.show.terminal import Look
+from fxamp.tools.show.totals_text import totals_lines
+from fxamp.tools.show.words import op_name, place, size
+
+_COLUMNS = (
+    Column("node", "middle", 10),
+    Column("source", "middle", 12),
+    Column("module", "middle", 6),
+    Column("op", "end", 8),
+    Column("before"),
+    Column("runs in"),
+    Column("bytes", right=True),
+    Column("rule", "end", 8),
+    Column("written at", "middle", 10),
+    Column("reason", "end", 16),
+)
+#: What is shortened on a narrow terminal, and what is left out if that is not enough, first to last.
+_SHORTENED = ("reason", "written at", "source", "module", "rule", "node", "op")
+_LEFT_OUT = ("written at", "reason", "source", "module", "rule", "bytes", "before")
+
+
+def text_lines(selection: Selection, title: str, look: Look) -> Iterator[str]:
+    """Yield the lines for the selected graphs; ``title`` names the input."""
+    for at, (number, listing) in enumerate(selection.graphs):
+        yield from [""] if at else []
+        yield from _header(listing, number, title)
+        yield ""
+        rows = list(_rows(listing, selection))
+        if rows:
+            yield from render(_COLUMNS, rows, look.width, _SHORTENED, _LEFT_OUT, _painter(look))
+        else:
+            yield "no ops"
+        yield ""
+        yield from totals_lines(listing, totals(listing, selection.scope), whole=not selection.scoped)
+
+
+def has_records(listing: Listing) -> bool:
+    """Whether fxamp's decisions are recorded in it."""
+    return bool(listing.policy) or any(entry.rule or entry.reason or entry.inserted for entry in listing.entries)
+
+
+def _header(listing: Listing, number: int, title: str) -> Iterator[str]:
+    stage = f", {listing.stage}" if listing.stage else ""
+    name = f" {listing.name}" if listing.name else ""
+    yield printable(f"graph {number}{name}{stage}: {title}")
+    if listing.policy:
+        device = f" on {listing.device}" if listing.device else ""
+        chosen = f", {listing.chosen}" if listing.chosen else ""
+        yield printable(f"policy {listing.policy}{device}{chosen}")
+    elif not has_records(listing):
+        yield "no policy was applied to it: --policy NAME shows what one would do, and why"
+
+
+def _rows(listing: Listing, selection: Selection) -> Iterator[tuple[str, ...]]:
+    names, records = Index(), has_records(listing)
+    depth = _depths(listing)
+    for where, entry in listing.walk():
+        if is_step(entry) and selection.shows(entry):
+            yield tuple(map(printable, _row(where, entry, names, records, "  " * depth[id(where)])))
+
+
+def _row(where: Listing, entry: Entry, names: Index, records: bool, indent: str) -> tuple[str, ...]:
+    moved = names.bytes_cast(where, entry) if entry.is_cast else None
+    return (
+        indent + entry.name,
+        place(entry.source),
+        entry.module,
+        op_name(entry),
+        _before(where, entry, names, records),
+        entry.dtype,
+        size(moved) if moved is not None else "?" if entry.is_cast else "",
+        entry.rule.id if entry.rule is not None else "",
+        entry.rule.origin if entry.rule is not None else "",
+        _reason(entry),
+    )
+
+
+def _before(where: Listing, entry: Entry, names: Index, records: bool) -> str:
+    if entry.is_cast:
+        return next((source.dtype for source in names.inputs(where, entry)), "")
+    return was_dtype(entry) or (entry.dtype if records else "")
+
+
+def _reason(entry: Entry) -> str:
+    kept = f"kept as captured: {entry.verbatim}" if entry.verbatim else ""
+    parts = [entry.inserted or entry.reason, entry.overruled and f"overruled: {entry.overruled}"]
+    return "; ".join(part for part in parts if part) or kept
+
+
+def _depths(listing: Listing, depth: int = 0) -> dict[int, int]:
+    """How deep each body stands, by the identity of its listing."""
+    found = {id(listing): depth}
+    for body in listing.bodies.values():
+        found |= _depths(body, depth + 1)
+    return found
+
+
+def _painter(look: Look) -> Callable[[str, str], str]:
+    def paint(title: str, cell: str) -> str:
+        if title in ("before", "runs in"):
+            return look.dtype(cell.strip(), cell)
+        return look.cast(cell) if title == "op" and cell.strip() == "cast" else cell
+
+    return paint

@@ -1,0 +1,166 @@
+"""``--why NODE``: why a node runs in its dtype, back to the cast, rule or graph input where that began."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fxamp.errors import OptionError, nearest
+from fxamp.listing.model import FLOATS, Entry, Listing
+from fxamp.listing.totals import Index, is_pick, was_dtype
+from fxamp.tools.show.table import printable
+from fxamp.tools.show.words import op_name, place, rule_name, size
+
+#: How many nodes a chain shows at most.
+_LONGEST = 60
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A node with the graph and body it stands in."""
+
+    number: int
+    path: str
+    listing: Listing
+    entry: Entry
+
+
+def why_lines(graphs: tuple[tuple[int, Listing], ...], asked: str) -> Iterator[str]:
+    """Yield the explanation of every node that ``asked`` names: ``NODE``, ``BODY/NODE``, ``GRAPH:NODE`` or all three.
+
+    Raises OptionError that names the nearest match if there is no such node.
+    """
+    all_nodes = [found for number, listing in graphs for found in _walk(number, listing, "")]
+    found = [node for node in all_nodes if _is_named(node, asked)]
+    if not found:
+        names = {node.entry.name for node in all_nodes} | {node.path + node.entry.name for node in all_nodes}
+        hint = nearest(asked.partition(":")[2] or asked, sorted(names))
+        raise OptionError(f"--why {asked!r}: no node has this name{hint}; accepted: NODE, BODY/NODE or GRAPH:NODE")
+    several = len(graphs) > 1
+    index = Index()
+    for at, node in enumerate(found):
+        yield from [""] if at else []
+        where = f" in graph {node.number}" if several else ""
+        yield printable(f"{node.path}{node.entry.name}{where}")
+        for label, text in _facts(node, index):
+            yield f"  {label:<9}  {printable(text)}".rstrip()
+
+
+def _walk(number: int, listing: Listing, path: str) -> Iterator[_Found]:
+    for entry in listing.entries:
+        yield _Found(number, path, listing, entry)
+    for name, body in listing.bodies.items():
+        yield from _walk(number, body, f"{path}{name}/")
+
+
+def _is_named(node: _Found, asked: str) -> bool:
+    number, colon, rest = asked.partition(":")
+    if colon and number.isdecimal():
+        return node.number == int(number) and _is_named_here(node, rest)
+    return _is_named_here(node, asked)
+
+
+def _is_named_here(node: _Found, asked: str) -> bool:
+    whole = node.path + node.entry.name
+    return asked in (whole, node.entry.name) or ("/" in asked and whole.endswith("/" + asked))
+
+
+def _facts(node: _Found, index: Index) -> Iterator[tuple[str, str]]:
+    entry = node.entry
+    yield "is", entry.call or f"{entry.kind} {entry.target}"
+    if entry.source is not None:
+        inside = f" in {entry.source.function}" if entry.source.function else ""
+        yield "source", f"{place(entry.source)}{inside}: {entry.source.code}"
+    if entry.module:
+        yield "module", f"{entry.module} ({entry.module_class})" if entry.module_class else entry.module
+    yield from _dtype(node, index)
+    yield from _decision(entry)
+    if entry.is_cast:
+        yield from _cast(node, index)
+    elif entry.rule is None or entry.overruled:
+        yield from _chain(node, index)
+
+
+def _dtype(node: _Found, index: Index) -> Iterator[tuple[str, str]]:
+    entry = node.entry
+    before = was_dtype(entry)
+    if entry.is_cast:
+        before = next((source.dtype for source in index.inputs(node.listing, entry)), "")
+    now = ", ".join(map(str, entry.values))
+    if now:
+        yield "dtype", f"{before} -> {now}" if before and before != entry.dtype else now
+
+
+def _decision(entry: Entry) -> Iterator[tuple[str, str]]:
+    if entry.rule is not None:
+        cast = f": {entry.rule.cast}" if entry.rule.cast else ""
+        yield "rule", f"{rule_name(entry.rule)}{cast}"
+    reason = entry.reason or (entry.rule.why if entry.rule is not None else "")
+    for label, text in (("because", reason), ("inserted", entry.inserted), ("verbatim", entry.verbatim)):
+        if text:
+            yield label, text
+    for rule in reversed(entry.lost):
+        yield "lost", f"{rule_name(rule)}: {rule.cast or 'a rule'} matched too, and a later rule wins"
+    if entry.overruled:
+        yield "overruled", entry.overruled
+    if entry.region:
+        off = entry.region == "off"
+        yield "region", "autocast is off here" if off else f"autocast's lower precision here is {entry.region}"
+
+
+def _cast(node: _Found, index: Index) -> Iterator[tuple[str, str]]:
+    moved = index.bytes_cast(node.listing, node.entry)
+    yield "bytes", "unknown: its size is symbolic or not in the dump" if moved is None else f"{size(moved)} per step"
+    for user in _users(node.listing, node.entry.name):
+        asked = f"rule {rule_name(user.rule)}" if user.rule is not None else user.reason or user.kind
+        yield "used by", f"{user.name} = {op_name(user)}: {asked}"
+    for source in index.inputs(node.listing, node.entry):
+        yield "casts", _line(source)
+
+
+def _users(listing: Listing, name: str) -> list[Entry]:
+    return [entry for entry in listing.entries if name in entry.inputs]
+
+
+def _chain(node: _Found, index: Index) -> Iterator[tuple[str, str]]:
+    """The inputs that gave the node its dtype, each node once, back to where that dtype began."""
+    seen = {node.entry.name}
+    waiting = [(1, source) for source in reversed(_forced_by(node.listing, node.entry, index))]
+    label, shown = "follows", 0
+    while waiting:
+        depth, entry = waiting.pop()
+        if entry.name in seen:
+            continue
+        if shown == _LONGEST:
+            yield "", f"... and on from {entry.name}: --why {entry.name}"
+            return
+        seen.add(entry.name)
+        shown += 1
+        yield label, "  " * (depth - 1) + _line(entry)
+        label = ""
+        if entry.is_call and not entry.is_cast and (entry.rule is None or entry.overruled):
+            waiting += [(depth + 1, source) for source in reversed(_forced_by(node.listing, entry, index))]
+
+
+def _forced_by(listing: Listing, entry: Entry, index: Index) -> list[Entry]:
+    """The inputs of the dtype that ``entry`` has; all its floating-point inputs if none has it."""
+    inputs = index.inputs(listing, entry)
+    same = [source for source in inputs if entry.dtype and source.dtype == entry.dtype]
+    return same or [source for source in inputs if source.dtype in FLOATS]
+
+
+def _line(entry: Entry) -> str:
+    before = was_dtype(entry)
+    dtype = f"{before} -> {entry.dtype}" if before not in ("", entry.dtype) else entry.dtype or "no tensor"
+    return f"{entry.name}  {dtype}  {_origin(entry)}"
+
+
+def _origin(entry: Entry) -> str:
+    if entry.kind == "placeholder":
+        return "input of the graph"
+    if entry.kind == "get_attr":
+        return f"attribute {entry.target}"
+    if entry.is_cast:
+        return f"cast {entry.inserted}"
+    if is_pick(entry):
+        return "one of the results of"
+    decided = f"rule {rule_name(entry.rule)}" if entry.rule is not None else entry.reason or entry.verbatim
+    return f"{op_name(entry)}: {decided}" if decided else op_name(entry)
