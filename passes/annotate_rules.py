@@ -1,6 +1,7 @@
 """annotate-rules: give every operation the decision that the policy makes for it.
 
-1. An op's rule is the policy's last rule that matches it.
+1. A call's rule is the policy's last rule that covers it; a call that none covers gets what ``unlisted`` says, but for
+   those that only move values or name their dtype.
 2. Inside ``torch.autocast(enabled=False)`` no rule holds; inside another region its dtype replaces the policy's.
 3. In-place and ``out=`` calls, views of memory that the program writes to, and what fxamp keeps verbatim follow their
    inputs, whatever a rule says.
@@ -9,7 +10,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -24,6 +25,7 @@ from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.decision import Decision, decide, decision
 from fxamp.passes.regions import ENTER, EXIT, Region, outermost, walk
+from fxamp.passes.sites import site_of
 from fxamp.policy import Category, Ruling
 
 
@@ -60,12 +62,12 @@ def _annotate(gm: GraphModule, context: Context, region: Region) -> int:
 def _decide(node: Node, region: Region, context: Context, aliases: Callable[[], AliasSets]) -> Decision:
     if VERBATIM in node.meta and not bodies(node) and autograd_function(node) is None:
         return Decision(None, None, f"kept as captured: {node.meta[VERBATIM]}")
-    ruling = context.policy.ruling(op_name(node)) if isinstance(node.target, OpOverload) else Ruling(None)
+    ruling = rule_on(node, context)
     rule = ruling.rule
     if region.captured is None and _asked_for_captured(node, context):
         return Decision(None, None, "inside a forward with custom_fwd(cast_inputs=...)", captured=True)
     if rule is None:
-        return Decision(None, region.lower, "no rule: follows its inputs")
+        return Decision(None, region.lower, _joined("no rule: follows its inputs", ruling.unknown))
     if region.lower is None:
         return Decision(None, None, f"autocast is disabled here: rule {rule.id} does not hold")
     if node.target._schema.is_mutable:  # type: ignore[union-attr]
@@ -74,7 +76,22 @@ def _decide(node: Node, region: Region, context: Context, aliases: Callable[[], 
         return Decision(None, region.lower, f"a view of memory that is written to must stay one: not rule {rule.id}")
     if rule.cast is Category.BANNED:
         raise BannedOpError(_refusal(node, rule.advice, context))
-    return Decision(rule, region.lower, rule.why, lost=ruling.lost)
+    return Decision(rule, region.lower, _joined(rule.why, ruling.unknown), lost=ruling.lost)
+
+
+def rule_on(node: Node, context: Context) -> Ruling:
+    """What the policy says of a call: by its rules, else by ``unlisted``; nothing of what is no op."""
+    if not isinstance(node.target, OpOverload):
+        return Ruling(None)
+    policy = context.policy
+    ruling = policy.plain_ruling(op_name(node)) or policy.ruling(site_of(node))
+    if ruling.rule is None and policy.default_rule is not None and site_of(node).computes:
+        return replace(ruling, rule=policy.default_rule)
+    return ruling
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
 
 
 def _asked_for_captured(node: Node, context: Context) -> bool:

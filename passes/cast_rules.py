@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.graph import tensor_value, writes
 from fxamp.passes.base import Context
-from fxamp.policy import Category
+from fxamp.policy import Category, Rule
 
 
 @dataclass(frozen=True)
@@ -27,23 +27,34 @@ class Edit:
     target: OpOverload | None = None
 
 
-def edit_for(category: Category, node: Node, lower: torch.dtype, context: Context) -> Edit:
-    """The edit that ``category`` asks for at ``node``, given the values that its inputs have now."""
-    return _EDITS[category](node, lower, context)
+def edit_for(rule: Rule, node: Node, lower: torch.dtype, context: Context) -> Edit:
+    """The edit that ``rule`` asks for at ``node``, given the values that its inputs have now."""
+    if rule.cast in _EDITS:
+        return _EDITS[rule.cast](node, lower, context)
+    dtypes = {Category.LOWER_PRECISION_FP: lower, Category.FP32: torch.float32}
+    return _cast_all(node, dtypes[rule.cast], context, _own_dtypes(rule, node, lower))
 
 
-def _cast_all(node: Node, dtype: torch.dtype, context: Context) -> Edit:
+def _cast_all(
+    node: Node, dtype: torch.dtype, context: Context, own: Mapping[Node, torch.dtype | None] | None = None
+) -> Edit:
+    """Every eligible input in ``dtype``, but those of ``own`` in theirs; None leaves an input as it comes."""
     kept = writes(node)  # a write to a cast copy would be lost
-    values = {source: tensor_value(source) for source in node.all_input_nodes if source not in kept}
-    return Edit({s: dtype for s, v in values.items() if context.eligible(v) and v is not None and v.dtype != dtype})
+    casts = {}
+    for source in node.all_input_nodes:
+        value, wanted = tensor_value(source), (own or {}).get(source, dtype)
+        if source in kept or wanted is None or value is None:
+            continue
+        if context.eligible(value) and value.dtype != wanted:
+            casts[source] = wanted
+    return Edit(casts)
 
 
-def _lower(node: Node, lower: torch.dtype, context: Context) -> Edit:
-    return _cast_all(node, lower, context)
-
-
-def _fp32(node: Node, lower: torch.dtype, context: Context) -> Edit:
-    return _cast_all(node, torch.float32, context)
+def _own_dtypes(rule: Rule, node: Node, lower: torch.dtype) -> dict[Node, torch.dtype | None]:
+    """What ``rule.inputs`` says of single inputs; of a tensor that is passed twice, the argument named last counts."""
+    meaning = {"lower_precision_fp": lower, "fp32": torch.float32, "follow": None}
+    named = [(pytree.tree_leaves(_given(node, name)), meaning[dtype]) for name, dtype in dict(rule.inputs).items()]
+    return {leaf: dtype for leaves, dtype in named for leaf in leaves if isinstance(leaf, Node)}
 
 
 def _first_tensor(node: Node) -> torch.Tensor | None:
@@ -103,8 +114,6 @@ def _given(node: Node, name: str) -> Any:
 
 
 _EDITS: dict[Category, Callable[[Node, torch.dtype, Context], Edit]] = {
-    Category.LOWER_PRECISION_FP: _lower,
-    Category.FP32: _fp32,
     Category.FP32_SET_OPT_DTYPE: _set_dtype,
     Category.FP32_APPEND_DTYPE: _append_dtype,
     Category.PROMOTE: _promote,

@@ -18,11 +18,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.autocast_state import autocast_state
-from fxamp.graph import inherit_provenance, is_composite, op_name, register
+from fxamp.graph import fake_tensors, inherit_provenance, is_composite, module_classes, module_path, op_name, register
 from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.regions import Region, outermost, walk
+from fxamp.passes.sites import site_of
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ class _Expander:
     def _node(self, gm: GraphModule, node: Node, region: Region) -> bool:
         if not self._candidate(node):
             return False
-        key = _signature(node)
+        key = self._signature(node)
         if key in self._plain:
             return False
         inner = self._decomposed(node, region)
-        if inner is None or not self._holds_rule(inner, region):
+        if inner is None or not self._holds_rule(inner, region, node):
             self._plain.add(key)
             return False
         for fresh in _inline(gm, node, inner):
@@ -71,21 +72,38 @@ class _Expander:
         self.expanded += 1
         return True
 
-    def _candidate(self, node: Node) -> bool:
+    def _candidate(self, node: Node, within: Node | None = None) -> bool:
         if node.op != "call_function" or not is_composite(node.target) or is_view(node):
             return False
         assert isinstance(node.target, OpOverload)
-        return not node.target._schema.is_mutable and self._context.policy.rule_for(op_name(node)) is None
+        return not node.target._schema.is_mutable and not self._ruled(node, within or node)
 
-    def _holds_rule(self, inner: GraphModule, region: Region) -> bool:
+    def _ruled(self, node: Node, within: Node) -> bool:
+        """Whether a rule decides the call, which stands in the module of ``within``."""
+        if not isinstance(node.target, OpOverload):
+            return False
+        policy = self._context.policy
+        ruling = policy.plain_ruling(op_name(node)) or policy.ruling(site_of(node, within=within))
+        return ruling.rule is not None
+
+    def _holds_rule(self, inner: GraphModule, region: Region, within: Node) -> bool:
         for node in inner.graph.nodes:
-            if isinstance(node.target, OpOverload) and self._context.policy.rule_for(op_name(node)) is not None:
+            if self._ruled(node, within):
                 return True
-            if self._candidate(node):
+            if self._candidate(node, within):
                 deeper = self._decomposed(node, region)
-                if deeper is not None and self._holds_rule(deeper, region):
+                if deeper is not None and self._holds_rule(deeper, region, within):
                     return True
         return False
+
+    def _signature(self, node: Node) -> Hashable:
+        """What decides whether a composite is expanded: how it decomposes, and where, if rules ask for that."""
+        if not self._context.policy.conditional:
+            return _signature(node)
+        shapes = tuple(
+            str(tuple(value.shape)) for source in node.all_input_nodes for value in fake_tensors(source.meta.get("val"))
+        )
+        return _signature(node), shapes, module_path(node), module_classes(node)
 
     def _decomposed(self, node: Node, region: Region) -> GraphModule | None:
         """One level of the op's own decomposition; None if it cannot be traced on values alone."""

@@ -107,7 +107,7 @@ class _Rewriter:
         if made is not None and made.captured:
             self._restore_inputs(node, made.reason)
         elif made is not None and made.rule is not None and made.lower is not None:
-            edit = edit_for(made.rule.cast, node, made.lower, self._context)
+            edit = edit_for(made.rule, node, made.lower, self._context)
             self._apply(node, edit, f"rule {made.rule.id}")
         changed = any(self._changed(source) for source in node.all_input_nodes)
         if not (changed or edit.casts or edit.kwargs):

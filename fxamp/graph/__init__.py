@@ -19,7 +19,7 @@ from fxamp.graph.nodes import (
     writes,
 )
 from fxamp.graph.printing import dtype_name, format_graph
-from fxamp.graph.source import SourceFrame, describe_source, module_path, source_frames
+from fxamp.graph.source import SourceFrame, describe_source, module_classes, module_path, source_frames
 from fxamp.graph.verify import verify
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "inherit_provenance",
     "is_composite",
     "is_float_tensor",
+    "module_classes",
     "module_path",
     "nesting_change",
     "op_name",

@@ -89,6 +89,12 @@ def module_class(node: Node) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
 
 
+def module_classes(node: Node) -> tuple[str, ...]:
+    """The classes of all modules around the node, outermost first, with their packages."""
+    kinds = [kind for _, kind in _module_stack(node)]
+    return tuple(f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else kind for kind in kinds)
+
+
 @lru_cache(maxsize=4096)
 def _clean(path: str) -> str:
     """``"L['self'].layers.0.mlp"`` (or with ``_modules['mlp']`` parts) as ``"layers.0.mlp"``."""

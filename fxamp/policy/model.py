@@ -145,6 +145,11 @@ class Policy:
         why = f"No rule covers it, and the policy says unlisted = {self.unlisted!r}."
         return Rule(UNLISTED_ID, Category(self.unlisted), why=why, origin=self.origins.get("unlisted"))
 
+    @cached_property
+    def conditional(self) -> bool:
+        """Whether a rule of the forward asks for more than the op's name."""
+        return any(rule.conditional and rule.region != "backward" for rule in self.rules)
+
     def has_rules_for(self, region: str) -> bool:
         """Say whether a rule is for the "forward" or the "backward"."""
         return any(rule.region in (region, "both") for rule in self.rules)

@@ -1,0 +1,94 @@
+"""A node's call as the plain values that a policy's conditions ask for.
+
+Arguments go by the names of the op's schema, with its defaults; tensors have the dtypes they were captured with. A
+symbolic number stays one: a condition on it would hold for one call of a compiled graph and not for another.
+"""
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from fxamp.graph import base_name, module_classes, module_path, op_name
+from fxamp.graph.aliases import is_view
+from fxamp.policy import Site, Symbol, TensorFacts
+from fxamp.policy.site import Number, Value, product
+
+#: Ops that copy or convert values and compute none.
+_MOVES = frozenset(
+    f"aten::{name}" for name in ("_to_copy", "alias", "clone", "contiguous", "detach", "lift_fresh", "to", "type_as")
+) | {"prims::convert_element_type", "prims::device_put"}
+
+_COMBINING = """
+    _fused_rms_norm _log_softmax _softmax cumprod cumsum dot layer_norm linalg_vector_norm log_softmax logcumsumexp
+    logsumexp mean nanmean nansum native_layer_norm norm prod rms_norm softmax std std_mean sum var var_mean vdot
+"""
+
+#: Ops that combine elements along dimensions, beside those that torch tags as reductions.
+_REDUCES = frozenset(f"aten::{name}" for name in _COMBINING.split())
+
+
+def site_of(node: Node, region: str = "forward", within: Node | None = None) -> Site:
+    """Return the site of a call of an ATen overload or custom op; ``within``: the node whose module it stands in."""
+    target = node.target
+    assert isinstance(target, OpOverload)
+    place = within or node
+    args = {}
+    for position, argument in enumerate(target._schema.arguments):
+        by_position = position < len(node.args) and not argument.kwarg_only
+        given = node.args[position] if by_position else node.kwargs.get(argument.name, argument.default_value)
+        args[argument.name] = _value(given)
+    return Site(
+        op_name(node),
+        module_path(place),
+        module_classes(place),
+        args,
+        region,
+        _reduces(node, args),
+        computes=computes(node, args.get("dtype")),
+    )
+
+
+def computes(node: Node, dtype: object) -> bool:
+    """Whether a call does more than view, copy or convert values, and leaves it open in which dtype."""
+    return base_name(node) not in _MOVES and not is_view(node) and dtype is None
+
+
+def _value(given: Any) -> Value:
+    if isinstance(given, Node):
+        given = given.meta.get("val")
+    if isinstance(given, torch.Tensor):
+        return TensorFacts(str(given.dtype).removeprefix("torch."), tuple(map(_size, given.shape)))
+    if isinstance(given, (list, tuple)):
+        return tuple(_value(item) for item in given)
+    if isinstance(given, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return _number(given)
+    if given is None or isinstance(given, (bool, int, float, str)):
+        return given
+    return str(given).removeprefix("torch.")
+
+
+def _number(given: Any) -> bool | int | float | Symbol:
+    return given if isinstance(given, (bool, int, float)) else Symbol(str(given))
+
+
+def _size(given: int | torch.SymInt) -> Number:
+    return given if isinstance(given, int) else Symbol(str(given))
+
+
+def _reduces(node: Node, args: dict[str, Value]) -> Number | None:
+    """How many elements of the first tensor go into one result; None where the op is no reduction."""
+    assert isinstance(node.target, OpOverload)
+    if base_name(node) not in _REDUCES and torch.Tag.reduction not in node.target.tags:
+        return None
+    first = next((value for value in args.values() if isinstance(value, TensorFacts)), None)
+    if first is None or first.shape is None:
+        return None
+    if isinstance(normalized := args.get("normalized_shape"), tuple):
+        return product(tuple(size for size in normalized if isinstance(size, (int, Symbol))))
+    dims = args.get("dim")
+    dims = (dims,) if isinstance(dims, int) else dims
+    if not isinstance(dims, tuple) or not dims or not first.shape:
+        return first.size
+    return product(tuple(first.shape[dim] for dim in dims if isinstance(dim, int)))
