@@ -17,14 +17,41 @@ from fxamp.tools.show.select import select
 
 #: An entry and a listing of which no field has its default value.
 FULL_ENTRY = Entry(
-    "n", "call_function", "aten::mm.default", "torch.mm(a)", ("a",), (tensor("f16[s0, 2]"),), ("f32",), "s1", True, "h.0",
-    "Block", Source("f.py", 3, "g", "x"), RuleRef("r", "p.toml:1", "fp32", "why"), (RuleRef("l"),), "reason", "overruled",
-    "off", "inserted", "verbatim", ("body",),
-)  # fmt: skip
+    name="n",
+    kind="call_function",
+    target="aten::mm.default",
+    call="torch.mm(a)",
+    inputs=("a",),
+    values=(tensor("f16[s0, 2]"),),
+    was=("f32",),
+    symbol="s1",
+    needs_grad=True,
+    module="h.0",
+    module_class="Block",
+    source=Source("f.py", 3, "g", "x"),
+    rule=RuleRef("r", "p.toml:1", "fp32", "why"),
+    lost=(RuleRef("l"),),
+    reason="reason",
+    overruled="overruled",
+    region="off",
+    inserted="inserted",
+    verbatim="verbatim",
+    bodies=("body",),
+)
 FULL = Listing(
-    "G", (FULL_ENTRY,), {"body": Listing("body", ())}, "cast", "p", "cuda", "chosen", {"shared": 0}, (RuleRef("u"),), "end",
-    0, 5,
-)  # fmt: skip
+    name="G",
+    entries=(FULL_ENTRY,),
+    bodies={"body": Listing("body", ())},
+    stage="cast",
+    policy="p",
+    device="cuda",
+    chosen="chosen",
+    counts={"shared": 0},
+    unmatched=(RuleRef("u"),),
+    ended="end",
+    kept_before=0,
+    kept_after=5,
+)
 
 
 @pytest.mark.parametrize(

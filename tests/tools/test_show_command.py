@@ -1,0 +1,229 @@
+"""The command ``fxamp-show`` as a person and as a script meet it: formats, files, pipes, terminals, mistakes."""
+
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+from show_samples import document, given, op, plain
+
+from fxamp.listing import Document, Listing
+from fxamp.tools.show.command import main
+from fxamp.tools.show.json_format import from_json, to_json
+
+ROOT = Path(__file__).parents[2]
+RUN = [sys.executable, "-c", "import sys; from fxamp.tools.show.command import main; sys.exit(main())"]
+
+
+@pytest.fixture
+def gpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "gpt.json"
+    path.write_text(to_json(document()), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def half(tmp_path: Path) -> str:
+    path = tmp_path / "half.json"
+    path.write_text(to_json(Document((plain(),))), encoding="utf-8")
+    return str(path)
+
+
+def on_a_terminal(arguments: list[str], columns: int, more: Mapping[str, str]) -> str:
+    """What the command writes when its standard output is a terminal of so many columns."""
+    reader, writer = pty.openpty()
+    ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "TERM": "xterm", "LANG": "C.UTF-8", **more}
+    process = subprocess.Popen([*RUN, *arguments], stdout=writer, stderr=subprocess.DEVNULL, env=environment)
+    os.close(writer)
+    written = b""
+    try:
+        while chunk := os.read(reader, 65536):
+            written += chunk
+    except OSError:  # the terminal's other side is closed
+        pass
+    os.close(reader)
+    assert process.wait() == 0
+    return written.decode().replace("\r\n", "\n")
+
+
+def test_data_goes_to_stdout_and_warnings_to_stderr(gpt: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([gpt]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"graph 0 GPT, cast: {gpt}\n") and "Mean and variance are sums over many elements." in out
+    assert err == "fxamp-show: warning: line 3: the comment is malformed\n"
+    assert "\x1b" not in out and "…" not in out
+
+
+def test_json_reads_back(gpt: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([gpt, "--format", "json"]) == 0
+    assert from_json(capsys.readouterr().out) == document()
+
+
+def test_model_explorer(gpt: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([gpt, "--format", "model-explorer", "--only", "casts"]) == 0
+    graphs = json.loads(capsys.readouterr().out)["graphs"]
+    assert [node["id"] for node in graphs[0]["nodes"]] == ["norm_f16", "w_f16", "checkpoint"]
+
+
+def test_why(gpt: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([gpt, "--why", "0:linear"]) == 0
+    assert capsys.readouterr().out.startswith("linear\n  is")
+
+
+def test_check_exits_1_if_it_finds_something(gpt: str, half: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([half, "--check"]) == 1
+    assert capsys.readouterr().out.endswith("1 finding\n")
+    assert main([half, "--check", "--format", "json"]) == 1
+    assert [finding["node"] for finding in json.loads(capsys.readouterr().out)["findings"]] == ["exp"]
+    assert main([gpt, "--check", "--module", "h.0"]) == 0
+    assert capsys.readouterr().out == "no findings\n"
+
+
+def test_one_graph_keeps_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "two.json"
+    path.write_text(to_json(Document((plain(), plain()))), encoding="utf-8")
+    assert main([str(path), "--graph", "1"]) == 0
+    assert capsys.readouterr().out.startswith("graph 1 Plain")
+    assert main([str(path), "--graph", "2"]) == 2
+    assert capsys.readouterr().err == "fxamp-show: --graph 2: there is no such graph; accepted: 0 to 1\n"
+
+
+def test_width_fits_a_pipe_too(gpt: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([gpt, "--width", "80"]) == 0
+    table = capsys.readouterr().out.split("\n\n")[1]
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_a_terminal_gets_its_width_and_colours(gpt: str) -> None:
+    for columns in (80, 130):
+        text = on_a_terminal([gpt], columns, {})
+        assert "\x1b[36mf16" in text
+        assert max(map(len, on_a_terminal([gpt], columns, {"NO_COLOR": "1"}).split("\n\n")[1].splitlines())) <= columns
+
+
+@pytest.mark.parametrize(
+    ("more", "coloured"), [({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"NO_COLOR": ""}, True)]
+)
+def test_a_terminal_without_colours(gpt: str, more: dict[str, str], coloured: bool) -> None:
+    assert ("\x1b" in on_a_terminal([gpt], 100, more)) is coloured
+
+
+def test_colours_can_be_forced_into_a_pipe(
+    gpt: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    main([gpt])
+    assert "\x1b[36mf16" in capsys.readouterr().out
+    main([gpt, "--output", str(tmp_path / "out.txt")])
+    assert "\x1b" not in (tmp_path / "out.txt").read_text(encoding="utf-8")
+    monkeypatch.setenv("NO_COLOR", "1")
+    main([gpt])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_reader_that_stops_reading_is_no_error(gpt: str) -> None:
+    command = " ".join([sys.executable, "-c", f"'{RUN[2]}'", gpt, "--format", "json", "| head -1"])
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    big = Document((Listing("G", tuple(given(f"x{i}", "f32[4]") for i in range(5000))),))
+    Path(gpt).write_text(to_json(big), encoding="utf-8")
+    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_output_is_written_whole(gpt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "out.txt"
+    target.write_text("old", encoding="utf-8")
+    target.chmod(0o640)
+    assert main([gpt, "--output", str(target)]) == 0
+    assert capsys.readouterr().out == ""
+    assert target.read_text(encoding="utf-8").startswith("graph 0 GPT")
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpt.json", "out.txt"]
+
+
+MISTAKES: list[tuple[list[str], str]] = [
+    (["--format", "jsn"], "argument --format: 'jsn' is unknown (did you mean 'json'?); accepted: text, json, html"),
+    (["--polcy", "x"], "unknown option '--polcy' (did you mean '--policy'?); accepted: --check"),
+    (["--width", "0"], "argument --width: '0' is not a whole number of 1 or more"),
+    (["--only", "castss"], "--only 'castss': no rule here has this id (did you mean 'casts'?)"),
+    (["--module", "h.0.atn"], "--module 'h.0.atn' matches no module (did you mean 'h.0.attn'?)"),
+    (["--why", "linaer"], "--why 'linaer': no node has this name (did you mean 'linear'?)"),
+    (["--why", "linear", "--format", "html"], "--why cannot be written as html; accepted: --format text"),
+    (["--check", "--format", "html"], "--check cannot be written as html; accepted: --format text or json"),
+    (["--check", "--why", "linear"], "--why and --check exclude each other"),
+    (["--policy", "cuda-float16"], "--policy cannot be applied to JSON of fxamp-show"),
+    (["--output", "/no/such/folder/x"], "--output '/no/such/folder/x': No such file or directory"),
+    (["--output", "/"], "--output '/': "),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(given) for given, _ in MISTAKES])
+def test_a_mistake_is_one_line_and_status_2(
+    gpt: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main([gpt, *arguments])
+    except SystemExit as exit:
+        status = int(str(exit.code))
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if "warning" not in line]
+    assert (status, out) == (2, "") and len(lines) == 1
+    assert lines[0].startswith(f"fxamp-show: {message}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        (b"\xff\xfe", "not a text in UTF-8"),
+        (b"{", "a.json:1: not JSON"),
+        (b"{}", "not JSON of"),
+    ],
+)
+def test_a_file_that_is_no_json_of_ours(
+    content: bytes | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert main([str(path)]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--format", "json"], ["--why", "linear"], ["--format", "model-explorer"], []])
+def test_it_starts_without_torch(gpt: str, arguments: list[str]) -> None:
+    script = f"import sys; from fxamp.tools.show.command import main; main({[gpt, *arguments]!r}); " + (
+        "print(*{'torch', 'triton', 'numpy'} & sys.modules.keys(), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == ""
+    assert done.returncode == 0
+
+
+def test_ten_thousand_nodes_render_in_well_under_a_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = [given("n0", "f32[8, 8]")]
+    for at in range(1, 10_000):
+        entries.append(
+            op(f"n{at}", "aten::neg.default", (f"n{at - 1}",), "f32[8, 8]", module=f"h.{at // 100}", reason="r")
+        )
+    path = tmp_path / "big.json"
+    path.write_text(to_json(Document((Listing("G", tuple(entries), policy="p"),))), encoding="utf-8")
+    loaded = time.process_time()
+    from_json(path.read_text(encoding="utf-8"))
+    start = time.process_time()
+    main([str(path), "--width", "120"])
+    spent = time.process_time() - start - (start - loaded)
+    assert capsys.readouterr().out.count("\n") > 10_000
+    assert spent < 1, f"{spent:.2f} s"
