@@ -12,12 +12,16 @@ _DOTS = "…"
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its title; whether to shorten in the ``"middle"``, at the ``"end"`` or ``"never"``, down to ``least``
-    characters; ``right`` aligns its cells to the right."""
+    """A column: its title, and how its cells are aligned.
+
+    ``shorten`` says where a cell may be cut: in the ``"middle"``, at the ``"end"``, or ``"never"``. ``good`` is a width
+    that still reads well, ``least`` the smallest that says anything.
+    """
 
     title: str
     shorten: str = "never"
     least: int = 0
+    good: int = 0
     right: bool = False
 
 
@@ -31,9 +35,9 @@ def render(
 ) -> Iterator[str]:
     """Yield the table's lines: titles, a rule, and the rows.
 
-    Columns without any text are left out. With a ``width`` the columns named in ``shortened`` are shortened, first to
-    last, until a line fits; if that is not enough, those named in ``left_out`` go one by one. ``paint`` gets a column's
-    title and a padded cell, and returns the cell with its colours.
+    Columns without any text are left out. With a ``width`` the columns named in ``shortened`` are shortened until a
+    line fits, the first ones first; if that is not enough, those named in ``left_out`` go one by one. ``paint`` gets a
+    column's title and a padded cell, and returns the cell with its colours.
     """
     filled = [at for at in range(len(columns)) if any(row[at] for row in rows)]
     widest = {at: max(len(columns[at].title), *(len(row[at]) for row in rows)) for at in filled}
@@ -67,11 +71,16 @@ def _fit(
 
 
 def _shortened(columns: Sequence[Column], widest: dict[int, int], width: int, order: Sequence[int]) -> dict[int, int]:
-    widths = dict(widest)
-    for at in order:
-        excess = _total(widths) - width
-        if at in widths and excess > 0:
-            widths[at] = max(min(columns[at].least, widths[at]), widths[at] - excess)
+    """Widths that fit if they can: each column in order to its good width, the first to its least, then all alike."""
+    widths = {**widest}
+    present = [at for at in order if at in widths]
+    for at, floor in [(at, columns[at].good) for at in present] + [(at, columns[at].least) for at in present[:1]]:
+        widths[at] = max(min(floor, widths[at]), widths[at] - max(_total(widths) - width, 0))
+    spare = {at: max(widths[at] - columns[at].least, 0) for at in present}
+    excess, whole = _total(widths) - width, sum(spare.values())
+    if excess > 0 and whole > 0:
+        for at in present:
+            widths[at] -= min(-(-spare[at] * excess // whole), spare[at])
     return widths
 
 

@@ -11,16 +11,16 @@ from fxamp.tools.show.totals_text import totals_lines
 from fxamp.tools.show.words import op_name, place, size
 
 _COLUMNS = (
-    Column("node", "middle", 10),
-    Column("source", "middle", 12),
-    Column("module", "middle", 6),
-    Column("op", "end", 8),
+    Column("node", "middle", least=10, good=24),
+    Column("source", "middle", least=12, good=28),
+    Column("module", "middle", least=6, good=20),
+    Column("op", "end", least=8, good=20),
     Column("before"),
     Column("runs in"),
     Column("bytes", right=True),
-    Column("rule", "end", 8),
-    Column("written at", "middle", 10),
-    Column("reason", "end", 16),
+    Column("rule", "end", least=8, good=16),
+    Column("written at", "middle", least=10, good=20),
+    Column("reason", "end", least=16, good=20),
 )
 #: What is shortened on a narrow terminal, and what is left out if that is not enough, first to last.
 _SHORTENED = ("reason", "written at", "source", "module", "rule", "node", "op")
