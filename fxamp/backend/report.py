@@ -8,7 +8,7 @@ from typing import Any
 from tabulate import tabulate
 
 from fxamp.backend.registry import outside, records_of
-from fxamp.listing import Document
+from fxamp.listing import Document, RuleRef
 from fxamp.pipeline import GraphRecord
 
 _NOTHING = (
@@ -42,6 +42,14 @@ class Report:
     def breaks(self) -> tuple[str, ...]:
         """Why graphs ended though the program went on, a reason each."""
         return tuple(graph.ended for graph in self.graphs if graph.ended)
+
+    @property
+    def unmatched(self) -> tuple[RuleRef, ...]:
+        """The rules, other than those of the built-in files, that decided no op in any of the graphs."""
+        if not self.graphs:
+            return ()
+        first, *rest = [graph.listing.unmatched for graph in self.graphs]
+        return tuple(rule for rule in first if all(rule in others for others in rest))
 
     @property
     def document(self) -> Document:
@@ -78,6 +86,9 @@ class Report:
             notes.append(("The program goes on outside of a graph (a graph break):", breaks))
         if self.outside:
             notes.append(("Parameters that no graph reads; what uses them runs as it is written:", self._outside()))
+        if self.unmatched:
+            rules = [f"  {rule.id} ({rule.origin or 'made in Python'})" for rule in self.unmatched]
+            notes.append(("Rules that matched no op:", rules))
         if len(self.graphs) > 1 or breaks:
             notes.append(("What is in none of these graphs runs outside them, in the dtypes it is written for.", []))
         return notes

@@ -1,6 +1,7 @@
 """fxamp.report: graphs, breaks and why, what stayed outside."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -64,6 +65,20 @@ def test_a_whole_model_in_one_graph_has_nothing_to_add():
 
     assert report.breaks == () and report.outside == ()
     assert len(str(report).splitlines()) == 3
+
+
+def test_a_rule_that_matched_in_no_graph_is_named():
+    torch._dynamo.reset()
+    base = fxamp.Policy.load("cpu-bfloat16").resolve("cpu")
+    rules = [fxamp.Rule(op, "fp32", (op,)) for op in ("relu", "sum", "tanh")]  # the sum stands outside of the graph
+    model = Recurrent()
+    model.compile(backend="fxamp", options={**OPTIONS, "policy": replace(base, rules=(*base.rules, *rules))})
+    model(torch.ones(3, 2, 4))
+
+    report = fxamp.report(model)
+
+    assert [rule.id for rule in report.unmatched] == ["sum", "tanh"]
+    assert "Rules that matched no op:\n  sum (made in Python)\n  tanh (made in Python)" in str(report)
 
 
 def test_a_notebook_shows_the_same_escaped(recurrent):
