@@ -24,7 +24,7 @@ from fxamp.graph.aliases import AliasSets, is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.decision import Decision, decide, decision
-from fxamp.passes.regions import ENTER, EXIT, Region, outermost, walk
+from fxamp.passes.regions import ENTER, EXIT, Region, mark_region, outermost, walk
 from fxamp.passes.sites import site_of
 from fxamp.policy import Category, Ruling
 
@@ -54,6 +54,8 @@ def _annotate(gm: GraphModule, context: Context, region: Region) -> int:
         made = _decide(node, here, context, aliases)
         changed += made != decision(node)
         decide(node, made)
+        if context.policy.has_rules_for("backward"):
+            mark_region(node, here, context)
         changed += sum(_annotate(body.module, context, here) for body in bodies(node))
         changed += _annotate_function(node, context, here)
     return changed

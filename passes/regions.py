@@ -10,7 +10,7 @@ from fxamp.graph import ENTER_AUTOCAST as ENTER
 from fxamp.graph import EXIT_AUTOCAST as EXIT
 from fxamp.passes.base import Context
 
-__all__ = ["ENTER", "EXIT", "Region", "concerns", "outermost", "walk"]
+__all__ = ["ENTER", "EXIT", "Region", "concerns", "mark_region", "marked_lower", "outermost", "walk"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,27 @@ def walk(gm: GraphModule, context: Context, region: Region) -> Iterator[tuple[No
             region = outer.pop()
         else:
             yield node, region
+
+
+def mark_region(node: Node, region: Region, context: Context) -> None:
+    """Note on ``node`` the region that it stands in, where that is not the policy's, for its backward to read.
+
+    What is under ``"custom"`` AOTAutograd copies from an op of the forward to those of its backward.
+    """
+    if region.lower != context.lower:
+        node.meta["custom"] = {**node.meta.get("custom", {}), _MARK: str(region.lower).removeprefix("torch.")}
+
+
+def marked_lower(node: Node, context: Context) -> torch.dtype | None:
+    """The 16-bit dtype of the region of the forward op that ``node`` is the backward of; None: autocast was off."""
+    noted = node.meta.get("custom", {}).get(_MARK)
+    if noted is None:
+        return context.lower
+    dtype: torch.dtype | None = getattr(torch, noted, None)
+    return dtype
+
+
+_MARK = "fxamp_region"
 
 
 def concerns(mark: Node, context: Context) -> bool:

@@ -9,7 +9,7 @@ from torch.fx import Node
 aten = torch.ops.aten
 
 #: Views that mean the same on a tensor of the same shape and strides, whatever its dtype.
-_VIEWS = frozenset(
+VIEWS = frozenset(
     {
         aten.alias.default,
         aten.permute.default,
@@ -22,7 +22,7 @@ _VIEWS = frozenset(
     }
 )
 
-_CASTS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
+CASTS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -33,7 +33,7 @@ def before_widening(node: Node, write: Callable[..., Node]) -> Node:
     """
     views: list[Node] = []
     behind = node
-    while behind.target in _VIEWS:
+    while behind.target in VIEWS:
         views.append(behind)
         behind = behind.args[0]  # type: ignore[assignment]
     narrow = _widened(behind)
@@ -47,7 +47,7 @@ def before_widening(node: Node, write: Callable[..., Node]) -> Node:
 
 def erase_unused(node: Node) -> None:
     """Erase a cast, or views of it, that :func:`before_widening` left without users."""
-    while not node._erased and not node.users and (node.target in _VIEWS or node.target in _CASTS):
+    while not node._erased and not node.users and (node.target in VIEWS or node.target in CASTS):
         source: Any = node.args[0]
         node.graph.erase_node(node)
         node = source
@@ -55,7 +55,7 @@ def erase_unused(node: Node) -> None:
 
 def _widened(node: Node) -> Node | None:
     """What ``node`` casts from 16 bits to float32 and changes in no other way."""
-    source: Any = node.args[0] if node.target in _CASTS else None
+    source: Any = node.args[0] if node.target in CASTS else None
     if source is None:
         return None
     before, after = source.meta["val"], node.meta["val"]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from fxamp.backend.backward_rules import backward_rules
 from fxamp.backend.choose import Choice, choose_policy
 from fxamp.backend.dumps import Stages
 from fxamp.backend.guards import guard_policy
@@ -42,6 +43,7 @@ def fxamp(
     parsed = parse_options(options, mode)
     choice = choose_policy(parsed, example_inputs)
     guard_policy(parsed, choice)
+    rules = backward_rules(choice.policy, parsed)
     scaling = None
     if parsed.scaler is not None and choice.policy is not None:
         scaling = Scaling(parsed.scaler, choice.policy)
@@ -54,7 +56,7 @@ def fxamp(
         stages.graph("captured", lambda: list_graph(capture(gm, example_inputs).module, stage="captured"))
     remember(record, example_inputs)
     device = choice.policy.device if choice.policy else None
-    return lower_graph(module, example_inputs, parsed, Run(device, scaling, stages))
+    return lower_graph(module, example_inputs, parsed, Run(device, scaling, stages, rules))
 
 
 def _rewrite(

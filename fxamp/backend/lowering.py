@@ -8,6 +8,7 @@ from typing import Any, cast
 from torch.fx import GraphModule
 
 from fxamp.backend.autocast_off import compiled_without_autocast, no_autocast
+from fxamp.backend.backward_rules import BackwardRules
 from fxamp.backend.dumps import Stages
 from fxamp.backend.options import Options
 from fxamp.backend.partition import list_partition
@@ -23,20 +24,21 @@ class Run:
     """What holds while a graph is compiled and run besides the options.
 
     Autocast for ``device`` is off: the graph's casts are explicit already. With ``scaling`` the backward is scaled,
-    unscaled and checked. ``stages`` takes the graphs on their way.
+    unscaled and checked. ``stages`` takes the graphs on their way. ``rules`` are the policy's for the backward.
     """
 
     device: str | None
     scaling: Scaling | None
     stages: Stages
+    rules: BackwardRules | None = None
 
     @property
     def hooked(self) -> bool:
         """Whether AOTAutograd's graphs must pass through fxamp's hands."""
-        return self.scaling is not None or self.stages.kept
+        return self.scaling is not None or self.rules is not None or self.stages.kept
 
     def compile(self, gm: GraphModule, inputs: Sequence[Any], backward: bool, compiler: InnerCompiler) -> Any:
-        """Compile one of AOTAutograd's graphs by ``compiler``; a backward is scaled first."""
+        """Compile one of AOTAutograd's graphs by ``compiler``; a backward gets its own casts and is scaled first."""
         stage = "backward" if backward else "forward"
 
         def inner(graph: GraphModule, examples: Sequence[Any]) -> Any:
@@ -46,6 +48,8 @@ class Run:
                 self.stages.text(f"{stage}_kernels", lambda: compiled.source_code)
             return compiled
 
+        if self.rules is not None and backward:
+            self.rules.apply(gm)
         if self.scaling is None or not backward:
             return inner(gm, inputs)
         return self.scaling.compile_backward(gm, inputs, inner)

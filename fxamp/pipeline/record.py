@@ -111,10 +111,12 @@ def untouched(chosen: str) -> GraphRecord:
 
 
 def _with_unmatched(listing: Listing, policy: Policy) -> Listing:
-    """Name the rules that decided nothing; not those of the built-in files, which hold for programs of every kind."""
+    """Name the rules that decided nothing; not a backward's, nor the built-in ones, which are for any program."""
     used = {entry.rule.id for _, entry in listing.walk() if entry.rule is not None}
     mine = [rule for rule in policy.rules if rule.origin is None or not is_built_in(rule.origin.file)]
-    return replace(listing, unmatched=tuple(rule_ref(rule) for rule in mine if rule.id not in used))
+    return replace(
+        listing, unmatched=tuple(rule_ref(rule) for rule in mine if rule.id not in used and rule.region != "backward")
+    )
 
 
 def _is_op(entry: Entry) -> bool:

@@ -1,0 +1,66 @@
+"""The rules of a policy for the backward: applied to the graph that AOTAutograd derives and partitions."""
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch.fx import GraphModule
+
+from fxamp.backend.options import Options
+from fxamp.capture import Captured
+from fxamp.errors import OptionError
+from fxamp.graph import fake_tensors
+from fxamp.passes.base import Context
+from fxamp.passes.cast_backward import CastBackward
+from fxamp.passes.decision import decision
+from fxamp.pipeline import run_passes
+from fxamp.policy import Policy
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BackwardRules:
+    """A policy that has rules for the backward."""
+
+    policy: Policy
+
+    def apply(self, gm: GraphModule) -> None:
+        """Rewrite the backward graph ``gm`` in place, before anything else does."""
+        values = [value for node in gm.graph.nodes for value in fake_tensors(node.meta.get("val"))]
+        if not values:
+            return
+        mode = values[0].fake_mode  # type: ignore[attr-defined]
+        run_passes(Captured(gm, mode), Context(self.policy, mode), (CastBackward(),))
+        used = {made.rule.id for node in gm.graph.nodes if (made := decision(node)) is not None and made.rule}
+        for rule in self.policy.rules:
+            if rule.region == "backward" and rule.id not in used:
+                _say_once(self.policy.name, rule.id, str(rule.origin or "made in Python"))
+
+
+def backward_rules(policy: Policy | None, options: Options) -> BackwardRules | None:
+    """The rules for the backward, if there are any.
+
+    Raises OptionError where there is no backward graph that they could hold for.
+    """
+    if policy is None or not policy.has_rules_for("backward"):
+        return None
+    ids = ", ".join(repr(rule.id) for rule in policy.rules if rule.region != "forward")
+    if options.lowering == "eager":
+        raise OptionError(
+            f"policy {policy.name!r} has rules for the backward ({ids}), but lowering = 'eager' leaves the backward to "
+            "autograd, without a graph; accepted with these rules: 'inductor', 'aot_eager'"
+        )
+    if torch._dynamo.config.compiled_autograd:
+        raise OptionError(
+            f"policy {policy.name!r} has rules for the backward ({ids}), but torch._dynamo.config.compiled_autograd "
+            "traces AOTAutograd's backward graphs past their compiler; accepted with these rules: "
+            "compiled_autograd = False"
+        )
+    return BackwardRules(policy)
+
+
+@cache
+def _say_once(policy: str, rule: str, where: str) -> None:
+    log.warning("policy %s: rule %r (%s) matched no op of a backward graph", policy, rule, where)

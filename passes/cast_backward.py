@@ -1,0 +1,201 @@
+"""cast-backward: run ops of a backward graph in the dtypes that the policy's backward rules give them.
+
+The graph is AOTAutograd's, after its partition: derived from a forward whose casts are explicit, so that without this
+pass every gradient is computed in the dtypes of its forward.
+
+1. Only what belongs to the backward is looked at: a forward op that is computed again must give what it gave before.
+2. A covered op's eligible inputs are cast as the rule asks; its results are cast back, so that every other op reads the
+   dtypes it was made for. Between two covered ops a value stays in the dtype that both run in, and a result that the
+   graph itself widens to that dtype (a 16-bit weight's gradient) is not rounded before.
+3. Where ``torch.autocast(enabled=False)`` was on in the forward, no rule holds in its backward either.
+4. An op that refuses the dtypes keeps those that it had, and the record says so.
+"""
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node, map_arg
+
+from fxamp.graph import op_name, tensor_value
+from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.cast_rules import edit_for
+from fxamp.passes.decision import INSERTED, Decision, decide, decision, overrule
+from fxamp.passes.refusals import refusal
+from fxamp.passes.regions import marked_lower
+from fxamp.passes.sites import site_of
+from fxamp.passes.widening import CASTS, VIEWS
+
+#: What ``node.meta["partitioner_tag"]`` says of the backward's own ops.
+_BACKWARD = ("is_backward", "must_be_in_backward")
+
+_cast = torch.ops.prims.convert_element_type.default
+
+
+@dataclass(frozen=True)
+class CastBackward(Pass):
+    """Requires values on all nodes; ensures rule 2 for every op that a rule covers and that does not refuse."""
+
+    name = "cast-backward"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        writer = _Writer(gm.graph)
+        covered = 0
+        with torch.no_grad(), torch._C._DisableAutocast(), context.mode:
+            for node in list(gm.graph.nodes):
+                covered += _covered(node, context) and writer.rewrite(node, context)
+            for node in list(gm.graph.nodes):
+                writer.skip_rounding(node)
+        writer.erase_unused()
+        gm.recompile()
+        return Result(covered, {"covered": covered, "inserted": writer.inserted})
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        for node in gm.graph.nodes:
+            made = decision(node)
+            if made is None or made.rule is None or made.lower is None or made.overruled:
+                continue
+            if edit_for(made.rule, node, made.lower, context).casts:
+                return f"node {node.name} has inputs that rule {made.rule.id} does not allow"
+        return None
+
+
+def _covered(node: Node, context: Context) -> bool:
+    """Whether a rule decides the node; its decision is recorded then."""
+    if not isinstance(node.target, OpOverload) or node.meta.get("partitioner_tag") not in _BACKWARD:
+        return False
+    if decision(node) is not None or node.target._schema.is_mutable:
+        return False
+    known = context.policy.plain_ruling(op_name(node), "backward")
+    ruling = context.policy.ruling(site_of(node, "backward")) if known is None else known
+    lower = marked_lower(node, context)
+    if ruling.rule is None or lower is None:
+        return False
+    decide(node, Decision(ruling.rule, lower, ruling.rule.why, lost=ruling.lost))
+    return True
+
+
+class _Writer:
+    """Writes casts into one graph, one for each value and dtype; ``behind`` is the value before a cast back."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._casts: dict[tuple[Node, torch.dtype], Node] = {}
+        self._behind: dict[Node, Node] = {}
+        self._rounded: list[Node] = []
+
+    @property
+    def inserted(self) -> int:
+        """How many casts are in the graph."""
+        return len(self._made)
+
+    @property
+    def _made(self) -> list[Node]:
+        return [node for node in (*self._casts.values(), *self._behind) if not node._erased]
+
+    def rewrite(self, node: Node, context: Context) -> bool:
+        """Run ``node`` as its decision asks; whether that changed anything."""
+        made = decision(node)
+        assert made is not None and made.rule is not None and made.lower is not None
+        edit = edit_for(made.rule, node, made.lower, context)
+        if not edit.casts:
+            return True
+        before = {source: source.meta.get("val") for source in node.all_input_nodes}
+        arguments, value = (node.args, node.kwargs), node.meta["val"]
+        for source, dtype in edit.casts.items():
+            node.replace_input_with(source, self._in_dtype(source, dtype, node, made.rule.id))
+        why = refusal(node, before) or _try(node)
+        if why is not None:
+            node.args, node.kwargs = arguments
+            node.meta["val"] = value
+            overrule(node, why)
+            return False
+        self._restore(node, value)
+        return True
+
+    def skip_rounding(self, node: Node) -> None:
+        """If ``node`` casts a result back to the dtype that it was computed in, read the result itself."""
+        if node.target not in CASTS or node in self._made:
+            return
+        views: list[Node] = []
+        source: Any = node.args[0]
+        while source.target in VIEWS:
+            views.append(source)
+            source = source.args[0]
+        wide = self._behind.get(source)
+        if wide is None or not _only_converts(node, wide):
+            return
+        with self._graph.inserting_before(node):
+            for view in reversed(views):
+                copy = self._graph.node_copy(view, {source: wide}.__getitem__)
+                copy.meta["val"] = copy.target(wide.meta["val"], *copy.args[1:])  # type: ignore[operator]
+                source, wide = view, copy
+        node.replace_all_uses_with(wide)
+        self._rounded += [node, *views]
+
+    def erase_unused(self) -> None:
+        """Remove the casts that nobody reads: those between two covered ops, and of ops that refused."""
+        for node in (*self._rounded, *reversed(self._made)):
+            if not node.users:
+                self._graph.erase_node(node)
+
+    def _in_dtype(self, source: Node, dtype: torch.dtype, user: Node, rule: str) -> Node:
+        wide = self._behind.get(source)
+        if wide is not None and wide.meta["val"].dtype == dtype:
+            return wide
+        if (source, dtype) not in self._casts:
+            with self._graph.inserting_before(user):
+                self._casts[source, dtype] = self._write(source, dtype, f"for {user.name}: rule {rule}", user)
+        return self._casts[source, dtype]
+
+    def _restore(self, node: Node, before: Any) -> None:
+        """Let the users of the node's results read them in the dtypes that these had ``before``."""
+        if isinstance(before, torch.Tensor):
+            self._cast_back(node, before.dtype)
+            return
+        for user in [user for user in node.users if user.target is operator.getitem]:
+            was = user.meta.get("val")
+            user.meta["val"] = node.meta["val"][user.args[1]]
+            if isinstance(was, torch.Tensor):
+                self._cast_back(user, was.dtype)
+
+    def _cast_back(self, node: Node, dtype: torch.dtype) -> None:
+        value = tensor_value(node)
+        if value is None or value.dtype == dtype:
+            return
+        users = list(node.users)
+        with self._graph.inserting_after(node):
+            back = self._write(node, dtype, f"for the users of {node.name}: the dtype they were made for", node)
+        for user in users:
+            user.replace_input_with(node, back)
+        self._behind[back] = node
+
+    def _write(self, source: Node, dtype: torch.dtype, why: str, near: Node) -> Node:
+        cast = self._graph.call_function(_cast, (source, dtype))
+        cast.meta.update({key: near.meta[key] for key in _PLACE if key in near.meta})
+        cast.meta[INSERTED] = why
+        cast.meta["val"] = source.meta["val"].to(dtype)
+        return cast
+
+
+#: What a cast takes from the op that it is for.
+_PLACE = ("stack_trace", "fwd_nn_module_stack", "fwd_source_fn_stack", "seq_nr", "partitioner_tag", "custom")
+
+
+def _only_converts(node: Node, wide: Node) -> bool:
+    """Whether a cast gives the dtype and device of ``wide`` and asks for nothing else."""
+    before, after = wide.meta["val"], node.meta["val"]
+    same = (before.dtype, before.device, before.layout) == (after.dtype, after.device, after.layout)
+    return same and node.kwargs.keys() <= {"dtype", "device", "layout"}
+
+
+def _try(node: Node) -> str | None:
+    """Compute the node's new value; what the op says against it, if it refuses."""
+    args, kwargs = map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+    try:
+        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception as error:
+        return f"the op refuses: {error}"
+    return None
