@@ -83,6 +83,7 @@ def test_json_of_a_selection_keeps_bytes_and_the_way_to_the_bodies() -> None:
     graph = json.loads(to_json(document(), select(document(), only="casts")))["graphs"][0]
     assert [node["name"] for node in graph["nodes"]] == ["norm_f16", "w_f16", "checkpoint"]
     assert graph["nodes"][0]["bytes"] == 1536
+    assert graph["totals"] == json.loads(to_json(document()))["graphs"][0]["totals"]
     assert [node["name"] for node in graph["bodies"]["wrap_body_0"]["nodes"]] == ["add_f16", "view", "mm_f32"]
 
 

@@ -11,6 +11,7 @@ from show_samples import cast, document, given, gpt, op, plain
 from fxamp.errors import OptionError
 from fxamp.listing import Document, Entry, Listing
 from fxamp.tools.show.select import select
+from fxamp.tools.show.table import cut
 from fxamp.tools.show.terminal import Look
 from fxamp.tools.show.text import text_lines
 from fxamp.tools.show.why import why_lines
@@ -87,6 +88,13 @@ def test_reasons_give_way_first() -> None:
     wide = max(map(len, full.split("\n\n")[1].splitlines()))
     table = shown(document(), Look(wide - 16)).split("\n\n")[1]
     assert "policies/accelerators.toml:110" in table and "Mean and variance are sums over m" not in table
+
+
+def test_a_short_path_keeps_its_end() -> None:
+    assert cut("/models/gpt.py:10", 12, "middle") == "…s/gpt.py:10"
+    assert cut("transformers/models/gpt2/modeling_gpt2.py:567", 28, "middle") == "transform…eling_gpt2.py:567"
+    assert cut("Sums over many", 6, "end") == "Sums…"
+    assert cut("short", 5, "middle") == "short"
 
 
 def test_text_that_is_not_fitted_is_never_shortened() -> None:

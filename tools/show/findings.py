@@ -111,12 +111,10 @@ def _is_view(entry: Entry) -> bool:
 
 
 def _out_of_range(number: int, where: Listing, entry: Entry, index: Index, device: str) -> Iterator[Finding]:
-    if entry.rule is not None and not _built_in(entry.rule.origin):
+    rule = _kept_wide(device or _device(entry), entry.target)
+    if rule is None or (entry.rule is not None and not _built_in(entry.rule.origin)):
         return
     if not any(source.dtype == "f16" for source in index.inputs(where, entry)):
-        return
-    rule = _kept_wide(device or _device(entry), entry.target)
-    if rule is None:
         return
     name = op_name(entry)
     packet = name.partition(".")[0]
