@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fxamp.backend.options import PLACEMENTS, Options
+from fxamp.backend.place import resolve_here
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
 
@@ -30,8 +31,8 @@ def choose_policy(options: Options, inputs: Sequence[Any]) -> Choice:
 
     "auto" means: the device and dtype of an ambient torch.autocast; else float16 where a scaler was given; else
     bfloat16 where the device computes in it natively (:func:`native_bfloat16`); else none, which is said once in the
-    log. Raises PolicyError if a named policy is for another device than the graph's tensors, or hands float16 from
-    graph to graph and a scaler was given.
+    log. Raises PolicyError if a named policy is for another device than the graph's tensors or does not match this
+    machine, or if it hands float16 from graph to graph and a scaler was given.
     """
     choice = _choose(options, inputs)
     if options.scaler is not None and choice.policy is not None and choice.policy.outputs == "keep":
@@ -47,8 +48,7 @@ def _choose(options: Options, inputs: Sequence[Any]) -> Choice:
     device = device_of(inputs)
     if options.policy != "auto":
         policy = options.policy if isinstance(options.policy, Policy) else Policy.load(options.policy)
-        resolved = policy.resolve(device) if device is not None else policy.resolve()
-        return Choice(_placed(resolved, options), "named by the caller")
+        return Choice(_placed(resolve_here(policy, device), options), "named by the caller")
     return _automatic(device, options)
 
 
@@ -71,7 +71,7 @@ def _automatic(device: str | None, options: Options) -> Choice:
 def _named(device: str, dtype: torch.dtype, why: str, options: Options) -> Choice:
     if dtype not in _NAMES:
         raise PolicyError(f"torch.autocast({device!r}) is active with {dtype}; accepted: torch.float16, torch.bfloat16")
-    return Choice(_placed(Policy.load(f"{device}-{_NAMES[dtype]}").resolve(device), options), why)
+    return Choice(_placed(resolve_here(Policy.load(f"{device}-{_NAMES[dtype]}"), device), options), why)
 
 
 def _placed(policy: Policy, options: Options) -> Policy:

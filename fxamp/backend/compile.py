@@ -17,6 +17,7 @@ from fxamp.backend.registry import remember
 from fxamp.backend.scaled import Scaling
 from fxamp.backend.scaled_outputs import widen_outputs
 from fxamp.backend.unmatched import log_unmatched
+from fxamp.backend.unscaled import warn_unscaled
 from fxamp.capture import Captured, capture
 from fxamp.capture.autocast_state import ambient_autocast
 from fxamp.passes.base import Context
@@ -44,6 +45,7 @@ def fxamp(
     choice = choose_policy(parsed, example_inputs)
     guard_policy(parsed, choice)
     rules = backward_rules(choice.policy, parsed)
+    warn_unscaled(choice.policy, parsed, example_inputs)
     scaling = None
     if parsed.scaler is not None and choice.policy is not None:
         scaling = Scaling(parsed.scaler, choice.policy)

@@ -1,11 +1,11 @@
 """Where a policy holds: the ``[match]`` table, and what is known of the place where a program runs."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from fxamp.errors import nearest
 from fxamp.policy.comparisons import meets, parse
-from fxamp.policy.versions import holds, installed_torch_version, version_parts
+from fxamp.policy.versions import holds, installed_torch_version, parse_condition, version_parts
 
 _X86 = """
     sse sse2 sse3 ssse3 sse4_1 sse4_2 sse4a avx avx2 avx_vnni avx512_f avx512_cd avx512_dq avx512_bw avx512_vl
@@ -57,6 +57,23 @@ def cpu_feature(name: str) -> str:
     raise ValueError(
         f"{name!r} is no CPU feature that torch reports; accepted: such as 'avx512_bf16', 'amx_bf16'{hint}"
     )
+
+
+def match_problems(device: str, torch: str, capability: str, features: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """The key and what is wrong with it, for conditions that are none, or not for this device."""
+    checks: list[tuple[str, Callable[[str], object], str]] = [
+        ("torch", parse_condition, torch),
+        ("capability", capability_condition, capability),
+    ]
+    for key, check, given in [*checks, *(("cpu_features", cpu_feature, name) for name in features)]:
+        try:
+            if given:
+                check(given)
+        except ValueError as error:
+            yield key, str(error)
+    for key, present, wanted in (("capability", bool(capability), "cuda"), ("cpu_features", bool(features), "cpu")):
+        if present and device != wanted:
+            yield key, f"{key} is for device = {wanted!r}, but this policy has device = {device!r}"
 
 
 def mismatches(torch: str, capability: str, features: tuple[str, ...], here: Place) -> list[str]:

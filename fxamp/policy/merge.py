@@ -6,6 +6,7 @@ from fxamp.errors import PolicyError, nearest
 from fxamp.policy.check import PolicyFile
 from fxamp.policy.check_rule import Removal
 from fxamp.policy.loss_scale import LossScale, mistakes
+from fxamp.policy.match import match_problems
 from fxamp.policy.model import Policy
 from fxamp.policy.rule import Origin, Rule
 
@@ -65,11 +66,10 @@ class Merge:
             )
         if "device" not in self._fields:
             self._mistakes.append(f'{name}:1: [match] device is not set; write, say, [match] and device = "cuda"')
-        for key, wanted in (("capability", "cuda"), ("cpu_features", "cpu")):
-            device = self._fields.get("device", wanted)
-            if key in self._fields and device != wanted:
-                message = f"{key} is for device = {wanted!r}, but this policy has device = {device!r}"
-                self._mistakes.append(f"{self._origins[key]}: {message}")
+        else:
+            given = self._fields.get("capability", ""), self._fields.get("cpu_features", ())
+            for key, problem in match_problems(self._fields["device"], "", *given):
+                self._mistakes.append(f"{self._origins[key]}: {problem}")
         for key, message in mistakes(self._loss_scale or {}):
             origin = self._origins.get(f"loss_scale.{key}", self._origins.get("loss_scale"))
             self._mistakes.append(f"{origin}: {message}")

@@ -10,7 +10,7 @@ from os import PathLike
 from fxamp.errors import PolicyError, nearest
 from fxamp.policy.category import Category
 from fxamp.policy.loss_scale import LossScale
-from fxamp.policy.match import mismatches, place, unchecked
+from fxamp.policy.match import match_problems, mismatches, place, unchecked
 from fxamp.policy.rule import Origin, Rule
 from fxamp.policy.rulings import RuleIndex, Ruling
 from fxamp.policy.site import Site
@@ -59,6 +59,9 @@ class Policy:
             given = getattr(self, key)
             if given not in accepted:
                 raise PolicyError(f"policy {self.name!r}: {unknown_value(key, given, accepted)}")
+        object.__setattr__(self, "cpu_features", tuple(self.cpu_features))
+        for _, problem in match_problems(self.device, self.torch, self.capability, self.cpu_features):
+            raise PolicyError(f"policy {self.name!r}: {problem}")
 
     @staticmethod
     def load(name_or_path: "str | PathLike[str]") -> "Policy":

@@ -1,14 +1,17 @@
 """fxamp.GradScaler: torch.amp.GradScaler's whole contract, in generated kernels or inside the compiled backward."""
 
 from collections import defaultdict
+from os import PathLike
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 
+from fxamp.policy import Policy
 from fxamp.scaler import fused
 from fxamp.scaler.distributed import Ranks, agree, require_ranks
+from fxamp.scaler.from_policy import scaler_settings
 from fxamp.scaler.graph_mode import GraphMode
 from fxamp.scaler.names import OverflowLedger
 from fxamp.scaler.optimizer_check import check_optimizer
@@ -74,6 +77,20 @@ class GradScaler(GraphMode):
         self._skips = SkipCount()
         self._ledger = OverflowLedger()
         self._per_optimizer_states = defaultdict(fresh_optimizer_state)
+
+    @classmethod
+    def from_policy(
+        cls, policy: "Policy | str | PathLike[str]", device: str | None = None, **arguments: Any
+    ) -> "GradScaler":
+        """Return a scaler with the settings of a policy's ``[loss_scale]``; ``arguments`` of the constructor win.
+
+        A policy without that table gives the defaults, enabled for float16 and disabled for bfloat16. ``policy`` is a
+        built-in name, a path or a Policy; ``device`` is the policy's unless given.
+
+        Raises:
+            PolicyError: the policy does not exist or is mistaken.
+        """
+        return cls(**{**scaler_settings(policy, device), **arguments})
 
     # ---- the training loop ----
 
