@@ -1,0 +1,158 @@
+"""All graphs that torch.compile makes of one call of a model, on FakeTensors."""
+
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.exc import TorchRuntimeError
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from fxamp.errors import ListingError
+from fxamp.tools.show.model_file import Program, one_line, place
+from fxamp.tools.show.prepare import Prepared
+
+#: Errors of a call that would be the same with real tensors: the inputs do not fit.
+_MISFITS = (TorchRuntimeError, TypeError)
+
+
+def collect(program: Program, file: str, notice: Callable[[str], None]) -> list[Prepared]:
+    """The graphs of one call, in the order in which Dynamo makes them; nothing is computed on real tensors.
+
+    If the code between the graphs needs the values of tensors, the model is run on its real inputs instead, which
+    ``notice`` is told. Raises ListingError if the inputs do not fit the model, or if no graph comes of it.
+    """
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True, static_shapes=True)
+    device = _device(program)
+    try:
+        with _faked(program, mode) as faked, mode:
+            return _compiled(faked, device)
+    except _MISFITS as error:
+        raise _misfit(file, error) from error
+    except Exception as error:
+        if device == "meta":
+            raise _misfit(file, error, " (with parameters on meta there are no values to run it on)") from error
+        notice(f"running the model on its real inputs, because FakeTensors do not tell enough: {one_line(error)}")
+    try:
+        return _compiled(program, device)
+    except Exception as error:
+        raise _misfit(file, error) from error
+
+
+def _misfit(file: str, error: Exception, more: str = "") -> ListingError:
+    found = _FOUND.search(str(error)) if isinstance(error, TorchRuntimeError) else None
+    what = found[1] if found is not None else one_line(error)
+    stack = [frame for frame in getattr(error, "real_stack", None) or () if frame.filename == file]
+    where = f"{file}:{stack[-1].lineno}" if stack else place(file, error)
+    return ListingError(f"{where}: calling model on inputs failed{more}: {what}")
+
+
+#: What Dynamo says of an error inside of an operation.
+_FOUND = re.compile(r"got (\w+\(.*\))", re.MULTILINE)
+
+
+def _compiled(program: Program, device: str) -> list[Prepared]:
+    graphs: list[Prepared] = []
+
+    def take(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        name = f"graph_{len(graphs)}"
+        graphs.append(Prepared(name, _copy(gm), list(inputs), "" if device == "meta" else device, _why_ended(gm)))
+        return gm.forward
+
+    mod = program.model
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return mod(*args, **kwargs)
+
+    # Dynamo skips torch.nn's own modules when they are compiled by themselves.
+    compiled = call if type(mod).__module__.startswith("torch.nn.") else mod
+    torch._dynamo.reset()
+    with quiet():
+        torch.compile(compiled, backend=take, dynamic=False)(*program.args, **program.kwargs)
+    torch._dynamo.reset()
+    return graphs
+
+
+def _copy(gm: GraphModule) -> GraphModule:
+    """The graph with its values, which Dynamo forgets when it is done."""
+    graph = Graph()
+    output: Any = graph.graph_copy(gm.graph, {})
+    graph.output(output)
+    return GraphModule(gm, graph)
+
+
+def _why_ended(gm: GraphModule) -> str:
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return ""
+    where = f" at {reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}" if reason.user_stack else ""
+    return f"{str(reason.reason).strip().splitlines()[0]}{where}"
+
+
+def _device(program: Program) -> str:
+    """The kind of device that the program's tensors are on: an accelerator if any is, "meta" if a parameter is."""
+    kinds = {tensor.device.type for tensor in _tensors(program)}
+    return min(kinds - {"cpu"}, default="cpu")
+
+
+def _tensors(program: Program) -> list[Tensor]:
+    model = program.model
+    state = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+    given = pytree.tree_leaves((program.args, dict(program.kwargs)))
+    return [*state, *(value for value in given if isinstance(value, Tensor))]
+
+
+@contextlib.contextmanager
+def _faked(program: Program, mode: FakeTensorMode) -> Iterator[Program]:
+    """The program with FakeTensors on the CPU for all its tensors; its parameters are put back on leaving."""
+    made: dict[int, Any] = {}
+
+    def fake(value: Any) -> Any:
+        if id(value) not in made:
+            made[id(value)] = on_cpu(value, mode)
+        return made[id(value)]
+
+    before: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    modules = list(program.model.modules()) if isinstance(program.model, torch.nn.Module) else []
+    for module in modules:
+        for state in (module._parameters, module._buffers):
+            before.append((state, dict(state)))
+            state.update({name: fake(value) for name, value in state.items()})
+    try:
+        yield Program(program.model, *pytree.tree_map(fake, (program.args, dict(program.kwargs))))
+    finally:
+        for state, values in before:
+            state.update(values)
+
+
+def on_cpu(value: Any, mode: FakeTensorMode) -> Any:
+    """A tensor as a FakeTensor on the CPU; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.device.type == "cpu":
+        return mode.from_tensor(value)
+    with mode:
+        fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(fresh, value.requires_grad)
+    return fresh.requires_grad_(value.requires_grad)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without torch's own remarks on graph breaks and errors: listings and errors say what is to say."""
+    logs = [logging.getLogger(name) for name in ("torch._dynamo", "torch._subclasses", "torch.export")]
+    before = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for log, level in zip(logs, before, strict=True):
+            log.setLevel(level)

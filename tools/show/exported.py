@@ -1,0 +1,110 @@
+"""A ``.pt2`` of torch.export: its graph is at the level that fxamp captures already."""
+
+import contextlib
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.fx.node import map_aggregate
+
+from fxamp.errors import ListingError
+from fxamp.tools.show.collect import quiet
+from fxamp.tools.show.model_file import one_line
+from fxamp.tools.show.prepare import Prepared
+
+#: Files of an archive that hold pickled Python objects, which run code when they are read.
+_PICKLED = ("opaque_obj", "custom_obj")
+
+
+def prepare_exported(file: str, trust: bool) -> Prepared:
+    """The graph of the exported program in ``file``.
+
+    Tensors that were pickled are read without running code, unless ``trust`` says that the file may. Raises
+    ListingError if the archive is broken, is not of torch.export, or holds what only code can read.
+    """
+    _check_archive(file, trust)
+    try:
+        with _weights_only(not trust), quiet():
+            exported = torch.export.load(file)
+    except Exception as error:
+        raise ListingError(f"{file}: no program of torch.export can be read from it: {one_line(error)}") from error
+    return _prepared(exported)
+
+
+def _check_archive(file: str, trust: bool) -> None:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            broken = archive.testzip()
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError, EOFError) as error:
+        raise ListingError(f"{file}: the archive is truncated or broken: {one_line(error)}") from error
+    if broken is not None:
+        raise ListingError(f"{file}: the archive is broken: the checksum of {broken} is wrong")
+    pickled = [name for name in names if name.rpartition("/")[2].startswith(_PICKLED)]
+    if pickled and not trust:
+        raise ListingError(
+            f"{file}: it holds a pickled Python object ({pickled[0]}), which runs code when it is read; "
+            "accepted with --trust"
+        )
+
+
+@contextlib.contextmanager
+def _weights_only(only: bool) -> Iterator[None]:
+    """torch.load takes tensors alone inside, whatever its callers ask for."""
+    names = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+    before = {name: os.environ.pop(name, None) for name in names}
+    if only:
+        os.environ[names[0]] = "1"
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _prepared(exported: ExportedProgram) -> Prepared:
+    module = exported.graph_module
+    for graph in (inner for inner in module.modules() if isinstance(inner, GraphModule)):
+        _on_cpu(graph)
+    trained = {
+        name: exported.state_dict[target].requires_grad
+        for name, target in exported.graph_signature.inputs_to_parameters.items()
+        if target in exported.state_dict
+    }
+    placeholders = module.graph.find_nodes(op="placeholder")
+    devices = {node.name: node.meta["val"].device for node in placeholders if isinstance(node.meta.get("val"), Tensor)}
+    kinds = {device.type for device in devices.values()}
+    return Prepared(
+        "graph_0",
+        module,
+        [_input(node.name, node.meta.get("val"), trained) for node in placeholders],
+        min(kinds - {"cpu", "meta"}, default="cpu"),
+        devices={name: str(device) for name, device in devices.items() if device.type != "cpu"},
+    )
+
+
+def _input(name: str, value: Any, trained: Mapping[str, bool]) -> Any:
+    """A FakeTensor like ``value``, on the CPU; of a parameter one that needs a gradient if the parameter does."""
+    if not isinstance(value, Tensor):
+        return value
+    with value.fake_mode:  # type: ignore[attr-defined]
+        fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+    return fresh.requires_grad_(trained.get(name, False))
+
+
+def _on_cpu(gm: GraphModule) -> None:
+    """Make ``gm`` run on the CPU, and its values known where capture looks for them."""
+    cpu = torch.device("cpu")
+    for node in gm.graph.nodes:
+        node.meta["example_value"] = node.meta.get("val")
+        node.args, node.kwargs = map_aggregate(
+            (node.args, node.kwargs), lambda value: cpu if isinstance(value, torch.device) else value
+        )
+    gm.recompile()

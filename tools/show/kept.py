@@ -1,0 +1,156 @@
+"""Bytes that autograd keeps for the backward, counted by running a graph on FakeTensors.
+
+Autograd tells what it saves (``torch.autograd.graph.saved_tensors_hooks``); what is counted are distinct storages that
+are no inputs, parameters or constants of the graph, since those are there anyway. A compiler may keep less: it
+recomputes what is cheap. Of a checkpoint only the inputs are kept; of a cond the branch that keeps more counts.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch._guards import tracing
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors
+from fxamp.graph.higher_order import autograd_function, bodies
+
+_CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+
+_T = TypeVar("_T")
+
+
+class _Unknown(Exception):
+    """What a node keeps cannot be told."""
+
+
+def kept_bytes(gm: GraphModule, mode: FakeTensorMode) -> int | None:
+    """The bytes that autograd keeps of a captured graph, whose values are in ``meta["val"]`` and belong to ``mode``.
+
+    None where it cannot be told: no input is known to need a gradient, a node cannot be run on FakeTensors, a size is
+    symbolic.
+    """
+    inputs = [_fresh(node.meta.get("val"), mode) for node in gm.graph.find_nodes(op="placeholder")]
+    if not any(isinstance(value, Tensor) and value.requires_grad for value in inputs):
+        return None
+    before = torch.is_grad_enabled()
+    run = _Run(gm)
+    try:
+        with tracing(None), mode, torch.enable_grad(), torch._C._DisableAutocast():
+            _, saved = saved_tensors(lambda: run.run(*inputs))
+    except _Unknown:
+        return None
+    finally:
+        torch.set_grad_enabled(before)
+    return total_bytes([*saved, *run.kept], [*inputs, *_constants(gm)])
+
+
+def saved_tensors(run: Callable[[], _T]) -> tuple[_T, list[Tensor]]:
+    """What ``run`` returns, and the tensors that autograd saves while it runs."""
+    saved: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.detach())
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        return run(), saved
+
+
+def total_bytes(saved: Sequence[Tensor], given: Sequence[Any] = ()) -> int | None:
+    """The bytes of the distinct storages of ``saved`` that none of ``given`` has; None if a size is symbolic."""
+    there = {_storage(value) for value in given if isinstance(value, Tensor)}
+    sizes = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in saved}
+    kept = [size for storage, size in sizes.items() if storage not in there]
+    return sum(kept) if all(isinstance(size, int) for size in kept) else None
+
+
+class _Run(Interpreter):
+    """Runs a graph; ``kept`` is what its higher-order ops keep besides what autograd saves here."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        super().__init__(gm)
+        self.kept: list[Tensor] = []
+
+    def run_node(self, n: Node) -> Any:
+        if n.op in ("placeholder", "get_attr", "output"):
+            return super().run_node(n)
+        if n.target in (ENTER_AUTOCAST, EXIT_AUTOCAST):
+            return None
+        if isinstance(n.target, HigherOrderOperator):
+            return self._higher_order(n)
+        try:
+            return super().run_node(n)
+        except Exception as error:
+            value = n.meta.get("val")
+            if fake_tensors(value):
+                raise _Unknown from error
+            return value
+
+    def _higher_order(self, n: Node) -> Any:
+        function = autograd_function(n)
+        if function is not None:
+            return self._function(function.forward.module, self._operands(function.forward.operands))
+        found = bodies(n)
+        if not found:
+            raise _Unknown
+        if n.target is _CHECKPOINT:
+            return self._checkpoint(found[0].module, self._operands(found[0].operands))
+        return self._larger([(_Run(body.module), self._operands(body.operands)) for body in found])
+
+    def _operands(self, operands: Sequence[Any]) -> list[Any]:
+        return [self.env[value] if isinstance(value, Node) else value for value in operands]
+
+    def _checkpoint(self, body: GraphModule, operands: list[Any]) -> Any:
+        self.kept += [value.detach() for value in operands if isinstance(value, Tensor)]
+        return checkpoint(_Run(body).run, *operands, use_reentrant=False, preserve_rng_state=False)
+
+    def _larger(self, branches: list[tuple["_Run", list[Any]]]) -> Any:
+        results: list[Any] = []
+        kept: list[list[Tensor]] = []
+        for run, operands in branches:
+            result, saved = saved_tensors(partial(run.run, *operands))
+            results.append(result)
+            kept.append([*saved, *run.kept])
+        self.kept += max(kept, key=lambda tensors: total_bytes(list(tensors)) or 0)
+        return results[0]
+
+    def _function(self, body: GraphModule, operands: list[Any]) -> Any:
+        """A custom autograd.Function keeps what its forward hands to its backward."""
+        with torch.no_grad():
+            outputs, saved = Interpreter(body).run(*operands)
+        self.kept += [value for value in pytree.tree_leaves(saved) if isinstance(value, Tensor)]
+        needed = any(isinstance(value, Tensor) and value.requires_grad for value in operands)
+        return pytree.tree_map_only(Tensor, lambda value: _leaf(value, needed), outputs)
+
+
+def _leaf(value: Tensor, needed: bool) -> Tensor:
+    fresh = value.detach()
+    return fresh.requires_grad_(needed and (fresh.is_floating_point() or fresh.is_complex()))
+
+
+def _fresh(value: Any, mode: FakeTensorMode) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    with mode:
+        fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return fresh.requires_grad_(value.requires_grad)
+
+
+def _constants(gm: GraphModule) -> list[Tensor]:
+    return [value for module in gm.modules() for value in vars(module).values() if isinstance(value, Tensor)] + [
+        *gm.parameters(),
+        *gm.buffers(),
+    ]
+
+
+def _storage(tensor: Tensor) -> int:
+    storage: int = tensor.untyped_storage()._cdata
+    return storage

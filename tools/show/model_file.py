@@ -1,0 +1,186 @@
+"""A Python file that defines ``model`` and ``inputs`` becomes graphs, as torch.compile would make them.
+
+The file is run: naming one's own file is consent. The model is not: Dynamo traces it on FakeTensors, and what lies
+between its graphs runs on them too. A model may be bigger than memory, if the file makes it under
+``torch.device("meta")``.
+"""
+
+import ast
+import contextlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from fxamp.errors import ListingError, nearest
+
+_NAME = "__fxamp_model__"
+
+ACCEPTED = (
+    "model (an nn.Module or function) and inputs (a tuple of its arguments, or a dict of keyword arguments), "
+    "functions model() and inputs(), or one function without arguments that returns (model, inputs)"
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model and what it is called with."""
+
+    model: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def program(file: str, tree: ast.Module, run: Callable[[str], None]) -> Program:
+    """Run ``file``, whose syntax is ``tree``, and return what it defines; ``run`` is told before it runs.
+
+    Raises ListingError, with the line where the file raised; or if it defines no model, naming what it does define.
+    """
+    pair = pair_functions(tree)
+    bound = bound_names(tree)
+    if not {"model", "inputs"} <= bound and len(pair) != 1:
+        raise ListingError(_lacking(file, bound, pair))
+    run(f"running {file} to get its model and inputs")
+    with as_module(file) as module:
+        guarded(file, lambda: exec(compile(tree, file, "exec"), vars(module)))
+        if {"model", "inputs"} <= set(vars(module)):
+            model, inputs = (_made(file, name, vars(module)[name]) for name in ("model", "inputs"))
+        else:
+            returned = guarded(file, vars(module)[pair[0]]) if pair else None
+            if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+                raise ListingError(f"{file}: after running it, model and inputs are not there; accepted: {ACCEPTED}")
+            model, inputs = returned
+    return Program(_checked_model(file, model), *_arguments(file, inputs))
+
+
+def bound_names(tree: ast.Module) -> set[str]:
+    """The names that the statements of a file bind, outside of functions and classes."""
+    names: set[str] = set()
+    for node in _top_level(tree.body):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        else:
+            names |= {found.id for found in ast.walk(node) if isinstance(found, ast.Name) and _stored(found)}
+    return names
+
+
+def pair_functions(tree: ast.Module) -> list[str]:
+    """The functions of a file that need no arguments and return two values."""
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [function.name for function in functions if not _required(function) and _returns_pair(function)]
+
+
+def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        if isinstance(node, (ast.If, ast.Try, ast.With, ast.For, ast.While)) and not _is_main(node):
+            for part in ("body", "orelse", "finalbody"):
+                yield from _top_level(getattr(node, part, []))
+
+
+def _is_main(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+
+
+def _stored(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
+
+
+def _required(function: ast.FunctionDef) -> bool:
+    given = function.args
+    return len(given.posonlyargs) + len(given.args) > len(given.defaults) or any(d is None for d in given.kw_defaults)
+
+
+def _returns_pair(function: ast.FunctionDef) -> bool:
+    last = function.body[-1]
+    return isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple) and len(last.value.elts) == 2
+
+
+def _lacking(file: str, bound: set[str], pair: Sequence[str]) -> str:
+    if len(pair) > 1:
+        return f"{file}: several functions return two values ({', '.join(pair)}); name one's result model and inputs"
+    missing = " and ".join(name for name in ("model", "inputs") if name not in bound)
+    close = next((near for name in ("model", "inputs") if name not in bound and (near := nearest(name, bound))), "")
+    defined = ", ".join(sorted(bound)[:12]) or "nothing"
+    return f"{file}: it defines no {missing}{close}; it defines {defined}; accepted: {ACCEPTED}"
+
+
+@contextlib.contextmanager
+def as_module(file: str) -> Iterator[ModuleType]:
+    """A module for the file's names, importable while it runs; its folder is on the path, as when Python runs it."""
+    module = ModuleType(_NAME)
+    module.__file__ = file
+    before, argv = sys.path[:], sys.argv[:]
+    sys.modules[_NAME] = module
+    sys.path.insert(0, str(Path(file).resolve().parent))
+    sys.argv = [file]
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield module
+    finally:
+        sys.path[:], sys.argv[:] = before, argv
+
+
+def guarded(file: str, run: Callable[[], Any]) -> Any:
+    try:
+        return run()
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as error:
+        raise ListingError(f"{place(file, error)}: the file ended itself by exit({error.code!r})") from error
+    except BaseException as error:
+        raise ListingError(f"{place(file, error)}: {one_line(error)}") from error
+
+
+def place(file: str, error: BaseException) -> str:
+    """``file:line`` of the innermost frame of ``error`` that stands in ``file``; ``file`` alone if none does."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    return f"{file}:{lines[-1]}" if lines else file
+
+
+def one_line(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first[:300]}" if first else type(error).__name__
+
+
+def _made(file: str, name: str, value: Any) -> Any:
+    """``value``, or what it returns if it is a function that makes it."""
+    if not inspect.isfunction(value):
+        return value
+    parameters = inspect.signature(value).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if any(p.default is p.empty and p.kind not in variadic for p in parameters):
+        return value
+    return guarded(file, value)
+
+
+def _checked_model(file: str, model: Any) -> Callable[..., Any]:
+    if isinstance(model, type):
+        raise ListingError(f"{file}: model is the class {model.__name__}; accepted: an instance, {model.__name__}(...)")
+    if not callable(model):
+        raise ListingError(f"{file}: model is of type {type(model).__name__}; accepted: an nn.Module or a function")
+    checked: Callable[..., Any] = model
+    return checked
+
+
+def _arguments(file: str, inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, Mapping) and all(isinstance(key, str) for key in inputs):
+        return (), dict(inputs)
+    if isinstance(inputs, (tuple, list)):
+        return tuple(inputs), {}
+    raise ListingError(
+        f"{file}: inputs is of type {type(inputs).__name__}; accepted: a tuple of the model's arguments, a dict of "
+        "keyword arguments, or one tensor"
+    )

@@ -1,0 +1,100 @@
+"""A captured program to which policies can be applied one after another, each to a fresh copy."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch.fx import GraphModule
+
+from fxamp.backend.compile import apply_policy
+from fxamp.capture import Captured, capture
+from fxamp.listing import Entry, Listing, TensorType
+from fxamp.pipeline.list_graph import list_graph
+from fxamp.policy import Policy
+from fxamp.tools.show.expressions import Opaque
+from fxamp.tools.show.kept import kept_bytes
+
+_OPAQUE = "fxamp.opaque."
+
+
+def _same(text: str) -> str:
+    return text
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One graph of a program, with FakeTensors on the CPU for its inputs, whatever device it is for.
+
+    ``devices`` are the devices that inputs had, by name, ``original`` gives the program's own names for symbols back.
+    ``ended`` says why the graph ended, if that was a graph break. ``device`` is where the program runs ("cuda"), ``""``
+    if nothing tells.
+    """
+
+    name: str
+    module: GraphModule
+    inputs: list[Any]
+    device: str = ""
+    ended: str = ""
+    warnings: tuple[str, ...] = ()
+    devices: Mapping[str, str] = field(default_factory=dict)
+    original: Callable[[str], str] = _same
+
+    def captured(self) -> Captured:
+        """A fresh pre-dispatch ATen graph."""
+        return capture(self.module, self.inputs)
+
+    def listing(self, policy: Policy, chosen: str) -> Listing:
+        """The listing of the graph under ``policy``, which is resolved; ``chosen`` says why this policy.
+
+        Raises BannedOpError if the policy refuses an op.
+        """
+        captured = self.captured()
+        before = kept_bytes(captured.module, captured.mode)
+        record = apply_policy(captured, policy, None, chosen, every_device=True, ended=self.ended)
+        after = kept_bytes(captured.module, captured.mode)
+        listing = replace(record.listing, name=self.name, kept_before=before, kept_after=after)
+        return self._in_its_words(listing, policy.device)
+
+    def plain_listing(self, stage: str = "captured") -> Listing:
+        """The listing of the captured graph, without a policy."""
+        captured = self.captured()
+        kept = kept_bytes(captured.module, captured.mode)
+        listing = list_graph(captured.module, self.name, stage=stage, ended=self.ended, kept_before=kept)
+        return self._in_its_words(listing, self.device or "cpu")
+
+    def _in_its_words(self, listing: Listing, device: str) -> Listing:
+        """With the program's own devices, names of symbols and of functions that are not known here."""
+        unknown = {
+            node.target.__qualname__: node.target.path
+            for module in self.module.modules()
+            if isinstance(module, GraphModule)
+            for node in module.graph.nodes
+            if isinstance(node.target, Opaque)
+        }
+        entries = tuple(self._entry(entry, device, unknown) for entry in listing.entries)
+        bodies = {name: self._in_its_words(body, device) for name, body in listing.bodies.items()}
+        return replace(listing, entries=entries, bodies=bodies)
+
+    def _entry(self, entry: Entry, device: str, unknown: Mapping[str, str]) -> Entry:
+        here = self.devices.get(entry.name, "") or device
+        target, call = entry.target, entry.call
+        if target.startswith(_OPAQUE):
+            path = unknown.get(target.removeprefix(_OPAQUE), target)
+            target, call = _policy_name(path), call.replace(target, path)
+        return replace(
+            entry,
+            target=target,
+            call=self.original(call).replace("device(type='cpu')", f"device(type={device!r})"),
+            symbol=self.original(entry.symbol),
+            values=tuple(self._type(value, here) for value in entry.values),
+        )
+
+    def _type(self, value: TensorType, device: str) -> TensorType:
+        shape = tuple(self.original(size) if isinstance(size, str) else size for size in value.shape)
+        return TensorType(value.dtype, shape, device if value.device == "cpu" else value.device)
+
+
+def _policy_name(path: str) -> str:
+    """``torch.ops.mylib.op.default`` as policies name it: ``mylib::op.default``."""
+    return re.sub(r"^torch\.ops\.([^.]+)\.(.+)$", r"\1::\2", path)

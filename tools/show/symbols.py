@@ -1,0 +1,85 @@
+"""Symbolic sizes of a dump's text as SymInts of a ShapeEnv of one's own.
+
+A dump says ``s77``, and not what number the program was run with. So each symbol gets a hint of its own, a multiple of
+64: what divides one hint mostly divides a real size. Hints decide only questions that the program asks while it is
+traced (``if n > 1``), never a dtype.
+"""
+
+import ast
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from fxamp.tools.show.trusted import EXPRESSIONS
+
+_HINT = 64
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    "Max": torch.sym_max,
+    "Min": torch.sym_min,
+    "Mod": lambda a, b: a % b,
+    "PythonMod": lambda a, b: a % b,
+    "FloorDiv": lambda a, b: a // b,
+    "CleanDiv": lambda a, b: a // b,
+    "CeilDiv": lambda a, b: -(-a // b),
+    "IntTrueDiv": lambda a, b: a / b,
+    "FloatTrueDiv": lambda a, b: a / b,
+    "ToFloat": torch.sym_float,
+    "TruncToInt": torch.sym_int,
+    "floor": torch.sym_int,
+    "PowByNatural": lambda a, b: a**b,
+}
+
+
+class Symbols:
+    """The symbols of one dump; a symbol is made when it is first met."""
+
+    def __init__(self, unbacked: bool = False) -> None:
+        """``unbacked``: the program was captured with numbers that depend on data (``u0``) in its graph."""
+        self.shape_env = ShapeEnv(allow_scalar_outputs=unbacked, allow_dynamic_output_shape_ops=unbacked)
+        self._values: dict[str, Any] = {}
+        self._names: dict[str, str] = {}
+
+    def value(self, text: str) -> Any:
+        """The number that ``text`` (``"4*s77"``, ``"0.1"``) stands for. Raises ValueError if it cannot be read."""
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body
+        except SyntaxError as error:
+            raise ValueError(f"{text!r} is no number and no arithmetic of symbols") from error
+        return self._of(tree, text)
+
+    def original(self, text: str) -> str:
+        """``text`` with this environment's names for symbols replaced by the dump's."""
+        return re.sub(r"\b[a-z]+\d+\b", lambda found: self._names.get(found[0], found[0]), text)
+
+    def _of(self, tree: ast.expr, text: str) -> Any:
+        if isinstance(tree, ast.Constant) and isinstance(tree.value, (int, float, bool)):
+            return tree.value
+        if isinstance(tree, ast.Name):
+            return self._symbol(tree.id)
+        if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+            return -self._of(tree.operand, text)
+        if isinstance(tree, ast.BinOp):
+            return self._arithmetic(tree, text)
+        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id in _CALLS:
+            return _CALLS[tree.func.id](*(self._of(argument, text) for argument in tree.args))
+        raise ValueError(f"{text!r} is no number and no arithmetic of symbols")
+
+    def _arithmetic(self, tree: ast.BinOp, text: str) -> Any:
+        left, right = self._of(tree.left, text), self._of(tree.right, text)
+        if isinstance(tree.op, ast.Pow) and isinstance(right, int) and right > 16:
+            raise ValueError(f"{text!r} holds a power that no size has")
+        return EXPRESSIONS[type(tree.op).__name__](left, right)
+
+    def _symbol(self, name: str) -> Any:
+        if name not in self._values:
+            hint = _HINT * (len(self._values) + 1)
+            source = ConstantSource(name)
+            symbol = self.shape_env.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
+            self._values[name] = self.shape_env.create_symintnode(symbol, hint=hint, source=source)
+            self._names[str(symbol)] = name
+        return self._values[name]

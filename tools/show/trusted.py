@@ -1,0 +1,205 @@
+"""Which functions the text of a graph may name: looked up in tables, never imported, never evaluated.
+
+A dump is data: it may come from anywhere. What it names is called on FakeTensors, so everything here must be harmless
+there: functions of tensors and numbers, which read and write no files, start nothing and take no code. The lists are
+torch's own where it has them: what it lets tensor subclasses override, what its dispatcher registers.
+"""
+
+import builtins
+import importlib
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: Modules of torch's own functions of tensors; those torch._C modules hold nothing else.
+_MODULES: Mapping[str, Any] = {
+    "torch": torch,
+    "torch._VF": torch._C._VariableFunctions,
+    "torch._C._VariableFunctions": torch._C._VariableFunctions,
+    "torch.functional": torch.functional,
+    "torch.nn.functional": torch.nn.functional,
+    "torch.linalg": torch.linalg,
+    "torch.fft": torch.fft,
+    "torch.special": torch.special,
+    "torch._C._nn": torch._C._nn,
+    "torch._C._fft": torch._C._fft,  # type: ignore[attr-defined]
+    "torch._C._linalg": torch._C._linalg,  # type: ignore[attr-defined]
+    "torch._C._special": torch._C._special,  # type: ignore[attr-defined]
+}
+
+_NATIVE = frozenset({"torch._VF", "torch._C._VariableFunctions", "torch._C._nn", "torch._C._fft", "torch._C._linalg"})
+
+#: torch's functions of numbers and symbols, and marks that capture keeps and never calls.
+_MORE: Mapping[str, Any] = {
+    "torch.amp.autocast_mode._enter_autocast": torch.amp.autocast_mode._enter_autocast,
+    "torch.amp.autocast_mode._exit_autocast": torch.amp.autocast_mode._exit_autocast,
+    "torch._C._set_grad_enabled": torch._C._set_grad_enabled,
+    "torch.tensor": torch.tensor,
+    "torch.as_tensor": torch.as_tensor,
+    "torch.sym_int": torch.sym_int,
+    "torch.sym_float": torch.sym_float,
+    "torch.sym_max": torch.sym_max,
+    "torch.sym_min": torch.sym_min,
+    "torch.sym_not": torch.sym_not,
+    "torch.sym_ite": torch.sym_ite,
+    "torch.sym_sum": torch.sym_sum,
+    "torch.Size": torch.Size,
+    **{
+        f"torch._C._functorch.{name}": getattr(torch._C._functorch, name)
+        for name in dir(torch._C._functorch)
+        if name.endswith(("_increment_nesting", "_decrement_nesting", "_batch_dim", "wrap_for_grad"))
+    },
+}
+
+_BUILTINS = ("abs", "bool", "divmod", "float", "int", "len", "max", "min", "pow", "round", "sum")
+
+_OPERATORS = _words(
+    "add sub mul truediv floordiv mod pow matmul neg pos invert not_ and_ or_ xor lshift rshift abs eq ne lt le gt ge "
+    "is_ is_not getitem setitem index truth iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift "
+    "irshift contains"
+)
+
+_MATH = _words("ceil cos cosh exp floor fabs isqrt log log2 log10 pow sin sinh sqrt tan tanh trunc")
+
+#: Functions of tensors that reach outside of them: files, memory addresses, hooks, Python objects, other processes.
+_REFUSED = _words(
+    "from_file frombuffer from_numpy from_dlpack save load apply_ map_ map2_ register_hook "
+    "register_post_accumulate_grad_hook backward numpy tolist data_ptr const_data_ptr share_memory_ storage "
+    "untyped_storage set_ module_load record_stream pin_memory autocast compile import_ir_module fork wait print _print"
+)
+
+#: Arguments by which an operator names something outside of the graph.
+_OUTSIDE = ("filename", "file_name", "path", "file")
+
+_REFUSED_NAMESPACES = frozenset({"debugprims", "prim", "rpc", "image"})
+
+#: Attributes of tensors that graphs read.
+ATTRIBUTES = _words(
+    "T H mT mH data device dtype grad imag is_cpu is_cuda is_nested is_sparse itemsize layout nbytes ndim real "
+    "requires_grad shape"
+)
+
+#: What an in-place or comparing expression calls, by the class of its ``ast`` operator.
+EXPRESSIONS: Mapping[str, Callable[..., Any]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mult": operator.mul,
+    "Div": operator.truediv,
+    "FloorDiv": operator.floordiv,
+    "Mod": operator.mod,
+    "Pow": operator.pow,
+    "MatMult": operator.matmul,
+    "BitAnd": operator.and_,
+    "BitOr": operator.or_,
+    "BitXor": operator.xor,
+    "LShift": operator.lshift,
+    "RShift": operator.rshift,
+    "USub": operator.neg,
+    "UAdd": operator.pos,
+    "Invert": operator.invert,
+    "Not": operator.not_,
+    "Eq": operator.eq,
+    "NotEq": operator.ne,
+    "Lt": operator.lt,
+    "LtE": operator.le,
+    "Gt": operator.gt,
+    "GtE": operator.ge,
+    "Is": operator.is_,
+    "IsNot": operator.is_not,
+}
+
+
+def function(path: str) -> Callable[..., Any] | None:
+    """The function that a graph's text names by the dotted ``path``; None if it is unknown here or not allowed."""
+    if path in _MORE:
+        known: Callable[..., Any] = _MORE[path]
+        return known
+    if path.startswith("torch.ops."):
+        return _operator(path.removeprefix("torch.ops.").split("."))
+    owner, _, name = path.rpartition(".")
+    if owner in ("operator", "_operator"):
+        return getattr(operator, name) if name in _OPERATORS else None
+    if owner == "math":
+        return getattr(math, name) if name in _MATH else None
+    if owner in ("", "builtins"):
+        return getattr(builtins, name) if name in _BUILTINS else None
+    if owner == "torch.Tensor":
+        return getattr(torch.Tensor, name) if is_method(name) else None
+    return _tensor_function(owner, name)
+
+
+def constant(path: str) -> Any:
+    """The dtype, layout or memory format that ``path`` names (``"torch.float16"``), or None."""
+    owner, _, name = path.rpartition(".")
+    value = getattr(torch, name, None) if owner == "torch" else None
+    kinds = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme, float)
+    return value if isinstance(value, kinds) else None
+
+
+def is_method(name: str) -> bool:
+    """Whether a graph may call the tensor method ``name``."""
+    if name in _REFUSED or (name.startswith("_") and name not in _arithmetic_methods()):
+        return False
+    return callable(getattr(torch.Tensor, name, None))
+
+
+@cache
+def _arithmetic_methods() -> frozenset[str]:
+    reflected = {f"__r{name.strip('_')}__" for name in _OPERATORS}
+    return frozenset({f"__{name.strip('_')}__" for name in _OPERATORS} | reflected | {"__len__"})
+
+
+def _tensor_function(owner: str, name: str) -> Callable[..., Any] | None:
+    module = _MODULES.get(owner)
+    if module is None or name in _REFUSED or name.startswith("__"):
+        return None
+    found: Callable[..., Any] | None = getattr(module, name, None)
+    if found is None or not callable(found) or isinstance(found, type):
+        return None
+    native = owner in _NATIVE or hasattr(torch._C._VariableFunctions, name)
+    functional = owner == "torch.nn.functional" and not name.startswith("_")
+    return found if native or functional or found in _overridable() else None
+
+
+@cache
+def _overridable() -> frozenset[Any]:
+    modules = torch.overrides.get_overridable_functions()
+    return frozenset(found for owner in _MODULES.values() for found in modules.get(owner, ()))
+
+
+def _operator(parts: list[str]) -> Callable[..., Any] | None:
+    """A registered operator: ``aten.mm.default``, ``aten.mm``, ``higher_order.cond``."""
+    if len(parts) not in (2, 3) or parts[0] in _REFUSED_NAMESPACES or any(part.startswith("__") for part in parts[:2]):
+        return None
+    if parts[0] == "prims":
+        importlib.import_module("torch._inductor.inductor_prims")  # registers those of Inductor, which its graphs hold
+    found: Any = torch.ops
+    for part in parts:
+        try:
+            found = getattr(found, part)
+        except (AttributeError, RuntimeError):
+            return None
+    if isinstance(found, HigherOrderOperator):
+        return found
+    if isinstance(found, OpOverloadPacket):
+        names = found.overloads()  # type: ignore[no-untyped-call]
+        return found if any(_harmless(getattr(found, name)) for name in names) else None
+    return found if isinstance(found, OpOverload) and _harmless(found) else None
+
+
+def _harmless(op: OpOverload[..., Any]) -> bool:
+    """Whether the dispatcher knows ``op`` (TorchScript's own operators can write files) and no argument is a file."""
+    if op._opname in _REFUSED or not torch._C._dispatch_has_kernel(op.name()):  # type: ignore[no-untyped-call]
+        return False
+    texts = [argument.name for argument in op._schema.arguments if "str" in str(argument.type)]
+    return not any(name in _OUTSIDE for name in texts)
