@@ -92,7 +92,7 @@ def test_reasons_give_way_first() -> None:
 
 def test_a_short_path_keeps_its_end() -> None:
     assert cut("/models/gpt.py:10", 12, "middle") == "…s/gpt.py:10"
-    assert cut("transformers/models/gpt2/modeling_gpt2.py:567", 28, "middle") == "transform…eling_gpt2.py:567"
+    assert cut("transformers/models/gpt2/modeling_gpt2.py:567", 28, "middle") == "transform…deling_gpt2.py:567"
     assert cut("Sums over many", 6, "end") == "Sums…"
     assert cut("short", 5, "middle") == "short"
 
@@ -176,6 +176,12 @@ def test_unknown_numbers_are_said_to_be_unknown() -> None:
     assert "unknown: sizes are symbolic" in shown(Document((listing,)))
     assert "kept for the backward" not in shown(Document((replace(listing, stage="backward"),)))
     assert "0 B before, unknown after" in shown(Document((replace(listing, kept_before=0),)))
+
+
+def test_an_input_without_graphs() -> None:
+    assert shown(Document(())) == "no graphs in gpt.py"
+    with pytest.raises(OptionError, match="accepted: none"):
+        select(Document(()), graph=0)
 
 
 def test_a_graph_without_nodes() -> None:

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(PROG, "Show the dtype every op of a graph runs in, why, and what the casts cost. Runs nothing.")
+    parser = Parser(PROG, "Show the dtype every op of a graph runs in, why, and what the casts cost; no device needed.")
     add = parser.add_argument
     add("source", metavar="GRAPH|MODEL.py", help=_SOURCE)
     add("--policy", metavar="P", help="apply a policy: a built-in name or a path to a .toml file")

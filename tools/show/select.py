@@ -48,7 +48,7 @@ def select(
     graphs = tuple(enumerate(document.graphs))
     if graph is not None:
         if graph >= len(graphs):
-            accepted = f"0 to {len(graphs) - 1}" if len(graphs) > 1 else "0"
+            accepted = {0: "none, there are no graphs", 1: "0"}.get(len(graphs), f"0 to {len(graphs) - 1}")
             raise OptionError(f"--graph {graph}: there is no such graph; accepted: {accepted}")
         graphs = graphs[graph : graph + 1]
     entries = [entry for _, listing in graphs for _, entry in listing.walk()]

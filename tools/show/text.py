@@ -29,6 +29,8 @@ _LEFT_OUT = ("written at", "reason", "source", "module", "rule", "bytes", "befor
 
 def text_lines(selection: Selection, title: str, look: Look) -> Iterator[str]:
     """Yield the lines for the selected graphs; ``title`` names the input."""
+    if not selection.graphs:
+        yield f"no graphs in {title}"
     for at, (number, listing) in enumerate(selection.graphs):
         yield from [""] if at else []
         yield from _header(listing, number, title)
@@ -49,7 +51,7 @@ def has_records(listing: Listing) -> bool:
 
 def _header(listing: Listing, number: int, title: str) -> Iterator[str]:
     stage = f", {listing.stage}" if listing.stage else ""
-    name = f" {listing.name}" if listing.name else ""
+    name = "" if listing.name in ("", "GraphModule", "<lambda>", f"graph_{number}") else f" {listing.name}"
     yield printable(f"graph {number}{name}{stage}: {title}")
     if listing.policy:
         device = f" on {listing.device}" if listing.device else ""
