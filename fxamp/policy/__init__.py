@@ -1,6 +1,6 @@
 """Policies: which dtype each op of a program runs in, read from TOML files. Imports no torch."""
 
-from fxamp.policy.builtin import built_in_names
+from fxamp.policy.builtin import built_in_names, variant_names
 from fxamp.policy.category import Category
 from fxamp.policy.loss_scale import LossScale
 from fxamp.policy.model import Policy
@@ -19,4 +19,5 @@ __all__ = [
     "Symbol",
     "TensorFacts",
     "built_in_names",
+    "variant_names",
 ]

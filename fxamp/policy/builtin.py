@@ -1,5 +1,6 @@
 """The policies that come with fxamp, and how a name or path is turned into a file."""
 
+import re
 from functools import cache
 from importlib.resources import files
 from os import PathLike, fspath
@@ -16,18 +17,34 @@ def folder() -> Path:
 
 @cache
 def built_in_names() -> tuple[str, ...]:
-    """Return the names that ``Policy.load`` knows without a path, sorted: "cpu-bfloat16", "cpu-float16", ...
+    """Return the names of the policies that agree with torch.autocast, sorted: "cpu-bfloat16", "cpu-float16", ...
 
-    A built-in policy's file is named ``DEVICE-DTYPE.toml``; the files without a dtype are the op tables they extend.
+    A built-in policy's file is named ``DEVICE-DTYPE.toml``, a variant's ``DEVICE-DTYPE-NAME.toml``; the other files are
+    the tables that these extend.
     """
-    return tuple(sorted(path.stem for path in folder().glob("*-*.toml")))
+    return tuple(name for name, variant in _names() if not variant)
+
+
+@cache
+def variant_names() -> tuple[str, ...]:
+    """Return the names of the policies that depart from torch.autocast on purpose, sorted: "cpu-bfloat16-moe", ..."""
+    return tuple(name for name, variant in _names() if variant)
+
+
+def _names() -> list[tuple[str, str]]:
+    """Every policy's name with its variant's, ``""`` for none."""
+    matches = [(path.stem, _POLICY.fullmatch(path.stem)) for path in folder().glob("*.toml")]
+    return sorted((name, match[1] or "") for name, match in matches if match is not None)
+
+
+_POLICY = re.compile(r"(?:cuda|cpu|xpu|mps|mtia)-b?float16(?:-(.+))?")
 
 
 def find(name_or_path: "str | PathLike[str]") -> Path:
     """Return the file that a built-in name or a path ending in ``.toml`` means; raise PolicyError if there is none."""
     given = fspath(name_or_path)
     if not given.endswith(".toml"):
-        if given in built_in_names():
+        if given in (*built_in_names(), *variant_names()):
             return folder() / f"{given}.toml"
         raise PolicyError(f"no policy is named {given!r}; {_accepted(given)}")
     if Path(given).is_file():
@@ -46,5 +63,5 @@ def is_built_in(shown_file: str) -> bool:
 
 
 def _accepted(given: str) -> str:
-    names = built_in_names()
+    names = (*built_in_names(), *variant_names())
     return f"accepted: a path ending in .toml, or one of {', '.join(names)}{nearest(given, names)}"

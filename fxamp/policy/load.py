@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from fxamp.errors import PolicyError, nearest
-from fxamp.policy.builtin import built_in_names, find, folder, shown
+from fxamp.policy.builtin import built_in_names, find, folder, shown, variant_names
 from fxamp.policy.check import PolicyFile, check_file
 from fxamp.policy.lines import index_lines
 from fxamp.policy.merge import Merge
@@ -93,4 +93,4 @@ def _extended(beside: Path, name: str) -> Path:
 
 def _suggest(path: Path) -> str:
     known = {each.name for base in (path.parent, folder()) for each in base.glob("*.toml")}
-    return nearest(path.name, known | set(built_in_names()))
+    return nearest(path.name, known | {*built_in_names(), *variant_names()})

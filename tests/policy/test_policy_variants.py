@@ -1,0 +1,130 @@
+"""The shipped variants: each loads, departs from autocast where it says so alone, and has the effect it promises."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxamp
+from fxamp.graph import op_name
+from fxamp.policy import Category, Policy, Site, built_in_names, variant_names
+
+
+@pytest.mark.parametrize("name", variant_names())
+def test_a_variant_extends_the_policy_that_it_is_named_after(name: str) -> None:
+    device, dtype, variant = name.split("-", 2)
+    loaded, exact = Policy.load(name), Policy.load(f"{device}-{dtype}")
+    assert (loaded.name, loaded.device, loaded.lower_precision_fp) == (name, device, dtype)
+    tables = {"moe": {"moe"}, "fast-norms": {"fast-norms", "fast-norms-cpu"}}[variant]
+    changed = [rule for rule in loaded.rules if rule not in exact.rules]
+    assert changed and {Path(rule.origin.file).stem for rule in changed if rule.origin} <= tables
+    assert all(rule.why.endswith(".") for rule in loaded.rules)
+    assert {rule.id for rule in exact.rules} <= {rule.id for rule in loaded.rules}
+
+
+def test_the_variants_are_four_a_device_and_no_table_is_taken_for_one() -> None:
+    kinds = ("fast-norms", "moe")
+    wanted = [f"{d}-{t}-{k}" for d in ("cpu", "cuda") for t in ("bfloat16", "float16") for k in kinds]
+    assert list(variant_names()) == wanted and not set(wanted) & set(built_in_names())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_cuda_norms_are_lowered(dtype: str) -> None:
+    exact, fast = (Policy.load(f"cuda-{dtype}{end}").resolve("cuda") for end in ("", "-fast-norms"))
+    for op in ("layer_norm", "group_norm", "rms_norm"):
+        before, after = exact.rule_for(f"aten::{op}"), fast.rule_for(f"aten::{op}")
+        assert before is None or before.cast is Category.FP32
+        assert after is not None and after.cast is Category.LOWER_PRECISION_FP
+
+
+class Residual(nn.Module):
+    """A norm whose input is float32 under autocast: a sum of a float32 and a bfloat16 value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm = nn.Linear(4096, 4096), nn.LayerNorm(4096)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.body(x))
+
+
+def norm_dtypes(module: torch.fx.GraphModule) -> list[torch.dtype]:
+    (node,) = [node for node in module.graph.nodes if op_name(node) == "aten::layer_norm.default"]
+    return [source.meta["val"].dtype for source in node.all_input_nodes]
+
+
+def test_fast_norms_read_16_bits_and_keep_statistics_in_float32() -> None:
+    torch.manual_seed(0)
+    model = Residual()
+    with torch.no_grad():
+        model.body.weight.zero_()
+    # 1000 + small: a mean or variance in bfloat16, of 8 bits, would be off by a multiple of what is to be normed.
+    x = (1000 + 8 * torch.randint(-4, 5, (2, 4096))).bfloat16().float()
+    exact = fxamp.rewrite(model, (x,), policy="cpu-bfloat16")
+    fast = fxamp.rewrite(model, (x,), policy="cpu-bfloat16-fast-norms")
+    assert norm_dtypes(exact) == [torch.float32] * 3
+    assert norm_dtypes(fast) == [torch.bfloat16, torch.float32, torch.float32]
+    summed = (x + model.body.bias.bfloat16()).bfloat16().double()
+    wanted = nn.functional.layer_norm(summed, (4096,))
+    got = fast(x)
+    assert got.dtype is torch.bfloat16
+    # The statistics are right to float32; only the result is rounded, to half a unit in bfloat16's last place.
+    assert (got.double() - wanted).abs().max() <= 2**-8 * wanted.abs().max()
+
+
+class Expert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(64, 8, bias=False), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.router(x)
+        return self.experts(x), torch.topk(logits.softmax(-1), 2).indices
+
+
+class Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.lm_head = nn.ModuleList([Expert()]), nn.Linear(64, 32, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for layer in self.layers:
+            x, chosen = layer(x)
+        return self.lm_head(x), chosen
+
+
+def test_routers_and_heads_run_in_float32() -> None:
+    torch.manual_seed(0)
+    model, x = Mixture(), torch.randn(512, 64)
+    with torch.no_grad():  # close logits, as of an untrained or well balanced router
+        model.layers[0].router.weight.mul_(0.01).add_(torch.randn(1, 64))
+    exact, careful = (fxamp.rewrite(model, (x,), policy=f"cpu-bfloat16{end}") for end in ("", "-moe"))
+
+    def linears(module: torch.fx.GraphModule) -> list[Any]:
+        return [n.meta["val"].dtype for n in module.graph.nodes if op_name(n) == "aten::linear.default"]
+
+    low, wide = torch.bfloat16, torch.float32
+    assert linears(exact) == [low, low, low] and linears(careful) == [wide, low, wide]
+    chosen = model(x)[1]
+    assert torch.equal(careful(x)[1], chosen)
+    assert (exact(x)[1] != chosen).any(), "the example must be one where bfloat16 picks other experts"
+    assert careful(x)[0].dtype is wide and exact(x)[0].dtype is low
+
+
+@pytest.mark.parametrize(
+    ("module", "class_name", "wide"),
+    [
+        ("model.layers.3.block_sparse_moe.gate", "torch.nn.modules.linear.Linear", True),
+        ("model.layers.3.mlp.gate", "torch.nn.modules.linear.Linear", True),
+        ("model.layers.3.mlp.gate_proj", "torch.nn.modules.linear.Linear", False),
+        ("model.layers.3.mlp.experts.0.up", "torch.nn.modules.linear.Linear", False),
+        ("model.layers.0.ff", "transformers.models.gpt_oss.modeling_gpt_oss.GptOssTopKRouter", True),
+        ("lm_head", "torch.nn.modules.linear.Linear", True),
+    ],
+)
+def test_which_modules_are_routers(module: str, class_name: str, wide: bool) -> None:
+    policy = Policy.load("cuda-float16-moe").resolve("cuda")
+    rule = policy.ruling(Site("aten::linear.default", module, (class_name,))).rule
+    assert rule is not None and (rule.cast is Category.FP32) is wide
