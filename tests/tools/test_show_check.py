@@ -105,8 +105,8 @@ def test_an_op_in_float16_from_float32_inputs_is_the_programs_own_wish() -> None
     assert check(replace(listing, entries=(given("x", "f32[4]"), listing.entries[1]))) == []
 
 
-@pytest.mark.parametrize(("rule", "found"), [(MINE, False), (RuleRef("r", "policies/cuda.toml:3"), True)])
-def test_a_rule_that_the_user_wrote_explains_it(rule: RuleRef, found: bool) -> None:
+@pytest.mark.parametrize(("rule", "found"), [(MINE, False), (RuleRef("r", "p.toml:3", "fp32"), True)])
+def test_a_rule_that_asks_for_16_bits_explains_it(rule: RuleRef, found: bool) -> None:
     listing = in_float16("aten::exp.default")
     entries = (listing.entries[0], replace(listing.entries[1], rule=rule))
     assert bool(check(replace(listing, entries=entries))) is found
@@ -145,7 +145,7 @@ class Block(nn.Module):
         return functional.cross_entropy(self.out(x).flatten(0, 1), target)
 
 
-@pytest.mark.parametrize("policy", built_in_names())
+@pytest.mark.parametrize("policy", [*built_in_names(), "cuda-float16-fast-norms"])
 def test_the_shipped_policies_give_no_findings(policy: str) -> None:
     inputs = (torch.ones(2, 3, 8), torch.zeros(6, dtype=torch.int64))
     traced = trace(Block(), inputs)

@@ -3,7 +3,7 @@
 1. casts-back-and-forth: an inserted cast returns a value, through views at most, to the dtype that another inserted
    cast took it from.
 2. float16-range: an op runs in float16 that ``torch.autocast`` keeps in float32 on this device (the built-in policy's
-   table), and no rule that the user wrote says so.
+   table), and no rule says so.
 3. unmatched-rule: a rule of the user's policy decided nothing in any graph.
 """
 
@@ -15,7 +15,6 @@ from fxamp.errors import PolicyError
 from fxamp.listing.model import Entry, Listing, Source
 from fxamp.listing.totals import Index, is_op, is_pick
 from fxamp.policy import Category, Policy, Rule
-from fxamp.policy.builtin import is_built_in
 from fxamp.tools.show.select import Keep, everything
 from fxamp.tools.show.words import op_name, place, rule_name
 
@@ -112,7 +111,7 @@ def _is_view(entry: Entry) -> bool:
 
 def _out_of_range(number: int, where: Listing, entry: Entry, index: Index, device: str) -> Iterator[Finding]:
     rule = _kept_wide(device or _device(entry), entry.target)
-    if rule is None or (entry.rule is not None and not _built_in(entry.rule.origin)):
+    if rule is None or (entry.rule is not None and entry.rule.cast not in _KEPT_WIDE):
         return
     if not any(source.dtype == "f16" for source in index.inputs(where, entry)):
         return
@@ -126,10 +125,6 @@ def _out_of_range(number: int, where: Listing, entry: Entry, index: Index, devic
         f'give the policy a rule for it, [[rule]] id = "{packet}" cast = "{rule.cast}" ops = ["{packet}"], or one with '
         "lower_precision_fp that says why float16 is enough here",
     )
-
-
-def _built_in(origin: str) -> bool:
-    return is_built_in(origin.rpartition(":")[0])
 
 
 def _device(entry: Entry) -> str:
