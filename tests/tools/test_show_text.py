@@ -161,6 +161,13 @@ def test_why_goes_back_to_where_the_dtype_began_each_node_once() -> None:
     assert [line.split()[0] for line in chain] == ["a", "x_f16", "b"]
 
 
+def test_why_an_input_is_there() -> None:
+    many = [given("x", "f32[4]")] + [op(f"n{i}", "aten::neg.default", ("x",), "f32[4]") for i in range(30)]
+    text = why(Listing("G", tuple(many)), "x")
+    assert text.count("used by") == 20 and text.endswith("... and 10 more")
+    assert "used by    output  no tensor  what the graph returns" in why(gpt(), "wrap_body_0/mm_f32")
+
+
 def test_why_is_bounded() -> None:
     entries = [given("n0", "f32[4]")] + [
         op(f"n{i}", "aten::neg.default", (f"n{i - 1}",), "f32[4]") for i in range(1, 500)

@@ -12,6 +12,9 @@ from fxamp.tools.show.words import op_name, place, rule_name, size
 #: How many nodes a chain shows at most.
 _LONGEST = 60
 
+#: How many users of a value are named at most.
+_MOST_USERS = 20
+
 
 @dataclass(frozen=True)
 class _Found:
@@ -75,6 +78,8 @@ def _facts(node: _Found, index: Index) -> Iterator[tuple[str, str]]:
     yield from _decision(entry)
     if entry.is_cast:
         yield from _cast(node, index)
+    if entry.is_cast or not entry.is_call:
+        yield from _used_by(node)
     elif entry.rule is None or entry.overruled:
         yield from _chain(node, index)
 
@@ -109,15 +114,16 @@ def _decision(entry: Entry) -> Iterator[tuple[str, str]]:
 def _cast(node: _Found, index: Index) -> Iterator[tuple[str, str]]:
     moved = index.bytes_cast(node.listing, node.entry)
     yield "bytes", "unknown: its size is symbolic or not in the dump" if moved is None else f"{size(moved)} per step"
-    for user in _users(node.listing, node.entry.name):
-        asked = f"rule {rule_name(user.rule)}" if user.rule is not None else user.reason or user.kind
-        yield "used by", f"{user.name} = {op_name(user)}: {asked}"
     for source in index.inputs(node.listing, node.entry):
         yield "casts", _line(source)
 
 
-def _users(listing: Listing, name: str) -> list[Entry]:
-    return [entry for entry in listing.entries if name in entry.inputs]
+def _used_by(node: _Found) -> Iterator[tuple[str, str]]:
+    users = [entry for entry in node.listing.entries if node.entry.name in entry.inputs]
+    for user in users[:_MOST_USERS]:
+        yield "used by", _line(user)
+    if len(users) > _MOST_USERS:
+        yield "", f"... and {len(users) - _MOST_USERS} more"
 
 
 def _chain(node: _Found, index: Index) -> Iterator[tuple[str, str]]:
@@ -158,6 +164,8 @@ def _origin(entry: Entry) -> str:
         return "input of the graph"
     if entry.kind == "get_attr":
         return f"attribute {entry.target}"
+    if entry.kind == "output":
+        return "what the graph returns"
     if entry.is_cast:
         return f"cast {entry.inserted}"
     if is_pick(entry):
