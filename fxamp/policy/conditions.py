@@ -14,7 +14,7 @@ from typing import Any
 
 from fxamp.errors import nearest
 from fxamp.policy.comparisons import size_condition, size_meets
-from fxamp.policy.site import Number, Plain, Symbol, TensorFacts, Value, tensors_in
+from fxamp.policy.site import Number, Plain, Site, Symbol, TensorFacts, Value, tensors_in
 
 _REAL = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 DTYPES = (*_REAL, "complex64", "complex128", "bool", "uint8", "int8", "int16", "int32", "int64")
@@ -61,11 +61,12 @@ class ArgCondition:
             written["shape"] = list(self.shape)
         return {key: written[key] for key in CHECKS if written.get(key) not in (None, "")}
 
-    def objection(self, name: str, args: Mapping[str, Value]) -> Objection | None:
-        """Return why the condition does not hold for the argument ``name``, or None if it does."""
-        if name not in args:
-            return Objection(f"there is no argument {name!r}")
-        given = args[name]
+    def objection(self, name: str, site: Site) -> Objection | None:
+        """Return why the condition does not hold for the argument ``name`` of a call, or None if it does."""
+        if name not in site.args:
+            why = f"argument {name!r} is not known" if site.partial else f"there is no argument {name!r}"
+            return Objection(why, unknown=site.partial)
+        given = site.args[name]
         if self.value is not None:
             return self._value_objection(name, given)
         tensors = tensors_in(given)

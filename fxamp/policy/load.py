@@ -26,6 +26,17 @@ def load_policy(name_or_path: "str | PathLike[str]") -> Policy:
     return reader.merge.policy(path.stem, shown(path))
 
 
+def mistakes_of(name_or_path: "str | PathLike[str]", part: bool = False) -> list[str]:
+    """Return every mistake of a policy and the files it extends; ``part``: it is a table for others, not whole.
+
+    Raises PolicyError if there is no such file.
+    """
+    path = find(name_or_path)
+    reader = _Reader(part)
+    reader.add_file(path, ())
+    return reader.merge.mistakes(shown(path))
+
+
 def load_text(text: str, name: str) -> Policy:
     """Return the policy that the text of a file says, as :func:`load_policy`; messages call the file ``name``."""
     reader = _Reader()
@@ -36,8 +47,8 @@ def load_text(text: str, name: str) -> Policy:
 class _Reader:
     """Reads files in the order in which they count: what a file extends before itself, and no file twice."""
 
-    def __init__(self) -> None:
-        self.merge = Merge()
+    def __init__(self, part: bool = False) -> None:
+        self.merge = Merge(part)
         self._seen: set[Path] = set()
 
     def add_file(self, path: Path, chain: tuple[Path, ...]) -> None:

@@ -12,9 +12,13 @@ from fxamp.policy.rule import Origin, Rule
 
 
 class Merge:
-    """What the files said so far. A rule of an id that is there takes its place; a new one goes last."""
+    """What the files said so far. A rule of an id that is there takes its place; a new one goes last.
 
-    def __init__(self) -> None:
+    ``part``: the files make up a table for others to extend, not a whole policy.
+    """
+
+    def __init__(self, part: bool = False) -> None:
+        self._part = part
         self.sources: dict[str, None] = {}
         self._fields: dict[str, Any] = {}
         self._loss_scale: dict[str, Any] | None = None
@@ -37,10 +41,9 @@ class Merge:
 
     def policy(self, name: str, shown: str) -> Policy:
         """Return all that was said as a policy; raise PolicyError with every mistake, or with what is unsaid."""
-        if not self._mistakes:
-            self._check_complete(shown)
-        if self._mistakes:
-            raise PolicyError("\n".join(self._mistakes))
+        found = self.mistakes(shown)
+        if found:
+            raise PolicyError("\n".join(found))
         return Policy(
             name,
             **self._fields,
@@ -50,8 +53,14 @@ class Merge:
             origins=self._origins,
         )
 
+    def mistakes(self, shown: str) -> list[str]:
+        """Return every mistake in the files; if there is none, what they leave unsaid together."""
+        if not self._mistakes and not self._part:
+            self._check_complete(shown)
+        return self._mistakes
+
     def _remove(self, file: PolicyFile, removal: Removal) -> None:
-        if removal.id not in self._rules and not removal.own:
+        if removal.id not in self._rules and not removal.own and not self._part:
             hint = nearest(removal.id, self._rules)
             message = f"enabled = false, but no file that this one extends has a rule {removal.id!r}{hint}"
             file.mistake(removal.line, f"{message}; accepted: the id of an inherited rule")

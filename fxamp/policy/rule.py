@@ -95,6 +95,8 @@ class Rule:
     def _objections(self, site: Site) -> Iterable[Objection | None]:
         if not self.ops and not site.computes:
             yield Objection("it names no ops, and this call only moves or views values, or names its dtype itself")
+        if site.partial and not site.module and (self.modules or (self.module_classes and not site.module_classes)):
+            yield Objection("the module is not known", unknown=True)
         if self.modules and not any(covers_module(glob, site.module) for glob in self.modules):
             yield Objection(f"module {site.module!r} is not covered by {' or '.join(self.modules)}")
         if self.module_classes and not any(
@@ -102,7 +104,7 @@ class Rule:
         ):
             yield Objection(f"no module around it is of a class {' or '.join(self.module_classes)}")
         for name, condition in dict(self.args).items():
-            yield ArgCondition.of(condition).objection(name, site.args)
+            yield ArgCondition.of(condition).objection(name, site)
         if self.reduces:
             yield number_objection("the number of elements reduced to one", site.reduces, self.reduces)
 

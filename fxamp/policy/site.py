@@ -61,7 +61,7 @@ class Site:
     the root; ``module_classes``: the qualified class names of the modules around it. ``args``: what it is called with,
     by the names of the op's schema, defaults included. ``region``: "forward" or "backward". ``reduces``: how many
     elements go into one result of a reduction, None for other ops. ``computes``: False for a call that only moves or
-    views values, or names its dtype itself.
+    views values, or names its dtype itself. ``partial``: what is not said is unknown, not absent.
     """
 
     op: str
@@ -71,6 +71,7 @@ class Site:
     region: str = "forward"
     reduces: Number | None = None
     computes: bool = True
+    partial: bool = False
 
 
 def tensors_in(value: Value) -> tuple[TensorFacts, ...]:

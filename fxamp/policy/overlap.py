@@ -1,0 +1,100 @@
+"""What can be said of two rules' conditions without a call: that one holds wherever others do, or that both never do.
+
+Both are proofs: where the answer is False, nothing is known.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from fxamp.policy.comparisons import SIZES, parse, size_meets
+from fxamp.policy.conditions import ArgCondition, Plain
+from fxamp.policy.glob_overlap import common_name
+from fxamp.policy.rule import Rule
+
+
+def implied(rule: Rule, by: Sequence[Rule]) -> bool:
+    """Whether the conditions of ``rule``, but for its ops and region, hold wherever those of all rules in ``by`` do."""
+    if not rule.ops and all(other.ops for other in by):
+        return False
+    for listed in ("modules", "module_classes"):
+        wanted = set(getattr(rule, listed))
+        if wanted and not any(0 < len(given := set(getattr(other, listed))) and given <= wanted for other in by):
+            return False
+    for name, condition in _args(rule):
+        given = [has for other in by for argument, has in _args(other) if argument == name]
+        if not any(_argument_implied(condition, has) for has in given):
+            return False
+    return not rule.reduces or any(_size_implied(rule.reduces, other.reduces) for other in by)
+
+
+def exclusive(first: Rule, second: Rule) -> bool:
+    """Whether the conditions of two rules, but for their ops and regions, never hold together.
+
+    Conditions on a tensor exclude nothing: a list of tensors meets two of them by two of its members.
+    """
+    if first.reduces and second.reduces and not _sizes_meeting(first.reduces, second.reduces):
+        return True
+    if first.modules and second.modules and all(map(_apart, *zip(*product(first.modules, second.modules)))):  # noqa: B905
+        return True
+    values = dict(_args(first))
+    return any(name in values and _values_apart(values[name], other) for name, other in _args(second))
+
+
+def _args(rule: Rule) -> Iterator[tuple[str, ArgCondition]]:
+    return ((name, ArgCondition.of(condition)) for name, condition in dict(rule.args).items())
+
+
+def _argument_implied(wanted: ArgCondition, given: ArgCondition) -> bool:
+    if wanted == given:
+        return True
+    if wanted.value is not None or given.value is not None:
+        return False
+    sizes = ((wanted.rank, given.rank), (wanted.size, given.size))
+    return (
+        all(_size_implied(one, other) for one, other in sizes)
+        and (not wanted.dtype or (bool(given.dtype) and set(given.dtype) <= set(wanted.dtype)))
+        and wanted.shape in (None, given.shape)
+    )
+
+
+def _size_implied(wanted: str, given: str) -> bool:
+    """Whether every number that meets ``given`` meets ``wanted``; "" is no condition."""
+    if not wanted:
+        return True
+    return bool(given) and all(size_meets(wanted, number) for number in _telling(wanted, given, meets=given))
+
+
+def _sizes_meeting(first: str, second: str) -> bool:
+    return any(size_meets(second, number) for number in _telling(first, second, meets=first))
+
+
+def _telling(*conditions: str, meets: str) -> Iterator[int]:
+    """Numbers that meet ``meets``: between two neighbouring bounds of the conditions one number tells of all."""
+    bounds = {bound[0] for condition in conditions for _, bound in parse(condition, "size", SIZES)}
+    numbers = sorted({0, *(bound + step for bound in bounds for step in (-1, 0, 1))})
+    return (number for number in numbers if number >= 0 and size_meets(meets, number))
+
+
+def _values_apart(first: ArgCondition, second: ArgCondition) -> bool:
+    """Whether two plain values differ; a value is the same as a list of it alone."""
+    if first.value is None or second.value is None:
+        return False
+    return _spelled(first.value) != _spelled(second.value)
+
+
+def _spelled(value: Plain | tuple[Plain, ...]) -> tuple[tuple[bool, Plain], ...]:
+    """The value with True told from 1."""
+    each = value if isinstance(value, tuple) else (value,)
+    return tuple((isinstance(item, bool), item) for item in each)
+
+
+def _apart(first: str, second: str) -> bool:
+    """Whether no module is covered by two globs: both begin at the root, and differ at a part that both have."""
+    if not (first.startswith(".") and second.startswith(".")):
+        return False
+    for one, other in zip(first[1:].split("."), second[1:].split("."), strict=False):
+        if "**" in (one, other):
+            return False
+        if common_name(one, other) is None:
+            return True
+    return False

@@ -1,0 +1,172 @@
+"""fxamp-policy: check, show, explain; without torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fxamp.policy import Policy
+from fxamp.tools.policy.command import main
+
+MINE = """
+extends = ["cpu-bfloat16"]
+unlisted = "promote"
+[match]
+cpu_features = ["avx2"]
+[[rule]]
+id = "big-sums"
+cast = "fp32"
+ops = ["sum.dim_IntList", "mean"]
+reduces = ">4096"
+why = "Many small values."
+[[rule]]
+id = "last-sums"
+cast = "fp32"
+ops = ["sum"]
+[rule.args]
+dim = -1
+self = { size = ">100", dtype = "float32" }
+[[rule]]
+id = "head"
+cast = "fp32"
+modules = ["head"]
+region = "both"
+[rule.inputs]
+weight = "follow"
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE)
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    try:
+        status = main(arguments)
+    except SystemExit as exit:
+        status = int(str(exit.code))
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_check_tells_all_mistakes_of_all_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], mine: str) -> None:
+    bad, worse = tmp_path / "bad.toml", tmp_path / "worse.toml"
+    bad.write_text(MINE.replace("reduces", "reduce").replace('"follow"', '"fp23"'))
+    worse.write_text('extends = ["bad.toml"]\nunlisted = "lower"\n')
+    status, out, err = run(capsys, "check", str(bad), mine, str(worse))
+    places = [line.removeprefix(f"{tmp_path}/").partition(": ")[0] for line in out.splitlines()]
+    assert (status, err) == (1, "")
+    assert places == ["bad.toml:10", "bad.toml:25", "worse.toml:2", f"{mine}".removeprefix(f"{tmp_path}/")]
+    assert run(capsys, "check", mine, "cuda-float16") == (0, f"{mine}: no mistakes\ncuda-float16: no mistakes\n", "")
+
+
+def test_a_table_is_checked_as_a_part(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    table = tmp_path / "table.toml"
+    table.write_text('[[rule]]\nid = "matrix-products"\nenabled = false\n')
+    assert run(capsys, "check", str(table))[0] == 1
+    assert run(capsys, "check", "--part", str(table)) == (0, f"{table}: no mistakes\n", "")
+    table.write_text('[[rule]]\nid = "matrix-products"\nenabled = 1\n')
+    assert run(capsys, "check", "--part", str(table))[0] == 1
+
+
+def test_show_prints_a_policy_with_origins(capsys: pytest.CaptureFixture[str], mine: str) -> None:
+    status, out, err = run(capsys, "show", mine, "--torch", "2.13.0")
+    assert status == 0 and "[match] cpu_features avx2: not checked" in err
+    assert Policy.loads(out) == Policy.load(mine).resolve(torch_version="2.13.0")
+    lines = out.splitlines()
+    assert f'unlisted = "promote"  # {mine}:3' in lines and 'outputs = "captured"  # default' in lines
+    assert lines[lines.index('id = "big-sums"') - 1] == f"[[rule]]  # {mine}:6"
+    assert any(line.startswith("[[rule]]  # policies/cpu.toml:") for line in lines)
+    assert 'id = "linear-algebra-until-2.13"' in lines
+    assert 'id = "linear-algebra-until-2.13"' not in run(capsys, "show", mine, "--torch", "2.14")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["mm"], ["aten::mm in the forward", "decides   matrix-products", "unknown   head", "the module is not known"]),
+        (
+            ["mm", "--module", "net.head"],
+            ["decides   head: fp32", "argument weight: follow", "lost      matrix-products"],
+        ),
+        (
+            ["mm", "--module", "body"],
+            ["decides   matrix-products", "kept out  head", "module 'body' is not covered by head"],
+        ),
+        (["mm", "--region", "backward", "--module", "head"], ["in the backward", "decides   head"]),
+        (["mm", "--region", "backward", "--module", "x"], ["it runs in the dtypes that follow from its forward"]),
+        (["relu", "--module", "x"], ["decides   unlisted: promote", "says unlisted = 'promote'"]),
+        (["mean", "--reduces", "5000"], ["decides   big-sums", "Many small values."]),
+        (["mean", "--reduces", "8"], ["kept out  big-sums", "reduced to one is 8, not >4096"]),
+        (["mean"], ["unknown   big-sums", "reduced to one is not known"]),
+        (["sum", "--arg", "dim=-1", "--arg", "self.size=200", "--arg", "self.dtype=float32"], ["decides   last-sums"]),
+        (["sum", "--arg", "dim=-1", "--arg", "self.shape=4,50"], ["unknown   last-sums", "the dtype of self is not"]),
+        (["sum", "--arg", "dim=0"], ["kept out  last-sums", "dim is 0, not -1"]),
+        (["sum", "--arg", "dim=[-1]"], ["unknown   last-sums", "argument 'self' is not known"]),
+        (["sum.dim_IntList", "--reduces", "9000"], ["decides   big-sums"]),
+    ],
+)
+def test_explain_says_what_decides_and_what_became_of_the_others(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str], mine: str
+) -> None:
+    status, out, _ = run(capsys, "explain", *arguments, "--policy", mine)
+    assert status == 0
+    assert [word for word in words if word not in out] == [], out
+
+
+def test_explain_shows_overloads_and_the_nearest_op(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "explain", "softmax", "--policy", "cuda-float16", "--torch", "2.12")[1]
+    assert "aten::softmax.int in the forward" in out and "aten::softmax.Dimname in the forward" in out
+    out = run(capsys, "explain", "layer_nrm", "--policy", "cuda-float16")[1]
+    assert "no rule covers it: it follows its inputs (did you mean 'aten::layer_norm'?)" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chek"], "fxamp-policy: unknown subcommand 'chek' (did you mean 'check'?); accepted: check, show, explain"),
+        (["show", "cpu-float61"], "fxamp-policy show: no policy is named 'cpu-float61'"),
+        (["show", "cpu-float16", "--device", "cuda"], "is for device 'cpu', but the program runs on 'cuda'"),
+        (["show", "cpu-float16", "--torch", "new"], "'new' is not a torch version"),
+        (["check", "nowhere.toml"], "fxamp-policy check: there is no policy file 'nowhere.toml'"),
+        (["explain", "mm"], "fxamp-policy explain: the following arguments are required: --policy"),
+        (["explain", "m m", "--policy", "cpu-float16"], "'m m' is not an op name"),
+        (
+            ["explain", "mm", "--policy", "cpu-float16", "--region", "back"],
+            "'back' is unknown (did you mean 'backward'?)",
+        ),
+        (["explain", "mm", "--policy", "cpu-float16", "--arg", "dim"], "--arg 'dim' is not an argument"),
+        (
+            ["explain", "mm", "--policy", "cpu-float16", "--arg", "a.sze=1"],
+            "unknown 'sze'; accepted: dtype, rank, size",
+        ),
+        (["explain", "mm", "--policy", "cpu-float16", "--arg", "a.size=x"], "'x' is no size; accepted: whole numbers"),
+        (["explain", "mm", "--policy", "cpu-float16", "--arg", "a.dtype=float31"], "(did you mean 'float32'?)"),
+        (["show", "cpu-float16", "--devise", "cpu"], "unknown option '--devise' (did you mean '--device'?)"),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1) and message in err
+
+
+def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys)[0] == 2
+    status, out, _ = run(capsys, "--help")
+    assert status == 0 and all(name in out for name in ("check", "show", "explain"))
+
+
+@pytest.mark.parametrize("command", [["check"], ["show"], ["explain", "mm", "--policy"]])
+def test_it_starts_no_torch(command: list[str], mine: str) -> None:
+    code = (
+        "import sys; from fxamp.tools.policy.command import main; status = main(sys.argv[1:]); "
+        "sys.exit(status or bool({'torch', 'numpy', 'triton'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *command, mine], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

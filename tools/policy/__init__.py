@@ -1,0 +1,1 @@
+"""fxamp-policy: check, show and explain policies, without torch."""

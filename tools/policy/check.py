@@ -1,0 +1,38 @@
+"""fxamp-policy check: every mistake of policy files, as FILE:LINE: MESSAGE."""
+
+from collections.abc import Sequence
+
+from fxamp.policy.load import mistakes_of
+from fxamp.tools.command_line import Parser, guarded
+
+PROG = "fxamp-policy check"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand; returns 0, or 1 if there are mistakes, or 2 if a file is not there."""
+    given = _parser().parse_args(arguments)
+    found: list[bool] = []
+    status = guarded(PROG, lambda: found.append(_check(given.files, given.part)))
+    return status or int(any(found))
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        PROG, "Validate policy files and what they extend. Exit status: 0, 1 if there are mistakes, else 2."
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a path to a .toml file, or a built-in name")
+    parser.add_argument(
+        "--part", action="store_true", help="the files are tables for others to extend: they need not be whole policies"
+    )
+    return parser
+
+
+def _check(files: Sequence[str], part: bool) -> bool:
+    found = {name: mistakes_of(name, part) for name in files}
+    seen = list(dict.fromkeys(mistake for mistakes in found.values() for mistake in mistakes))
+    for mistake in seen:
+        print(mistake)
+    for name, mistakes in found.items():
+        if not mistakes:
+            print(f"{name}: no mistakes")
+    return bool(seen)

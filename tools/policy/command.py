@@ -1,0 +1,45 @@
+"""``fxamp-policy``: check policy files, show what they come to, and explain what they decide.
+
+Each subcommand is a module of its own, imported when it is asked for; these three import no torch.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from fxamp.errors import nearest
+
+PROG = "fxamp-policy"
+
+#: Subcommand -> (its module, what it does). A module's ``main(arguments)`` returns the exit status.
+_SUBCOMMANDS: dict[str, tuple[str, str]] = {
+    "check": ("fxamp.tools.policy.check", "validate policy files: all mistakes at once, each with its line"),
+    "show": ("fxamp.tools.policy.show", "print a resolved policy, with the place where each line was written"),
+    "explain": ("fxamp.tools.policy.explain", "say which rule decides a call, and what became of the others"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``fxamp-policy SUBCOMMAND [option ...]``; returns the exit status, 2 after a mistake in the command."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in ("-h", "--help"):
+        print(_usage())
+        return 0
+    if not given:
+        print(_usage(), file=sys.stderr)
+        return 2
+    if given[0] not in _SUBCOMMANDS:
+        hint, accepted = nearest(given[0], _SUBCOMMANDS), ", ".join(_SUBCOMMANDS)
+        print(f"{PROG}: unknown subcommand {given[0]!r}{hint}; accepted: {accepted}", file=sys.stderr)
+        return 2
+    status: int = import_module(_SUBCOMMANDS[given[0]][0]).main(given[1:])
+    return status
+
+
+def _usage() -> str:
+    lines = [f"  {name:10}{purpose}" for name, (_, purpose) in _SUBCOMMANDS.items()]
+    return "\n".join([f"usage: {PROG} SUBCOMMAND [--help] [option ...]", "", "subcommands:", *lines])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,25 @@
+"""The options that say where a policy is to hold."""
+
+import sys
+from argparse import Namespace
+
+from fxamp.policy import Policy
+from fxamp.tools.command_line import Parser
+
+
+def add_place(parser: Parser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add("--device", metavar="D", help="the device it is for; another device's policy is refused")
+    add("--torch", metavar="V", help="a version of torch; that of the installed one unless given")
+    add("--capability", metavar="C", help="the compute capability of a CUDA device, such as 8.0")
+    add("--cpu-features", metavar="F,F", help="the features of a CPU, such as avx512_bf16,amx_bf16")
+
+
+def resolved(prog: str, name: str, given: Namespace) -> Policy:
+    """Return the policy as it holds at the place that the options say; what they leave open is said on stderr."""
+    features = None if given.cpu_features is None else given.cpu_features.split(",")
+    policy = Policy.load(name).resolve(given.device, given.torch, capability=given.capability, cpu_features=features)
+    for condition in policy.unchecked:
+        print(f"{prog}: [match] {condition}: not checked, because the place's is not given", file=sys.stderr)
+    return policy

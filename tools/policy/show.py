@@ -1,0 +1,28 @@
+"""fxamp-policy show: a resolved policy as one policy file, whose comments say where each line was written."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+
+from fxamp.tools.command_line import Parser, guarded
+from fxamp.tools.policy.place import add_place, resolved
+
+PROG = "fxamp-policy show"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit status: 0, or 2 after a user's mistake."""
+    given = _parser().parse_args(arguments)
+    return guarded(PROG, lambda: _show(given))
+
+
+def _parser() -> Parser:
+    parser = Parser(PROG, "Print a policy with all that it extends, and with the rules that hold here alone.")
+    parser.add_argument("policy", metavar="P", help="a path to a .toml file, or a built-in name")
+    add_place(parser)
+    return parser
+
+
+def _show(given: Namespace) -> None:
+    policy = resolved(PROG, given.policy, given)
+    print(f"# {policy.name}, with all that it extends, and with the rules that hold here alone")
+    print(policy.dumps(origins=True), end="")
