@@ -1,6 +1,7 @@
 """One call of a graph's text as an fx node: the text is walked, names are looked up in tables, nothing is evaluated."""
 
 import ast
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,8 +59,8 @@ class Reader:
 
     def node(self, call: str, name: str) -> Node:
         """The node for ``call``, named ``name``. Raises Unreadable."""
-        tree = _parsed(call)
-        made = self._call(tree, name)
+        tree = _statement(call)
+        made = self._written(tree, name) if isinstance(tree, ast.stmt) else self._call(tree, name)
         if made is None:
             raise Unreadable(f"{call[:80]!r} is no call")
         return made
@@ -72,7 +73,7 @@ class Reader:
         if isinstance(tree, ast.Call):
             return self._called(tree, name)
         if isinstance(tree, ast.Subscript):
-            return self._apply(_getitem, (tree.value, tree.slice), name)
+            return self._apply(operator.getitem, (tree.value, tree.slice), name)
         if isinstance(tree, ast.BinOp):
             return self._apply(_expression(tree.op), (tree.left, tree.right), name)
         if isinstance(tree, ast.UnaryOp):
@@ -81,6 +82,16 @@ class Reader:
             return self._apply(_expression(tree.ops[0]), (tree.left, tree.comparators[0]), name)
         if isinstance(tree, ast.Attribute):
             return self._read_attribute(tree, name)
+        return None
+
+    def _written(self, tree: ast.stmt, name: str) -> Node | None:
+        """``x += y`` and ``x[i] = y``, as torch prints ``operator.iadd`` and ``operator.setitem``."""
+        if isinstance(tree, ast.AugAssign):
+            function = trusted.function(f"operator.i{_expression(tree.op).__name__.strip('_')}")
+            return None if function is None else self._apply(function, (tree.target, tree.value), name)
+        if isinstance(tree, ast.Assign) and len(tree.targets) == 1 and isinstance(tree.targets[0], ast.Subscript):
+            place = tree.targets[0]
+            return self._apply(operator.setitem, (place.value, place.slice, tree.value), name)
         return None
 
     def _apply(self, function: Callable[..., Any], operands: tuple[ast.expr, ...], name: str) -> Node:
@@ -207,14 +218,22 @@ class Reader:
 
 _DEVICES = frozenset({"cpu", "cuda", "xpu", "mps", "mtia", "meta", "hpu"})
 
-_getitem: Callable[..., Any] = trusted.function("operator.getitem")  # type: ignore[assignment]
-
 
 def _expression(operation: ast.AST) -> Callable[..., Any]:
     name = type(operation).__name__
     if name not in trusted.EXPRESSIONS:
         raise Unreadable(f"operator {name} does not stand in graphs")
     return trusted.EXPRESSIONS[name]
+
+
+def _statement(text: str) -> ast.stmt | ast.expr:
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Unreadable(f"{text[:80]!r} is no call") from error
+    if len(body) != 1:
+        raise Unreadable(f"{text[:80]!r} is no call")
+    return body[0].value if isinstance(body[0], ast.Expr) else body[0]
 
 
 def _parsed(text: str) -> ast.expr:

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors
+from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, nesting_change
 from fxamp.graph.higher_order import autograd_function, bodies
 
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
@@ -84,6 +84,8 @@ class _Run(Interpreter):
             return super().run_node(n)
         if n.target in (ENTER_AUTOCAST, EXIT_AUTOCAST):
             return None
+        if nesting_change(n.target):
+            raise _Unknown  # what fails inside a torch.func transform would leave it open
         if isinstance(n.target, HigherOrderOperator):
             return self._higher_order(n)
         try:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch._guards import tracing
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,7 +22,7 @@ def propagate(gm: GraphModule, inputs: Sequence[Any], mode: FakeTensorMode, file
 
     Raises ListingError for a node that cannot be run and that the text, which came from ``file``, gives no type for.
     """
-    with tracing(None), mode:
+    with tracing(None), mode, torch.set_grad_enabled(torch.is_grad_enabled()):
         _Propagation(gm, file).run(*inputs)
     if mode.shape_env is not None:
         mode.shape_env.pending_fresh_unbacked_symbols.clear()
@@ -30,6 +31,7 @@ def propagate(gm: GraphModule, inputs: Sequence[Any], mode: FakeTensorMode, file
 class _Propagation(Interpreter):
     def __init__(self, gm: GraphModule, file: str) -> None:
         super().__init__(gm, garbage_collect_values=False)
+        self.extra_traceback = False
         self._file = file
         self._transforms = 0
 

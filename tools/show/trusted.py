@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._functorch import predispatch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 
@@ -39,6 +40,13 @@ _MODULES: Mapping[str, Any] = {
 
 _NATIVE = frozenset({"torch._VF", "torch._C._VariableFunctions", "torch._C._nn", "torch._C._fft", "torch._C._linalg"})
 
+
+def _transforms(path: str, module: Any) -> dict[str, Any]:
+    """What opens and closes torch.func's transforms."""
+    ends = ("_increment_nesting", "_decrement_nesting", "_batch_dim", "wrap_for_grad", "lazy_load_decompositions")
+    return {f"{path}.{name}": getattr(module, name) for name in dir(module) if name.endswith(ends)}
+
+
 #: torch's functions of numbers and symbols, and marks that capture keeps and never calls.
 _MORE: Mapping[str, Any] = {
     "torch.amp.autocast_mode._enter_autocast": torch.amp.autocast_mode._enter_autocast,
@@ -54,11 +62,8 @@ _MORE: Mapping[str, Any] = {
     "torch.sym_ite": torch.sym_ite,
     "torch.sym_sum": torch.sym_sum,
     "torch.Size": torch.Size,
-    **{
-        f"torch._C._functorch.{name}": getattr(torch._C._functorch, name)
-        for name in dir(torch._C._functorch)
-        if name.endswith(("_increment_nesting", "_decrement_nesting", "_batch_dim", "wrap_for_grad"))
-    },
+    **_transforms("torch._C._functorch", torch._C._functorch),
+    **_transforms("torch._functorch.predispatch", predispatch),
 }
 
 _BUILTINS = ("abs", "bool", "divmod", "float", "int", "len", "max", "min", "pow", "round", "sum")

@@ -1,0 +1,96 @@
+"""``.pt2`` files of torch.export: the same decisions as fxamp.rewrite makes of the program; nothing pickled is run."""
+
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from show_dumps import Conv, Gpt, Mlp, rows
+
+import fxamp
+from fxamp.errors import ListingError
+from fxamp.pipeline.list_graph import list_graph
+from fxamp.policy import Policy
+from fxamp.tools.show.load import Request, load
+
+PROGRAMS = {
+    "mlp": (Mlp, lambda: torch.randn(5, 8)),
+    "conv": (Conv, lambda: torch.randn(2, 3, 8, 8)),
+    "gpt": (Gpt, lambda: torch.randint(32, (2, 6))),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_gets_the_decisions_of_rewrite(name: str, tmp_path: Path) -> None:
+    make, example = PROGRAMS[name]
+    program = torch.export.export(make(), (example(),))
+    file = tmp_path / "program.pt2"
+    torch.export.save(program, file)
+    (listing,) = load(str(file), Request(policy="cpu-bfloat16")).graphs
+    expected = list_graph(fxamp.rewrite(program, (example(),), policy="cpu-bfloat16"))
+    operations = [row for row in rows(expected) if row[0] == "call_function"]
+    assert [row for row in rows(listing) if row[0] == "call_function"][: len(operations)] == operations
+    assert listing.kept_before is not None
+
+
+def test_dynamic_sizes_and_absent_devices(tmp_path: Path) -> None:
+    sizes = {"x": {0: torch.export.Dim("batch", min=2, max=64)}}
+    file = tmp_path / "program.pt2"
+    torch.export.save(torch.export.export(Mlp(), (torch.randn(5, 8),), dynamic_shapes=sizes), file)
+    (listing,) = load(str(file), Request(policy="cuda-float16")).graphs
+    assert any(isinstance(size, str) for entry in listing.entries for value in entry.values for size in value.shape)
+    assert {value.device for entry in listing.entries for value in entry.values} == {"cuda"}
+    assert "f16" in {entry.dtype for entry in listing.entries if entry.target == "aten::linear.default"}
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    file = tmp_path / "program.pt2"
+    torch.export.save(torch.export.export(Mlp(), (torch.randn(5, 8),)), file)
+    return file
+
+
+def test_broken_archives(program: Path, tmp_path: Path) -> None:
+    whole = program.read_bytes()
+    program.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ListingError, match=r"program\.pt2: the archive is truncated or broken: "):
+        load(str(program), Request())
+    other = tmp_path / "other.pt2"
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("a/b", "c")
+    with pytest.raises(ListingError, match=r"other\.pt2: no program of torch.export can be read from it: ") as caught:
+        load(str(other), Request())
+    assert "\n" not in str(caught.value)
+
+
+class _Touch:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (self.path,)
+
+
+def test_a_pickle_inside_is_not_run(program: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+    payload = tmp_path / "payload"
+    torch.save(_Touch(str(marker)), payload)
+    attacked = tmp_path / "attacked.pt2"
+    with zipfile.ZipFile(program) as old, zipfile.ZipFile(attacked, "w", zipfile.ZIP_STORED) as new:
+        for info in old.infolist():
+            pickled = "sample_inputs" in info.filename
+            new.writestr(info.filename, payload.read_bytes() if pickled else old.read(info.filename))
+    with pytest.raises(ListingError, match=r"attacked\.pt2"):
+        load(str(attacked), Request())
+    assert not marker.exists()
+    with zipfile.ZipFile(attacked, "a") as archive:
+        archive.writestr("program/data/constants/opaque_obj_0", b"")
+    with pytest.raises(ListingError, match=r"holds a pickled Python object .* accepted with --trust"):
+        load(str(attacked), Request())
+
+
+def test_the_policy_must_exist(program: Path) -> None:
+    with pytest.raises(fxamp.errors.PolicyError, match="cuda-float61"):
+        load(str(program), Request(policy="cuda-float61"))
+    assert Policy.load("cuda-float16").device == "cuda"

@@ -1,0 +1,83 @@
+"""Bytes kept for the backward, against what autograd saves of the same program on real tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from show_dumps import Attention, Gpt, Mlp
+from torch.fx import GraphModule
+
+from fxamp.policy import Policy
+from fxamp.tools.show.kept import saved_tensors, total_bytes
+from fxamp.tools.show.prepare import Prepared
+
+
+class Layers(torch.nn.Module):
+    """Without a norm: FakeTensors give a norm's statistics in the dtype of its input, CPU kernels in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(8, 16)
+        self.second = torch.nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x) * 2).exp()).softmax(-1).sum()
+
+
+def _both(model: torch.nn.Module, *inputs: torch.Tensor) -> tuple[list[int | None], list[int | None]]:
+    """What fxamp counts without and with casts, and what eager torch saves without and with autocast."""
+    found: list[Prepared] = []
+    policy = Policy.load("cpu-bfloat16").resolve("cpu")
+
+    def take(gm: GraphModule, given: list[Any]) -> Callable[..., Any]:
+        found.append(Prepared("graph", gm, list(given)))
+        counted.append(found[-1].listing(policy, ""))
+        return gm.forward
+
+    counted: list[Any] = []
+    torch._dynamo.reset()
+    torch.compile(model, backend=take, dynamic=False)(*inputs)
+    torch._dynamo.reset()
+    (listing,) = counted
+    given = [*model.parameters(), *model.buffers(), *inputs]
+    eager: list[int | None] = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            _, saved = saved_tensors(lambda: model(*inputs))
+        eager.append(total_bytes(saved, given))
+    return [listing.kept_before, listing.kept_after], eager
+
+
+@pytest.mark.parametrize(
+    ("model", "example"),
+    [(Layers, lambda: torch.randn(5, 8)), (Gpt, lambda: torch.randint(32, (2, 6)))],
+    ids=["layers", "gpt"],
+)
+def test_as_many_bytes_as_eager_autocast_saves(
+    model: Callable[[], torch.nn.Module], example: Callable[[], torch.Tensor]
+) -> None:
+    counted, eager = _both(model(), example())
+    assert counted == eager
+    assert counted[0] != counted[1]
+
+
+def test_a_norms_statistics_are_the_only_difference() -> None:
+    counted, eager = _both(Mlp(), torch.randn(5, 8))
+    assert counted[0] == eager[0]
+    assert eager[1] is not None
+    assert counted[1] == eager[1] - 2 * 5 * (4 - 2)  # mean and 1/deviation of 5 rows, as bfloat16 instead of float32
+
+
+def test_a_checkpoint_keeps_its_inputs() -> None:
+    x = torch.randint(32, (2, 6))
+    whole, checkpointed = (_both(Gpt(checkpointed), x)[0] for checkpointed in (False, True))
+    assert whole[1] is not None
+    assert checkpointed[1] is not None
+    inputs = 2 * 2 * 6 * 16 * 4  # two blocks' inputs, float32
+    assert inputs < checkpointed[1] < whole[1]
+
+
+def test_unknown_where_nothing_needs_a_gradient() -> None:
+    model = Attention().requires_grad_(False)
+    assert _both(model, torch.randn(2, 4, 16))[0] == [None, None]
