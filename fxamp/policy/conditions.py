@@ -47,7 +47,9 @@ class ArgCondition:
         if not isinstance(given, Mapping):
             return ArgCondition(value=_value(given))
         if not given or not given.keys() <= CHECKS.keys():
-            raise ValueError(f"{dict(given)!r} is not a condition on an argument; accepted: {', '.join(CHECKS)}")
+            hint = next((nearest(str(key), CHECKS) for key in given if key not in CHECKS), "")
+            accepted = ", ".join(CHECKS)
+            raise ValueError(f"{dict(given)!r} is not a condition on an argument; accepted: {accepted}{hint}")
         return ArgCondition(**{key: CHECKS[key](value) for key, value in given.items()})
 
     def content(self) -> object:
