@@ -79,7 +79,19 @@ def build(listing: Listing, file: str) -> Built:
     text = _Text(file, symbols, mode, exact)
     module = _graph(listing, text)
     propagate(module, _inputs(listing, text), mode, file)
+    text.warnings += _disagreements(listing, module)
     return Built(module, _inputs(listing, text), symbols, tuple(dict.fromkeys(text.warnings)))
+
+
+def _disagreements(listing: Listing, module: GraphModule) -> list[str]:
+    """One warning if values come out in other dtypes than the text says, as those of a program under autocast do."""
+    nodes = {node.name: node for node in module.graph.nodes}
+    found = []
+    for entry in listing.entries:
+        value = nodes[entry.name].meta.get("example_value") if entry.is_call and entry.name in nodes else None
+        if isinstance(value, torch.Tensor) and len(entry.values) == 1 and dtype_name(value.dtype) != entry.dtype:
+            found.append(f"{entry.name} is {dtype_name(value.dtype)}, the text says {entry.dtype}")
+    return [f"{len(found)} values come out in other dtypes than the text says: {found[0]}"] if found else []
 
 
 def _symbolic(listing: Listing) -> Iterator[str]:

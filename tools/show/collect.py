@@ -1,7 +1,6 @@
 """All graphs that torch.compile makes of one call of a model, on FakeTensors."""
 
 import contextlib
-import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,8 +14,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from fxamp.errors import ListingError
-from fxamp.tools.show.model_file import Program, one_line, place
+from fxamp.tools.show.model_file import Program, place
 from fxamp.tools.show.prepare import Prepared
+from fxamp.tools.show.quiet import one_line
 
 #: Errors of a call that would be the same with real tensors: the inputs do not fit.
 _MISFITS = (TorchRuntimeError, TypeError)
@@ -73,8 +73,7 @@ def _compiled(program: Program, device: str) -> list[Prepared]:
     # Dynamo skips torch.nn's own modules when they are compiled by themselves.
     compiled = call if type(mod).__module__.startswith("torch.nn.") else mod
     torch._dynamo.reset()
-    with quiet():
-        torch.compile(compiled, backend=take, dynamic=False)(*program.args, **program.kwargs)
+    torch.compile(compiled, backend=take, dynamic=False)(*program.args, **program.kwargs)
     torch._dynamo.reset()
     return graphs
 
@@ -142,17 +141,3 @@ def on_cpu(value: Any, mode: FakeTensorMode) -> Any:
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(fresh, value.requires_grad)
     return fresh.requires_grad_(value.requires_grad)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without torch's own remarks on graph breaks and errors: listings and errors say what is to say."""
-    logs = [logging.getLogger(name) for name in ("torch._dynamo", "torch._subclasses", "torch.export")]
-    before = [log.level for log in logs]
-    for log in logs:
-        log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for log, level in zip(logs, before, strict=True):
-            log.setLevel(level)

@@ -13,9 +13,8 @@ from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
 
 from fxamp.errors import ListingError
-from fxamp.tools.show.collect import quiet
-from fxamp.tools.show.model_file import one_line
 from fxamp.tools.show.prepare import Prepared
+from fxamp.tools.show.quiet import one_line
 
 #: Files of an archive that hold pickled Python objects, which run code when they are read.
 _PICKLED = ("opaque_obj", "custom_obj")
@@ -29,7 +28,7 @@ def prepare_exported(file: str, trust: bool) -> Prepared:
     """
     _check_archive(file, trust)
     try:
-        with _weights_only(not trust), quiet():
+        with _weights_only(not trust):
             exported = torch.export.load(file)
     except Exception as error:
         raise ListingError(f"{file}: no program of torch.export can be read from it: {one_line(error)}") from error

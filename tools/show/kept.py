@@ -86,13 +86,11 @@ class _Run(Interpreter):
             return None
         if nesting_change(n.target):
             raise _Unknown  # what fails inside a torch.func transform would leave it open
-        if isinstance(n.target, HigherOrderOperator):
-            return self._higher_order(n)
         try:
-            return super().run_node(n)
+            return self._higher_order(n) if isinstance(n.target, HigherOrderOperator) else super().run_node(n)
         except Exception as error:
             value = n.meta.get("val")
-            if fake_tensors(value):
+            if isinstance(error, _Unknown) or fake_tensors(value):
                 raise _Unknown from error
             return value
 

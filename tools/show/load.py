@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from fxamp.errors import ListingError, nearest
 from fxamp.listing import Document, Listing
 from fxamp.tools.show.apply import Request, choose, is_lowered, refuse
+from fxamp.tools.show.quiet import in_one_line, quiet
 
 if TYPE_CHECKING:
     from fxamp.tools.show.prepare import Prepared
@@ -47,7 +48,8 @@ def load(path: str, request: Request) -> Document:
     notes: list[str] = []
     for one in prepared:
         policy, why = choose(request, one.device)
-        graphs.append(one.listing(policy, why))
+        with quiet(), in_one_line(f"{file}: {one.name} cannot be rewritten"):
+            graphs.append(one.listing(policy, why))
         notes += one.warnings
     return Document(tuple(graphs), tuple(dict.fromkeys(notes)))
 
@@ -58,8 +60,7 @@ def prepare(path: str, request: Request) -> "list[Prepared]":
     Raises ListingError; among others for a graph that no policy can be applied to.
     """
     file = _existing(path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet(), in_one_line(f"{file}: its graphs cannot be rebuilt"):
         return _PREPARE[_kind(file)](file, request)
 
 
@@ -134,7 +135,8 @@ def _with_values(document: Document, file: str) -> Document:
     """``document`` with the types that a runnable's text does not hold."""
     from fxamp.tools.show.build import fill_values
 
-    graphs = [fill_values(listing, file) for listing in document.graphs]
+    with quiet(), in_one_line(f"{file}: the types of its values cannot be found"):
+        graphs = [fill_values(listing, file) for listing in document.graphs]
     return replace(document, graphs=tuple(graphs))
 
 

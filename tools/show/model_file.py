@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from fxamp.errors import ListingError, nearest
+from fxamp.tools.show.quiet import one_line
 
 _NAME = "__fxamp_model__"
 
@@ -145,12 +146,6 @@ def place(file: str, error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == file]
     return f"{file}:{lines[-1]}" if lines else file
-
-
-def one_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first[:300]}" if first else type(error).__name__
 
 
 def _made(file: str, name: str, value: Any) -> Any:

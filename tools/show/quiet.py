@@ -1,0 +1,43 @@
+"""What torch says on its own while it is asked, and what it raises, in the tool's words."""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+
+from fxamp.errors import FxampError, ListingError
+
+_LOGS = ("torch._dynamo", "torch._subclasses", "torch.export", "torch.fx")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without torch's own remarks on graph breaks and errors: listings and errors say what is to say."""
+    logs = [logging.getLogger(name) for name in _LOGS]
+    before = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log, level in zip(logs, before, strict=True):
+            log.setLevel(level)
+
+
+@contextlib.contextmanager
+def in_one_line(what: str) -> Iterator[None]:
+    """An error that torch raises inside becomes a ListingError: ``what``, its kind, the first line of its message."""
+    try:
+        yield
+    except FxampError:
+        raise
+    except Exception as error:
+        raise ListingError(f"{what}: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first[:300]}" if first else type(error).__name__
