@@ -18,7 +18,7 @@ def write_listing(listing: Listing, number: int | None = None) -> str:
     """Return the text of ``listing`` and its bodies; ``number`` is the graph's among those of one program."""
     graph = "" if number is None else str(number)
     lines = [write_comment([("format", FORMAT), ("graph", graph), *_graph_fields(listing)])]
-    lines += [write_comment([("unmatched", _rule(rule))]) for rule in listing.unmatched]
+    lines += [write_comment([("unmatched", write_rule(rule))]) for rule in listing.unmatched]
     return "\n".join([*lines, *_class(listing, listing.name or "GraphModule", "")]) + "\n"
 
 
@@ -94,7 +94,7 @@ def _entry_fields(entry: Entry) -> Iterator[tuple[str, str]]:
         yield "cast", entry.rule.cast
         yield "why", entry.rule.why
     for rule in entry.lost:
-        yield "lost", _rule(rule)
+        yield "lost", write_rule(rule)
     if entry.rule is None or entry.reason != entry.rule.why:
         yield "reason", entry.reason
     yield "overruled", entry.overruled
@@ -103,5 +103,6 @@ def _entry_fields(entry: Entry) -> Iterator[tuple[str, str]]:
     yield "verbatim", entry.verbatim
 
 
-def _rule(rule: RuleRef) -> str:
-    return f"{rule.id} {rule.origin or '-'} {rule.cast or '-'}"
+def write_rule(rule: RuleRef) -> str:
+    """Return ``rule`` as one value of a comment: ``id|origin|cast|why``."""
+    return "|".join((rule.id, rule.origin, rule.cast, rule.why))

@@ -1,0 +1,61 @@
+"""The type annotations of torch's printed graphs: ``"f32[8, s77][77, 1]cuda:0"``, ``"Sym(s77)"``."""
+
+import re
+
+from fxamp.listing.model import TensorType
+
+_DTYPE = re.compile(r"[a-z]+[0-9]*[a-z0-9_]*")
+_SYMBOL = re.compile(r"Sym\((.*)\)", re.DOTALL)
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+def tensor_type(text: str) -> TensorType | None:
+    """The type that an annotation names; strides are read over. None if it is not that of one tensor."""
+    dtype, bracket, rest = text.partition("[")
+    if not bracket or not _DTYPE.fullmatch(dtype):
+        return None
+    end = _closing(rest)
+    if end is None:
+        return None
+    device = rest[end + 1 :]
+    if device.startswith("["):
+        strides_end = _closing(device[1:])
+        if strides_end is None:
+            return None
+        device = device[strides_end + 2 :]
+    return TensorType(dtype, tuple(_size(size) for size in _split(rest[:end])), device.strip())
+
+
+def symbol(text: str) -> str:
+    """The symbolic number that an annotation names, ``""`` if it is none."""
+    match = _SYMBOL.fullmatch(text)
+    return match[1] if match else ""
+
+
+def _size(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+def _closing(text: str) -> int | None:
+    """Where the bracket that was opened before ``text`` closes."""
+    depth = 0
+    for at, character in enumerate(text):
+        if character in _OPENING:
+            depth += 1
+        elif character in _CLOSING:
+            if depth == 0:
+                return at if character == "]" else None
+            depth -= 1
+    return None
+
+
+def _split(text: str) -> list[str]:
+    """The parts of ``text`` between commas that stand in no bracket."""
+    parts, depth, start = [], 0, 0
+    for at, character in enumerate(text):
+        depth += (character in _OPENING) - (character in _CLOSING)
+        if character == "," and depth == 0:
+            parts.append(text[start:at].strip())
+            start = at + 1
+    last = text[start:].strip()
+    return [*parts, last] if last else parts

@@ -1,0 +1,172 @@
+"""From the syntax tree of a graph's class to its listing: a statement an entry."""
+
+import ast
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fxamp.errors import ListingError
+from fxamp.listing.annotations import symbol, tensor_type
+from fxamp.listing.calls import classify, names_in, operator_name
+from fxamp.listing.clean import Block
+from fxamp.listing.fields import entry_fields
+from fxamp.listing.margin import Margin, read_margin
+from fxamp.listing.model import Entry, Listing
+
+
+def read_class(tree: ast.ClassDef, block: Block, ours: bool, where: str, warnings: list[str]) -> Listing:
+    """The listing of a class and of those nested in it.
+
+    ``block`` is the text that ``tree`` was parsed from; ``ours`` says that fxamp wrote it, so that each node has its
+    own comments. ``where`` begins messages. Raises ListingError.
+    """
+    margin = read_margin(block.text.split("\n"), ours)
+    reader = _Reader(block, margin, where, warnings)
+    return reader.read(tree, block.name)
+
+
+@dataclass
+class _Graph:
+    """One graph while it is read; ``names`` leads from a name in the text to that of the node it stands for."""
+
+    bodies: frozenset[str]
+    entries: list[Entry] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    attributes: dict[str, str] = field(default_factory=dict)
+
+
+class _Reader:
+    def __init__(self, block: Block, margin: Margin, where: str, warnings: list[str]) -> None:
+        self._lines = block.text.split("\n")
+        self._first = block.line
+        self._margin = margin
+        self._where = where
+        self._warnings = warnings
+
+    def read(self, tree: ast.ClassDef, name: str) -> Listing:
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if "forward" not in functions:
+            raise self._error(tree.lineno, f"class {name} has no forward")
+        inner = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        graph = _Graph(frozenset(node.name for node in inner))
+        self._inputs(functions["forward"], graph)
+        for statement in functions["forward"].body:
+            self._statement(statement, graph)
+        entries = (entry if entry.name else replace(entry, name=entry.target) for entry in graph.entries)
+        return Listing(name, tuple(entries), {node.name: self.read(node, node.name) for node in inner})
+
+    def _inputs(self, function: ast.FunctionDef, graph: _Graph) -> None:
+        given = function.args
+        for argument in [*given.posonlyargs, *given.args, *given.kwonlyargs]:
+            if argument.arg == "self":
+                continue
+            fields = self._fields(self._margin.inputs.get((function.lineno, argument.arg), []), function.lineno)
+            entry = Entry(argument.arg, "placeholder", argument.arg, **_types(argument.annotation) | fields)
+            graph.entries.append(entry)
+            graph.names[argument.arg] = argument.arg
+
+    def _statement(self, statement: ast.stmt, graph: _Graph) -> None:
+        if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            return self._assign(statement, statement.target, statement.value, statement.annotation, graph)
+        if isinstance(statement, ast.Assign):
+            return self._assign(statement, statement.targets[0], statement.value, None, graph)
+        if isinstance(statement, ast.AugAssign):
+            return self._write(statement, operator_name(statement), [statement.target, statement.value], graph)
+        if isinstance(statement, ast.Return):
+            return self._output(statement, graph)
+        if isinstance(statement, ast.Expr):
+            if not isinstance(statement.value, ast.Constant):
+                self._node(statement, f"line_{statement.lineno}", statement.value, None, graph)
+            return None
+        if isinstance(statement, (ast.Pass, ast.Delete)):
+            return None
+        raise self._error(statement.lineno, f"a graph holds no {type(statement).__name__.lower()} statement")
+
+    def _assign(
+        self, statement: ast.stmt, target: ast.expr, value: ast.expr, annotation: ast.expr | None, graph: _Graph
+    ) -> None:
+        if isinstance(target, ast.Subscript):
+            return self._write(statement, "operator.setitem", [target.value, target.slice, value], graph)
+        if isinstance(value, ast.Constant) and value.value is None:
+            return None  # the end of a value's life
+        if not isinstance(target, ast.Name):
+            return None  # inputs that are unpacked; they are nodes already
+        if isinstance(value, ast.Name):
+            return self._alias(target.id, value.id, graph)
+        return self._node(statement, target.id, value, annotation, graph)
+
+    def _alias(self, name: str, other: str, graph: _Graph) -> None:
+        """``l_x_ = L_x_`` gives an input its node's name; ``setitem = x`` names the write before it."""
+        node = graph.names.get(other, other)
+        last = graph.entries[-1] if graph.entries else None
+        if last is not None and last.name == "" and node in last.inputs:
+            graph.entries[-1] = replace(last, name=name)
+            graph.names[name] = node
+            return
+        at = next((i for i, e in enumerate(graph.entries) if e.kind == "placeholder" and e.name == node == other), None)
+        if at is not None and name not in graph.names:
+            graph.entries[at] = replace(graph.entries[at], name=name)
+            graph.names = {key: name if value == node else value for key, value in graph.names.items()}
+            node = name
+        graph.names[name] = node
+
+    def _write(self, statement: ast.stmt, target: str, parts: list[ast.expr], graph: _Graph) -> None:
+        """An item assignment or augmented assignment: a call without a name until the statement after it."""
+        call = f"{target}({', '.join(self._text(part) for part in parts)})"
+        inputs = _distinct([graph.names[n] for part in parts for n in names_in(part) if n in graph.names])
+        source, fields = self._about(statement)
+        graph.entries.append(Entry("", "call_function", target, call, inputs, source=source, **fields))
+
+    def _node(
+        self, statement: ast.stmt, name: str, value: ast.expr, annotation: ast.expr | None, graph: _Graph
+    ) -> None:
+        kind, target = classify(value, graph.names)
+        inputs = _distinct([graph.names[n] for n in names_in(value) if n in graph.names])
+        source, fields = self._about(statement)
+        bodies = tuple(graph.attributes[n] for n in inputs if n in graph.attributes and kind == "call_function")
+        if kind == "get_attr" and target in graph.bodies:
+            graph.attributes[name] = target
+        if kind == "call_module" and target in graph.bodies:
+            bodies = (target,)
+        known = {"bodies": bodies, **_types(annotation), **fields}
+        graph.entries.append(Entry(name, kind, target, self._text(value), inputs, source=source, **known))
+        graph.names[name] = name
+
+    def _output(self, statement: ast.Return, graph: _Graph) -> None:
+        call = self._text(statement.value) if statement.value is not None else "None"
+        names = names_in(statement.value) if statement.value is not None else []
+        inputs = _distinct([graph.names[name] for name in names if name in graph.names])
+        source, fields = self._about(statement)
+        graph.entries.append(Entry("output", "output", "output", call, inputs, source=source, **fields))
+
+    def _about(self, statement: ast.stmt) -> tuple[Any, dict[str, Any]]:
+        found = self._margin.lines.get(statement.lineno)
+        return (None, {}) if found is None else (found.source, self._fields(found.fields, statement.lineno))
+
+    def _fields(self, fields: list[tuple[str, str]], line: int) -> dict[str, Any]:
+        given, unknown = entry_fields(fields)
+        at = self._first + line - 1
+        self._warnings += [f"{self._where}{at}: unknown key {key!r} in fxamp's comment" for key in unknown]
+        return given
+
+    def _text(self, value: ast.expr) -> str:
+        line = self._lines[value.lineno - 1]
+        if value.end_lineno != value.lineno or not line.isascii():
+            return ast.unparse(value)
+        return line[value.col_offset : value.end_col_offset]
+
+    def _error(self, line: int, what: str) -> ListingError:
+        return ListingError(f"{self._where}{self._first + line - 1}: {what}")
+
+
+def _types(annotation: ast.expr | None) -> dict[str, Any]:
+    if annotation is None:
+        return {}
+    text = annotation.value if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
+    if not isinstance(text, str):
+        return {}
+    found = tensor_type(text)
+    return {"values": (found,)} if found is not None else {"symbol": symbol(text)}
+
+
+def _distinct(names: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,95 @@
+"""What one right-hand side of a printed graph is: which kind of node, which operation, which inputs.
+
+A function keeps the name under which it is printed, ``torch.nn.functional.linear``; ops get the names that policies
+use: ``torch.ops.aten.mm.default`` is ``aten::mm.default``, a packet without overload ``aten::mm``.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+
+#: Modules whose functions graphs call, by the name at which a dotted function begins.
+MODULES = frozenset({"torch", "operator", "_operator", "math", "builtins", "fx_pytree", "pytree", "triton", "einops"})
+
+_BINARY = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "truediv",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.Pow: "pow",
+    ast.MatMult: "matmul",
+    ast.LShift: "lshift",
+    ast.RShift: "rshift",
+    ast.BitAnd: "and_",
+    ast.BitOr: "or_",
+    ast.BitXor: "xor",
+}
+_COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Is: "is_"}
+_UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "inv", ast.Not: "not_"}
+
+
+def classify(value: ast.expr, nodes: Mapping[str, str]) -> tuple[str, str]:
+    """The kind and target of the node whose right-hand side is ``value``; ``nodes`` are the names of nodes so far."""
+    if isinstance(value, ast.Call):
+        return _call(value.func, nodes)
+    if isinstance(value, ast.Attribute):
+        path = dotted(value)
+        if path is not None and path.startswith("self."):
+            return "get_attr", path.removeprefix("self.")
+        return "call_function", "builtins.getattr"
+    return "call_function", operator_name(value)
+
+
+def operator_name(value: ast.AST) -> str:
+    """``"operator.add"`` for ``x + y`` and ``x += y`` and so on; the kind of expression for what is no operator."""
+    name: str | None = None
+    if isinstance(value, ast.Subscript):
+        name = "getitem"
+    elif isinstance(value, ast.BinOp):
+        name = _BINARY.get(type(value.op))
+    elif isinstance(value, ast.AugAssign):
+        name = "i" + _BINARY[type(value.op)].rstrip("_")
+    elif isinstance(value, ast.Compare) and len(value.ops) == 1:
+        name = _COMPARE.get(type(value.ops[0]))
+    elif isinstance(value, ast.UnaryOp):
+        name = _UNARY.get(type(value.op))
+    return f"operator.{name}" if name else f"python.{type(value).__name__}"
+
+
+def names_in(value: ast.AST) -> Iterator[str]:
+    """Every name that an expression reads, in the order of the text."""
+    if isinstance(value, ast.Name):
+        yield value.id
+        return
+    for child in ast.iter_child_nodes(value):
+        yield from names_in(child)
+
+
+def dotted(value: ast.expr) -> str | None:
+    """``"torch.ops.aten"`` for a chain of attributes of a name, None for anything else."""
+    parts: list[str] = []
+    while isinstance(value, ast.Attribute):
+        parts.append(value.attr)
+        value = value.value
+    return ".".join([value.id, *reversed(parts)]) if isinstance(value, ast.Name) else None
+
+
+def _call(function: ast.expr, nodes: Mapping[str, str]) -> tuple[str, str]:
+    path = dotted(function)
+    if path is None:
+        method = isinstance(function, ast.Attribute)
+        return ("call_method", f".{function.attr}") if method else ("call_function", "python.Call")  # type: ignore[attr-defined]
+    first, _, rest = path.partition(".")
+    if first == "self" and rest:
+        return "call_module", rest
+    if rest and (first in nodes or first not in MODULES):
+        return "call_method", f".{path.rpartition('.')[2]}"
+    return "call_function", _function(path)
+
+
+def _function(path: str) -> str:
+    if not path.startswith("torch.ops."):
+        return path.replace("_operator.", "operator.", 1) if path.startswith("_operator.") else path
+    namespace, _, op = path.removeprefix("torch.ops.").partition(".")
+    return f"{namespace}::{op}" if op else path

@@ -1,0 +1,99 @@
+"""The fields of a dump's comments, as the values of an entry or of a whole listing."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from fxamp.listing.annotations import tensor_type
+from fxamp.listing.model import RuleRef, TensorType
+from fxamp.listing.write import FORMAT
+
+Fields = list[tuple[str, str]]
+
+_TEXTS = {
+    "module": "module",
+    "class": "module_class",
+    "reason": "reason",
+    "overruled": "overruled",
+    "region": "region",
+    "inserted": "inserted",
+    "verbatim": "verbatim",
+}
+_OF_A_RULE = ("rule", "at", "cast", "why")
+_OF_A_GRAPH = ("stage", "policy", "device", "chosen", "ended")
+
+
+def entry_fields(fields: Fields) -> tuple[dict[str, Any], list[str]]:
+    """The fields of Entry that a node's comment gives, and the keys in it that nobody knows."""
+    given: dict[str, Any] = {}
+    lost: list[RuleRef] = []
+    rule: dict[str, str] = {}
+    unknown: list[str] = []
+    for key, value in fields:
+        if key in _TEXTS:
+            given[_TEXTS[key]] = value
+        elif key in _OF_A_RULE:
+            rule[key] = value
+        elif key == "lost":
+            lost.append(_rule(value))
+        elif key == "was":
+            given["was"] = tuple(value.split(","))
+        elif key == "needs_grad":
+            given["needs_grad"] = value == "1"
+        elif key == "values":
+            given["values"] = _types(value)
+        elif key != "input":
+            unknown.append(key)
+    if "rule" in rule:
+        given["rule"] = RuleRef(rule["rule"], rule.get("at", ""), rule.get("cast", ""), rule.get("why", ""))
+        given.setdefault("reason", rule.get("why", ""))
+    if lost:
+        given["lost"] = tuple(lost)
+    return given, unknown
+
+
+def graph_fields(fields: Fields) -> tuple[dict[str, Any], list[str]]:
+    """The fields of Listing that the comments above a class give, and the keys in them that nobody knows.
+
+    Raises ValueError for a format that is not this one, or a number that is none.
+    """
+    given: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    unmatched: list[RuleRef] = []
+    unknown: list[str] = []
+    for key, value in fields:
+        if key in _OF_A_GRAPH:
+            given[key] = value
+        elif key in ("kept_before", "kept_after"):
+            given[key] = _number(key, value)
+        elif key == "count":
+            name, _, number = value.rpartition(" ")
+            counts[name] = _number(f"count {name}", number)
+        elif key == "unmatched":
+            unmatched.append(_rule(value))
+        elif key == "format":
+            _check_format(value)
+        elif key != "graph":
+            unknown.append(key)
+    return {**given, "counts": counts, "unmatched": tuple(unmatched)}, unknown
+
+
+def _check_format(value: str) -> None:
+    if value != FORMAT:
+        raise ValueError(f"format={value} was written by another version of fxamp; accepted: format={FORMAT}")
+
+
+def _number(what: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{what} is {text!r}, not a number")
+    return int(text)
+
+
+def _rule(text: str) -> RuleRef:
+    """A rule as :func:`fxamp.listing.write.write_rule` wrote it."""
+    name, origin, cast, why = [*text.split("|", 3), "", "", ""][:4]
+    return RuleRef(name, origin, cast, why)
+
+
+def _types(text: str) -> tuple[TensorType, ...]:
+    found: Iterable[TensorType | None] = (tensor_type(part) for part in text.split("; "))
+    return tuple(each for each in found if each is not None)

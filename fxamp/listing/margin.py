@@ -1,0 +1,75 @@
+"""What stands in a graph's comments: the user's source line and fxamp's fields of each statement."""
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fxamp.listing.comments import PREFIX, read_comment
+from fxamp.listing.fields import Fields
+from fxamp.listing.model import Source
+
+_FILE = re.compile(r"# File: (.*?):(\d+) in (.*?), code: ?(.*)")
+
+
+class Note(NamedTuple):
+    """What the comments above a statement say."""
+
+    source: Source | None
+    fields: Fields
+
+
+@dataclass
+class Margin:
+    """Notes by the line number of their statement, and of inputs by the line of ``def forward`` and their name."""
+
+    lines: dict[int, Note] = field(default_factory=dict)
+    inputs: dict[tuple[int, str], Fields] = field(default_factory=dict)
+
+
+def read_margin(lines: list[str], ours: bool) -> Margin:
+    """Read the comments of a class's ``lines``, the first of which has number 1.
+
+    torch's source comments hold for all statements up to the next one; fxamp's (``ours``) for the next statement.
+    """
+    margin = Margin()
+    source: Source | None = None
+    fields: Fields = []
+    inputs: dict[str, Fields] = {}
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        if text.startswith("#"):
+            if text.startswith(PREFIX):
+                found = _fields(text)
+                if found and found[0][0] == "input":
+                    inputs[found[0][1]] = found
+                else:
+                    fields = found
+            elif text.startswith("# File: "):
+                source = _source(text)
+            elif text.startswith("# No stacktrace found"):
+                source = None
+            continue
+        if not text:
+            continue
+        if text.startswith(("def ", "class ")):
+            margin.inputs |= {(number, name): given for name, given in inputs.items()}
+            source, fields, inputs = None, [], {}
+            continue
+        if source is not None or fields:
+            margin.lines[number] = Note(source, fields)
+        fields = []
+        source = None if ours else source
+    return margin
+
+
+def _fields(text: str) -> Fields:
+    """The fields of a comment; a comment that only looks like one holds none."""
+    try:
+        return read_comment(text)
+    except ValueError:
+        return []
+
+
+def _source(text: str) -> Source | None:
+    match = _FILE.match(text)
+    return Source(match[1], int(match[2]), match[3], match[4].strip()) if match else None

@@ -1,0 +1,105 @@
+"""Reads graphs that were dumped as text: torch's, in any of their wrappings, and fxamp's own.
+
+    GraphModule.print_readable, TORCH_COMPILE_DEBUG's fx_graph_readable.py and fx_graph_transformed.py, tlparse's
+    *_graph_*.txt, TORCH_LOGS=graph_code,aot_graphs (prefixes, titles and colours are read over), depyf's files,
+    Inductor's fx_graph_runnable.py (see runnable), fxamp's dumps
+
+The text is Python, and only ever parsed: nothing of it is executed, imported or evaluated.
+"""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from fxamp.errors import ListingError, nearest
+from fxamp.listing.body import read_class
+from fxamp.listing.clean import Block, blocks, plain_lines, stage_of
+from fxamp.listing.comments import PREFIX, read_comment
+from fxamp.listing.fields import Fields, graph_fields
+from fxamp.listing.model import Document, Listing
+from fxamp.listing.runnable import input_types
+
+_ACCEPTED = (
+    "the text of GraphModule.print_readable(), fx_graph_readable.py or fx_graph_runnable.py of TORCH_COMPILE_DEBUG, "
+    "a graph of tlparse or TORCH_LOGS, or a dump of fxamp"
+)
+
+
+def read_file(path: str) -> Document:
+    """Read the graphs in the file at ``path``; raises ListingError, which names the file and, where known, the line."""
+    file = Path(path)
+    if file.is_dir():
+        raise ListingError(f"{path} is a folder; accepted: one of its files, {_ACCEPTED}")
+    if not file.is_file():
+        there = [each.name for each in file.parent.iterdir()] if file.parent.is_dir() else []
+        raise ListingError(f"{path}: no such file{nearest(file.name, there)}")
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ListingError(f"{path} is not text (byte {error.start} is not UTF-8); accepted: {_ACCEPTED}") from error
+    except OSError as error:
+        raise ListingError(f"{path}: {error.strerror}") from error
+    return parse_text(text, path)
+
+
+def parse_text(text: str, file: str) -> Document:
+    """The graphs in ``text``; ``file`` is its name, for messages. Raises ListingError as ``file:line: what``."""
+    if not text.strip():
+        raise ListingError(f"{file} is empty; accepted: {_ACCEPTED}")
+    lines = plain_lines(text)
+    warnings: list[str] = []
+    graphs = [_graph(block, file, warnings) for block in blocks(lines)]
+    if not graphs:
+        raise ListingError(f"{file} holds no graph: no class of torch.nn.Module with a forward; accepted: {_ACCEPTED}")
+    if "def load_args(" in text:
+        graphs[0] = input_types(graphs[0], "\n".join(lines), file)
+    return Document(tuple(graphs), tuple(warnings))
+
+
+def _graph(block: Block, file: str, warnings: list[str]) -> Listing:
+    tree = _syntax(block, file)
+    about, ours = _about(block, file, warnings)
+    try:
+        listing = read_class(tree, block, ours, f"{file}:", warnings)
+    except RecursionError:
+        raise ListingError(f"{file}:{block.line}: {block.name} is nested too deeply to be read") from None
+    if not ours:
+        about = {"stage": stage_of(block.title, file) or _stage_by_inputs(listing)}
+    return Listing(block.name, listing.entries, listing.bodies, **about)
+
+
+def _syntax(block: Block, file: str) -> ast.ClassDef:
+    try:
+        (tree,) = ast.parse(block.text).body
+    except SyntaxError as error:
+        line = block.line + (error.lineno or 1) - 1
+        at_end = (error.lineno or 1) >= block.text.rstrip().count("\n") + 1
+        hint = "; the file ends here: is it truncated?" if at_end else ""
+        raise ListingError(f"{file}:{line}: not the text of a graph: {error.msg}{hint}") from error
+    except (RecursionError, MemoryError, ValueError) as error:
+        raise ListingError(
+            f"{file}:{block.line}: {block.name} cannot be read: {error or 'too deeply nested'}"
+        ) from None
+    assert isinstance(tree, ast.ClassDef)
+    return tree
+
+
+def _about(block: Block, file: str, warnings: list[str]) -> tuple[dict[str, Any], bool]:
+    """What the comments above a class say of the whole graph, and whether they are fxamp's."""
+    comments = [line for line in block.head if line.startswith(PREFIX)]
+    fields: Fields = []
+    try:
+        for line in comments:
+            fields += read_comment(line)
+        about, unknown = graph_fields(fields)
+    except ValueError as error:
+        raise ListingError(f"{file}:{max(1, block.line - 1)}: {error}") from error
+    warnings += [f"{file}:{block.line}: unknown key {key!r} in fxamp's comment" for key in unknown]
+    return (about, True) if comments else ({}, False)
+
+
+def _stage_by_inputs(listing: Listing) -> str:
+    """AOTAutograd calls the gradients that enter a graph tangents."""
+    if not any(e.kind == "placeholder" and e.name.startswith("tangents_") for e in listing.entries):
+        return ""
+    return "joint" if "joint" in listing.name else "backward"
