@@ -77,12 +77,13 @@ def rest() -> tuple[Entry, ...]:
     return (
         op("softmax", "aten::softmax.int", ("view",), "f32[2, 128]", rule=SUMS, reason=SUMS.why, region="f16", **attn),
         op("add", "aten::add.Tensor", ("view", "softmax"), "f32[2, 128]", reason=FOLLOWS, region="f16", **attn),
+        Entry("wrap_body_0", "get_attr", "wrap_body_0", "self.wrap_body_0"),
         Entry(
             "checkpoint",
             "call_function",
             "higher_order::tag_activation_checkpoint",
             call="torch.ops.higher_order.tag_activation_checkpoint(wrap_body_0, add, w)",
-            inputs=("add", "w"),
+            inputs=("wrap_body_0", "add", "w"),
             module="h.0",
             reason=FOLLOWS,
             bodies=("wrap_body_0",),
