@@ -5,19 +5,20 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fxamp.errors import PolicyError
-from fxamp.policy import Category, Origin, Policy, Rule, Ruling, built_in_names
+from fxamp.policy import Category, LossScale, Origin, Policy, Rule, Ruling, built_in_names
 from fxamp.policy.versions import holds
 
 
-def rule(name: str, *ops: str, cast: Category = Category.FP32, **more: str) -> Rule:
+def rule(name: str, *ops: str, cast: Category = Category.FP32, **more: Any) -> Rule:
     return Rule(name, cast, ops, **more)
 
 
-def policy(*rules: Rule, **more: str) -> Policy:
+def policy(*rules: Rule, **more: Any) -> Policy:
     return Policy(**{"name": "mine", "device": "cuda", "lower_precision_fp": "float16", **more}, rules=rules)
 
 
@@ -71,6 +72,17 @@ def test_policies_are_compared_by_content(tmp_path: Path) -> None:
         policy(rule("a", "exp", torch=">=2.11")),
         policy(rule("a", "exp"), rule("b", "log")),
         policy(rule("a", "exp", cast=Category.BANNED, advice="no")),
+        policy(rule("a", "exp"), unlisted="fp32"),
+        policy(rule("a", "exp"), capability=">=8.0"),
+        policy(rule("a", "exp"), torch=">=2.11"),
+        policy(rule("a", "exp"), loss_scale=LossScale()),
+        policy(rule("a", "exp", modules=("head",))),
+        policy(rule("a", "exp", module_classes=("Linear",))),
+        policy(rule("a", "exp", args={"dim": -1})),
+        policy(rule("a", "exp", args={"self": {"size": ">1"}})),
+        policy(rule("a", "exp", reduces=">1")),
+        policy(rule("a", "exp", region="backward")),
+        policy(rule("a", "exp", inputs={"self": "follow"})),
     ],
 )
 def test_what_decides_counts(changed: Policy) -> None:

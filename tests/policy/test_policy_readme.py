@@ -1,0 +1,68 @@
+"""policies/README.md is complete and right: its policies load and decide what it says, every key is in it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fxamp.policy import Category, LossScale, Policy, Site, TensorFacts, built_in_names, schema, variant_names
+from fxamp.policy.builtin import folder
+from fxamp.policy.rule import INPUT_DTYPES, RULE_REGIONS
+from fxamp.tools.policy.command import main
+
+README = (folder() / "README.md").read_text()
+EXAMPLES = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+
+
+def decided(site: Site) -> str | None:
+    rule = Policy.loads(EXAMPLES[1]).resolve("cpu").ruling(site).rule
+    return rule.id if rule else None
+
+
+def test_the_second_example_decides_what_its_comments_say() -> None:
+    long, short = (TensorFacts("float32", (2, last)) for last in (2048, 64))
+    assert decided(Site("aten::relu.default", "model.lm_head")) == "careful-head"
+    assert decided(Site("aten::linear.default", "layers.0.router.proj")) == "careful-head"
+    assert decided(Site("aten::linear.default", "layers.1.router")) == "matrix-products"
+    assert decided(Site("aten::mean.dim", reduces=5000)) == "long-sums"
+    assert decided(Site("aten::mean.dim", reduces=50)) is None
+    assert decided(Site("aten::softmax.int", args={"dim": -1, "self": long})) == "wide-softmax"
+    assert decided(Site("aten::softmax.int", args={"dim": -1, "self": short})) is None
+    assert decided(Site("aten::softmax.int", args={"dim": 0, "self": long})) is None
+    assert decided(Site("aten::layer_norm.default", "", ("torch.nn.modules.normalization.LayerNorm",))) == "half-norms"
+    assert decided(Site("aten::mm.default", region="backward")) == "exact-weight-gradients"
+    assert decided(Site("aten::fake_quantize_per_tensor_affine.default")) is None
+    assert Policy.loads(EXAMPLES[1]).loss_scale == LossScale(1024.0, min_scale=1.0)
+
+
+@pytest.mark.parametrize("keys", ["FILE_KEYS", "MATCH_KEYS", "LOSS_SCALE_KEYS", "RULE_KEYS", "ARG_KEYS", "CONDITIONS"])
+def test_every_key_is_documented(keys: str) -> None:
+    missing = [key for key in getattr(schema, keys) if not re.search(rf"`(\[+)?{key}(\]+)?`", README)]
+    assert missing == []
+
+
+def test_every_word_is_documented() -> None:
+    words = {word for values in schema.CHOICES.values() for word in values} | set(INPUT_DTYPES) | set(RULE_REGIONS)
+    assert [word for word in (*words, *Category) if f"`{word}`" not in README] == []
+
+
+def test_every_policy_is_named_and_every_file_is_there() -> None:
+    assert [name for name in built_in_names() if f"`{name}`" not in README] == []
+    kinds = {name.split("-", 2)[2] for name in variant_names()}
+    assert set(re.findall(r"`cuda-bfloat16-([\w-]+)`", README)) == kinds
+    assert [name for name in re.findall(r"`([\w-]+\.(?:toml|json))`", README) if not (folder() / name).is_file()] == []
+
+
+def test_its_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my-policy.toml").write_text(EXAMPLES[0])
+    commands = re.findall(r"^    fxamp-policy ([^#\n]+)", README, re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["check", "show", "explain"]
+    for command in commands:
+        assert main(command.split()) == 0
+    assert "decides   norm-layers: lower_precision_fp  (my-policy.toml:9)" in capsys.readouterr().out
+
+
+def test_the_rules_of_precedence_are_five() -> None:
+    section = README.partition("## What wins\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^(\d)\. ", section, re.MULTILINE) == list("12345")

@@ -1,0 +1,134 @@
+"""Conditions as values: globs on modules and classes, comparisons of sizes, what is known of a tensor."""
+
+from typing import Any
+
+import pytest
+
+from fxamp.policy import Category, Rule, Site, Symbol, TensorFacts
+from fxamp.policy.comparisons import size_condition, size_meets
+from fxamp.policy.module_globs import covers_class, covers_module
+from fxamp.policy.site import product
+
+
+@pytest.mark.parametrize(
+    ("glob", "path", "covered"),
+    [
+        ("lm_head", "lm_head", True),
+        ("lm_head", "model.lm_head", True),
+        ("lm_head", "model.lm_head.proj", True),
+        ("lm_head", "lm_heads", False),
+        ("lm_head", "", False),
+        ("head", "lm_head", False),
+        (".lm_head", "model.lm_head", False),
+        (".lm_head", "lm_head.proj", True),
+        ("layers.*.router", "layers.3.router", True),
+        ("layers.*.router", "layers.3.mlp.router", False),
+        ("layers.**.router", "layers.3.mlp.router.proj", True),
+        ("layers.**.router", "layers.router", True),
+        ("layers.[0-3].norm*", "net.layers.2.norm_1", True),
+        ("layers.[0-3].norm*", "net.layers.12.norm_1", False),
+        ("layers.?", "layers.12", False),
+        ("**", "", True),
+        ("*", "", False),
+        ("*", "a", True),
+        ("*.*", "a", False),
+        ("Layer", "layer", False),
+    ],
+)
+def test_module_globs(glob: str, path: str, covered: bool) -> None:
+    assert covers_module(glob, path) is covered
+
+
+@pytest.mark.parametrize(
+    ("glob", "covered"), [("Linear", True), ("torch.nn.*", True), ("*Linear", True), ("linear", False), ("Lin", False)]
+)
+def test_class_globs(glob: str, covered: bool) -> None:
+    assert covers_class(glob, "torch.nn.modules.linear.Linear") is covered
+
+
+@pytest.mark.parametrize(
+    ("condition", "met"),
+    [(64, [64]), (">64", [65, 66]), (" >= 64 , <66 ", [64, 65]), ("!=65", [63, 64, 66]), ("<=64", [63, 64])],
+)
+def test_sizes(condition: int | str, met: list[int]) -> None:
+    written = size_condition(condition)
+    assert [size for size in (63, 64, 65, 66) if size_meets(written, size)] == met
+    assert size_condition(written) == written
+
+
+KNOWN = TensorFacts("float32", (2, 3, Symbol("s0")))
+
+
+@pytest.mark.parametrize(
+    ("condition", "objection", "unknown"),
+    [
+        ({"rank": 3}, None, False),
+        ({"rank": ">3"}, "the rank of x is 3, not >3", False),
+        ({"size": ">=0"}, "the size of x is not known (s0)", True),
+        ({"shape": [2, "*", "*"]}, None, False),
+        ({"shape": [2, "..."]}, None, False),
+        ({"shape": ["...", 3, "*"]}, None, False),
+        ({"shape": ["...", ">1"]}, "size 2 of x is not known (s0)", True),
+        ({"shape": [3, "..."]}, "size 0 of x is 2, not ==3", False),
+        ({"shape": [2, 3]}, "the shape of x has 3 dimensions, which does not fit [==2, ==3]", False),
+        ({"shape": [2, "...", 3, 4, 5]}, "the shape of x has 3 dimensions", False),
+        ({"dtype": "float16"}, "x is float32, not float16", False),
+        ({"dtype": ["float16", "float32"]}, None, False),
+        (3, "x is a tensor, not 3", False),
+    ],
+)
+def test_what_is_known_of_a_tensor(condition: Any, objection: str | None, unknown: bool) -> None:
+    found = Rule("r", Category.FP32, ("mm",), args={"x": condition}).objection(Site("aten::mm", args={"x": KNOWN}))
+    assert (found is None) == (objection is None)
+    assert found is None or (found.why.startswith(objection or "-") and found.unknown is unknown)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "same"),
+    [
+        (-1, -1, True),
+        (-1, (-1,), True),
+        (-1, (-1, 0), False),
+        ([0, 1], (0, 1), True),
+        ([0, 1], (1, 0), False),
+        (1, True, False),
+        (True, 1, False),
+        (0.5, 0.5, True),
+        (1, 1.0, True),
+        ("none", "none", True),
+        ("none", None, False),
+        (0, None, False),
+    ],
+)
+def test_values(wanted: Any, given: Any, same: bool) -> None:
+    rule = Rule("r", Category.FP32, ("mm",), args={"x": wanted})
+    assert (rule.objection(Site("aten::mm", args={"x": given})) is None) is same
+
+
+def test_a_symbolic_number_meets_no_value() -> None:
+    rule = Rule("r", Category.FP32, ("mm",), args={"x": 3})
+    found = rule.objection(Site("aten::mm", args={"x": Symbol("s1")}))
+    assert found is not None and found.unknown and found.why == "the value of x is not known (s1)"
+
+
+def test_products_of_sizes() -> None:
+    assert product((2, 3, 4)) == 24 and product(()) == 1
+    assert product((2, Symbol("a"), Symbol("b"))) == Symbol("a*b")
+    assert TensorFacts(shape=()).size == 1 and TensorFacts(size=9).rank is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"region": "behind"}, "region = 'behind' is unknown"),
+        ({"inputs": {"x": "float32"}}, "x = 'float32' is unknown"),
+        ({"cast": "promote", "inputs": {"x": "fp32"}}, "inputs goes with cast"),
+        ({"cast": "banned", "region": "both"}, "region = 'both' goes with cast"),
+        ({"modules": ("a b",)}, "'a b' is not a module path"),
+        ({"args": {"x": {}}}, "is not a condition on an argument"),
+        ({"reduces": "many"}, "'many' is not a size"),
+    ],
+)
+def test_a_rule_in_python_is_checked_too(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Rule(**{"id": "r", "cast": "fp32", "ops": ("mm",), **arguments})
