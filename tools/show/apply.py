@@ -70,7 +70,7 @@ def _resolved(name: str, device: str) -> Policy:
 #: Why no policy is applied to a graph of that stage.
 _STAGES: Mapping[str, str] = {
     "cast": "it has the casts of policy {policy!r} already",
-    "forward": "it is the forward that AOTAutograd made after the casts of policy {policy!r}",
+    "forward": "it is the forward that AOTAutograd made after the casts",
     "backward": "it is a backward, whose dtypes follow from its forward",
     "joint": "it holds a backward, whose dtypes follow from its forward",
     "optimizer": "it is an optimizer's step, to which no policy applies",
@@ -79,24 +79,22 @@ _STAGES: Mapping[str, str] = {
 
 def refuse(listing: Listing, file: str) -> None:
     """Raise ListingError if no policy can be applied to a graph that was read from ``file``."""
-    why = _why_not(listing)
-    if why is None:
+    stage = _stage(listing)
+    captured = Path(file).with_name(Path(file).name.replace(f"_{listing.stage}.", "_captured."))
+    ours = captured.name != Path(file).name and captured.is_file()
+    if stage not in _STAGES or (stage == "forward" and not ours):
         return
-    captured = Path(file).with_name(Path(file).name.replace(f"_{listing.stage}", "_captured"))
-    exists = listing.stage and captured.name != Path(file).name and captured.is_file()
-    instead = str(captured) if exists else "the graph as it was captured"
+    why = _STAGES[stage].format(policy=listing.policy)
+    instead = str(captured) if ours else "the graph as it was captured"
     raise ListingError(f"{file}: --policy cannot be applied to {listing.name}: {why}; accepted: {instead}")
 
 
-def _why_not(listing: Listing) -> str | None:
-    stage = listing.stage
+def _stage(listing: Listing) -> str:
     if any(entry.inserted for _, entry in listing.walk()):
-        stage = "cast"
+        return "cast"
     if any(entry.kind == "placeholder" and entry.name.startswith("tangents_") for entry in listing.entries):
-        stage = "backward"
-    if stage not in _STAGES or (stage == "forward" and not listing.policy):
-        return None
-    return _STAGES[stage].format(policy=listing.policy)
+        return listing.stage if listing.stage in ("backward", "joint") else "backward"
+    return listing.stage
 
 
 def is_lowered(listing: Listing) -> bool:

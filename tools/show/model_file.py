@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from fxamp.errors import ListingError, nearest
+from fxamp.tools.show.kinds import bound_names, pair_functions
 from fxamp.tools.show.quiet import one_line
 
 _NAME = "__fxamp_model__"
@@ -58,51 +59,6 @@ def program(file: str, tree: ast.Module, run: Callable[[str], None]) -> Program:
                 raise ListingError(f"{file}: after running it, model and inputs are not there; accepted: {ACCEPTED}")
             model, inputs = returned
     return Program(_checked_model(file, model), *_arguments(file, inputs))
-
-
-def bound_names(tree: ast.Module) -> set[str]:
-    """The names that the statements of a file bind, outside of functions and classes."""
-    names: set[str] = set()
-    for node in _top_level(tree.body):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-        else:
-            names |= {found.id for found in ast.walk(node) if isinstance(found, ast.Name) and _stored(found)}
-    return names
-
-
-def pair_functions(tree: ast.Module) -> list[str]:
-    """The functions of a file that need no arguments and return two values."""
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [function.name for function in functions if not _required(function) and _returns_pair(function)]
-
-
-def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    for node in body:
-        yield node
-        if isinstance(node, (ast.If, ast.Try, ast.With, ast.For, ast.While)) and not _is_main(node):
-            for part in ("body", "orelse", "finalbody"):
-                yield from _top_level(getattr(node, part, []))
-
-
-def _is_main(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
-
-
-def _stored(name: ast.Name) -> bool:
-    return isinstance(name.ctx, ast.Store)
-
-
-def _required(function: ast.FunctionDef) -> bool:
-    given = function.args
-    return len(given.posonlyargs) + len(given.args) > len(given.defaults) or any(d is None for d in given.kw_defaults)
-
-
-def _returns_pair(function: ast.FunctionDef) -> bool:
-    last = function.body[-1]
-    return isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple) and len(last.value.elts) == 2
 
 
 def _lacking(file: str, bound: set[str], pair: Sequence[str]) -> str:

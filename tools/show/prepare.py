@@ -56,11 +56,11 @@ class Prepared:
         listing = replace(record.listing, name=self.name, kept_before=before, kept_after=after)
         return self._in_its_words(listing, policy.device)
 
-    def plain_listing(self, stage: str = "captured") -> Listing:
+    def plain_listing(self) -> Listing:
         """The listing of the captured graph, without a policy."""
         captured = self.captured()
         kept = kept_bytes(captured.module, captured.mode)
-        listing = list_graph(captured.module, self.name, stage=stage, ended=self.ended, kept_before=kept)
+        listing = list_graph(captured.module, self.name, ended=self.ended, kept_before=kept)
         return self._in_its_words(listing, self.device or "cpu")
 
     def _in_its_words(self, listing: Listing, device: str) -> Listing:

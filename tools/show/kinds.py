@@ -1,0 +1,117 @@
+"""What a file is, told by its content, without running it and without torch."""
+
+import ast
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fxamp.errors import ListingError, nearest
+
+ACCEPTED = (
+    "a graph as text (GraphModule.print_readable, TORCH_COMPILE_DEBUG, tlparse, fxamp's dumps), fx_graph_runnable.py, "
+    "a .pt2 of torch.export, a Python file with model and inputs"
+)
+
+
+def existing(path: str) -> str:
+    where = Path(path)
+    if where.is_dir():
+        raise ListingError(f"{path} is a folder; accepted: {ACCEPTED}")
+    if not where.exists():
+        siblings = [other.name for other in where.parent.iterdir()] if where.parent.is_dir() else []
+        raise ListingError(f"{path} does not exist{nearest(where.name, siblings)}; accepted: {ACCEPTED}")
+    return path
+
+
+def kind_of(file: str) -> str:
+    """What a file is: "graph", "runnable", "model" or "exported"."""
+    with Path(file).open("rb") as stream:
+        head = stream.read(4096)
+    if head.startswith(b"PK\x03\x04") or (file.endswith(".pt2") and b"\0" in head):
+        return "exported"
+    if b"\0" in head or file.endswith(".pt2"):
+        raise ListingError(f"{file}: it is neither text nor an archive of torch.export; accepted: {ACCEPTED}")
+    tree = syntax(file)
+    return "graph" if tree is None else _kind_of(tree)
+
+
+def syntax(file: str) -> ast.Module | None:
+    """The syntax of a Python file; None for text that is not Python."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ListingError(f"{file}: it is not text in UTF-8; accepted: {ACCEPTED}") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _kind_of(tree: ast.Module) -> str:
+    bound = bound_names(tree)
+    if "load_args" in bound or ("Repro" in bound and "mod" in bound):
+        return "runnable"
+    if {"model", "inputs"} & bound or pair_functions(tree):
+        return "model"
+    return "graph" if not tree.body or any(map(_is_graph, tree.body)) or not _is_program(tree) else "model"
+
+
+def _is_graph(node: ast.stmt) -> bool:
+    """Whether a statement is a graph's class, which sets nothing up; or the forward alone."""
+    if isinstance(node, ast.FunctionDef):
+        return node.name == "forward"
+    methods = (
+        {part.name for part in node.body if isinstance(part, ast.FunctionDef)} if isinstance(node, ast.ClassDef) else ()
+    )
+    return "forward" in methods and "__init__" not in methods
+
+
+def _is_program(tree: ast.Module) -> bool:
+    return any(isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)) for node in tree.body)
+
+
+def bound_names(tree: ast.Module) -> set[str]:
+    """The names that the statements of a file bind, outside of functions and classes."""
+    names: set[str] = set()
+    for node in _top_level(tree.body):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        else:
+            names |= {found.id for found in ast.walk(node) if isinstance(found, ast.Name) and _stored(found)}
+    return names
+
+
+def pair_functions(tree: ast.Module) -> list[str]:
+    """The functions of a file that need no arguments and return two values."""
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [function.name for function in functions if not _required(function) and _returns_pair(function)]
+
+
+def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        if isinstance(node, (ast.If, ast.Try, ast.With, ast.For, ast.While)) and not _is_main(node):
+            for part in ("body", "orelse", "finalbody"):
+                yield from _top_level(getattr(node, part, []))
+
+
+def _is_main(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+
+
+def _stored(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
+
+
+def _required(function: ast.FunctionDef) -> bool:
+    given = function.args
+    return len(given.posonlyargs) + len(given.args) > len(given.defaults) or any(d is None for d in given.kw_defaults)
+
+
+def _returns_pair(function: ast.FunctionDef) -> bool:
+    last = function.body[-1]
+    return isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple) and len(last.value.elts) == 2
