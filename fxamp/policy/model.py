@@ -155,7 +155,7 @@ class Policy:
 
     def has_rules_for(self, region: str) -> bool:
         """Say whether a rule is for the "forward" or the "backward"."""
-        return any(rule.region in (region, "both") for rule in self.rules)
+        return region in self._regions
 
     @cached_property
     def digest(self) -> str:
@@ -168,6 +168,11 @@ class Policy:
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+    @cached_property
+    def _regions(self) -> frozenset[str]:
+        found = {rule.region for rule in self.rules}
+        return frozenset(("forward", "backward") if "both" in found else found)
 
     @cached_property
     def _index(self) -> RuleIndex:
