@@ -19,7 +19,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node, map_arg
 
-from fxamp.graph import op_name, tensor_value
+from fxamp.graph import dtype_name, op_name, tensor_value
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.cast_rules import edit_for
 from fxamp.passes.decision import INSERTED, Decision, decide, decision, overrule
@@ -173,7 +173,8 @@ class _Writer:
         self._behind[back] = node
 
     def _write(self, source: Node, dtype: torch.dtype, why: str, near: Node) -> Node:
-        cast = self._graph.call_function(_cast, (source, dtype))
+        name = f"{source.name}_{dtype_name(dtype)}"
+        cast = self._graph.create_node("call_function", _cast, (source, dtype), name=name)
         cast.meta.update({key: near.meta[key] for key in _PLACE if key in near.meta})
         cast.meta[INSERTED] = why
         cast.meta["val"] = source.meta["val"].to(dtype)

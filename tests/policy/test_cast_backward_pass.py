@@ -1,0 +1,140 @@
+"""The pass cast-backward on tiny backward graphs: golden texts, contract, and what it leaves alone."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from golden_text import assert_golden
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.compilers import nop
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fxamp.capture import Captured
+from fxamp.graph import format_graph, graph_output, op_name
+from fxamp.passes.base import Context
+from fxamp.passes.cast_backward import CastBackward
+from fxamp.passes.decision import decision, inserted_for
+from fxamp.pipeline import PassRecord, run_passes
+from fxamp.policy import Category, Policy, Rule
+
+LOW, FP32 = Category.LOWER_PRECISION_FP, Category.FP32
+
+
+def backward_graph(program: Callable[..., Any], *inputs: Tensor) -> GraphModule:
+    """The partitioned backward graph of ``program``, as AOTAutograd hands it to a compiler."""
+    seen: list[GraphModule] = []
+
+    def backward(gm: GraphModule, _: Any) -> Any:
+        seen.append(gm)
+        return nop(gm, _)
+
+    torch._dynamo.reset()
+    compiler = aot_autograd(fw_compiler=nop, bw_compiler=backward)
+    results = pytree.tree_leaves(torch.compile(program, backend=compiler, dynamic=False)(*inputs))
+    torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+    return seen[0]
+
+
+def run(gm: GraphModule, *rules: Rule) -> PassRecord:
+    mode = next(iter(gm.graph.nodes)).meta["val"].fake_mode
+    policy = replace(Policy.load("cpu-bfloat16").resolve(), rules=rules)
+    (record,) = run_passes(Captured(gm, mode), Context(policy, mode), (CastBackward(),))
+    return record
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(*shape, dtype=dtype, requires_grad=True)
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    """A 16-bit product of a 16-bit input and a float32 weight."""
+    return (x @ w.bfloat16().t()).relu()
+
+
+def chain(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w).exp() @ w
+
+
+def wide(*ops: str, **more: Any) -> Rule:
+    return Rule("wide", FP32, ops, region="backward", why="for a test", **more)
+
+
+def test_products_in_float32() -> None:
+    gm = backward_graph(product, leaf(2, 3, dtype=torch.bfloat16), leaf(4, 3))
+    before = format_graph(gm)
+    record = run(gm, wide("mm"))
+    assert record.counts["covered"] == 2
+    assert_golden("passes/cast_backward_products", f"before\n{before}\n\nafter\n{format_graph(gm)}")
+    dtypes = [node.meta["val"].dtype for node in graph_output(gm.graph).args[0]]
+    assert dtypes == [torch.float32, torch.bfloat16]  # those of the leaves w and x, as before
+
+
+def test_between_covered_ops_nothing_is_rounded() -> None:
+    gm = backward_graph(chain, leaf(2, 2, dtype=torch.bfloat16), leaf(2, 2, dtype=torch.bfloat16))
+    before = format_graph(gm)
+    run(gm, wide("mm", "mul", "t"))
+    assert_golden("passes/cast_backward_chain", f"before\n{before}\n\nafter\n{format_graph(gm)}")
+    casts = [node for node in gm.graph.nodes if inserted_for(node)]
+    down = [node for node in casts if node.meta["val"].dtype is torch.bfloat16]
+    assert all(user.op == "output" or user.target is torch.ops.aten.add.Tensor for node in down for user in node.users)
+
+
+def test_without_a_match_the_graph_stays_as_it_is() -> None:
+    gm = backward_graph(product, leaf(2, 3, dtype=torch.bfloat16), leaf(4, 3))
+    before = format_graph(gm)
+    assert run(gm, wide("exp"), Rule("forward", FP32, ("mm",))).modified == 0
+    assert format_graph(gm) == before
+    assert all(decision(node) is None for node in gm.graph.nodes)
+
+
+def test_running_twice_changes_nothing_more() -> None:
+    gm = backward_graph(product, leaf(2, 3, dtype=torch.bfloat16), leaf(4, 3))
+    run(gm, wide("mm", "sum", "threshold_backward"))
+    once = format_graph(gm)
+    assert run(gm, wide("mm", "sum", "threshold_backward")).modified == 0
+    assert format_graph(gm) == once
+
+
+def test_ops_that_run_as_asked_already_are_covered_without_a_cast() -> None:
+    gm = backward_graph(lambda x, w: x @ w, leaf(2, 2), leaf(2, 2))
+    before = format_graph(gm)
+    record = run(gm, wide("mm"))
+    assert format_graph(gm) == before and record.counts == {"covered": 2, "inserted": 0}
+
+
+def test_what_is_computed_again_is_not_the_backwards() -> None:
+    gm = backward_graph(chain, leaf(2, 2, dtype=torch.bfloat16), leaf(2, 2, dtype=torch.bfloat16))
+    products = [node for node in gm.graph.nodes if op_name(node) == "aten::mm.default"]
+    products[0].meta["partitioner_tag"] = "is_forward"
+    run(gm, wide("mm"))
+    assert decision(products[0]) is None and products[0].meta["val"].dtype is torch.bfloat16
+    assert all(node.meta["val"].dtype is torch.float32 for node in products[1:])
+
+
+def test_a_refusal_is_recorded_and_leaves_no_cast() -> None:
+    gm = backward_graph(product, leaf(2, 3, dtype=torch.bfloat16), leaf(4, 3))
+    before = format_graph(gm)
+    run(gm, wide("mm", inputs={"mat2": "follow"}))
+    assert format_graph(gm) == before
+    made = [decision(node) for node in gm.graph.nodes if op_name(node) == "aten::mm.default"]
+    assert ["must have one dtype" in each.overruled for each in made if each] == [True, True]
+
+
+def test_the_losers_are_recorded() -> None:
+    gm = backward_graph(product, leaf(2, 3, dtype=torch.bfloat16), leaf(4, 3))
+    low = Rule("low", LOW, ("m*",), region="both")
+    run(gm, low, wide("mm"))
+    made = [decision(node) for node in gm.graph.nodes if op_name(node) == "aten::mm.default"]
+    assert [(each.rule.id, each.lost) for each in made if each and each.rule] == [("wide", (low,))] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_float64_is_never_cast(dtype: torch.dtype) -> None:
+    gm = backward_graph(lambda x, w: x @ w, leaf(2, 2, dtype=dtype), leaf(2, 2, dtype=dtype))
+    run(gm, wide("mm"))
+    casts = sum(inserted_for(node) is not None for node in gm.graph.nodes)
+    assert (casts == 0) is (dtype is torch.float64)
