@@ -189,7 +189,9 @@ def _call(entry: Entry, graph: Graph, reader: Reader, text: _Text) -> Node:
     except Unreadable as error:
         text.warnings.append(f"{entry.name} = {entry.call[:60]}: {error}; kept as the text has it")
         inputs = tuple(reader.names[name] for name in entry.inputs if name in reader.names)
-        return graph.create_node("call_function", Opaque(entry.target or entry.name), inputs, {}, entry.name)
+        return graph.create_node(
+            "call_function", Opaque(entry.target or entry.name, str(error)), inputs, {}, entry.name
+        )
 
 
 _STEPS: Mapping[str, Callable[[Entry, Graph, Reader, _Text], Node | None]] = {

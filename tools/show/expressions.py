@@ -34,13 +34,14 @@ class Unreadable(ValueError):
 class Opaque:
     """Stands for a function that this process does not have. Calling it raises Unreadable."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, why: str = "") -> None:
         self.__name__ = self.__qualname__ = path.replace(".", "_")
         self.__module__ = "fxamp.opaque"
         self.path = path
+        self.why = why or f"{path} is not known here"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise Unreadable(f"{self.path} is not known here")
+        raise Unreadable(self.why)
 
 
 class Reader:

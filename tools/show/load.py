@@ -11,7 +11,8 @@ Torch is imported where it is needed, not here.
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from fxamp.errors import ListingError
 from fxamp.listing import Document, Listing
@@ -21,6 +22,8 @@ from fxamp.tools.show.quiet import in_one_line, quiet
 
 if TYPE_CHECKING:
     from fxamp.tools.show.prepare import Prepared
+
+_T = TypeVar("_T")
 
 __all__ = ["Request", "load", "prepare"]
 
@@ -68,16 +71,33 @@ def _with_values(document: Document, file: str) -> Document:
     from fxamp.tools.show.build import fill_values
 
     with quiet(), in_one_line(f"{file}: the types of its values cannot be found"):
-        graphs = [fill_values(listing, file) for listing in document.graphs]
+        graphs = [_or_trust(partial(fill_values, listing, file)) for listing in document.graphs]
     return replace(document, graphs=tuple(graphs))
 
 
-def _prepare_text(file: str, request: Request) -> "list[Prepared]":
-    from fxamp.tools.show.build import prepare_listing
+def _or_trust(build: Callable[[], _T]) -> _T:
+    """Build from a runnable's text; if that does not suffice, say what would."""
+    try:
+        return build()
+    except ListingError as error:
+        raise ListingError(f"{error}; accepted with --trust, which runs the file") from error
 
+
+def _prepare_text(file: str, request: Request) -> "list[Prepared]":
+    return _prepare_read(_readable(file), file)
+
+
+def _readable(file: str) -> Document:
+    """What ``file`` holds, if a policy can be applied to it."""
     document = _read(file)
     for listing in document.graphs:
         refuse(listing, file)
+    return document
+
+
+def _prepare_read(document: Document, file: str) -> "list[Prepared]":
+    from fxamp.tools.show.build import prepare_listing
+
     prepared = [prepare_listing(listing, file) for listing in document.graphs]
     notes = [
         *document.warnings,
@@ -102,7 +122,8 @@ def _run(file: str, request: Request) -> Document:
 
 def _prepare_runnable(file: str, request: Request) -> "list[Prepared]":
     if not request.trust:
-        return _prepare_text(file, request)
+        document = _readable(file)
+        return _or_trust(partial(_prepare_read, document, file))
     from fxamp.tools.show.executed import run_runnable
 
     prepared = run_runnable(file, _notice(request))
