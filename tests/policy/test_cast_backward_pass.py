@@ -138,3 +138,17 @@ def test_float64_is_never_cast(dtype: torch.dtype) -> None:
     run(gm, wide("mm"))
     casts = sum(inserted_for(node) is not None for node in gm.graph.nodes)
     assert (casts == 0) is (dtype is torch.float64)
+
+
+def test_an_op_with_several_results_gives_them_back_in_their_dtypes() -> None:
+    low = {"dtype": torch.bfloat16}
+    gm = backward_graph(
+        lambda x, w: torch.nn.functional.layer_norm(x, (4,), w, w) * x, leaf(2, 4, **low), leaf(4, **low)
+    )
+    run(gm, wide("native_layer_norm_backward"))
+    (node,) = [node for node in gm.graph.nodes if op_name(node) == "aten::native_layer_norm_backward.default"]
+    values = [source.meta["val"] for source in gm.graph.find_nodes(op="placeholder")]
+    assert {value.dtype for value in node.meta["val"]} == {torch.float32}
+    assert {user.meta["val"].dtype for item in node.users for user in item.users} == {torch.bfloat16}
+    real = [value for value in gm(*[torch.ones(v.shape, dtype=v.dtype) for v in values]) if value is not None]
+    assert [value.dtype for value in real] == [torch.bfloat16, torch.bfloat16]
