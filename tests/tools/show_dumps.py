@@ -110,7 +110,7 @@ class Gpt(torch.nn.Module):
         self.tokens = torch.nn.Embedding(32, 16)
         self.places = torch.nn.Embedding(16, 16)
         self.blocks = torch.nn.ModuleList([Attention(), Attention()])
-        self.head = torch.nn.Linear(16, 32, bias=False)
+        self.head = torch.nn.Linear(16, 32)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))

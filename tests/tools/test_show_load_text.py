@@ -42,6 +42,19 @@ def test_sizes_keep_the_names_of_the_dump(tmp_path: Path) -> None:
     assert any(isinstance(size, str) for shape in shapes for size in shape)
 
 
+def test_a_size_that_had_to_be_taken_as_a_number_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "graph.txt"
+    file.write_text(
+        "class GraphModule(torch.nn.Module):\n"
+        '    def forward(self, s7: "Sym(s7)", x: "f32[s7, 4]"):\n'
+        '        ones: "f32[64, 4]" = torch.ones(64, 4)\n'
+        '        z: "f32[s7, 4]" = torch.add(x, ones);  ones = None\n'
+        "        return (z,)\n"
+    )
+    (warning,) = load(str(file), Request(policy=POLICY)).warnings
+    assert warning.endswith("GraphModule asks for sizes that the text has no numbers for; took s7 as 64")
+
+
 def test_a_policy_for_an_absent_device_is_applied_to_a_cpu_dump(tmp_path: Path) -> None:
     ((file, _),) = dumped(Mlp(), tmp_path, torch.randn(5, 8), devices=True)
     listing = load(str(file), Request(policy="cuda-float16")).graphs[0]

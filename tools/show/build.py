@@ -252,6 +252,7 @@ def prepare_listing(listing: Listing, file: str) -> Prepared:
         tuple(f"{file}: {warning}" for warning in built.warnings),
         devices if kinds - {"cpu"} else {},
         built.symbols.original,
+        built.symbols.fixed,
     )
 
 

@@ -47,6 +47,9 @@ def load(path: str, request: Request) -> Document:
         with quiet(), in_one_line(f"{file}: {one.name} cannot be rewritten"):
             graphs.append(one.listing(policy, why))
         notes += one.warnings
+        notes += [
+            f"{file}: {one.name} asks for sizes that the text has no numbers for; took {taken}" for taken in one.fixed()
+        ]
     return Document(tuple(graphs), tuple(dict.fromkeys(notes)))
 
 
@@ -110,6 +113,9 @@ _LOWERED = (
     "{}: {} is at AOTAutograd's level, where linear, layer_norm, cross_entropy and others are decomposed; fxamp "
     "decides before that, so its own choices may differ"
 )
+
+
+_FIXED = "{}: {} asks for sizes that the text has no numbers for; took {}"
 
 
 def _run(file: str, request: Request) -> Document:

@@ -22,13 +22,17 @@ def _same(text: str) -> str:
     return text
 
 
+def _none() -> list[str]:
+    return []
+
+
 @dataclass(frozen=True)
 class Prepared:
     """One graph of a program, with FakeTensors on the CPU for its inputs, whatever device it is for.
 
-    ``devices`` are the devices that inputs had, by name, ``original`` gives the program's own names for symbols back.
-    ``ended`` says why the graph ended, if that was a graph break. ``device`` is where the program runs ("cuda"), ``""``
-    if nothing tells.
+    ``devices`` are the devices that inputs had, by name. ``original`` gives the program's own names for symbols back,
+    ``fixed`` tells which of them had to be taken as a number. ``ended`` says why the graph ended, if that was a graph
+    break. ``device`` is where the program runs ("cuda"), ``""`` if nothing tells.
     """
 
     name: str
@@ -39,6 +43,7 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     devices: Mapping[str, str] = field(default_factory=dict)
     original: Callable[[str], str] = _same
+    fixed: Callable[[], list[str]] = _none
 
     def captured(self) -> Captured:
         """A fresh pre-dispatch ATen graph."""

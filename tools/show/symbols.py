@@ -56,6 +56,11 @@ class Symbols:
         """``text`` with this environment's names for symbols replaced by the dump's."""
         return re.sub(r"\b[a-z]+\d+\b", lambda found: self._names.get(found[0], found[0]), text)
 
+    def fixed(self) -> list[str]:
+        """The symbols that became their hints, because the program asked for the very number: ``"s77 as 64"``."""
+        now = {name: str(self._values[name]) for name in self._values}
+        return [f"{name} as {text}" for name, text in now.items() if text.isdecimal()]
+
     def _of(self, tree: ast.expr, text: str) -> Any:
         if isinstance(tree, ast.Constant) and isinstance(tree.value, (int, float, bool)):
             return tree.value
