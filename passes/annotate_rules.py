@@ -22,6 +22,7 @@ from fxamp.errors import BannedOpError
 from fxamp.graph import describe_source, module_path, op_name
 from fxamp.graph.aliases import AliasSets, is_view
 from fxamp.graph.higher_order import autograd_function, bodies
+from fxamp.passes.argument_names import require_arguments
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.decision import Decision, decide, decision
 from fxamp.passes.regions import ENTER, EXIT, Region, mark_region, outermost, walk
@@ -36,6 +37,9 @@ class AnnotateRules(Pass):
     name = "annotate-rules"
 
     def run(self, gm: GraphModule, context: Context) -> Result:
+        for rule in context.policy.rules:
+            if rule.args or rule.inputs:
+                require_arguments(rule)
         return Result(_annotate(gm, context, outermost(context)))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:

@@ -1,6 +1,7 @@
 """Rules with conditions on the module, the arguments and the sizes of a call, on captured graphs."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from bench_graph import policy, workbench
 from torch import nn
 
 from fxamp import Policy
+from fxamp.errors import PolicyError
 from fxamp.graph import op_name
 from fxamp.passes.annotate_rules import AnnotateRules
 from fxamp.passes.decision import Decision, decision
@@ -75,7 +77,7 @@ PRODUCTS = Rule("products", LOW, ("linear", "mm", "bmm"))
         ({"args": {"weight": {"size": ">=16"}}}, "ssssp"),
         ({"args": {"weight": {"dtype": "float32", "rank": 2}}}, "sssss"),
         ({"args": {"weight": {"dtype": ["float16", "bfloat16"]}}}, "ppppp"),
-        ({"args": {"nothing": {"rank": 2}}}, "ppppp"),
+        ({"args": {"bias": {"rank": 2}}}, "ppppp"),
     ],
 )
 def test_a_condition_picks_the_calls_that_meet_it(condition: dict[str, Any], linears: str) -> None:
@@ -130,6 +132,24 @@ def test_values_are_compared_with_the_schemas_defaults_filled_in() -> None:
     assert ids(lambda x: x.sum(0), X, under=policy(Rule("default", FP32, args={"keepdim": False}))) == ["default"]
     exact = policy(Rule("erf", FP32, ("gelu",), args={"approximate": "none"}))
     assert ids(lambda x: torch.nn.functional.gelu(x), X, under=exact) == ["erf"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (Rule("n", LOW, ("layer_norm",), inputs={"wieght": "fp32"}), "inputs names 'wieght', .*did you mean 'weight'"),
+        (Rule("n", LOW, ("sum", "exp"), args={"input": 1}), "aten::sum and aten::exp has no such argument; .*self"),
+        (Rule("n", LOW, ("sum.default",), args={"dim": 1}), "args names 'dim', but aten::sum.default has no such"),
+        (Rule("n", LOW, ("mm",), region="backward", inputs={"other": "fp32"}), "accepted: mat2, .*self"),
+        (Rule("n", LOW, ("sum", "exp"), args={"dim": 1}), None),
+        (Rule("n", LOW, ("sum", "nowhere::op"), args={"input": 1}), None),
+        (Rule("n", LOW, ("s*",), args={"input": 1}), None),
+        (Rule("n", LOW, args={"input": 1}), None),
+    ],
+)
+def test_an_argument_that_no_op_of_the_rule_has_is_refused(rule: Rule, message: str | None) -> None:
+    with pytest.raises(PolicyError, match=rf"rule 'n': .*{message}") if message else nullcontext():
+        ids(lambda x: x.sum(), X, under=policy(rule))
 
 
 def test_a_list_of_tensors_meets_a_condition_if_one_of_them_does() -> None:

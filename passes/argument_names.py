@@ -1,0 +1,37 @@
+"""Argument names in rules, held against the schemas of the ops that the rules name."""
+
+from functools import cache
+
+import torch
+
+from fxamp.errors import PolicyError, nearest
+from fxamp.policy import Rule
+from fxamp.policy.names import is_glob
+
+
+@cache
+def require_arguments(rule: Rule) -> None:
+    """Raise PolicyError if ``rule`` speaks of an argument that none of its ops has.
+
+    Rules for all ops or with globs, and ops that are not registered in this process, are not looked at.
+    """
+    known = [_arguments(op) for op in rule.ops]
+    if not known or any(is_glob(op) for op in rule.ops) or not all(known):
+        return
+    accepted = sorted(set().union(*known))
+    for key in ("args", "inputs"):
+        for name in dict(getattr(rule, key)):
+            if name not in accepted:
+                where, ops = f"{rule.origin}: " if rule.origin else "", " and ".join(rule.ops)
+                raise PolicyError(
+                    f"{where}rule {rule.id!r}: {key} names {name!r}, but {ops} has no such argument; "
+                    f"accepted: {', '.join(accepted)}{nearest(name, accepted)}"
+                )
+
+
+def _arguments(op: str) -> set[str]:
+    """The names of all arguments that an op's overloads have, or those of the overload that is named."""
+    packet, _, overload = op.partition(".")
+    schemas = torch._C._jit_get_schemas_for_operator(packet)
+    wanted = {"": None, "default": ""}.get(overload, overload)
+    return {a.name for s in schemas if wanted is None or s.overload_name == wanted for a in s.arguments if not a.is_out}
