@@ -133,8 +133,7 @@ class _Reader:
 
     def _output(self, statement: ast.Return, graph: _Graph) -> None:
         call = self._text(statement.value) if statement.value is not None else "None"
-        names = names_in(statement.value) if statement.value is not None else []
-        inputs = _distinct([graph.names[name] for name in names if name in graph.names])
+        inputs = _distinct([graph.names[name] for name in names_in(statement.value) if name in graph.names])
         source, fields = self._about(statement)
         graph.entries.append(Entry("output", "output", "output", call, inputs, source=source, **fields))
 

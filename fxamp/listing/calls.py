@@ -5,7 +5,7 @@ use: ``torch.ops.aten.mm.default`` is ``aten::mm.default``, a packet without ove
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 #: Modules whose functions graphs call, by the name at which a dotted function begins.
 MODULES = frozenset({"torch", "operator", "_operator", "math", "builtins", "fx_pytree", "pytree", "triton", "einops"})
@@ -57,13 +57,17 @@ def operator_name(value: ast.AST) -> str:
     return f"operator.{name}" if name else f"python.{type(value).__name__}"
 
 
-def names_in(value: ast.AST) -> Iterator[str]:
+def names_in(value: ast.AST | None) -> list[str]:
     """Every name that an expression reads, in the order of the text."""
-    if isinstance(value, ast.Name):
-        yield value.id
-        return
-    for child in ast.iter_child_nodes(value):
-        yield from names_in(child)
+    found: list[str] = []
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name):
+            found.append(node.id)
+        elif isinstance(node, ast.AST) and not isinstance(node, ast.Constant):
+            waiting += reversed(list(ast.iter_child_nodes(node)))
+    return found
 
 
 def dotted(value: ast.expr) -> str | None:
