@@ -62,6 +62,15 @@ def test_as_many_bytes_as_eager_autocast_saves(
     assert counted[0] != counted[1]
 
 
+def test_storages_count_once_and_not_if_they_are_given() -> None:
+    x, weight = torch.ones(4, 8), torch.ones(8, 8, requires_grad=True)
+    result, saved = saved_tensors(lambda: ((x @ weight).exp() @ weight[:, :2]).sum())
+    assert result.requires_grad
+    assert total_bytes(saved, [x, weight]) == 4 * 8 * 4  # the result of exp, which two nodes save
+    assert total_bytes(saved, [weight]) == 2 * 4 * 8 * 4
+    assert total_bytes(saved) == 2 * 4 * 8 * 4 + 8 * 8 * 4
+
+
 def test_a_norms_statistics_are_the_only_difference() -> None:
     counted, eager = _both(Mlp(), torch.randn(5, 8))
     assert counted[0] == eager[0]
