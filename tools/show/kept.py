@@ -109,7 +109,7 @@ class _Run(Interpreter):
         return [self.env[value] if isinstance(value, Node) else value for value in operands]
 
     def _checkpoint(self, body: GraphModule, operands: list[Any]) -> Any:
-        self.kept += [value.detach() for value in operands if isinstance(value, Tensor)]
+        # autograd is told of the inputs by the checkpoint itself, and of nothing inside it
         return checkpoint(_Run(body).run, *operands, use_reentrant=False, preserve_rng_state=False)
 
     def _larger(self, branches: list[tuple["_Run", list[Any]]]) -> Any:
