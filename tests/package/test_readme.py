@@ -1,9 +1,12 @@
 """The README's programs print what it says they print, and its commands and options exist."""
 
+import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,11 +16,17 @@ from fxamp.errors import OptionError
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-PROGRAMS = re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", TEXT, re.DOTALL)
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+#: A program is followed by what it prints; a file begins with its name.
+PROGRAMS = [
+    (body, after) for (kind, body), (next_kind, after) in pairwise(BLOCKS) if (kind, next_kind) == ("python", "text")
+]
+FILES = {match[1]: body for _, body in BLOCKS if (match := re.match(r"# (\w+\.(?:py|toml))\n", body))}
+SESSIONS = [body for kind, body in BLOCKS if kind == "console"]
 
 
 def test_there_are_programs() -> None:
-    assert len(PROGRAMS) >= 2
+    assert len(PROGRAMS) >= 2 and FILES and SESSIONS
 
 
 @pytest.mark.inductor
@@ -29,6 +38,19 @@ def test_a_program_prints_what_the_readme_says(number: int, tmp_path: Path) -> N
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == expected
+
+
+@pytest.mark.parametrize("number", range(len(SESSIONS)))
+def test_a_command_prints_what_the_readme_says(number: int, tmp_path: Path) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for command, expected in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", SESSIONS[number], re.MULTILINE):
+        done = subprocess.run(
+            shlex.split(command), capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PATH": path}
+        )
+        assert done.returncode in (0, 1), done.stderr
+        assert done.stdout.rstrip() == expected.rstrip(), command
 
 
 def test_its_commands_are_installed() -> None:
