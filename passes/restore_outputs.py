@@ -81,6 +81,10 @@ class _Rebuilder:
         sources = aliased_inputs(node)
         if len(sources) != 1 or not isinstance(node.target, (OpOverload, type(operator.getitem))):
             return self._writer.cast(node, dtype, self._output, _WHY)
+        if tensor_value(sources[0]) is None and not aliased_inputs(sources[0]):
+            # One of several results of an op that views nothing: it shares memory with picks of the same result only.
+            same = next(user for user in sources[0].users if (user.target, user.args) == (node.target, node.args))
+            return self._writer.cast(node, dtype, self._output, _WHY) if same is node else self._rebuilt(same, dtype)
         base = self._rebuilt(sources[0], dtype)
         if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
             return base  # all writes are done where the outputs are

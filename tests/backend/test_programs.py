@@ -50,6 +50,11 @@ def views(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return hidden.transpose(1, 2).reshape(4, 4) @ w
 
 
+def several_results(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+    hidden = x @ w
+    return [*hidden.max(-1), *hidden.sort(0), *torch.var_mean(hidden), *hidden.split(2, -1), *hidden.unbind(0)]
+
+
 def without_gradients(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         target = x @ w
@@ -120,6 +125,7 @@ def several(x: torch.Tensor, w: torch.Tensor) -> dict[str, object]:
 PROGRAMS = {
     "in_place": in_place,
     "views": views,
+    "several results of one op": several_results,
     "without_gradients": without_gradients,
     "checkpointed": checkpointed,
     "composites": composites,
