@@ -39,13 +39,13 @@ def _named(name: str, exact: Sequence[str]) -> OpPattern:
     if dot:
         return OpPattern(_short(name), name)
     split = any(other.startswith(f"{packet}.") for other in exact)
-    return OpPattern(f"{_short(name)}, other overloads" if split else _short(name), f"{name}.{ANY}")
+    return OpPattern(f"{_short(name)} (other overloads)" if split else _short(name), f"{name}.{ANY}")
 
 
 def _covered(glob: str, exact: Sequence[str]) -> OpPattern:
     op = common_name(glob, glob) or glob
     some = any(common_name(glob, name) or common_name(glob, name.partition(".")[0]) for name in exact)
-    return OpPattern(f"{_short(glob)}, other ops" if some else _short(glob), _with_overload(op))
+    return OpPattern(f"{_short(glob)} (other ops)" if some else _short(glob), _with_overload(op))
 
 
 def _common(globs: Sequence[str]) -> Iterator[OpPattern]:

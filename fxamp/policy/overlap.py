@@ -18,7 +18,8 @@ def implied(rule: Rule, by: Sequence[Rule]) -> bool:
         return False
     for listed in ("modules", "module_classes"):
         wanted = set(getattr(rule, listed))
-        if wanted and not any(0 < len(given := set(getattr(other, listed))) and given <= wanted for other in by):
+        narrower = (set(getattr(other, listed)) for other in by)
+        if wanted and not any(names and names <= wanted for names in narrower):
             return False
     for name, condition in _args(rule):
         given = [has for other in by for argument, has in _args(other) if argument == name]
@@ -34,7 +35,7 @@ def exclusive(first: Rule, second: Rule) -> bool:
     """
     if first.reduces and second.reduces and not _sizes_meeting(first.reduces, second.reduces):
         return True
-    if first.modules and second.modules and all(map(_apart, *zip(*product(first.modules, second.modules)))):  # noqa: B905
+    if first.modules and second.modules and all(_apart(*pair) for pair in product(first.modules, second.modules)):
         return True
     values = dict(_args(first))
     return any(name in values and _values_apart(values[name], other) for name, other in _args(second))

@@ -1,0 +1,107 @@
+"""Which ops two policies decide differently, and in which situations.
+
+In a policy the last rule that covers a call decides. So two policies differ on an op exactly if a call is conceivable
+that a rule of the one and a rule of the other decide, where these ask for different casts. Whether it is conceivable is
+judged from the rules' conditions (:mod:`fxamp.policy.overlap`): the order of rules counts only where they can meet.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fxamp.policy.conditions import ArgCondition
+from fxamp.policy.model import Policy
+from fxamp.policy.op_patterns import OpPattern, op_patterns
+from fxamp.policy.overlap import exclusive, implied
+from fxamp.policy.rule import Rule
+from fxamp.policy.site import REGIONS
+
+
+@dataclass(frozen=True)
+class OpChange:
+    """Ops that are decided differently.
+
+    ``op``: as policies write it. ``region``: "forward" or "backward". ``when``: what must hold of the call besides, in
+    words. ``old`` and ``new``: the rules that decide then, None where the op follows its inputs.
+    """
+
+    op: str
+    region: str
+    when: tuple[str, ...]
+    old: Rule | None
+    new: Rule | None
+
+
+def op_changes(old: Policy, new: Policy) -> tuple[OpChange, ...]:
+    """Return what two resolved policies decide differently, in the order in which their rules name the ops."""
+    before, after = _all_rules(old), _all_rules(new)
+    found = (
+        OpChange(pattern.text, region, situation(one, other), one, other)
+        for region in REGIONS
+        for pattern in op_patterns([*before, *after])
+        for one, other in _disagreements(_deciding(before, pattern, region), _deciding(after, pattern, region))
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def _all_rules(policy: Policy) -> list[Rule]:
+    """The policy's rules, after the one that ``unlisted`` stands for."""
+    return [*([] if policy.default_rule is None else [policy.default_rule]), *policy.rules]
+
+
+def _deciding(rules: Sequence[Rule], pattern: OpPattern, region: str) -> list[Rule | None]:
+    """The rules that can decide the ops, first to last; None stands for following the inputs."""
+    found: list[Rule | None] = [None]
+    for rule in rules:
+        if rule.covers_op(pattern.op, region):
+            found = [*found, rule] if rule.conditional else [rule]
+    return found
+
+
+def _disagreements(old: Sequence[Rule | None], new: Sequence[Rule | None]) -> Iterator[tuple[Rule | None, Rule | None]]:
+    """The pairs of rules, one of each list, that can decide the same call and ask for different casts."""
+    for at, one in enumerate(old):
+        for place, other in enumerate(new):
+            if _asks(one) != _asks(other) and _conceivable(one, other, [*old[at + 1 :], *new[place + 1 :]]):
+                yield one, other
+
+
+def _asks(rule: Rule | None) -> object:
+    return None if rule is None else (rule.cast, rule.inputs, rule.advice)
+
+
+def _conceivable(one: Rule | None, other: Rule | None, later: Sequence[Rule | None]) -> bool:
+    """Whether a call can meet both rules and none of the ``later`` ones, which would decide it instead."""
+    both = [rule for rule in (one, other) if rule is not None]
+    if len(both) == 2 and exclusive(both[0], both[1]):
+        return False
+    return not any(rule is not None and implied(rule, both) for rule in later)
+
+
+def situation(*rules: Rule | None) -> tuple[str, ...]:
+    """Return what the conditions of ``rules``, but for ops and region, ask of a call, in words."""
+    return tuple(dict.fromkeys(words for rule in rules if rule is not None for words in _conditions(rule)))
+
+
+def _conditions(rule: Rule) -> Iterator[str]:
+    if rule.modules:
+        yield f"in {' or '.join(rule.modules)}"
+    if rule.module_classes:
+        yield f"in a {' or '.join(rule.module_classes)}"
+    for name, condition in dict(rule.args).items():
+        asked = ArgCondition.of(condition).content()
+        yield f"{name} {_asked(asked)}"
+    if rule.reduces:
+        yield f"reduces {_plain(rule.reduces)}"
+
+
+def _asked(condition: object) -> str:
+    if not isinstance(condition, Mapping):
+        return f"= {condition!r}"
+    return f"has {', '.join(f'{key} {_plain(value)}' for key, value in condition.items())}"
+
+
+def _plain(value: object) -> str:
+    """``"==64"`` as 64, a list as TOML has it, without quotes."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_plain, value))}]"
+    return str(value).removeprefix("==")

@@ -1,0 +1,85 @@
+"""How the rules that are written in two policies differ: added, removed, renamed, or with other content."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fxamp.policy.rule import Rule
+
+LISTS = ("ops", "modules", "module_classes")
+"""The keys of a rule whose value is a list in which the order does not count."""
+
+
+@dataclass(frozen=True)
+class KeyChange:
+    """A key of a rule with what is written there, None where it is not; of a list, what only one side has."""
+
+    key: str
+    old: object
+    new: object
+
+
+@dataclass(frozen=True)
+class RuleChange:
+    """One rule that is not written alike in both policies.
+
+    ``kind``: "added", "removed", "changed" (``keys`` says what), "renamed", or "moved": it is written alike, but its
+    place among the others has changed, and with it what is decided; ``passed`` is the rule that it overrides now.
+    """
+
+    kind: str
+    old: Rule | None
+    new: Rule | None
+    keys: tuple[KeyChange, ...] = ()
+    passed: Rule | None = None
+
+    @property
+    def id(self) -> str:
+        """The rule's id, the new one if it was renamed."""
+        rule = self.new or self.old
+        return "" if rule is None else rule.id
+
+
+def rule_changes(old: Sequence[Rule], new: Sequence[Rule]) -> tuple[RuleChange, ...]:
+    """Return what differs, in the order of the old rules and then the new ones; order, why and origins do not count."""
+    before, after = {rule.id: rule for rule in old}, {rule.id: rule for rule in new}
+    renamed = _renamed([r for r in old if r.id not in after], [r for r in new if r.id not in before])
+    found = [change for rule in old if (change := _change(rule, after.get(rule.id), renamed)) is not None]
+    taken = {rule.id for rule in renamed.values()}
+    return (*found, *(RuleChange("added", None, r) for r in new if r.id not in before and r.id not in taken))
+
+
+def _change(old: Rule, new: Rule | None, renamed: Mapping[str, Rule]) -> RuleChange | None:
+    if old.id in renamed:
+        return RuleChange("renamed", old, renamed[old.id])
+    if new is None:
+        return RuleChange("removed", old, None)
+    keys = tuple(_keys(old, new))
+    return RuleChange("changed", old, new, keys) if keys else None
+
+
+def _renamed(removed: Sequence[Rule], added: Sequence[Rule]) -> dict[str, Rule]:
+    """By the id of a rule that is gone, the new one that says the same under another id."""
+    found: dict[str, Rule] = {}
+    left = list(added)
+    for rule in removed:
+        match = next((other for other in left if not any(_keys(rule, other))), None)
+        if match is not None:
+            found[rule.id] = match
+            left.remove(match)
+    return found
+
+
+def _keys(old: Rule, new: Rule) -> Iterator[KeyChange]:
+    before, after = old.content(), new.content()
+    for key in dict.fromkeys([*before, *after]):
+        one, other = before.get(key), after.get(key)
+        if key == "id":
+            continue
+        if key in LISTS:
+            one, other = (one or []), (other or [])
+            assert isinstance(one, list)
+            assert isinstance(other, list)
+            one, other = [each for each in one if each not in other], [each for each in other if each not in one]
+            one, other = one or None, other or None
+        if one != other:
+            yield KeyChange(key, one, other)

@@ -1,0 +1,96 @@
+"""``fxamp-diff``: what two policies decide differently, and what becomes of graphs and of a model's numbers by it."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from fxamp.errors import OptionError
+from fxamp.tools.command_line import Parser, guarded, one_of, positive
+from fxamp.tools.diff.result import Found, compare
+from fxamp.tools.diff.sides import Side, load_side
+from fxamp.tools.show.output import write_text
+from fxamp.tools.show.terminal import look_of
+
+PROG = "fxamp-diff"
+
+FORMATS = ("text", "json", "markdown")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``fxamp-diff``; returns 0 if the policies decide the same, 1 if they do not, 2 after a user's mistake."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["--git"]:
+        from fxamp.tools.diff.git import drive
+
+        return guarded(PROG, lambda: drive(given[1:]))
+    options = _parser().parse_args(given)
+    differ: list[bool] = []
+    status = guarded(PROG, lambda: differ.append(_diff(options)))
+    return status or int(any(differ))
+
+
+def _parser() -> Parser:
+    what = "Compare what two policies decide. Exit status 0: the same, 1: they differ, 2: a mistake. "
+    parser = Parser(PROG, what + "With --git first: a diff driver for git, which calls it with its seven arguments.")
+    add = parser.add_argument
+    add("old", metavar="OLD", help="a built-in policy's name, or a path to a .toml file")
+    add("new", metavar="NEW", help="the policy to compare it with")
+    add("--device", metavar="D", help="compare them as they hold on this device; each on its own unless given")
+    add("--torch", metavar="V", help="compare them as they hold for this version of torch; the installed one's if none")
+    add("--graph", metavar="FILE", action="append", default=[], help="show the effect on a graph that fxamp-show reads")
+    add("--run", metavar="MODEL.py", help="run its model under both, and compare with float64: outputs and gradients")
+    add("--trust", action="store_true", help="allow running an fx_graph_runnable.py where reading it is not enough")
+    add("--format", type=one_of(*FORMATS), default="text", help=f"one of {', '.join(FORMATS)}; text unless given")
+    add("--output", metavar="FILE", help="write there instead of to standard output")
+    add("--width", metavar="N", type=positive, help="fit the text to N columns; the terminal's unless given")
+    return parser
+
+
+def _diff(options: Namespace) -> bool:
+    """Do what the options ask; returns whether the policies differ."""
+    old, new = (load_side(given, options.device, options.torch) for given in (options.old, options.new))
+    found = _executed(compare(old, new), options)
+    write_text("".join(f"{line}\n" for line in _lines(found, options)), options.output)
+    return not found.same
+
+
+def _executed(found: Found, options: Namespace) -> Found:
+    """With the effect on graphs and numbers, as far as asked for; only these need torch."""
+    if not (options.graph or options.run):
+        return found
+    for side in (found.old, found.new):
+        _require_policy(side)
+    if options.graph:
+        from fxamp.tools.diff.effect import effects
+
+        made = [each for file in options.graph for each in effects(file, found.old, found.new, options.trust)]
+        found = replace(found, effects=tuple(made))
+    if options.run:
+        from fxamp.tools.diff.numbers import run_both
+
+        found = replace(found, runs=(run_both(options.run, found.old, found.new),))
+    return found
+
+
+def _require_policy(side: Side) -> None:
+    if side.unsaid:
+        raise OptionError(
+            f"{side.given} is an op table, which does not say {' or '.join(sorted(side.unsaid))}; "
+            "accepted with --graph and --run: policies"
+        )
+
+
+def _lines(found: Found, options: Namespace) -> Iterator[str]:
+    """The lines in the chosen format; each format's module is imported when it is asked for."""
+    if options.format == "json":
+        from fxamp.tools.diff.json_format import to_json
+
+        return iter(to_json(found).splitlines())
+    if options.format == "markdown":
+        from fxamp.tools.diff.markdown import markdown_lines
+
+        return markdown_lines(found)
+    from fxamp.tools.diff.text import text_lines
+
+    return text_lines(found, look_of(sys.stdout, options.width, options.output is not None))

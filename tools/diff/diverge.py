@@ -1,0 +1,133 @@
+"""The first op whose result two policies make different by more than rounding, found by running both graphs.
+
+Two roundings of the same number x, with unit roundoffs u and v, differ by at most (u + v)|x|, and |x| is at most
+|a|/(1 - u) for its rounding a; below the normal numbers each is off by up to half of the smallest subnormal one. A pair
+of results outside of this bound cannot be one number, rounded to the two dtypes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+from fxamp.backend.rewrite import rewrite
+from fxamp.errors import FxampError
+from fxamp.listing.model import Entry
+from fxamp.listing.totals import is_op
+from fxamp.pipeline.list_graph import list_graph
+from fxamp.policy import Policy
+from fxamp.tools.diff.measured import moved
+from fxamp.tools.show.model_file import Program
+from fxamp.tools.show.quiet import in_one_line
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The op under both policies; ``difference`` is the 2-norm of its results' difference by that of the old result."""
+
+    old: Entry
+    new: Entry
+    difference: float
+
+    def content(self) -> dict[str, Any]:
+        """The place as plain data."""
+        return {
+            "node": self.new.name,
+            "source": str(self.new.source or ""),
+            "module": self.new.module,
+            "op": self.new.target,
+            "dtype": {"old": self.old.dtype, "new": self.new.dtype},
+            "difference": self.difference if torch.tensor(self.difference).isfinite() else "inf",
+        }
+
+
+def first_divergence(given: Program, old: Policy, new: Policy) -> Divergence | str | None:
+    """The first op, in the order of the graph, that gives more than a rounding of the same result; None if none does.
+
+    A text says why it is unknown: the program is more than one graph, or the policies are for different devices.
+    """
+    if old.device != new.device:
+        return "unknown: the policies are for different devices"
+    try:
+        with in_one_line("the program cannot be run node by node"):
+            before, after = (_Recorder(given, policy) for policy in (old, new))
+            values = dict(before.values())
+            for name, other in after.values():
+                one = values.get(name)
+                if one is not None and one.shape == other.shape and _apart(one, other):
+                    return Divergence(before.entries[name], after.entries[name], _difference(one, other))
+    except FxampError as error:
+        return f"unknown: {str(error).splitlines()[0]}"
+    return None
+
+
+class _Recorder:
+    """A program rewritten by a policy, to be run node by node."""
+
+    def __init__(self, given: Program, policy: Policy) -> None:
+        here = moved(given, policy.device)
+        names = tuple(here.kwargs)
+        self._inputs = [*here.args, *here.kwargs.values()]
+        self._module = rewrite(_positional(here, names) if names else here.model, self._inputs, policy=policy)
+        self.entries = {entry.name: entry for entry in list_graph(self._module).entries if is_op(entry)}
+
+    def values(self) -> Iterator[tuple[str, Tensor]]:
+        """The floating results of the program's ops, by node, in order."""
+        kept: list[tuple[str, Tensor]] = []
+
+        def keep(name: str, value: object) -> None:
+            if name in self.entries and isinstance(value, Tensor) and value.is_floating_point():
+                kept.append((name, value.detach().clone()))
+
+        torch.manual_seed(0)
+        with torch.no_grad():
+            _Watched(self._module, keep).run(*_flat(self._module, self._inputs), enable_io_processing=False)
+        return iter(kept)
+
+
+class _Watched(Interpreter):
+    """An interpreter that shows every value as it is made."""
+
+    def __init__(self, module: GraphModule, show: Callable[[str, object], None]) -> None:
+        super().__init__(module)
+        self._show = show
+
+    def run_node(self, node: Node) -> Any:
+        value = super().run_node(node)
+        self._show(node.name, value)
+        return value
+
+
+def _positional(program: Program, names: tuple[str, ...]) -> Callable[..., Any]:
+    """The model as a function of positional arguments, the last of which are those called ``names``."""
+
+    def call(*args: Any) -> Any:
+        split = len(args) - len(names)
+        return program.model(*args[:split], **dict(zip(names, args[split:], strict=True)))
+
+    return call
+
+
+def _flat(module: GraphModule, inputs: list[Any]) -> list[Any]:
+    """The values of the placeholders: the inputs, and the parameters that the graph reads."""
+    flatten = getattr(module, "_dynamo_bytecode_flatten", None)
+    return list(flatten(*inputs) if flatten is not None else module.graph.process_inputs(*inputs))
+
+
+def _apart(one: Tensor, other: Tensor) -> bool:
+    """Whether two results cannot be roundings of the same numbers to their dtypes."""
+    first, second = torch.finfo(one.dtype), torch.finfo(other.dtype)
+    coarse, fine = sorted((first.eps / 2, second.eps / 2), reverse=True)
+    subnormal = (first.smallest_normal * first.eps + second.smallest_normal * second.eps) / 2
+    one, other = one.double(), other.double()
+    bound = (coarse + fine) / (1 - coarse) * torch.maximum(one.abs(), other.abs()) + subnormal
+    alike = ((one - other).abs() <= bound) | (one == other) | (one.isnan() & other.isnan())
+    return not bool(alike.all())
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    off, whole = float((one.double() - other.double()).norm()), float(one.double().norm())
+    return off / whole if whole else off

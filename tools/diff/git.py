@@ -1,0 +1,87 @@
+"""``fxamp-diff --git``: a driver for ``git diff``, which calls it for each changed file.
+
+Git gives a path and, of each side, a file with its text, its hash and its mode (``/dev/null . .`` where there is none).
+What a policy extends is read from the work tree, beside the path that it has there: git gives no other. Text that is
+not a policy's, or has mistakes, is compared line by line, as git itself would. Git takes any exit status but 0 for a
+failure of the driver.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from difflib import unified_diff
+from pathlib import Path
+
+from fxamp.errors import OptionError, PolicyError
+from fxamp.policy import Policy
+from fxamp.tools.diff.result import compare
+from fxamp.tools.diff.sides import Side, load_table, resolved
+from fxamp.tools.diff.text import text_lines
+from fxamp.tools.show.output import write_text
+from fxamp.tools.show.terminal import look_of
+
+_NONE = "/dev/null"
+_USE = "accepted: git's PATH OLD-FILE OLD-HEX OLD-MODE NEW-FILE NEW-HEX NEW-MODE; set it as diff.fxamp.command in git"
+
+
+def drive(given: Sequence[str]) -> None:
+    """Print the difference that git asks for by the arguments of its external diff drivers.
+
+    Raises OptionError if these are not git's.
+    """
+    if len(given) == 1:
+        return write_text(f"* unmerged: {given[0]}\n", None)
+    if len(given) not in (7, 9):  # a rename has its new path and git's words on it besides
+        raise OptionError(f"--git was called with {len(given)} arguments; {_USE}")
+    path, old, new = given[0], given[1], given[4]
+    after = given[7] if len(given) == 9 else path
+    lines = [f"fxamp-diff {_named('a', path, old)} {_named('b', after, new)}", *_lines(path, old, after, new)]
+    return write_text("".join(f"{line}\n" for line in lines), None)
+
+
+def _named(side: str, path: str, file: str) -> str:
+    return _NONE if file == _NONE else f"{side}/{path}"
+
+
+def _lines(path: str, old: str, after: str, new: str) -> Iterator[str]:
+    try:
+        sides = [None if file == _NONE else _side(name, file) for name, file in ((path, old), (after, new))]
+    except (PolicyError, UnicodeDecodeError) as error:
+        if after.endswith(".toml"):
+            yield from (f"# {line}" for line in str(error).splitlines())
+        yield from _text_diff(path, old, after, new)
+        return
+    one, other = (side or _nothing(sides) for side in sides)
+    yield from text_lines(compare(one, other), look_of(sys.stdout))
+
+
+def _side(path: str, file: str) -> Side:
+    """The policy, or op table, whose text is in ``file`` and whose place in the work tree is ``path``."""
+    text, place = Path(file).read_text(encoding="utf-8"), Path(path)
+    with _beside(place):
+        try:
+            policy, unsaid = Policy.loads(text, place.name), frozenset[str]()
+        except PolicyError as error:
+            policy, unsaid = load_table(place.name, [str(Path(file).absolute())], error, {})
+    return resolved(Side(replace(policy, name=place.stem), path, unsaid), None, None)
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[None]:
+    """Work in the folder of ``path``: what a policy's text extends is searched in the working directory."""
+    folder = path.parent
+    with contextlib.chdir(folder) if folder.is_dir() else contextlib.nullcontext():
+        yield
+
+
+def _nothing(sides: Sequence[Side | None]) -> Side:
+    """What a policy is compared with that is new, or gone: one that says nothing, for the same device."""
+    there = next(side for side in sides if side is not None)
+    bare = Policy(_NONE, there.policy.device, there.policy.lower_precision_fp)
+    return Side(bare, _NONE, frozenset({"device", "lower_precision_fp", "outputs", "placement", "unlisted"}))
+
+
+def _text_diff(path: str, old: str, after: str, new: str) -> Iterator[str]:
+    before, now = (Path(file).read_bytes().decode("utf-8", "replace").splitlines() for file in (old, new))
+    yield from unified_diff(before, now, _named("a", path, old), _named("b", after, new), lineterm="")

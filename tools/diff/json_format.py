@@ -1,0 +1,60 @@
+"""``--format json``: everything that was found, one op a record."""
+
+import json
+from typing import Any
+
+from fxamp.policy.diff import SettingChange
+from fxamp.policy.diff_ops import OpChange
+from fxamp.policy.diff_rules import RuleChange
+from fxamp.policy.rule import Rule
+from fxamp.tools.diff.result import Found
+from fxamp.tools.diff.sides import Side
+from fxamp.tools.diff.words import SIGNS
+
+#: Grows when a reader of the previous version would misunderstand.
+FORMAT = 1
+
+
+def to_json(found: Found) -> str:
+    """The comparison as a JSON text; null is what is not set, or an op that follows its inputs."""
+    written: dict[str, Any] = {
+        "format": FORMAT,
+        "same": found.same,
+        "old": _side(found.old),
+        "new": _side(found.new),
+        "settings": [_setting(change) for change in found.settings],
+        "loss_scale": [_setting(change) for change in found.loss_scale],
+        "rules": [_rule_change(change) for change in found.diff.rules],
+        "ops": [_op(change) for change in found.diff.ops],
+        "graphs": [effect.content() for effect in found.effects],
+        "runs": [run.content() for run in found.runs],
+    }
+    return json.dumps(written, indent=1, ensure_ascii=False) + "\n"
+
+
+def _side(side: Side) -> dict[str, Any]:
+    said = {key: getattr(side.policy, key) for key in ("device", "lower_precision_fp") if key not in side.unsaid}
+    return {"name": side.policy.name, "given": side.given, **said}
+
+
+def _setting(change: SettingChange) -> dict[str, Any]:
+    return {"key": change.key, "old": change.old, "new": change.new}
+
+
+def _rule_change(change: RuleChange) -> dict[str, Any]:
+    written: dict[str, Any] = {"mark": SIGNS[change.kind], "kind": change.kind, "id": change.id}
+    for key, rule in (("old", change.old), ("new", change.new)):
+        written[key] = None if rule is None else {**rule.content(), "at": str(rule.origin or "")}
+    written["keys"] = [{"key": key.key, "old": key.old, "new": key.new} for key in change.keys]
+    return written | ({"passed": change.passed.id} if change.passed is not None else {})
+
+
+def _op(change: OpChange) -> dict[str, Any]:
+    decided = {key: _decided(rule) for key, rule in (("old", change.old), ("new", change.new))}
+    return {"op": change.op, "region": change.region, "when": list(change.when), **decided}
+
+
+def _decided(rule: Rule | None) -> dict[str, Any] | None:
+    if rule is None:
+        return None
+    return {"rule": rule.id, "cast": rule.cast.value, **({"inputs": dict(rule.inputs)} if rule.inputs else {})}

@@ -1,0 +1,147 @@
+"""How far a model's outputs and gradients are from float64 under each of two policies, and where the two part.
+
+Each policy runs as torch.compile would run it, with the lowering ``"aot_eager"``: its rules for the backward and its
+loss scaling included. The reference is the model and its inputs in float64.
+"""
+
+import ast
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxamp.errors import ListingError, PolicyError
+from fxamp.tools.diff.diverge import Divergence, first_divergence
+from fxamp.tools.diff.measured import Run, moved, run
+from fxamp.tools.diff.sides import Side
+from fxamp.tools.diff.under_policy import run_under, unscaled
+from fxamp.tools.show.model_file import Program, program
+from fxamp.tools.show.quiet import one_line, quiet
+
+PROG = "fxamp-diff"
+
+#: How many parameters are named.
+_WORST = 5
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors against float64, in the 2-norm: of all outputs together, and of the whole gradient.
+
+    inf where something is not finite, None where there is nothing to compare. ``parameters`` are the gradient's errors
+    by parameter, the worst first. ``scale`` is the loss scale that the gradients were made with, None without one.
+    """
+
+    output: float | None
+    gradient: float | None
+    parameters: Mapping[str, float]
+    scale: float | None
+
+    def content(self) -> dict[str, Any]:
+        """The errors as plain data; what is not finite is written "inf"."""
+        return {
+            "output": _plain(self.output),
+            "gradient": _plain(self.gradient),
+            "worst_parameters": {name: _plain(error) for name, error in list(self.parameters.items())[:_WORST]},
+            "loss_scale": self.scale,
+        }
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The errors under each policy; ``where`` the two first diverge: None if nowhere, a text if that is unknown.
+
+    ``random`` says that two runs of the reference differ.
+    """
+
+    file: str
+    errors: tuple[Errors, Errors]
+    where: Divergence | str | None
+    random: bool
+
+    def content(self) -> dict[str, Any]:
+        """The numbers as plain data."""
+        old, new = self.errors
+        where = self.where.content() if isinstance(self.where, Divergence) else self.where
+        return {"file": self.file, "old": old.content(), "new": new.content(), "diverges": where, "random": self.random}
+
+
+def run_both(file: str, old: Side, new: Side) -> Numbers:
+    """Run the model of ``file`` in float64 and under both policies.
+
+    Raises PolicyError if a policy's device is not here, ListingError if the file defines no model or it fails.
+    """
+    for side in (old, new):
+        _require_device(side)
+    given = _program(file)
+    with quiet():
+        reference, again = (_reference(file, given, seed) for seed in (0, 1))
+        random = any(not _same(one, other) for one, other in zip(reference.outputs, again.outputs, strict=True))
+        errors = [_errors(reference, *run_under(file, given, side.policy)) for side in (old, new)]
+        where = first_divergence(given, old.policy, new.policy)
+    return Numbers(file, (errors[0], errors[1]), where, random)
+
+
+def _reference(file: str, given: Program, seed: int) -> Run:
+    try:
+        exact = moved(given, "cpu", torch.float64)
+        return run(exact, exact.model, unscaled, seed)
+    except Exception as error:
+        raise ListingError(f"{file}: the model does not run in float64: {one_line(error)}") from error
+
+
+def _require_device(side: Side) -> None:
+    kind = side.policy.device
+    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if kind == "cpu" or (here is not None and here.type == kind):
+        return
+    raise PolicyError(
+        f"--run: policy {side.policy.name!r} is for {kind}, which this machine lacks; accepted: policies for the cpu, "
+        f"such as 'cpu-{side.policy.lower_precision_fp}'; or --graph instead, which runs nothing on a device"
+    )
+
+
+def _program(file: str) -> Program:
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ListingError(f"{file}: {error.strerror}; accepted: a Python file with model and inputs") from error
+    except (SyntaxError, ValueError) as error:
+        raise ListingError(f"{file}: {one_line(error)}; accepted: a Python file with model and inputs") from error
+    return program(file, tree, lambda text: print(f"{PROG}: {text}", file=sys.stderr))
+
+
+def _errors(reference: Run, found: Run, scale: float | None) -> Errors:
+    exact = reference.gradients
+    other = {name: found.gradients.get(name, torch.zeros_like(gradient)) for name, gradient in exact.items()}
+    parameters = {name: _error([gradient], [other[name]]) for name, gradient in exact.items()}
+    worst = sorted(parameters.items(), key=lambda item: -item[1])
+    gradient = _error(exact.values(), other.values())
+    return Errors(
+        _error(reference.outputs, found.outputs) if reference.outputs else None,
+        gradient if parameters else None,
+        dict(worst),
+        scale,
+    )
+
+
+def _error(exact: Iterable[Tensor], found: Iterable[Tensor]) -> float:
+    """|found - exact| / |exact| in the 2-norm of all numbers together; |found| where exact is zero."""
+    pairs = list(zip(exact, found, strict=True))
+    off = math.hypot(*(float((one - other).norm()) for other, one in pairs))
+    whole = math.hypot(*(float(other.norm()) for other, _ in pairs))
+    error = off / whole if whole else off
+    return error if math.isfinite(error) else math.inf
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def _plain(error: float | None) -> float | str | None:
+    return error if error is None or math.isfinite(error) else "inf"

@@ -1,0 +1,54 @@
+"""What ``fxamp-diff`` found, before it is written in one of the formats."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from fxamp.policy.diff import PolicyDiff, SettingChange, diff_policies
+from fxamp.tools.diff.sides import Side
+
+if TYPE_CHECKING:
+    from fxamp.tools.diff.effect import Effect
+    from fxamp.tools.diff.numbers import Numbers
+
+
+@dataclass(frozen=True)
+class Found:
+    """The difference of two policies, its effect on graphs, and on the numbers of models, by the files' names."""
+
+    old: Side
+    new: Side
+    diff: PolicyDiff
+    effects: "tuple[Effect, ...]" = ()
+    runs: "tuple[Numbers, ...]" = ()
+
+    @cached_property
+    def settings(self) -> tuple[SettingChange, ...]:
+        """The settings that differ; those that a side does not say are not set there."""
+        return tuple(self._said(self.diff.settings))
+
+    @cached_property
+    def loss_scale(self) -> tuple[SettingChange, ...]:
+        """What differs in loss scaling, as far as the policies' dtypes say if there is any."""
+        open_dtype = "lower_precision_fp" in self.old.unsaid | self.new.unsaid
+        written = self.diff.old.loss_scale or self.diff.new.loss_scale
+        return () if open_dtype and written is None else self.diff.loss_scale
+
+    @property
+    def same(self) -> bool:
+        """Whether both policies decide the same."""
+        return not (self.settings or self.loss_scale or self.diff.ops)
+
+    def _said(self, changes: Sequence[SettingChange]) -> Iterator[SettingChange]:
+        differ = {change.key: change for change in changes}
+        for key in (*differ, *sorted((self.old.unsaid | self.new.unsaid) - differ.keys())):
+            before = None if key in self.old.unsaid else getattr(self.diff.old, key) or None
+            after = None if key in self.new.unsaid else getattr(self.diff.new, key) or None
+            if before != after:
+                yield SettingChange(key, before, after)
+
+
+def compare(old: Side, new: Side) -> Found:
+    """Compare two policies."""
+    return Found(old, new, diff_policies(old.policy, new.policy))

@@ -1,0 +1,83 @@
+"""The two policies of a comparison, each resolved; op tables, which leave the dtype open, are compared too."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+from pathlib import Path
+
+from fxamp.errors import OptionError, PolicyError, nearest
+from fxamp.policy import Policy
+from fxamp.policy.model import DEVICES
+from fxamp.policy.versions import holds, installed_torch_version
+
+#: What a file may leave unsaid if it is an op table, and what stands in for it where a policy needs a value.
+_OPEN = {"lower_precision_fp": "float16", "device": "cuda"}
+
+
+@dataclass(frozen=True)
+class Side:
+    """A resolved policy, how it was named, and the settings that no file of it says, whose values mean nothing."""
+
+    policy: Policy
+    given: str
+    unsaid: frozenset[str] = frozenset()
+
+    @property
+    def about(self) -> str:
+        """The policy in a line: its name, its file, and what it is for."""
+        said = [("for", "device"), ("in", "lower_precision_fp")]
+        words = [f"{word} {getattr(self.policy, key)}" for word, key in said if key not in self.unsaid]
+        file = f" ({self.given})" if self.given != self.policy.name else ""
+        return f"{self.policy.name}{file}{', ' if words else ''}{' '.join(words)}"
+
+
+def load_side(given: str, device: str | None, torch_version: str | None) -> Side:
+    """Load and resolve the policy of a built-in name or a path, as it holds on a device and for a version of torch.
+
+    Raises PolicyError with every mistake of its files, or if it is for another place; OptionError for a device that no
+    policy can be for.
+    """
+    kind = None if device is None else device.partition(":")[0]
+    if kind is not None and kind not in DEVICES:
+        hint = nearest(kind, DEVICES)
+        raise OptionError(f"--device {device!r} is unknown{hint}; accepted: {', '.join(DEVICES)}")
+    try:
+        policy, unsaid = Policy.load(given), frozenset[str]()
+    except PolicyError as error:
+        policy, unsaid = load_table(Path(given).stem, [given], error, {} if kind is None else {"device": kind})
+    except OSError as error:
+        raise PolicyError(f"{given}: {error.strerror}") from error
+    return resolved(Side(policy, given, unsaid), device, torch_version)
+
+
+def load_table(
+    name: str, extends: list[str], error: PolicyError, known: Mapping[str, str]
+) -> tuple[Policy, frozenset[str]]:
+    """Load files that may leave the dtype and the device open, as the op tables that policies extend do.
+
+    Returns the policy and what was left open. Raises ``error`` if that is not what is wrong with them.
+    """
+    values = {**_OPEN, **known}
+    for unsaid in chain.from_iterable(combinations(values, count) for count in (1, 2)):
+        said = {key: json.dumps(values[key]) for key in unsaid}
+        match = f"[match]\ndevice = {said.pop('device')}\n" if "device" in said else ""
+        fields = "".join(f"{key} = {value}\n" for key, value in said.items())
+        try:
+            return Policy.loads(f"extends = {json.dumps(extends)}\n{fields}{match}", name), frozenset(unsaid) - {*known}
+        except PolicyError:
+            continue
+    raise error
+
+
+def resolved(side: Side, device: str | None, torch_version: str | None) -> Side:
+    """Return the side with its policy resolved, for the installed torch unless a version is given."""
+    policy = side.policy
+    try:
+        version = torch_version or installed_torch_version()
+    except PolicyError as error:
+        raise PolicyError("torch is not installed; --torch V says for which version to compare") from error
+    if torch_version is None and policy.torch and not holds(policy.torch, version):
+        needs = f"policy {policy.name!r} needs torch {policy.torch}, but torch {version} is installed"
+        raise PolicyError(f"{needs}; --torch V compares for another version")
+    return replace(side, policy=policy.resolve(device, version))

@@ -1,0 +1,101 @@
+"""``--format text``: marked lines for settings and rules, and the ops that are decided differently."""
+
+import textwrap
+from collections.abc import Iterator
+
+from fxamp.policy.diff import SettingChange
+from fxamp.tools.diff.result import Found
+from fxamp.tools.diff.words import SIGNS, groups, ops_counted, rule_text, value, verdict, written_at
+from fxamp.tools.show.table import printable
+from fxamp.tools.show.terminal import Look
+from fxamp.tools.show.words import plural
+
+#: ANSI colours of the marks.
+_COLOURS = {"+": "32", "-": "31", "~": "33", "!": "35"}
+
+#: Columns of lists where there is no terminal.
+_WIDTH = 120
+
+_INDENT = "    "
+
+
+def text_lines(found: Found, look: Look) -> Iterator[str]:
+    """Yield the lines of the whole comparison."""
+    yield printable(f"--- {found.old.about}")
+    yield printable(f"+++ {found.new.about}")
+    yield from _section("", list(_settings(found, look)))
+    yield from _section("rules", list(_rules(found, look)))
+    yield from _section(f"{plural(ops_counted(found.diff.ops), 'op')} decided differently", list(_ops(found, look)))
+    for effect in found.effects:
+        from fxamp.tools.diff.effect_text import effect_lines
+
+        yield ""
+        yield from effect_lines(effect, look)
+    for numbers in found.runs:
+        from fxamp.tools.diff.numbers_text import numbers_lines
+
+        yield ""
+        yield from numbers_lines(numbers, look)
+    yield ""
+    yield verdict(found)
+
+
+def _section(title: str, lines: list[str]) -> Iterator[str]:
+    if not lines:
+        return
+    yield ""
+    if title:
+        yield title
+    yield from lines
+
+
+def _settings(found: Found, look: Look) -> Iterator[str]:
+    marked = [("~", change.key, change) for change in found.settings]
+    marked += [("!", f"loss_scale.{change.key}", change) for change in found.loss_scale]
+    longest = max((len(key) for _, key, _ in marked), default=0)
+    for sign, key, change in marked:
+        yield from _marked(sign, f"{key:<{longest}}", _change(change), look)
+
+
+def _change(change: SettingChange) -> str:
+    return f"{value(change.old)} -> {value(change.new)}"
+
+
+def _rules(found: Found, look: Look) -> Iterator[str]:
+    longest = max((len(change.id) for change in found.diff.rules), default=0)
+    for change in found.diff.rules:
+        where = written_at(change)
+        text = f"{rule_text(change)}  [{where}]" if where else rule_text(change)
+        yield from _marked(SIGNS[change.kind], f"{change.id:<{longest}}", text, look)
+
+
+def _ops(found: Found, look: Look) -> Iterator[str]:
+    for group in groups(found.diff.ops):
+        yield from _wrapped("  ", group.heading, look, more=_INDENT)
+        longest = max(len(label) for label, _ in group.lines)
+        for label, items in group.lines:
+            yield from _wrapped(f"{_INDENT}{label:<{longest}}  ", ", ".join(items), look)
+
+
+def _marked(sign: str, label: str, text: str, look: Look) -> Iterator[str]:
+    first, *rest = _wrapped(f"{sign} {label}  ", text, look)
+    colour = look.colour and _COLOURS[sign]
+    yield f"\x1b[{colour}m{first[: len(label) + 2]}\x1b[0m{first[len(label) + 2 :]}" if colour else first
+    yield from rest
+
+
+def _wrapped(label: str, text: str, look: Look, more: str | None = None) -> list[str]:
+    """``text`` after ``label``, in as many lines as it needs; the others are indented by ``more`` or as far as it."""
+    width = look.width or _WIDTH
+    indent = " " * len(label) if more is None else more
+    if len(indent) > width // 2:
+        indent = _INDENT * 2
+    lines = textwrap.wrap(
+        printable(text),
+        max(width, 40),
+        initial_indent=label,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines or [label.rstrip()]

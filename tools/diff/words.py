@@ -1,0 +1,141 @@
+"""How the differences of policies are put in words, for every format."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fxamp.policy.diff_ops import OpChange
+from fxamp.policy.diff_rules import LISTS, KeyChange, RuleChange
+from fxamp.policy.rule import Rule
+from fxamp.tools.diff.result import Found
+from fxamp.tools.show.words import plural
+
+SIGNS = {"added": "+", "removed": "-", "changed": "~", "renamed": "~", "moved": "~"}
+"""The mark of each kind of change of a rule; ``!`` marks loss scaling."""
+
+FOLLOWS = "follows its inputs"
+
+
+def value(given: object) -> str:
+    """A value as a policy file has it, lists without brackets; None as "not set"."""
+    if given is None:
+        return "not set"
+    if isinstance(given, bool):
+        return str(given).lower()
+    if isinstance(given, float):
+        return f"{given:.17g}"
+    if isinstance(given, (list, tuple)):
+        return ", ".join(map(value, given))
+    if isinstance(given, dict):
+        return ", ".join(f"{key} = {value(item)}" for key, item in given.items())
+    return str(given).removeprefix("aten::")
+
+
+def cast(rule: Rule | None) -> str:
+    """What happens to the inputs of an op that ``rule`` decides."""
+    if rule is None:
+        return FOLLOWS
+    return f"{rule.cast} ({value(dict(rule.inputs))})" if rule.inputs else str(rule.cast)
+
+
+def rule_text(change: RuleChange) -> str:
+    """What has changed in a rule, without its id."""
+    old, new = change.old, change.new
+    if change.kind == "renamed" and old is not None:
+        return f"renamed from {old.id}"
+    if change.kind == "moved" and change.passed is not None:
+        return f"comes after {change.passed.id} now, and overrides it"
+    if change.kind == "changed":
+        return "; ".join(map(_key, change.keys))
+    rule = old or new
+    assert rule is not None
+    said = {key: item for key, item in rule.content().items() if key not in ("id", "cast", "ops", "advice")}
+    more = "".join(f"; {key}: {value(item)}" for key, item in said.items())
+    return f"{rule.cast}: {value(rule.ops) if rule.ops else 'any op'}{more}"
+
+
+def written_at(change: RuleChange) -> str:
+    """Where the rule is written, in both policies if it is in both, and in different places."""
+    places = [str(rule.origin) for rule in (change.old, change.new) if rule is not None and rule.origin is not None]
+    return " -> ".join(dict.fromkeys(places))
+
+
+def _key(change: KeyChange) -> str:
+    if change.key not in LISTS:
+        return f"{change.key}: {value(change.old)} -> {value(change.new)}"
+    marked = ((sign, each) for sign, given in (("-", change.old), ("+", change.new)) for each in _items(given))
+    return f"{change.key}: {' '.join(f'{sign}{value(each)}' for sign, each in marked)}"
+
+
+def _items(given: object) -> list[object]:
+    return given if isinstance(given, list) else []
+
+
+@dataclass(frozen=True)
+class Group:
+    """Decisions that change alike: from which cast to which, in which situation; and what is concerned, by its rules.
+
+    Where a rule that names no ops is on one side, that side's cast alone is in the heading: ``lines`` are then the
+    casts of the other side with the rules that it overrides, instead of all their ops.
+    """
+
+    heading: str
+    lines: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def groups(changes: Iterable[OpChange]) -> list[Group]:
+    """Put changes of decisions together, in the order of the first ones."""
+    found: dict[str, dict[str, dict[str, None]]] = {}
+    for change in changes:
+        heading, label, item = _broad(change) or _narrow(change)
+        where = ", ".join([*(["in the backward"] if change.region == "backward" else []), *change.when])
+        lines = found.setdefault(f"{heading}{', ' if where else ''}{where}", {})
+        lines.setdefault(label, {})[item] = None
+    return [
+        Group(heading, tuple((label, tuple(items)) for label, items in by.items())) for heading, by in found.items()
+    ]
+
+
+def _narrow(change: OpChange) -> tuple[str, str, str]:
+    ids = [rule_id(change.old), rule_id(change.new)]
+    rules = ids[0] if ids[0] == ids[1] else " -> ".join(ids)
+    return f"{cast(change.old)} -> {cast(change.new)}", rules, change.op
+
+
+def _broad(change: OpChange) -> tuple[str, str, str] | None:
+    """The group of a change by a rule that names no ops; None if there is none, or on both sides."""
+    old, new = (rule is not None and not rule.ops for rule in (change.old, change.new))
+    if old == new:
+        return None
+    if new:
+        return f"any op -> {cast(change.new)} by {rule_id(change.new)}", f"was {cast(change.old)}", _named(change.old)
+    return f"any op by {rule_id(change.old)}, {cast(change.old)} ->", f"now {cast(change.new)}", _named(change.new)
+
+
+def rule_id(rule: Rule | None) -> str:
+    """The rule's id."""
+    return "no rule" if rule is None else rule.id
+
+
+def _named(rule: Rule | None) -> str:
+    return "what no rule names" if rule is None else rule.id
+
+
+def ops_counted(changes: Sequence[OpChange]) -> int:
+    """How many ops are decided differently; one that is in several situations counts once."""
+    return len({change.op for change in changes})
+
+
+def verdict(found: Found) -> str:
+    """The last line: whether the policies decide the same."""
+    if found.same:
+        rest = f"; {plural(len(found.diff.rules), 'rule')} written differently" if found.diff.rules else ""
+        return f"the same: nothing is decided differently{rest}"
+    counts = [
+        (len(found.settings), "setting"),
+        (len(found.loss_scale), "loss-scaling setting"),
+        (len(found.diff.rules), "rule"),
+    ]
+    parts = [plural(count, one) for count, one in counts if count]
+    ops = ops_counted(found.diff.ops)
+    parts += [f"{plural(ops, 'op')} decided differently"] if ops else []
+    return f"they differ: {', '.join(parts)}"
