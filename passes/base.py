@@ -2,10 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
@@ -32,6 +35,19 @@ class Context:
         """The policy's lower-precision dtype."""
         dtype: torch.dtype = getattr(torch, self.policy.lower_precision_fp)
         return dtype
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Inside, ops on the graph's values give new values as they would in eager mode without autocast.
+
+        ATen's composite ops ask for sizes as numbers, which symbolic sizes refuse; the Python dispatcher's do not.
+        """
+        with ExitStack() as stack:
+            for context in (tracing(None), torch._C._DisableAutocast(), torch.no_grad(), self.mode):
+                stack.enter_context(context)
+            if self.mode.shape_env is not None:
+                stack.enter_context(enable_python_dispatcher())
+            yield
 
     def eligible(self, value: object) -> bool:
         """Whether autocast may cast ``value``: a floating-point tensor of the policy's device, but not float64."""

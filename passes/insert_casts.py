@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._guards import tracing
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
@@ -43,7 +42,7 @@ class InsertCasts(Pass):
 
     def run(self, gm: GraphModule, context: Context) -> Result:
         grad = torch.is_grad_enabled()
-        with tracing(None), torch._C._DisableAutocast(), torch.no_grad(), context.mode:
+        with context.computing():
             counts = _Rewriter(gm, context, grad).rewrite()
         return Result(counts["inserted"] + counts["cast back"], counts)
 
@@ -185,7 +184,7 @@ def _try(node: Node) -> str | None:
     try:
         node.meta["val"] = _run(node)
     except Exception as error:
-        return f"the op refuses: {error}"
+        return f"the op refuses: {(str(error) or type(error).__name__).splitlines()[0]}"
     return None
 
 

@@ -11,7 +11,6 @@ import operator
 from dataclasses import dataclass
 
 import torch
-from torch._guards import tracing
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
@@ -42,7 +41,7 @@ class RestoreOutputs(Pass):
         leaves, spec = pytree.tree_flatten(output.args[0])
         wrong = _wrong(output)
         rebuilder = _Rebuilder(output, writer, AliasSets(gm.graph))
-        with tracing(None), torch._C._DisableAutocast(), torch.no_grad(), context.mode:
+        with context.computing():
             for index, dtype in wrong.items():
                 leaves[index] = rebuilder.restore(leaves[index], dtype)
         if wrong:

@@ -226,6 +226,19 @@ def test_dynamic_shapes_compile_once() -> None:
     assert registry.count() == before + 1
 
 
+def test_symbolic_sizes_are_no_reason_to_refuse_a_cast() -> None:
+    weight = leaf(8, 8)
+    compiled = compile_with(lambda x: F.linear(x.relu(), weight).sum(), "aot_eager")
+    before = registry.count()
+    torch._dynamo.mark_dynamic(first := leaf(2, 3, 8), 0)
+    torch._dynamo.mark_dynamic(first, 1)
+    for x in (first, leaf(4, 5, 8)):
+        compiled(x)
+    (record,) = registry.recent(before)
+    assert record.ops_by_dtype["bf16"] >= 1
+    assert not any(entry.overruled for entry in record.listing.entries)
+
+
 def test_inference_without_gradients() -> None:
     model = Residual(nn.LayerNorm(8)).eval()
     for mode in (torch.no_grad, torch.inference_mode):
