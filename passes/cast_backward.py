@@ -20,9 +20,9 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from fxamp.graph import dtype_name, op_name, tensor_value
+from fxamp.passes.backward_ops import backward_edit, follow_input_dtype, lacks_kernel
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.cast_rules import edit_for
-from fxamp.passes.decision import INSERTED, Decision, decide, decision, overrule
+from fxamp.passes.decision import INSERTED, Decision, decide, decision, inserted_for, overrule
 from fxamp.passes.refusals import refusal
 from fxamp.passes.regions import marked_lower
 from fxamp.passes.sites import site_of
@@ -57,7 +57,7 @@ class CastBackward(Pass):
             made = decision(node)
             if made is None or made.rule is None or made.lower is None or made.overruled:
                 continue
-            if edit_for(made.rule, node, made.lower, context).casts:
+            if backward_edit(made.rule, node, made.lower, context).casts:
                 return f"node {node.name} has inputs that rule {made.rule.id} does not allow"
         return None
 
@@ -99,14 +99,15 @@ class _Writer:
         """Run ``node`` as its decision asks; whether that changed anything."""
         made = decision(node)
         assert made is not None and made.rule is not None and made.lower is not None
-        edit = edit_for(made.rule, node, made.lower, context)
+        edit = backward_edit(made.rule, node, made.lower, context)
         if not edit.casts:
             return True
         before = {source: source.meta.get("val") for source in node.all_input_nodes}
         arguments, value = (node.args, node.kwargs), node.meta["val"]
         for source, dtype in edit.casts.items():
             node.replace_input_with(source, self._in_dtype(source, dtype, node, made.rule.id))
-        why = refusal(node, before) or _try(node)
+        follow_input_dtype(node)
+        why = lacks_kernel(node, edit) or refusal(node, before) or _try(node)
         if why is not None:
             node.args, node.kwargs = arguments
             node.meta["val"] = value
@@ -117,7 +118,7 @@ class _Writer:
 
     def skip_rounding(self, node: Node) -> None:
         """If ``node`` casts a result back to the dtype that it was computed in, read the result itself."""
-        if node.target not in CASTS or node in self._made:
+        if node.target not in CASTS or inserted_for(node):
             return
         views: list[Node] = []
         source: Any = node.args[0]

@@ -1,0 +1,56 @@
+"""Facts about ATen's backward ops that neither schemas nor fake kernels tell."""
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from fxamp.graph import base_name, tensor_value
+from fxamp.passes.base import Context
+from fxamp.passes.cast_rules import Edit, edit_for
+from fxamp.passes.kernel_table import LACKS_HALF_KERNEL, LACKS_HALF_KERNEL_ON_CPU
+from fxamp.policy import Rule
+
+_HALF = (torch.float16, torch.bfloat16)
+
+#: Arguments that kernels want in float32 beside 16-bit inputs.
+_FLOAT32 = frozenset({"logsumexp"})
+
+#: Statistics of a forward norm: kernels of accelerators want them in float32, the CPU's in the dtype of the weight.
+_STATISTICS = frozenset({"mean", "rstd", "save_mean", "save_invstd", "save_var"})
+
+
+def backward_edit(rule: Rule, node: Node, lower: torch.dtype, context: Context) -> Edit:
+    """The edit that ``rule`` asks for at an op of a backward graph, but for what its kernel needs in float32."""
+    edit = edit_for(rule, node, lower, context)
+    value = tensor_value(node.args[0]) if node.args else None
+    on_cpu = value is not None and value.device.type == "cpu"
+    names = _FLOAT32 if on_cpu else _FLOAT32 | _STATISTICS
+    kept = {given for name, given in _arguments(node).items() if name in names}
+    return Edit({source: d for source, d in edit.casts.items() if d not in _HALF or source not in kept}, edit.kwargs)
+
+
+def lacks_kernel(node: Node, edit: Edit) -> str | None:
+    """Why the op cannot run on 16-bit inputs, or None: a backward's kernels are missing where its forward's are."""
+    if not any(dtype in _HALF for dtype in edit.casts.values()):
+        return None
+    name = base_name(node).removesuffix("_backward")
+    on_cpu = any(value.device.type == "cpu" for source in edit.casts if (value := tensor_value(source)) is not None)
+    if name in LACKS_HALF_KERNEL or (on_cpu and name in LACKS_HALF_KERNEL_ON_CPU):
+        return "it has no 16-bit kernel on this device"
+    return None
+
+
+def follow_input_dtype(node: Node) -> None:
+    """Let ``input_dtype``, which names the result's dtype, be that of the gradient that the op now gets."""
+    assert isinstance(node.target, OpOverload)
+    gradient = tensor_value(node.args[0]) if node.args else None
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "input_dtype" and position < len(node.args) and gradient is not None:
+            node.update_arg(position, gradient.dtype)
+
+
+def _arguments(node: Node) -> dict[str, object]:
+    """The arguments that are passed, by name."""
+    assert isinstance(node.target, OpOverload)
+    by_position = zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False)
+    return {**dict(by_position), **node.kwargs}
