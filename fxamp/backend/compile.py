@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from fxamp.backend.backward_rules import backward_rules
+from fxamp.backend.breaks import why_ended
 from fxamp.backend.choose import Choice, choose_policy
 from fxamp.backend.dumps import Stages
 from fxamp.backend.guards import guard_policy
@@ -22,6 +24,7 @@ from fxamp.capture import Captured, capture
 from fxamp.capture.autocast_state import ambient_autocast
 from fxamp.passes.base import Context
 from fxamp.pipeline import GraphRecord, run_passes
+from fxamp.pipeline.kept import kept_bytes
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.pipeline.record import record_graph, untouched
 from fxamp.policy import Policy
@@ -68,11 +71,13 @@ def _rewrite(
     assert policy is not None
     ambient = ambient_autocast(policy.device)
     captured = capture(gm, inputs)
-    stages.graph("captured", lambda: list_graph(captured.module, stage="captured"))
+    kept = kept_bytes(captured.module, captured.mode) if stages.kept else None
+    stages.graph("captured", lambda: list_graph(captured.module, stage="captured", kept_before=kept))
     if scaled:
         widen_outputs(captured.module, policy, ambient)
-    record = apply_policy(captured, policy, ambient, choice.why, ended=_why_ended(gm))
-    stages.graph("cast", lambda: record.listing)
+    record = apply_policy(captured, policy, ambient, choice.why, ended=why_ended(gm))
+    kept_after = kept_bytes(captured.module, captured.mode) if stages.kept else None
+    stages.graph("cast", lambda: replace(record.listing, kept_before=kept, kept_after=kept_after))
     log_unmatched(record)
     log.info(
         "policy %s (%s): %d ops, %d casts, passes took %.0f ms",
@@ -102,17 +107,6 @@ def apply_policy(
     context = Context(policy, captured.mode, ambient, every_device)
     passes = run_passes(captured, context)
     return record_graph(captured.module, policy, why, passes, ended=ended)
-
-
-def _why_ended(gm: GraphModule) -> str:
-    """Dynamo's reason for the graph break that ended ``gm``, and where it is; ``""`` if the program returned."""
-    reason = getattr(gm, "compile_subgraph_reason", None)
-    if reason is None or not reason.graph_break:
-        return ""
-    what, *more = [line.strip() for line in str(reason.reason).strip().splitlines()]
-    explained = [line.removeprefix("Explanation: ") for line in more if line.startswith("Explanation: ")]
-    where = f"{reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}: " if reason.user_stack else ""
-    return where + (explained or [what])[0]
 
 
 def strip_values(gm: GraphModule) -> None:

@@ -96,9 +96,12 @@ def test_bytes_kept_for_the_backward_are_those_that_the_forward_returns(tmp_path
     train(tmp_path, "aot_eager")
 
     head = (tmp_path / "graph_1_forward.py").read_text().splitlines()[0]
+    cast = (tmp_path / "graph_1_cast.py").read_text().splitlines()[0]
 
     # last(hidden).sum() keeps the bfloat16 copies of the hidden values (3 x 8) and of the weight (2 x 8).
     assert head == f"# fxamp: format=1 graph=1 stage=forward kept_after={2 * (3 * 8 + 2 * 8)}"
+    # In float32 it is the hidden values, and the weight is an input.
+    assert cast.endswith(f"kept_before=0 kept_after={2 * (3 * 8 + 2 * 8)}")
 
 
 def test_float32_is_dumped_too(tmp_path, monkeypatch):

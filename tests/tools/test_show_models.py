@@ -106,8 +106,8 @@ def test_graph_breaks_give_a_graph_each(tmp_path: Path) -> None:
         "inputs = (torch.randn(4, 4, requires_grad=True),)\n"
     )
     (first, second) = load(_file(tmp_path, text), Request(policy="cpu-bfloat16")).graphs
-    assert "graph_break()" in first.ended
-    assert first.ended.endswith("model.py:5")
+    assert "graph break" in first.ended
+    assert "model.py:5: " in first.ended
     assert second.ended == ""
     assert "aten::matmul.default" in {entry.target for entry in second.entries}
     assert all(entry.needs_grad for entry in (*first.entries, *second.entries) if entry.kind == "placeholder")

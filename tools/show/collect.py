@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+from fxamp.backend.breaks import why_ended
 from fxamp.errors import ListingError
 from fxamp.tools.show.model_file import Program, place
 from fxamp.tools.show.prepare import Prepared
@@ -62,7 +63,7 @@ def _compiled(program: Program, device: str) -> list[Prepared]:
 
     def take(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         name = f"graph_{len(graphs)}"
-        graphs.append(Prepared(name, _copy(gm), list(inputs), "" if device == "meta" else device, _why_ended(gm)))
+        graphs.append(Prepared(name, _copy(gm), list(inputs), "" if device == "meta" else device, why_ended(gm)))
         return gm.forward
 
     mod = program.model
@@ -84,14 +85,6 @@ def _copy(gm: GraphModule) -> GraphModule:
     output: Any = graph.graph_copy(gm.graph, {})
     graph.output(output)
     return GraphModule(gm, graph)
-
-
-def _why_ended(gm: GraphModule) -> str:
-    reason = getattr(gm, "compile_subgraph_reason", None)
-    if reason is None or not reason.graph_break:
-        return ""
-    where = f" at {reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}" if reason.user_stack else ""
-    return f"{str(reason.reason).strip().splitlines()[0]}{where}"
 
 
 def _device(program: Program) -> str:

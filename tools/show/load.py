@@ -39,6 +39,8 @@ def load(path: str, request: Request) -> Document:
         return _read(file)
     if kind == "runnable" and request.plain:
         return _run(file, request) if request.trust else _with_values(_read(file), file)
+    if not request.plain:
+        choose(request, "")  # a mistake in it is said before a program is run
     prepared = prepare(path, request)
     graphs: list[Listing] = []
     notes: list[str] = []
@@ -113,9 +115,6 @@ _LOWERED = (
     "{}: {} is at AOTAutograd's level, where linear, layer_norm, cross_entropy and others are decomposed; fxamp "
     "decides before that, so its own choices may differ"
 )
-
-
-_FIXED = "{}: {} asks for sizes that the text has no numbers for; took {}"
 
 
 def _run(file: str, request: Request) -> Document:

@@ -10,10 +10,10 @@ from torch.fx import GraphModule
 from fxamp.backend.compile import apply_policy
 from fxamp.capture import Captured, capture
 from fxamp.listing import Entry, Listing, TensorType
+from fxamp.pipeline.kept import kept_bytes
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.policy import Policy
 from fxamp.tools.show.expressions import Opaque
-from fxamp.tools.show.kept import kept_bytes
 
 _OPAQUE = "fxamp.opaque."
 
