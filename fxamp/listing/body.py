@@ -65,7 +65,9 @@ class _Reader:
             graph.names[argument.arg] = argument.arg
 
     def _statement(self, statement: ast.stmt, graph: _Graph) -> None:
-        if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        if isinstance(statement, ast.AnnAssign):
+            if statement.value is None:
+                return self._type_input(statement, graph)
             return self._assign(statement, statement.target, statement.value, statement.annotation, graph)
         if isinstance(statement, ast.Assign):
             return self._assign(statement, statement.targets[0], statement.value, None, graph)
@@ -94,13 +96,19 @@ class _Reader:
             return self._alias(target.id, value.id, graph)
         return self._node(statement, target.id, value, annotation, graph)
 
+    def _type_input(self, statement: ast.AnnAssign, graph: _Graph) -> None:
+        """torch.export unpacks its inputs first, and gives their types in statements of their own."""
+        name = ast.unparse(statement.target)
+        types = _types(statement.annotation)
+        graph.entries = [replace(entry, **types) if entry.name == name else entry for entry in graph.entries]
+
     def _alias(self, name: str, other: str, graph: _Graph) -> None:
         """``l_x_ = L_x_`` gives an input its node's name; ``setitem = x`` names the write before it."""
         node = graph.names.get(other, other)
         last = graph.entries[-1] if graph.entries else None
         if last is not None and last.name == "" and node in last.inputs:
             graph.entries[-1] = replace(last, name=name)
-            graph.names[name] = node
+            graph.names[name] = name
             return
         at = next((i for i, e in enumerate(graph.entries) if e.kind == "placeholder" and e.name == node == other), None)
         if at is not None and name not in graph.names:
@@ -135,7 +143,8 @@ class _Reader:
         call = self._text(statement.value) if statement.value is not None else "None"
         inputs = _distinct([graph.names[name] for name in names_in(statement.value) if name in graph.names])
         source, fields = self._about(statement)
-        graph.entries.append(Entry("output", "output", "output", call, inputs, source=source, **fields))
+        known = {"name": "output", **fields}
+        graph.entries.append(Entry(kind="output", target="output", call=call, inputs=inputs, source=source, **known))
 
     def _about(self, statement: ast.stmt) -> tuple[Any, dict[str, Any]]:
         found = self._margin.lines.get(statement.lineno)

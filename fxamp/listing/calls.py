@@ -26,7 +26,7 @@ _BINARY = {
     ast.BitXor: "xor",
 }
 _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Is: "is_"}
-_UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "inv", ast.Not: "not_"}
+_UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert", ast.Not: "not_"}
 
 
 def classify(value: ast.expr, nodes: Mapping[str, str]) -> tuple[str, str]:
@@ -80,7 +80,7 @@ def dotted(value: ast.expr) -> str | None:
 
 
 def _call(function: ast.expr, nodes: Mapping[str, str]) -> tuple[str, str]:
-    path = dotted(function)
+    path = dotted(function) or _by_getattr(function)
     if path is None:
         method = isinstance(function, ast.Attribute)
         return ("call_method", f".{function.attr}") if method else ("call_function", "python.Call")  # type: ignore[attr-defined]
@@ -90,6 +90,14 @@ def _call(function: ast.expr, nodes: Mapping[str, str]) -> tuple[str, str]:
     if rest and (first in nodes or first not in MODULES):
         return "call_method", f".{path.rpartition('.')[2]}"
     return "call_function", _function(path)
+
+
+def _by_getattr(function: ast.expr) -> str | None:
+    """``"self.layers.0"`` for ``getattr(self.layers, "0")``: modules whose name is no identifier are printed so."""
+    if not isinstance(function, ast.Call) or len(function.args) != 2 or dotted(function.func) != "getattr":
+        return None
+    owner, name = dotted(function.args[0]), function.args[1]
+    return f"{owner}.{name.value}" if owner is not None and isinstance(name, ast.Constant) else None
 
 
 def _function(path: str) -> str:

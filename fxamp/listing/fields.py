@@ -10,6 +10,7 @@ from fxamp.listing.write import FORMAT
 Fields = list[tuple[str, str]]
 
 _TEXTS = {
+    "name": "name",
     "module": "module",
     "class": "module_class",
     "reason": "reason",

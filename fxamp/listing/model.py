@@ -31,6 +31,9 @@ ITEM_BYTES = {
     "f8e5m2fnuz": 1,
 }
 
+#: What casts a tensor: in a forward as it is captured, in a backward as AOTAutograd makes it.
+_CASTS = ("aten::to.dtype", "prims::convert_element_type.default")
+
 FLOATS = frozenset({"f64", "f32", "f16", "bf16", "f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz"})
 
 
@@ -131,7 +134,7 @@ class Entry:
     @property
     def is_cast(self) -> bool:
         """Whether this is a cast that fxamp inserted."""
-        return bool(self.inserted) and self.target == "aten::to.dtype"
+        return bool(self.inserted) and self.target in _CASTS
 
     @property
     def is_call(self) -> bool:

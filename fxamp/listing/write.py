@@ -82,6 +82,8 @@ def _annotation(entry: Entry) -> str:
 
 
 def _entry_fields(entry: Entry) -> Iterator[tuple[str, str]]:
+    if entry.kind == "output" and entry.name != "output":
+        yield "name", entry.name  # which the text of a return cannot say
     yield "module", entry.module
     yield "class", entry.module_class
     if len(entry.values) > 1:

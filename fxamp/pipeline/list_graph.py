@@ -81,8 +81,12 @@ def _decided(made: Decision) -> dict[str, Any]:
 
 
 def _type(tensor: torch.Tensor) -> TensorType:
-    sizes = tuple(size if isinstance(size, int) else str(size) for size in tensor.shape)
-    return TensorType(dtype_name(tensor.dtype), sizes, str(tensor.device))
+    return TensorType(dtype_name(tensor.dtype), tuple(map(_size, tensor.shape)), str(tensor.device))
+
+
+def _size(size: int | torch.SymInt) -> int | str:
+    text = str(size)  # of a symbol that became a constant: that number
+    return int(text) if text.isdecimal() else text
 
 
 def _was(node: Node, value: object) -> tuple[str, ...]:

@@ -1,0 +1,121 @@
+"""Every node of what torch prints is read as it is in the graph that was printed."""
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from printed_graphs import PROGRAMS, Mlp, graphs_of
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fxamp.graph import dtype_name, op_name
+from fxamp.listing import Entry, Listing
+from fxamp.listing.parse import parse_text
+
+
+def expected_target(node: Node) -> str | None:
+    """The name that the text allows to tell; None for a Python function, which keeps the name it is printed with."""
+    known = isinstance(node.target, (OpOverload, HigherOrderOperator)) or node.op in ("get_attr", "call_module")
+    if node.op == "call_method":
+        return f".{node.target}"
+    if known or getattr(node.target, "__module__", "") == "_operator":
+        return op_name(node)
+    return None
+
+
+def compare(gm: GraphModule, listing: Listing) -> int:
+    """Hold the entries of ``listing`` against the nodes of ``gm``; returns how many there were."""
+    count = 0
+    for node, entry in zip(gm.graph.nodes, listing.entries, strict=True):
+        count += 1
+        assert entry.kind == node.op and (entry.name == node.name or node.op == "output")
+        assert list(entry.inputs) == [source.name for source in node.all_input_nodes], entry
+        target = expected_target(node)
+        assert target is None or entry.target == target
+        compare_types(node, entry)
+        for attribute in entry.bodies:
+            count += compare(getattr(gm, attribute), listing.bodies[attribute])
+    return count
+
+
+def compare_types(node: Node, entry: Entry) -> None:
+    value = node.meta.get("val", node.meta.get("example_value"))
+    if isinstance(value, torch.Tensor) and node.op not in ("output", "get_attr") and not is_write(node):
+        (found,) = entry.values
+        assert found.dtype == dtype_name(value.dtype)
+        assert list(map(str, found.shape)) == list(map(str, value.shape))
+        assert found.device in ("", str(value.device))
+    elif isinstance(value, torch.SymInt):
+        assert entry.symbol == str(value)
+
+
+def is_write(node: Node) -> bool:
+    """Statements such as ``y[0] = 1`` are printed without a type."""
+    return node.target in (operator.setitem, operator.iadd, operator.imul)
+
+
+@pytest.mark.parametrize("details", [False, True], ids=["plain", "strides-and-devices"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_node_is_read(name: str, dynamic: bool, details: bool) -> None:
+    graphs = graphs_of(*PROGRAMS[name], dynamic=dynamic)
+    assert [stage for stage, _ in graphs] == ["dynamo", "forward", "backward"]
+
+    for stage, gm in graphs:
+        text = gm.print_readable(print_output=False, include_stride=details, include_device=details)
+        (listing,) = parse_text(text, "graph.txt").graphs
+
+        assert compare(gm, listing) >= 5
+        assert listing.stage == ("backward" if stage == "backward" else "")
+        assert any(entry.source is not None and entry.source.file.endswith(".py") for entry in listing.entries)
+
+
+def test_several_graphs_in_one_text_are_read_in_order() -> None:
+    graphs = graphs_of(*PROGRAMS["mlp"])
+    titles = {"dynamo": "TRACED GRAPH", "forward": " ===== Forward graph 0 =====", "backward": "===== Backward graph 0"}
+    text = "\n".join(f"{titles[stage]}\n {gm.print_readable(print_output=False)}\n" for stage, gm in graphs)
+
+    document = parse_text(text, "log.txt")
+
+    assert [listing.stage for listing in document.graphs] == ["", "forward", "backward"]
+    for (_, gm), listing in zip(graphs, document.graphs, strict=True):
+        compare(gm, listing)
+
+
+def test_exported_and_symbolically_traced_graphs_are_read() -> None:
+    exported = torch.export.export(Mlp(), (torch.ones(3, 4),)).module()
+    traced = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
+
+    for gm in (exported, traced):
+        (listing,) = parse_text(gm.print_readable(print_output=False), "graph.py").graphs
+        by_name: dict[str, Any] = {entry.name: entry for entry in listing.entries}
+        for node in gm.graph.nodes:
+            if node.op.startswith("call") and node.name in by_name:
+                assert by_name[node.name].kind == node.op
+                assert list(by_name[node.name].inputs) == [source.name for source in node.all_input_nodes]
+        calls = [node.name for node in gm.graph.nodes if node.op in ("call_function", "call_module")]
+        assert set(calls) <= set(by_name) | {"_guards_fn"} and len(calls) >= 2
+
+
+def test_sources_hold_up_to_the_next_one() -> None:
+    text = (
+        "class GraphModule(torch.nn.Module):\n"
+        '    def forward(self, x: "f32[2]"):\n'
+        "        # File: a b.py:3 in forward, code: y = x.sin().cos()  # in a:1\n"
+        '        sin: "f32[2]" = x.sin()\n'
+        '        cos: "f32[2]" = sin.cos();  sin = None\n'
+        "\n"
+        "        # No stacktrace found for following nodes\n"
+        '        tan: "f32[2]" = cos.tan();  cos = None\n'
+        "        return (tan,)\n"
+    )
+
+    (listing,) = parse_text(text, "x").graphs
+
+    sources = {entry.name: entry.source for entry in listing.entries}
+    assert str(sources["sin"]) == str(sources["cos"]) == "a b.py:3"
+    assert sources["sin"].code == "y = x.sin().cos()  # in a:1" and sources["sin"].function == "forward"
+    assert sources["tan"] is None and sources["x"] is None
+    assert all(not pytree.tree_leaves(entry.values) or entry.values[0].shape == (2,) for entry in listing.entries)
