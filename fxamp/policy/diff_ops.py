@@ -6,7 +6,8 @@ judged from the rules' conditions (:mod:`fxamp.policy.overlap`): the order of ru
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 from fxamp.policy.conditions import ArgCondition
 from fxamp.policy.model import Policy
@@ -74,7 +75,20 @@ def _conceivable(one: Rule | None, other: Rule | None, later: Sequence[Rule | No
     both = [rule for rule in (one, other) if rule is not None]
     if len(both) == 2 and exclusive(both[0], both[1]):
         return False
-    return not any(rule is not None and implied(rule, both) for rule in later)
+    overriding = [rule for rule in later if rule is not None]
+    return any(not any(implied(rule, case) for rule in overriding) for case in product(*map(_cases, both)))
+
+
+def _cases(rule: Rule) -> list[Rule]:
+    """The rule for each one of its modules and module classes: a call meets it if it meets one of these."""
+    if max(len(rule.modules), len(rule.module_classes)) < 2:
+        return [rule]
+    modules, classes = map(_each, (rule.modules, rule.module_classes))
+    return [replace(rule, modules=one, module_classes=other) for one, other in product(modules, classes)]
+
+
+def _each(globs: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [(glob,) for glob in globs] if globs else [()]
 
 
 def situation(*rules: Rule | None) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def _covered(glob: str, exact: Sequence[str]) -> OpPattern:
 
 def _common(globs: Sequence[str]) -> Iterator[OpPattern]:
     """The ops that two globs cover; a glob without overload covers every one."""
-    for first, second in combinations(globs, 2):
+    for first, second in combinations(sorted(globs), 2):
         names = (common_name(one, other) for one in _spellings(first) for other in _spellings(second))
         op = next((name for name in names if name is not None), None)
         if op is not None:

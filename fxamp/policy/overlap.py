@@ -46,7 +46,7 @@ def _args(rule: Rule) -> Iterator[tuple[str, ArgCondition]]:
 
 
 def _argument_implied(wanted: ArgCondition, given: ArgCondition) -> bool:
-    if wanted == given:
+    if wanted == given or (wanted.value is not None and given.value == (wanted.value,)):  # [1] is 1 too
         return True
     if wanted.value is not None or given.value is not None:
         return False

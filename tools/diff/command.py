@@ -86,7 +86,7 @@ def _lines(found: Found, options: Namespace) -> Iterator[str]:
     if options.format == "json":
         from fxamp.tools.diff.json_format import to_json
 
-        return iter(to_json(found).splitlines())
+        return iter(to_json(found).removesuffix("\n").split("\n"))
     if options.format == "markdown":
         from fxamp.tools.diff.markdown import markdown_lines
 

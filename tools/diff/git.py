@@ -14,7 +14,7 @@ from difflib import unified_diff
 from pathlib import Path
 
 from fxamp.errors import OptionError, PolicyError
-from fxamp.policy import Policy
+from fxamp.policy import Origin, Policy
 from fxamp.tools.diff.result import compare
 from fxamp.tools.diff.sides import Side, load_table, resolved
 from fxamp.tools.diff.text import text_lines
@@ -59,12 +59,26 @@ def _lines(path: str, old: str, after: str, new: str) -> Iterator[str]:
 def _side(path: str, file: str) -> Side:
     """The policy, or op table, whose text is in ``file`` and whose place in the work tree is ``path``."""
     text, place = Path(file).read_text(encoding="utf-8"), Path(path)
+
+    def after(said: str) -> Policy:
+        return _moved_up(Policy.loads(said + text, place.name), place.name, said.count("\n"))
+
     with _beside(place):
         try:
-            policy, unsaid = Policy.loads(text, place.name), frozenset[str]()
+            policy, unsaid = after(""), frozenset[str]()
         except PolicyError as error:
-            policy, unsaid = load_table(place.name, [str(Path(file).absolute())], error, {})
+            policy, unsaid = load_table(after, error, {})
     return resolved(Side(replace(policy, name=place.stem), path, unsaid), None, None)
+
+
+def _moved_up(policy: Policy, file: str, lines: int) -> Policy:
+    """The policy with the line numbers of ``file`` as they are without the first ``lines``."""
+    rules = []
+    for rule in policy.rules:
+        written = rule.origin
+        here = written is not None and written.file == file
+        rules.append(replace(rule, origin=Origin(file, written.line - lines)) if written and here else rule)
+    return replace(policy, rules=tuple(rules))
 
 
 @contextlib.contextmanager

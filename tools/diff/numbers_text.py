@@ -67,7 +67,7 @@ def _worst(old: Errors, new: Errors) -> list[str]:
 
 
 def _error(error: float | None) -> str:
-    return "-" if error is None else f"{error:.2g}"
+    return "-" if error is None else f"{error:.1e}"
 
 
 def _scale(scale: float | None) -> str:

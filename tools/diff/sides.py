@@ -1,7 +1,7 @@
 """The two policies of a comparison, each resolved; op tables, which leave the dtype open, are compared too."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from pathlib import Path
@@ -13,6 +13,7 @@ from fxamp.policy.versions import holds, installed_torch_version
 
 #: What a file may leave unsaid if it is an op table, and what stands in for it where a policy needs a value.
 _OPEN = {"lower_precision_fp": "float16", "device": "cuda"}
+_KEYS = {"lower_precision_fp": "lower_precision_fp", "device": "match.device"}
 
 
 @dataclass(frozen=True)
@@ -45,28 +46,29 @@ def load_side(given: str, device: str | None, torch_version: str | None) -> Side
     try:
         policy, unsaid = Policy.load(given), frozenset[str]()
     except PolicyError as error:
-        policy, unsaid = load_table(Path(given).stem, [given], error, {} if kind is None else {"device": kind})
+        table, name = f"extends = [{json.dumps(given)}]\n", Path(given).stem
+        known = {} if kind is None else {"device": kind}
+        policy, unsaid = load_table(lambda said: Policy.loads(table + said, name), error, known)
     except OSError as error:
         raise PolicyError(f"{given}: {error.strerror}") from error
     return resolved(Side(policy, given, unsaid), device, torch_version)
 
 
 def load_table(
-    name: str, extends: list[str], error: PolicyError, known: Mapping[str, str]
+    load: Callable[[str], Policy], error: PolicyError, known: Mapping[str, str]
 ) -> tuple[Policy, frozenset[str]]:
-    """Load files that may leave the dtype and the device open, as the op tables that policies extend do.
+    """Load what may leave the dtype and the device open, as the op tables that policies extend do.
 
-    Returns the policy and what was left open. Raises ``error`` if that is not what is wrong with them.
+    ``load`` reads it after a text that says what is missing; ``known`` is what is to be said. Returns the policy and
+    what it leaves open itself. Raises ``error`` if that is not what is wrong with it.
     """
     values = {**_OPEN, **known}
     for unsaid in chain.from_iterable(combinations(values, count) for count in (1, 2)):
-        said = {key: json.dumps(values[key]) for key in unsaid}
-        match = f"[match]\ndevice = {said.pop('device')}\n" if "device" in said else ""
-        fields = "".join(f"{key} = {value}\n" for key, value in said.items())
         try:
-            return Policy.loads(f"extends = {json.dumps(extends)}\n{fields}{match}", name), frozenset(unsaid) - {*known}
+            policy = load("".join(f"{_KEYS[key]} = {json.dumps(values[key])}\n" for key in unsaid))
         except PolicyError:
             continue
+        return policy, frozenset(unsaid) - known.keys()
     raise error
 
 
