@@ -87,14 +87,14 @@ def _marked(sign: str, label: str, text: str, look: Look) -> Iterator[str]:
 def _wrapped(label: str, text: str, look: Look, more: str | None = None) -> list[str]:
     """``text`` after ``label``, in as many lines as it needs; the others are indented by ``more`` or as far as it."""
     width = look.width or _WIDTH
-    indent = " " * len(label) if more is None else more
-    if len(indent) > width // 2:
-        indent = _INDENT * 2
+    longest = max(map(len, text.split()), default=0)
+    if len(label) > len(_INDENT) * 2 and len(label) + longest > width:
+        return [label.rstrip(), *_wrapped(_INDENT * 2, text, look)]
     lines = textwrap.wrap(
         printable(text),
-        max(width, 40),
+        width,
         initial_indent=label,
-        subsequent_indent=indent,
+        subsequent_indent=" " * len(label) if more is None else more,
         break_long_words=False,
         break_on_hyphens=False,
     )

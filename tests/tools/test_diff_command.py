@@ -1,0 +1,220 @@
+"""The command ``fxamp-diff``: formats, exit statuses, terminals and mistakes; nothing here needs torch."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from golden_text import assert_golden
+
+from fxamp.tools.diff.command import main
+from fxamp.tools.diff.result import compare
+from fxamp.tools.diff.sides import load_side
+from fxamp.tools.diff.text import text_lines
+from fxamp.tools.show.terminal import Look
+
+ROOT = Path(__file__).parents[2]
+
+TEAM = """
+extends = ["cuda-float16.toml"]
+outputs = "keep"
+
+[match]
+capability = ">=8.0"
+
+[loss_scale]
+init_scale = 1024.0
+max_scale = 65536.0
+
+[[rule]]
+id = "norm-layers"
+cast = "lower_precision_fp"
+ops = ["layer_norm", "group_norm"]
+inputs = { weight = "fp32", bias = "fp32" }
+why = "Small inputs."
+
+[[rule]]
+id = "prelu"
+enabled = false
+
+[[rule]]
+id = "head"
+cast = "fp32"
+modules = ["lm_head"]
+
+[[rule]]
+id = "long-sums"
+cast = "fp32"
+ops = ["sum", "mylib::*"]
+reduces = ">4096"
+
+[[rule]]
+id = "weight-gradients"
+cast = "fp32"
+ops = ["mm"]
+region = "backward"
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("team.toml").write_text(TEAM)
+
+
+#: The torch that the golden texts are for: built-in policies have rules for some versions only.
+TORCH = ["--torch", "2.13"]
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "old", "new"),
+    [
+        ("team", "text", "cuda-float16", "team.toml"),
+        ("team", "markdown", "cuda-float16", "team.toml"),
+        ("dtypes", "text", "cuda-float16", "cuda-bfloat16"),
+        ("dtypes", "markdown", "cuda-float16", "cuda-bfloat16"),
+        ("dtypes", "json", "cuda-float16", "cuda-bfloat16"),
+        ("norms", "json", "cuda-float16", "cuda-float16-fast-norms"),
+        ("devices", "text", "cuda-float16", "cpu-float16"),
+        ("devices", "markdown", "cuda-float16", "cpu-float16"),
+    ],
+)
+def test_formats(name: str, format: str, old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([old, new, "--format", format, *TORCH]) == 1
+    out, err = capsys.readouterr()
+    assert_golden(f"diff/{name}-{format}", re.sub(r"(policies/[\w-]+\.toml):\d+", r"\1:N", out))
+    assert err == ""
+
+
+def test_json_holds_every_op_and_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["cuda-float16", "cpu-float16", "--format", "json", *TORCH])
+    written = json.loads(capsys.readouterr().out)
+    found = compare(load_side("cuda-float16", None, "2.13"), load_side("cpu-float16", None, "2.13"))
+    assert [op["op"] for op in written["ops"]] == [change.op for change in found.diff.ops]
+    assert [rule["id"] for rule in written["rules"]] == [change.id for change in found.diff.rules]
+    assert written["same"] is False
+
+
+@pytest.mark.parametrize("format", ["text", "json", "markdown"])
+def test_the_same(format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cuda-float16", "cuda-float16", "--format", format]) == 0
+    out = capsys.readouterr().out
+    assert "the same: nothing is decided differently" in out.lower() or json.loads(out)["same"] is True
+
+
+def test_renamed_rules_are_named_and_are_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("new.toml").write_text(TEAM.replace('"head"', '"top"'))
+    assert main(["team.toml", "new.toml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "~ top  renamed from head  [team.toml:23 -> new.toml:23]" in lines
+    assert lines[-1] == "the same: nothing is decided differently; 1 rule written differently"
+
+
+def test_op_tables_are_compared_too(capsys: pytest.CaptureFixture[str]) -> None:
+    table = str(ROOT / "policies" / "accelerators.toml")
+    assert main([table, table]) == 0
+    Path("table.toml").write_text('[[rule]]\nid = "a"\ncast = "fp32"\nops = ["mm"]\n')
+    assert main(["table.toml", table, *TORCH]) == 1
+    assert "lower_precision_fp" not in capsys.readouterr().out.split("rules\n")[0]
+    assert main(["table.toml", "cuda-float16", *TORCH]) == 1
+    assert "~ device              not set -> cuda" in capsys.readouterr().out
+    assert main(["table.toml", "cpu-float16", "--device", "cpu", *TORCH]) == 1
+    assert "~ device" not in capsys.readouterr().out
+
+
+def test_versions_of_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rms.toml").write_text('extends = ["cuda-float16.toml"]\n[[rule]]\nid = "rms-norm"\nenabled = false\n')
+    assert main(["cuda-float16", "rms.toml", "--torch", "2.11"]) == 0
+    assert main(["cuda-float16", "rms.toml", "--torch", "2.12"]) == 1
+    assert "1 op decided differently" in capsys.readouterr().out
+
+
+def test_it_fits_a_width_and_wraps_between_words() -> None:
+    found = compare(load_side("cuda-float16", None, "2.13"), load_side("cpu-float16", None, "2.13"))
+    wide, narrow = ("\n".join(text_lines(found, Look(width))) for width in (None, 72))
+    assert max(map(len, narrow.splitlines())) <= 72
+    assert narrow.split() == wide.split()
+
+
+def test_colours_mark_the_signs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    main(["cuda-float16", "team.toml", *TORCH])
+    out = capsys.readouterr().out
+    for start in ("\x1b[32m+ head", "\x1b[31m- prelu", "\x1b[33m~ norm-layers", "\x1b[35m! loss_scale.init_scale"):
+        assert start in out
+    monkeypatch.setenv("NO_COLOR", "1")
+    main(["cuda-float16", "team.toml", *TORCH])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_markdown_is_not_fooled_by_names(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("odd.toml").write_text(TEAM.replace('"head"', '"a|b`c<i>*"'))
+    main(["cuda-float16", "odd.toml", "--format", "markdown", *TORCH])
+    out = capsys.readouterr().out
+    assert "| ``a\\|b`c<i>*`` |" in out
+    assert "any op -&gt; fp32 by a\\|b\\`c&lt;i&gt;\\*, in lm\\_head" in out
+
+
+def test_output_goes_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cuda-float16", "team.toml", "--output", "out.md", "--format", "markdown"]) == 1
+    assert capsys.readouterr().out == ""
+    assert Path("out.md").read_text().startswith("### `cuda-float16")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cuda-flot16", "cuda-float16"], "no policy is named 'cuda-flot16'"),
+        (["cuda-float16", "tem.toml"], "there is no policy file 'tem.toml'"),
+        (["cuda-float16"], "the following arguments are required: NEW"),
+        (["a", "b", "--grap", "x"], "unknown option '--grap' (did you mean '--graph'?)"),
+        (
+            ["a", "b", "--format", "txt"],
+            "argument --format: 'txt' is unknown (did you mean 'text'?); accepted: text, json, markdown",
+        ),
+        (["cuda-float16", "cpu-float16", "--device", "cuda"], "policy 'cpu-float16' is for device 'cpu'"),
+        (["cuda-float16", "cuda-float16", "--device", "cude"], "--device 'cude' is unknown (did you mean 'cuda'?)"),
+        (["cuda-float16", "cuda-float16", "--torch", "new"], "'new' is not a torch version"),
+        (["later.toml", "cuda-float16"], "policy 'later' needs torch >=9, but torch "),
+        (["later.toml", "cuda-float16", "--torch", "2.13"], "policy 'later' does not match: it needs torch >=9"),
+        (["broken.toml", "cuda-float16"], "broken.toml:2: unknown key 'casts' in a policy file"),
+        (["table.toml", "cuda-float16", "--graph", "g.py"], "table.toml is an op table, which does not say device or"),
+        (["cuda-float16", "team.toml", "--output", "no/where.txt"], "--output 'no/where.txt': No such file"),
+        (["--git", "x.toml", "y"], "--git was called with 2 arguments; accepted: git's PATH OLD-FILE"),
+    ],
+)
+def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("later.toml").write_text('extends = ["cuda-float16.toml"]\n[match]\ntorch = ">=9"\n')
+    Path("broken.toml").write_text('extends = ["cuda-float16.toml"]\ncasts = "fp32"\n')
+    Path("table.toml").write_text('[[rule]]\nid = "a"\ncast = "fp32"\nops = ["mm"]\n')
+    try:
+        status: object = main(arguments)
+    except SystemExit as error:
+        status = error.code
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    assert err.startswith(f"fxamp-diff: {message}"), err
+    assert err.count("\n") == 1
+
+
+def test_every_mistake_of_a_policy_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("broken.toml").write_text('extends = ["cuda-float16.toml"]\ncasts = "fp32"\noutputs = "kept"\n')
+    assert main(["broken.toml", "cuda-float16"]) == 2
+    assert [line.partition(" ")[0] for line in capsys.readouterr().err.splitlines()][-1] == "broken.toml:3:"
+
+
+def test_it_starts_without_torch() -> None:
+    program = (
+        "import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
+        "from fxamp.tools.diff.command import main\n"
+        "sys.exit(main(['cuda-float16', 'team.toml', '--format', sys.argv[1]]))"
+    )
+    for format in ("text", "json", "markdown"):
+        done = subprocess.run(
+            [sys.executable, "-c", program, format], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}
+        )
+        assert (done.returncode, done.stderr) == (1, "")
