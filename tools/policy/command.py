@@ -1,6 +1,6 @@
 """``fxamp-policy``: check policy files, show what they come to, and explain what they decide.
 
-Each subcommand is a module of its own, imported when it is asked for; these three import no torch.
+Each subcommand is a module of its own, imported when it is asked for; the first three import no torch.
 """
 
 import sys
@@ -16,6 +16,7 @@ _SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "check": ("fxamp.tools.policy.check", "validate policy files: all mistakes at once, each with its line"),
     "show": ("fxamp.tools.policy.show", "print a resolved policy, with the place where each line was written"),
     "explain": ("fxamp.tools.policy.explain", "say which rule decides a call, and what became of the others"),
+    "calibrate": ("fxamp.tools.policy.calibrate", "propose a patch from the ranges of a model's values and gradients"),
 }
 
 

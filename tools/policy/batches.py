@@ -1,0 +1,170 @@
+"""A Python file that defines ``model`` and ``batches`` (or ``inputs``, which is one batch), and optionally ``loss``.
+
+The file is run, and so is the model, on its own data: that is what evidence is made of.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fxamp.errors import ListingError, nearest
+from fxamp.tools.policy.losses import Loss, given_loss
+from fxamp.tools.show.model_file import as_module, guarded, place
+from fxamp.tools.show.quiet import one_line, quiet
+
+ACCEPTED = (
+    "model (an nn.Module or function, or model() that makes it) and batches (an iterable, or batches() that returns "
+    "one; each batch a tuple of model's arguments or a dict of keyword arguments) or inputs (one batch)"
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the model is called with once."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors in the arguments."""
+        return [leaf for leaf in pytree.tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, Tensor)]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model, its batches, and its loss. ``batches`` makes a new iterator at each call; it ends after ``most``."""
+
+    file: str
+    model: Callable[..., Any]
+    source: Any
+    loss: Loss
+    most: int | None = None
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches, one at a time. Raises ListingError for what is no batch, and for what the file raises."""
+        source = self.source
+        made = guarded(self.file, source) if inspect.isfunction(source) else source
+        if isinstance(made, (str, bytes, Tensor, Mapping)) or not isinstance(made, Iterable):
+            raise ListingError(
+                f"{self.file}: batches is of type {type(made).__name__}; accepted: an iterable of batches"
+            )
+        given = iter(made)
+        for at in count() if self.most is None else range(self.most):
+            found = guarded(self.file, lambda: list(islice(given, 1)))
+            if not found:
+                return
+            yield _batch(self.file, f"batch {at}", found[0])
+
+    def callable(self) -> Callable[..., Any]:
+        """A function that calls the model: Dynamo skips torch.nn's own modules when they are compiled by themselves.
+
+        The paths of modules in its graphs begin at the model, because of the name ``mod``.
+        """
+        return calling(self.model)
+
+    def device(self) -> str:
+        """The kind of device that the model's tensors are on; "cpu" if it has none."""
+        model = self.model
+        state = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+        kinds = {tensor.device.type for tensor in state}
+        return min(kinds - {"cpu"}, default="cpu")
+
+
+def calling(mod: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls ``mod``; see :meth:`Work.callable`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return mod(*args, **kwargs)
+
+    return call
+
+
+def load_work(file: str, notice: Callable[[str], None], most: int | None = None) -> Work:
+    """Run ``file`` and return what it defines; ``notice`` is told before. At most ``most`` batches will be taken.
+
+    Raises ListingError, with the line where the file raised, or naming what it lacks and what it does define; and for a
+    model whose parameters are not float32 (or float64), of which 16 bits hide what is to be found.
+    """
+    tree = _tree(file)
+    notice(f"running {file} to get its model and batches")
+    with as_module(file) as module, quiet():
+        guarded(file, lambda: exec(compile(tree, file, "exec"), vars(module)))
+        defined = {name: value for name, value in vars(module).items() if not name.startswith("__")}
+        if "model" not in defined or not {"batches", "inputs"} & set(defined):
+            raise ListingError(_lacking(file, defined))
+        model = _model(file, defined["model"])
+        source = defined["batches"] if "batches" in defined else (_called(file, defined["inputs"]),)
+    return Work(file, model, source, given_loss(file, defined.get("loss"), notice), most)
+
+
+def failed(file: str, doing: str, error: BaseException) -> ListingError:
+    """The one-line error for what the model raised."""
+    inner = getattr(error, "inner_exception", None) or error
+    return ListingError(f"{place(file, error)}: {doing} failed: {one_line(inner)}")
+
+
+def _tree(file: str) -> ast.Module:
+    if Path(file).suffix != ".py":
+        raise ListingError(f"{file}: accepted: a Python file, whose name ends in .py, that defines {ACCEPTED}")
+    try:
+        return ast.parse(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ListingError(f"{file}: {error.strerror}; accepted: a Python file that defines {ACCEPTED}") from error
+    except (SyntaxError, ValueError) as error:
+        raise ListingError(f"{file}: {one_line(error)}; accepted: a Python file that defines {ACCEPTED}") from error
+
+
+def _lacking(file: str, defined: Mapping[str, Any]) -> str:
+    wanted = [] if "model" in defined else ["model"]
+    wanted += [] if {"batches", "inputs"} & set(defined) else ["batches"]
+    close = next((near for name in wanted if (near := nearest(name, defined))), "")
+    shown = ", ".join(sorted(defined)[:12]) or "nothing"
+    return f"{file}: it defines no {' and no '.join(wanted)}{close}; it defines {shown}; accepted: {ACCEPTED}"
+
+
+def _model(file: str, given: Any) -> Callable[..., Any]:
+    model = _called(file, given)
+    if isinstance(model, type):
+        raise ListingError(f"{file}: model is the class {model.__name__}; accepted: an instance, {model.__name__}(...)")
+    if not callable(model):
+        raise ListingError(f"{file}: model is of type {type(model).__name__}; accepted: an nn.Module or a function")
+    parameters = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
+    for name, value in parameters.items():
+        if value.is_floating_point() and value.element_size() < 4:
+            dtype = str(value.dtype).removeprefix("torch.")
+            raise ListingError(
+                f"{file}: parameter {name} is {dtype}, which hides what its values were; accepted: model.float()"
+            )
+        if value.device.type == "meta":
+            raise ListingError(f"{file}: parameter {name} is on meta, without values; accepted: a model that can run")
+    checked: Callable[..., Any] = model
+    return checked
+
+
+def _called(file: str, value: Any) -> Any:
+    """``value``, or what it returns if it is a function without arguments, which makes it."""
+    if inspect.isfunction(value) and not inspect.signature(value).parameters:
+        return guarded(file, value)
+    return value
+
+
+def _batch(file: str, what: str, given: Any) -> Batch:
+    if isinstance(given, Tensor):
+        return Batch((given,), {})
+    if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
+        return Batch((), dict(given))
+    if isinstance(given, (tuple, list)):
+        return Batch(tuple(given), {})
+    raise ListingError(
+        f"{file}: {what} is of type {type(given).__name__}; accepted: a tuple of the model's arguments, a dict of "
+        "keyword arguments, or one tensor"
+    )

@@ -1,0 +1,152 @@
+"""``fxamp-policy calibrate``: a policy patch from the ranges of a model's own values and gradients."""
+
+import sys
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Collection, Iterator, Sequence
+from math import frexp, isfinite
+
+from fxamp.errors import OptionError
+from fxamp.policy import LossScale, Policy
+from fxamp.tools.command_line import Parser, guarded, positive
+from fxamp.tools.policy.batches import Work, load_work
+from fxamp.tools.policy.calibrate_rules import globs_for, rules_for, short
+from fxamp.tools.policy.calibrate_table import summary
+from fxamp.tools.policy.evidence import Evidence, Sample, gather
+from fxamp.tools.policy.here import base_policy, refuse_overwriting
+from fxamp.tools.policy.patch import patch_text
+from fxamp.tools.policy.places import Place
+from fxamp.tools.policy.ranges import Format
+from fxamp.tools.policy.troubles import UNDERFLOW, Limits, exponent, fitting_shift, share
+from fxamp.tools.show.output import write_text
+
+PROG = "fxamp-policy calibrate"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit status: 0, or 2 after a user's mistake."""
+    given = _parser().parse_args(arguments)
+    return guarded(PROG, lambda: _calibrate(given))
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        PROG,
+        "Run a model's batches in float32, watch the ranges of its values and gradients, and propose a policy patch: "
+        "float32 where they do not fit 16 bits. MODEL.py defines model and batches (or inputs), and perhaps "
+        "loss(output); it is run, and so is the model.",
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL.py", help="defines model and batches (or inputs), and perhaps loss(output)")
+    add("--policy", metavar="P", help="the policy to extend; DEVICE-float16 unless given, for the model's device")
+    add("--output", metavar="FILE", help="where the patch is written; standard output unless given")
+    add("--batches", metavar="N", type=positive, help="take the first N batches only")
+    add(
+        "--loss-scale",
+        metavar="S",
+        type=power_of_two,
+        help="what gradients are multiplied by, a power of two; unless given, the policy's (65536) for float16, "
+        "lowered until no gradient overflows, and 1 for bfloat16",
+    )
+    add(
+        "--underflow",
+        metavar="SHARE",
+        type=_share,
+        default=UNDERFLOW,
+        help="the share of nonzero values that may become zero or subnormal; 0.5 unless given: up to there underflow "
+        "adds no more error than rounding does",
+    )
+    add("--inference", action="store_true", help="look at values only, not at gradients")
+    return parser
+
+
+def power_of_two(text: str) -> float:
+    """An argparse ``type``: a positive power of two, by which float16 values are scaled without rounding."""
+    number = _number(text)
+    if number <= 0 or frexp(number)[0] != 0.5:
+        raise ArgumentTypeError(f"{text!r} is not a power of two, such as 65536 or 0.25")
+    return number
+
+
+def _share(text: str) -> float:
+    number = _number(text)
+    if not 0 <= number <= 1:
+        raise ArgumentTypeError(f"{text!r} is not a share; accepted: a number from 0 to 1")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not isfinite(number):
+        raise ArgumentTypeError(f"{text!r} is not a number")
+    return number
+
+
+def _say(text: str) -> None:
+    print(f"{PROG}: {text}", file=sys.stderr)
+
+
+def _calibrate(given: Namespace) -> None:
+    refuse_overwriting(given.policy, given.output)
+    work = load_work(given.model, _say, given.batches)
+    name, policy = base_policy(given.policy, work, _say, runs=False)
+    if given.loss_scale is not None and policy.lower_precision_fp != "float16":
+        raise OptionError(f"--loss-scale is for float16; policy {name!r} computes in {policy.lower_precision_fp}")
+    evidence = gather(work, policy, not given.inference, _say)
+    limits = Limits(Format.of_name(policy.lower_precision_fp), _shift(given, policy, evidence), given.underflow)
+    low = [sample for sample in evidence.samples if not sample.raised]
+    troubles = [trouble for sample in low for trouble in limits.troubles(sample)]
+    rules = rules_for(troubles, [sample.place for sample in low], [rule.id for rule in policy.rules])
+    scaled = policy.lower_precision_fp == "float16" and not given.inference
+    head = list(_head(name, work, evidence, limits, scaled)) + list(_notes(evidence, limits))
+    print(summary(evidence.samples, limits), file=sys.stderr)
+    _say(f"{len(rules)} rules proposed" if rules else "everything fits: no rule is needed")
+    write_text(patch_text(name, policy, rules, head, 2.0**limits.shift if scaled else None, given.output), given.output)
+
+
+def _shift(given: Namespace, policy: Policy, evidence: Evidence) -> int:
+    if policy.lower_precision_fp != "float16" or given.inference:
+        return 0
+    if given.loss_scale is not None:
+        return exponent(given.loss_scale)
+    init_scale = (policy.loss_scale or LossScale()).init_scale
+    shift = fitting_shift(evidence.samples, init_scale)
+    if shift < exponent(init_scale):
+        _say(f"the loss scale is lowered from {init_scale:g} to {2.0**shift:g}, so that no gradient overflows")
+    return shift
+
+
+def _head(name: str, work: Work, evidence: Evidence, limits: Limits, scaled: bool) -> Iterator[str]:
+    yield f"What {work.file} needs beyond {name}, from {_many(evidence.batches, 'batch', 'batches')}, run in float32."
+    values = sum(sample.forward.count for sample in evidence.samples if not sample.raised)
+    graphs = _many(evidence.graphs, "graph")
+    yield f"{values} values that {name} has in {limits.format.name} were looked at, in {graphs}."
+    yield f"Rules are for values that overflow, and where more than {share(limits.underflow)} of them underflow."
+    if scaled:
+        yield f"Gradients were judged times the loss scale {2.0**limits.shift:g}."
+
+
+def _notes(evidence: Evidence, limits: Limits) -> Iterator[str]:
+    """What the policy keeps in float32 though its ranges would fit: for readers, not rules."""
+    raised = [sample for sample in evidence.samples if sample.raised]
+    bad = {sample.place for sample in raised if limits.troubles(sample)}
+    fit = [place for place in dict.fromkeys(sample.place for sample in raised) if place not in bad]
+    if not fit:
+        return
+    yield ""
+    yield f"In float32 by the policy's rules; the ranges would fit {limits.format.name} (digits are another matter):"
+    for op in dict.fromkeys(place.op for place in fit):
+        known = [sample.place.module for sample in raised if sample.place.op == op]
+        found = globs_for([place.module for place in fit if place.op == op], list(dict.fromkeys(known)))
+        yield f"  {short(op)} in {', '.join(glob or 'the root module' for glob in found)}: {_largest(raised, op, bad)}"
+
+
+def _largest(raised: Sequence[Sample], op: str, bad: Collection[Place]) -> str:
+    seen = [sample for sample in raised if sample.place.op == op and sample.place not in bad]
+    return f"the largest value is {max(sample.forward.amax for sample in seen):.3g}"
+
+
+def _many(count: int, one: str, more: str = "") -> str:
+    return f"{count} {one if count == 1 else more or one + 's'}"

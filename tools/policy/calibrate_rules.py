@@ -1,0 +1,106 @@
+"""From places in trouble to few readable rules: siblings that agree share a glob, places with the same ops a rule."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from fxamp.policy import Category, Rule
+from fxamp.policy.module_globs import covers_module
+from fxamp.tools.policy.places import Place
+from fxamp.tools.policy.troubles import Trouble
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def rules_for(troubles: Sequence[Trouble], places: Iterable[Place], taken: Iterable[str]) -> list[Rule]:
+    """Return float32 rules for the places of ``troubles``; ``places`` are all places that the policy runs in 16 bits.
+
+    A glob with ``*`` is used only where it covers no place that the paths themselves would not. ``taken`` are the ids
+    of the policy's own rules. Deterministic: in the order of ``places``.
+    """
+    known = list(dict.fromkeys(places))
+    bad = [place for place in known if any(trouble.place == place for trouble in troubles)]
+    ops_of: dict[str, dict[str, None]] = defaultdict(dict)
+    for op in dict.fromkeys(place.op for place in bad):
+        wanted = [place.module for place in bad if place.op == op]
+        for glob in globs_for(wanted, [place.module for place in known if place.op == op]):
+            ops_of[glob][op] = None
+    # A rule without a module is for the op everywhere: no glob stands for the root's own calls alone.
+    everywhere = ops_of.pop("", {})
+    groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for glob, ops in ops_of.items():
+        groups[tuple(op for op in ops if op not in everywhere)].append(glob)
+    ids = set(taken)
+    found = [_rule(tuple(everywhere), (), troubles, ids)] if everywhere else []
+    return found + [_rule(ops, tuple(globs), troubles, ids) for ops, globs in groups.items() if ops]
+
+
+def globs_for(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return globs that cover the module paths ``wanted``, and of ``known`` no more than these paths would cover."""
+    covered = {path for path in known if any(covers_module(exact(w, known), path) for w in wanted if w)}
+    found: dict[str, None] = {}
+    for path in wanted:
+        if any(glob and covers_module(glob, path) for glob in found):
+            continue
+        fitting = (g for g in _wider(path, known) if all(p in covered for p in known if covers_module(g, p)))
+        found[next(fitting, exact(path, known) if path else "")] = None
+    return list(found)
+
+
+def exact(path: str, known: Sequence[str]) -> str:
+    """Return a glob for the module at ``path`` and what is in it; anchored at the root if others would be covered."""
+    inside = all(other == path or other.startswith(f"{path}.") for other in known if covers_module(path, other))
+    return path if inside else f".{path}"
+
+
+def _wider(path: str, known: Sequence[str]) -> Iterator[str]:
+    """Globs with ``*`` for all numbers in the path, then for one of them; none that covers no sibling."""
+    numbers = list(_NUMBER.finditer(path))
+    if not numbers:
+        return
+    spans = [tuple(number.span() for number in numbers), *((number.span(),) for number in numbers)]
+    for chosen in dict.fromkeys(spans):
+        glob = path
+        for start, end in reversed(chosen):
+            glob = f"{glob[:start]}*{glob[end:]}"
+        for anchored in (glob, f".{glob}"):
+            if sum(covers_module(anchored, other) for other in known) > 1:
+                yield anchored
+
+
+def _rule(ops: tuple[str, ...], globs: tuple[str, ...], troubles: Sequence[Trouble], taken: set[str]) -> Rule:
+    mine = [
+        t for t in troubles if t.place.op in ops and (not globs or any(covers_module(g, t.place.module) for g in globs))
+    ]
+    worst = _worst(mine)
+    name = _id("-and-".join(worst), globs[0] if globs else short(ops[0]), taken)
+    places = len({trouble.place for trouble in mine})
+    told = "; ".join(f"{short(t.place.op)} in {t.place.module or 'the root module'}: {t.words}" for t in worst.values())
+    many = f"{places} places, the worst are " if places > 1 else ""
+    return Rule(name, Category.FP32, tuple(map(short, ops)), why=f"Calibrated: {many}{told}.", modules=globs)
+
+
+def _covered(globs: Sequence[str], path: str) -> bool:
+    return any(covers_module(glob, path) for glob in globs)
+
+
+def _worst(troubles: Sequence[Trouble]) -> Mapping[str, Trouble]:
+    """The worst trouble of each kind."""
+    worst: dict[str, Trouble] = {}
+    for trouble in sorted(troubles, key=lambda t: (t.kind, -t.share)):
+        worst.setdefault(trouble.kind, trouble)
+    return worst
+
+
+def _id(kind: str, where: str, taken: set[str]) -> str:
+    base = re.sub(r"-+", "-", f"{kind}-{re.sub(r'[^A-Za-z0-9_]+', '-', where)}").strip("-")
+    name, number = base, 2
+    while name in taken:
+        name, number = f"{base}-{number}", number + 1
+    taken.add(name)
+    return name
+
+
+def short(op: str) -> str:
+    """An op's name as one writes it: without aten's namespace, and without the default overload."""
+    return op.removeprefix("aten::").removesuffix(".default")

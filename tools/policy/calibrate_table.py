@@ -1,0 +1,46 @@
+"""The summary of a calibration: one line for an op in modules that differ by their numbers alone."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from tabulate import tabulate
+
+from fxamp.tools.policy.calibrate_rules import short
+from fxamp.tools.policy.evidence import Sample
+from fxamp.tools.policy.ranges import Range
+from fxamp.tools.policy.troubles import Limits, share
+
+_HEADERS = ("module", "op", "calls' values", "largest", "over", "under", "gradient", "over", "under", "proposed")
+
+
+def summary(samples: Sequence[Sample], limits: Limits) -> str:
+    """Return the table of what the policy runs in 16 bits; each number is that of the worst value."""
+    lines: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+    for sample in samples:
+        if not sample.raised:
+            lines[re.sub(r"(?<![^.])\d+(?![^.])", "*", sample.place.module), short(sample.place.op)].append(sample)
+    rows = [(module or "(root)", op, *_numbers(found, limits)) for (module, op), found in lines.items()]
+    return tabulate(rows, headers=_HEADERS, disable_numparse=True)
+
+
+def _numbers(samples: Sequence[Sample], limits: Limits) -> list[str]:
+    bad = {sample.place for sample in samples if limits.troubles(sample)}
+    places = {sample.place for sample in samples}
+    float32 = f"float32 for {len(bad)} of {len(places)}" if len(bad) < len(places) else "float32"
+    forward, gradient = [sample.forward for sample in samples], [sample.gradient for sample in samples]
+    return [
+        str(sum(seen.count for seen in forward)),
+        *_worst(forward, 0),
+        *_worst(gradient, limits.shift),
+        float32 if bad else "",
+    ]
+
+
+def _worst(ranges: Sequence[Range], shift: int) -> list[str]:
+    if not any(seen.nonzero for seen in ranges):
+        return ["", "", ""]
+    over = max(seen.overflow(shift) for seen in ranges)
+    under = max(seen.underflow(shift) for seen in ranges)
+    largest = max(seen.amax for seen in ranges) * 2.0**shift
+    return [f"{largest:.3g}", *(share(part) if part else "" for part in (over, under))]

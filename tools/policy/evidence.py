@@ -1,0 +1,181 @@
+"""Runs a model's batches in float32 and gathers, for every call, the ranges of its values and of their gradients."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils.hooks import RemovableHandle
+
+from fxamp.errors import FxampError, ListingError
+from fxamp.passes.base import all_graphs
+from fxamp.policy import Policy
+from fxamp.tools.policy.batches import Batch, Work, failed
+from fxamp.tools.policy.places import Place, Watched, watched
+from fxamp.tools.policy.ranges import Format, Range
+from fxamp.tools.policy.watch import Show, Watch
+from fxamp.tools.show.quiet import quiet
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One value of one call: what it is to the call, and the ranges of itself and of its gradient."""
+
+    place: Place
+    what: str
+    raised: bool
+    forward: Range
+    gradient: Range
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All samples, in the order of the graphs; how many batches ran, and how many graphs they made."""
+
+    samples: tuple[Sample, ...]
+    batches: int
+    graphs: int
+
+
+def gather(work: Work, policy: Policy, gradients: bool, progress: Callable[[str], None]) -> Evidence:
+    """Run every batch of ``work``; with ``gradients`` also the backward from its loss.
+
+    Raises ListingError where there is nothing to learn from: no batch, nothing that the policy would run in 16 bits,
+    a loss that is not finite, gradients that are all zero or not finite.
+    """
+    watcher = _Watcher(policy, gradients)
+    count = 0
+    torch._dynamo.reset()
+    with quiet(), torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16):
+        compiled = torch.compile(work.callable(), backend=watcher.compile)
+        for count, batch in enumerate(work.batches(), 1):
+            torch.manual_seed(count - 1)
+            _run(work, compiled, batch, watcher, count)
+            progress(f"batch {count}: {len(watcher.graphs)} graphs so far")
+    torch._dynamo.reset()
+    samples = tuple(sample for graph in watcher.graphs for sample in graph.samples())
+    _require_something(work.file, policy, samples, count, gradients)
+    return Evidence(samples, count, len(watcher.graphs))
+
+
+def _run(work: Work, compiled: Callable[..., Any], batch: Batch, watcher: "_Watcher", number: int) -> None:
+    where = f"batch {number - 1}"
+    try:
+        with torch.enable_grad() if watcher.gradients else torch.no_grad():
+            output = compiled(*batch.args, **batch.kwargs)
+            loss = work.loss(output) if watcher.gradients else None
+        if loss is not None:
+            _backward(work, loss, where)
+    except FxampError:
+        raise
+    except Exception as error:
+        inner = getattr(error, "inner_exception", None)
+        if isinstance(inner, FxampError):
+            raise type(inner)(f"{work.file}: {' '.join(str(inner).split())}") from error
+        raise failed(work.file, f"calling model on {where}", error) from error
+    finally:
+        watcher.unhook()
+        for tensor in _leaves(work, batch):
+            tensor.grad = None
+
+
+def _leaves(work: Work, batch: Batch) -> list[Tensor]:
+    parameters = list(work.model.parameters()) if isinstance(work.model, torch.nn.Module) else []
+    return [tensor for tensor in (*parameters, *batch.tensors) if tensor.is_leaf]
+
+
+def _backward(work: Work, loss: Tensor, where: str) -> None:
+    if not bool(loss.isfinite()):
+        raise ListingError(f"{work.file}: {where}: the loss is {loss.item()} in float32; accepted: a finite one")
+    if not loss.requires_grad:
+        raise ListingError(
+            f"{work.file}: {where}: the loss depends on nothing that requires a gradient; accepted: a model with "
+            "trainable parameters, or --inference, which looks at no gradients"
+        )
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _require_something(file: str, policy: Policy, samples: Sequence[Sample], batches: int, gradients: bool) -> None:
+    if not batches:
+        raise ListingError(f"{file}: batches holds no batch: there is nothing to calibrate on; accepted: one or more")
+    low = [sample for sample in samples if not sample.raised]
+    if not low:
+        raise ListingError(
+            f"{file}: policy {policy.name!r} runs nothing of model in {policy.lower_precision_fp}: there is nothing to "
+            "calibrate; accepted: a model with floating-point ops that torch.compile captures"
+        )
+    if not gradients:
+        return
+    spoiled = next((sample for sample in samples if sample.gradient.nonfinite), None)
+    if spoiled is not None:
+        where = f"{spoiled.place.op} in {spoiled.place.module or 'the root module'}"
+        raise ListingError(f"{file}: the gradient at the {spoiled.what} of {where} is not finite, in float32 already")
+    if not any(sample.gradient.nonzero for sample in low):
+        raise ListingError(
+            f"{file}: all gradients are zero: there is nothing to calibrate them on; accepted: a loss that depends on "
+            "the parameters, or --inference, which looks at no gradients"
+        )
+
+
+@dataclass
+class _Graph:
+    """A graph that is watched, and the ranges of the values that matter, by the name of their node."""
+
+    watched: Watched
+    format: Format
+    ranges: list[dict[str, tuple[Range, Range]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for uses in self.watched.uses:
+            names = dict.fromkeys(name for use in uses for name in use.values)
+            self.ranges.append({name: (Range(self.format), Range(self.format)) for name in names})
+
+    def shows(self) -> dict[GraphModule, Show]:
+        """What takes the values of each graph."""
+        return {
+            module: _into(ranges) for module, ranges in zip(all_graphs(self.watched.module), self.ranges, strict=True)
+        }
+
+    def samples(self) -> list[Sample]:
+        """The values of all calls that were run."""
+        return [
+            Sample(use.place, what, use.raised, *ranges[name])
+            for uses, ranges in zip(self.watched.uses, self.ranges, strict=True)
+            for use in uses
+            for name, what in use.values.items()
+            if ranges[name][0].count
+        ]
+
+
+def _into(ranges: dict[str, tuple[Range, Range]]) -> Show:
+    def show(name: str, value: Tensor, gradient: bool) -> None:
+        if name in ranges:
+            ranges[name][gradient].add(value)
+
+    return show
+
+
+class _Watcher:
+    """The backend that watches."""
+
+    def __init__(self, policy: Policy, gradients: bool) -> None:
+        self.gradients = gradients
+        self.graphs: list[_Graph] = []
+        self._policy = policy
+        self._format = Format.of(getattr(torch, policy.lower_precision_fp))
+        self._handles: list[RemovableHandle] = []
+
+    def compile(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Take a graph of Dynamo's; what is returned runs it."""
+        graph = _Graph(watched(gm, inputs, self._policy), self._format)
+        self.graphs.append(graph)
+        shows = graph.shows()
+        return lambda *args: Watch(graph.watched.module, shows, self.gradients, self._handles).run(*args)
+
+    def unhook(self) -> None:
+        """Remove the hooks of the last batch."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()

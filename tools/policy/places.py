@@ -1,0 +1,120 @@
+"""Which values of a captured graph a policy puts into 16 bits, and at which op: found by rewriting a copy of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fxamp.backend.compile import apply_policy
+from fxamp.capture import Captured, capture
+from fxamp.graph import module_path, op_name, tensor_value
+from fxamp.passes.base import Context, all_graphs
+from fxamp.passes.decision import decision, inserted_for
+from fxamp.passes.expand_composites import ExpandComposites
+from fxamp.passes.sites import computes, site_of
+from fxamp.policy import Category, Policy
+
+
+@dataclass(frozen=True)
+class Place:
+    """An op in a module: what one rule can name. ``module``: a dotted path, ``""`` for the root; ``op``: its name."""
+
+    module: str
+    op: str
+
+
+@dataclass(frozen=True)
+class Use:
+    """A call at a place.
+
+    ``values``: those that the policy gives it, or makes of it, in 16 bits, by the names of their nodes, each with what
+    it is to the call ("input", "weight", "result"). ``raised``: a rule of the policy keeps the call in float32;
+    ``values`` are then those that it reads and makes.
+    """
+
+    place: Place
+    values: Mapping[str, str]
+    raised: bool = False
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A graph to be watched, as captured but with composites expanded as the policy's pipeline does, and its uses.
+
+    ``uses`` are by graph: that of ``module`` first, then those of the bodies in ``all_graphs``' order.
+    """
+
+    module: GraphModule
+    uses: tuple[tuple[Use, ...], ...]
+
+
+def watched(gm: GraphModule, inputs: Sequence[Any], policy: Policy) -> Watched:
+    """Capture ``gm`` for ``inputs``; tensors of every device count as the policy's."""
+    shown, rewritten = capture(gm, inputs), capture(gm, inputs)
+    ExpandComposites().run(shown.module, _context(shown, policy))
+    apply_policy(rewritten, policy, None, "calibrate", every_device=True)
+    pairs = zip(all_graphs(shown.module), all_graphs(rewritten.module), strict=True)
+    return Watched(shown.module, tuple(tuple(_uses(*pair, policy)) for pair in pairs))
+
+
+def _context(captured: Captured, policy: Policy) -> Context:
+    return Context(policy, captured.mode, None, every_device=True)
+
+
+def _uses(shown: GraphModule, rewritten: GraphModule, policy: Policy) -> Iterator[Use]:
+    lower = getattr(torch, policy.lower_precision_fp)
+    after = {node.name: node for node in rewritten.graph.nodes}
+    for node in shown.graph.nodes:
+        changed = after.get(node.name)
+        if not _computes(node) or changed is None:
+            continue
+        place = Place(module_path(node), op_name(node))
+        read = {_origin(source).name: source for source in changed.all_input_nodes} | {node.name: changed}
+        known = {name: label for name, label in _labels(node) if name in read}
+        low = {name: label for name, label in known.items() if _dtype(read[name]) is lower}
+        if low:
+            yield Use(place, low)
+        elif known and _raised(changed):
+            yield Use(place, known, raised=True)
+
+
+def _computes(node: Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return False
+    return not node.target._schema.is_mutable and computes(node, site_of(node).args.get("dtype"))
+
+
+def _labels(node: Node) -> Iterator[tuple[str, str]]:
+    """The names of the float32 values that a call reads and makes, each with what it is to the call."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    for name, given in (*zip(names, node.args, strict=False), *node.kwargs.items()):
+        for source in pytree.tree_leaves(given):
+            if isinstance(source, Node) and _dtype(source) is torch.float32:
+                yield source.name, _WORDS.get(name, name)
+    if _dtype(node) is torch.float32:
+        yield node.name, "result"
+
+
+#: What arguments are called that the schemas name after the method's object.
+_WORDS = {"self": "input", "other": "second input", "mat2": "second input", "tensors": "input"}
+
+
+def _origin(node: Node) -> Node:
+    """The value of the program that a cast was made from."""
+    while inserted_for(node) is not None and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+def _dtype(node: Node) -> torch.dtype | None:
+    value = tensor_value(node)
+    return None if value is None else value.dtype
+
+
+def _raised(changed: Node) -> bool:
+    made = decision(changed)
+    return made is not None and made.rule is not None and made.rule.cast is not Category.LOWER_PRECISION_FP

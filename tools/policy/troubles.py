@@ -1,0 +1,74 @@
+"""What the evidence says of each place: whether its values and gradients fit a 16-bit dtype, and in which words."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fxamp.policy.loss_scale import FLOAT32_MAX
+from fxamp.tools.policy.evidence import Sample
+from fxamp.tools.policy.places import Place
+from fxamp.tools.policy.ranges import Format, Range
+
+#: Up to this share of values below the normal numbers, underflow adds no more error than rounding does anyway. Let u be
+#: half of the dtype's eps. Rounding a normal number x is off by up to u|x|; rounding one below the smallest normal
+#: number t, by up to u*t. Of n values of which at most half are below t, the others have a 2-norm of at least
+#: t*sqrt(n/2), so rounding them is off by up to u*t*sqrt(n/2) or more; the ones below t together by no more than that.
+UNDERFLOW = 0.5
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why values at a place do not fit: ``kind`` is "overflow" or "underflow", ``words`` are the numbers."""
+
+    place: Place
+    kind: str
+    share: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is judged by: the dtype's range, gradients times 2**shift, the largest share that may underflow."""
+
+    format: Format
+    shift: int
+    underflow: float = UNDERFLOW
+
+    def troubles(self, sample: Sample) -> list[Trouble]:
+        """What is wrong at one value of one call, nothing if it fits."""
+        scale = f" times the loss scale {2.0**self.shift:g}" if self.shift else ""
+        found = [
+            *self._judge(sample, sample.forward, 0, sample.what),
+            *self._judge(sample, sample.gradient, self.shift, f"gradient at the {sample.what}{scale}"),
+        ]
+        return sorted(found, key=lambda trouble: -trouble.share)
+
+    def _judge(self, sample: Sample, seen: Range, shift: int, what: str) -> Iterable[Trouble]:
+        name = self.format.name
+        info = torch.finfo(getattr(torch, name))
+        counted = f"of {seen.nonzero} nonzero values of the {what}"
+        largest = f"the largest is {seen.amax * 2.0**shift:.3g}"
+        over, under = seen.overflow(shift), seen.underflow(shift)
+        if over:
+            words = f"{share(over)} {counted} exceed {name}'s {info.max:.6g}, {largest}"
+            yield Trouble(sample.place, "overflow", over, words)
+        if under > self.underflow:
+            words = f"{share(under)} {counted} are below {name}'s normal {info.tiny:.3g}, {largest}"
+            yield Trouble(sample.place, "underflow", under, words)
+
+
+def share(part: float) -> str:
+    """A share as a percentage with two digits, never 0% for one that is not."""
+    return f"{100 * part:.2g}%"
+
+
+def fitting_shift(samples: Sequence[Sample], init_scale: float) -> int:
+    """The exponent of the largest loss scale up to ``init_scale`` at which no gradient in 16 bits overflows."""
+    most = [shift for s in samples if not s.raised and (shift := s.gradient.largest_shift()) is not None]
+    return min([exponent(init_scale), *most])
+
+
+def exponent(scale: float) -> int:
+    """The exponent of the largest power of two that is not above ``scale``."""
+    return int(torch.frexp(torch.tensor(min(scale, FLOAT32_MAX), dtype=torch.float64))[1]) - 1
