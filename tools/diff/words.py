@@ -26,8 +26,12 @@ def value(given: object) -> str:
     if isinstance(given, (list, tuple)):
         return ", ".join(map(value, given))
     if isinstance(given, dict):
-        return ", ".join(f"{key} = {value(item)}" for key, item in given.items())
+        return ", ".join(f"{key} = {_nested(item)}" for key, item in given.items())
     return str(given).removeprefix("aten::")
+
+
+def _nested(given: object) -> str:
+    return f"{{ {value(given)} }}" if isinstance(given, dict) else value(given)
 
 
 def cast(rule: Rule | None) -> str:

@@ -1,0 +1,188 @@
+"""``fxamp-diff --graph`` on graphs that the installed torch prints, on fxamp's dumps and on model files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fxamp.tools.diff.command import main
+
+MODEL = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(16, 64)
+        self.norm = torch.nn.LayerNorm(64)
+        self.lm_head = torch.nn.Linear(64, 8)
+
+    def forward(self, x, target):
+        hidden = self.norm(self.up(x)).relu()
+        return torch.nn.functional.cross_entropy(self.lm_head(hidden), target)
+
+torch.manual_seed(0)
+model = Net()
+inputs = (torch.randn(32, 16), torch.randint(8, (32,)))
+"""
+
+HEAD = """
+extends = ["cpu-bfloat16.toml"]
+
+[[rule]]
+id = "head"
+cast = "fp32"
+modules = ["lm_head"]
+
+[[rule]]
+id = "products"
+cast = "fp32"
+ops = ["linear"]
+args = { weight = { size = "<1024" } }
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    Path("model.py").write_text(MODEL)
+    Path("head.toml").write_text(HEAD)
+
+
+def effect(*arguments: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    assert main([*arguments, "--format", "json"]) in (0, 1)
+    graphs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["graphs"]
+    return graphs
+
+
+def made(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    space: dict[str, Any] = {}
+    exec(compile(Path(name).read_text(), name, "exec"), space)
+    return space["model"], space["inputs"]
+
+
+def printed_by_dynamo() -> None:
+    """What torch prints of the graph that Dynamo makes of the model."""
+    model, inputs = made("model.py")
+
+    def keep(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> Any:
+        Path("graph.py").write_text(gm.print_readable(print_output=False, include_device=True))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(model, backend=keep)(*inputs)
+
+
+def dumped_by_fxamp() -> None:
+    model, inputs = made("model.py")
+    torch._dynamo.reset()
+    options = {"policy": "cpu-bfloat16", "lowering": "eager", "dump": "dumps"}
+    torch.compile(model, backend="fxamp", options=options)(*inputs)
+
+
+def check(found: dict[str, Any], modules: bool) -> None:
+    """The second linear layer alone is decided by ``head`` (or by its weight's size), and one cast is gone."""
+    assert [(op["op"], op["dtype"], op["rule"]) for op in found["ops"]] == [
+        (
+            "aten::linear.default",
+            {"old": "bf16", "new": "f32"},
+            {"old": "matrix-products", "new": "products"},
+        )
+    ]
+    old, new = found["totals"]["old"], found["totals"]["new"]
+    assert (old["ops_by_dtype"], new["ops_by_dtype"]) == ({"bf16": 4, "f32": 1}, {"bf16": 3, "f32": 2})
+    # under the old policy: x, two weights, two biases to bfloat16, and the logits to float32; under the new one the
+    # hidden values to float32 instead of the second layer's weight and bias and the logits
+    sizes = {"x": 32 * 16, "weight": 64 * 16, "bias": 64, "weight 2": 8 * 64, "bias 2": 8, "logits": 32 * 8}
+    assert (old["casts"], old["cast_bytes"]) == (6, 6 * sum(sizes.values()))
+    assert (new["casts"], new["cast_bytes"]) == (4, 6 * (sizes["x"] + sizes["weight"] + sizes["bias"] + 32 * 64))
+    assert found["kept_for_backward"]["new"] > found["kept_for_backward"]["old"] > 0
+    if modules:
+        assert [each["module"] for each in found["modules"]] == ["", "lm_head"]
+        parts = [each[side]["cast_bytes"] for each in found["modules"] for side in ("old", "new")]
+        assert parts == [6 * sizes["logits"], 0, 6 * (sizes["weight 2"] + sizes["bias 2"]), 6 * 32 * 64]
+
+
+def test_a_model_file(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = effect("cpu-bfloat16", "head.toml", "--graph", "model.py", capsys=capsys)
+    check(found, modules=True)
+    assert found["ops"][0]["source"].endswith("model.py:13")
+    assert found["ops"][0]["module"] == "lm_head"
+
+
+def test_a_graph_that_torch_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    printed_by_dynamo()
+    (found,) = effect("cpu-bfloat16", "head.toml", "--graph", "graph.py", capsys=capsys)
+    check(found, modules=False)
+
+
+def test_a_dump_of_fxamp_and_several_graphs(capsys: pytest.CaptureFixture[str]) -> None:
+    dumped_by_fxamp()
+    (captured,) = Path("dumps").rglob("*captured*")
+    two = effect("cpu-bfloat16", "head.toml", "--graph", str(captured), "--graph", "model.py", capsys=capsys)
+    check(two[0], modules=True)
+    assert two[0] | {"file": "", "graph": ""} == two[1] | {"file": "", "graph": ""}
+
+
+def test_the_same_policies_have_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cpu-float16", "cpu-float16", "--graph", "model.py"]) == 0
+    assert "0 ops with another dtype or cast" in capsys.readouterr().out
+
+
+def test_policies_of_a_device_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = effect("cuda-float16", "cuda-float16-fast-norms", "--graph", "model.py", capsys=capsys)
+    assert [(op["op"], op["dtype"]) for op in found["ops"]] == [
+        ("aten::layer_norm.default", {"old": "f32", "new": "f16"}),
+        ("aten::relu.default", {"old": "f32", "new": "f16"}),
+    ]
+
+
+def test_a_policy_that_refuses_the_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    banned = '[[rule]]\nid = "no"\ncast = "banned"\nops = ["relu"]\nadvice = "Use gelu."\n'
+    Path("banned.toml").write_text(f'extends = ["cpu-bfloat16.toml"]\n{banned}')
+    for format in ("text", "markdown"):
+        assert main(["cpu-bfloat16", "banned.toml", "--graph", "model.py", "--format", format]) == 1
+        assert "the new policy refuses it: Use gelu." in capsys.readouterr().out.replace("\\_", "_")
+    (found,) = effect("cpu-bfloat16", "banned.toml", "--graph", "model.py", capsys=capsys)
+    assert found["refused"]["old"] is None
+    assert found["refused"]["new"].startswith("Use gelu.")
+
+
+def test_text_and_markdown(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["cpu-bfloat16", "head.toml", "--graph", "model.py"])
+    text = capsys.readouterr().out
+    for line in (
+        "model.py: graph_0: 1 op with another dtype or cast",
+        "linear_1  model.py:13  lm_head  linear  bf16    f32    matrix-products -> products",
+        "lm_head  bf16 1         f32 1          2 -> 1  3.0 KiB -> 12.0 KiB",
+        "ops                    bf16 4, f32 1 -> bf16 3, f32 2",
+        "casts                  6 -> 4",
+    ):
+        assert line in text.splitlines()
+    main(["cpu-bfloat16", "head.toml", "--graph", "model.py", "--format", "markdown"])
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        "| `linear_1` | `model.py:13` | `lm_head` | `linear` | `bf16` | `f32` | `matrix-products -> products` |"
+        in lines
+    )
+    assert "| casts | 6 -&gt; 4 |" in lines
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [("none.py", "none.py does not exist"), ("cut.py", "cut.py"), ("cuda.py", "cuda.py runs on 'cuda', for which ")],
+)
+def test_mistakes(file: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    printed_by_dynamo()
+    whole = Path("graph.py").read_text()
+    Path("cut.py").write_text(whole[: whole.index("layer_norm(linear") + 20])
+    Path("cuda.py").write_text(whole.replace("cpu", "cuda:0"))
+    assert main(["cpu-bfloat16", "head.toml", "--graph", file]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"fxamp-diff: {message}"), err
+    assert err.count("\n") == 1
