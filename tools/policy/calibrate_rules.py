@@ -76,7 +76,7 @@ def _rule(ops: tuple[str, ...], globs: tuple[str, ...], troubles: Sequence[Troub
     name = _id("-and-".join(worst), globs[0] if globs else short(ops[0]), taken)
     places = len({trouble.place for trouble in mine})
     told = "; ".join(f"{short(t.place.op)} in {t.place.module or 'the root module'}: {t.words}" for t in worst.values())
-    many = f"{places} places, the worst are " if places > 1 else ""
+    many = f"{places} places, worst " if places > 1 else ""
     return Rule(name, Category.FP32, tuple(map(short, ops)), why=f"Calibrated: {many}{told}.", modules=globs)
 
 

@@ -17,6 +17,7 @@ _SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "show": ("fxamp.tools.policy.show", "print a resolved policy, with the place where each line was written"),
     "explain": ("fxamp.tools.policy.explain", "say which rule decides a call, and what became of the others"),
     "calibrate": ("fxamp.tools.policy.calibrate", "propose a patch from the ranges of a model's values and gradients"),
+    "bisect": ("fxamp.tools.policy.bisect", "find the fewest modules or rules that must be float32 for a tolerance"),
 }
 
 

@@ -25,15 +25,16 @@ def base_policy(
         return name, resolve_here(policy, device)
     if runs and not emulate:
         raise PolicyError(
-            f"policy {name!r} is for {policy.device}, but the model is on {device}; accepted: a policy for {device}, such "
-            f"as '{device}-{policy.lower_precision_fp}'; a model on {policy.device}; or --emulate, which runs "
+            f"policy {name!r} is for {policy.device}, but the model is on {device}; accepted: a policy for {device} "
+            f"('{device}-{policy.lower_precision_fp}'), a model on {policy.device}, or --emulate, which runs "
             f"{policy.device}'s casts by {device} kernels"
         )
-    notice(
-        f"{policy.device}'s casts, computed by {device} kernels: policy {name!r} is for another device than the model"
-    )
     resolved = policy.resolve()
-    return name, replace(resolved, device=device, capability="", cpu_features=()) if runs else resolved
+    if not runs:
+        notice(f"what policy {name!r} casts on {policy.device}, judged by float32 values that {device} kernels compute")
+        return name, resolved
+    notice(f"{policy.device}'s casts, computed by {device} kernels: the model is not on the device of policy {name!r}")
+    return name, replace(resolved, device=device, capability="", cpu_features=())
 
 
 def refuse_overwriting(policy: str | None, output: str | None) -> None:

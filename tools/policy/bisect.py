@@ -1,0 +1,103 @@
+"""``fxamp-policy bisect``: the smallest set of modules, or rules, that must be float32 for a tolerance to be met."""
+
+import sys
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Sequence
+from math import isfinite
+
+from fxamp.errors import ListingError
+from fxamp.tools.command_line import Parser, guarded, one_of, positive
+from fxamp.tools.policy.batches import load_work
+from fxamp.tools.policy.bisect_report import head, hopeless, lines, rules
+from fxamp.tools.policy.bisect_trials import Trials
+from fxamp.tools.policy.bisect_units import ModuleTree, Unit, rule_units
+from fxamp.tools.policy.delta import hierarchical, is_minimal
+from fxamp.tools.policy.here import base_policy, refuse_overwriting
+from fxamp.tools.policy.patch import patch_text
+from fxamp.tools.policy.places import Place
+from fxamp.tools.show.output import write_text
+
+PROG = "fxamp-policy bisect"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand; returns 0, or 1 if float32 everywhere misses the tolerance too, or 2 after a mistake."""
+    given = _parser().parse_args(arguments)
+    found: list[bool] = []
+    status = guarded(PROG, lambda: found.append(_bisect(given)))
+    return status or int(not all(found))
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        PROG,
+        "Find the smallest set of modules, or of the policy's rules, that must be float32 for the relative error "
+        "against float64 to be within a tolerance. MODEL.py defines model and batches (or inputs), and perhaps "
+        "loss(output); it is run, and so is the model, once a trial.",
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL.py", help="defines model and batches (or inputs), and perhaps loss(output)")
+    add("--tolerance", metavar="T", type=_tolerance, required=True, help="the largest relative error, in the 2-norm")
+    add("--policy", metavar="P", help="the policy to start from; DEVICE-float16 unless given, for the model's device")
+    add("--by", type=one_of("modules", "rules"), default="modules", help="modules (default) or rules")
+    add(
+        "--measure",
+        type=one_of("output", "gradient", "both"),
+        default="both",
+        help="the error of all outputs, of the gradient of the losses' sum, or of both (default)",
+    )
+    add("--output", metavar="FILE", help="where the patch is written; standard output unless given")
+    add("--batches", metavar="N", type=positive, help="take the first N batches only")
+    add("--emulate", action="store_true", help="run another device's casts by the kernels of the model's device")
+    return parser
+
+
+def _tolerance(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not isfinite(number) or number <= 0:
+        raise ArgumentTypeError(f"{text!r} is not a relative error; accepted: a number above 0, such as 1e-3")
+    return number
+
+
+def _say(text: str) -> None:
+    print(f"{PROG}: {text}", file=sys.stderr)
+
+
+def _bisect(given: Namespace) -> bool:
+    """Whether a set was found."""
+    refuse_overwriting(given.policy, given.output)
+    work = load_work(given.model, _say, given.batches)
+    name, policy = base_policy(given.policy, work, _say, runs=True, emulate=given.emulate)
+    batches = tuple(work.batches())
+    if not batches:
+        raise ListingError(f"{work.file}: batches holds no batch: there is nothing to measure; accepted: one or more")
+    trials = Trials(work, batches, policy, given.tolerance, given.measure, _say)
+    places = trials.places()
+    if not places:
+        raise ListingError(f"{work.file}: policy {name!r} runs nothing of model in {policy.lower_precision_fp}")
+    found = _search(trials, given.by, places)
+    if found is None:
+        return False
+    for line in lines(found, trials):
+        _say(line)
+    text = patch_text(name, policy, rules(found, trials), head(found, trials, name), None, given.output)
+    write_text(text, given.output)
+    return True
+
+
+def _search(trials: Trials, by: str, places: Sequence[Place]) -> tuple[Unit, ...] | None:
+    """The minimal set, verified to be one; None if all units together miss the tolerance, which is said."""
+    tree = ModuleTree(places)
+    every: tuple[Unit, ...] = (tree.root,) if by == "modules" else rule_units(trials.policy, places)
+    if trials.passes(()):
+        return ()
+    if not trials.passes(every):
+        _say(hopeless(trials, every, by))
+        return None
+    found = hierarchical(every, tree.parts, trials.passes)
+    minimal = is_minimal(found, trials.passes)
+    assert minimal, "ddmin gives sets of which nothing can be left out"
+    return found

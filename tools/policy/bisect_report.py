@@ -1,0 +1,69 @@
+"""What a bisection found, in words: for stderr, for the head of the patch, and for each rule's ``why``."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fxamp.policy import Rule
+from fxamp.tools.policy.bisect_trials import Trials
+from fxamp.tools.policy.bisect_units import Unit, unit_rules
+
+Units = tuple[Unit, ...]
+
+
+def lines(found: Units, trials: Trials) -> Iterator[str]:
+    """The result, a line for each unit with the error without it."""
+    yield f"the policy as it is: {trials.errors(())}; tolerance {trials.tolerance:g}"
+    if not found:
+        yield f"the policy meets the tolerance as it is: nothing needs float32; {many(len(trials.known), 'trial')}"
+        return
+    for unit in found:
+        yield f"needs float32: {unit} (without it: {trials.errors(_without(found, unit))})"
+    pieces = many(len(found), "piece")
+    yield f"with {pieces} in float32: {trials.errors(found)}; {_minimal(found)}; {many(len(trials.known), 'trial')}"
+
+
+def head(found: Units, trials: Trials, name: str) -> Iterator[str]:
+    """The lines above a patch for the policy called ``name``."""
+    batches, count = many(len(trials.batches), "batch", "batches"), many(len(trials.known), "trial")
+    yield f"What {trials.work.file} needs beyond {name} for a relative error of at most {trials.tolerance:g}."
+    yield f"Against float64, over {batches}, by {count} with fixed seeds."
+    yield f"{name} as it is: {trials.errors(())}."
+    if not found:
+        yield "It meets the tolerance as it is: no rule is needed."
+        return
+    yield f"As patched: {trials.errors(found)}; {_minimal(found)}."
+
+
+def rules(found: Units, trials: Trials) -> list[Rule]:
+    """The rules of ``found``, each with the error without it as its reason."""
+    with_all = f"with it: {trials.errors(found)}; wanted: at most {trials.tolerance:g}"
+    return [
+        replace(rule, why=f"Bisected; without this rule: {trials.errors(_without(found, unit))}; {with_all}.")
+        for unit, rule in zip(found, unit_rules(trials.policy, found), strict=True)
+    ]
+
+
+def hopeless(trials: Trials, every: Units, by: str) -> str:
+    """Why no set can be found: all units together miss the tolerance."""
+    modules = by == "modules"
+    what = "float32 everywhere" if modules else "float32 for every rule that lowers something"
+    hint = "a larger --tolerance" if modules else "a larger --tolerance, or --by modules"
+    return (
+        f"{what} misses the tolerance {trials.tolerance:g} too: {trials.errors(every)} (the policy as it is: "
+        f"{trials.errors(())}); no set of {by} can be found; accepted: {hint}"
+    )
+
+
+def many(count: int, one: str, more: str = "") -> str:
+    """A number of things: ``"1 batch"``, ``"2 batches"``."""
+    return f"{count} {one if count == 1 else more or one + 's'}"
+
+
+def _minimal(found: Units) -> str:
+    return (
+        "without it the tolerance is missed" if len(found) == 1 else "without any one of them the tolerance is missed"
+    )
+
+
+def _without(found: Units, unit: Unit) -> Units:
+    return tuple(other for other in found if other != unit)
