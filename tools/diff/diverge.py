@@ -124,8 +124,8 @@ def _apart(one: Tensor, other: Tensor) -> bool:
     subnormal = (first.smallest_normal * first.eps + second.smallest_normal * second.eps) / 2
     one, other = one.double(), other.double()
     bound = (coarse + fine) / (1 - coarse) * torch.maximum(one.abs(), other.abs()) + subnormal
-    alike = ((one - other).abs() <= bound) | (one == other) | (one.isnan() & other.isnan())
-    return not bool(alike.all())
+    rounded = ((one - other).abs() <= bound) & one.isfinite() & other.isfinite()
+    return not bool((rounded | (one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
