@@ -1,0 +1,124 @@
+"""What the page knows: every node with its reasons, by plain names and numbers that its scripts read."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fxamp.listing import Document, Entry, Listing, RuleRef, Source
+from fxamp.listing.totals import Index, changed, is_op, is_pick, totals, was_dtype
+from fxamp.tools.show.words import op_name, place
+
+#: Lines of a source file that are shown before and after a line that the graph was made by.
+_AROUND = 4
+
+
+def page_data(document: Document, title: str) -> dict[str, Any]:
+    """Return the data of the page: the graphs, and the lines of the source files that they were made by."""
+    return {
+        "title": title,
+        "warnings": list(document.warnings),
+        "graphs": [_graph(listing, number) for number, listing in enumerate(document.graphs)],
+        "sources": _sources(document),
+    }
+
+
+def _graph(listing: Listing, number: int) -> dict[str, Any]:
+    counts = totals(listing)
+    return {
+        "name": f"graph {number}" + (f", {listing.stage}" if listing.stage else ""),
+        "policy": listing.policy,
+        "device": listing.device,
+        "chosen": listing.chosen,
+        "ended": listing.ended,
+        "kept": [listing.kept_before, listing.kept_after],
+        "totals": {
+            "ops": counts.ops,
+            "dtypes": dict(counts.ops_by_dtype),
+            "casts": counts.casts,
+            "bytes": counts.cast_bytes,
+            "unknown": counts.casts_of_unknown_size,
+            "shared": counts.shared,
+            "folded": counts.folded,
+        },
+        "nodes": list(_nodes(listing, "", Index())),
+    }
+
+
+def _nodes(listing: Listing, within: str, index: Index) -> Iterator[dict[str, Any]]:
+    """The nodes of a graph, those of a body directly after its op; a body's names begin with ``BODY/``."""
+    for entry in listing.entries:
+        yield _node(listing, entry, within, index)
+        for body in entry.bodies:
+            if body in listing.bodies:
+                yield from _nodes(listing.bodies[body], f"{within}{entry.name}/{body}/", index)
+
+
+def _node(listing: Listing, entry: Entry, within: str, index: Index) -> dict[str, Any]:
+    node = {
+        "id": within + entry.name,
+        "name": entry.name,
+        "in": within,
+        "kind": _kind(entry),
+        "op": op_name(entry),
+        "call": entry.call,
+        "inputs": [within + name for name in entry.inputs],
+        "dtype": entry.dtype,
+        "was": was_dtype(entry) if changed(entry) else "",
+        "types": [str(value) for value in entry.values],
+        "module": entry.module,
+        "class": entry.module_class,
+        "file": entry.source.file if entry.source else "",
+        "line": entry.source.line if entry.source else 0,
+        "code": entry.source.code if entry.source else "",
+        "place": place(entry.source),
+        "rule": _rule(entry.rule),
+        "lost": [_rule(rule) for rule in entry.lost],
+        "reason": entry.inserted or entry.reason,
+        "overruled": entry.overruled,
+        "region": entry.region,
+        "verbatim": entry.verbatim,
+        "bytes": index.bytes_cast(listing, entry) if entry.is_cast else None,
+        "param": entry.needs_grad or "parameters" in entry.name or entry.name.startswith("primals_"),
+        "bodies": list(entry.bodies),
+        "counts": is_op(entry),
+    }
+    return {key: value for key, value in node.items() if value not in ("", 0, None, [], False)}
+
+
+def _kind(entry: Entry) -> str:
+    """What the page draws: an input, a constant, an op, a cast (on an edge), a pick (not at all), the output."""
+    if entry.kind in ("placeholder", "get_attr", "output"):
+        return {"placeholder": "input", "get_attr": "constant", "output": "output"}[entry.kind]
+    if entry.is_cast:
+        return "cast"
+    return "pick" if is_pick(entry) or entry.symbol else "op"
+
+
+def _rule(rule: RuleRef | None) -> dict[str, str] | None:
+    return None if rule is None else {"id": rule.id, "at": rule.origin, "cast": rule.cast, "why": rule.why}
+
+
+def _sources(document: Document) -> dict[str, dict[str, str]]:
+    """By file, the text of the lines around those that made nodes, by their numbers."""
+    wanted: dict[str, set[int]] = {}
+    for listing in document.graphs:
+        for _, entry in listing.walk():
+            if entry.source is not None:
+                lines = wanted.setdefault(entry.source.file, set())
+                lines.update(range(entry.source.line - _AROUND, entry.source.line + _AROUND + 1))
+    found = {file: _lines(file, numbers) for file, numbers in sorted(wanted.items())}
+    return {file: lines or _quoted(document, file) for file, lines in found.items()}
+
+
+def _lines(file: str, numbers: set[int]) -> dict[str, str]:
+    try:
+        text = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}  # the graph may come from another machine: its own quotes are shown then
+    return {str(number): text[number - 1] for number in sorted(numbers) if 0 < number <= len(text)}
+
+
+def _quoted(document: Document, file: str) -> dict[str, str]:
+    sources: set[Source] = {e.source for graph in document.graphs for _, e in graph.walk() if e.source is not None}
+    lines = {source.line: source.code for source in sources if source.file == file}
+    return {str(line): lines[line] for line in sorted(lines)}
