@@ -12,6 +12,10 @@ _SUBCOMMANDS: dict[str, tuple[str, str]] = {
         "fxamp.tools.bench_passes",
         "time of capture and of each pass, and their share of a whole torch.compile",
     ),
+    "train": (
+        "fxamp.tools.bench_train.command",
+        "training steps: eager, autocast, torch.compile and fxamp side by side",
+    ),
 }
 
 

@@ -1,0 +1,107 @@
+"""What one training step does, counted op by op as the ops are called: casts, host reads, bytes of gradients.
+
+Compiled graphs run inside the mode too, but what Inductor generated calls no ops: its casts are not seen here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_HALF = frozenset({torch.float16, torch.bfloat16})
+
+
+@dataclass
+class Casts:
+    """Conversions to or from a 16-bit floating-point dtype: how many, and the bytes they read and write together."""
+
+    count: int = 0
+    bytes: int = 0
+
+
+class CountedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what runs inside.
+
+    ``forward`` and ``backward``: the casts there. ``host_reads``: ops that hand a tensor's value to the host.
+    ``check_bytes``: bytes of gradients that the ops which look for inf and NaN read and write; ``step_bytes``: that the
+    fused optimizer reads and writes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.forward, self.backward = Casts(), Casts()
+        self.host_reads = self.check_bytes = self.step_bytes = 0
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Compiled frames run inside this mode rather than being skipped."""
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What the compiler itself computes is not counted."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = f"{func.namespace}::{func.overloadpacket.__name__}"
+        self.host_reads += name == "aten::_local_scalar_dense"
+        if name == "aten::_to_copy":
+            self._count_cast(args[0], result)
+        elif name in _CHECKS:
+            self.check_bytes += _CHECKS[name](args, kwargs, result)
+        elif name.startswith("aten::_fused_"):
+            self.step_bytes += _fused_step(args, kwargs, result)
+        return result
+
+    def _count_cast(self, source: Tensor, result: Tensor) -> None:
+        dtypes = {source.dtype, result.dtype}
+        if len(dtypes) < 2 or not dtypes & _HALF or not (source.is_floating_point() and result.is_floating_point()):
+            return
+        casts = self.backward if torch._C._current_graph_task_id() != -1 else self.forward
+        casts.count += 1
+        casts.bytes += source.nbytes + result.nbytes
+
+
+def nbytes(value: Any) -> int:
+    """The bytes of all tensors in a nested value."""
+    return sum(leaf.nbytes for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+def _in_place(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    """Every gradient is read and written."""
+    return 2 * nbytes(args[0])
+
+
+def _out_of_place(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    """Every gradient is read, and its true value written; the 16-bit ones are widened on the way."""
+    return nbytes(args[0]) + nbytes(result[0])
+
+
+def _read_only(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    return nbytes(args[0])
+
+
+def _fused_step(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    """The gradients, second argument, are read; and written where ``grad_scale`` is given.
+
+    So says torch's kernel (aten/src/ATen/native/cuda/fused_adam_utils.cuh): it stores the unscaled gradients then.
+    """
+    return nbytes(args[1]) * (1 if kwargs.get("grad_scale") is None else 2)
+
+
+#: By op, the bytes of gradients that it moves: each gradient is read once, and what is written is counted once.
+_CHECKS: dict[str, Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]] = {
+    "aten::_amp_foreach_non_finite_check_and_unscale_": _in_place,
+    "fxamp::check_unscale": _out_of_place,
+    "fxamp::check_unscale_norm": _out_of_place,
+    "fxamp::check": _read_only,
+}

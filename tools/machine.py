@@ -1,0 +1,35 @@
+"""The machine that numbers were measured on."""
+
+import platform
+import re
+from pathlib import Path
+
+
+def machine(device: str, threads: int) -> dict[str, str]:
+    """What absolute numbers are worth nothing without: ``device`` (the GPU's or the CPU's name), torch, Python, Triton.
+
+    ``device`` is ``"cpu"`` or ``"cuda"``; ``threads`` are the CPU threads that were used.
+    """
+    import torch
+
+    facts = {"device": cpu_name(threads), "torch": torch.__version__, "python": platform.python_version()}
+    if device == "cuda":
+        facts["device"] = torch.cuda.get_device_name()
+    try:
+        import triton
+    except ImportError:
+        return facts
+    return facts | {"triton": triton.__version__}
+
+
+def cpu_name(threads: int) -> str:
+    """The CPU's model, and the threads used of it."""
+    return f"{_model()}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def _model() -> str:
+    """From /proc/cpuinfo where there is one."""
+    source = Path("/proc/cpuinfo")
+    text = source.read_text() if source.is_file() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
