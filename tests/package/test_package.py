@@ -37,7 +37,10 @@ def test_the_wheel_holds_everything_and_imports_alone(tmp_path: Path) -> None:
         f"fxamp/{folder}/{p.relative_to(ROOT / folder)}" for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")
     }
     expected |= {f"fxamp/policies/{path.name}" for path in (ROOT / "policies").glob("*.toml")}
-    expected |= {"fxamp/py.typed", "fxamp/policies/README.md"}
+    pages = (ROOT / "tools/show/page").iterdir()
+    expected |= {f"fxamp/tools/show/page/{path.name}" for path in pages if path.is_file()}
+    expected |= {"fxamp/py.typed", "fxamp/policies/README.md", "fxamp/policies/schema.json"}
+    expected |= {"fxamp/tools/show/README.md", "fxamp/tools/show/schema.json"}
     assert expected <= names
     assert not any(name.split("/")[0] in FOLDERS for name in names)
     script = "import fxamp; print(fxamp.__file__, fxamp.Policy.load('cuda-float16').name)"
