@@ -50,12 +50,8 @@ def _all_rules(policy: Policy) -> list[Rule]:
 
 
 def _deciding(rules: Sequence[Rule], pattern: OpPattern, region: str) -> list[Rule | None]:
-    """The rules that can decide the ops, first to last; None stands for following the inputs."""
-    found: list[Rule | None] = [None]
-    for rule in rules:
-        if rule.covers_op(pattern.op, region):
-            found = [*found, rule] if rule.conditional else [rule]
-    return found
+    """The rules that are for the ops, first to last; None stands for following the inputs."""
+    return [None, *(rule for rule in rules if rule.covers_op(pattern.op, region))]
 
 
 def _disagreements(old: Sequence[Rule | None], new: Sequence[Rule | None]) -> Iterator[tuple[Rule | None, Rule | None]]:

@@ -213,6 +213,14 @@ def test_order_counts_where_conditions_can_meet(one: dict, other: dict) -> None:
     assert not found.same
 
 
+def test_conditions_that_are_met_together_overrule() -> None:
+    """Where a or b is all there is, rules for each of them leave nothing to a rule for both."""
+    both, a, b = (Rule("".join(globs), LOW, ("mm",), modules=globs) for globs in (("a", "b"), ("a",), ("b",)))
+    wide = replace(both, id="wide", cast=FP32)
+    assert diff_policies(policy_of(a, b), policy_of(wide, a, b)).same
+    assert not diff_policies(policy_of(a), policy_of(wide, a)).same
+
+
 def test_a_rule_that_others_overrule_everywhere_decides_nothing() -> None:
     wide = Rule("wide", FP32, ("mm",), args={"self": {"size": ">10", "dtype": ["float32", "bfloat16"]}})
     narrow = Rule("narrow", LOW, ("mm",), args={"self": {"size": ">100", "dtype": "float32"}})
@@ -275,6 +283,9 @@ def test_names_with_and_without_overload() -> None:
     assert [change.op for change in diff_policies(old, new).ops] == ["mm (other overloads)"]
     globs = diff_policies(policy_of(Rule("m", LOW, ("conv*",))), policy_of(Rule("m", LOW, ("conv*", "*_relu"))))
     assert [change.op for change in globs.ops] == ["*_relu"]
+    one, other = Rule("a", LOW, ("conv*",)), Rule("b", FP32, ("*1d",))
+    found = diff_policies(policy_of(one, other), policy_of(other, one))
+    assert [(change.op, ids(change.old), ids(change.new)) for change in found.ops] == [("*1d and conv*", "b", "a")]
 
 
 GLOBS = st.lists(st.sampled_from(["a", "b", "*", "?", "[ab]", "[!a]"]), max_size=5).map("".join)

@@ -10,6 +10,9 @@ from torch import nn
 
 from fxamp.tools.diff.command import main
 from fxamp.tools.diff.diverge import _apart
+from fxamp.tools.diff.measured import run as run_once
+from fxamp.tools.diff.under_policy import unscaled
+from fxamp.tools.show.model_file import Program
 
 MODEL = """
 import torch
@@ -132,6 +135,21 @@ def test_keywords_and_outputs_that_are_no_losses(capsys: pytest.CaptureFixture[s
     assert set(run["old"]["worst_parameters"]) == {"weight", "bias", "input 0"}
     assert run["new"]["gradient"] < 1e-6 < 1e-4 < run["old"]["gradient"]
     assert run["diverges"]["node"] == "linear"
+
+
+def test_the_backward_starts_at_losses() -> None:
+    weight = torch.nn.Parameter(torch.tensor([2.0, 3.0], dtype=torch.float64))
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def forward(self) -> dict[str, torch.Tensor]:
+            return {"logits": self.weight * 100.0, "loss": (self.weight**2).sum()}
+
+    program = Program(Both())
+    assert run_once(program, program.model, unscaled).gradients["weight"].tolist() == [4.0, 6.0]
 
 
 def test_a_model_of_several_graphs_has_numbers_but_no_place(capsys: pytest.CaptureFixture[str]) -> None:
