@@ -12,9 +12,14 @@ _SUBCOMMANDS: dict[str, tuple[str, str]] = {
         "fxamp.tools.bench_passes",
         "time of capture and of each pass, and their share of a whole torch.compile",
     ),
+    "show": ("fxamp.tools.bench_show", "time of fxamp-show on dumps of growing size, and of its start"),
     "train": (
         "fxamp.tools.bench_train.command",
         "training steps: eager, autocast, torch.compile and fxamp side by side",
+    ),
+    "kernels": (
+        "fxamp.tools.bench_kernels",
+        "gradient kernels against torch's foreach ops and the speed of a copy",
     ),
 }
 
