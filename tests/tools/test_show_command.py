@@ -234,3 +234,20 @@ def test_ten_thousand_nodes_render_in_well_under_a_second(tmp_path: Path, capsys
     spent = time.process_time() - start - (start - loaded)
     assert capsys.readouterr().out.count("\n") > 10_000
     assert spent < 1, f"{spent:.2f} s"
+
+
+def test_a_pipe_is_written_to_and_a_link_is_followed_not_replaced(tmp_path: Path) -> None:
+    from fxamp.tools.show.output import write_text
+
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    link.symlink_to(file)
+    file.write_text("before")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+
+    write_text("through", str(pipe))
+    write_text("after", str(link))
+
+    assert os.read(reader, 100) == b"through" and pipe.is_fifo()
+    assert link.is_symlink() and file.read_text() == "after"
+    os.close(reader)

@@ -28,6 +28,9 @@ def write_text(text: str, file: str | None) -> None:
 
 
 def _write_file(text: str, path: Path) -> None:
+    path = path.resolve()  # a link stays one
+    if path.exists() and not path.is_file():
+        return _write_into(text, path)  # a device or a pipe must not be replaced by a file
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
@@ -44,6 +47,14 @@ def _write_file(text: str, path: Path) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+    return None
+
+
+def _write_into(text: str, path: Path) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"--output {str(path)!r}: {error.strerror}") from error
 
 
 def _umask() -> int:
