@@ -1,6 +1,7 @@
 """The type annotations of torch's printed graphs: ``"f32[8, s77][77, 1]cuda:0"``, ``"Sym(s77)"``."""
 
 import re
+from functools import lru_cache
 
 from fxamp.listing.model import TensorType
 
@@ -9,6 +10,7 @@ _SYMBOL = re.compile(r"Sym\((.*)\)", re.DOTALL)
 _OPENING, _CLOSING = "([{", ")]}"
 
 
+@lru_cache(maxsize=4096)  # graphs repeat few types
 def tensor_type(text: str) -> TensorType | None:
     """The type that an annotation names; strides are read over. None if it is not that of one tensor."""
     dtype, bracket, rest = text.partition("[")

@@ -6,6 +6,7 @@ use: ``torch.ops.aten.mm.default`` is ``aten::mm.default``, a packet without ove
 
 import ast
 from collections.abc import Mapping
+from typing import Any
 
 #: Modules whose functions graphs call, by the name at which a dotted function begins.
 MODULES = frozenset({"torch", "operator", "_operator", "math", "builtins", "fx_pytree", "pytree", "triton", "einops"})
@@ -27,6 +28,10 @@ _BINARY = {
 }
 _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Is: "is_"}
 _UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert", ast.Not: "not_"}
+
+
+#: What holds no name that is read.
+_LEAVES = (ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
 
 
 def classify(value: ast.expr, nodes: Mapping[str, str]) -> tuple[str, str]:
@@ -60,13 +65,15 @@ def operator_name(value: ast.AST) -> str:
 def names_in(value: ast.AST | None) -> list[str]:
     """Every name that an expression reads, in the order of the text."""
     found: list[str] = []
-    waiting = [value]
+    waiting: list[Any] = [value]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Name):
             found.append(node.id)
-        elif isinstance(node, ast.AST) and not isinstance(node, ast.Constant):
-            waiting += reversed(list(ast.iter_child_nodes(node)))
+        elif isinstance(node, list):
+            waiting += node[::-1]
+        elif isinstance(node, ast.AST) and not isinstance(node, _LEAVES):
+            waiting += [getattr(node, part) for part in node._fields[::-1]]
     return found
 
 
