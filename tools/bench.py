@@ -21,6 +21,10 @@ _SUBCOMMANDS: dict[str, tuple[str, str]] = {
         "fxamp.tools.bench_kernels",
         "gradient kernels against torch's foreach ops and the speed of a copy",
     ),
+    "all": (
+        "fxamp.tools.bench_all",
+        "all of it, into a folder: JSON, Markdown, charts",
+    ),
 }
 
 

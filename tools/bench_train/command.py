@@ -45,7 +45,7 @@ def parser(prog: str) -> Parser:
     add(
         "--baseline",
         type=one_of(*CONTENDERS),
-        help="what ratios are taken to (default: {cpu} on cpu, {cuda} on cuda)".format(**BASELINES),
+        help=f"what ratios are taken to (default: {usual})",
     )
     add("--chart", type=Path, help="an SVG file for a bar chart of the step times")
     style = result.add_mutually_exclusive_group()
