@@ -6,6 +6,7 @@ The file is run, and so is the model, on its own data: that is what evidence is 
 import ast
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -110,6 +111,13 @@ def failed(file: str, doing: str, error: BaseException) -> ListingError:
     """The one-line error for what the model raised."""
     inner = getattr(error, "inner_exception", None) or error
     return ListingError(f"{place(file, error)}: {doing} failed: {one_line(inner)}")
+
+
+def unlimited_recompiles() -> AbstractContextManager[None]:
+    """Inside, batches of any number of shapes are compiled: beyond a limit Dynamo would run them as they are."""
+    limits = {"recompile_limit": 1 << 16, "accumulated_recompile_limit": 1 << 16}
+    patched: AbstractContextManager[None] = torch._dynamo.config.patch(limits)
+    return patched
 
 
 def _tree(file: str) -> ast.Module:

@@ -1,6 +1,8 @@
 """Trials: the model under a policy with some units in float32, compiled, run on all batches, and measured."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +67,7 @@ class Trials:
         try:
             with quiet():
                 reference = exact.run(self.work, exact.model, self._start, 0)
-                again = exact.run(self.work, exact.model, None, 1000)
+                again = exact.run(self.work, exact.model, self._start, 1000)
         except FxampError:
             raise
         except Exception as error:
@@ -107,7 +109,11 @@ class Trials:
     ) -> Results:
         torch._dynamo.reset()
         try:
-            with quiet(), torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16):
+            with (
+                quiet(),
+                _unlogged(),
+                torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16),
+            ):
                 compiled = torch.compile(here.callable(), backend=backend, options=options or None)
                 if scaling is None:
                     return here.run(self.work, compiled, self._start, 0)
@@ -132,6 +138,18 @@ class Trials:
             if found.finite or hopeless or scale < max(_LEAST_SCALE, wanted.min_scale or 0.0):
                 return found
             scaler.update(scale)
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Without the backend's remark that a rule matches no op of a graph: a unit is seldom in all of them."""
+    log = logging.getLogger("fxamp.backend")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _itself(loss: Tensor) -> Tensor:

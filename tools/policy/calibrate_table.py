@@ -11,7 +11,7 @@ from fxamp.tools.policy.evidence import Sample
 from fxamp.tools.policy.ranges import Range
 from fxamp.tools.policy.troubles import Limits, share
 
-_HEADERS = ("module", "op", "calls' values", "largest", "over", "under", "gradient", "over", "under", "proposed")
+_HEADERS = ("module", "op", "values", "largest", "over", "under", "gradient", "over", "under", "proposed")
 
 
 def summary(samples: Sequence[Sample], limits: Limits) -> str:

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from fxamp.errors import FxampError, ListingError
 from fxamp.passes.base import all_graphs
 from fxamp.policy import Policy
-from fxamp.tools.policy.batches import Batch, Work, failed
+from fxamp.tools.policy.batches import Batch, Work, failed, unlimited_recompiles
 from fxamp.tools.policy.places import Place, Watched, watched
 from fxamp.tools.policy.ranges import Format, Range
 from fxamp.tools.policy.watch import Show, Watch
@@ -48,7 +48,7 @@ def gather(work: Work, policy: Policy, gradients: bool, progress: Callable[[str]
     watcher = _Watcher(policy, gradients)
     count = 0
     torch._dynamo.reset()
-    with quiet(), torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16):
+    with quiet(), unlimited_recompiles():
         compiled = torch.compile(work.callable(), backend=watcher.compile)
         for count, batch in enumerate(work.batches(), 1):
             torch.manual_seed(count - 1)

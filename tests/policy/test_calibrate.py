@@ -1,0 +1,263 @@
+"""fxamp-policy calibrate: planted range problems are found, the patch cures them, and nothing is said of nothing."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fxamp
+from fxamp.policy import Category, Policy
+from fxamp.policy.module_globs import covers_module
+from fxamp.tools.policy.batches import load_work
+from fxamp.tools.policy.calibrate_rules import globs_for
+from fxamp.tools.policy.command import main
+from fxamp.tools.policy.ranges import Format, Range
+
+MODEL = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, gain):
+        super().__init__()
+        self.up, self.down, self.gain = nn.Linear(4, 8), nn.Linear(8, 4), gain
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)) * self.gain) / self.gain
+
+class Net(nn.Module):
+    def __init__(self, gains):
+        super().__init__()
+        self.layers = nn.ModuleList([Block(gain) for gain in gains])
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+torch.manual_seed(0)
+model = Net([{gains}])
+
+def batches():
+    for seed in range(3):
+        torch.manual_seed(seed)
+        yield (torch.randn(3 + seed, 4),)
+
+def loss(output):
+    return output.square().mean() * {factor}
+"""
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "model.py"
+    path.write_text(text)
+    return str(path)
+
+
+def planted(tmp_path: Path, gains: str, factor: str = "1.0") -> str:
+    return written(tmp_path, MODEL.format(gains=gains, factor=factor))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    try:
+        status = main(("calibrate", *arguments))
+    except SystemExit as exit:
+        status = int(str(exit.code))
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def outputs(file: str, policy: Policy) -> list[torch.Tensor]:
+    work = load_work(file, lambda text: None)
+    return [fxamp.rewrite(work.model, batch.args, policy=policy)(*batch.args) for batch in work.batches()]
+
+
+def test_a_planted_overflow_is_found_and_the_patch_cures_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, patch = planted(tmp_path, "1.0, 1e6, 1e6", "0.1"), tmp_path / "patch.toml"
+    assert not all(bool(output.isfinite().all()) for output in outputs(file, Policy.load("cpu-float16")))
+    status, out, err = run(capsys, file, "--output", str(patch))
+    assert (status, out) == (0, "")
+    policy = Policy.load(patch)
+    added = policy.rules[len(Policy.load("cpu-float16").rules) :]
+    assert {(rule.ops, rule.modules) for rule in added} == {
+        (("aten::mul.Tensor", "aten::div.Tensor"), ("layers.1", "layers.2")),
+        (("aten::linear",), ("layers.1.down", "layers.2.down")),
+    }
+    assert all(rule.cast is Category.FP32 and "exceed float16's 65504" in rule.why for rule in added)
+    assert policy.loss_scale is not None and policy.loss_scale.init_scale == 65536.0
+    exact = outputs(file, Policy("none", "cpu", "float16"))
+    for output, wanted in zip(outputs(file, policy), exact, strict=True):
+        torch.testing.assert_close(output.float(), wanted, rtol=0.02, atol=0.02)
+    assert "float32 for 2 of 3" in err and "batch 3" in err
+
+
+def test_siblings_that_agree_share_a_glob(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, planted(tmp_path, "1e6, 1e6, 1e6"))
+    assert status == 0
+    assert {glob for rule in Policy.loads(out).rules for glob in rule.modules} == {"layers.*", "layers.*.down"}
+
+
+def test_the_numbers_are_those_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "import torch\nclass M(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    text += "        self.w = torch.nn.Parameter(torch.eye(4))\n    def forward(self, x):\n        return x @ self.w\n"
+    text += (
+        "model = M()\nbatches = [(torch.tensor([[0.0, 1.0, 2.0, 7e4]]),), (torch.tensor([[1.0, 1.0, 1.0, 9e4]]),)]\n"
+    )
+    status, out, err = run(capsys, written(tmp_path, text))
+    rule = Policy.loads(out).rules[-1]
+    assert rule.why == (
+        "Calibrated: matmul in the root module: 29% of 7 nonzero values of the input exceed float16's 65504, the "
+        "largest is 9e+04."
+    )
+    assert rule.modules == () and rule.ops == ("aten::matmul",)
+    assert (status, "the loss is the sum of the output" in err) == (0, True)
+
+
+def test_gradients_that_vanish_are_found_and_a_scale_saves_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = planted(tmp_path, "1.0", "1e-8")
+    _, out, _ = run(capsys, file, "--loss-scale", "1")
+    found = [rule for rule in Policy.loads(out).rules if rule.why.startswith("Calibrated")]
+    assert found and all("of the gradient at the" in rule.why for rule in found)
+    _, out, _ = run(capsys, file, "--loss-scale", "2097152")
+    assert not [rule for rule in Policy.loads(out).rules if rule.why.startswith("Calibrated")]
+    _, out, _ = run(capsys, file, "--loss-scale", "1", "--inference")
+    assert not [rule for rule in Policy.loads(out).rules if rule.why.startswith("Calibrated")]
+    assert "loss_scale" not in out
+
+
+def test_the_loss_scale_is_lowered_until_no_gradient_overflows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, err = run(capsys, planted(tmp_path, "1.0", "1e3"))
+    found = re.search(r"lowered from 65536 to (\d+)", err)
+    assert found is not None
+    scale = float(found[1])
+    assert Policy.loads(out).loss_scale.init_scale == scale  # type: ignore[union-attr]
+    assert "overflow" not in "".join(rule.why for rule in Policy.loads(out).rules if rule.why.startswith("Cal"))
+    _, out, _ = run(capsys, planted(tmp_path, "1.0", "1e3"), "--loss-scale", str(2 * scale))
+    assert "exceed float16's 65504" in out
+
+
+def test_bfloat16_has_no_loss_scale_and_no_trouble_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, planted(tmp_path, "1e6"), "--policy", "cpu-bfloat16")
+    assert status == 0 and "[[rule]]" not in out and "loss_scale" not in out
+    assert Policy.loads(out) == Policy.load("cpu-bfloat16")
+
+
+def test_another_devices_policy_is_judged_by_cpu_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, planted(tmp_path, "1e6"), "--policy", "cuda-float16")
+    assert status == 0 and Policy.loads(out).device == "cuda" and "[[rule]]" in out
+    assert "what policy 'cuda-float16' casts on cuda, judged by float32 values that cpu kernels compute" in err
+
+
+def test_a_policy_file_is_extended_from_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('extends = ["cpu-float16"]\n[loss_scale]\ninit_scale = 8.0\nmin_scale = 4.0\n')
+    patch = tmp_path / "patch.toml"
+    status, _, _ = run(capsys, planted(tmp_path, "1.0"), "--policy", str(mine), "--output", str(patch))
+    assert status == 0 and 'extends = ["mine.toml"]' in patch.read_text()
+    assert Policy.load(patch).loss_scale == Policy.load(mine).loss_scale
+    status, _, err = run(capsys, planted(tmp_path, "1.0"), "--policy", str(mine), "--output", str(mine))
+    assert status == 2 and "is the policy to extend" in err
+
+
+REFUSALS = {
+    "no batches": ("model = lambda x: x @ x\nbatches = []", "batches holds no batch"),
+    "nothing in 16 bits": ("model = lambda x: x + 1\ninputs = torch.ones(2, requires_grad=True)", "nothing of model"),
+    "zero gradients": (
+        "model = torch.nn.Linear(2, 2)\ninputs = torch.ones(1, 2)\nloss = lambda out: out.sum() * 0",
+        "all gradients are zero",
+    ),
+    "no gradients": ("model = lambda x: x @ x\ninputs = torch.ones(2, 2)", "nothing that requires a gradient"),
+    "inf": (
+        "model = torch.nn.Linear(2, 2)\ninputs = torch.ones(1, 2)\nloss = lambda out: (out.sum() * 0).log().abs()",
+        "the loss is inf in float32",
+    ),
+    "no model": ("modle = 1\ninputs = 1", "it defines no model (did you mean 'modle'?)"),
+    "neither": ("model = torch.nn.Linear(2, 2)", "it defines no batches"),
+    "a class": ("model = torch.nn.Linear\ninputs = torch.ones(1)", "model is the class Linear"),
+    "half": ("model = torch.nn.Linear(2, 2).half()\ninputs = torch.ones(1, 2)", "accepted: model.float()"),
+    "a batch of 3": ("model = torch.nn.Linear(2, 2)\nbatches = [3]", "batch 0 is of type int"),
+    "no iterable": ("model = torch.nn.Linear(2, 2)\nbatches = 3", "batches is of type int"),
+    "misfit": ("model = torch.nn.Linear(2, 2)\ninputs = torch.ones(1, 3)", "calling model on batch 0 failed"),
+    "raises": ("model = torch.nn.Linear(2, 2)\n1 / 0\ninputs = 1", "model.py:3: ZeroDivisionError"),
+    "a vector as loss": (
+        "model = torch.nn.Linear(2, 2)\ninputs = torch.ones(1, 2)\nloss = lambda out: out",
+        "loss(output) is a tensor of shape [1, 2]",
+    ),
+    "no loss": ("model = torch.nn.Linear(2, 2)\ninputs = torch.ones(1, 2)\nloss = 3", "loss is of type int"),
+    "syntax": ("model = (", "SyntaxError"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    text, message = REFUSALS[name]
+    status, out, err = run(capsys, written(tmp_path, f"import torch\n{text}\n"))
+    assert (status, out) == (2, "")
+    assert message in err.splitlines()[-1] and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.py"], "nowhere.py: No such file"),
+        (["model.txt"], "whose name ends in .py"),
+        (["m.py", "--loss-scale", "3"], "'3' is not a power of two"),
+        (["m.py", "--underflow", "2"], "'2' is not a share"),
+        (["m.py", "--output", "patch"], "accepted: 'patch.toml'"),
+        (["m.py", "--polcy", "x"], "did you mean '--policy'?"),
+    ],
+)
+def test_wrong_options_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "") and message in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@given(
+    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=30),
+    shift=st.integers(-20, 20),
+)
+@settings(max_examples=60)
+def test_shares_are_those_of_casting(dtype: torch.dtype, values: list[float], shift: int) -> None:
+    whole = torch.tensor(values, dtype=torch.float64)
+    seen = Range(Format.of(dtype))
+    seen.add(whole[: len(values) // 2].float())
+    seen.add(whole[len(values) // 2 :].float())
+    known = whole[(whole != 0) & (whole.abs() != torch.finfo(torch.float32).max)]
+    cast = (known * 2.0**shift).to(dtype)
+    small = (known * 2.0**shift).abs() < torch.finfo(dtype).tiny
+    assert seen.count == len(values) and seen.nonzero == known.numel()
+    assert seen.overflow(shift) * known.numel() == pytest.approx(int(cast.isinf().sum()))
+    assert seen.underflow(shift) * known.numel() == pytest.approx(int(small.sum()))
+    most = seen.largest_shift()
+    if known.numel():
+        assert most is not None and seen.overflow(most) == 0 < seen.overflow(most + 1)
+        assert seen.amax == float(known.abs().max())
+
+
+def test_masks_and_infinities_are_no_overflow() -> None:
+    seen = Range(Format.of(torch.float16))
+    seen.add(torch.tensor([torch.finfo(torch.float32).min, -math.inf, 1.0]))
+    assert (seen.masked, seen.nonfinite, seen.overflow(), seen.amax) == (1, 1, 0.0, 1.0)
+
+
+@given(
+    st.lists(st.sampled_from(["a.0.x", "a.1.x", "a.2.x", "a.0", "a.1", "x", "b.0.a.1.x", "b.1.a.1.x"]), unique=True),
+    st.data(),
+)
+@settings(max_examples=150)
+def test_globs_cover_what_is_wanted_and_no_more_than_its_paths_do(known: list[str], data: st.DataObject) -> None:
+    wanted = [path for path in known if data.draw(st.booleans())]
+    globs = globs_for(wanted, known)
+    covered = {path for path in known if any(covers_module(glob, path) for glob in globs)}
+    below = {path for path in known if any(path == w or path.startswith(f"{w}.") for w in wanted)}
+    assert covered == below
