@@ -1,0 +1,265 @@
+"""fxamp-bench train and all on tiny sizes: the numbers fit together, and wrong options are refused."""
+
+import json
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import fxamp
+from fxamp.kernels import check_unscale
+from fxamp.tools import bench
+from fxamp.tools.bar_chart import Bar, bar_chart
+from fxamp.tools.bench_train.contenders import CONTENDERS
+from fxamp.tools.bench_train.counted_ops import CountedOps
+from fxamp.tools.bench_train.models import MODELS, SIZES, build
+from fxamp.tools.bench_train.observe import observe
+from fxamp.tools.bench_train.plan import Plan
+from fxamp.tools.bench_train.process import ContenderFailed, Process
+from fxamp.tools.bench_train.result import Comparison, Measured, spread
+from fxamp.tools.bench_train.table import size, table
+from fxamp.tools.bench_train.training import Training
+from fxamp.tools.machine import machine
+
+PLAN = Plan("mlp", "tiny", "cpu", dtype="float16", steps=2, rounds=3, lowering="eager")
+_NAMES = "eager-float32,eager-autocast,fxamp"
+
+
+@pytest.fixture(autouse=True)
+def _reset() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ``fxamp-bench all`` wrote for one model in float16, three contenders in processes of their own."""
+    made = tmp_path_factory.mktemp("bench") / "all"
+    options = "--size tiny --models mlp --dtypes float16 --parts train --lowering eager --steps 2 --rounds 3"
+    assert bench.main(["all", "--output", str(made), *options.split(), "--contenders", _NAMES]) == 0
+    return made
+
+
+@pytest.fixture
+def document(folder: Path) -> dict[str, object]:
+    loaded: dict[str, object] = json.loads((folder / "train-mlp-float16.json").read_text())
+    return loaded
+
+
+def _contender(document: dict, name: str) -> dict:
+    return next(each for each in document["contenders"] if each["name"] == name)
+
+
+def test_the_first_loss_is_the_same_wherever_float32_computes_it(document: dict) -> None:
+    """Eager float32 in its own process, and torch's float32 here: the same seed and the same data."""
+    model, batches = build("mlp", "tiny", PLAN.seed, 4)
+    first = model(**batches[0]).item()
+    assert _contender(document, "eager-float32")["losses"][0] == first
+    for name in ("eager-autocast", "fxamp"):
+        assert _contender(document, name)["losses"][0] == pytest.approx(first, rel=2**-8)
+
+
+def test_fxamp_counts_the_casts_that_eager_autocast_runs(document: dict) -> None:
+    eager, ours = (_contender(document, name)["observed"] for name in ("eager-autocast", "fxamp"))
+    assert ours["casts"] == eager["casts"] > 0
+    assert ours["cast_bytes"] == eager["cast_bytes"] > 0
+    assert _contender(document, "eager-float32")["observed"]["casts"] == 0
+
+
+def test_medians_lie_within_the_spread_and_the_baselines_ratios_are_one(document: dict) -> None:
+    assert document["baseline"] == "eager-float32"
+    for each in document["contenders"]:
+        assert len(each["seconds"]) == 3
+        for values in (each["step"], each["step_ratio"]):
+            assert 0 < values["low"] <= values["median"] <= values["high"]
+        assert min(each["seconds"]) <= each["step"]["median"] <= max(each["seconds"])
+    base = _contender(document, "eager-float32")
+    assert set(base["step_ratio"].values()) == {1.0}
+    assert {value for value in base["ratios"].values() if value is not None} == {1.0}
+    assert base["loss_distance"] == 0
+
+
+def test_every_contender_trained_as_many_steps(document: dict) -> None:
+    """Three to warm up, and in each round one to refill the caches."""
+    assert {len(each["losses"]) for each in document["contenders"]} == {3 + 3 * (2 + 1)}
+    assert all(each["losses"][-1] < each["losses"][0] for each in document["contenders"])
+
+
+def test_the_markdown_holds_the_numbers_of_the_json(folder: Path, document: dict) -> None:
+    text = (folder / "train-mlp-float16.md").read_text()
+    assert document["machine"]["device"] in text.splitlines()[0]
+    rows = {cells[0]: cells[1:] for cells in (_cells(line) for line in text.splitlines()) if len(cells) > 1}
+    contenders = document["contenders"]
+    assert rows[""] == [each["label"] for each in contenders]
+    assert rows["casts in the forward"] == [str(each["observed"]["casts"]) for each in contenders]
+    steps = [f"{1e3 * each['step']['median']:.2f}" for each in contenders]
+    assert [cell.split()[0] for cell in rows["step, ms"]] == steps
+    assert [cell.split()[0] for cell in rows["step, ratio"]] == [
+        f"{each['step_ratio']['median']:.2f}" for each in contenders
+    ]
+    assert rows["peak memory"][0] == f"1.00 ({size(contenders[0]['observed']['memory_peak'])})"
+    assert text in (folder / "summary.md").read_text() + "\n"
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
+
+
+def test_the_chart_has_a_bar_for_each_contender_in_proportion(folder: Path, document: dict) -> None:
+    bars = [each for each in ET.parse(folder / "train-mlp-float16.svg").iter() if each.get("class") == "bar"]
+    widths = [float(bar.get("width", "")) for bar in bars]
+    ratios = [each["step_ratio"]["median"] for each in document["contenders"]]
+    assert [width / widths[0] for width in widths] == pytest.approx(ratios, rel=0.05)
+
+
+def test_a_folder_that_is_full_is_not_measured_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "train-mlp-float16.json"
+    before = path.stat().st_mtime_ns
+    options = "--size tiny --models mlp --dtypes float16 --parts train"
+    assert bench.main(["all", "--output", str(folder), *options.split()]) == 0
+    assert path.stat().st_mtime_ns == before and "holds it already" in capsys.readouterr().err
+
+
+def test_casts_are_those_of_fxamps_report() -> None:
+    training = Training(PLAN, CONTENDERS["fxamp"])
+    for _ in range(2):
+        training.step()
+    observed = observe(training)
+    assert observed.casts == fxamp.report(training.compiled).casts > 0
+
+
+def test_the_step_moves_the_bytes_that_the_formula_says() -> None:
+    """torch's scaler: checked in place, 4 read and 4 written; its fused step reads 4, and writes 4 to unscale.
+
+    Without a scaler only the step reads.
+    """
+    scaled = Training(PLAN, CONTENDERS["eager-autocast"])
+    plain = Training(PLAN, CONTENDERS["eager-float32"])
+    for training in (scaled, plain):
+        training.step()
+    observed = observe(scaled)
+    assert (observed.check_bytes, observed.step_bytes) == (8.0, 8.0)
+    observed = observe(plain)
+    assert (observed.check_bytes, observed.step_bytes) == (0.0, 4.0)
+
+
+def test_fxamps_own_checks_are_counted() -> None:
+    """In the graph on a GPU it is one op, 2 read and 4 written. Outside of graphs the scaler calls the kernels.
+
+    Before a fused step these only read; the step unscales.
+    """
+    gradients = [torch.ones(6, dtype=torch.float16), torch.ones(4, dtype=torch.float16)]
+    with CountedOps() as counted:
+        check_unscale(gradients, torch.ones(()), torch.float32)
+    assert counted.check_bytes == 10 * (2 + 4)
+    outside = replace(CONTENDERS["fxamp"], compiler="")
+    training = Training(PLAN, outside)
+    training.step()
+    observed = observe(training)
+    assert (observed.check_bytes, observed.step_bytes) == (4.0, 8.0)
+
+
+def test_memory_is_that_of_the_tensors_and_of_what_the_forward_keeps() -> None:
+    training = Training(PLAN, CONTENDERS["eager-float32"])
+    training.step()
+    observed = observe(training)
+    parameters = 4 * observed.parameters
+    assert observed.parameters == 3 * (64 * 64 + 64) + 2 * 64 + 64 * 10 + 10
+    batches = 4 * (32 * 64 * 4 + 32 * 8)
+    # Parameters, two moments, gradients at the end of the backward, and the batches; the rest are activations.
+    assert observed.memory_peak >= 4 * parameters + batches
+    kept = {"x": 32 * 64 * 4}
+    # GELU keeps its input in each of three layers, the layers after the first their own, the norm its own.
+    assert observed.memory_activations >= 6 * kept["x"]
+    assert observed.memory_peak <= 4 * parameters + batches + 2 * observed.memory_activations
+
+
+def test_host_reads_are_counted() -> None:
+    with CountedOps() as counted:
+        assert torch.ones(()).item() == 1
+        torch.ones(3).sum()
+    assert counted.host_reads == 1
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("mlp",)])
+def test_every_model_trains_and_every_full_size_is_written_down(name: str) -> None:
+    assert set(MODELS[name].sizes) == set(SIZES)
+    training = Training(replace(PLAN, model=name, dtype="auto"), CONTENDERS["eager-float32"])
+    for _ in range(5):
+        training.step()
+    assert training.losses[4] < training.losses[0]
+
+
+def test_auto_leaves_the_dtype_to_fxamp() -> None:
+    training = Training(replace(PLAN, dtype="auto"), CONTENDERS["fxamp"])
+    training.step()
+    assert training.loss_scale is None
+    assert {graph.policy for graph in fxamp.report(training.compiled).graphs} <= {"float32", "cpu-bfloat16"}
+
+
+def test_a_contender_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ContenderFailed, match=r"^KeyError: 'no-such'$"):
+        Process(PLAN, "no-such", tmp_path)
+    failed = Measured("fxamp", "fxamp", failed="RuntimeError: no")
+    fine = Measured("eager-float32", "eager float32", seconds=(1.0, 2.0), losses=(1.0,))
+    comparison = Comparison(PLAN, {"device": "d"}, "fxamp", "eager-float32", (fine, failed))
+    assert "fxamp failed: RuntimeError: no" in table(comparison)
+    assert comparison.step_ratio(fine) is None and "No ratios" in table(comparison)
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    """Both slow down threefold in the second round: that is drift, not a difference."""
+    base = Measured("a", "a", seconds=(1.0, 3.0, 1.0), losses=(1.0,))
+    other = Measured("b", "b", seconds=(2.0, 6.0, 2.0), losses=(1.5,))
+    comparison = Comparison(PLAN, {"device": "d"}, "a", "a", (base, other))
+    ratio = comparison.step_ratio(other)
+    assert ratio is not None and (ratio.low, ratio.median, ratio.high) == (2.0, 2.0, 2.0)
+    assert comparison.loss_distance(other) == 0.5
+    assert vars(spread([4.0, 1.0, 3.0, 2.0, 5.0])) == {"low": 2.0, "median": 3.0, "high": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["train", "--model", "gpt2"], "'gpt2-124m'"),
+        (["train", "--contenders", "fxamp,compile-autocst"], "'compile-autocast'"),
+        (["train", "--contenders", "fxamp", "--baseline", "eager-float32"], "none of the contenders"),
+        (["train", "--steps", "0"], "'0'"),
+        (["train", "--dtype", "float61"], "'float16'"),
+        (["train", "--chart", "/nowhere/at/all.svg"], "/nowhere/at"),
+        (["all"], "--output"),
+        (["all", "--output", "/dev/null/x"], "/dev/null/x"),
+        (["all", "--output", "x", "--models", "mpl"], "'mlp'"),
+    ],
+)
+def test_a_wrong_option_is_one_clear_message(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = bench.main(arguments)
+    except SystemExit as stop:
+        status = int(str(stop.code))
+    printed, message = capsys.readouterr()
+    assert status == 2 and named in message and not printed and message.count("\n") == 1
+
+
+def test_a_missing_package_is_one_clear_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert bench.main(["train", "--model", "gpt2-124m"]) == 2
+    assert "pip install transformers" in capsys.readouterr().err
+
+
+def test_the_machine_is_named() -> None:
+    facts = machine("cpu", 2)
+    assert facts["device"].endswith(", 2 threads") and facts["torch"] == torch.__version__
+
+
+def test_a_bar_chart_marks_one_and_escapes_names() -> None:
+    document = ET.fromstring(bar_chart("a < b", [Bar("x & y", 2.0, 1.5, 2.5), Bar("z", 1.0, 1.0, 1.0)], "ratio"))
+    bars = [float(each.get("width", "")) for each in document.iter() if each.get("class") == "bar"]
+    assert bars[0] == pytest.approx(2 * bars[1], abs=0.2)
