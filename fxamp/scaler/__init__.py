@@ -24,7 +24,9 @@ How an optimizer's step flows, a module a step:
     graph_mode        what the backend reads and reports, and how the scaler's numbers read meanwhile
     graph_flags       what the compiled backwards said since the last update
     distributed       all ranks agree
-    fused             optimizers that decide on the device
+    device_mode       skip="device": steps compiled by fxamp.optim, clipping without a pass (clipping has the rule)
+    fused             torch's optimizers that decide on the device
+    outcomes          was it taken? told to schedulers without waiting
     scale_update      the rule of growth and back-off
     names             who overflowed, how often; flag_table counts it on the device
     state, outputs    what is remembered; what is scaled

@@ -69,13 +69,16 @@ def group_gradients(parameters: Iterable[Tensor]) -> list[GradientGroup]:
     return list(groups.values())
 
 
-def check_group(group: GradientGroup, inv_scale: Tensor | None, found_inf: Tensor) -> Tensor:
+def check_group(
+    group: GradientGroup, inv_scale: Tensor | None, found_inf: Tensor, squared_norm: Tensor | None = None
+) -> Tensor:
     """Check a group for inf and NaN, and multiply it by ``inv_scale`` in place unless that is None.
 
     Args:
         group: gradients of one device.
         inv_scale: 0-dim float32 on the group's device, or None to leave the gradients as they are.
         found_inf: 0-dim float32 on the group's device; set to 1.0 if any value is inf or NaN.
+        squared_norm: 0-dim float32 on the group's device; becomes the sum of squares of the values left behind.
 
     Returns:
         int32 ``[len(group.gradients)]`` on the group's device: 1 for each gradient that holds an inf or NaN.
@@ -84,7 +87,7 @@ def check_group(group: GradientGroup, inv_scale: Tensor | None, found_inf: Tenso
 
     flags = torch.empty(len(group.gradients), dtype=torch.int32, device=group.device)
     if inv_scale is None:
-        check_(group.gradients, found_inf, flags)
+        check_(group.gradients, found_inf, flags, squared_norm)
     else:
-        check_unscale_(group.gradients, inv_scale, found_inf, flags)
+        check_unscale_(group.gradients, inv_scale, found_inf, flags, squared_norm)
     return flags

@@ -10,19 +10,21 @@ from torch.amp.grad_scaler import OptState
 
 from fxamp.policy import Policy
 from fxamp.scaler import fused
+from fxamp.scaler.device_mode import DeviceMode
 from fxamp.scaler.distributed import Ranks, agree, require_ranks
 from fxamp.scaler.from_policy import scaler_settings
-from fxamp.scaler.graph_mode import GraphMode
 from fxamp.scaler.names import OverflowLedger
 from fxamp.scaler.optimizer_check import check_optimizer
+from fxamp.scaler.outcomes import Outcomes
 from fxamp.scaler.outputs import map_tensors
 from fxamp.scaler.scale_update import adapt_scale_, set_scale_
+from fxamp.scaler.skip_choice import SkipChoice
 from fxamp.scaler.state import ScaleBounds, SkipCount, StepResult, fresh_optimizer_state, total_found_inf
 
 T = TypeVar("T")
 
 
-class GradScaler(GraphMode):
+class GradScaler(DeviceMode):
     """Multiplies losses by a scale, finds gradients that overflowed, skips their step, and adapts the scale.
 
     It is a :class:`torch.amp.GradScaler`, because libraries ask ``isinstance``: what is plain data there (constructor,
@@ -49,10 +51,15 @@ class GradScaler(GraphMode):
         max_scale: growth stops here. None: at float32's maximum.
         ranks: who agrees on a skip where torch.distributed is initialised: ``"world"``, a process group, or None for
             each rank alone. Every rank of it must check its gradients (``unscale_`` or ``step``) equally often.
+        skip: "host": ``step`` waits for the flag, unless the optimizer is fused. "device": the optimizer's own step is
+            compiled, once, so that the flag skips it on the device; nothing waits. What cannot be compiled so is left
+            to the host, and the log says why, once. Gradients stay scaled in memory unless ``unscale_`` is called.
+        step_lowering: how compiled steps run: "inductor", or "aot_eager", op by op.
+        step_mode: one of Inductor's modes for compiled steps, such as "reduce-overhead"; None for none.
 
     Raises:
         AssertionError: ``growth_factor <= 1`` or ``backoff_factor >= 1``.
-        OptionError: a bound is not positive and finite, ``init_scale`` is outside the bounds, or ``ranks`` is unknown.
+        OptionError: a bound is not positive and finite, ``init_scale`` is outside the bounds, or a word is unknown.
     """
 
     def __init__(
@@ -67,12 +74,17 @@ class GradScaler(GraphMode):
         min_scale: float | None = None,
         max_scale: float | None = None,
         ranks: Ranks = "world",
+        skip: str = "host",
+        step_lowering: str = "inductor",
+        step_mode: str | None = None,
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         self._bounds = ScaleBounds(min_scale, max_scale)
         if self._enabled:
             self._bounds.require(init_scale)
         require_ranks(ranks)
+        self._choice = SkipChoice(skip, step_lowering, step_mode)
+        self._outcomes = Outcomes()
         self._ranks = ranks
         self._skips = SkipCount()
         self._ledger = OverflowLedger()
@@ -121,23 +133,21 @@ class GradScaler(GraphMode):
         """
         if not self._enabled:
             return
-        scale, _ = self._check_scale_growth_tracker("unscale_")
+        self._check_scale_growth_tracker("unscale_")
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is OptState.UNSCALED:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
         if state["stage"] is OptState.STEPPED:
             raise RuntimeError("unscale_() is being called after step().")
-        # The reciprocal in float64, rounded once, is what torch multiplies by; mps has no float64.
-        exact = scale if scale.device.type == "mps" else scale.double()
-        self._check(optimizer, exact.reciprocal().float(), allow_fp16=False)
+        self._check(optimizer, self._inverse(), allow_fp16=False)
         state["stage"] = OptState.UNSCALED
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, return_skipped: bool = False, **kwargs: Any) -> Any:
         """Call ``optimizer.step(*args, **kwargs)`` unless a gradient overflowed; gradients are unscaled before.
 
         Returns:
-            What the optimizer returned, or None if the step was skipped. With ``return_skipped=True`` a
-            :class:`StepResult` ``(value, skipped)``, which for a fused optimizer waits for the device.
+            What the optimizer returned, or None if the step was skipped or is compiled. With ``return_skipped=True`` a
+            :class:`StepResult` ``(value, skipped)``, which waits for the device where that decides.
 
         Raises:
             AssertionError: nothing has been scaled yet, or no parameter of the optimizer has a gradient.
@@ -148,14 +158,14 @@ class GradScaler(GraphMode):
             return StepResult(value, False) if return_skipped else value
         if "closure" in kwargs:
             raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
-        self._check_scale_growth_tracker("step")
+        scale, _ = self._check_scale_growth_tracker("step")
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is OptState.STEPPED:
             raise RuntimeError("step() has already been called since the last update().")
-        step = self._step_on_device if fused.decides_itself(optimizer) else self._step_on_host
-        value = step(optimizer, state, *args, **kwargs)
+        value = self._step(optimizer, state, *args, **kwargs)
         state["stage"] = OptState.STEPPED
         self._skips.add(state["skipped"])
+        self._outcomes.record(state["skipped"], scale.device)
         return StepResult(value, bool(state["skipped"])) if return_skipped else value
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
@@ -209,6 +219,15 @@ class GradScaler(GraphMode):
 
     # ---- inside ----
 
+    def _step(self, optimizer: torch.optim.Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        clipped = state["coefficient"] is not None
+        prepared = self._ready_to_compile(optimizer, state, clipped, arguments=bool(args or kwargs))
+        if prepared is not None:
+            return self._step_compiled(optimizer, state, prepared)
+        self._settle(optimizer, state)
+        step = self._step_on_device if fused.decides_itself(optimizer) else self._step_on_host
+        return step(optimizer, state, *args, **kwargs)
+
     def _step_on_host(self, optimizer: torch.optim.Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         if state["stage"] is OptState.READY:
             self.unscale_(optimizer)
@@ -241,19 +260,30 @@ class GradScaler(GraphMode):
         value, state["skipped"] = fused.step(optimizer, found_inf, scale if scaled else None, args, kwargs)
         return value
 
-    def _check(self, optimizer: torch.optim.Optimizer, inv_scale: Tensor | None, allow_fp16: bool) -> dict[Any, Tensor]:
+    def _check(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: Tensor | None,
+        allow_fp16: bool,
+        squared_norm: Tensor | None = None,
+    ) -> dict[Any, Tensor]:
         """Check an optimizer's gradients, agree with the other ranks, and record the flags, one per device."""
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
         found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
-        flags = self._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        flags = self._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16, squared_norm)
         agree(flags.values(), scale.device, self._ranks)
         self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = flags
         return flags
 
     def _unscale_grads_(
-        self, optimizer: torch.optim.Optimizer, inv_scale: Tensor | None, found_inf: Tensor, allow_fp16: bool
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: Tensor | None,
+        found_inf: Tensor,
+        allow_fp16: bool,
+        squared_norm: Tensor | None = None,
     ) -> dict[torch.device, Tensor]:
-        return check_optimizer(optimizer, found_inf, inv_scale, self._graph, self._ledger, allow_fp16)
+        return check_optimizer(optimizer, found_inf, inv_scale, self._graph, self._ledger, allow_fp16, squared_norm)
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Tensor]:
         """Check an optimizer's gradients and leave them as they are; optimizers that step on the device may call it."""
@@ -265,10 +295,11 @@ class GradScaler(GraphMode):
         if self._enabled:
             state["_init_scale"] = self.loss_scale
         state["_skips"] = SkipCount(self.skipped_steps)
-        del state["_ledger"]
+        del state["_ledger"], state["_outcomes"]
         state["_graph"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._ledger = OverflowLedger()
+        self._outcomes = Outcomes()

@@ -19,6 +19,7 @@ def check_optimizer(
     graph: GraphFlags | None,
     ledger: OverflowLedger,
     allow_fp16: bool,
+    squared_norm: Tensor | None = None,
 ) -> dict[torch.device, Tensor]:
     """Return, for each device that holds gradients, a copy of ``found_inf`` that is 1.0 if one of them overflowed.
 
@@ -29,6 +30,8 @@ def check_optimizer(
         graph: where compiled graphs report; None if there are none. With it gradients are true, and never multiplied.
         ledger: is told which parameters overflowed.
         allow_fp16: False refuses float16 gradients.
+        squared_norm: 0-dim float32, to which the squares of all gradients, as they are afterwards, are added. Every
+            gradient is read then, those that a graph vouches for too.
 
     Raises:
         AssertionError: a parameter group holds something that is not a tensor.
@@ -46,14 +49,17 @@ def check_optimizer(
 
     if graph is not None:
         inv_scale = None
-        covered, parameters = graph.split(parameters)
+        covered, parameters = graph.split(parameters) if squared_norm is None else ({}, parameters)
         for device, owners in covered.items():
             flags = graph.read(owners, device)
             torch.maximum(flag_on(device), flags.max(), out=flag_on(device))
             ledger.record(optimizer, owners, flags)
     for group in group_gradients(parameters):
         inverse = None if inv_scale is None else inv_scale.to(group.device, non_blocking=True)
-        flags = check_group(group, inverse, flag_on(group.device))
+        square = None if squared_norm is None else torch.zeros_like(squared_norm, device=group.device)
+        flags = check_group(group, inverse, flag_on(group.device), square)
+        if squared_norm is not None and square is not None:
+            squared_norm.add_(square.to(squared_norm.device, non_blocking=True))
         if graph is not None:
             flags = torch.maximum(flags, graph.read(group.parameters, group.device))
             torch.maximum(flag_on(group.device), flags.max(), out=flag_on(group.device))

@@ -25,9 +25,10 @@ def fresh_optimizer_state() -> dict[str, Any]:
     """One optimizer's record between two updates.
 
     The keys ``stage`` and ``found_inf_per_device`` are those of torch's scaler: libraries read them. ``skipped`` is
-    False, True, or, where only the device knows, a 0-dim tensor that is nonzero for a skip.
+    False, True, or, where only the device knows, a 0-dim tensor that is nonzero for a skip. ``coefficient`` is what
+    ``clip_grad_norm_`` wants gradients multiplied by and nobody has multiplied them by yet: 0-dim float32, or None.
     """
-    return {"stage": OptState.READY, "found_inf_per_device": {}, "skipped": False}
+    return {"stage": OptState.READY, "found_inf_per_device": {}, "skipped": False, "coefficient": None}
 
 
 def total_found_inf(state: dict[str, Any], device: torch.device) -> Tensor:
@@ -70,8 +71,11 @@ class SkipCount:
         if isinstance(skipped, bool):
             self._known += skipped
             return
-        flag = skipped.ne(0).to(torch.int64)
-        self._on_device = flag if self._on_device is None else self._on_device + flag
+        if self._on_device is None or self._on_device.device != skipped.device:
+            self._known = self.read()
+            self._on_device = torch.zeros((), dtype=torch.int64, device=skipped.device)
+        # In place: a replayed CUDA graph counts on in the same memory.
+        self._on_device.add_(skipped.ne(0))
 
     def read(self) -> int:
         """Return the count so far, waiting for the device if need be."""

@@ -1,0 +1,98 @@
+"""Run an optimizer's own step on other tensors: its parameters, gradients and state are borrowed, then given back."""
+
+import copy
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxamp.optim.fingerprint import fingerprint
+
+#: Attributes of every optimizer, which say nothing about what its step does.
+COMMON = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_opt_called", "step", "grad_scale", "found_inf"}
+
+
+class RefusedError(Exception):
+    """A step cannot be compiled so that it skips on the device; the message says why. Never reaches the user."""
+
+
+def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The attributes that this kind of optimizer adds to every optimizer's."""
+    return {name: value for name, value in vars(optimizer).items() if name not in COMMON}
+
+
+def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], Any]:
+    """The class's own step, without the wrapper that torch puts around it for hooks and the profiler."""
+    step: Any = type(optimizer).step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
+
+
+def replaced_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``optimizer.step`` is another function than the class's, schedulers' counting wrapper aside."""
+    own = vars(optimizer).get("step")
+    return own is not None and inspect.unwrap(own) is not inspect.unwrap(type(optimizer).step)
+
+
+@contextmanager
+def tracing_flag() -> Iterator[None]:
+    """torch's optimizers take the path that they take under torch.compile: no value is read on the host."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def run_borrowed(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[Tensor],
+    groups: Sequence[Mapping[str, Any]],
+    state: Mapping[Any, Any],
+) -> dict[Any, Any]:
+    """Step ``parameters``, which carry gradients, and return the state after it.
+
+    Args:
+        optimizer: left as it was.
+        parameters: stand-ins for all parameters of all groups, in order.
+        groups: the settings of each group, "params" aside.
+        state: the state by stand-in, or by the optimizer's own keys.
+
+    Raises:
+        RefusedError: the step changes more than parameters and state.
+    """
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    borrowed, at = [], 0
+    for size, settings in zip(sizes, groups, strict=True):
+        borrowed.append({**settings, "params": list(parameters[at : at + size]), **_device_step(settings)})
+        at += size
+    before = [dict(group) for group in borrowed]
+    attributes = own_attributes(optimizer)
+    kept = {name: copy.copy(v) if isinstance(v, (list, dict, set)) else v for name, v in attributes.items()}
+    prints = {name: fingerprint(value) for name, value in attributes.items()}
+    own_groups, own_state = optimizer.param_groups, optimizer.state
+    optimizer.param_groups, optimizer.state = borrowed, defaultdict(dict, state)
+    try:
+        with tracing_flag(), torch.no_grad():
+            plain_step(optimizer)(optimizer)
+        result = dict(optimizer.state)
+        changed = [n for n, v in own_attributes(optimizer).items() if prints.get(n) != fingerprint(v)]
+        changed += [k for old, new in zip(before, borrowed, strict=True) for k in new if new[k] is not old.get(k)]
+    finally:
+        optimizer.param_groups, optimizer.state = own_groups, own_state
+        for name in own_attributes(optimizer):
+            if name not in kept:
+                delattr(optimizer, name)
+        vars(optimizer).update(kept)
+    if changed:
+        raise RefusedError(f"its step changes {changed[0]!r}, which is neither a parameter nor state")
+    return result
+
+
+def _device_step(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The forms of torch's optimizers that keep step counters on the device, and that are made of plain ops."""
+    return {name: value for name, value in (("capturable", True), ("fused", False)) if name in settings}

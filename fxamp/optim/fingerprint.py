@@ -1,0 +1,29 @@
+"""What a value is, as far as a trace that read it depends on it: hashable and comparable."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def fingerprint(value: Any) -> Hashable:
+    """Plain values by type and value, containers by their items, tensors by what they look like, others by identity."""
+    if isinstance(value, Tensor):
+        return looks(value)
+    if isinstance(value, PLAIN):
+        return (type(value), value)
+    if isinstance(value, (list, tuple)):
+        return (type(value), *map(fingerprint, value))
+    if isinstance(value, dict):
+        return (type(value), *((key, fingerprint(item)) for key, item in value.items()))
+    return (type(value), id(value))
+
+
+def looks(tensor: Tensor) -> Hashable:
+    """What compiled code assumes of a tensor."""
+    if tensor.layout is not torch.strided:
+        return (tensor.layout, tensor.shape, tensor.dtype, tensor.device)
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)

@@ -1,0 +1,156 @@
+"""What an optimizer's next step will read: its tensors, its numbers, and everything that a trace depends on."""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxamp.optim.borrow import RefusedError, own_attributes
+from fxamp.optim.fingerprint import fingerprint, looks
+
+Origin = dict[str, Any]
+"""What a state entry held before the first step made the rest: constants, and ``SAME`` for tensors it had already."""
+
+SAME = "a tensor that is there already"
+_LIFTED = "a number that is given when the step runs"
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """One optimizer at one moment; tensors and numbers in a fixed order, which the compiled step takes them in.
+
+    Attributes:
+        parameters: all of them, group by group.
+        gradients: one for each parameter, None where it has none.
+        settings: each group's, "params" aside.
+        state: entry by owner, which is a parameter or a key of the optimizer's own.
+        pending: owners whose entry is made by a first step that may have been skipped; what it held before.
+        attributes: the optimizer's own.
+    """
+
+    parameters: list[Tensor]
+    gradients: list[Tensor | None]
+    settings: list[dict[str, Any]]
+    state: dict[Any, dict[str, Any]]
+    pending: dict[Any, Origin] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    def owner_key(self, owner: Any) -> Hashable:
+        """The owner by position, or its own key."""
+        return self._positions().get(id(owner), owner) if isinstance(owner, Tensor) else owner
+
+    def _positions(self) -> dict[int, int]:
+        return {id(parameter): at for at, parameter in enumerate(self.parameters)}
+
+    def active(self) -> list[Tensor]:
+        """The gradients that there are."""
+        return [gradient for gradient in self.gradients if gradient is not None]
+
+    def state_tensors(self) -> list[Tensor]:
+        """Every tensor of the state, owner by owner."""
+        return [value for entry in self.state.values() for value in entry.values() if isinstance(value, Tensor)]
+
+    def setting_tensors(self) -> list[Tensor]:
+        """Every tensor among the settings: a learning rate kept on the device, say."""
+        return [v for group in self.settings for v in _leaves(group.values()) if isinstance(v, Tensor)]
+
+    def floats(self) -> list[float]:
+        """Every float among the settings, in order."""
+        return [v for group in self.settings for v in _leaves(group.values()) if type(v) is float]
+
+    def tensors(self) -> list[Tensor]:
+        """All inputs of the step that are tensors, in the compiled step's order."""
+        return [*self.parameters, *self.active(), *self.setting_tensors(), *self.state_tensors()]
+
+    def key(self) -> Hashable:
+        """Everything that a trace of the step depends on, the floats' values aside."""
+        at = self._positions()
+        state = tuple(
+            (at.get(id(o), o) if isinstance(o, Tensor) else o, fingerprint(entry)) for o, entry in self.state.items()
+        )
+        pending = tuple(
+            (at.get(id(o), -1) if isinstance(o, Tensor) else o, fingerprint(v)) for o, v in self.pending.items()
+        )
+        return (
+            tuple(looks(parameter) for parameter in self.parameters),
+            tuple(None if gradient is None else looks(gradient) for gradient in self.gradients),
+            tuple(tuple((name, _setting(value)) for name, value in group.items()) for group in self.settings),
+            tuple(len(group) for group in self.settings),
+            state,
+            pending,
+            fingerprint(self.attributes),
+        )
+
+
+def read_layout(optimizer: torch.optim.Optimizer, pending: Mapping[Any, Origin]) -> Layout:
+    """Read what the optimizer's next step will read.
+
+    Raises:
+        RefusedError: something that a compiled step cannot take: sparse gradients, tensor subclasses, several devices,
+            state that is not a dict of tensors and constants.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    gradients = [parameter.grad for parameter in parameters]
+    settings = [
+        {k: v for k, v in group.items() if k not in ("params", "param_names")} for group in optimizer.param_groups
+    ]
+    known = {id(parameter) for parameter in parameters}
+    state = {o: v for o, v in optimizer.state.items() if v and (not isinstance(o, Tensor) or id(o) in known)}
+    _require_plain(parameters, gradients, state)
+    living = {owner: origin for owner, origin in pending.items() if owner in state}
+    return Layout(parameters, gradients, settings, state, living, own_attributes(optimizer))
+
+
+def sizes_of(optimizer: torch.optim.Optimizer) -> list[int]:
+    """The number of parameters of each group."""
+    return [len(group["params"]) for group in optimizer.param_groups]
+
+
+def with_values(
+    settings: Sequence[Mapping[str, Any]], floats: Iterator[Any], tensors: Iterator[Any]
+) -> list[dict[str, Any]]:
+    """The settings with their floats and tensors replaced, in the order of :class:`Layout`."""
+
+    def replaced(value: Any) -> Any:
+        if type(value) is float:
+            return next(floats)
+        if isinstance(value, Tensor):
+            return next(tensors)
+        if type(value) in (tuple, list):
+            return type(value)(replaced(item) for item in value)
+        return value
+
+    return [{name: replaced(value) for name, value in group.items()} for group in settings]
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    for value in values:
+        if type(value) in (tuple, list):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _setting(value: Any) -> Hashable:
+    if type(value) is float:
+        return _LIFTED
+    if type(value) in (tuple, list):
+        return (type(value), *map(_setting, value))
+    return fingerprint(value)
+
+
+def _require_plain(parameters: list[Tensor], gradients: list[Tensor | None], state: Mapping[Any, Any]) -> None:
+    for tensor in (*parameters, *(gradient for gradient in gradients if gradient is not None)):
+        if tensor.layout is not torch.strided:
+            raise RefusedError("a gradient is sparse")
+        if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise RefusedError(f"a parameter or gradient is a {type(tensor).__name__}, not a plain tensor")
+        if tensor.is_complex():
+            raise RefusedError("a parameter is complex")
+    if len({parameter.device for parameter in parameters}) > 1:
+        raise RefusedError("its parameters are on several devices")
+    for entry in state.values():
+        if not isinstance(entry, dict) or any(isinstance(v, (list, tuple, dict, set)) for v in entry.values()):
+            raise RefusedError("its state is not a dict of tensors and plain values for each parameter")

@@ -1,0 +1,130 @@
+"""From a step's graph to something that runs: unscaling folded in, every update guarded, then compiled."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fxamp.capture import Captured
+from fxamp.optim.trace import Traced
+from fxamp.passes.base import Context, Pass
+from fxamp.passes.fold_unscale import COEFFICIENT, GRADIENT, INVERSE, FoldUnscale
+from fxamp.passes.guard_updates import FLAG, GuardUpdates
+from fxamp.passes.lift_scalars import LiftScalars, reads_on_host
+from fxamp.pipeline import run_passes
+from fxamp.policy import Policy
+
+#: How a step may be made to run.
+LOWERINGS = ("inductor", "aot_eager")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a step's graph is to do besides the step.
+
+    ``scaled``: gradients hold the scale; ``clipped``: a clip coefficient is given; ``guarded``: a flag decides.
+    ``lowering``: one of ``LOWERINGS``; ``mode``: one of Inductor's modes, or None.
+    """
+
+    scaled: bool = False
+    clipped: bool = False
+    guarded: bool = True
+    lowering: str = "inductor"
+    mode: str | None = None
+
+
+def decompositions(wish: Wish) -> dict[Any, Any]:
+    """What the trace is to decompose: what Inductor wants decomposed, or nothing, so that eager's own kernels run."""
+    if wish.lowering == "aot_eager":
+        return {}
+    from torch._inductor.decomposition import select_decomp_table
+
+    return dict(select_decomp_table())
+
+
+def passes_for(wish: Wish, lift: bool) -> tuple[Pass, ...]:
+    """The passes over a step's graph, first to last; ``lift``: whether floats are to become one tensor."""
+    chosen: list[Pass] = []
+    if lift:
+        chosen.append(LiftScalars())
+    if wish.scaled or wish.clipped:
+        chosen.append(FoldUnscale(wish.scaled, wish.clipped))
+    if wish.guarded:
+        chosen.append(GuardUpdates())
+    return tuple(chosen)
+
+
+def lower_step(traced: Traced, wish: Wish) -> Callable[..., None]:
+    """Rewrite the graph and compile it; the result takes tensors, floats, then the factors and the flag.
+
+    ``run(tensors, floats, extras)`` writes to ``tensors`` in place and returns nothing.
+    """
+    gm = traced.module
+    context = Context(Policy("step", "cpu", "float16"), traced.mode)
+    lift = must_lift(gm, wish)
+    run_passes(Captured(gm, traced.mode), context, passes_for(wish, lift))
+    compiled = gm if wish.lowering == "aot_eager" else _by_inductor(gm, traced, wish)
+    device = next(iter(gm.graph.nodes)).meta["val"].device
+    numbers = _Numbers(device) if lift and traced.symbols else None
+
+    def run(tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
+        given = floats if traced.symbols else ()
+        with torch.no_grad():
+            compiled(*tensors, *(given if numbers is None else [numbers.on_device(given)]), *extras)
+
+    return run
+
+
+def must_lift(gm: GraphModule, wish: Wish) -> bool:
+    """Whether the graph's symbolic floats have to become tensors: for Inductor, and where it reads one on the host."""
+    return wish.lowering == "inductor" or reads_on_host(gm)
+
+
+def _by_inductor(gm: GraphModule, traced: Traced, wish: Wish) -> Callable[..., Any]:
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config, list_mode_options
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.utils import BoxedBool
+
+    inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    patches = dict(list_mode_options().get(wish.mode, {})) if wish.mode else {}
+    with config.patch(patches), tracing(TracingContext(traced.mode)), torch.no_grad():
+        graphs = bool(config.triton.cudagraphs) and inputs[0].is_cuda
+        compiled = compile_fx_inner(
+            gm,
+            inputs,
+            static_input_idxs=_static(gm) if graphs else (),
+            cudagraphs=BoxedBool(graphs),
+            is_inference=True,
+        )
+    return lambda *args: compiled(list(args))
+
+
+def _static(gm: GraphModule) -> tuple[int, ...]:
+    """Inputs that keep their addresses from step to step: all but gradients, factors and the flag."""
+    moving = (FLAG, INVERSE, COEFFICIENT)
+    inputs = enumerate(gm.graph.find_nodes(op="placeholder"))
+    return tuple(at for at, node in inputs if GRADIENT not in node.meta and node.target not in moving)
+
+
+class _Numbers:
+    """The settings' floats as one float64 tensor on the device, sent there when one of them has moved."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sent: tuple[float, ...] = ()
+        self._tensor = torch.empty(0)
+
+    def on_device(self, floats: Sequence[float]) -> Tensor:
+        given = tuple(floats)
+        if given != self._sent or self._tensor.numel() != len(given):
+            host = torch.tensor(given, dtype=torch.float64, pin_memory=self._device.type == "cuda")
+            if self._tensor.numel() == len(given):
+                self._tensor.copy_(host, non_blocking=True)
+            else:
+                self._tensor = host.to(self._device, non_blocking=True)
+            self._sent = given
+        return self._tensor

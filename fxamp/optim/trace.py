@@ -1,0 +1,205 @@
+"""Trace an optimizer's own step into a functional graph of ATen ops, whose writes are final copies to its inputs.
+
+The step's Python runs once, on fake tensors, on the path that torch's optimizers take under torch.compile. Floats of
+the settings are symbols, so a scheduler that moves a learning rate moves an input of the graph. What the step asked
+about them (``weight_decay != 0``) is remembered: a graph serves only while the answers stay the same.
+
+An entry of the state that the first step makes has no value to keep if that step is skipped, and a later step may treat
+it otherwise than the first did (SGD's momentum starts as a copy of the gradient). So for entries whose first step may
+have been skipped the graph holds both, the step that makes them and the step that goes on from them, and a flag on the
+device chooses: ``born``, one bool for each such owner, which the first step that is not skipped sets.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import SymFloat, Tensor
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from fxamp.optim.borrow import RefusedError, run_borrowed
+from fxamp.optim.layout import SAME, Layout, with_values
+from fxamp.passes.fold_unscale import GRADIENT
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A step's graph.
+
+    Attributes:
+        module: takes the layout's tensors, ``born`` if there are pending owners, then the floats; writes to its inputs.
+        mode: owns the values in the graph.
+        guards: what the step found true of the floats, as sympy expressions of ``symbols``.
+        symbols: the floats' symbols, in order; none if they were baked in.
+    """
+
+    module: GraphModule
+    mode: FakeTensorMode
+    guards: tuple[Any, ...]
+    symbols: tuple[Any, ...]
+
+    def serves(self, floats: Sequence[float]) -> bool:
+        """Whether the step asks nothing of these floats that has another answer than when it was traced."""
+        import sympy  # type: ignore[import-untyped]
+
+        given = {symbol: sympy.Float(value) for symbol, value in zip(self.symbols, floats, strict=False)}
+        return all(bool(guard.xreplace(given) == sympy.true) for guard in self.guards)
+
+
+def fake_mode() -> FakeTensorMode:
+    """A mode in which shapes are constants and floats may be symbols."""
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def fakes_of(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
+    """Plain fakes, one for each tensor, the same for the same."""
+    return [mode.from_tensor(tensor.detach(), static_shapes=True) for tensor in tensors]
+
+
+def run_once(
+    optimizer: torch.optim.Optimizer, layout: Layout, tensors: Sequence[Tensor], floats: Sequence[Any], first: bool
+) -> tuple[list[Tensor], dict[Any, dict[str, Any]]]:
+    """Run the step on stand-ins for ``layout.tensors()``; returns the parameters and the state by the layout's owners.
+
+    ``first``: pending owners have what they had before their first step.
+    """
+    left = iter(tensors)
+    parameters = [next(left) for _ in layout.parameters]
+    for parameter, gradient in zip(parameters, layout.gradients, strict=True):
+        # A copy: a step that works in the gradient's memory must not change what the user, or the other run, sees.
+        parameter.grad = None if gradient is None else next(left).clone()
+    settings = with_values(layout.settings, iter(floats), left)
+    owners = {id(p): stand_in for p, stand_in in zip(layout.parameters, parameters, strict=True)}
+    originals = {id(stand_in): p for p, stand_in in zip(layout.parameters, parameters, strict=True)}
+    state = {}
+    for owner, entry in layout.state.items():
+        given = {name: next(left) if isinstance(value, Tensor) else value for name, value in entry.items()}
+        if first and owner in layout.pending:
+            origin = layout.pending[owner]
+            given = {name: given[name] if value is SAME else value for name, value in origin.items()}
+        if given:
+            state[owners.get(id(owner), owner) if isinstance(owner, Tensor) else owner] = given
+    after = run_borrowed(optimizer, parameters, settings, state)
+    named = {originals.get(id(o), o) if isinstance(o, Tensor) else o: entry for o, entry in after.items()}
+    return parameters, named
+
+
+def trace_step(optimizer: torch.optim.Optimizer, layout: Layout, lift: bool, decompositions: dict[Any, Any]) -> Traced:
+    """Trace the step of a layout whose state is complete.
+
+    ``lift``: whether floats become inputs of the graph; else they are baked in. ``decompositions``: as of ``make_fx``.
+
+    Raises:
+        RefusedError: the step reads values of tensors on the host, or does what a graph cannot say.
+    """
+    mode = fake_mode()
+    floats = [_symbol(mode, at, value) for at, value in enumerate(layout.floats())] if lift else []
+    symbols = tuple(number.node.expr for number in floats)
+    inputs = fakes_of(layout.tensors(), mode)
+    if layout.pending:
+        device = layout.parameters[0].device
+        with mode:
+            inputs.append(torch.empty(len(layout.pending), dtype=torch.bool, device=device))
+
+    def flat(*values: Any) -> tuple[()]:
+        given = list(values[len(inputs) :]) if lift else layout.floats()
+        _step(optimizer, layout, list(values[: len(inputs)]), given)
+        return ()
+
+    with mode, torch.no_grad(), refusing():
+        functional = torch.func.functionalize(flat, remove="mutations")
+        gm = make_fx(functional, decompositions, tracing_mode="real")(*inputs, *floats)
+    _describe(gm, layout, [*inputs, *floats])
+    guards = tuple(guard.expr for guard in mode.shape_env.guards)  # type: ignore[union-attr]
+    return Traced(gm, mode, guards, symbols)
+
+
+def _step(optimizer: torch.optim.Optimizer, layout: Layout, values: list[Tensor], floats: Sequence[Any]) -> None:
+    """The step on ``values``, in place; see the module's text for ``born``."""
+    born = values.pop() if layout.pending else None
+    parameters = values[: len(layout.parameters)]
+    kept = values[len(values) - len(layout.state_tensors()) :]
+    new, state = run_once(optimizer, layout, [value.clone() for value in values], floats, first=False)
+    made, made_state = (
+        (new, state)
+        if born is None
+        else run_once(optimizer, layout, [value.clone() for value in values], floats, first=True)
+    )
+    flags = {} if born is None else dict(zip(map(_name, layout.pending), born.unbind(), strict=True))
+    for owner, target, next_, first in zip(layout.parameters, parameters, new, made, strict=True):
+        target.copy_(_chosen(flags.get(_name(owner)), next_, first))
+    slots = iter(kept)
+    for owner, entry in layout.state.items():
+        flag = flags.get(_name(owner))
+        for name, value in entry.items():
+            after = state[owner].get(name)
+            if isinstance(value, Tensor):
+                made_first = after if flag is None else made_state[owner].get(name)
+                next(slots).copy_(_chosen(flag, _fit(after, value, name), _fit(made_first, value, name)))
+            elif after is not value and after != value:
+                raise RefusedError(f"its step changes {name!r} of the state, which is a {type(value).__name__}")
+    if born is not None:
+        born.copy_(torch.ones_like(born))
+
+
+def _name(owner: Any) -> Any:
+    return ("parameter", id(owner)) if isinstance(owner, Tensor) else owner
+
+
+def _chosen(born: Tensor | None, following: Tensor, first: Tensor) -> Tensor:
+    return following if born is None else torch.where(born, following, first)
+
+
+def _fit(value: Any, like: Tensor, name: str) -> Tensor:
+    """``value`` as a tensor of the shape that its slot has."""
+    if isinstance(value, (int, float)):
+        return torch.full((), value, dtype=like.dtype, device=like.device)
+    if (
+        not isinstance(value, Tensor)
+        or value.shape != like.shape
+        or value.is_floating_point() != like.is_floating_point()
+    ):
+        raise RefusedError(f"{name!r} of its state changes its shape or kind from step to step")
+    return value.to(device=like.device, dtype=like.dtype)
+
+
+def _symbol(mode: FakeTensorMode, at: int, value: float) -> SymFloat:
+    source = ConstantSource(f"setting{at}")
+    environment = mode.shape_env
+    assert environment is not None
+    symbol = environment.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+    number = environment.create_symfloatnode(symbol, hint=value, source=source)
+    assert isinstance(number, SymFloat)
+    return number
+
+
+def _describe(gm: GraphModule, layout: Layout, values: Sequence[Any]) -> None:
+    """Give the graph's inputs their values and mark the gradients; drop what nothing uses."""
+    gm.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _writes(node))
+    start, end = len(layout.parameters), len(layout.parameters) + len(layout.active())
+    for at, (node, value) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), values, strict=True)):
+        node.meta["val"] = value
+        if start <= at < end:
+            node.meta[GRADIENT] = True
+    gm.recompile()
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+class refusing:
+    """Turn whatever a trace fails with into a RefusedError that says so."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, RefusedError):
+            line = str(error).strip().splitlines()[:1]
+            raise RefusedError(f"its step cannot be traced: {type(error).__name__}: {''.join(line)}") from error

@@ -1,0 +1,89 @@
+"""fold-unscale: an optimizer's step graph reads gradients that hold the loss scale, and divides as it reads them.
+
+1. The graph gets new last inputs, 0-dim float32: ``inv_scale`` (1 / scale) if ``scaled``, ``clip_coefficient`` if
+   ``clipped``.
+2. All uses of a gradient read it times the first, then times the second: each product is taken in float32 at least,
+   and rounded to the gradient's dtype, as ``GradScaler.unscale_`` and ``clip_grad_norm_`` do one after the other.
+
+Gradients are the inputs marked ``node.meta[GRADIENT]``. The products join the step's first read of the gradient, so
+they move no memory of their own, where in-place passes over the gradients move 8 bytes a float32 each.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.guard_updates import add_input
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+#: Key of ``node.meta``: set on the inputs that are gradients.
+GRADIENT = "fxamp_gradient"
+
+#: Key of ``node.meta``: set on an input whose uses were rewritten.
+FOLDED = "fxamp_folded"
+
+#: Names of the new inputs.
+INVERSE, COEFFICIENT = "inv_scale", "clip_coefficient"
+
+
+@dataclass(frozen=True)
+class FoldUnscale(Pass):
+    """Requires marked gradients; ensures rule 2 for each. ``scaled``, ``clipped``: which factors there are."""
+
+    scaled: bool = True
+    clipped: bool = False
+    name = "fold-unscale"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        found = [node for node in gradients(gm) if FOLDED not in node.meta]
+        names = [name for name, asked in ((INVERSE, self.scaled), (COEFFICIENT, self.clipped)) if asked]
+        if not found or not names:
+            return Result(0)
+        with context.mode:
+            value = torch.empty((), dtype=torch.float32, device=found[0].meta["val"].device)
+        factors = [add_input(gm, name, value) for name in names]
+        first = next(node for node in gm.graph.nodes if node.op != "placeholder")
+        for gradient in found:
+            users = list(gradient.users)
+            with gm.graph.inserting_before(first):
+                true = gradient
+                for factor in factors:
+                    true = _product(gm, true, factor, context)
+            for user in users:
+                user.replace_input_with(gradient, true)
+            gradient.meta[FOLDED] = True
+        gm.recompile()
+        return Result(len(found))
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        bare = [node.name for node in gradients(gm) if FOLDED not in node.meta]
+        return f"read as they are: {', '.join(bare)}" if bare and (self.scaled or self.clipped) else None
+
+
+def gradients(gm: GraphModule) -> list[Node]:
+    """The inputs that are gradients and are used."""
+    return [node for node in gm.graph.find_nodes(op="placeholder") if GRADIENT in node.meta and node.users]
+
+
+def _product(gm: GraphModule, node: Node, factor: Node, context: Context) -> Node:
+    value = node.meta["val"]
+    wide = torch.promote_types(value.dtype, torch.float32)
+    product = _as(gm, node, wide, context)
+    with context.mode:
+        result = torch.empty_like(value, dtype=wide)
+    product = gm.graph.call_function(aten.mul.Tensor, (product, factor))
+    product.meta["val"] = result
+    return _as(gm, product, value.dtype, context)
+
+
+def _as(gm: GraphModule, node: Node, dtype: torch.dtype, context: Context) -> Node:
+    if node.meta["val"].dtype == dtype:
+        return node
+    cast = gm.graph.call_function(prims.convert_element_type.default, (node, dtype))
+    with context.mode:
+        cast.meta["val"] = torch.empty_like(node.meta["val"], dtype=dtype)
+    return cast

@@ -1,0 +1,245 @@
+"""lift-scalars: let a graph take its symbolic floats as one tensor, so that one that moves recompiles nothing.
+
+1. The inputs that are symbolic floats become one input, float64 ``[n]`` on the device of the graph's tensors; each is
+   an element of it. Arithmetic between such floats becomes arithmetic of 0-dim float64 tensors: the precision of
+   Python's.
+   A value read from a 0-dim tensor (``item``) is that tensor, in float64: nothing is read on the host.
+2. Where an op takes a scalar, it takes the 0-dim tensor instead, rounded first to the dtype that the op computes in, as
+   the op would round the scalar; by the table below. ``alpha`` and ``value`` become products.
+3. A foreach op becomes its foreach form with a tensor where there is one, else the op for each of its tensors.
+
+Inductor knows symbolic floats only as constants; a tensor is also what a CUDA graph reads anew when it is replayed.
+"""
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import SymFloat
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from fxamp.passes.base import Context, Pass, Result
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+#: Name of the new input.
+NUMBERS = "numbers"
+
+_ARITHMETIC: dict[Any, Any] = {
+    operator.add: aten.add.Tensor,
+    operator.sub: aten.sub.Tensor,
+    operator.mul: aten.mul.Tensor,
+    operator.truediv: aten.div.Tensor,
+    operator.neg: aten.neg.default,
+    operator.pow: aten.pow.Tensor_Tensor,
+    math.sqrt: aten.sqrt.default,
+    torch._sym_sqrt: aten.sqrt.default,  # type: ignore[attr-defined]
+}
+
+_TAKES_TENSOR: dict[Any, Any] = {
+    aten.mul.Tensor: aten.mul.Tensor,
+    aten.mul.Scalar: aten.mul.Tensor,
+    aten.add.Tensor: aten.add.Tensor,
+    aten.add.Scalar: aten.add.Tensor,
+    aten.sub.Tensor: aten.sub.Tensor,
+    aten.sub.Scalar: aten.sub.Tensor,
+    aten.div.Tensor: aten.div.Tensor,
+    aten.div.Scalar: aten.div.Tensor,
+    aten.pow.Scalar: aten.pow.Tensor_Tensor,
+    aten.pow.Tensor_Scalar: aten.pow.Tensor_Tensor,
+    aten._foreach_mul.Scalar: aten._foreach_mul.Tensor,
+    aten._foreach_div.Scalar: aten._foreach_div.Tensor,
+    aten._foreach_add.Scalar: aten._foreach_add.Tensor,
+}
+
+_EACH: dict[Any, Any] = {
+    aten._foreach_sub.Scalar: aten.sub.Tensor,
+    aten._foreach_pow.ScalarAndTensor: aten.pow.Tensor_Tensor,
+    aten._foreach_mul.ScalarList: aten.mul.Tensor,
+    aten._foreach_add.ScalarList: aten.add.Tensor,
+    aten._foreach_div.ScalarList: aten.div.Tensor,
+    aten._foreach_sub.ScalarList: aten.sub.Tensor,
+    aten._foreach_maximum.Scalar: aten.maximum.default,
+    aten._foreach_minimum.Scalar: aten.minimum.default,
+}
+
+
+@dataclass(frozen=True)
+class LiftScalars(Pass):
+    """Ensures that no value in the graph is a symbolic float."""
+
+    name = "lift-scalars"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        inputs = [node for node in gm.graph.find_nodes(op="placeholder") if _is_scalar(node)]
+        if not inputs and not reads_on_host(gm):
+            return Result(0)
+        writer = _Writer(gm, context, inputs)
+        rewritten = 0
+        for node in list(gm.graph.nodes):
+            if node.op == "call_function" and node not in writer.new and (_reads_scalar(node) or _is_scalar(node)):
+                with gm.graph.inserting_before(node):
+                    writer.rewrite(node)
+                rewritten += 1
+        for node in reversed(list(gm.graph.nodes)):
+            if _is_scalar(node) and not node.users:
+                gm.graph.erase_node(node)
+        gm.recompile()
+        return Result(rewritten)
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        left = [node.name for node in gm.graph.nodes if _is_scalar(node)]
+        return f"floats are left: {', '.join(left)}" if left else None
+
+
+def liftable(gm: GraphModule) -> bool:
+    """Whether the pass knows every op of the graph that takes a symbolic float."""
+    nodes = (node for node in gm.graph.nodes if node.op == "call_function")
+    return all(_known(node) for node in nodes if _reads_scalar(node) or _is_scalar(node))
+
+
+def reads_on_host(gm: GraphModule) -> bool:
+    """Whether the graph reads a tensor's value on the host."""
+    return bool(gm.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default))
+
+
+_FILLS = (aten.full.default, aten.full_like.default, aten.scalar_tensor.default)
+_VALUED = {aten.addcmul.default: aten.mul.Tensor, aten.addcdiv.default: aten.div.Tensor}
+_SPECIAL = (aten.rsub.Scalar, aten.lerp.Scalar, aten._foreach_add.List, *_FILLS, *_VALUED)
+
+
+def _known(node: Node) -> bool:
+    if _is_scalar(node):
+        return node.target in _ARITHMETIC or node.target is aten._local_scalar_dense.default
+    return node.target in _TAKES_TENSOR or node.target in _EACH or node.target in _SPECIAL
+
+
+def _is_scalar(node: object) -> bool:
+    return isinstance(node, Node) and isinstance(node.meta.get("val"), SymFloat)
+
+
+def _reads_scalar(node: Node) -> bool:
+    return any(_is_scalar(source) for source in node.all_input_nodes)
+
+
+class _Writer:
+    """Holds the 0-dim tensor of every symbolic float."""
+
+    def __init__(self, gm: GraphModule, context: Context, inputs: list[Node]) -> None:
+        self._graph, self._mode = gm.graph, context.mode
+        self.new: set[Node] = set()
+        tensors = (
+            n.meta["val"] for n in gm.graph.find_nodes(op="placeholder") if isinstance(n.meta["val"], torch.Tensor)
+        )
+        self._device = next(tensors).device
+        self._of: dict[Node, Node] = {}
+        if inputs:
+            self._one_input(inputs)
+
+    def _one_input(self, inputs: list[Node]) -> None:
+        with self._graph.inserting_before(inputs[0]):
+            numbers = self._graph.placeholder(NUMBERS)
+        with self._mode:
+            numbers.meta["val"] = torch.empty(len(inputs), dtype=torch.float64, device=self._device)
+        first = next(node for node in self._graph.nodes if node.op != "placeholder")
+        with self._graph.inserting_before(first):
+            for at, node in enumerate(inputs):
+                self._of[node] = self._call(aten.select.int, numbers, 0, at)
+
+    def rewrite(self, node: Node) -> None:
+        """Rules 1 to 3, by the tables."""
+        if node.target is aten._local_scalar_dense.default:
+            self._of[node] = self._call(prims.convert_element_type.default, node.args[0], torch.float64)
+            return
+        if _is_scalar(node):
+            given = [self._number(value) for value in node.args]
+            self._of[node] = self._call(_ARITHMETIC[node.target], *given)
+            return
+        new = self._tensor_op(node)
+        if "fxamp_each" in new.meta:
+            return
+        node.replace_all_uses_with(new)
+        self._graph.erase_node(node)
+
+    def _tensor_op(self, node: Node) -> Node:
+        target, kwargs = node.target, dict(node.kwargs)
+        args = list(node.args)
+        if target is aten.rsub.Scalar:
+            alpha = args[2] if len(args) > 2 else kwargs.get("alpha", 1)
+            scaled = args[0] if alpha == 1 else self._call(aten.mul.Tensor, args[0], self._operand(alpha, node))
+            return self._call(aten.sub.Tensor, self._operand(args[1], node), scaled)
+        if target in _VALUED:
+            scaled = self._call(_VALUED[target], *args[1:])
+            return self._call(
+                aten.add.Tensor, args[0], self._call(aten.mul.Tensor, scaled, self._operand(kwargs["value"], node))
+            )
+        if target is aten.lerp.Scalar:
+            return self._call(aten.lerp.Tensor, *args[:2], self._operand(args[2], node))
+        if target in _FILLS:
+            fill = args[0] if target is aten.scalar_tensor.default else args[1]
+            shape = list(node.meta["val"].shape)
+            return self._call(aten.clone.default, self._call(aten.expand.default, self._operand(fill, node), shape))
+        if target is aten._foreach_add.List:
+            alpha = kwargs.pop("alpha")
+            scaled = self._call(aten._foreach_mul.Tensor, args[1], self._operand(alpha, node))
+            return self._call(aten._foreach_add.List, args[0], self._items(scaled))
+        if target in _EACH:
+            return self._each(node)
+        if target not in _TAKES_TENSOR:
+            raise NotImplementedError(f"{target} takes a float that the table cannot make a tensor")
+        if "alpha" in kwargs:
+            alpha = self._operand(kwargs.pop("alpha"), node)
+            args[1] = self._call(aten.mul.Tensor, self._operand(args[1], node), alpha)
+        return self._call(_TAKES_TENSOR[target], *(self._operand(value, node) for value in args), **kwargs)
+
+    def _each(self, node: Node) -> Node:
+        """Rule 3, the op for each tensor: every ``getitem`` of the list becomes the op."""
+        count = len(node.meta["val"])
+        columns = [value if isinstance(value, (list, tuple)) else [value] * count for value in node.args]
+        results = []
+        for at in range(count):
+            dtype = node.meta["val"][at].dtype
+            given = [self._rounded(column[at], dtype) for column in columns]
+            results.append(self._call(_EACH[node.target], *given))
+        for user in list(node.users):
+            user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
+            self._graph.erase_node(user)
+        self._graph.erase_node(node)
+        results[0].meta["fxamp_each"] = True
+        return results[0]
+
+    def _items(self, listed: Node) -> list[Node]:
+        return [self._call(operator.getitem, listed, at) for at in range(len(listed.meta["val"]))]
+
+    def _operand(self, value: Any, node: Node) -> Any:
+        result = pytree.tree_leaves(node.meta["val"])[0]
+        return self._rounded(value, result.dtype)
+
+    def _rounded(self, value: Any, dtype: torch.dtype) -> Any:
+        """A symbolic float as a tensor that the op can take; other values as they are."""
+        if isinstance(value, (int, float)):
+            return self._call(aten.full.default, [], float(value), dtype=dtype, device=self._device)
+        if not _is_scalar(value):
+            return value
+        return self._call(prims.convert_element_type.default, self._of[value], dtype)
+
+    def _number(self, value: Any) -> Node:
+        if isinstance(value, Node):
+            return self._of[value]
+        return self._call(aten.full.default, [], float(value), dtype=torch.float64, device=self._device)
+
+    def _call(self, op: Any, *args: Any, **kwargs: Any) -> Node:
+        node = self._graph.call_function(op, args, kwargs)
+        self.new.add(node)
+
+        def value(given: Node) -> Any:
+            return given.meta["val"]
+
+        with self._mode:
+            node.meta["val"] = op(*map_arg(args, value), **map_arg(kwargs, value))
+        return node
