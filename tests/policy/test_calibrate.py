@@ -15,6 +15,7 @@ from fxamp.policy.module_globs import covers_module
 from fxamp.tools.policy.batches import load_work
 from fxamp.tools.policy.calibrate_rules import globs_for
 from fxamp.tools.policy.command import main
+from fxamp.tools.policy.evidence import gather
 from fxamp.tools.policy.ranges import Format, Range
 
 MODEL = """
@@ -166,6 +167,52 @@ def test_a_policy_file_is_extended_from_beside_it(tmp_path: Path, capsys: pytest
     assert Policy.load(patch).loss_scale == Policy.load(mine).loss_scale
     status, _, err = run(capsys, planted(tmp_path, "1.0"), "--policy", str(mine), "--output", str(mine))
     assert status == 2 and "is the policy to extend" in err
+
+
+INSIDE = """
+import torch
+from torch.utils.checkpoint import checkpoint
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.mm(x, x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.side = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def block(self, x):
+        return (self.inner(x) * 1e6).tanh()
+
+    def forward(self, x):
+        x = checkpoint(self.block, x, use_reentrant=False)
+        x = torch.cond(x.sum() > 1e9, lambda y: torch.addmm(y, y, y), lambda y: torch.bmm(y[None], y[None])[0], (x,))
+        with torch.autocast("cpu", dtype=torch.float16):
+            return self.side(Cube.apply(x))
+
+torch.manual_seed(0)
+model, inputs = Net(), torch.randn(4, 4)
+"""
+
+
+def test_bodies_are_watched_in_float32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, INSIDE)
+    status, out, err = run(capsys, file)
+    assert status == 0 and "mul.Tensor" in out and "exceed float16's 65504" in out
+    line = next(line for line in err.splitlines() if "not watched" in line)
+    assert "addmm in" in line and "mm in" in line and "bmm" not in line
+    samples = gather(load_work(file, print), Policy.load("cpu-float16"), True, print).samples
+    (result,) = [s.forward for s in samples if s.place.module == "side" and s.what == "result"]
+    assert result.amax != torch.tensor(result.amax).half().item(), "the region would have rounded it"
+    wanted = {"aten::tanh.default", "aten::bmm.default", "aten::linear.default"}
+    assert wanted <= {sample.place.op for sample in samples if sample.gradient.count}
 
 
 REFUSALS = {

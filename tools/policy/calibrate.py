@@ -95,6 +95,10 @@ def _calibrate(given: Namespace) -> None:
     if given.loss_scale is not None and policy.lower_precision_fp != "float16":
         raise OptionError(f"--loss-scale is for float16; policy {name!r} computes in {policy.lower_precision_fp}")
     evidence = gather(work, policy, not given.inference, _say)
+    unseen = {sample.place for sample in evidence.unseen} - {sample.place for sample in evidence.samples}
+    if unseen:
+        words = ", ".join(sorted(f"{short(place.op)} in {place.module or 'the root module'}" for place in unseen))
+        _say(f"not watched, as it is in a branch not taken or inside an autograd.Function: {words}")
     limits = Limits(Format.of_name(policy.lower_precision_fp), _shift(given, policy, evidence), given.underflow)
     low = [sample for sample in evidence.samples if not sample.raised]
     troubles = [trouble for sample in low for trouble in limits.troubles(sample)]

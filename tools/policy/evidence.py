@@ -32,11 +32,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All samples, in the order of the graphs; how many batches ran, and how many graphs they made."""
+    """All samples, in the order of the graphs; how many batches ran, and how many graphs they made.
+
+    ``unseen`` are the values of calls that were not run, or not in a way that can be watched: those in the branch of a
+    cond that no batch took, and inside of a custom autograd.Function.
+    """
 
     samples: tuple[Sample, ...]
     batches: int
     graphs: int
+    unseen: tuple[Sample, ...] = ()
 
 
 def gather(work: Work, policy: Policy, gradients: bool, progress: Callable[[str], None]) -> Evidence:
@@ -55,9 +60,11 @@ def gather(work: Work, policy: Policy, gradients: bool, progress: Callable[[str]
             _run(work, compiled, batch, watcher, count)
             progress(f"batch {count}: {len(watcher.graphs)} graphs so far")
     torch._dynamo.reset()
-    samples = tuple(sample for graph in watcher.graphs for sample in graph.samples())
+    every = [sample for graph in watcher.graphs for sample in graph.samples()]
+    samples = tuple(sample for sample in every if sample.forward.count)
     _require_something(work.file, policy, samples, count, gradients)
-    return Evidence(samples, count, len(watcher.graphs))
+    unseen = tuple(sample for sample in every if not sample.forward.count)
+    return Evidence(samples, count, len(watcher.graphs), unseen)
 
 
 def _run(work: Work, compiled: Callable[..., Any], batch: Batch, watcher: "_Watcher", number: int) -> None:
@@ -139,13 +146,12 @@ class _Graph:
         }
 
     def samples(self) -> list[Sample]:
-        """The values of all calls that were run."""
+        """The values of all calls, run or not."""
         return [
             Sample(use.place, what, use.raised, *ranges[name])
             for uses, ranges in zip(self.watched.uses, self.ranges, strict=True)
             for use in uses
             for name, what in use.values.items()
-            if ranges[name][0].count
         ]
 
 

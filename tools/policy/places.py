@@ -89,15 +89,20 @@ def _computes(node: Node) -> bool:
 
 
 def _labels(node: Node) -> Iterator[tuple[str, str]]:
-    """The names of the float32 values that a call reads and makes, each with what it is to the call."""
+    """The names of the floating values that a call reads and makes, each with what it is to the call.
+
+    In an autocast region of the program they were captured in 16 bits; it is watched in float32 nevertheless.
+    """
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     for name, given in (*zip(names, node.args, strict=False), *node.kwargs.items()):
         for source in pytree.tree_leaves(given):
-            if isinstance(source, Node) and _dtype(source) is torch.float32:
+            if isinstance(source, Node) and _dtype(source) in _CASTABLE:
                 yield source.name, _WORDS.get(name, name)
-    if _dtype(node) is torch.float32:
+    if _dtype(node) in _CASTABLE:
         yield node.name, "result"
 
+
+_CASTABLE = (torch.float32, torch.float16, torch.bfloat16)
 
 #: What arguments are called that the schemas name after the method's object.
 _WORDS = {"self": "input", "other": "second input", "mat2": "second input", "tensors": "input"}
