@@ -7,6 +7,8 @@ from fxamp.listing.model import TensorType
 
 _DTYPE = re.compile(r"[a-z]+[0-9]*[a-z0-9_]*")
 _SYMBOL = re.compile(r"Sym\((.*)\)", re.DOTALL)
+#: Longer numbers are no sizes; int() refuses them from 4300 digits on.
+_DIGITS = 100
 _OPENING, _CLOSING = "([{", ")]}"
 
 
@@ -35,7 +37,7 @@ def symbol(text: str) -> str:
 
 
 def _size(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS else text
 
 
 def _closing(text: str) -> int | None:

@@ -158,9 +158,11 @@ class _Reader:
 
     def _text(self, value: ast.expr) -> str:
         line = self._lines[value.lineno - 1]
-        if value.end_lineno != value.lineno or not line.isascii():
+        if value.end_lineno != value.lineno:
             return ast.unparse(value)
-        return line[value.col_offset : value.end_col_offset]
+        if line.isascii():
+            return line[value.col_offset : value.end_col_offset]
+        return line.encode()[value.col_offset : value.end_col_offset].decode()  # ast counts bytes
 
     def _error(self, line: int, what: str) -> ListingError:
         return ListingError(f"{self._where}{self._first + line - 1}: {what}")

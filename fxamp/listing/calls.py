@@ -104,7 +104,9 @@ def _by_getattr(function: ast.expr) -> str | None:
     if not isinstance(function, ast.Call) or len(function.args) != 2 or dotted(function.func) != "getattr":
         return None
     owner, name = dotted(function.args[0]), function.args[1]
-    return f"{owner}.{name.value}" if owner is not None and isinstance(name, ast.Constant) else None
+    if owner is None or not isinstance(name, ast.Constant) or not isinstance(name.value, str):
+        return None
+    return f"{owner}.{name.value}"
 
 
 def _function(path: str) -> str:

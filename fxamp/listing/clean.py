@@ -30,6 +30,7 @@ class Block:
 
 def plain_lines(text: str) -> list[str]:
     """The lines of ``text`` without terminal colours and the prefixes of torch's log."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")  # as Python counts lines
     if "\x1b" in text:
         text = _COLOUR.sub("", text)
     return [_LOG_PREFIX.sub("", line, count=1) if line[:1] in "VDIWEC[" else line for line in text.split("\n")]

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 PREFIX = "# fxamp: "
 
 _FIELD = re.compile(r'([A-Za-z_]+)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?:\s+|$)')
-_BARE = re.compile(r"[^\s\"\\\x00-\x1f\x7f]+")
+_BARE = re.compile(r"[^\s\"\\\x00-\x1f\x7f\ud800-\udfff]+")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def write_comment(fields: Iterable[tuple[str, str]]) -> str:
@@ -39,7 +40,10 @@ def read_comment(line: str) -> list[tuple[str, str]]:
 
 
 def _value(value: str) -> str:
-    return value if _BARE.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+    if _BARE.fullmatch(value):
+        return value
+    # A lone surrogate, as in the name of a file that is not UTF-8, can only be written as an escape.
+    return json.dumps(value, ensure_ascii=bool(_SURROGATE.search(value)))
 
 
 def _unquoted(text: str) -> str:

@@ -1,5 +1,6 @@
 """The fields of a dump's comments, as the values of an entry or of a whole listing."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,9 @@ _TEXTS = {
     "inserted": "inserted",
     "verbatim": "verbatim",
 }
+#: A part of a rule up to the next ``|`` that is not escaped.
+_PART = re.compile(r"(?:^|(?<=\|))((?:[^|\\]|\\.)*)(?:\||$)", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _OF_A_RULE = ("rule", "at", "cast", "why")
 _OF_A_GRAPH = ("stage", "policy", "device", "chosen", "ended")
 
@@ -91,7 +95,8 @@ def _number(what: str, text: str) -> int:
 
 def _rule(text: str) -> RuleRef:
     """A rule as :func:`fxamp.listing.write.write_rule` wrote it."""
-    name, origin, cast, why = [*text.split("|", 3), "", "", ""][:4]
+    parts = [_ESCAPED.sub(r"\1", part) for part in _PART.findall(text)]
+    name, origin, cast, why = [*parts, "", "", "", ""][:4]
     return RuleRef(name, origin, cast, why)
 
 

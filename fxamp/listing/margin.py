@@ -8,7 +8,7 @@ from fxamp.listing.comments import PREFIX, read_comment
 from fxamp.listing.fields import Fields
 from fxamp.listing.model import Source
 
-_FILE = re.compile(r"# File: (.*?):(\d+) in (.*?), code: ?(.*)")
+_FILE = re.compile(r"# File: (.*?):(\d{1,18}) in (.*?), code: ?(.*)")
 
 
 class Note(NamedTuple):

@@ -9,6 +9,7 @@ The text is Python, and only ever parsed: nothing of it is executed, imported or
 
 import ast
 import gc
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,19 +51,19 @@ def parse_text(text: str, file: str) -> Document:
     if not text.strip():
         raise ListingError(f"{file} is empty; accepted: {_ACCEPTED}")
     lines = plain_lines(text)
-    warnings: list[str] = []
+    notes: list[str] = []
     with _no_collection():
-        graphs = [_graph(block, file, warnings) for block in blocks(lines)]
+        graphs = [_graph(block, file, notes) for block in blocks(lines)]
     if not graphs:
         raise ListingError(f"{file} holds no graph: no class of torch.nn.Module with a forward; accepted: {_ACCEPTED}")
     if "def load_args(" in text:
         graphs[0] = input_types(graphs[0], "\n".join(lines), file)
-    return Document(tuple(graphs), tuple(warnings))
+    return Document(tuple(graphs), tuple(notes))
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Pause the garbage collector: trees hold no cycles, and walking millions of their nodes again and again is slow."""
+    """Pause the garbage collector: trees hold no cycles, and walking millions of their nodes is slow."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -72,11 +73,11 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _graph(block: Block, file: str, warnings: list[str]) -> Listing:
+def _graph(block: Block, file: str, notes: list[str]) -> Listing:
     tree = _syntax(block, file)
-    about, ours = _about(block, file, warnings)
+    about, ours = _about(block, file, notes)
     try:
-        listing = read_class(tree, block, ours, f"{file}:", warnings)
+        listing = read_class(tree, block, ours, f"{file}:", notes)
     except RecursionError:
         raise ListingError(f"{file}:{block.line}: {block.name} is nested too deeply to be read") from None
     if not ours:
@@ -86,7 +87,9 @@ def _graph(block: Block, file: str, warnings: list[str]) -> Listing:
 
 def _syntax(block: Block, file: str) -> ast.ClassDef:
     try:
-        (tree,) = ast.parse(block.text).body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the text's own escapes and comparisons
+            (tree,) = ast.parse(block.text).body
     except SyntaxError as error:
         line = block.line + (error.lineno or 1) - 1
         at_end = (error.lineno or 1) >= block.text.rstrip().count("\n") + 1
@@ -100,7 +103,7 @@ def _syntax(block: Block, file: str) -> ast.ClassDef:
     return tree
 
 
-def _about(block: Block, file: str, warnings: list[str]) -> tuple[dict[str, Any], bool]:
+def _about(block: Block, file: str, notes: list[str]) -> tuple[dict[str, Any], bool]:
     """What the comments above a class say of the whole graph, and whether they are fxamp's."""
     comments = [line for line in block.head if line.startswith(PREFIX)]
     fields: Fields = []
@@ -110,7 +113,7 @@ def _about(block: Block, file: str, warnings: list[str]) -> tuple[dict[str, Any]
         about, unknown = graph_fields(fields)
     except ValueError as error:
         raise ListingError(f"{file}:{max(1, block.line - 1)}: {error}") from error
-    warnings += [f"{file}:{block.line}: unknown key {key!r} in fxamp's comment" for key in unknown]
+    notes += [f"{file}:{block.line}: unknown key {key!r} in fxamp's comment" for key in unknown]
     return (about, True) if comments else ({}, False)
 
 

@@ -25,6 +25,8 @@ _DTYPES = {
 def input_types(listing: Listing, text: str, file: str) -> Listing:
     """``listing`` with the types that ``load_args`` of the whole file ``text`` gives to its inputs, in order.
 
+    Without a function of that name, as where only a comment speaks of it, ``listing`` itself.
+
     Raises ListingError if they do not fit together.
     """
     try:
@@ -32,8 +34,14 @@ def input_types(listing: Listing, text: str, file: str) -> Listing:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 1
         raise ListingError(f"{file}:{line}: not a runnable graph: {error}; is it truncated?") from error
-    function = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "load_args")
-    inputs = _inputs(function)
+    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "load_args")
+    function = next(functions, None)
+    if function is None:
+        return listing
+    try:
+        inputs = _inputs(function)
+    except RecursionError:
+        raise ListingError(f"{file}:{function.lineno}: load_args is nested too deeply to be read") from None
     places = [at for at, entry in enumerate(listing.entries) if entry.kind == "placeholder"]
     if len(inputs) != len(places):
         raise ListingError(

@@ -1,6 +1,7 @@
 """A listing as text, in the form that ``GraphModule.print_readable`` writes and :mod:`fxamp.listing.parse` reads back.
 
 The text is Python that nobody runs. It depends on the listing alone: the same graph gives the same text.
+All of a listing is in it, but for the source lines of inputs.
 """
 
 from collections.abc import Iterator
@@ -106,5 +107,6 @@ def _entry_fields(entry: Entry) -> Iterator[tuple[str, str]]:
 
 
 def write_rule(rule: RuleRef) -> str:
-    """Return ``rule`` as one value of a comment: ``id|origin|cast|why``."""
-    return "|".join((rule.id, rule.origin, rule.cast, rule.why))
+    r"""Return ``rule`` as one value of a comment: ``id|origin|cast|why``; a ``|`` or ``\`` inside a part is escaped."""
+    parts = (rule.id, rule.origin, rule.cast, rule.why)
+    return "|".join(part.replace("\\", "\\\\").replace("|", "\\|") for part in parts)
