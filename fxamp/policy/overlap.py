@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from fxamp.policy.comparisons import SIZES, parse, size_meets
-from fxamp.policy.conditions import ArgCondition, Plain
+from fxamp.policy.conditions import ArgCondition
 from fxamp.policy.glob_overlap import common_name
 from fxamp.policy.rule import Rule
+from fxamp.policy.site import Plain
 
 
 def implied(rule: Rule, by: Sequence[Rule]) -> bool:
