@@ -268,12 +268,18 @@ def test_wrong_options_are_one_line(capsys: pytest.CaptureFixture[str], argument
     assert (status, out) == (2, "") and message in err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@given(
-    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=30),
-    shift=st.integers(-20, 20),
+#: Numbers whose exponents lie around float16's limits, and whose mantissas lie around the last one that rounds down.
+NUMBERS = st.builds(
+    lambda mantissa, exponent, sign: sign * mantissa * 2.0**exponent,
+    st.sampled_from([0.0, 0.5, 0.75, 1 - 2.0**-8, 1 - 2.0**-9, 1 - 2.0**-10, 1 - 2.0**-12, 1 - 2.0**-13]),
+    st.integers(-30, 30) | st.integers(-140, -120) | st.integers(120, 128),
+    st.sampled_from([1, -1]),
 )
-@settings(max_examples=60)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@given(values=st.lists(NUMBERS, min_size=1, max_size=30), shift=st.integers(-12, 12))
+@settings(max_examples=150)
 def test_shares_are_those_of_casting(dtype: torch.dtype, values: list[float], shift: int) -> None:
     whole = torch.tensor(values, dtype=torch.float64)
     seen = Range(Format.of(dtype))
