@@ -8,7 +8,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LOG_PREFIX = re.compile(
     r"(?:\[rank\d+\]:)?[VDIWEC]\d{4} \d\d:\d\d:\d\d(?:\.\d+)? \S+ [^\]\s]+:\d+\](?: \[[^\]]*\])* ?"
 )
-_CLASS = re.compile(r"(\s*)class\s+(\S+?)\s*\((?:torch\.)?(?:nn\.)?Module\)\s*:")
+# TORCH_LOGS prints the file of the graph's code before the class.
+_CLASS = re.compile(r"(\s*)(?:(?:<[^>#]*>\S*|[^#\"']*\.py) )?class\s+(\S+?)\s*\((?:torch\.)?(?:nn\.)?Module\)\s*:")
 _FORWARD = re.compile(r"(\s*)def\s+forward\s*\(")
 _TITLE = re.compile(r"(?i)\b(captured|forward|backward|joint|inference)\b.*graph|graph.*\b(forward|backward|joint)\b")
 
