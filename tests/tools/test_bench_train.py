@@ -72,11 +72,11 @@ def test_medians_lie_within_the_spread_and_the_baselines_ratios_are_one(document
     assert document["baseline"] == "eager-float32"
     for each in document["contenders"]:
         assert len(each["seconds"]) == 3
-        for values in (each["step"], each["step_ratio"]):
+        for values in (each["step"], each["step_ratio"], each["cpu_ratio"]):
             assert 0 < values["low"] <= values["median"] <= values["high"]
         assert min(each["seconds"]) <= each["step"]["median"] <= max(each["seconds"])
     base = _contender(document, "eager-float32")
-    assert set(base["step_ratio"].values()) == {1.0}
+    assert set(base["step_ratio"].values()) == set(base["cpu_ratio"].values()) == {1.0}
     assert {value for value in base["ratios"].values() if value is not None} == {1.0}
     assert base["loss_distance"] == 0
 

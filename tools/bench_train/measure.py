@@ -29,6 +29,7 @@ class _Runner:
     warm: Mapping[str, Any] = field(default_factory=dict)
     end: Mapping[str, Any] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
     failed: str = ""
 
 
@@ -77,7 +78,9 @@ def _start(runner: _Runner, plan: Plan, cache: Path, stack: ExitStack, say: Say)
 
 def _round(runner: _Runner, plan: Plan) -> None:
     assert runner.process is not None
-    runner.seconds.append(runner.process.ask("steps", count=plan.steps)["seconds"])
+    answer = runner.process.ask("steps", count=plan.steps)
+    runner.seconds.append(answer["seconds"])
+    runner.cpu_seconds.append(answer["cpu"])
 
 
 def _finish(runner: _Runner) -> None:
@@ -95,6 +98,7 @@ def _result(runner: _Runner) -> Measured:
         name=runner.name,
         label=label,
         seconds=tuple(runner.seconds),
+        cpu_seconds=tuple(runner.cpu_seconds),
         cold=_compiling(runner.cold, step) if compiled else None,
         warm=_compiling(runner.warm, step) if compiled else None,
         graphs=runner.end["graphs"],

@@ -29,9 +29,10 @@ def spread(values: Sequence[float]) -> Spread:
 class Measured:
     """One contender's numbers.
 
-    ``seconds``: of a step, one value a round. ``cold`` and ``warm``: seconds of compiling with empty caches, and again
-    in another process with those caches; None for eager code. ``graphs``: compiled graphs at the end, of which
-    ``graphs_at_first`` were compiled by the first steps; ``breaks``: graph breaks. ``losses``: of every step.
+    ``seconds``: of a step, one value a round. ``cpu_seconds``: CPU time of the process for it, which other work on the
+    machine disturbs less; of a GPU's step it is the host's part. ``cold`` and ``warm``: seconds of compiling with empty
+    caches, and again in another process with those caches; None for eager code. ``graphs``: compiled graphs at the end,
+    of which ``graphs_at_first`` were compiled by the first steps; ``breaks``: graph breaks. ``losses``: of every step.
     ``observed``: the fields of :class:`~fxamp.tools.bench_train.observe.Observed`. ``failed``: why there are no
     numbers, ``""`` if there are.
     """
@@ -39,6 +40,7 @@ class Measured:
     name: str
     label: str
     seconds: tuple[float, ...] = ()
+    cpu_seconds: tuple[float, ...] = ()
     cold: float | None = None
     warm: float | None = None
     graphs: int = 0
@@ -67,9 +69,12 @@ class Comparison:
     def step_ratio(self, measured: Measured) -> Spread | None:
         """Time of a step over the baseline's, taken round by round: both were measured within seconds of each other."""
         base = self.named(self.baseline)
-        if base is None or measured.failed:
-            return None
-        return spread([mine / theirs for mine, theirs in zip(measured.seconds, base.seconds, strict=True)])
+        return None if base is None else _ratios(measured.seconds, base.seconds)
+
+    def cpu_ratio(self, measured: Measured) -> Spread | None:
+        """CPU time of a step over the baseline's, round by round."""
+        base = self.named(self.baseline)
+        return None if base is None else _ratios(measured.cpu_seconds, base.cpu_seconds)
 
     def ratio(self, measured: Measured, name: str) -> float | None:
         """A number of ``observed``, or the field ``name``, over the baseline's; None without either, or over zero."""
@@ -90,10 +95,11 @@ class Comparison:
         return {"version": 1, **asdict(self), "contenders": contenders}
 
     def _derived(self, each: Measured) -> dict[str, Any]:
-        ratio = self.step_ratio(each)
+        ratio, cpu_ratio = self.step_ratio(each), self.cpu_ratio(each)
         return {
             "step": None if each.failed else asdict(spread(each.seconds)),
             "step_ratio": None if ratio is None else asdict(ratio),
+            "cpu_ratio": None if cpu_ratio is None else asdict(cpu_ratio),
             "ratios": {name: self.ratio(each, name) for name in RATIOS},
             "loss_distance": self.loss_distance(each),
         }
@@ -101,6 +107,11 @@ class Comparison:
 
 #: The numbers that are also given as ratios to the baseline's.
 RATIOS = ("memory_peak", "memory_activations", "cold", "warm", "casts", "cast_bytes")
+
+
+def _ratios(mine: Sequence[float], theirs: Sequence[float]) -> Spread | None:
+    """None if either was not measured."""
+    return spread([a / b for a, b in zip(mine, theirs, strict=True)]) if mine and theirs else None
 
 
 def value_of(measured: Measured, name: str) -> float | None:

@@ -1,6 +1,6 @@
 """A comparison as a table, for a terminal or as Markdown: ratios first, absolute numbers under the machine's name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tabulate import tabulate
 
@@ -48,9 +48,21 @@ def _step_ratio(comparison: Comparison, each: Measured) -> str:
     return MISSING if ratio is None else _spread(ratio)
 
 
+def _cpu_ratio(comparison: Comparison, each: Measured) -> str:
+    ratio = comparison.cpu_ratio(each)
+    return MISSING if ratio is None else _spread(ratio)
+
+
 def _step(comparison: Comparison, each: Measured) -> str:
-    measured = spread(each.seconds)
-    return _spread(Spread(1e3 * measured.low, 1e3 * measured.median, 1e3 * measured.high))
+    return _milliseconds(each.seconds)
+
+
+def _cpu(comparison: Comparison, each: Measured) -> str:
+    return _milliseconds(each.cpu_seconds) if each.cpu_seconds else MISSING
+
+
+def _milliseconds(seconds: Sequence[float]) -> str:
+    return _spread(spread([1e3 * value for value in seconds]))
 
 
 def _ratio(name: str, show: Callable[[float], str]) -> _Cell:
@@ -111,6 +123,8 @@ def _count(value: float) -> str:
 _ROWS: dict[str, _Cell] = {
     "step, ratio": _step_ratio,
     "step, ms": _step,
+    "its CPU time, ratio": _cpu_ratio,
+    "its CPU time, ms": _cpu,
     "peak memory": _ratio("memory_peak", size),
     "held for the backward": _ratio("memory_activations", size),
     "compiling, empty caches": _ratio("cold", _seconds),

@@ -64,9 +64,14 @@ def _warm_up(training: Any) -> dict[str, Any]:
 
 
 def _steps(training: Any, count: int) -> dict[str, Any]:
-    """Seconds of one of ``count`` steps, on average; a step before them, not timed, refills the caches."""
+    """Seconds of one of ``count`` steps, on average, elapsed and of this process's CPU time.
+
+    A step before them, not timed, refills the caches.
+    """
     training.step()
-    return {"seconds": _timed(training, count) / count}
+    before = time.process_time()
+    elapsed = _timed(training, count)
+    return {"seconds": elapsed / count, "cpu": (time.process_time() - before) / count}
 
 
 def _observe(training: Any) -> dict[str, Any]:
