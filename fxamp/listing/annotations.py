@@ -9,12 +9,19 @@ _DTYPE = re.compile(r"[a-z]+[0-9]*[a-z0-9_]*")
 _SYMBOL = re.compile(r"Sym\((.*)\)", re.DOTALL)
 #: Longer numbers are no sizes; int() refuses them from 4300 digits on.
 _DIGITS = 100
+_SUBCLASS = re.compile(r"[A-Za-z_]\w*\((.*)\)", re.DOTALL)
 _OPENING, _CLOSING = "([{", ")]}"
 
 
 @lru_cache(maxsize=4096)  # graphs repeat few types
 def tensor_type(text: str) -> TensorType | None:
-    """The type that an annotation names; strides are read over. None if it is not that of one tensor."""
+    """The type that an annotation names; strides are read over. None if it is not that of one tensor.
+
+    A subclass prints as ``"DTensor(f32[8, 16], S(0))"``: its type is that of the tensor that it stands for.
+    """
+    subclass = _SUBCLASS.fullmatch(text)
+    if subclass is not None:
+        text = next(iter(_split(subclass[1])), "")
     dtype, bracket, rest = text.partition("[")
     if not bracket or not _DTYPE.fullmatch(dtype):
         return None

@@ -6,7 +6,7 @@ from typing import Any
 
 from fxamp.errors import ListingError
 from fxamp.listing.annotations import symbol, tensor_type
-from fxamp.listing.calls import classify, names_in, operator_name
+from fxamp.listing.calls import classify, dotted, names_in, operator_name
 from fxamp.listing.clean import Block
 from fxamp.listing.fields import entry_fields
 from fxamp.listing.margin import Margin, read_margin
@@ -20,18 +20,25 @@ def read_class(tree: ast.ClassDef, block: Block, ours: bool, where: str, warning
     own comments. ``where`` begins messages. Raises ListingError.
     """
     margin = read_margin(block.text.split("\n"), ours)
+    warnings += [f"{where}{block.line + number - 1}: {why}" for number, why in margin.broken]
     reader = _Reader(block, margin, where, warnings)
     return reader.read(tree, block.name)
 
 
 @dataclass
 class _Graph:
-    """One graph while it is read; ``names`` leads from a name in the text to that of the node it stands for."""
+    """One graph while it is read.
+
+    ``names`` leads from a name in the text to that of the node it stands for, ``places`` from the name of a parameter
+    to the index of its entry. ``types`` are those that stand in statements of their own.
+    """
 
     bodies: frozenset[str]
     entries: list[Entry] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     attributes: dict[str, str] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+    types: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class _Reader:
@@ -51,23 +58,26 @@ class _Reader:
         self._inputs(functions["forward"], graph)
         for statement in functions["forward"].body:
             self._statement(statement, graph)
+        if not any(entry.kind == "output" for entry in graph.entries):
+            line = self._first + tree.lineno - 1
+            self._warnings.append(f"{self._where}{line}: {name} has no return; is it truncated?")
         entries = (entry if entry.name else replace(entry, name=entry.target) for entry in graph.entries)
         return Listing(name, tuple(entries), {node.name: self.read(node, node.name) for node in inner})
 
     def _inputs(self, function: ast.FunctionDef, graph: _Graph) -> None:
-        given = function.args
-        for argument in [*given.posonlyargs, *given.args, *given.kwonlyargs]:
-            if argument.arg == "self":
-                continue
+        for target, argument in _parameters(function.args):
             fields = self._fields(self._margin.inputs.get((function.lineno, argument.arg), []), function.lineno)
-            entry = Entry(argument.arg, "placeholder", argument.arg, **_types(argument.annotation) | fields)
-            graph.entries.append(entry)
-            graph.names[argument.arg] = argument.arg
+            self._input(Entry(argument.arg, "placeholder", target, **_types(argument.annotation) | fields), graph)
+
+    def _input(self, entry: Entry, graph: _Graph) -> None:
+        graph.places[entry.name] = len(graph.entries)
+        graph.entries.append(entry)
+        graph.names[entry.name] = entry.name
 
     def _statement(self, statement: ast.stmt, graph: _Graph) -> None:
         if isinstance(statement, ast.AnnAssign):
             if statement.value is None:
-                return self._type_input(statement, graph)
+                return self._type_input(ast.unparse(statement.target), _types(statement.annotation), graph)
             return self._assign(statement, statement.target, statement.value, statement.annotation, graph)
         if isinstance(statement, ast.Assign):
             return self._assign(statement, statement.targets[0], statement.value, None, graph)
@@ -91,30 +101,43 @@ class _Reader:
         if isinstance(value, ast.Constant) and value.value is None:
             return None  # the end of a value's life
         if not isinstance(target, ast.Name):
-            return None  # inputs that are unpacked; they are nodes already
+            return self._unpack(statement, names_in(target), value, graph)
         if isinstance(value, ast.Name):
-            return self._alias(target.id, value.id, graph)
+            return self._alias(target.id, value.id, annotation, graph)
         return self._node(statement, target.id, value, annotation, graph)
 
-    def _type_input(self, statement: ast.AnnAssign, graph: _Graph) -> None:
-        """torch.export unpacks its inputs first, and gives their types in statements of their own."""
-        name = ast.unparse(statement.target)
-        types = _types(statement.annotation)
-        graph.entries = [replace(entry, **types) if entry.name == name else entry for entry in graph.entries]
+    def _type_input(self, name: str, types: dict[str, Any], graph: _Graph) -> None:
+        """Inputs that are unpacked get their types first, in statements of their own."""
+        graph.types[name] = types
+        if name in graph.places:
+            at = graph.places[name]
+            graph.entries[at] = replace(graph.entries[at], **types)
 
-    def _alias(self, name: str, other: str, graph: _Graph) -> None:
+    def _unpack(self, statement: ast.stmt, names: list[str], value: ast.expr, graph: _Graph) -> None:
+        """``a, b, = fx_pytree.tree_flatten_spec([x], self._in_spec)``: the inputs of a graph whose caller gives trees.
+
+        The parameters themselves are no nodes.
+        """
+        if not isinstance(value, ast.Call) or not (dotted(value.func) or "").endswith("tree_flatten_spec"):
+            raise self._error(statement.lineno, "a graph gives a value one name, not several")
+        given = {entry.name: entry for entry in graph.entries}
+        graph.entries, graph.names, graph.places = [], {}, {}
+        for name in names:
+            entry = given.get(name, Entry(name, "placeholder", name))
+            self._input(replace(entry, **graph.types.get(name, {})), graph)
+
+    def _alias(self, name: str, other: str, annotation: ast.expr | None, graph: _Graph) -> None:
         """``l_x_ = L_x_`` gives an input its node's name; ``setitem = x`` names the write before it."""
         node = graph.names.get(other, other)
         last = graph.entries[-1] if graph.entries else None
         if last is not None and last.name == "" and node in last.inputs:
-            graph.entries[-1] = replace(last, name=name)
+            graph.entries[-1] = replace(last, name=name, **_types(annotation))
             graph.names[name] = name
             return
-        at = next((i for i, e in enumerate(graph.entries) if e.kind == "placeholder" and e.name == node == other), None)
-        if at is not None and name not in graph.names:
+        if other == node in graph.places and name not in graph.names:
+            at = graph.places.pop(other)
             graph.entries[at] = replace(graph.entries[at], name=name)
-            graph.names = {key: name if value == node else value for key, value in graph.names.items()}
-            node = name
+            graph.names[other] = node = name
         graph.names[name] = node
 
     def _write(self, statement: ast.stmt, target: str, parts: list[ast.expr], graph: _Graph) -> None:
@@ -166,6 +189,15 @@ class _Reader:
 
     def _error(self, line: int, what: str) -> ListingError:
         return ListingError(f"{self._where}{self._first + line - 1}: {what}")
+
+
+def _parameters(given: ast.arguments) -> list[tuple[str, ast.arg]]:
+    """The parameters after ``self``, each with its node's target: ``"*args"``, as torch names it."""
+    found = [("", argument) for argument in (*given.posonlyargs, *given.args)]
+    found += [("*", given.vararg)] if given.vararg else []
+    found += [("", argument) for argument in given.kwonlyargs]
+    found += [("**", given.kwarg)] if given.kwarg else []
+    return [(stars + argument.arg, argument) for stars, argument in found if argument.arg != "self"]
 
 
 def _types(annotation: ast.expr | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ use: ``torch.ops.aten.mm.default`` is ``aten::mm.default``, a packet without ove
 """
 
 import ast
+import builtins
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ _BINARY = {
     ast.BitXor: "xor",
 }
 _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Is: "is_"}
+_BUILTINS = frozenset(dir(builtins))
 _UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert", ast.Not: "not_"}
 
 
@@ -36,12 +38,12 @@ _LEAVES = (ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop,
 
 def classify(value: ast.expr, nodes: Mapping[str, str]) -> tuple[str, str]:
     """The kind and target of the node whose right-hand side is ``value``; ``nodes`` are the names of nodes so far."""
+    path = dotted(value)
+    if path is not None and path.startswith("self."):
+        return "get_attr", path.removeprefix("self.")
     if isinstance(value, ast.Call):
         return _call(value.func, nodes)
     if isinstance(value, ast.Attribute):
-        path = dotted(value)
-        if path is not None and path.startswith("self."):
-            return "get_attr", path.removeprefix("self.")
         return "call_function", "builtins.getattr"
     return "call_function", operator_name(value)
 
@@ -78,16 +80,26 @@ def names_in(value: ast.AST | None) -> list[str]:
 
 
 def dotted(value: ast.expr) -> str | None:
-    """``"torch.ops.aten"`` for a chain of attributes of a name, None for anything else."""
+    """``"torch.ops.aten"`` for a chain of attributes of a name, None for anything else.
+
+    Where an attribute is no identifier it is printed as ``getattr(self.layers, "0")``, which is ``"self.layers.0"``.
+    """
     parts: list[str] = []
-    while isinstance(value, ast.Attribute):
-        parts.append(value.attr)
-        value = value.value
-    return ".".join([value.id, *reversed(parts)]) if isinstance(value, ast.Name) else None
+    while not isinstance(value, ast.Name):
+        if isinstance(value, ast.Attribute):
+            parts.append(value.attr)
+            value = value.value
+            continue
+        named = _getattr(value)
+        if named is None:
+            return None
+        value, name = named
+        parts.append(name)
+    return ".".join([value.id, *reversed(parts)])
 
 
 def _call(function: ast.expr, nodes: Mapping[str, str]) -> tuple[str, str]:
-    path = dotted(function) or _by_getattr(function)
+    path = dotted(function)
     if path is None:
         method = isinstance(function, ast.Attribute)
         return ("call_method", f".{function.attr}") if method else ("call_function", "python.Call")  # type: ignore[attr-defined]
@@ -99,18 +111,18 @@ def _call(function: ast.expr, nodes: Mapping[str, str]) -> tuple[str, str]:
     return "call_function", _function(path)
 
 
-def _by_getattr(function: ast.expr) -> str | None:
-    """``"self.layers.0"`` for ``getattr(self.layers, "0")``: modules whose name is no identifier are printed so."""
-    if not isinstance(function, ast.Call) or len(function.args) != 2 or dotted(function.func) != "getattr":
+def _getattr(value: ast.expr) -> tuple[ast.expr, str] | None:
+    """The owner and the name of ``getattr(owner, "name")``."""
+    if not isinstance(value, ast.Call) or len(value.args) != 2 or value.keywords:
         return None
-    owner, name = dotted(function.args[0]), function.args[1]
-    if owner is None or not isinstance(name, ast.Constant) or not isinstance(name.value, str):
+    function, (owner, name) = value.func, value.args
+    if not isinstance(function, ast.Name) or function.id != "getattr" or not isinstance(name, ast.Constant):
         return None
-    return f"{owner}.{name.value}"
+    return (owner, name.value) if isinstance(name.value, str) else None
 
 
 def _function(path: str) -> str:
     if not path.startswith("torch.ops."):
-        return path.replace("_operator.", "operator.", 1) if path.startswith("_operator.") else path
+        return f"builtins.{path}" if path in _BUILTINS else path.replace("_operator.", "operator.", 1)
     namespace, _, op = path.removeprefix("torch.ops.").partition(".")
     return f"{namespace}::{op}" if op else path

@@ -31,7 +31,7 @@ class Block:
 
 def plain_lines(text: str) -> list[str]:
     """The lines of ``text`` without terminal colours and the prefixes of torch's log."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n")  # as Python counts lines
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")  # as Python counts lines
     if "\x1b" in text:
         text = _COLOUR.sub("", text)
     return [_LOG_PREFIX.sub("", line, count=1) if line[:1] in "VDIWEC[" else line for line in text.split("\n")]
@@ -69,8 +69,9 @@ def stage_of(title: str, file: str) -> str:
 
 def _end(lines: list[str], start: int, indent: int) -> int:
     for at in range(start + 1, len(lines)):
-        line = lines[at]
-        if line.strip() and len(line) - len(line.lstrip()) <= indent:
+        text = lines[at].lstrip()
+        # The arguments of a long "def forward(" end in a line of their own.
+        if text and not text.startswith(")") and len(lines[at]) - len(text) <= indent:
             return at
     return len(lines)
 

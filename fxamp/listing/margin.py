@@ -8,7 +8,8 @@ from fxamp.listing.comments import PREFIX, read_comment
 from fxamp.listing.fields import Fields
 from fxamp.listing.model import Source
 
-_FILE = re.compile(r"# File: (.*?):(\d{1,18}) in (.*?), code: ?(.*)")
+#: An annotation, what is recomputed, or "Backward of forward node:" may stand before the place.
+_FILE = re.compile(r"#.*? File: (.*?):(\d{1,18}) in (.*?), code: ?(.*)")
 
 
 class Note(NamedTuple):
@@ -20,10 +21,14 @@ class Note(NamedTuple):
 
 @dataclass
 class Margin:
-    """Notes by the line number of their statement, and of inputs by the line of ``def forward`` and their name."""
+    """Notes by the line number of their statement, and of inputs by the line of ``def forward`` and their name.
+
+    ``broken`` are the comments of fxamp's form that cannot be read: line number and why.
+    """
 
     lines: dict[int, Note] = field(default_factory=dict)
     inputs: dict[tuple[int, str], Fields] = field(default_factory=dict)
+    broken: list[tuple[int, str]] = field(default_factory=list)
 
 
 def read_margin(lines: list[str], ours: bool) -> Margin:
@@ -39,18 +44,18 @@ def read_margin(lines: list[str], ours: bool) -> Margin:
         text = line.strip()
         if text.startswith("#"):
             if text.startswith(PREFIX):
-                found = _fields(text)
+                found = _fields(text, number, margin)
                 if found and found[0][0] == "input":
                     inputs[found[0][1]] = found
                 else:
                     fields = found
-            elif text.startswith("# File: "):
+            elif " File: " in text:
                 source = _source(text)
-            elif text.startswith("# No stacktrace found"):
+            elif "No stacktrace found" in text:
                 source = None
             continue
-        if not text:
-            continue
+        if not text or (not ours and text.startswith("return")):
+            continue  # torch writes no comment for what is returned
         if text.startswith(("def ", "class ")):
             margin.inputs |= {(number, name): given for name, given in inputs.items()}
             source, fields, inputs = None, [], {}
@@ -62,11 +67,12 @@ def read_margin(lines: list[str], ours: bool) -> Margin:
     return margin
 
 
-def _fields(text: str) -> Fields:
-    """The fields of a comment; a comment that only looks like one holds none."""
+def _fields(text: str, number: int, margin: Margin) -> Fields:
+    """The fields of a comment; one that cannot be read holds none, and is noted."""
     try:
         return read_comment(text)
-    except ValueError:
+    except ValueError as error:
+        margin.broken.append((number, str(error)))
         return []
 
 

@@ -9,9 +9,9 @@ The text is Python, and only ever parsed: nothing of it is executed, imported or
 
 import ast
 import gc
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fxamp.listing.clean import Block, blocks, plain_lines, stage_of
 from fxamp.listing.comments import PREFIX, read_comment
 from fxamp.listing.fields import Fields, graph_fields
 from fxamp.listing.model import Document, Listing
+from fxamp.listing.python import as_python, class_of
 from fxamp.listing.runnable import input_types
 
 _ACCEPTED = (
@@ -74,7 +75,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _graph(block: Block, file: str, notes: list[str]) -> Listing:
-    tree = _syntax(block, file)
+    tree, block = _syntax(block, file)
     about, ours = _about(block, file, notes)
     try:
         listing = read_class(tree, block, ours, f"{file}:", notes)
@@ -85,12 +86,14 @@ def _graph(block: Block, file: str, notes: list[str]) -> Listing:
     return Listing(block.name, listing.entries, listing.bodies, **about)
 
 
-def _syntax(block: Block, file: str) -> ast.ClassDef:
+def _syntax(block: Block, file: str) -> tuple[ast.ClassDef, Block]:
+    """The syntax of a graph's class, and the text it is of: the block's, or what is Python of it."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the text's own escapes and comparisons
-            (tree,) = ast.parse(block.text).body
+        return class_of(block.text), block
     except SyntaxError as error:
+        mended = as_python(block.text)
+        with suppress(SyntaxError, RecursionError, MemoryError, ValueError):
+            return class_of(mended), replace(block, text=mended)
         line = block.line + (error.lineno or 1) - 1
         at_end = (error.lineno or 1) >= block.text.rstrip().count("\n") + 1
         hint = "; the file ends here: is it truncated?" if at_end else ""
@@ -99,8 +102,6 @@ def _syntax(block: Block, file: str) -> ast.ClassDef:
         raise ListingError(
             f"{file}:{block.line}: {block.name} cannot be read: {error or 'too deeply nested'}"
         ) from None
-    assert isinstance(tree, ast.ClassDef)
-    return tree
 
 
 def _about(block: Block, file: str, notes: list[str]) -> tuple[dict[str, Any], bool]:
@@ -121,4 +122,6 @@ def _stage_by_inputs(listing: Listing) -> str:
     """AOTAutograd calls the gradients that enter a graph tangents."""
     if not any(e.kind == "placeholder" and e.name.startswith("tangents_") for e in listing.entries):
         return ""
-    return "joint" if "joint" in listing.name else "backward"
+    # Only a joint graph gives its results as the trees that its caller expects.
+    joint = any(e.kind == "output" and e.call.startswith("pytree.tree_unflatten(") for e in listing.entries)
+    return "joint" if joint else "backward"

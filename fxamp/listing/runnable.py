@@ -5,21 +5,14 @@ from dataclasses import replace
 
 from fxamp.errors import ListingError
 from fxamp.listing.model import Listing, TensorType
+from fxamp.listing.python import parse_quietly
 
-_DTYPES = {
-    "float64": "f64",
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "complex64": "c64",
-    "complex128": "c128",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint8": "u8",
-    "bool": "b8",
-}
+#: Names of dtypes that are not shortened by their kind's letter, as in ``float32``, ``f32``.
+_DTYPES = {"bfloat16": "bf16", "bool": "b8"}
+_KINDS = {"complex": "c", "float": "f", "uint": "u", "int": "i"}
+
+#: Calls of the reader that stand for one input each, of which the text gives no type.
+_UNTYPED = frozenset({"const", "unsupported", "generator", "opaque"})
 
 
 def input_types(listing: Listing, text: str, file: str) -> Listing:
@@ -30,7 +23,7 @@ def input_types(listing: Listing, text: str, file: str) -> Listing:
     Raises ListingError if they do not fit together.
     """
     try:
-        tree = ast.parse(text)
+        tree = parse_quietly(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 1
         raise ListingError(f"{file}:{line}: not a runnable graph: {error}; is it truncated?") from error
@@ -71,8 +64,8 @@ def _inputs(function: ast.FunctionDef) -> list[TensorType | str | None]:
         elif kind == "tensor":
             found.append(_tensor(call, keywords, devices))
         elif kind in ("symint", "symfloat", "symbool"):
-            found.append(ast.unparse(call.args[0]) if call.args else "")
-        elif kind in ("const_arg", "unsupported", "opaque"):
+            found.append(_symbol(call, keywords))
+        elif kind in _UNTYPED:
             found.append(None)
     return found
 
@@ -86,7 +79,25 @@ def _tensor(call: ast.Call, keywords: dict[str | None, ast.expr], devices: dict[
     )
     dtype = ast.unparse(keywords["dtype"]).removeprefix("torch.") if "dtype" in keywords else "float32"
     storage = call.args[0].id if isinstance(call.args[0], ast.Name) else ""
-    return TensorType(_DTYPES.get(dtype, dtype), sizes, devices.get(storage, "cpu"))
+    return TensorType(_short(dtype), sizes, devices.get(storage, "cpu"))
+
+
+def _symbol(call: ast.Call, keywords: dict[str | None, ast.expr]) -> str:
+    """``"s77"`` for ``symint(4, expr='s77')``; older writers give the number alone."""
+    expression = keywords.get("expr")
+    if isinstance(expression, ast.Constant):
+        return str(expression.value)
+    return ast.unparse(call.args[0]) if call.args else ""
+
+
+def _short(dtype: str) -> str:
+    """``"f8e4m3fn"`` for ``"float8_e4m3fn"``: the name by which torch prints a dtype in graphs."""
+    if dtype in _DTYPES:
+        return _DTYPES[dtype]
+    for name, letter in _KINDS.items():
+        if dtype.startswith(name):
+            return letter + dtype.removeprefix(name).replace("_", "")
+    return dtype
 
 
 def _device(value: ast.expr | None) -> str:

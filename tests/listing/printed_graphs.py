@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import default_partition
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
@@ -79,7 +80,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
 
 
 def graphs_of(program: Callable[..., Any], x: torch.Tensor, dynamic: bool = False) -> list[tuple[str, GraphModule]]:
-    """Dynamo's graph and AOTAutograd's of a call of ``program``, each with what it is."""
+    """Dynamo's graphs and AOTAutograd's of a call of ``program``, each with what it is, in the order they are made."""
     found: list[tuple[str, GraphModule]] = []
 
     def take(stage: str) -> Callable[..., Any]:
@@ -89,7 +90,11 @@ def graphs_of(program: Callable[..., Any], x: torch.Tensor, dynamic: bool = Fals
 
         return compiler
 
-    aot = aot_autograd(fw_compiler=take("forward"), bw_compiler=take("backward"))
+    def partition(gm: GraphModule, *rest: Any, **more: Any) -> tuple[GraphModule, GraphModule]:
+        found.append(("joint", gm))
+        return default_partition(gm, *rest, **more)
+
+    aot = aot_autograd(fw_compiler=take("forward"), bw_compiler=take("backward"), partition_fn=partition)
 
     def backend(gm: GraphModule, inputs: list[Any]) -> Any:
         found.append(("dynamo", gm))

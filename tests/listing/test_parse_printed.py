@@ -1,6 +1,5 @@
 """Every node of what torch prints is read as it is in the graph that was printed."""
 
-import operator
 from typing import Any
 
 import pytest
@@ -16,13 +15,11 @@ from fxamp.listing.parse import parse_text
 
 
 def expected_target(node: Node) -> str | None:
-    """The name that the text allows to tell; None for a Python function, which keeps the name it is printed with."""
-    known = isinstance(node.target, (OpOverload, HigherOrderOperator)) or node.op in ("get_attr", "call_module")
-    if node.op == "call_method":
-        return f".{node.target}"
-    if known or getattr(node.target, "__module__", "") == "_operator":
-        return op_name(node)
-    return None
+    """The name that the text allows to tell; None for a function outside of torch: its module's name is not printed."""
+    local = node.op == "call_function" and not isinstance(node.target, (OpOverload, HigherOrderOperator))
+    module = getattr(node.target, "__module__", None) or "torch"
+    known = module.partition(".")[0] in ("torch", "_operator", "builtins", "math")
+    return None if local and not known else op_name(node)
 
 
 def compare(gm: GraphModule, listing: Listing) -> int:
@@ -33,6 +30,7 @@ def compare(gm: GraphModule, listing: Listing) -> int:
         assert entry.kind == node.op and (entry.name == node.name or node.op == "output")
         assert list(entry.inputs) == [source.name for source in node.all_input_nodes], entry
         target = expected_target(node)
+        assert (entry.source is not None) == sourced(node), entry
         assert target is None or entry.target == target
         compare_types(node, entry)
         for attribute in entry.bodies:
@@ -42,7 +40,7 @@ def compare(gm: GraphModule, listing: Listing) -> int:
 
 def compare_types(node: Node, entry: Entry) -> None:
     value = node.meta.get("val", node.meta.get("example_value"))
-    if isinstance(value, torch.Tensor) and node.op not in ("output", "get_attr") and not is_write(node):
+    if isinstance(value, torch.Tensor) and node.op not in ("output", "get_attr"):
         (found,) = entry.values
         assert found.dtype == dtype_name(value.dtype)
         assert list(map(str, found.shape)) == list(map(str, value.shape))
@@ -51,9 +49,9 @@ def compare_types(node: Node, entry: Entry) -> None:
         assert entry.symbol == str(value)
 
 
-def is_write(node: Node) -> bool:
-    """Statements such as ``y[0] = 1`` are printed without a type."""
-    return node.target in (operator.setitem, operator.iadd, operator.imul)
+def sourced(node: Node) -> bool:
+    """Whether torch prints the user's line of a node; it does so for what is computed."""
+    return node.op not in ("placeholder", "output") and bool(node.stack_trace)
 
 
 @pytest.mark.parametrize("details", [False, True], ids=["plain", "strides-and-devices"])
@@ -61,25 +59,31 @@ def is_write(node: Node) -> bool:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_node_is_read(name: str, dynamic: bool, details: bool) -> None:
     graphs = graphs_of(*PROGRAMS[name], dynamic=dynamic)
-    assert [stage for stage, _ in graphs] == ["dynamo", "forward", "backward"]
+    assert [stage for stage, _ in graphs] == ["dynamo", "joint", "forward", "backward"]
 
     for stage, gm in graphs:
         text = gm.print_readable(print_output=False, include_stride=details, include_device=details)
         (listing,) = parse_text(text, "graph.txt").graphs
 
         assert compare(gm, listing) >= 5
-        assert listing.stage == ("backward" if stage == "backward" else "")
+        # A joint graph and a backward are told by their inputs.
+        assert listing.stage == (stage if stage in ("joint", "backward") else "")
         assert any(entry.source is not None and entry.source.file.endswith(".py") for entry in listing.entries)
 
 
 def test_several_graphs_in_one_text_are_read_in_order() -> None:
     graphs = graphs_of(*PROGRAMS["mlp"])
-    titles = {"dynamo": "TRACED GRAPH", "forward": " ===== Forward graph 0 =====", "backward": "===== Backward graph 0"}
+    titles = {
+        "dynamo": "TRACED GRAPH",
+        "joint": " ===== Joint graph 0 =====",
+        "forward": " ===== Forward graph 0 =====",
+        "backward": "===== Backward graph 0",
+    }
     text = "\n".join(f"{titles[stage]}\n {gm.print_readable(print_output=False)}\n" for stage, gm in graphs)
 
     document = parse_text(text, "log.txt")
 
-    assert [listing.stage for listing in document.graphs] == ["", "forward", "backward"]
+    assert [listing.stage for listing in document.graphs] == ["", "joint", "forward", "backward"]
     for (_, gm), listing in zip(graphs, document.graphs, strict=True):
         compare(gm, listing)
 
