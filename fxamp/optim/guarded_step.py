@@ -4,7 +4,7 @@ import logging
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -13,13 +13,15 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from fxamp.optim.borrow import RefusedError, replaced_step
 from fxamp.optim.complete import complete_state
-from fxamp.optim.layout import Layout, Origin, read_layout
+from fxamp.optim.layout import SAME, Layout, Origin, read_layout
 from fxamp.optim.lower import Wish, decompositions, lower_step, must_lift
 from fxamp.optim.state_dicts import plain_entry
 from fxamp.optim.trace import Traced, trace_step
 from fxamp.passes.lift_scalars import liftable
 
 log = logging.getLogger(__name__)
+
+NO_FLOAT64 = frozenset({"mps"})
 
 Compiled = tuple[Traced, Callable[..., None]]
 
@@ -79,6 +81,7 @@ class GuardedStep:
             return self._prepare(optimizer, Wish(scaled, clipped, True, self._lowering, self._mode))
         except RefusedError as refused:
             self._say(optimizer, str(refused))
+            self._restore(optimizer)
             return None
 
     def _prepare(self, optimizer: torch.optim.Optimizer, wish: Wish) -> "Prepared":
@@ -122,26 +125,25 @@ class GuardedStep:
 
     def _compile(self, optimizer: torch.optim.Optimizer, layout: Layout, wish: Wish) -> Compiled:
         self.compilations += 1
-        traced = None
-        if layout.floats():
-            traced = self._lifted(optimizer, layout, wish)
-        if traced is None:
-            traced = trace_step(optimizer, layout, lift=False, decompositions=decompositions(wish))
-            traced = baked(traced, layout.floats())
-            if must_lift(traced.module, wish) and not liftable(traced.module):
-                raise RefusedError("its step reads values on the host")
+        traced = self._trace(optimizer, layout, wish)
         compiled = traced, lower_step(traced, wish)
         self._compiled.setdefault((wish, layout.key()), []).append(compiled)
         return compiled
 
-    def _lifted(self, optimizer: torch.optim.Optimizer, layout: Layout, wish: Wish) -> Traced | None:
-        """The step with its floats as inputs; None where an op cannot take one: it is baked in, and recompiles."""
-        try:
-            traced = trace_step(optimizer, layout, lift=True, decompositions=decompositions(wish))
-        except RefusedError as refused:
-            log.debug("floats are baked in: %s", refused)
-            return None
-        return traced if not must_lift(traced.module, wish) or liftable(traced.module) else None
+    def _trace(self, optimizer: torch.optim.Optimizer, layout: Layout, wish: Wish) -> Traced:
+        """The best trace there is: floats as inputs rather than baked in, counters in float64 rather than float32."""
+        why = RefusedError("its step reads values on the host")
+        wides = (True, False) if layout.parameters[0].device.type not in NO_FLOAT64 else (False,)
+        for lift, wide in product((True, False) if layout.floats() else (False,), wides):
+            try:
+                traced = trace_step(optimizer, layout, lift, wide, decompositions(wish))
+            except RefusedError as refused:
+                log.debug("not traced with lift=%s, wide=%s: %s", lift, wide, refused)
+                why = refused
+                continue
+            if not must_lift(traced.module, wish) or liftable(traced.module):
+                return traced if lift else baked(traced, layout.floats())
+        raise why
 
     def _say(self, optimizer: torch.optim.Optimizer, why: str) -> None:
         if why not in self._said:
@@ -171,6 +173,17 @@ class GuardedStep:
             if plain or origin is None:
                 state[at] = plain
         return {**saved, "state": state}
+
+    def _restore(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take back the entries that are not born: the optimizer's own step comes next, and would believe them."""
+        born = self._born_owners()
+        for owner, origin in self._pending.items():
+            if id(owner) in born or owner not in optimizer.state:
+                continue
+            entry = optimizer.state.pop(owner)
+            if origin:
+                optimizer.state[owner] = {n: entry[n] if value is SAME else value for n, value in origin.items()}
+        self._loaded(optimizer)
 
     def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
         """Entries that were loaded are there; the next step makes the others."""

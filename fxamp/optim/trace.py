@@ -11,6 +11,7 @@ device chooses: ``born``, one bool for each such owner, which the first step tha
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from fxamp.optim.borrow import RefusedError, run_borrowed
+from fxamp.optim.counters import WideCounters, widened
 from fxamp.optim.layout import SAME, Layout, with_values
 from fxamp.passes.fold_unscale import GRADIENT
 
@@ -62,11 +64,16 @@ def fakes_of(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
 
 
 def run_once(
-    optimizer: torch.optim.Optimizer, layout: Layout, tensors: Sequence[Tensor], floats: Sequence[Any], first: bool
+    optimizer: torch.optim.Optimizer,
+    layout: Layout,
+    tensors: Sequence[Tensor],
+    floats: Sequence[Any],
+    first: bool,
+    wide: bool = False,
 ) -> tuple[list[Tensor], dict[Any, dict[str, Any]]]:
     """Run the step on stand-ins for ``layout.tensors()``; returns the parameters and the state by the layout's owners.
 
-    ``first``: pending owners have what they had before their first step.
+    ``first``: pending owners have what they had before their first step. ``wide``: counters are float64.
     """
     left = iter(tensors)
     parameters = [next(left) for _ in layout.parameters]
@@ -79,20 +86,27 @@ def run_once(
     state = {}
     for owner, entry in layout.state.items():
         given = {name: next(left) if isinstance(value, Tensor) else value for name, value in entry.items()}
+        if wide and isinstance(owner, Tensor) and owner.dim():
+            given = {name: widened(value) for name, value in given.items()}
         if first and owner in layout.pending:
             origin = layout.pending[owner]
             given = {name: given[name] if value is SAME else value for name, value in origin.items()}
         if given:
             state[owners.get(id(owner), owner) if isinstance(owner, Tensor) else owner] = given
-    after = run_borrowed(optimizer, parameters, settings, state)
+    with WideCounters() if wide else nullcontext():
+        after = run_borrowed(optimizer, parameters, settings, state)
     named = {originals.get(id(o), o) if isinstance(o, Tensor) else o: entry for o, entry in after.items()}
     return parameters, named
 
 
-def trace_step(optimizer: torch.optim.Optimizer, layout: Layout, lift: bool, decompositions: dict[Any, Any]) -> Traced:
+def trace_step(
+    optimizer: torch.optim.Optimizer, layout: Layout, lift: bool, wide: bool, decompositions: dict[Any, Any]
+) -> Traced:
     """Trace the step of a layout whose state is complete.
 
-    ``lift``: whether floats become inputs of the graph; else they are baked in. ``decompositions``: as of ``make_fx``.
+    ``lift``: whether floats become inputs of the graph, not baked in. ``wide``: whether the step computes with
+    its counters in float64, as it does in Python; on a device without float64 it cannot. ``decompositions``: as of
+    ``make_fx``.
 
     Raises:
         RefusedError: the step reads values of tensors on the host, or does what a graph cannot say.
@@ -108,7 +122,7 @@ def trace_step(optimizer: torch.optim.Optimizer, layout: Layout, lift: bool, dec
 
     def flat(*values: Any) -> tuple[()]:
         given = list(values[len(inputs) :]) if lift else layout.floats()
-        _step(optimizer, layout, list(values[: len(inputs)]), given)
+        _step(optimizer, layout, list(values[: len(inputs)]), given, wide)
         return ()
 
     with mode, torch.no_grad(), refusing():
@@ -119,32 +133,50 @@ def trace_step(optimizer: torch.optim.Optimizer, layout: Layout, lift: bool, dec
     return Traced(gm, mode, guards, symbols)
 
 
-def _step(optimizer: torch.optim.Optimizer, layout: Layout, values: list[Tensor], floats: Sequence[Any]) -> None:
+def _step(
+    optimizer: torch.optim.Optimizer, layout: Layout, values: list[Tensor], floats: Sequence[Any], wide: bool
+) -> None:
     """The step on ``values``, in place; see the module's text for ``born``."""
     born = values.pop() if layout.pending else None
     parameters = values[: len(layout.parameters)]
     kept = values[len(values) - len(layout.state_tensors()) :]
-    new, state = run_once(optimizer, layout, [value.clone() for value in values], floats, first=False)
+    new, state = run_once(optimizer, layout, [value.clone() for value in values], floats, first=False, wide=wide)
     made, made_state = (
         (new, state)
         if born is None
-        else run_once(optimizer, layout, [value.clone() for value in values], floats, first=True)
+        else run_once(optimizer, layout, [value.clone() for value in values], floats, first=True, wide=wide)
     )
     flags = {} if born is None else dict(zip(map(_name, layout.pending), born.unbind(), strict=True))
     for owner, target, next_, first in zip(layout.parameters, parameters, new, made, strict=True):
         target.copy_(_chosen(flags.get(_name(owner)), next_, first))
     slots = iter(kept)
     for owner, entry in layout.state.items():
-        flag = flags.get(_name(owner))
+        flag, after, first_entry = flags.get(_name(owner)), state.get(owner, {}), made_state.get(owner, {})
         for name, value in entry.items():
-            after = state[owner].get(name)
-            if isinstance(value, Tensor):
-                made_first = after if flag is None else made_state[owner].get(name)
-                next(slots).copy_(_chosen(flag, _fit(after, value, name), _fit(made_first, value, name)))
-            elif after is not value and after != value:
-                raise RefusedError(f"its step changes {name!r} of the state, which is a {type(value).__name__}")
+            if not isinstance(value, Tensor):
+                _require_same(name, value, after.get(name))
+                continue
+            slot = next(slots)
+            following = _fit(after.get(name), value, name)
+            # A first step may still be to come: its parameter has no gradient this time.
+            first = following if name not in first_entry else _fit(first_entry[name], value, name)
+            slot.copy_(_chosen(flag, following, first))
     if born is not None:
-        born.copy_(torch.ones_like(born))
+        # Written so that no constant has to be sent to the device.
+        every = zip(layout.pending, born.unbind(), strict=True)
+        born.copy_(
+            torch.stack([torch.ones_like(flag) if _taken(owner, layout, made_state) else flag for owner, flag in every])
+        )
+
+
+def _taken(owner: Any, layout: Layout, made: dict[Any, dict[str, Any]]) -> bool:
+    """Whether this step makes all of the owner's entry."""
+    return layout.state[owner].keys() <= made.get(owner, {}).keys()
+
+
+def _require_same(name: str, before: Any, after: Any) -> None:
+    if after is not before and after != before:
+        raise RefusedError(f"its step changes {name!r} of the state, which is a {type(before).__name__}")
 
 
 def _name(owner: Any) -> Any:

@@ -1,0 +1,123 @@
+"""clip_grad_norm_: torch's norm and coefficient, out of the check, for steps of the host's and the device's."""
+
+from typing import Any
+
+import pytest
+import torch
+from every_optimizer import OPTIMIZERS
+from guarded_runs import INF, SCENARIOS, Scenario, Training, assert_agree, by_torch, on_device
+from torch import nn
+
+import fxamp
+from fxamp.errors import OptionError
+
+ALONE: dict[str, Any] = {"growth_interval": 2}
+SCALERS = {
+    "host": lambda: fxamp.GradScaler("cpu", **ALONE),
+    "device": on_device,
+}
+
+
+@pytest.mark.parametrize("skip", SCALERS)
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "fused AdamW", "Adafactor"])
+@pytest.mark.parametrize("max_norm", [0.5, 1e9])
+def test_it_clips_as_torch_does(skip: str, name: str, max_norm: float) -> None:
+    scenario = Scenario(bad=(0, 3), max_norm=max_norm)
+    ours, theirs = Training(OPTIMIZERS[name], SCALERS[skip]()), Training(OPTIMIZERS[name], by_torch())
+    for each in (ours, theirs):
+        each.run(scenario)
+    assert_agree(ours, theirs, Training(OPTIMIZERS[name], by_torch(), torch.float64).run(scenario))
+    assert ours.norms == pytest.approx(theirs.norms, rel=4 * torch.finfo(torch.float32).eps)
+    assert ours.scaler.skipped_steps == 2
+
+
+@pytest.mark.parametrize("skip", SCALERS)
+def test_gradients_in_memory(skip: str) -> None:
+    """The host's are unscaled and clipped in place, as torch's; the device's stay as backward left them."""
+    ours, theirs = Training(OPTIMIZERS["AdamW"], SCALERS[skip]()), Training(OPTIMIZERS["AdamW"], by_torch())
+    for each in (ours, theirs):
+        each.optimizer.zero_grad()
+        each.backward(0, SCENARIOS["clean"])
+    before = [p.grad.clone() for p in ours.parameters]
+    norm = ours.scaler.clip_grad_norm_(ours.optimizer, 0.5)
+    theirs.scaler.unscale_(theirs.optimizer)
+    assert norm.item() == pytest.approx(nn.utils.clip_grad_norm_(theirs.parameters, 0.5).item(), rel=1e-6)
+    wanted = before if skip == "device" else [p.grad for p in theirs.parameters]
+    for parameter, gradient in zip(ours.parameters, wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("skip", SCALERS)
+@pytest.mark.parametrize("after", [True, False])
+def test_unscale_may_come_before_or_after(skip: str, after: bool) -> None:
+    ours, theirs = Training(OPTIMIZERS["SGD"], SCALERS[skip]()), Training(OPTIMIZERS["SGD"], by_torch())
+    for step in range(3):
+        for each in (ours, theirs):
+            each.optimizer.zero_grad()
+            each.backward(step, Scenario(bad=(1,)))
+            if each is theirs or not after:
+                each.scaler.unscale_(each.optimizer)
+            if each is theirs:
+                nn.utils.clip_grad_norm_(each.parameters, 0.5)
+            else:
+                ours.scaler.clip_grad_norm_(ours.optimizer, 0.5)
+                if after and skip == "device":
+                    each.scaler.unscale_(each.optimizer)
+            each.scaler.step(each.optimizer)
+            each.scaler.update()
+            each.scales.append(each.scaler.get_scale())
+    assert_agree(ours, theirs, None)
+
+
+@pytest.mark.parametrize("skip", SCALERS)
+def test_the_order_of_calls(skip: str) -> None:
+    ours = Training(OPTIMIZERS["SGD"], SCALERS[skip]())
+    with pytest.raises(AssertionError):
+        ours.scaler.clip_grad_norm_(ours.optimizer, 1.0)
+    ours.backward(0, SCENARIOS["clean"])
+    ours.scaler.clip_grad_norm_(ours.optimizer, 1.0)
+    if skip == "device":
+        with pytest.raises(RuntimeError, match="already been called"):
+            ours.scaler.clip_grad_norm_(ours.optimizer, 1.0)
+    ours.scaler.step(ours.optimizer)
+    with pytest.raises(RuntimeError, match="after step"):
+        ours.scaler.clip_grad_norm_(ours.optimizer, 1.0)
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), "1", None, True])
+def test_a_norm_that_is_none(bad: Any) -> None:
+    ours = Training(OPTIMIZERS["SGD"], on_device())
+    with pytest.raises(OptionError, match="max_norm"):
+        ours.scaler.clip_grad_norm_(ours.optimizer, bad)
+
+
+def test_a_disabled_scaler_clips_as_torch_does() -> None:
+    ours = Training(OPTIMIZERS["SGD"], on_device(enabled=False))
+    ours.backward(0, SCENARIOS["clean"])
+    gradients = [p.grad.clone() for p in ours.parameters]
+    norm = ours.scaler.clip_grad_norm_(ours.optimizer, 0.5)
+    wanted = torch.linalg.vector_norm(torch.cat([g.flatten() for g in gradients]))
+    torch.testing.assert_close(norm, wanted)
+    torch.testing.assert_close(ours.parameters[0].grad, gradients[0] * (0.5 / (wanted + 1e-6)))
+
+
+@pytest.mark.parametrize("skip", SCALERS)
+def test_a_norm_beyond_float32_skips_the_step_and_backs_off(skip: str) -> None:
+    """1e25 is finite, its square is not: torch would multiply by 0 and step."""
+    ours = Training(OPTIMIZERS["SGD"], SCALERS[skip]())
+    ours.scaler.scale(torch.zeros(()))
+    before = [p.detach().clone() for p in ours.parameters]
+    for parameter in ours.parameters:
+        parameter.grad = torch.full_like(parameter, 1e25)
+    assert ours.scaler.clip_grad_norm_(ours.optimizer, 1.0).item() == INF
+    ours.scaler.step(ours.optimizer)
+    ours.scaler.update()
+    assert ours.scaler.skipped_steps == 1 and ours.scaler.get_scale() == 2.0**15
+    for parameter, value in zip(ours.parameters, before, strict=True):
+        assert torch.equal(parameter, value)
+
+
+def test_no_gradients_have_no_norm() -> None:
+    ours = Training(OPTIMIZERS["SGD"], on_device())
+    ours.scaler.scale(torch.zeros(()))
+    assert ours.scaler.clip_grad_norm_(ours.optimizer, 1.0).item() == 0.0

@@ -1,0 +1,230 @@
+"""State, settings and parameters that come, go and move between compiled steps."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from every_optimizer import OPTIMIZERS
+from guarded_runs import SCENARIOS, Scenario, Training, assert_agree, by_torch, compilations, on_device
+from side_by_side import assert_same
+from torch import nn
+from user_optimizers import Counting
+
+STATEFUL = ("AdamW", "SGD", "Muon", "Rprop", "Adagrad", "NAdam")
+
+
+def pair(name: str, **arguments: Any) -> tuple[Training, Training]:
+    return Training(OPTIMIZERS[name], on_device(**arguments)), Training(OPTIMIZERS[name], by_torch())
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_after_a_skipped_first_step_the_saved_state_is_as_if_it_had_not_been(name: str) -> None:
+    ours, theirs = pair(name)
+    for each in (ours, theirs):
+        each.run(SCENARIOS["skipped first"], steps=[0])
+    assert_same(ours.optimizer.state_dict(), theirs.optimizer.state_dict())
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_state_moves_to_an_ordinary_optimizer_and_back(name: str, steps: int) -> None:
+    """A skipped first step, and if there are more, two that were taken."""
+    scenario = Scenario(bad=(0,))
+    ours, theirs = pair(name)
+    for each in (ours, theirs):
+        each.run(scenario, steps=range(steps))
+    for source, target in ((ours, theirs), (theirs, ours)):
+        saved = pickle.loads(pickle.dumps(source.optimizer.state_dict()))
+        fresh = Training(target.make, copy.deepcopy(target.scaler))
+        for parameter, value in zip(fresh.parameters, source.parameters, strict=True):
+            parameter.data.copy_(value)
+        fresh.optimizer.load_state_dict(saved)
+        source_again = copy.deepcopy(source.parameters)
+        fresh.run(scenario, steps=[steps, steps + 1])
+        source.run(scenario, steps=[steps, steps + 1])
+        for a, b in zip(fresh.parameters, source.parameters, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        for parameter, value in zip(source.parameters, source_again, strict=True):
+            parameter.data.copy_(value)
+        source.optimizer.load_state_dict(saved)
+
+
+def test_loading_into_a_compiled_optimizer_recompiles_nothing() -> None:
+    ours, theirs = pair("SGD")
+    for each in (ours, theirs):
+        each.run(SCENARIOS["skipped first"])
+        saved, values = copy.deepcopy(each.optimizer.state_dict()), copy.deepcopy(each.parameters)
+        each.run(SCENARIOS["clean"])
+        each.optimizer.load_state_dict(saved)
+        for parameter, value in zip(each.parameters, values, strict=True):
+            parameter.data.copy_(value)
+        each.run(SCENARIOS["clean"])
+    assert_agree(ours, theirs, None)
+    assert compilations(ours) == 1
+
+
+def test_a_count_in_python_is_saved_as_a_number_of_steps_taken() -> None:
+    ours = Training(Counting, on_device()).run(SCENARIOS["skipped first"])
+    steps = [entry["step"] for entry in ours.optimizer.state_dict()["state"].values()]
+    assert [int(step) for step in steps] == [3, 3, 3]
+
+
+def test_a_counter_does_not_advance_on_a_skip() -> None:
+    ours = Training(OPTIMIZERS["AdamW"], on_device()).run(SCENARIOS["skipped later"])
+    assert {float(entry["step"]) for entry in ours.optimizer.state.values()} == {4.0}
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Muon", "RMSprop", "Rprop", "a user's own"])
+def test_a_scheduler_that_moves_floats_recompiles_nothing(name: str) -> None:
+    make = OPTIMIZERS.get(name, Counting)
+    ours, theirs = Training(make, on_device()), Training(make, by_torch())
+    for each in (ours, theirs):
+        schedule = torch.optim.lr_scheduler.ExponentialLR(each.optimizer, 0.7)
+        for step in range(5):
+            each.run(SCENARIOS["skipped later"], steps=[step])
+            schedule.step()
+    assert_agree(ours, theirs, None)
+    assert compilations(ours) == 1
+    assert all(isinstance(group["lr"], float) for group in ours.optimizer.param_groups)
+
+
+def test_one_cycle_moves_betas_too() -> None:
+    ours, theirs = pair("AdamW")
+    for each in (ours, theirs):
+        schedule = torch.optim.lr_scheduler.OneCycleLR(each.optimizer, 0.1, total_steps=10)
+        for step in range(5):
+            each.run(SCENARIOS["clean"], steps=[step])
+            schedule.step()
+    assert_agree(ours, theirs, None)
+    assert compilations(ours) == 1
+
+
+def test_a_float_that_the_step_asks_about_recompiles_when_the_answer_changes() -> None:
+    ours, theirs = pair("AdamW")
+    for each in (ours, theirs):
+        for step, decay in enumerate((0.1, 0.2, 0.0, 0.3)):
+            each.optimizer.param_groups[0]["weight_decay"] = decay
+            each.run(SCENARIOS["clean"], steps=[step])
+    assert_agree(ours, theirs, None)
+    assert compilations(ours) == 2
+
+
+def test_schedules_follow_the_steps_that_were_taken() -> None:
+    ours, _ = pair("SGD")
+    taken = []
+    for step in range(5):
+        ours.run(SCENARIOS["skipped first"], steps=[step])
+        stepped = ours.scaler.stepped
+        assert stepped is not None and stepped.item() is (step > 1)
+        taken += ours.scaler.poll_steps()
+    assert taken == [False, False, True, True, True]
+    assert ours.scaler.skipped_steps == 2 and ours.scaler.poll_steps() == []
+
+
+def test_a_group_that_is_added_joins() -> None:
+    ours, theirs = pair("SGD")
+    for each in (ours, theirs):
+        each.run(SCENARIOS["clean"])
+        late = nn.Parameter(torch.ones(3))
+        each.parameters.append(late)
+        each.optimizer.add_param_group({"params": [late], "lr": 0.2})
+        # The new parameter's first step is skipped.
+        each.run(Scenario(bad=(5,)), steps=[5, 6, 7])
+    assert_agree(ours, theirs, None)
+
+
+def test_frozen_parameters_and_gradients_that_are_missing_now_and_then() -> None:
+    ours, theirs = pair("SGD")
+    for each in (ours, theirs):
+        each.parameters[2].requires_grad_(False)
+        for step in range(6):
+            each.optimizer.zero_grad()
+            each.backward(step, Scenario(bad=(0, 4)))
+            if step in (1, 3):
+                each.parameters[1].grad = None
+            each.scaler.step(each.optimizer)
+            each.scaler.update()
+    assert_agree(ours, theirs, None)
+    assert ours.parameters[2] not in ours.optimizer.state
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_may_be_kept_or_dropped(to_none: bool) -> None:
+    ours, theirs = pair("AdamW")
+    for each in (ours, theirs):
+        for step in range(4):
+            each.optimizer.zero_grad(set_to_none=to_none)
+            each.backward(step, Scenario(bad=(1,)))
+            each.scaler.step(each.optimizer)
+            each.scaler.update()
+    assert_agree(ours, theirs, None)
+    assert compilations(ours) == 1
+
+
+def test_sparse_gradients_are_left_to_the_host(caplog: pytest.LogCaptureFixture) -> None:
+    results = []
+    for scaler in (on_device(), by_torch()):
+        torch.manual_seed(0)
+        table = nn.Embedding(5, 2, sparse=True)
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+        for bad in (True, False):
+            optimizer.zero_grad()
+            scaler.scale(table(torch.tensor([1, 3])).sum() * (float("inf") if bad else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        results.append(table.weight.detach())
+    assert torch.equal(*results)
+    assert "a gradient is sparse" in caplog.text
+
+
+def test_several_optimizers_with_one_scaler() -> None:
+    results = []
+    for scaler in (on_device(), by_torch()):
+        first, second = Training(OPTIMIZERS["AdamW"], scaler), Training(OPTIMIZERS["SGD"], scaler)
+        for step in range(4):
+            for each in (first, second):
+                each.optimizer.zero_grad()
+                each.backward(step, Scenario(bad=(1,) if each is first else (2,)))
+            for each in (first, second):
+                scaler.step(each.optimizer)
+            scaler.update()
+        results.append([*first.parameters, *second.parameters])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_gradients_stay_scaled_unless_they_are_unscaled_first() -> None:
+    ours, theirs = pair("AdamW")
+    for each in (ours, theirs):
+        for step in range(3):
+            each.optimizer.zero_grad()
+            each.backward(step, Scenario(bad=(0,)))
+            before = each.parameters[0].grad.clone()
+            if step == 2:
+                each.scaler.unscale_(each.optimizer)
+            each.scaler.step(each.optimizer)
+            scaled = torch.equal(each.parameters[0].grad, before)
+            assert scaled is (each is ours and step == 1) or step == 0
+            each.scaler.update()
+    assert_agree(ours, theirs, None)
+
+
+def test_hooks_see_true_gradients() -> None:
+    ours, theirs = pair("AdamW")
+    seen = []
+    for each in (ours, theirs):
+        each.optimizer.register_step_pre_hook(lambda o, a, k: seen.append(o.param_groups[0]["params"][0].grad.clone()))
+        each.run(SCENARIOS["clean"])
+    assert_agree(ours, theirs, None)
+    for a, b in zip(seen[:5], seen[5:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_disabled_scaler_steps_the_optimizer_itself() -> None:
+    ours = Training(OPTIMIZERS["AdamW"], on_device(enabled=False)).run(SCENARIOS["clean"])
+    theirs = Training(OPTIMIZERS["AdamW"], torch.amp.GradScaler("cpu", enabled=False)).run(SCENARIOS["clean"])
+    for a, b in zip(ours.parameters, theirs.parameters, strict=True):
+        assert torch.equal(a, b)
+    assert compilations(ours) == 0

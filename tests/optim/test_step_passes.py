@@ -1,0 +1,164 @@
+"""guard-updates, fold-unscale and lift-scalars on the graph of a tiny step: golden texts, contract, values."""
+
+from typing import Any
+
+import pytest
+import torch
+from golden_text import assert_golden
+from torch import nn
+from torch.fx import GraphModule
+
+from fxamp import Policy
+from fxamp.capture import Captured
+from fxamp.errors import PassError
+from fxamp.graph import format_graph
+from fxamp.optim.layout import read_layout
+from fxamp.optim.trace import Traced, trace_step
+from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.fold_unscale import FOLDED, FoldUnscale
+from fxamp.passes.guard_updates import GuardUpdates, updates
+from fxamp.passes.lift_scalars import LiftScalars, liftable, reads_on_host
+from fxamp.pipeline import run_passes
+
+aten = torch.ops.aten
+
+
+def step_graph(**settings: Any) -> Traced:
+    """The step of SGD on one parameter, with two of its floats as inputs."""
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([parameter], lr=0.5, **settings)
+    return trace_step(optimizer, read_layout(optimizer, {}), True, True, {})
+
+
+def run(traced: Traced, *passes: Pass) -> list[Result]:
+    context = Context(Policy("step", "cpu", "float16"), traced.mode)
+    records = run_passes(Captured(traced.module, traced.mode), context, passes)
+    return [Result(record.modified, record.counts) for record in records]
+
+
+@pytest.mark.parametrize("step", [GuardUpdates(), FoldUnscale(True, True), LiftScalars()], ids=lambda p: p.name)
+def test_what_is_written(step: Pass) -> None:
+    traced = step_graph()
+    (result,) = run(traced, step)
+    assert result.modified > 0
+    assert_golden(f"passes/{step.name}", format_graph(traced.module))
+    assert run(traced, step) == [Result(0)]
+    assert_golden(f"passes/{step.name}", format_graph(traced.module))
+
+
+@pytest.mark.parametrize("step", [GuardUpdates(), FoldUnscale(True, True), LiftScalars()], ids=lambda p: p.name)
+def test_a_graph_without_a_step_stays_as_it_is(step: Pass) -> None:
+    traced = step_graph()
+    for node in reversed(list(traced.module.graph.nodes)):
+        if node.op == "call_function" or (
+            node.op == "placeholder" and not node.users and "Sym" in str(node.meta["val"])
+        ):
+            traced.module.graph.erase_node(node)
+    for node in traced.module.graph.find_nodes(op="placeholder"):
+        if isinstance(node.meta["val"], torch.SymFloat):
+            traced.module.graph.erase_node(node)
+    before = format_graph(traced.module)
+    assert run(traced, step) == [Result(0)]
+    assert format_graph(traced.module) == before
+
+
+def test_the_promises_are_checked() -> None:
+    traced = step_graph()
+    context = Context(Policy("step", "cpu", "float16"), traced.mode)
+    assert "not guarded" in str(GuardUpdates().ensures(traced.module, context))
+    assert "read as they are" in str(FoldUnscale().ensures(traced.module, context))
+    assert "floats are left" in str(LiftScalars().ensures(traced.module, context))
+    run(traced, LiftScalars(), FoldUnscale(), GuardUpdates())
+    for step in (GuardUpdates(), FoldUnscale(), LiftScalars()):
+        assert step.ensures(traced.module, context) is None
+
+
+def test_a_graph_that_is_not_functional_is_refused() -> None:
+    traced = step_graph()
+    (copy,) = updates(traced.module)
+    with traced.module.graph.inserting_before(copy):
+        kept = traced.module.graph.call_function(aten.clone.default, (copy.args[0],))
+        write = traced.module.graph.call_function(aten.add_.Tensor, (kept, kept))
+    kept.meta["val"] = write.meta["val"] = copy.args[0].meta["val"]
+    with pytest.raises(PassError, match="not functional"):
+        run(traced, GuardUpdates())
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_set_flag_keeps_everything_whatever_the_gradients_hold(bad: float) -> None:
+    traced = step_graph()
+    run(traced, FoldUnscale(True, False), GuardUpdates())
+    given = torch.tensor([1.0, 2.0])
+    traced.module(given, torch.tensor([bad, 1.0]), 0.5, *_unused(traced), torch.tensor(0.25), torch.tensor(1.0))
+    assert given.tolist() == [1.0, 2.0]
+
+
+def test_a_clear_flag_steps_by_the_true_clipped_gradient() -> None:
+    traced = step_graph()
+    run(traced, FoldUnscale(True, True), GuardUpdates())
+    given = torch.tensor([1.0, 2.0])
+    factors = torch.tensor(0.25), torch.tensor(0.5)
+    traced.module(given, torch.tensor([8.0, 16.0]), 0.5, *_unused(traced), *factors, torch.tensor(0.0))
+    assert given.tolist() == [0.5, 1.0]
+
+
+def _unused(traced: Traced) -> list[float]:
+    return [0.0] * (len(traced.symbols) - 1)
+
+
+def test_16_bit_gradients_are_unscaled_in_float32_and_rounded() -> None:
+    parameter = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    parameter.grad = torch.tensor([3.0, 1.0, 7.0], dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    traced = trace_step(optimizer, read_layout(optimizer, {}), True, True, {})
+    run(traced, FoldUnscale(True, False), GuardUpdates())
+    inverse = torch.tensor(1 / 3)
+    wanted = parameter.detach() - (parameter.grad.float() * inverse).bfloat16()
+    given = parameter.detach().clone()
+    traced.module(given, parameter.grad, 1.0, *_unused(traced), inverse, torch.tensor(0.0))
+    assert torch.equal(given, wanted)
+
+
+def test_every_use_of_a_gradient_reads_the_product() -> None:
+    traced = step_graph()
+    run(traced, FoldUnscale(True, True))
+    (gradient,) = [n for n in traced.module.graph.find_nodes(op="placeholder") if FOLDED in n.meta]
+    assert [user.target for user in gradient.users] == [aten.mul.Tensor]
+
+
+def test_lifted_numbers_give_the_same_values() -> None:
+    plain, lifted = step_graph(weight_decay=0.1, momentum=0.0), step_graph(weight_decay=0.1, momentum=0.0)
+    run(lifted, LiftScalars())
+    a, b = torch.tensor([1.0, -2.0]), torch.tensor([1.0, -2.0])
+    gradient = torch.tensor([0.3, 0.7])
+    floats = [0.5] + [0.1] * (len(plain.symbols) - 1)
+    plain.module(a, gradient, *floats)
+    lifted.module(b, gradient, torch.tensor(floats, dtype=torch.float64))
+    torch.testing.assert_close(a, b, rtol=2 * torch.finfo(torch.float32).eps, atol=0)
+
+
+def test_a_value_that_the_graph_would_read_on_the_host_stays_a_tensor() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    optimizer = torch.optim.Adagrad([parameter])
+    traced = trace_step(optimizer, read_layout(optimizer, {}), True, True, {})
+    assert reads_on_host(traced.module) and liftable(traced.module)
+    run(traced, LiftScalars())
+    assert not reads_on_host(traced.module)
+
+
+def test_an_op_that_the_table_does_not_know_is_not_liftable() -> None:
+    traced = step_graph()
+    node = next(
+        n for n in traced.module.graph.nodes if n.op == "placeholder" and isinstance(n.meta["val"], torch.SymFloat)
+    )
+    (copy,) = updates(traced.module)
+    with traced.module.graph.inserting_before(copy):
+        odd = traced.module.graph.call_function(aten.fmod.Scalar, (copy.args[1], node))
+    odd.meta["val"] = copy.args[1].meta["val"]
+    assert not liftable(traced.module)
+
+
+def text(gm: GraphModule) -> str:
+    return format_graph(gm)
