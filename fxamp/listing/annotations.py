@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from fxamp.listing.model import TensorType
 
-_DTYPE = re.compile(r"[a-z]+[0-9]*[a-z0-9_]*")
+_DTYPE = re.compile(r"[a-z]+[0-9][a-z0-9_]*")
 _SYMBOL = re.compile(r"Sym\((.*)\)", re.DOTALL)
 #: Longer numbers are no sizes; int() refuses them from 4300 digits on.
 _DIGITS = 100
