@@ -11,6 +11,7 @@ PREFIX = "# fxamp: "
 
 _FIELD = re.compile(r'([A-Za-z_]+)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?:\s+|$)')
 _BARE = re.compile(r"[^\s\"\\\x00-\x1f\x7f\ud800-\udfff]+")
+_JSON = json.JSONDecoder(strict=False)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -47,4 +48,6 @@ def _value(value: str) -> str:
 
 
 def _unquoted(text: str) -> str:
-    return str(json.loads(text, strict=False)) if text.startswith('"') else text
+    if not text.startswith('"'):
+        return text
+    return str(_JSON.decode(text)) if "\\" in text else text[1:-1]

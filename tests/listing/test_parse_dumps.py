@@ -139,6 +139,8 @@ def test_constants_of_any_alphabet_in_a_call() -> None:
     entry = Entry("y", "call_function", "aten::einsum.default", call, ("x",), reason="größer")
     listing = Listing("G", (Entry("x", "placeholder", "x"), entry, Entry("output", "output", "output", "y", ("y",))))
     assert read_back(listing) == listing
+    (two,) = parse_text(write_listing(listing).replace(call, f"{call};  x = 'ü'[:0]"), "dump.py").graphs
+    assert two.entries[1].call == call and two.entries[2].call == "'ü'[:0]"
 
 
 def test_names_that_no_encoding_holds(tmp_path: Any) -> None:

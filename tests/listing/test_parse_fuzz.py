@@ -139,6 +139,17 @@ def test_mutations_are_read_or_refused(text: str) -> None:
     read(text)
 
 
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_line_ends_of_other_systems(end: str) -> None:
+    for seed in SEEDS:
+        assert read(seed.replace("\n", end)) == read(seed) is not None
+
+
+def test_what_python_warns_about_is_read_in_silence() -> None:
+    document = read(nested(r'f("\d" is x)'))
+    assert document is not None and document.graphs[0].entries[1].call == r'f("\d" is x)'
+
+
 @pytest.mark.parametrize("seed", SEEDS, ids=["torch", "fxamp", "runnable"])
 def test_truncated_anywhere(seed: str, tmp_path: Path) -> None:
     assert read(seed) is not None
