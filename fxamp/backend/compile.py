@@ -11,7 +11,6 @@ from torch.fx import GraphModule
 from fxamp.backend.backward_rules import backward_rules
 from fxamp.backend.breaks import why_ended
 from fxamp.backend.choose import Choice, choose_policy
-from fxamp.backend.dumps import Stages
 from fxamp.backend.guards import guard_policy
 from fxamp.backend.lowering import Run, lower_graph
 from fxamp.backend.options import parse_options
@@ -24,6 +23,7 @@ from fxamp.capture import Captured, capture
 from fxamp.capture.autocast_state import ambient_autocast
 from fxamp.passes.base import Context
 from fxamp.pipeline import GraphRecord, run_passes
+from fxamp.pipeline.dumps import Stages
 from fxamp.pipeline.kept import kept_bytes
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.pipeline.record import record_graph, untouched

@@ -9,11 +9,11 @@ from torch.fx import GraphModule
 
 from fxamp.backend.autocast_off import compiled_without_autocast, no_autocast
 from fxamp.backend.backward_rules import BackwardRules
-from fxamp.backend.dumps import Stages
 from fxamp.backend.options import Options
 from fxamp.backend.partition import list_partition
 from fxamp.backend.scaled import Scaling, boxed, uncached
 from fxamp.backend.scaled_eager import scale_eagerly
+from fxamp.pipeline.dumps import Stages
 
 #: Compiles one of AOTAutograd's graphs for its example inputs.
 InnerCompiler = Callable[[GraphModule, Sequence[Any]], Any]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fxamp.backend.dumps import check_folder
 from fxamp.errors import OptionError, nearest
+from fxamp.pipeline.dumps import check_folder
 from fxamp.policy import Policy
 
 if TYPE_CHECKING:

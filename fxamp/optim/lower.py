@@ -15,6 +15,8 @@ from fxamp.passes.fold_unscale import COEFFICIENT, GRADIENT, INVERSE, FoldUnscal
 from fxamp.passes.guard_updates import FLAG, GuardUpdates
 from fxamp.passes.lift_scalars import LiftScalars, reads_on_host
 from fxamp.pipeline import run_passes
+from fxamp.pipeline.dumps import Stages, stages_by_environment
+from fxamp.pipeline.list_graph import list_graph
 from fxamp.policy import Policy
 
 #: How a step may be made to run.
@@ -66,7 +68,9 @@ def lower_step(traced: Traced, wish: Wish) -> Callable[..., None]:
     context = Context(Policy("step", "cpu", "float16"), traced.mode)
     lift = must_lift(gm, wish)
     run_passes(Captured(gm, traced.mode), context, passes_for(wish, lift))
-    compiled = gm if wish.lowering == "aot_eager" else _by_inductor(gm, traced, wish)
+    stages = stages_by_environment()
+    stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
+    compiled = gm if wish.lowering == "aot_eager" else _by_inductor(gm, traced, wish, stages)
     device = next(iter(gm.graph.nodes)).meta["val"].device
     numbers = _Numbers(device) if lift and traced.symbols else None
 
@@ -83,7 +87,7 @@ def must_lift(gm: GraphModule, wish: Wish) -> bool:
     return wish.lowering == "inductor" or reads_on_host(gm)
 
 
-def _by_inductor(gm: GraphModule, traced: Traced, wish: Wish) -> Callable[..., Any]:
+def _by_inductor(gm: GraphModule, traced: Traced, wish: Wish, stages: Stages) -> Callable[..., Any]:
     from torch._guards import TracingContext, tracing
     from torch._inductor import config, list_mode_options
     from torch._inductor.compile_fx import compile_fx_inner
@@ -100,6 +104,9 @@ def _by_inductor(gm: GraphModule, traced: Traced, wish: Wish) -> Callable[..., A
             cudagraphs=BoxedBool(graphs),
             is_inference=True,
         )
+    source = getattr(compiled, "source_code", None)
+    if source:
+        stages.text("optimizer_kernels", lambda: str(source))
     return lambda *args: compiled(list(args))
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import fxamp
-from fxamp.backend import dumps
 from fxamp.backend.options import parse_options
 from fxamp.errors import OptionError
 from fxamp.passes.scale_backward import SCALE
+from fxamp.pipeline import dumps
 
 
 class Broken(torch.nn.Module):
@@ -112,6 +112,22 @@ def test_float32_is_dumped_too(tmp_path, monkeypatch):
     torch.compile(lambda a: a @ a, backend="fxamp", options={"lowering": "aot_eager"})(torch.ones(2, 2))
 
     assert set(texts(tmp_path / "by-environment")) == {"graph_0_captured.py", "graph_0_forward.py"}
+
+
+def test_an_optimizers_compiled_step_is_a_stage_too(tmp_path, monkeypatch):
+    dumps._numbers.clear()
+    monkeypatch.setenv("FXAMP_DUMP", str(tmp_path))
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.5, momentum=0.9)
+    scaler = fxamp.GradScaler("cpu", init_scale=4.0, skip="device", step_lowering="aot_eager")
+
+    scaler.scale(parameter.sum()).backward()
+    scaler.step(optimizer)
+
+    (name,) = texts(tmp_path)
+    assert name == "graph_0_optimizer.py"
+    assert "stage=optimizer" in texts(tmp_path)[name] and "torch.ops.aten.where.self" in texts(tmp_path)[name]
+    assert parameter.tolist() == [0.5] * 3
 
 
 def test_dumps_of_an_earlier_run_go_and_other_files_stay(tmp_path):

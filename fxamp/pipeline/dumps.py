@@ -5,6 +5,7 @@ same files. tlparse shows the stages as artifacts ``fxamp_cast``, ...; ``TORCH_L
 """
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,12 @@ class Stages:
         trace_structured_artifact(f"fxamp_{stage}", "string", make)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("graph after stage %s:\n%s", stage, make())
+
+
+def stages_by_environment() -> Stages:
+    """Where FXAMP_DUMP says, for what is compiled outside of the backend: an optimizer's step."""
+    folder = os.environ.get("FXAMP_DUMP")
+    return Stages(check_folder(folder) if folder else None)
 
 
 def check_folder(value: str) -> Path:
