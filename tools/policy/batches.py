@@ -5,6 +5,7 @@ The file is run, and so is the model, on its own data: that is what evidence is 
 
 import ast
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -89,6 +90,9 @@ def calling(mod: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+_numbers = count()
+
+
 def load_work(file: str, notice: Callable[[str], None], most: int | None = None) -> Work:
     """Run ``file`` and return what it defines; ``notice`` is told before. At most ``most`` batches will be taken.
 
@@ -98,6 +102,8 @@ def load_work(file: str, notice: Callable[[str], None], most: int | None = None)
     tree = _tree(file)
     notice(f"running {file} to get its model and batches")
     with as_module(file) as module, quiet():
+        module.__name__ = f"__fxamp_batches_{next(_numbers)}__"  # Dynamo remembers modules by name
+        sys.modules[module.__name__] = module
         guarded(file, lambda: exec(compile(tree, file, "exec"), vars(module)))
         defined = {name: value for name, value in vars(module).items() if not name.startswith("__")}
         if "model" not in defined or not {"batches", "inputs"} & set(defined):
