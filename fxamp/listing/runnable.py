@@ -8,7 +8,7 @@ from fxamp.listing.model import Listing, TensorType
 from fxamp.listing.python import parse_quietly
 
 #: Names of dtypes that are not shortened by their kind's letter, as in ``float32``, ``f32``.
-_DTYPES = {"bfloat16": "bf16", "bool": "b8"}
+_DTYPES = {"bfloat16": "bf16", "bcomplex32": "bc32", "bool": "b8"}
 _KINDS = {"complex": "c", "float": "f", "uint": "u", "int": "i"}
 
 #: Calls of the reader that stand for one input each, of which the text gives no type.
