@@ -33,7 +33,7 @@ def complete_state(optimizer: torch.optim.Optimizer, layout: Layout) -> tuple[En
             return changes, origins
         for owner, entry in found.items():
             known = layout.state.get(owner, {})
-            if any(name not in known or known[name] is None for name in entry) and owner not in layout.pending:
+            if any(name not in known or known[name] is None for name in entry):
                 origins[owner] = {
                     n: SAME if _becomes_tensor(n, v, entry, changes.get(owner, {})) else v for n, v in known.items()
                 }

@@ -3,7 +3,7 @@
 import logging
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, product
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from fxamp.optim.borrow import RefusedError, replaced_step
 from fxamp.optim.complete import complete_state
-from fxamp.optim.layout import SAME, Layout, Origin, read_layout
+from fxamp.optim.layout import SAME, Layout, Origin, glance, read_layout, settings_of
 from fxamp.optim.lower import Wish, decompositions, lower_step, must_lift
 from fxamp.optim.state_dicts import plain_entry
 from fxamp.optim.trace import Traced, trace_step
@@ -38,6 +38,16 @@ class Factors:
         return [factor for factor in (self.inv_scale, self.coefficient) if factor is not None]
 
 
+@dataclass(frozen=True, eq=False)
+class _Last:
+    """What the last step of one kind was: as long as it looks the same at a glance, the next is the same."""
+
+    seen: Any
+    layout: Layout
+    floats: list[float]
+    compiled: Compiled
+
+
 class GuardedStep:
     """Compiles and runs one optimizer's step, without waiting for the device.
 
@@ -58,6 +68,7 @@ class GuardedStep:
         self._born: Tensor | None = None
         self._compiled: dict[Hashable, list[Compiled]] = {}
         self._refused: dict[Hashable, str] = {}
+        self._last: dict[Wish, _Last] = {}
         self._said: set[str] = set()
         self.compilations = 0
         own = weakref.ref(self)
@@ -85,6 +96,15 @@ class GuardedStep:
             return None
 
     def _prepare(self, optimizer: torch.optim.Optimizer, wish: Wish) -> "Prepared":
+        seen = glance(optimizer)
+        last = self._last.get(wish)
+        if last is not None and last.seen == seen:
+            layout = replace(
+                last.layout, gradients=[p.grad for p in last.layout.parameters], settings=settings_of(optimizer)
+            )
+            floats = layout.floats()
+            if floats == last.floats or last.compiled[0].serves(floats):
+                return self._prepared(optimizer, last.compiled, layout)
         layout = read_layout(optimizer, self._pending)
         key = (wish, layout.key())
         if key in self._refused:
@@ -98,30 +118,34 @@ class GuardedStep:
             except RefusedError as refused:
                 self._refused[key] = str(refused)
                 raise
+        # Without the gradients, which would live on where the user drops them.
+        self._last[wish] = _Last(glance(optimizer), replace(layout, gradients=[]), layout.floats(), found)
+        return self._prepared(optimizer, found, layout)
+
+    def _prepared(self, optimizer: torch.optim.Optimizer, compiled: Compiled, layout: Layout) -> "Prepared":
         born = [] if not layout.pending or self._born is None else [self._born]
-        return Prepared(optimizer, found[1], [*layout.tensors(), *born], layout.floats())
+        return Prepared(optimizer, compiled[1], [*layout.tensors(), *born], layout.floats())
 
     def _find(self, key: Hashable, layout: Layout) -> Compiled | None:
         floats = layout.floats()
         return next((each for each in self._compiled.get(key, ()) if each[0].serves(floats)), None)
 
     def _complete(self, optimizer: torch.optim.Optimizer, layout: Layout) -> bool:
+        """Make the state that the step lacks; whether there was any."""
         changes, origins = complete_state(optimizer, layout)
+        if not changes:
+            return False
+        if self._pending:
+            # What is there must be certain before more is made: the one place that waits, and it compiles anyway.
+            self._restore(optimizer)
+            changes, origins = complete_state(optimizer, read_layout(optimizer, {}))
         for owner, entry in changes.items():
             optimizer.state[owner].update(entry)
-        for owner, origin in origins.items():
-            self._add_pending(owner, origin, layout.parameters[0].device)
-        return bool(changes)
-
-    def _add_pending(self, owner: Any, origin: Origin, device: torch.device) -> None:
-        if owner in self._pending:
-            assert self._born is not None
-            self._born[list(self._pending).index(owner)] = False
-            self._pending[owner] = origin
-            return
-        self._pending[owner] = origin
-        flag = torch.zeros(1, dtype=torch.bool, device=device)
-        self._born = flag if self._born is None else torch.cat([self._born, flag])
+        if origins:
+            self._pending = origins
+            self._born = torch.zeros(len(origins), dtype=torch.bool, device=layout.parameters[0].device)
+        self._last.clear()
+        return True
 
     def _compile(self, optimizer: torch.optim.Optimizer, layout: Layout, wish: Wish) -> Compiled:
         self.compilations += 1
@@ -175,7 +199,7 @@ class GuardedStep:
         return {**saved, "state": state}
 
     def _restore(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take back the entries that are not born: the optimizer's own step comes next, and would believe them."""
+        """Take back the entries that are not born: a step that does not know of them would believe them; waits."""
         born = self._born_owners()
         for owner, origin in self._pending.items():
             if id(owner) in born or owner not in optimizer.state:
@@ -183,7 +207,8 @@ class GuardedStep:
             entry = optimizer.state.pop(owner)
             if origin:
                 optimizer.state[owner] = {n: entry[n] if value is SAME else value for n, value in origin.items()}
-        self._loaded(optimizer)
+        self._pending, self._born = {}, None
+        self._last.clear()
 
     def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
         """Entries that were loaded are there; the next step makes the others."""

@@ -37,10 +37,6 @@ class Layout:
     pending: dict[Any, Origin] = field(default_factory=dict)
     attributes: dict[str, Any] = field(default_factory=dict)
 
-    def owner_key(self, owner: Any) -> Hashable:
-        """The owner by position, or its own key."""
-        return self._positions().get(id(owner), owner) if isinstance(owner, Tensor) else owner
-
     def _positions(self) -> dict[int, int]:
         return {id(parameter): at for at, parameter in enumerate(self.parameters)}
 
@@ -93,19 +89,40 @@ def read_layout(optimizer: torch.optim.Optimizer, pending: Mapping[Any, Origin])
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     gradients = [parameter.grad for parameter in parameters]
-    settings = [
-        {k: v for k, v in group.items() if k not in ("params", "param_names")} for group in optimizer.param_groups
-    ]
+    settings = settings_of(optimizer)
     known = {id(parameter) for parameter in parameters}
     state = {o: v for o, v in optimizer.state.items() if v and (not isinstance(o, Tensor) or id(o) in known)}
     _require_plain(parameters, gradients, state)
-    living = {owner: origin for owner, origin in pending.items() if owner in state}
-    return Layout(parameters, gradients, settings, state, living, own_attributes(optimizer))
+    return Layout(parameters, gradients, settings, state, dict(pending), own_attributes(optimizer))
 
 
-def sizes_of(optimizer: torch.optim.Optimizer) -> list[int]:
-    """The number of parameters of each group."""
-    return [len(group["params"]) for group in optimizer.param_groups]
+def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Each group's settings: all but the parameters and their names."""
+    return [{k: v for k, v in group.items() if k not in ("params", "param_names")} for group in optimizer.param_groups]
+
+
+def glance(optimizer: torch.optim.Optimizer) -> Any:
+    """As much of the layout as can change while the optimizer's objects stay the same, and which objects they are.
+
+    Cheap, for every step: two equal glances, while the first one's objects live, mean two layouts of one key.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    gradients = [parameter.grad for parameter in parameters]
+    return (
+        [(id(p), p.dtype, p.shape, p.device) for p in parameters],
+        [None if g is None else (type(g), g.dtype, g.layout, _strides(g)) for g in gradients],
+        [
+            (id(owner), [*map(id, entry.values())])
+            for owner, entry in optimizer.state.items()
+            if isinstance(entry, dict)
+        ],
+        [[(name, _setting(v)) for name, v in g.items() if name != "params"] for g in optimizer.param_groups],
+        fingerprint(own_attributes(optimizer)),
+    )
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    return tensor.stride() if tensor.layout is torch.strided else ()
 
 
 def with_values(

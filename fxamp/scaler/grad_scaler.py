@@ -36,8 +36,7 @@ class GradScaler(DeviceMode):
     :meth:`get_scale` is 1.0 then, the factor that losses and gradients hold; the factor inside is :attr:`loss_scale`.
 
     Departures from torch: growth tests ``tracker >= interval``, so that a lowered interval still grows the scale;
-    ``update(new_scale)`` takes an int too; the first step of a fused optimizer waits for the host (see
-    ``fxamp/scaler/fused.py``); ranks of torch.distributed agree on a skip.
+    ``new_scale`` may be an int; a fused optimizer's first step waits (``fxamp/scaler/fused.py``); ranks agree.
 
     Args:
         device: type of the device that losses are on, such as ``"cuda"`` or ``"cpu"``. ``"cuda"`` where CUDA is not
@@ -49,13 +48,12 @@ class GradScaler(DeviceMode):
         enabled: False makes every method do nothing, and ``step`` call the optimizer.
         min_scale: back-off stops here. None: as in torch, where it ends at 0.0, from which no scale recovers.
         max_scale: growth stops here. None: at float32's maximum.
-        ranks: who agrees on a skip where torch.distributed is initialised: ``"world"``, a process group, or None for
-            each rank alone. Every rank of it must check its gradients (``unscale_`` or ``step``) equally often.
+        ranks: who agrees on a skip under torch.distributed: ``"world"``, a process group, or None for each rank alone.
+            Every rank of it must check its gradients (``unscale_`` or ``step``) equally often.
         skip: "host": ``step`` waits for the flag, unless the optimizer is fused. "device": the optimizer's own step is
-            compiled, once, so that the flag skips it on the device; nothing waits. What cannot be compiled so is left
-            to the host, and the log says why, once. Gradients stay scaled in memory unless ``unscale_`` is called.
-        step_lowering: how compiled steps run: "inductor", or "aot_eager", op by op.
-        step_mode: one of Inductor's modes for compiled steps, such as "reduce-overhead"; None for none.
+            compiled once, and skips on the device; the log says, once, why a step is left to the host all the same.
+            Gradients stay scaled in memory unless ``unscale_`` is called.
+        step_lowering: how compiled steps run: "inductor", or "aot_eager", op by op. ``step_mode``: Inductor's mode.
 
     Raises:
         AssertionError: ``growth_factor <= 1`` or ``backoff_factor >= 1``.
@@ -109,8 +107,7 @@ class GradScaler(DeviceMode):
     def scale(self, outputs: T) -> T:
         """Return ``outputs`` times the scale: a Tensor, or a nested iterable whose lists and tuples keep their type.
 
-        Given to the backend: returns ``outputs`` as they are. A 0-dim float16 loss becomes float32, by torch's
-        promotion, so that it can hold the product.
+        Given to the backend: returns ``outputs`` as they are. A 0-dim float16 loss becomes float32, to hold the product.
 
         Raises:
             ValueError: ``outputs`` holds something that is neither a tensor nor an iterable.
@@ -123,8 +120,8 @@ class GradScaler(DeviceMode):
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the optimizer's gradients by the scale, in place, and check them; waits for no device.
 
-        Call it once per optimizer and update, after the last backward, where gradients are to be read or clipped;
-        else ``step`` does it. Given to the backend: gradients are true already, and are checked only.
+        Call it once per optimizer and update, after the last backward, where gradients are to be read; else ``step``
+        does it. Given to the backend: gradients are true already, and are checked only.
 
         Raises:
             AssertionError: nothing has been scaled yet.
@@ -146,7 +143,7 @@ class GradScaler(DeviceMode):
         """Call ``optimizer.step(*args, **kwargs)`` unless a gradient overflowed; gradients are unscaled before.
 
         Returns:
-            What the optimizer returned, or None if the step was skipped or is compiled. With ``return_skipped=True`` a
+            What the optimizer returned; None if the step was skipped or is compiled. With ``return_skipped=True`` a
             :class:`StepResult` ``(value, skipped)``, which waits for the device where that decides.
 
         Raises:
@@ -193,7 +190,7 @@ class GradScaler(DeviceMode):
         if self._graph is not None:
             self._graph.clear()
 
-    # ---- what happened ----
+    # ---- what happened; see also stepped and poll_steps ----
 
     @property
     def skipped_steps(self) -> int:
@@ -203,9 +200,8 @@ class GradScaler(DeviceMode):
     def overflowed(self) -> dict[str, int]:
         """Return parameter name -> in how many checks its gradient held an inf or NaN; waits for the device.
 
-        Only parameters that overflowed are listed. A name is the one given to :meth:`name_parameters`, else the
-        optimizer's own (``optim.AdamW(model.named_parameters())``), else its place, as ``"group0.param3"``. The counts
-        are of this rank's gradients, and are saved neither in ``state_dict`` nor by pickle.
+        This rank's. A name is the one given to :meth:`name_parameters`, else the optimizer's own
+        (``optim.AdamW(model.named_parameters())``), else its place, as ``"group0.param3"``. The counts are not saved.
         """
         return self._ledger.read()
 
@@ -278,15 +274,15 @@ class GradScaler(DeviceMode):
     def _unscale_grads_(
         self,
         optimizer: torch.optim.Optimizer,
-        inv_scale: Tensor | None,
+        inv_scale: Any,
         found_inf: Tensor,
         allow_fp16: bool,
-        squared_norm: Tensor | None = None,
+        *norm: Tensor | None,
     ) -> dict[torch.device, Tensor]:
-        return check_optimizer(optimizer, found_inf, inv_scale, self._graph, self._ledger, allow_fp16, squared_norm)
+        return check_optimizer(optimizer, found_inf, inv_scale, self._graph, self._ledger, allow_fp16, *norm)
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Tensor]:
-        """Check an optimizer's gradients and leave them as they are; optimizers that step on the device may call it."""
+        """Check gradients and leave them as they are; optimizers that step on the device may call it."""
         return self._check(optimizer, None, allow_fp16=True)
 
     def __getstate__(self) -> dict[str, Any]:

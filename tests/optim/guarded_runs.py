@@ -1,7 +1,6 @@
 """The same training under torch.amp.GradScaler with an eager optimizer, which is the oracle, and skip="device"."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,7 +104,11 @@ def by_torch() -> Scaler:
 
 
 def compilations(training: Training, lowering: str = "aot_eager") -> int:
-    return guarded(training.optimizer, lowering).compilations
+    return compilations_of(training.optimizer, lowering)
+
+
+def compilations_of(optimizer: torch.optim.Optimizer, lowering: str = "aot_eager") -> int:
+    return guarded(optimizer, lowering).compilations
 
 
 def assert_agree(ours: Training, theirs: Training, exact: Training | None) -> None:
@@ -128,12 +131,3 @@ def leaves(training: Training) -> list[Tensor]:
     """The tensors of the saved state, in order, with their keys checked by being equal in number."""
     state = training.optimizer.state_dict()["state"]
     return [torch.as_tensor(entry[name]).float() for at, entry in sorted(state.items()) for name in sorted(entry)]
-
-
-@contextmanager
-def counted() -> Iterator[HostReads]:
-    with HostReads() as mode:
-        yield mode
-
-
-Check = Callable[[], None]

@@ -6,7 +6,6 @@ import pytest
 import torch
 from golden_text import assert_golden
 from torch import nn
-from torch.fx import GraphModule
 
 from fxamp import Policy
 from fxamp.capture import Captured
@@ -158,7 +157,3 @@ def test_an_op_that_the_table_does_not_know_is_not_liftable() -> None:
         odd = traced.module.graph.call_function(aten.fmod.Scalar, (copy.args[1], node))
     odd.meta["val"] = copy.args[1].meta["val"]
     assert not liftable(traced.module)
-
-
-def text(gm: GraphModule) -> str:
-    return format_graph(gm)
