@@ -27,14 +27,14 @@ def write_text(text: str, file: str | None) -> None:
     return None
 
 
-def _write_file(text: str, path: Path) -> None:
-    path = path.resolve()  # a link stays one
+def _write_file(text: str, given: Path) -> None:
+    path = given.resolve()  # a link stays one
     if path.exists() and not path.is_file():
-        return _write_into(text, path)  # a device or a pipe must not be replaced by a file
+        return _write_into(text, given)  # a device or a pipe must not be replaced by a file
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
-        raise OptionError(f"--output {str(path)!r}: {error.strerror}") from error
+        raise OptionError(f"--output {str(given)!r}: {error.strerror}") from error
     part = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
@@ -43,7 +43,7 @@ def _write_file(text: str, path: Path) -> None:
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise OptionError(f"--output {str(path)!r}: {error.strerror}") from error
+        raise OptionError(f"--output {str(given)!r}: {error.strerror}") from error
     except BaseException:
         part.unlink(missing_ok=True)
         raise
