@@ -107,7 +107,7 @@ class GradScaler(DeviceMode):
     def scale(self, outputs: T) -> T:
         """Return ``outputs`` times the scale: a Tensor, or a nested iterable whose lists and tuples keep their type.
 
-        Given to the backend: returns ``outputs`` as they are. A 0-dim float16 loss becomes float32, to hold the product.
+        Given to the backend: returns ``outputs`` as they are. A 0-dim float16 loss becomes float32.
 
         Raises:
             ValueError: ``outputs`` holds something that is neither a tensor nor an iterable.
@@ -171,8 +171,7 @@ class GradScaler(DeviceMode):
         Call it once, after the steps of all optimizers; waits for no device.
 
         Args:
-            new_scale: a number, or a tensor of one element on the scaler's device that requires no grad. It is copied
-                as it is: the bounds hold for back-off and growth.
+            new_scale: a number, or a tensor of one element on the scaler's device without grad; the bounds do not hold.
 
         Raises:
             AssertionError: nothing has been scaled yet, no gradients were checked, or ``new_scale`` is something else.
