@@ -1,6 +1,7 @@
 """What every command-line tool shares: errors that name the nearest match, and exit status 2 for a user's mistake."""
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -49,6 +50,17 @@ def natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
+
+
+def positive_number(text: str) -> float:
+    """An argparse ``type``: a number greater than 0, and finite."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number greater than 0")
+    return value
 
 
 def positives(text: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from fxamp.optim.borrow import RefusedError, replaced_step
 from fxamp.optim.complete import complete_state
 from fxamp.optim.layout import SAME, Layout, Origin, glance, read_layout, settings_of
-from fxamp.optim.lower import Wish, decompositions, lower_step, must_lift
+from fxamp.optim.lower import Lowered, Wish, decompositions, lower_step, must_lift
 from fxamp.optim.state_dicts import plain_entry
 from fxamp.optim.trace import Traced, trace_step
 from fxamp.passes.lift_scalars import liftable
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 NO_FLOAT64 = frozenset({"mps"})
 
-Compiled = tuple[Traced, Callable[..., None]]
+Compiled = tuple[Traced, Lowered]
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class Prepared:
     """A step that is ready to run."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, run: Callable[..., None], tensors: Sequence[Tensor], floats: list[float]
+        self, optimizer: torch.optim.Optimizer, run: Lowered, tensors: Sequence[Tensor], floats: list[float]
     ) -> None:
         self._optimizer, self._run, self._tensors, self._floats = optimizer, run, tensors, floats
 

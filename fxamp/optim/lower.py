@@ -15,7 +15,7 @@ from fxamp.passes.fold_unscale import COEFFICIENT, GRADIENT, INVERSE, FoldUnscal
 from fxamp.passes.guard_updates import FLAG, GuardUpdates
 from fxamp.passes.lift_scalars import LiftScalars, reads_on_host
 from fxamp.pipeline import run_passes
-from fxamp.pipeline.dumps import Stages, stages_by_environment
+from fxamp.pipeline.dumps import stages_by_environment
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.policy import Policy
 
@@ -59,27 +59,40 @@ def passes_for(wish: Wish, lift: bool) -> tuple[Pass, ...]:
     return tuple(chosen)
 
 
-def lower_step(traced: Traced, wish: Wish) -> Callable[..., None]:
-    """Rewrite the graph and compile it; the result takes tensors, floats, then the factors and the flag.
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """A step that runs. ``source`` is the module that Inductor generated, None where it did not.
 
-    ``run(tensors, floats, extras)`` writes to ``tensors`` in place and returns nothing.
+    ``lowered(tensors, floats, extras)`` writes to ``tensors`` in place; ``extras`` are the factors and the flag.
     """
+
+    compiled: Callable[..., Any]
+    takes_floats: bool
+    numbers: "_Numbers | None" = None
+    source: str | None = None
+
+    @torch.no_grad()
+    def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
+        given: Sequence[Any] = floats if self.takes_floats else ()
+        self.compiled(*tensors, *(given if self.numbers is None else [self.numbers.on_device(given)]), *extras)
+
+
+def lower_step(traced: Traced, wish: Wish) -> Lowered:
+    """Rewrite the graph and compile it."""
     gm = traced.module
     context = Context(Policy("step", "cpu", "float16"), traced.mode)
     lift = must_lift(gm, wish)
     run_passes(Captured(gm, traced.mode), context, passes_for(wish, lift))
     stages = stages_by_environment()
     stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
-    compiled = gm if wish.lowering == "aot_eager" else _by_inductor(gm, traced, wish, stages)
     device = next(iter(gm.graph.nodes)).meta["val"].device
     numbers = _Numbers(device) if lift and traced.symbols else None
-
-    def run(tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
-        given = floats if traced.symbols else ()
-        with torch.no_grad():
-            compiled(*tensors, *(given if numbers is None else [numbers.on_device(given)]), *extras)
-
-    return run
+    if wish.lowering == "aot_eager":
+        return Lowered(gm, bool(traced.symbols), numbers)
+    compiled, source = _by_inductor(gm, traced, wish)
+    if source is not None:
+        stages.text("optimizer_kernels", lambda: source)
+    return Lowered(compiled, bool(traced.symbols), numbers, source)
 
 
 def must_lift(gm: GraphModule, wish: Wish) -> bool:
@@ -87,7 +100,8 @@ def must_lift(gm: GraphModule, wish: Wish) -> bool:
     return wish.lowering == "inductor" or reads_on_host(gm)
 
 
-def _by_inductor(gm: GraphModule, traced: Traced, wish: Wish, stages: Stages) -> Callable[..., Any]:
+def _by_inductor(gm: GraphModule, traced: Traced, wish: Wish) -> tuple[Callable[..., Any], str | None]:
+    """The compiled graph, and the text that was generated for it."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import config, list_mode_options
     from torch._inductor.compile_fx import compile_fx_inner
@@ -104,10 +118,7 @@ def _by_inductor(gm: GraphModule, traced: Traced, wish: Wish, stages: Stages) ->
             cudagraphs=BoxedBool(graphs),
             is_inference=True,
         )
-    source = getattr(compiled, "source_code", None)
-    if source:
-        stages.text("optimizer_kernels", lambda: str(source))
-    return lambda *args: compiled(list(args))
+    return lambda *args: compiled(list(args)), getattr(compiled, "source_code", None) or None
 
 
 def _static(gm: GraphModule) -> tuple[int, ...]:

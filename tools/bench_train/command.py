@@ -9,10 +9,10 @@ from pathlib import Path
 from fxamp.errors import OptionError
 from fxamp.tools.bar_chart import Bar, bar_chart
 from fxamp.tools.bench_train.contenders import BASELINES, CONTENDERS
-from fxamp.tools.bench_train.plan import DTYPES, Plan
+from fxamp.tools.bench_train.plan import DTYPES, OPTIMIZERS, Plan
 from fxamp.tools.bench_train.result import Comparison
 from fxamp.tools.bench_train.table import table, title
-from fxamp.tools.command_line import Parser, guarded, natural, one_of, positive
+from fxamp.tools.command_line import Parser, guarded, natural, one_of, positive, positive_number
 
 PROG = "fxamp-bench train"
 
@@ -41,7 +41,9 @@ def parser(prog: str) -> Parser:
     add("--seed", type=natural, default=0, help="of weights and batches (default 0)")
     add("--threads", type=positive, default=1, help="CPU threads; 1 gives steady times (default 1)")
     add("--lowering", type=one_of(*LOWERINGS), default="inductor", help=f"{', '.join(LOWERINGS)} (default inductor)")
-    add("--contenders", type=_contenders, default=tuple(CONTENDERS), help=f"of {','.join(CONTENDERS)} (default all)")
+    add("--contenders", type=_contenders, help=f"of {','.join(CONTENDERS)} (default: all that the dtype admits)")
+    add("--optimizer", type=one_of(*OPTIMIZERS), default="AdamW", help=f"{', '.join(OPTIMIZERS)} (default AdamW)")
+    add("--clip", type=positive_number, dest="max_norm", metavar="NORM", help="clip gradients to this norm")
     add(
         "--baseline",
         type=one_of(*CONTENDERS),
@@ -64,11 +66,11 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Comparison:
     if given.device == "cuda" and not torch.cuda.is_available():
         raise OptionError("--device cuda: this machine has no CUDA device that torch can use; accepted here: cpu")
     require(given.model)
-    baseline = _baseline(given)
     size = given.size or ("full" if given.device == "cuda" else "tiny")
-    fields = ("model", "device", "dtype", "steps", "rounds", "seed", "threads", "lowering")
+    fields = ("model", "device", "dtype", "steps", "rounds", "seed", "threads", "lowering", "optimizer", "max_norm")
     plan = Plan(size=size, **{name: getattr(given, name) for name in fields})
-    return compare(plan, given.contenders, baseline, say)
+    names = _taking_part(given.contenders, plan)
+    return compare(plan, names, _baseline(given, names), say)
 
 
 def chart(comparison: Comparison) -> str:
@@ -94,12 +96,21 @@ def _bench(given: argparse.Namespace) -> list[str]:
     return [each.name for each in comparison.contenders if each.failed]
 
 
-def _baseline(given: argparse.Namespace) -> str:
+def _taking_part(named: Sequence[str] | None, plan: Plan) -> Sequence[str]:
+    """The contenders that were named; else all, those that need a scaled loss only where losses are scaled."""
+    scaled = plan.lower_dtype == "float16"
+    for name in named or ():
+        if CONTENDERS[name].scaled and not scaled:
+            raise OptionError(f"--contenders {name}: needs --dtype float16, since other dtypes' losses are not scaled")
+    return named or [name for name, contender in CONTENDERS.items() if scaled or not contender.scaled]
+
+
+def _baseline(given: argparse.Namespace, names: Sequence[str]) -> str:
     """The named baseline, which must take part; else the device's, if it does; else the first contender."""
-    if given.baseline is not None and given.baseline not in given.contenders:
-        raise OptionError(f"--baseline {given.baseline} is none of the contenders: {', '.join(given.contenders)}")
+    if given.baseline is not None and given.baseline not in names:
+        raise OptionError(f"--baseline {given.baseline} is none of the contenders: {', '.join(names)}")
     usual = BASELINES[given.device]
-    return given.baseline or (usual if usual in given.contenders else given.contenders[0])
+    return given.baseline or (usual if usual in names else names[0])
 
 
 def _contenders(text: str) -> tuple[str, ...]:

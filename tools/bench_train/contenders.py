@@ -7,12 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Contender:
-    """One way of training the same model with the same optimizer, torch's fused AdamW.
+    """One way of training the same model with the same optimizer, in torch's fused form if it has one.
 
     ``label``: for people. ``compiler``: ``""`` for eager code, ``"torch"`` for torch.compile as it comes, ``"fxamp"``.
     ``autocast``: whether the forward runs under torch.autocast. ``scaler``: whose GradScaler scales the loss where the
     dtype is float16, ``"torch"`` or ``"fxamp"``; ``""`` for none. ``options`` are more options of the backend fxamp,
-    ``scaler_options`` more arguments of its scaler.
+    ``scaler_options`` more arguments of its scaler. ``scaled``: takes part where losses are scaled, and nowhere else.
     """
 
     label: str
@@ -21,6 +21,12 @@ class Contender:
     scaler: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     scaler_options: Mapping[str, Any] = field(default_factory=dict)
+    scaled: bool = False
+
+    @property
+    def fused(self) -> bool:
+        """Whether the optimizer is to be torch's fused one; a step that fxamp compiles is made of the plain one."""
+        return self.scaler_options.get("skip") != "device"
 
 
 CONTENDERS: dict[str, Contender] = {
@@ -29,6 +35,9 @@ CONTENDERS: dict[str, Contender] = {
     "compile-float32": Contender("torch.compile float32", compiler="torch"),
     "compile-autocast": Contender("torch.compile + autocast", compiler="torch", autocast=True, scaler="torch"),
     "fxamp": Contender("fxamp", compiler="fxamp", scaler="fxamp"),
+    "fxamp-skip-device": Contender(
+        'fxamp, skip="device"', compiler="fxamp", scaler="fxamp", scaler_options={"skip": "device"}, scaled=True
+    ),
 }
 
 #: Whose losses the others' are compared with: the first of these that is among the contenders.

@@ -1,9 +1,9 @@
-"""What one training step does, counted op by op as the ops are called: casts, host reads, bytes of gradients.
+"""What one training step does, counted op by op as the ops are called: casts, host reads, checks in compiled backwards.
 
 Compiled graphs run inside the mode too, but what Inductor generated calls no ops: its casts are not seen here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,14 +28,13 @@ class CountedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what runs inside.
 
     ``forward`` and ``backward``: the casts there. ``host_reads``: ops that hand a tensor's value to the host.
-    ``check_bytes``: bytes of gradients that the ops which look for inf and NaN read and write; ``step_bytes``: that the
-    fused optimizer reads and writes.
+    ``check_bytes``: bytes of gradients that fxamp's ops which look for inf and NaN read and write.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.forward, self.backward = Casts(), Casts()
-        self.host_reads = self.check_bytes = self.step_bytes = 0
+        self.host_reads = self.check_bytes = 0
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -57,9 +56,7 @@ class CountedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "aten::_to_copy":
             self._count_cast(args[0], result)
         elif name in _CHECKS:
-            self.check_bytes += _CHECKS[name](args, kwargs, result)
-        elif name.startswith("aten::_fused_"):
-            self.step_bytes += _fused_step(args, kwargs, result)
+            self.check_bytes += _CHECKS[name](args, result)
         return result
 
     def _count_cast(self, source: Tensor, result: Tensor) -> None:
@@ -76,32 +73,18 @@ def nbytes(value: Any) -> int:
     return sum(leaf.nbytes for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
 
 
-def _in_place(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
-    """Every gradient is read and written."""
-    return 2 * nbytes(args[0])
-
-
-def _out_of_place(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+def _widened(args: tuple[Any, ...], result: Any) -> int:
     """Every gradient is read, and its true value written; the 16-bit ones are widened on the way."""
     return nbytes(args[0]) + nbytes(result[0])
 
 
-def _read_only(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+def _read_only(args: tuple[Any, ...], result: Any) -> int:
     return nbytes(args[0])
 
 
-def _fused_step(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
-    """The gradients, second argument, are read; and written where ``grad_scale`` is given.
-
-    So says torch's kernel (aten/src/ATen/native/cuda/fused_adam_utils.cuh): it stores the unscaled gradients then.
-    """
-    return nbytes(args[1]) * (1 if kwargs.get("grad_scale") is None else 2)
-
-
 #: By op, the bytes of gradients that it moves: each gradient is read once, and what is written is counted once.
-_CHECKS: dict[str, Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]] = {
-    "aten::_amp_foreach_non_finite_check_and_unscale_": _in_place,
-    "fxamp::check_unscale": _out_of_place,
-    "fxamp::check_unscale_norm": _out_of_place,
+_CHECKS: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
+    "fxamp::check_unscale": _widened,
+    "fxamp::check_unscale_norm": _widened,
     "fxamp::check": _read_only,
 }

@@ -6,6 +6,20 @@ from typing import Any
 #: What ``--dtype`` takes.
 DTYPES = ("auto", "float16", "bfloat16")
 
+#: What ``--optimizer`` takes: classes of torch.optim, and their arguments besides the learning rate.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "AdamW": {},
+    "Adam": {},
+    "SGD": {"momentum": 0.9},
+    "Adagrad": {},
+    "NAdam": {},
+    "RAdam": {},
+    "RMSprop": {},
+}
+
+#: Those that torch has a fused form of, which decides on the device whether to step.
+FUSED = ("AdamW", "Adam", "SGD", "Adagrad")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -14,7 +28,8 @@ class Plan:
     ``dtype`` is the 16-bit dtype of the contenders in mixed precision. "auto" leaves the choice to fxamp's
     ``policy="auto"``, and gives the autocast contenders bfloat16, or float16 where a GPU lacks it. ``steps`` are
     measured in each of ``rounds`` turns. ``seed`` is that of weights and batches, ``threads`` the CPU threads.
-    ``lowering`` is what the compiled contenders are lowered by.
+    ``lowering`` is what the compiled contenders are lowered by. ``optimizer`` is a name of :data:`OPTIMIZERS`;
+    ``max_norm`` is what gradients are clipped to, None for no clipping.
     """
 
     model: str
@@ -26,6 +41,8 @@ class Plan:
     seed: int = 0
     threads: int = 1
     lowering: str = "inductor"
+    optimizer: str = "AdamW"
+    max_norm: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name; ``Plan(**fields)`` gives the plan back."""

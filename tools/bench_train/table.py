@@ -25,7 +25,9 @@ def title(comparison: Comparison) -> str:
     plan, facts = comparison.plan, dict(comparison.machine)
     versions = ", ".join(f"{name} {version}" for name, version in facts.items() if name != "device")
     lowered = "" if plan.lowering == "inductor" else f", lowered by {plan.lowering}"
-    return f"{plan.model} ({plan.size}), dtype {plan.dtype}{lowered}, on {facts['device']}; {versions}"
+    clipped = "" if plan.max_norm is None else f" clipped to {plan.max_norm:g}"
+    what = f"{plan.model} ({plan.size}), {plan.optimizer}{clipped}, dtype {plan.dtype}{lowered}"
+    return f"{what}, on {facts['device']}; {versions}"
 
 
 def _notes(comparison: Comparison, markdown: bool) -> str:
@@ -134,8 +136,8 @@ _ROWS: dict[str, _Cell] = {
     "casts in the forward": _plain("casts", _count),
     "bytes cast there": _plain("cast_bytes", size),
     "host syncs a step": _plain("host_syncs", _count),
-    "gradient bytes/parameter, check": _plain("check_bytes", lambda value: f"{value:.1f}"),
-    "gradient bytes/parameter, step": _plain("step_bytes", lambda value: f"{value:.1f}"),
+    "update, bytes/parameter": _plain("update_bytes", lambda value: f"{value:.1f}"),
+    "check in the backward, bytes/parameter": _plain("check_bytes", lambda value: f"{value:.1f}" if value else MISSING),
     "loss": _loss,
     "loss less float32's": _distance,
     "loss scale": _plain("loss_scale", _count),

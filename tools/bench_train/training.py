@@ -10,7 +10,7 @@ from fxamp.backend.report import Report, report
 from fxamp.scaler import GradScaler
 from fxamp.tools.bench_train.contenders import Contender
 from fxamp.tools.bench_train.models import build
-from fxamp.tools.bench_train.plan import Plan
+from fxamp.tools.bench_train.plan import FUSED, OPTIMIZERS, Plan
 
 #: Batches that the steps go through in turn.
 BATCHES = 4
@@ -26,7 +26,7 @@ class Training:
         self.contender = contender
         self.module = module.to(plan.device)
         self.batches = [{name: value.to(plan.device) for name, value in batch.items()} for batch in batches]
-        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=RATE, fused=True)
+        self.optimizer = _optimizer(self.module, plan, contender)
         self.scaler = _scaler(plan, contender)
         self.compiled = _compiled(self.module, plan, contender, self.scaler)
         self._losses: list[Tensor] = []
@@ -44,7 +44,9 @@ class Training:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
-        """Parameters and scale."""
+        """Clip if that is planned, then parameters and scale."""
+        if self.plan.max_norm is not None:
+            self._clip(self.plan.max_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
@@ -80,16 +82,33 @@ class Training:
         """What fxamp did; None for the other contenders."""
         return report(self.compiled) if self.contender.compiler == "fxamp" else None
 
+    def _clip(self, max_norm: float) -> None:
+        if isinstance(self.scaler, GradScaler):
+            self.scaler.clip_grad_norm_(self.optimizer, max_norm)
+            return
+        self.scaler.unscale_(self.optimizer)
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
+
     def _autocast(self) -> AbstractContextManager[Any]:
         if not self.contender.autocast:
             return nullcontext()
         return torch.autocast(self.plan.device, getattr(torch, self.plan.lower_dtype))
 
 
+def _optimizer(module: torch.nn.Module, plan: Plan, contender: Contender) -> torch.optim.Optimizer:
+    fused = {"fused": True} if contender.fused and plan.optimizer in FUSED else {}
+    made: torch.optim.Optimizer = getattr(torch.optim, plan.optimizer)(
+        module.parameters(), lr=RATE, **OPTIMIZERS[plan.optimizer], **fused
+    )
+    return made
+
+
 def _scaler(plan: Plan, contender: Contender) -> torch.amp.GradScaler:
     enabled = bool(contender.scaler) and plan.lower_dtype == "float16"
     if contender.scaler == "fxamp":
-        return GradScaler(plan.device, enabled=enabled, **contender.scaler_options)
+        lowering = "inductor" if plan.lowering == "inductor" else "aot_eager"
+        options = {"step_lowering": lowering, **contender.scaler_options}
+        return GradScaler(plan.device, enabled=enabled, **options)
     return torch.amp.GradScaler(plan.device, enabled=enabled)
 
 
