@@ -1,5 +1,6 @@
 """One contender's model, optimizer and scaler, and its training step."""
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -28,7 +29,10 @@ class Training:
         self.batches = [{name: value.to(plan.device) for name, value in batch.items()} for batch in batches]
         self.optimizer = _optimizer(self.module, plan, contender)
         self.scaler = _scaler(plan, contender)
+        start = time.perf_counter()
         self.compiled = _compiled(self.module, plan, contender, self.scaler)
+        #: Seconds of the call of torch.compile, which imports what it needs; the graphs are compiled by first steps.
+        self.compile_call = time.perf_counter() - start
         self._losses: list[Tensor] = []
 
     def forward(self) -> Tensor:

@@ -52,11 +52,12 @@ def _start(request: dict[str, Any]) -> Any:
 
 
 def _warm_up(training: Any) -> dict[str, Any]:
-    """Seconds of each of the first steps, and what Dynamo counted in them."""
+    """Seconds of the call of torch.compile and of each of the first steps, and what Dynamo counted in them."""
     from torch._dynamo.utils import counters
 
     seconds = [_timed(training, 1) for _ in range(WARM_UP)]
     return {
+        "compile_call": training.compile_call,
         "seconds": seconds,
         "graphs": counters["stats"]["unique_graphs"],
         "breaks": sum(counters["graph_break"].values()),
