@@ -1,4 +1,4 @@
-"""Choose who does the work on a device: the Triton kernels, or the reference."""
+"""Choose who does the work on a device: the Triton kernels, torch's ops for CPUs, or the reference."""
 
 import enum
 import functools
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from fxamp.kernels import reference
+from fxamp.kernels import host, reference
 from fxamp.kernels.work import Work
 
 SMALLEST_CAPABILITY = (7, 0)  # the oldest CUDA capability that Triton compiles for
@@ -17,6 +17,7 @@ class Implementation(enum.Enum):
     """Who does the work."""
 
     REFERENCE = "reference"
+    HOST = "host"
     TRITON = "triton"
     INTERPRETER = "interpreter"
 
@@ -25,9 +26,11 @@ _forced: Implementation | None = None
 
 
 def implementation(device: torch.device) -> Implementation:
-    """Return who does the work on ``device``: Triton on CUDA devices where it can, else the reference."""
+    """Return who does the work on ``device``: Triton on CUDA devices where it can, else ATen ops."""
     if _forced is not None:
         return _forced
+    if device.type == "cpu":
+        return Implementation.HOST
     if device.type == "cuda" and _triton_serves(device):
         return Implementation.TRITON
     return Implementation.REFERENCE
@@ -37,7 +40,7 @@ def implementation(device: torch.device) -> Implementation:
 def forced(chosen: Implementation) -> Iterator[None]:
     """For tests and measurements: let ``chosen`` do all work, in all threads, within the block.
 
-    The interpreter takes CPU tensors only, and is slow: milliseconds for every 16,384 elements.
+    HOST and the interpreter take CPU tensors only; the interpreter is slow: milliseconds for every 16,384 elements.
     """
     global _forced
     before, _forced = _forced, chosen
@@ -52,13 +55,16 @@ def perform(work: Work, keep: bool) -> None:
     if not work.sources:
         return
     chosen = implementation(work.device)
-    if chosen is Implementation.REFERENCE:
-        reference.perform(work)
+    if chosen in _BY_OPS:
+        _BY_OPS[chosen](work)
         return
     from fxamp.kernels import launch
 
     left = launch.perform(work, keep, interpret=chosen is Implementation.INTERPRETER)
     reference.perform(work, left)
+
+
+_BY_OPS = {Implementation.REFERENCE: reference.perform, Implementation.HOST: host.perform}
 
 
 @functools.cache

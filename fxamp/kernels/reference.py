@@ -1,8 +1,8 @@
 """The reference: what the kernels compute, said in ATen ops.
 
-It defines correctness for the Triton kernels, it is the implementation for CPUs, and it runs on any device, with or
-without Triton. In place it is torch's own op; in every other case it is the op's rule, from ATen/native/AmpKernels.cpp:
-look for inf and NaN first, then multiply in float32 (a float64 gradient: in float64), then round once.
+It defines correctness for the other implementations, and runs on any device, with or without Triton. In place it is
+torch's own op; in every other case it is the op's rule, from ATen/native/AmpKernels.cpp: look for inf and NaN first,
+then multiply in float32 (a float64 gradient: in float64), then round once.
 """
 
 from collections.abc import Sequence

@@ -53,7 +53,7 @@ def update_scale_(
             raise OptionError(f"{name}: expected a finite number, got {factor}")
     chosen = implementation(scale.device)
     rule = float(growth_factor), float(backoff_factor), int(growth_interval), min_scale, max_scale
-    if chosen is Implementation.REFERENCE:
+    if chosen in (Implementation.REFERENCE, Implementation.HOST):
         reference.update_scale(scale, growth_tracker, found_inf, *rule)
         return
     kernel = update_function(*rule, interpret=chosen is Implementation.INTERPRETER)

@@ -7,7 +7,9 @@ import pytest
 from fxamp.kernels import Implementation, forced
 
 
-@pytest.fixture(params=[Implementation.INTERPRETER, Implementation.REFERENCE], ids=lambda chosen: chosen.value)
+@pytest.fixture(
+    params=[Implementation.INTERPRETER, Implementation.REFERENCE, Implementation.HOST], ids=lambda chosen: chosen.value
+)
 def implementation(request: pytest.FixtureRequest) -> Iterator[Implementation]:
     """Each implementation that can run on a CPU, in turn."""
     if request.param is Implementation.INTERPRETER:

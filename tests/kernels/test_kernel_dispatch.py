@@ -47,14 +47,14 @@ def test_without_triton(program: str) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=120)
 
 
-def test_cpu_is_the_references_and_can_be_forced() -> None:
-    assert implementation(CPU) is Implementation.REFERENCE
+def test_cpu_is_the_hosts_and_can_be_forced() -> None:
+    assert implementation(CPU) is Implementation.HOST
     with forced(Implementation.INTERPRETER):
         assert implementation(CPU) is Implementation.INTERPRETER
         with forced(Implementation.REFERENCE):
             assert implementation(CPU) is Implementation.REFERENCE
         assert implementation(CPU) is Implementation.INTERPRETER
-    assert implementation(CPU) is Implementation.REFERENCE
+    assert implementation(CPU) is Implementation.HOST
 
 
 @pytest.mark.usefixtures("implementation")

@@ -1,0 +1,75 @@
+"""The work on a CPU: whole lists at a time by torch's own ops, as results can be read there without waiting.
+
+What is computed is the reference's, bit for bit but for the norm, which torch's own op takes in float32. Which gradient
+held an inf or NaN is looked up only when one did. What torch's op cannot do in one go is left to the reference.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fxamp.kernels import reference
+from fxamp.kernels.work import Work
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def perform(work: Work) -> None:
+    """Do the work on CPU tensors; RuntimeError from torch for a gradient of a dtype that it cannot scale."""
+    if work.targets is None:
+        _report(work, _not_finite(work.sources))
+        if work.squared_norm is not None:
+            _add_squares(work.sources, work.squared_norm)
+    elif work.inv_scale is not None and _in_one_go(work, work.targets, work.inv_scale):
+        _unscale(work, work.targets, work.inv_scale)
+    else:
+        reference.perform(work)
+
+
+def _in_one_go(work: Work, targets: Sequence[Tensor], inv_scale: Tensor) -> bool:
+    """Whether torch's op, in place on copies, rounds as the rule says, and keeps finite what is."""
+    # The memory is read as it is: nothing waits for a CPU, and whoever counts waits by the ops should not see one.
+    if not 0.0 < float(inv_scale.detach().numpy().reshape(-1)[0]) <= 1.0:
+        return False
+    pairs = {(source.dtype, target.dtype) for source, target in zip(work.sources, targets, strict=True)}
+    if any(wanted is not given and (given not in _HALF or wanted is not torch.float32) for given, wanted in pairs):
+        return False
+    return work.squared_norm is None or all(wanted not in _HALF for _, wanted in pairs)
+
+
+def _unscale(work: Work, targets: Sequence[Tensor], inv_scale: Tensor) -> None:
+    copied = [(target, source) for target, source in zip(targets, work.sources, strict=True) if target is not source]
+    if copied:
+        torch._foreach_copy_([target for target, _ in copied], [source for _, source in copied])
+    found = torch.zeros(1)
+    torch._amp_foreach_non_finite_check_and_unscale_(list(targets), found, inv_scale)
+    if found.numpy()[0]:
+        _report(work, _not_finite(targets))
+    if work.squared_norm is not None:
+        _add_squares(targets, work.squared_norm)
+
+
+def _report(work: Work, bad: Tensor) -> None:
+    if work.found_inf is not None:
+        work.found_inf.masked_fill_(bad.any(), 1.0)
+    if work.flags is not None:
+        work.flags.copy_(bad)
+
+
+def _not_finite(tensors: Sequence[Tensor]) -> Tensor:
+    """Whether each tensor holds an inf or NaN: bool ``[len(tensors)]``. The extremes tell; a NaN is both of them."""
+    bad = torch.zeros(len(tensors), dtype=torch.bool)
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        places = [at for at, each in enumerate(tensors) if each.dtype is dtype and each.numel()]
+        if places:
+            extremes = torch.stack([extreme for at in places for extreme in torch.aminmax(tensors[at])])
+            bad[places] = torch.isfinite(extremes).view(-1, 2).all(dim=1).logical_not()
+    return bad
+
+
+def _add_squares(tensors: Sequence[Tensor], squared_norm: Tensor) -> None:
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        members = [each for each in tensors if each.dtype is dtype]
+        norms = torch._foreach_norm(members, 2, torch.float32 if dtype in _HALF else None)
+        squared_norm.add_(torch.stack(list(norms)).double().square().sum())
