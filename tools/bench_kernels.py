@@ -122,7 +122,7 @@ def table(document: dict[str, Any], markdown: bool = False) -> str:
 
 def _note(document: dict[str, Any]) -> str:
     note = f"Times are medians of {document['rounds']} rounds, all work in turn. Bytes a parameter are predicted. "
-    if document["implementation"] == "reference":
+    if document["implementation"] != "triton":
         return note + "No Triton kernel ran: here fxamp's work is done in ATen ops, which move more bytes."
     return note + f"fxamp's work was done by: {document['implementation']}."
 
