@@ -1,31 +1,10 @@
 """Every optimizer of torch.optim that takes dense gradients, in every form that skips in its own way."""
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
-from torch import Tensor, optim
+from fxamp.tools.bench_optimizers.optimizers import ARGUMENTS, SPARSE_ONLY, Make, arguments_of_step, make
 
-Make = Callable[[Iterable[Tensor]], optim.Optimizer]
-
-SPARSE_ONLY = {"SparseAdam"}
-
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "ASGD": {},
-    "Adadelta": {},
-    "Adafactor": {},
-    "Adagrad": {},
-    "Adam": {"amsgrad": True},
-    "AdamW": {},
-    "Adamax": {},
-    "LBFGS": {"max_iter": 2},
-    "Muon": {},
-    "NAdam": {},
-    "RAdam": {},
-    "RMSprop": {"momentum": 0.9, "centered": True},
-    "Rprop": {},
-    "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.5},
-}
+__all__ = ["ARGUMENTS", "FUSED", "OPTIMIZERS", "SPARSE_ONLY", "Make", "arguments_of_step", "make"]
 
 FUSED: dict[str, dict[str, Any]] = {
     "Adagrad": {},
@@ -34,22 +13,9 @@ FUSED: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.5},
 }
 
-
-def make(name: str, arguments: dict[str, Any]) -> Make:
-    """Return a function that makes the optimizer of that name for given parameters."""
-    return lambda parameters: getattr(optim, name)(parameters, **arguments)
-
-
 OPTIMIZERS: dict[str, Make] = {
     **{name: make(name, arguments) for name, arguments in ARGUMENTS.items()},
     **{f"fused {name}": make(name, {"fused": True, **arguments}) for name, arguments in FUSED.items()},
     "fused SGD, no momentum": make("SGD", {"lr": 0.1, "fused": True}),
     "foreach AdamW": make("AdamW", {"foreach": True}),
 }
-
-
-def arguments_of_step(optimizer: optim.Optimizer) -> tuple[Any, ...]:
-    """LBFGS alone needs a closure, which torch's scaler lets pass as a positional argument."""
-    if not isinstance(optimizer, optim.LBFGS):
-        return ()
-    return (lambda: torch.zeros(()),)

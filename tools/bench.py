@@ -21,6 +21,10 @@ _SUBCOMMANDS: dict[str, tuple[str, str]] = {
         "fxamp.tools.bench_kernels",
         "gradient kernels against torch's foreach ops and the speed of a copy",
     ),
+    "optimizers": (
+        "fxamp.tools.bench_optimizers.command",
+        "every optimizer with steps that skip on the device: agreement with torch, host syncs, bytes",
+    ),
     "all": (
         "fxamp.tools.bench_all",
         "all of it, into a folder: JSON, Markdown, charts",
@@ -48,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:10}{purpose}" for name, (_, purpose) in _SUBCOMMANDS.items()]
+    lines = [f"  {name:12}{purpose}" for name, (_, purpose) in _SUBCOMMANDS.items()]
     return "\n".join(["usage: fxamp-bench SUBCOMMAND [--help] [option ...]", "", "subcommands:", *lines])
 
 

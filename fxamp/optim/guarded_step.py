@@ -69,7 +69,7 @@ class GuardedStep:
         self._compiled: dict[Hashable, list[Compiled]] = {}
         self._refused: dict[Hashable, str] = {}
         self._last: dict[Wish, _Last] = {}
-        self._said: set[str] = set()
+        self._said: list[str] = []
         self.compilations = 0
         own = weakref.ref(self)
         optimizer.register_state_dict_post_hook(lambda o, saved: _call(own, GuardedStep._saved, o, saved))
@@ -94,6 +94,11 @@ class GuardedStep:
             self._say(optimizer, str(refused))
             self._restore(optimizer)
             return None
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Why the host had to decide, each reason once, in the order in which they came up."""
+        return tuple(self._said)
 
     def _prepare(self, optimizer: torch.optim.Optimizer, wish: Wish) -> "Prepared":
         seen = glance(optimizer)
@@ -171,7 +176,7 @@ class GuardedStep:
 
     def _say(self, optimizer: torch.optim.Optimizer, why: str) -> None:
         if why not in self._said:
-            self._said.add(why)
+            self._said.append(why)
             log.warning(
                 "%s: the host decides whether to skip, and waits for the device: %s", type(optimizer).__name__, why
             )

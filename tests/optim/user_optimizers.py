@@ -7,26 +7,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fxamp.tools.bench_optimizers.users_own import Counting
 
-class Counting(Optimizer):
-    """A Python loop, state of its own: a Python int that counts, a tensor that is bound anew, ``p.data``."""
-
-    def __init__(self, parameters: Any, lr: float = 0.1, beta: float = 0.9) -> None:
-        super().__init__(parameters, {"lr": lr, "beta": beta})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["step"], state["mean"] = 0, torch.zeros_like(parameter)
-                state["step"] += 1
-                state["mean"] = group["beta"] * state["mean"] + (1 - group["beta"]) * parameter.grad
-                corrected = state["mean"] / (1 - group["beta"] ** state["step"])
-                parameter.data.add_(corrected, alpha=-group["lr"])
+__all__ = ["Counting", "Differencing", "OnTheHost", "Remembering"]
 
 
 class Differencing(Optimizer):
