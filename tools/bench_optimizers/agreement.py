@@ -23,20 +23,21 @@ def agreement(ours: Training, theirs: Training, exact: Training | None) -> Agree
     """How far parameters, saved states and scales agree.
 
     ROUNDING is no further from float64's than four times torch's own distance and one rounding more. ``exact`` is the
-    same training in float64, None where there is none: then one rounding from torch. Two computations of one formula
-    differ by the roundings on their way; torch's distance from float64 shows how large these are here, and one last
-    rounding of each value comes on top.
+    same training in float64 (see exact.py), None where there is none: then one rounding from torch. Two computations
+    of one formula differ by the roundings on their way; torch's distance from float64 shows how large these are here,
+    and one last rounding of each value comes on top.
     """
     our, their, true = (_values(each) for each in (ours, theirs, exact or theirs))
-    if ours.scales != theirs.scales:
-        return Agreement(DIFFERS, f"scales {ours.scales}, torch's {theirs.scales}")
     if our.keys() != their.keys():
         return Agreement(DIFFERS, f"saved on one side alone: {', '.join(sorted(our.keys() ^ their.keys()))}")
-    if all(_same_bits(our[name], their[name]) for name in our):
-        return Agreement(EQUAL)
     found = (_beyond_rounding(name, our[name], their[name], true[name]) for name in our)
-    where = next((text for text in found if text is not None), None)
-    return Agreement(ROUNDING if where is None else DIFFERS, where)
+    same = all(_same_bits(our[name], their[name]) for name in our)
+    where = None if same else next((text for text in found if text is not None), None)
+    if where is None and ours.scales != theirs.scales:
+        where = f"scales {ours.scales}, torch's {theirs.scales}"
+    if where is not None:
+        return Agreement(DIFFERS, where)
+    return Agreement(EQUAL if same else ROUNDING)
 
 
 def _values(training: Training) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ import torch
 
 from fxamp.optim import guarded
 from fxamp.tools.bench_optimizers.agreement import agreement
+from fxamp.tools.bench_optimizers.exact import train_exactly
 from fxamp.tools.bench_optimizers.host_syncs import host_syncs
 from fxamp.tools.bench_optimizers.optimizers import Choice, make
 from fxamp.tools.bench_optimizers.result import FAILS, NOT_IN_TORCH, Cell, Moved, Pair, Reference, Row
@@ -67,15 +68,16 @@ def _measure(name: str, choice: Choice, setup: Setup) -> Row:
 def cheapest_of_torch(setup: Setup) -> Reference:
     """Count a step of torch's scaler with fused AdamW."""
     fused = make("AdamW", {"fused": True})
-    plain, clipped = (_count(_by_torch(fused, SCENARIOS[n], setup), SCENARIOS[n]) for n in (PLAIN, CLIPPED))
+    scenarios = (SCENARIOS[PLAIN], SCENARIOS[CLIPPED])
+    plain, clipped = (_count(_by_torch(fused, setup).run(scenario), scenario) for scenario in scenarios)
     return Reference(plain, clipped)
 
 
 def _run(choice: Choice, scenario: Scenario, setup: Setup) -> _Outcome:
     """What torch cannot train is no fault of fxamp's; what only fxamp cannot is a finding, not the end of the table."""
     try:
-        theirs = _by_torch(choice, scenario, setup)
-        exact = _by_torch(choice, scenario, setup, torch.float64)
+        theirs = _by_torch(choice, setup).run(scenario)
+        exact = train_exactly(_by_torch(choice, setup, torch.float64), scenario)
     except Exception as error:
         return _Outcome(Cell(NOT_IN_TORCH, _line(error)))
     try:
@@ -87,9 +89,8 @@ def _run(choice: Choice, scenario: Scenario, setup: Setup) -> _Outcome:
     return _Outcome(Cell(found.word, found.where), theirs, ours)
 
 
-def _by_torch(choice: Choice, scenario: Scenario, setup: Setup, dtype: torch.dtype = torch.float32) -> Training:
-    scaler = by_torch(setup.device)
-    return Training(choice, scaler, dtype, setup.device, SHAPES, choice.sparse).run(scenario)
+def _by_torch(choice: Choice, setup: Setup, dtype: torch.dtype = torch.float32) -> Training:
+    return Training(choice, by_torch(setup.device), dtype, setup.device, SHAPES, choice.sparse)
 
 
 def _counted(outcome: _Outcome, scenario: Scenario) -> Pair:
