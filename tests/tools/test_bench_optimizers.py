@@ -73,13 +73,13 @@ def test_rows_tell_who_decides_and_that_nothing_waits(printed: tuple[dict[str, A
 
 
 def test_what_the_host_decides_is_the_eager_step_itself(printed: tuple[dict[str, Any], str]) -> None:
-    """Clipping apart, whose norm is summed in another order."""
+    """Clipping apart, whose norm is summed in another order; torch before 2.15 cannot clip sparse gradients."""
     rows = rows_by_name(printed[0])
     for name in ("LBFGS", "SparseAdam"):
         words = {scenario: cell["word"] for scenario, cell in rows[name]["scenarios"].items()}
         last = words.pop("clipping")
         assert set(words.values()) == {EQUAL}
-        assert last in ((EQUAL, ROUNDING) if name == "LBFGS" else (NOT_IN_TORCH,))
+        assert last in (EQUAL, ROUNDING) or (last == NOT_IN_TORCH and name == "SparseAdam")
         assert rows[name]["step"]["torch"]["host_syncs"] == rows[name]["step"]["fxamp"]["host_syncs"]
 
 
