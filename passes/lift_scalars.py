@@ -52,6 +52,8 @@ _TAKES_TENSOR: dict[Any, Any] = {
     aten.div.Scalar: aten.div.Tensor,
     aten.pow.Scalar: aten.pow.Tensor_Tensor,
     aten.pow.Tensor_Scalar: aten.pow.Tensor_Tensor,
+    aten.clamp_min.default: aten.clamp_min.Tensor,
+    aten.clamp_max.default: aten.clamp_max.Tensor,
     aten._foreach_mul.Scalar: aten._foreach_mul.Tensor,
     aten._foreach_div.Scalar: aten._foreach_div.Tensor,
     aten._foreach_add.Scalar: aten._foreach_add.Tensor,
@@ -66,6 +68,17 @@ _EACH: dict[Any, Any] = {
     aten._foreach_sub.ScalarList: aten.sub.Tensor,
     aten._foreach_maximum.Scalar: aten.maximum.default,
     aten._foreach_minimum.Scalar: aten.minimum.default,
+}
+
+
+#: Compared in the dtype of what they are compared with.
+_COMPARES: dict[Any, Any] = {
+    aten.eq.Scalar: aten.eq.Tensor,
+    aten.ne.Scalar: aten.ne.Tensor,
+    aten.lt.Scalar: aten.lt.Tensor,
+    aten.le.Scalar: aten.le.Tensor,
+    aten.gt.Scalar: aten.gt.Tensor,
+    aten.ge.Scalar: aten.ge.Tensor,
 }
 
 
@@ -99,8 +112,19 @@ class LiftScalars(Pass):
 
 def liftable(gm: GraphModule) -> bool:
     """Whether the pass knows every op of the graph that takes a symbolic float."""
-    nodes = (node for node in gm.graph.nodes if node.op == "call_function")
-    return all(_known(node) for node in nodes if _reads_scalar(node) or _is_scalar(node))
+    return not _unknown(gm)
+
+
+def unliftable_inputs(gm: GraphModule) -> frozenset[int]:
+    """Which symbolic floats among the inputs, counted alone, reach an op that the pass does not know."""
+    reached, stack = set(), _unknown(gm)
+    while stack:
+        node = stack.pop()
+        if node not in reached:
+            reached.add(node)
+            stack += [source for source in node.all_input_nodes if _is_scalar(source)]
+    inputs = [node for node in gm.graph.find_nodes(op="placeholder") if _is_scalar(node)]
+    return frozenset(at for at, node in enumerate(inputs) if node in reached)
 
 
 def reads_on_host(gm: GraphModule) -> bool:
@@ -110,7 +134,12 @@ def reads_on_host(gm: GraphModule) -> bool:
 
 _FILLS = (aten.full.default, aten.full_like.default, aten.scalar_tensor.default)
 _VALUED = {aten.addcmul.default: aten.mul.Tensor, aten.addcdiv.default: aten.div.Tensor}
-_SPECIAL = (aten.rsub.Scalar, aten.lerp.Scalar, aten._foreach_add.List, *_FILLS, *_VALUED)
+_SPECIAL = (aten.rsub.Scalar, aten.lerp.Scalar, aten._foreach_add.List, *_FILLS, *_VALUED, *_COMPARES)
+
+
+def _unknown(gm: GraphModule) -> list[Node]:
+    nodes = (node for node in gm.graph.nodes if node.op == "call_function")
+    return [node for node in nodes if (_reads_scalar(node) or _is_scalar(node)) and not _known(node)]
 
 
 def _known(node: Node) -> bool:
@@ -188,6 +217,9 @@ class _Writer:
             alpha = kwargs.pop("alpha")
             scaled = self._call(aten._foreach_mul.Tensor, args[1], self._operand(alpha, node))
             return self._call(aten._foreach_add.List, args[0], self._items(scaled))
+        if target in _COMPARES:
+            dtype = node.all_input_nodes[0].meta["val"].dtype
+            return self._call(_COMPARES[target], args[0], self._rounded(args[1], dtype))
         if target in _EACH:
             return self._each(node)
         if target not in _TAKES_TENSOR:

@@ -7,7 +7,7 @@
 How it is done, a module a step:
 
     layout         what the optimizer's next step will read; fingerprint: what of it a trace depends on
-    complete       make the state that the first step would make
+    complete       make tensors of what the step changes in the state
     borrow, trace  run the optimizer's own Python on fake tensors, and write down the ops
     lower          rewrite (passes fold-unscale, guard-updates, lift-scalars), compile
     guarded_step   keep, choose and run what was compiled

@@ -20,6 +20,10 @@ class RefusedError(Exception):
     """A step cannot be compiled so that it skips on the device; the message says why. Never reaches the user."""
 
 
+class MakesStateError(Exception):
+    """A step makes state, which only the optimizer itself can do; the message says what. Never reaches the user."""
+
+
 def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The attributes that this kind of optimizer adds to every optimizer's."""
     return {name: value for name, value in vars(optimizer).items() if name not in COMMON}
@@ -94,5 +98,9 @@ def run_borrowed(
 
 
 def _device_step(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The forms of torch's optimizers that keep step counters on the device, and that are made of plain ops."""
-    return {name: value for name, value in (("capturable", True), ("fused", False)) if name in settings}
+    """The forms of torch's optimizers that keep step counters on the device, and that are made of plain ops.
+
+    Lists of tensors (``foreach``) are no plain ops: their scalars cannot be lifted, and the kernels are merged anyway.
+    """
+    forms = {"capturable": True, "fused": False, "foreach": False}
+    return {name: value for name, value in forms.items() if name in settings}

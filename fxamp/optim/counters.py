@@ -9,20 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-
-FACTORIES = frozenset({torch.zeros, torch.ones, torch.full, torch.tensor})
 
 
 def widened(value: Any) -> Any:
     """A 0-dim float32 tensor in float64; anything else as it is."""
     narrow = isinstance(value, Tensor) and value.dim() == 0 and value.dtype == torch.float32
     return value.double() if narrow else value
-
-
-class WideCounters(TorchFunctionMode):
-    """0-dim float32 tensors made from numbers, as first steps make their counters, are float64."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        return widened(made) if func in FACTORIES else made

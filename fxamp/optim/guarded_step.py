@@ -11,17 +11,21 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from fxamp.optim.borrow import RefusedError, replaced_step
+from fxamp.optim.borrow import MakesStateError, RefusedError, replaced_step
 from fxamp.optim.complete import complete_state
-from fxamp.optim.layout import SAME, Layout, Origin, glance, read_layout, settings_of
+from fxamp.optim.layout import Layout, glance, read_layout, settings_of
 from fxamp.optim.lower import Lowered, Wish, decompositions, lower_step, must_lift
 from fxamp.optim.state_dicts import plain_entry
 from fxamp.optim.trace import Traced, trace_step
-from fxamp.passes.lift_scalars import liftable
+from fxamp.passes.lift_scalars import liftable, unliftable_inputs
 
 log = logging.getLogger(__name__)
 
 NO_FLOAT64 = frozenset({"mps"})
+MANY_COMPILATIONS = 9
+"""As many as torch.compile allows one function before it gives up (its recompile_limit), and one more."""
+MOST_MAKING = 16
+"""Kinds of steps that make state, after which the user is told: experts that come one by one are no fault."""
 
 Compiled = tuple[Traced, Lowered]
 
@@ -52,8 +56,8 @@ class GuardedStep:
     """Compiles and runs one optimizer's step, without waiting for the device.
 
     A step is compiled again where what it reads has changed its kind: another parameter has a gradient, a group was
-    added, ``weight_decay`` became nonzero. The optimizer's settings, state and ``state_dict`` stay its own: its state
-    is written in place, and an entry whose first step was skipped does not show in ``state_dict``.
+    added, ``weight_decay`` became nonzero. The optimizer's settings, state and ``state_dict`` stay its own. A step that
+    makes state, as an optimizer's first one does, is left to the host: the optimizer takes it, or nothing is made.
 
     Args:
         optimizer: is not kept alive.
@@ -64,19 +68,18 @@ class GuardedStep:
     def __init__(self, optimizer: torch.optim.Optimizer, lowering: str = "inductor", mode: str | None = None) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._lowering, self._mode = lowering, mode
-        self._pending: dict[Any, Origin] = {}
-        self._born: Tensor | None = None
         self._compiled: dict[Hashable, list[Compiled]] = {}
         self._refused: dict[Hashable, str] = {}
+        self._making: set[Hashable] = set()
         self._last: dict[Wish, _Last] = {}
         self._said: list[str] = []
         self.compilations = 0
         own = weakref.ref(self)
         optimizer.register_state_dict_post_hook(lambda o, saved: _call(own, GuardedStep._saved, o, saved))
-        optimizer.register_load_state_dict_post_hook(lambda o: _call(own, GuardedStep._loaded, o))
 
     def prepare(self, scaled: bool, clipped: bool, arguments: bool = False) -> "Prepared | None":
-        """Make ready to step: compile if need be. None where the host has to decide; why is logged, once.
+        """Make ready to step: compile if need be. None where the host has to decide: the first step, which makes the
+        optimizer's state, and steps that cannot be compiled; why is logged, once.
 
         Args:
             scaled, clipped: which factors the step will be given.
@@ -90,10 +93,11 @@ class GuardedStep:
             if replaced_step(optimizer):
                 raise RefusedError("its step was replaced by another function")
             return self._prepare(optimizer, Wish(scaled, clipped, True, self._lowering, self._mode))
+        except MakesStateError as made:
+            log.debug("%s: the host decides on this step: %s", type(optimizer).__name__, made)
         except RefusedError as refused:
             self._say(optimizer, str(refused))
-            self._restore(optimizer)
-            return None
+        return None
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -110,68 +114,82 @@ class GuardedStep:
             floats = layout.floats()
             if floats == last.floats or last.compiled[0].serves(floats):
                 return self._prepared(optimizer, last.compiled, layout)
-        layout = read_layout(optimizer, self._pending)
+        layout = read_layout(optimizer)
         key = (wish, layout.key())
-        if key in self._refused:
-            raise RefusedError(self._refused[key])
         found = self._find(key, layout)
         if found is None:
-            try:
-                if self._complete(optimizer, layout):
-                    layout = read_layout(optimizer, self._pending)
-                found = self._find((wish, layout.key()), layout) or self._compile(optimizer, layout, wish)
-            except RefusedError as refused:
-                self._refused[key] = str(refused)
-                raise
+            layout, found = self._compile_once(optimizer, layout, wish, key)
         # Without the gradients, which would live on where the user drops them.
         self._last[wish] = _Last(glance(optimizer), replace(layout, gradients=[]), layout.floats(), found)
         return self._prepared(optimizer, found, layout)
 
+    def _compile_once(
+        self, optimizer: torch.optim.Optimizer, layout: Layout, wish: Wish, key: Hashable
+    ) -> tuple[Layout, Compiled]:
+        """Complete the state and compile; what cannot be compiled is not tried again."""
+        if key in self._refused:
+            raise RefusedError(self._refused[key])
+        if key in self._making:
+            raise MakesStateError("it makes its state")
+        try:
+            if self._complete(optimizer, layout):
+                layout = read_layout(optimizer)
+            return layout, self._find((wish, layout.key()), layout) or self._compile(optimizer, layout, wish)
+        except RefusedError as refused:
+            self._refused[key] = str(refused)
+            raise
+        except MakesStateError:
+            self._making.add(key)
+            if len(self._making) > MOST_MAKING:
+                self._say(optimizer, "its steps make new state again and again")
+            raise
+
     def _prepared(self, optimizer: torch.optim.Optimizer, compiled: Compiled, layout: Layout) -> "Prepared":
-        born = [] if not layout.pending or self._born is None else [self._born]
-        return Prepared(optimizer, compiled[1], [*layout.tensors(), *born], layout.floats())
+        return Prepared(optimizer, compiled[1], layout.tensors(), layout.floats())
 
     def _find(self, key: Hashable, layout: Layout) -> Compiled | None:
         floats = layout.floats()
         return next((each for each in self._compiled.get(key, ()) if each[0].serves(floats)), None)
 
     def _complete(self, optimizer: torch.optim.Optimizer, layout: Layout) -> bool:
-        """Make the state that the step lacks; whether there was any."""
-        changes, origins = complete_state(optimizer, layout)
-        if not changes:
-            return False
-        if self._pending:
-            # What is there must be certain before more is made: the one place that waits, and it compiles anyway.
-            self._restore(optimizer)
-            changes, origins = complete_state(optimizer, read_layout(optimizer, {}))
+        """Make tensors of what the step changes in the state; whether there was any."""
+        changes = complete_state(optimizer, layout)
         for owner, entry in changes.items():
             optimizer.state[owner].update(entry)
-        if origins:
-            self._pending = origins
-            self._born = torch.zeros(len(origins), dtype=torch.bool, device=layout.parameters[0].device)
-        self._last.clear()
-        return True
+        return bool(changes)
 
     def _compile(self, optimizer: torch.optim.Optimizer, layout: Layout, wish: Wish) -> Compiled:
         self.compilations += 1
+        if self.compilations == MANY_COMPILATIONS:
+            log.warning(
+                "%s: its step was compiled %d times, as a setting or a gradient changed its kind each time; "
+                'skip="host" compiles nothing',
+                type(optimizer).__name__,
+                self.compilations,
+            )
         traced = self._trace(optimizer, layout, wish)
         compiled = traced, lower_step(traced, wish)
         self._compiled.setdefault((wish, layout.key()), []).append(compiled)
         return compiled
 
     def _trace(self, optimizer: torch.optim.Optimizer, layout: Layout, wish: Wish) -> Traced:
-        """The best trace there is: floats as inputs rather than baked in, counters in float64 rather than float32."""
+        """The best trace there is: floats as inputs rather than constants, counters in float64 rather than float32."""
         why = RefusedError("its step reads values on the host")
         wides = (True, False) if layout.parameters[0].device.type not in NO_FLOAT64 else (False,)
-        for lift, wide in product((True, False) if layout.floats() else (False,), wides):
+        every = tuple(range(len(layout.floats())))
+        for lifted, wide in product(dict.fromkeys([every, ()]), wides):
             try:
-                traced = trace_step(optimizer, layout, lift, wide, decompositions(wish))
+                traced = trace_step(optimizer, layout, lifted, wide, decompositions(wish))
+                stuck = unliftable_inputs(traced.module) if must_lift(traced.module, wish) else ()
+                if stuck:
+                    free = [at for at in every if at not in stuck]
+                    traced = trace_step(optimizer, layout, free, wide, decompositions(wish))
             except RefusedError as refused:
-                log.debug("not traced with lift=%s, wide=%s: %s", lift, wide, refused)
+                log.debug("not traced with floats %s as inputs, wide=%s: %s", lifted, wide, refused)
                 why = refused
                 continue
             if not must_lift(traced.module, wish) or liftable(traced.module):
-                return traced if lift else baked(traced, layout.floats())
+                return traced
         raise why
 
     def _say(self, optimizer: torch.optim.Optimizer, why: str) -> None:
@@ -181,44 +199,11 @@ class GuardedStep:
                 "%s: the host decides whether to skip, and waits for the device: %s", type(optimizer).__name__, why
             )
 
-    # ---- the optimizer's saved state ----
-
-    def _born_owners(self) -> set[int]:
-        """The ids of pending owners whose first step was taken; waits for the device."""
-        flags = [] if self._born is None else self._born.tolist()
-        return {id(owner) for owner, flag in zip(self._pending, flags, strict=True) if flag}
-
     def _saved(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-        """The state as the optimizer alone would have it: entries not born left out, counters where it keeps them."""
-        born = self._born_owners()
-        positions = {}
-        for group, packed in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-            positions.update({at: (owner, group) for at, owner in zip(packed["params"], group["params"], strict=True)})
-        state = {}
-        for at, entry in saved["state"].items():
-            owner, group = positions.get(at, (at, {}))
-            origin = self._pending.get(owner) if id(owner) not in born else None
-            plain = plain_entry(entry, origin, group)
-            if plain or origin is None:
-                state[at] = plain
+        """The state as the optimizer alone would have it."""
+        groups = {at: packed for packed in saved["param_groups"] for at in packed["params"]}
+        state = {at: plain_entry(entry, groups.get(at, {})) for at, entry in saved["state"].items()}
         return {**saved, "state": state}
-
-    def _restore(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take back the entries that are not born: a step that does not know of them would believe them; waits."""
-        born = self._born_owners()
-        for owner, origin in self._pending.items():
-            if id(owner) in born or owner not in optimizer.state:
-                continue
-            entry = optimizer.state.pop(owner)
-            if origin:
-                optimizer.state[owner] = {n: entry[n] if value is SAME else value for n, value in origin.items()}
-        self._pending, self._born = {}, None
-        self._last.clear()
-
-    def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
-        """Entries that were loaded are there; the next step makes the others."""
-        if self._born is not None:
-            self._born.fill_(True)
 
 
 class Prepared:
@@ -252,19 +237,6 @@ class Prepared:
 def has_pre_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether something looks at the gradients just before the step: it has to find true ones."""
     return bool(_global_optimizer_pre_hooks or optimizer._optimizer_step_pre_hooks)
-
-
-def baked(traced: Traced, floats: Sequence[float]) -> Traced:
-    """``traced``, which serves just these floats."""
-    return _Baked(traced.module, traced.mode, (), (), tuple(floats))
-
-
-@dataclass(frozen=True, eq=False)
-class _Baked(Traced):
-    floats: tuple[float, ...] = ()
-
-    def serves(self, floats: Sequence[float]) -> bool:
-        return tuple(floats) == self.floats
 
 
 def _call(own: "weakref.ref[GuardedStep]", method: Callable[..., Any], *args: Any) -> Any:

@@ -10,10 +10,6 @@ from torch import Tensor
 from fxamp.optim.borrow import RefusedError, own_attributes
 from fxamp.optim.fingerprint import fingerprint, looks
 
-Origin = dict[str, Any]
-"""What a state entry held before the first step made the rest: constants, and ``SAME`` for tensors it had already."""
-
-SAME = "a tensor that is there already"
 _LIFTED = "a number that is given when the step runs"
 
 
@@ -26,7 +22,6 @@ class Layout:
         gradients: one for each parameter, None where it has none.
         settings: each group's, "params" aside.
         state: entry by owner, which is a parameter or a key of the optimizer's own.
-        pending: owners whose entry is made by a first step that may have been skipped; what it held before.
         attributes: the optimizer's own.
     """
 
@@ -34,7 +29,6 @@ class Layout:
     gradients: list[Tensor | None]
     settings: list[dict[str, Any]]
     state: dict[Any, dict[str, Any]]
-    pending: dict[Any, Origin] = field(default_factory=dict)
     attributes: dict[str, Any] = field(default_factory=dict)
 
     def _positions(self) -> dict[int, int]:
@@ -66,21 +60,17 @@ class Layout:
         state = tuple(
             (at.get(id(o), o) if isinstance(o, Tensor) else o, fingerprint(entry)) for o, entry in self.state.items()
         )
-        pending = tuple(
-            (at.get(id(o), -1) if isinstance(o, Tensor) else o, fingerprint(v)) for o, v in self.pending.items()
-        )
         return (
             tuple(looks(parameter) for parameter in self.parameters),
             tuple(None if gradient is None else looks(gradient) for gradient in self.gradients),
             tuple(tuple((name, _setting(value)) for name, value in group.items()) for group in self.settings),
             tuple(len(group) for group in self.settings),
             state,
-            pending,
             fingerprint(self.attributes),
         )
 
 
-def read_layout(optimizer: torch.optim.Optimizer, pending: Mapping[Any, Origin]) -> Layout:
+def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
     """Read what the optimizer's next step will read.
 
     Raises:
@@ -93,7 +83,7 @@ def read_layout(optimizer: torch.optim.Optimizer, pending: Mapping[Any, Origin])
     known = {id(parameter) for parameter in parameters}
     state = {o: v for o, v in optimizer.state.items() if v and (not isinstance(o, Tensor) or id(o) in known)}
     _require_plain(parameters, gradients, state)
-    return Layout(parameters, gradients, settings, state, dict(pending), own_attributes(optimizer))
+    return Layout(parameters, gradients, settings, state, own_attributes(optimizer))
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

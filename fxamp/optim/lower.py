@@ -67,13 +67,13 @@ class Lowered:
     """
 
     compiled: Callable[..., Any]
-    takes_floats: bool
+    traced: Traced
     numbers: "_Numbers | None" = None
     source: str | None = None
 
     @torch.no_grad()
     def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
-        given: Sequence[Any] = floats if self.takes_floats else ()
+        given = self.traced.inputs(floats)
         self.compiled(*tensors, *(given if self.numbers is None else [self.numbers.on_device(given)]), *extras)
 
 
@@ -88,11 +88,11 @@ def lower_step(traced: Traced, wish: Wish) -> Lowered:
     device = next(iter(gm.graph.nodes)).meta["val"].device
     numbers = _Numbers(device) if lift and traced.symbols else None
     if wish.lowering == "aot_eager":
-        return Lowered(gm, bool(traced.symbols), numbers)
+        return Lowered(gm, traced, numbers)
     compiled, source = _by_inductor(gm, traced, wish)
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
-    return Lowered(compiled, bool(traced.symbols), numbers, source)
+    return Lowered(compiled, traced, numbers, source)
 
 
 def must_lift(gm: GraphModule, wish: Wish) -> bool:

@@ -4,14 +4,10 @@ The step's Python runs once, on fake tensors, on the path that torch's optimizer
 the settings are symbols, so a scheduler that moves a learning rate moves an input of the graph. What the step asked
 about them (``weight_decay != 0``) is remembered: a graph serves only while the answers stay the same.
 
-An entry of the state that the first step makes has no value to keep if that step is skipped, and a later step may treat
-it otherwise than the first did (SGD's momentum starts as a copy of the gradient). So for entries whose first step may
-have been skipped the graph holds both, the step that makes them and the step that goes on from them, and a flag on the
-device chooses: ``born``, one bool for each such owner, which the first step that is not skipped sets.
+State that a step makes is none of its inputs: a layout's state has to be complete, see ``complete``.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from fxamp.optim.borrow import RefusedError, run_borrowed
-from fxamp.optim.counters import WideCounters, widened
-from fxamp.optim.layout import SAME, Layout, with_values
+from fxamp.optim.counters import widened
+from fxamp.optim.layout import Layout, with_values
 from fxamp.passes.fold_unscale import GRADIENT
 
 
@@ -34,24 +30,34 @@ class Traced:
     """A step's graph.
 
     Attributes:
-        module: takes the layout's tensors, ``born`` if there are pending owners, then the floats; writes to its inputs.
+        module: takes the layout's tensors, then those floats that are lifted; writes to its inputs.
         mode: owns the values in the graph.
         guards: what the step found true of the floats, as sympy expressions of ``symbols``.
-        symbols: the floats' symbols, in order; none if they were baked in.
+        symbols: the lifted floats' symbols, in order.
+        floats: all floats that it was traced with; those that are not lifted are constants in it.
+        lifted: which of them are inputs, in order.
     """
 
     module: GraphModule
     mode: FakeTensorMode
     guards: tuple[Any, ...]
     symbols: tuple[Any, ...]
+    floats: tuple[float, ...] = ()
+    lifted: tuple[int, ...] = ()
+
+    def inputs(self, floats: Sequence[float]) -> list[float]:
+        """Those of all floats that the graph takes."""
+        return [floats[at] for at in self.lifted]
 
     def serves(self, floats: Sequence[float]) -> bool:
-        """Whether the step asks nothing of these floats that has another answer than when it was traced."""
+        """Whether constants are as they were, and nothing that the step asked of the others has another answer."""
+        if any(floats[at] != value for at, value in enumerate(self.floats) if at not in self.lifted):
+            return False
         if not self.guards:
             return True
         import sympy  # type: ignore[import-untyped]
 
-        given = {symbol: sympy.Float(value) for symbol, value in zip(self.symbols, floats, strict=False)}
+        given = {symbol: sympy.Float(value) for symbol, value in zip(self.symbols, self.inputs(floats), strict=True)}
         return all(bool(guard.xreplace(given) == sympy.true) for guard in self.guards)
 
 
@@ -70,12 +76,11 @@ def run_once(
     layout: Layout,
     tensors: Sequence[Tensor],
     floats: Sequence[Any],
-    first: bool,
     wide: bool = False,
 ) -> tuple[list[Tensor], dict[Any, dict[str, Any]]]:
     """Run the step on stand-ins for ``layout.tensors()``; returns the parameters and the state by the layout's owners.
 
-    ``first``: pending owners have what they had before their first step. ``wide``: counters are float64.
+    ``wide``: counters are float64.
     """
     left = iter(tensors)
     parameters = [next(left) for _ in layout.parameters]
@@ -90,40 +95,35 @@ def run_once(
         given = {name: next(left) if isinstance(value, Tensor) else value for name, value in entry.items()}
         if wide and isinstance(owner, Tensor) and owner.dim():
             given = {name: widened(value) for name, value in given.items()}
-        if first and owner in layout.pending:
-            origin = layout.pending[owner]
-            given = {name: given[name] if value is SAME else value for name, value in origin.items()}
         if given:
             state[owners.get(id(owner), owner) if isinstance(owner, Tensor) else owner] = given
-    with WideCounters() if wide else nullcontext():
-        after = run_borrowed(optimizer, parameters, settings, state)
+    after = run_borrowed(optimizer, parameters, settings, state)
     named = {originals.get(id(o), o) if isinstance(o, Tensor) else o: entry for o, entry in after.items()}
     return parameters, named
 
 
 def trace_step(
-    optimizer: torch.optim.Optimizer, layout: Layout, lift: bool, wide: bool, decompositions: dict[Any, Any]
+    optimizer: torch.optim.Optimizer, layout: Layout, lifted: Sequence[int], wide: bool, decompositions: dict[Any, Any]
 ) -> Traced:
     """Trace the step of a layout whose state is complete.
 
-    ``lift``: whether floats become inputs of the graph, not baked in. ``wide``: whether the step computes with
-    its counters in float64, as it does in Python; on a device without float64 it cannot. ``decompositions``: as of
-    ``make_fx``.
+    ``lifted``: which of the settings' floats become inputs of the graph rather than constants. ``wide``: whether the
+    step computes with its counters in float64, as it does in Python; on a device without float64 it cannot.
+    ``decompositions``: as of ``make_fx``.
 
     Raises:
         RefusedError: the step reads values of tensors on the host, or does what a graph cannot say.
     """
     mode = fake_mode()
-    floats = [_symbol(mode, at, value) for at, value in enumerate(layout.floats())] if lift else []
+    constants = layout.floats()
+    floats = [_symbol(mode, at, constants[at]) for at in lifted]
     symbols = tuple(number.node.expr for number in floats)
     inputs = fakes_of(layout.tensors(), mode)
-    if layout.pending:
-        device = layout.parameters[0].device
-        with mode:
-            inputs.append(torch.empty(len(layout.pending), dtype=torch.bool, device=device))
 
     def flat(*values: Any) -> tuple[()]:
-        given = list(values[len(inputs) :]) if lift else layout.floats()
+        given: list[Any] = list(constants)
+        for at, number in zip(lifted, values[len(inputs) :], strict=True):
+            given[at] = number
         _step(optimizer, layout, list(values[: len(inputs)]), given, wide)
         return ()
 
@@ -132,61 +132,29 @@ def trace_step(
         gm = make_fx(functional, decompositions, tracing_mode="real")(*inputs, *floats)
     _describe(gm, layout, [*inputs, *floats])
     guards = tuple(guard.expr for guard in mode.shape_env.guards)  # type: ignore[union-attr]
-    return Traced(gm, mode, guards, symbols)
+    return Traced(gm, mode, guards, symbols, tuple(constants), tuple(lifted))
 
 
 def _step(
     optimizer: torch.optim.Optimizer, layout: Layout, values: list[Tensor], floats: Sequence[Any], wide: bool
 ) -> None:
-    """The step on ``values``, in place; see the module's text for ``born``."""
-    born = values.pop() if layout.pending else None
-    parameters = values[: len(layout.parameters)]
-    kept = values[len(values) - len(layout.state_tensors()) :]
-    new, state = run_once(optimizer, layout, [value.clone() for value in values], floats, first=False, wide=wide)
-    made, made_state = (
-        (new, state)
-        if born is None
-        else run_once(optimizer, layout, [value.clone() for value in values], floats, first=True, wide=wide)
-    )
-    flags = {} if born is None else dict(zip(map(_name, layout.pending), born.unbind(), strict=True))
-    for owner, target, next_, first in zip(layout.parameters, parameters, new, made, strict=True):
-        target.copy_(_chosen(flags.get(_name(owner)), next_, first))
-    slots = iter(kept)
+    """The step on ``values``, in place, all writes last."""
+    new, state = run_once(optimizer, layout, [value.clone() for value in values], floats, wide)
+    for target, value in zip(values, new, strict=False):
+        target.copy_(value)
+    slots = iter(values[len(values) - len(layout.state_tensors()) :])
     for owner, entry in layout.state.items():
-        flag, after, first_entry = flags.get(_name(owner)), state.get(owner, {}), made_state.get(owner, {})
-        for name, value in entry.items():
-            if not isinstance(value, Tensor):
-                _require_same(name, value, after.get(name))
-                continue
-            slot = next(slots)
-            following = _fit(after.get(name), value, name)
-            # A first step may still be to come: its parameter has no gradient this time.
-            first = following if name not in first_entry else _fit(first_entry[name], value, name)
-            slot.copy_(_chosen(flag, following, first))
-    if born is not None:
-        # Written so that no constant has to be sent to the device.
-        every = zip(layout.pending, born.unbind(), strict=True)
-        born.copy_(
-            torch.stack([torch.ones_like(flag) if _taken(owner, layout, made_state) else flag for owner, flag in every])
-        )
-
-
-def _taken(owner: Any, layout: Layout, made: dict[Any, dict[str, Any]]) -> bool:
-    """Whether this step makes all of the owner's entry."""
-    return owner in layout.state and layout.state[owner].keys() <= made.get(owner, {}).keys()
+        after = state.get(owner, {})
+        for name, before in entry.items():
+            if isinstance(before, Tensor):
+                next(slots).copy_(_fit(after.get(name), before, name))
+            else:
+                _require_same(name, before, after.get(name))
 
 
 def _require_same(name: str, before: Any, after: Any) -> None:
     if after is not before and after != before:
         raise RefusedError(f"its step changes {name!r} of the state, which is a {type(before).__name__}")
-
-
-def _name(owner: Any) -> Any:
-    return ("parameter", id(owner)) if isinstance(owner, Tensor) else owner
-
-
-def _chosen(born: Tensor | None, following: Tensor, first: Tensor) -> Tensor:
-    return following if born is None else torch.where(born, following, first)
 
 
 def _fit(value: Any, like: Tensor, name: str) -> Tensor:

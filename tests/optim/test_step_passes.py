@@ -27,7 +27,8 @@ def step_graph(**settings: Any) -> Traced:
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
     optimizer = torch.optim.SGD([parameter], lr=0.5, **settings)
-    return trace_step(optimizer, read_layout(optimizer, {}), True, True, {})
+    layout = read_layout(optimizer)
+    return trace_step(optimizer, layout, range(len(layout.floats())), True, {})
 
 
 def run(traced: Traced, *passes: Pass) -> list[Result]:
@@ -110,7 +111,8 @@ def test_16_bit_gradients_are_unscaled_in_float32_and_rounded() -> None:
     parameter = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     parameter.grad = torch.tensor([3.0, 1.0, 7.0], dtype=torch.bfloat16)
     optimizer = torch.optim.SGD([parameter], lr=1.0)
-    traced = trace_step(optimizer, read_layout(optimizer, {}), True, True, {})
+    layout = read_layout(optimizer)
+    traced = trace_step(optimizer, layout, range(len(layout.floats())), True, {})
     run(traced, FoldUnscale(True, False), GuardUpdates())
     inverse = torch.tensor(1 / 3)
     wanted = parameter.detach() - (parameter.grad.float() * inverse).bfloat16()
@@ -141,7 +143,8 @@ def test_a_value_that_the_graph_would_read_on_the_host_stays_a_tensor() -> None:
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
     optimizer = torch.optim.Adagrad([parameter])
-    traced = trace_step(optimizer, read_layout(optimizer, {}), True, True, {})
+    layout = read_layout(optimizer)
+    traced = trace_step(optimizer, layout, range(len(layout.floats())), True, {})
     assert reads_on_host(traced.module) and liftable(traced.module)
     run(traced, LiftScalars())
     assert not reads_on_host(traced.module)
