@@ -14,6 +14,7 @@ from fxamp.passes.base import Context, Pass
 from fxamp.passes.fold_unscale import COEFFICIENT, GRADIENT, INVERSE, FoldUnscale
 from fxamp.passes.guard_updates import FLAG, GuardUpdates
 from fxamp.passes.lift_scalars import LiftScalars, reads_on_host
+from fxamp.passes.realize_scalars import RealizeScalars
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import stages_by_environment
 from fxamp.pipeline.list_graph import list_graph
@@ -56,6 +57,8 @@ def passes_for(wish: Wish, lift: bool) -> tuple[Pass, ...]:
         chosen.append(FoldUnscale(wish.scaled, wish.clipped))
     if wish.guarded:
         chosen.append(GuardUpdates())
+    if wish.lowering == "inductor":
+        chosen.append(RealizeScalars())
     return tuple(chosen)
 
 
@@ -108,7 +111,9 @@ def _by_inductor(gm: GraphModule, traced: Traced, wish: Wish) -> tuple[Callable[
     from torch._inductor.utils import BoxedBool
 
     inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-    patches = dict(list_mode_options().get(wish.mode, {})) if wish.mode else {}
+    patches: dict[str, Any] = dict(list_mode_options().get(wish.mode, {})) if wish.mode else {}
+    # Parameters of different shapes are updated by one launch, not by one for each shape.
+    patches |= {"combo_kernels": True} if inputs[0].is_cuda else {}
     with config.patch(patches), tracing(TracingContext(traced.mode)), torch.no_grad():
         graphs = bool(config.triton.cudagraphs) and inputs[0].is_cuda
         compiled = compile_fx_inner(

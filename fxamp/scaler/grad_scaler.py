@@ -51,8 +51,8 @@ class GradScaler(DeviceMode):
         ranks: who agrees on a skip under torch.distributed: ``"world"``, a process group, or None for each rank alone.
             Every rank of it must check its gradients (``unscale_`` or ``step``) equally often.
         skip: "host": ``step`` waits for the flag, unless the optimizer is fused. "device": the optimizer's own step is
-            compiled once, and skips on the device; the log says, once, why a step is left to the host all the same.
-            Gradients stay scaled in memory unless ``unscale_`` is called.
+            compiled once, and skips on the device; its first step, which makes its state, is still the host's. The log
+            says, once, why other steps are left to the host. Gradients stay scaled in memory without ``unscale_``.
         step_lowering: how compiled steps run: "inductor", or "aot_eager", op by op. ``step_mode``: Inductor's mode.
 
     Raises:

@@ -1,0 +1,71 @@
+"""realize-scalars: a 0-dim value behind a power is computed once, not by every thread of every kernel that uses it.
+
+Inductor inlines 0-dim arithmetic into the kernels that read its result. Adam's bias correction is two powers in
+float64: each thread would raise them again, and most GPUs have few units for float64. Where such a value meets a tensor
+of more dimensions it passes through ``aten.as_strided``, which changes nothing and which Inductor lowers to a buffer of
+its own (torch/_inductor/lowering.py, ``as_strided`` realizes its input).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fxamp.passes.base import Context, Pass, Result
+
+aten = torch.ops.aten
+
+_COSTLY = frozenset(
+    {
+        aten.pow.Tensor_Tensor,
+        aten.pow.Tensor_Scalar,
+        aten.pow.Scalar,
+        aten.exp.default,
+        aten.log.default,
+    }
+)
+
+
+@dataclass(frozen=True)
+class RealizeScalars(Pass):
+    """Ensures that no op on tensors of one dimension or more reads a 0-dim result of a power directly."""
+
+    name = "realize-scalars"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        found = _read_by_larger(gm)
+        for node, users in found.items():
+            with gm.graph.inserting_after(node):
+                realized = gm.graph.call_function(aten.as_strided.default, (node, [], []))
+            realized.meta["val"] = node.meta["val"]
+            for user in users:
+                user.replace_input_with(node, realized)
+        if found:
+            gm.recompile()
+        return Result(len(found))
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        left = [node.name for node in _read_by_larger(gm)]
+        return f"inlined into larger kernels: {', '.join(left)}" if left else None
+
+
+def _read_by_larger(gm: GraphModule) -> dict[Node, list[Node]]:
+    """Each costly 0-dim value that is no buffer of its own, and the ops on larger tensors that read it."""
+    costly: set[Node] = set()
+    found: dict[Node, list[Node]] = {}
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or _dimensions(node) != 0 or node.target is aten.as_strided.default:
+            continue
+        if node.target not in _COSTLY and not any(source in costly for source in node.all_input_nodes):
+            continue
+        costly.add(node)
+        users = [user for user in node.users if _dimensions(user)]
+        if users:
+            found[node] = users
+    return found
+
+
+def _dimensions(node: Node) -> int | None:
+    value = node.meta.get("val")
+    return value.dim() if isinstance(value, Tensor) else None

@@ -1,0 +1,70 @@
+"""realize-scalars: powers of counters are raised once a step, in a buffer of their own."""
+
+import re
+
+import torch
+from every_optimizer import OPTIMIZERS
+from golden_text import assert_golden
+from guarded_runs import SCENARIOS, Training, on_device
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fxamp import Policy
+from fxamp.capture import Captured
+from fxamp.graph import format_graph
+from fxamp.optim import guarded
+from fxamp.optim.trace import fake_mode
+from fxamp.passes.base import Context, Result
+from fxamp.passes.realize_scalars import RealizeScalars
+from fxamp.pipeline import run_passes
+
+
+def corrected(x: Tensor, step: Tensor) -> Tensor:
+    """One power that two larger ops read, one number that no power is behind."""
+    bias = (1 - 0.9**step).float()
+    return x / bias + x * bias + x * (step + 1).float()
+
+
+def uncorrected(x: Tensor, step: Tensor) -> Tensor:
+    """Cheap arithmetic, and powers of a tensor that has dimensions."""
+    return (x * (step + 1).float()) ** 2.5
+
+
+def captured(function: object) -> tuple[Captured, Context]:
+    mode = fake_mode()
+    with mode:
+        inputs = torch.empty(2, 3), torch.empty((), dtype=torch.float64)
+        gm = make_fx(function)(*inputs)  # type: ignore[arg-type]
+    return Captured(gm, mode), Context(Policy("step", "cpu", "float16"), mode)
+
+
+def test_what_is_written_and_that_values_stay() -> None:
+    graph, context = captured(corrected)
+    assert "inlined" in str(RealizeScalars().ensures(graph.module, context))
+    (record,) = run_passes(graph, context, (RealizeScalars(),))
+    assert record.modified == 1
+    assert_golden("passes/realize-scalars", format_graph(graph.module))
+    x, step = torch.randn(2, 3), torch.tensor(3.0, dtype=torch.float64)
+    assert torch.equal(graph.module(x, step), corrected(x, step))
+
+
+def test_a_second_run_and_a_graph_without_powers_change_nothing() -> None:
+    graph, context = captured(corrected)
+    run_passes(graph, context, (RealizeScalars(),))
+    other, _ = captured(uncorrected)
+    for each in (graph, other):
+        before = format_graph(each.module)
+        (record,) = run_passes(each, context, (RealizeScalars(),))
+        assert Result(record.modified, record.counts) == Result(0)
+        assert format_graph(each.module) == before
+
+
+def test_no_power_is_raised_where_the_parameters_are_updated() -> None:
+    """In the code that Inductor generates for AdamW, no vectorised loop over a parameter raises one."""
+    training = Training(OPTIMIZERS["AdamW"], on_device("inductor")).run(SCENARIOS["clean"])
+    ((_, lowered),) = next(iter(guarded(training.optimizer)._compiled.values()))
+    assert lowered.source is not None
+    loops = re.split(r"\bfor\(", lowered.source)
+    updating = [text for text in loops if ".store(" in text]
+    assert updating and not any("std::pow(" in text for text in updating)
+    assert lowered.source.count("std::pow(") == 2 * len(training.parameters)
