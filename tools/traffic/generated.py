@@ -95,14 +95,27 @@ def _sizes(module: ast.Module) -> dict[str, int]:
     """Elements of every buffer that the text gives the shape of; a view's come after those that it looks at."""
     sizes: dict[str, int] = {}
     for node in ast.walk(module):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "assert_size_stride":
-            sizes[ast.unparse(node.args[0])] = _product(node.args[1])
+        for name, shape in _asserted(node):
+            sizes[ast.unparse(name)] = _product(shape)
     for node in ast.walk(module):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             count = _size(node.value, sizes)
             if count is not None:
                 sizes[node.targets[0].id] = count
     return sizes
+
+
+def _asserted(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Inputs and their shapes as the module's first lines check them: one by one, or from torch 2.15 on in groups."""
+    if not isinstance(node, ast.Call):
+        return
+    checked = ast.unparse(node.func)
+    if checked == "assert_size_stride":
+        yield node.args[0], node.args[1]
+    elif checked == "assert_size_stride_grouped":
+        names, shapes = node.args[:2]
+        assert isinstance(names, ast.Tuple) and isinstance(shapes, ast.Tuple)
+        yield from zip(names.elts, shapes.elts, strict=True)
 
 
 def _size(value: ast.expr, sizes: dict[str, int]) -> int | None:
