@@ -39,7 +39,7 @@ def _on_cuda(training: Training) -> Memory:
 
 
 def _on_cpu(training: Training) -> Memory:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         loss = training.forward()
         with record_function(_FORWARD_ENDED):
             pass
