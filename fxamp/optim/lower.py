@@ -11,10 +11,12 @@ from torch.fx import GraphModule
 from fxamp.capture import Captured
 from fxamp.optim.trace import Traced
 from fxamp.passes.base import Context, Pass
+from fxamp.passes.drop_copies import DropCopies
 from fxamp.passes.fold_unscale import COEFFICIENT, GRADIENT, INVERSE, FoldUnscale
 from fxamp.passes.guard_updates import FLAG, GuardUpdates
 from fxamp.passes.lift_scalars import LiftScalars, reads_on_host
 from fxamp.passes.realize_scalars import RealizeScalars
+from fxamp.passes.share_equal import ShareEqual
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import stages_by_environment
 from fxamp.pipeline.list_graph import list_graph
@@ -50,9 +52,10 @@ def decompositions(wish: Wish) -> dict[Any, Any]:
 
 def passes_for(wish: Wish, lift: bool) -> tuple[Pass, ...]:
     """The passes over a step's graph, first to last; ``lift``: whether floats are to become one tensor."""
-    chosen: list[Pass] = []
+    chosen: list[Pass] = [DropCopies()]
     if lift:
         chosen.append(LiftScalars())
+    chosen.append(ShareEqual())
     if wish.scaled or wish.clipped:
         chosen.append(FoldUnscale(wish.scaled, wish.clipped))
     if wish.guarded:
@@ -112,6 +115,8 @@ def _by_inductor(gm: GraphModule, traced: Traced, wish: Wish) -> tuple[Callable[
 
     inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
     patches: dict[str, Any] = dict(list_mode_options().get(wish.mode, {})) if wish.mode else {}
+    # Every parameter's kernel reads the same few scalars: each of them is no reason to try merging it with all others.
+    patches["max_fusion_buffer_group_pairwise_attempts"] = 8
     # Parameters of different shapes are updated by one launch, not by one for each shape.
     patches |= {"combo_kernels": True} if inputs[0].is_cuda else {}
     with config.patch(patches), tracing(TracingContext(traced.mode)), torch.no_grad():

@@ -1,0 +1,60 @@
+"""drop-copies: values in a functional graph are not copied, as nobody writes to them.
+
+1. ``clone(x)`` becomes ``x``, where its strides are those of ``x``.
+2. ``copy(kept, new)``, the functional form of ``copy_``, becomes ``new`` where both have the same dtype, shape and
+   strides.
+
+Traces of optimizers are full of both. Inductor would make a buffer of each copy of an input that is written to in the
+end, and look for kernels to merge it with: most of the time that compiling a step takes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxamp.graph import tensor_value
+from fxamp.passes.base import Context, Pass, Result
+
+aten = torch.ops.aten
+
+#: Ops that copy, and which of their arguments.
+_COPIED: dict[Any, int] = {aten.clone.default: 0, aten.copy.default: 1}
+
+
+@dataclass(frozen=True)
+class DropCopies(Pass):
+    """Requires a functional graph, whose writes are final ``copy_`` to inputs; ensures that no rule can be applied."""
+
+    name = "drop-copies"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        found = 0
+        for node in list(gm.graph.nodes):
+            source = _copied(node)
+            if source is not None:
+                node.replace_all_uses_with(source)
+                gm.graph.erase_node(node)
+                found += 1
+        if found:
+            gm.recompile()
+        return Result(found)
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        left = [node.name for node in gm.graph.nodes if _copied(node) is not None]
+        return f"copies are left: {', '.join(left)}" if left else None
+
+
+def _copied(node: Node) -> Node | None:
+    """What the node is a copy of, if it is one."""
+    if node.target not in _COPIED:
+        return None
+    source = node.args[_COPIED[node.target]]
+    if not isinstance(source, Node):
+        return None
+    value, given = tensor_value(node), tensor_value(source)
+    if value is None or given is None:
+        return None
+    same = (value.dtype, value.shape, value.stride()) == (given.dtype, given.shape, given.stride())
+    return source if same else None

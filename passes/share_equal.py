@@ -1,0 +1,27 @@
+"""share-equal: what is computed twice from the same values is computed once, by torch's own elimination (CSE).
+
+A step computes ``1 - beta`` anew for every parameter.
+"""
+
+from dataclasses import dataclass
+
+from torch._functorch.compile_utils import fx_graph_cse
+from torch.fx import GraphModule
+
+from fxamp.passes.base import Context, Pass, Result
+
+
+@dataclass(frozen=True)
+class ShareEqual(Pass):
+    """Requires a functional graph, whose writes are final ``copy_`` to inputs; inputs and order stay as they are."""
+
+    name = "share-equal"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        shared = fx_graph_cse(gm.graph)
+        shared.eliminate_dead_code()
+        dropped = len(gm.graph.nodes) - len(shared.nodes)
+        if dropped:
+            gm.graph = shared
+            gm.recompile()
+        return Result(dropped)

@@ -1,0 +1,86 @@
+"""drop-copies and share-equal: what is written, that values stay, and when nothing is to be done."""
+
+import pytest
+import torch
+from golden_text import assert_golden
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fxamp import Policy
+from fxamp.capture import Captured
+from fxamp.graph import format_graph
+from fxamp.optim.trace import fake_mode
+from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.drop_copies import DropCopies
+from fxamp.passes.share_equal import ShareEqual
+from fxamp.pipeline import run_passes
+
+aten = torch.ops.aten
+PASSES = (DropCopies(), ShareEqual())
+
+
+def stepping(parameter: Tensor, gradient: Tensor, rate: Tensor) -> None:
+    """Copies of both kinds, one of which changes the dtype, and a rate that is computed twice."""
+    own = aten.clone.default(parameter)
+    new = own - gradient * (1 - rate) - own * (1 - rate)
+    kept = aten.copy.default(parameter, new)
+    rounded = aten.copy.default(parameter, gradient.double())
+    parameter.copy_(kept + rounded)
+
+
+def tidy(parameter: Tensor, gradient: Tensor, rate: Tensor) -> None:
+    """Nothing twice, no copies; writes that look alike are two writes all the same."""
+    parameter.copy_(parameter - gradient * rate)
+    gradient.copy_(rate)
+
+
+def captured(function: object) -> tuple[Captured, Context]:
+    mode = fake_mode()
+    with mode:
+        gm = make_fx(function)(torch.empty(3), torch.empty(3), torch.empty(()))  # type: ignore[arg-type]
+    return Captured(gm, mode), Context(Policy("step", "cpu", "float16"), mode)
+
+
+@pytest.mark.parametrize("step", PASSES, ids=lambda p: p.name)
+def test_what_is_written_and_that_values_stay(step: Pass) -> None:
+    graph, context = captured(stepping)
+    (record,) = run_passes(graph, context, (step,))
+    assert record.modified > 0
+    assert_golden(f"passes/{step.name}", format_graph(graph.module))
+    given, wanted = ([torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), torch.tensor(0.25)] for _ in range(2))
+    graph.module(*given)
+    stepping(*wanted)
+    assert torch.equal(given[0], wanted[0]) and not torch.equal(given[0], torch.tensor([1.0, 2.0, 3.0]))
+
+
+@pytest.mark.parametrize("step", PASSES, ids=lambda p: p.name)
+def test_a_second_run_and_a_tidy_graph_change_nothing(step: Pass) -> None:
+    graph, context = captured(stepping)
+    run_passes(graph, context, (step,))
+    for each in (graph, captured(tidy)[0]):
+        before = format_graph(each.module)
+        (record,) = run_passes(each, context, (step,))
+        assert Result(record.modified, record.counts) == Result(0)
+        assert format_graph(each.module) == before
+
+
+def transposing(parameter: Tensor, gradient: Tensor, rate: Tensor) -> None:
+    """The copy lets the matrix be viewed as a row."""
+    row = aten.clone.default(gradient.view(3, 1).expand(3, 3).t(), memory_format=torch.contiguous_format).view(9)
+    parameter.copy_(row[:3])
+
+
+def test_a_copy_that_lays_out_anew_stays() -> None:
+    graph, context = captured(transposing)
+    (record,) = run_passes(graph, context, (DropCopies(),))
+    assert record.modified == 0
+    given = [torch.zeros(3), torch.tensor([1.0, 2.0, 3.0]), torch.tensor(0.0)]
+    graph.module(*given)
+    assert given[0].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_the_promise_of_drop_copies_is_checked() -> None:
+    graph, context = captured(stepping)
+    assert "copies are left" in str(DropCopies().ensures(graph.module, context))
+    run_passes(graph, context, PASSES)
+    assert DropCopies().ensures(graph.module, context) is None
