@@ -6,6 +6,7 @@ held an inf or NaN is looked up only when one did. What torch's op cannot do in 
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,9 +19,9 @@ _HALF = (torch.float16, torch.bfloat16)
 def perform(work: Work) -> None:
     """Do the work on CPU tensors; RuntimeError from torch for a gradient of a dtype that it cannot scale."""
     if work.targets is None:
-        _report(work, _not_finite(work.sources))
-        if work.squared_norm is not None:
-            _add_squares(work.sources, work.squared_norm)
+        # No inf or NaN leaves a sum of squares finite: what makes the norm has made the check too.
+        if work.squared_norm is None or not _add_squares(work.sources, work.squared_norm):
+            _report(work, _not_finite(work.sources))
     elif work.inv_scale is not None and _in_one_go(work, work.targets, work.inv_scale):
         _unscale(work, work.targets, work.inv_scale)
     else:
@@ -68,8 +69,12 @@ def _not_finite(tensors: Sequence[Tensor]) -> Tensor:
     return bad
 
 
-def _add_squares(tensors: Sequence[Tensor], squared_norm: Tensor) -> None:
+def _add_squares(tensors: Sequence[Tensor], squared_norm: Tensor) -> bool:
+    """Add the sum of the squares of all elements; returns whether it is finite."""
+    total = torch.zeros((), dtype=torch.float64)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         members = [each for each in tensors if each.dtype is dtype]
         norms = torch._foreach_norm(members, 2, torch.float32 if dtype in _HALF else None)
-        squared_norm.add_(torch.stack(list(norms)).double().square().sum())
+        total += torch.stack(list(norms)).double().square().sum()
+    squared_norm.add_(total)
+    return bool(np.isfinite(total.numpy()))

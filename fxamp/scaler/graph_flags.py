@@ -63,7 +63,8 @@ class GraphFlags:
             self._tables[flags.device] = FlagTable(flags.device)
         living = [owner() if isinstance(owner, weakref.ReferenceType) else owner for owner in owners]
         slots = [self._everybody if owner is None else alive for owner, alive in zip(owners, living, strict=True)]
-        self._unowned = self._unowned or None in owners
+        # Not by ``in``, which asks tensors whether they equal None.
+        self._unowned = self._unowned or any(owner is None for owner in owners)
         self._tables[flags.device].add(slots, flags)
         for owner, gradient in zip(living, gradients, strict=True):
             if owner is not None:
