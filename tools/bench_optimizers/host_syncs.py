@@ -1,6 +1,5 @@
 """Counting what makes the host wait for the device."""
 
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_SYNC_WARNING = "synchronizing CUDA operation"
+from fxamp.tools.cuda_syncs import Count, cuda_syncs
 
 
 class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -30,12 +29,6 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class Count:
-    """``value`` is there after the block."""
-
-    value = 0
-
-
 @contextmanager
 def host_syncs(device: str, optimizer: torch.optim.Optimizer) -> Iterator[Count]:
     """Count in a block: on cuda what torch.cuda.set_sync_debug_mode reports, on a CPU values that the host reads.
@@ -43,19 +36,12 @@ def host_syncs(device: str, optimizer: torch.optim.Optimizer) -> Iterator[Count]
     On a CPU the 0-dim tensors of the optimizer's state are left out: torch keeps such counters on the host, wherever
     the parameters are.
     """
-    count = Count()
-    if device != "cuda":
-        kept = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
-        with HostReads(value for value in kept if value.dim() == 0) as reads:
+    if device == "cuda":
+        with cuda_syncs() as count:
             yield count
-        count.value = reads.count
         return
-    torch.cuda.synchronize()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield count
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    count.value = sum(_SYNC_WARNING in str(warning.message) for warning in caught)
+    kept = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
+    count = Count()
+    with HostReads(value for value in kept if value.dim() == 0) as reads:
+        yield count
+    count.value = reads.count

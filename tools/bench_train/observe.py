@@ -1,21 +1,16 @@
 """What one contender's steps do, apart from time: counted in steps of their own, after the measured ones."""
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
-
-import torch
 
 from fxamp.backend.report import Report
 from fxamp.listing.totals import totals
 from fxamp.tools.bench_train.counted_ops import Casts, CountedOps
 from fxamp.tools.bench_train.memory import measure_memory
 from fxamp.tools.bench_train.training import Training
+from fxamp.tools.cuda_syncs import Count, cuda_syncs
 from fxamp.tools.traffic import counted_traffic
-
-_SYNC_WARNING = "synchronizing CUDA operation"
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,8 @@ class Observed:
 def observe(training: Training) -> Observed:
     """Run two more steps of ``training``, one counted and one with an eye on memory."""
     counted = CountedOps()
-    with _synchronisations(training.plan.device) as waits, counted:
+    cuda = training.plan.device == "cuda"
+    with cuda_syncs() if cuda else nullcontext(Count()) as waits, counted:
         training.backward(training.forward())
         with counted_traffic() as traffic:
             training.update()
@@ -66,7 +62,7 @@ def observe(training: Training) -> Observed:
         casts=None if casts is None else casts.count,
         cast_bytes=None if casts is None else casts.bytes,
         backward_casts=counted.backward.count if eager else None,
-        host_syncs=len(waits) if training.plan.device == "cuda" else counted.host_reads,
+        host_syncs=waits.value if cuda else counted.host_reads,
         update_bytes=(traffic.read + traffic.written) / parameters,
         check_bytes=None if hidden else counted.check_bytes / parameters,
         memory_peak=memory.peak,
@@ -87,21 +83,3 @@ def reported_casts(report: Report) -> Casts:
     """The casts that ``fxamp.report`` lists, all graphs together."""
     found = [totals(graph) for graph in report.document.graphs]
     return Casts(sum(total.casts for total in found), sum(total.cast_bytes for total in found))
-
-
-@contextmanager
-def _synchronisations(device: str) -> Iterator[list[warnings.WarningMessage]]:
-    """Collects a warning for each time that the host waits for the CUDA device inside."""
-    waits: list[warnings.WarningMessage] = []
-    if device != "cuda":
-        yield waits
-        return
-    torch.cuda.synchronize()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield waits
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    waits.extend(warning for warning in caught if _SYNC_WARNING in str(warning.message))
