@@ -1,8 +1,5 @@
 """One optimizer's row: every scenario three times over, then a steady step, counted."""
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +13,7 @@ from fxamp.tools.bench_optimizers.result import FAILS, NOT_IN_TORCH, Cell, Moved
 from fxamp.tools.bench_optimizers.scenario import SCENARIOS, Scenario
 from fxamp.tools.bench_optimizers.training import Training, by_torch, on_device
 from fxamp.tools.traffic import counted_traffic
+from fxamp.tools.unlogged import unlogged
 
 #: Large enough that 0-dim counters and factors are lost in a parameter's bytes.
 SHAPES = ((64, 32),) * 3
@@ -44,7 +42,8 @@ class _Outcome:
 
 def measure(name: str, choice: Choice, setup: Setup) -> Row:
     """Train ``choice`` through every scenario, and count what a step moves and waits for."""
-    with _reasons_unsaid():
+    # Why the host decides stands in the row; the log would say it for each scenario again.
+    with unlogged("fxamp.optim"):
         return _measure(name, choice, setup)
 
 
@@ -114,18 +113,6 @@ def _count(training: Training, scenario: Scenario) -> Moved:
         training.update(scenario)
     parameters = sum(parameter.numel() for parameter in training.parameters)
     return Moved(syncs.value, (traffic.read + traffic.written) / parameters)
-
-
-@contextmanager
-def _reasons_unsaid() -> Iterator[None]:
-    """Why the host decides stands in the row; the log would say it for each scenario again."""
-    log = logging.getLogger("fxamp.optim")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
 
 
 def _line(error: Exception) -> str:

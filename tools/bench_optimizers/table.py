@@ -62,7 +62,8 @@ def _notes(result: Result) -> list[str]:
     return [
         f"{EQUAL}: bit for bit torch's. {ROUNDING}: no further from float64 than four times torch's own distance and "
         f"one rounding more. {DIFFERS}: further. Parameters, saved state and scales are compared.",
-        f"Of a steady step; the first, which makes the state, is the host's. Host syncs: {waits}. Bytes: read and written by check, unscaling, clipping and step; "
+        f"Of a steady step; the first, which makes the state, is the host's. Host syncs: {waits}. Bytes: read and "
+        f"written by check, unscaling, clipping and step; "
         f"torch's GradScaler with fused AdamW moves {plain}, with clipping {clipped}.",
         *(f"The host decides for {row.name}: {_short(row.reasons[0])}" for row in result.rows if row.reasons),
         *(

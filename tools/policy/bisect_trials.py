@@ -1,8 +1,6 @@
 """Trials: the model under a policy with some units in float32, compiled, run on all batches, and measured."""
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +15,7 @@ from fxamp.tools.policy.bisect_run import Copy, Errors, Results
 from fxamp.tools.policy.bisect_units import Unit, with_units
 from fxamp.tools.policy.places import Place, watched
 from fxamp.tools.show.quiet import quiet
+from fxamp.tools.unlogged import unlogged
 
 #: A loss scale below this is given up: a gradient that overflows there would overflow unscaled.
 _LEAST_SCALE = 2.0**-24
@@ -111,7 +110,8 @@ class Trials:
         try:
             with (
                 quiet(),
-                _unlogged(),
+                # A rule that matches no op of a graph is remarked on: a unit is seldom in all of them.
+                unlogged("fxamp.backend"),
                 torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16),
             ):
                 compiled = torch.compile(here.callable(), backend=backend, options=options or None)
@@ -138,18 +138,6 @@ class Trials:
             if found.finite or hopeless or scale < max(_LEAST_SCALE, wanted.min_scale or 0.0):
                 return found
             scaler.update(scale)
-
-
-@contextlib.contextmanager
-def _unlogged() -> Iterator[None]:
-    """Without the backend's remark that a rule matches no op of a graph: a unit is seldom in all of them."""
-    log = logging.getLogger("fxamp.backend")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
 
 
 def _itself(loss: Tensor) -> Tensor:
