@@ -35,6 +35,13 @@ def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimi
     return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
 
 
+def needs_arguments(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the step cannot be called without arguments: LBFGS's needs a closure."""
+    own, *parameters = inspect.signature(plain_step(optimizer)).parameters.values()
+    kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return any(each.default is each.empty and each.kind not in kinds for each in parameters)
+
+
 def replaced_step(optimizer: torch.optim.Optimizer) -> bool:
     """Whether ``optimizer.step`` is another function than the class's, schedulers' counting wrapper aside."""
     own = vars(optimizer).get("step")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from fxamp.optim.borrow import MakesStateError, RefusedError, replaced_step
+from fxamp.optim.borrow import MakesStateError, RefusedError, needs_arguments, replaced_step
 from fxamp.optim.complete import complete_state
 from fxamp.optim.layout import Layout, glance, read_layout, settings_of
 from fxamp.optim.lower import Lowered, Wish, decompositions, lower_step, must_lift
@@ -73,6 +73,7 @@ class GuardedStep:
         self._making: set[Hashable] = set()
         self._last: dict[Wish, _Last] = {}
         self._said: list[str] = []
+        self._needs_arguments = needs_arguments(optimizer)
         self.compilations = 0
         own = weakref.ref(self)
         optimizer.register_state_dict_post_hook(lambda o, saved: _call(own, GuardedStep._saved, o, saved))
@@ -88,7 +89,7 @@ class GuardedStep:
         optimizer = self._optimizer()
         assert optimizer is not None
         try:
-            if arguments:
+            if arguments or self._needs_arguments:
                 raise RefusedError("its step is called with a closure or other arguments")
             if replaced_step(optimizer):
                 raise RefusedError("its step was replaced by another function")

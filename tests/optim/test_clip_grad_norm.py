@@ -1,10 +1,11 @@
 """clip_grad_norm_: torch's norm and coefficient, out of the check, for steps of the host's and the device's."""
 
+import logging
 from typing import Any
 
 import pytest
 import torch
-from every_optimizer import OPTIMIZERS
+from every_optimizer import OPTIMIZERS, arguments_of_step
 from guarded_runs import INF, SCENARIOS, Scenario, Training, assert_agree, by_torch, on_device
 from torch import nn
 
@@ -117,6 +118,16 @@ def test_a_norm_beyond_float32_skips_the_step_and_backs_off(skip: str) -> None:
     assert ours.scaler.skipped_steps == 1 and ours.scaler.get_scale() == 2.0**15
     for parameter, value in zip(ours.parameters, before, strict=True):
         assert torch.equal(parameter, value)
+
+
+def test_a_step_that_needs_a_closure_is_known_before_it_is_called(caplog: pytest.LogCaptureFixture) -> None:
+    ours = Training(OPTIMIZERS["LBFGS"], on_device())
+    ours.backward(0, SCENARIOS["clean"])
+    with caplog.at_level(logging.WARNING, logger="fxamp.optim"):
+        ours.scaler.clip_grad_norm_(ours.optimizer, 1.0)
+        ours.scaler.step(ours.optimizer, *arguments_of_step(ours.optimizer))
+    (record,) = caplog.records
+    assert "closure" in record.message
 
 
 def test_no_gradients_have_no_norm() -> None:
