@@ -37,7 +37,7 @@ def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimi
 
 def needs_arguments(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the step cannot be called without arguments: LBFGS's needs a closure."""
-    own, *parameters = inspect.signature(plain_step(optimizer)).parameters.values()
+    _, *parameters = inspect.signature(plain_step(optimizer)).parameters.values()
     kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     return any(each.default is each.empty and each.kind not in kinds for each in parameters)
 
