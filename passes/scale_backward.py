@@ -7,6 +7,8 @@
 4. Every gradient is multiplied by the inverse, in float32 at least, and rounded to the dtype that it had.
 5. A new last output holds a flag for each gradient: nonzero if it holds an inf or NaN. Which outputs these are is in
    ``output.meta[FLAGGED]``. Outputs that are no gradients (random states, tokens) stay as they are.
+6. If asked for, one more output is the sum of the squares of all true gradients, 0-dim float32. It is made where the
+   check is made, so that clipping by the norm needs no pass over the gradients of its own.
 
 Tangents and gradients are known by AOTAutograd's descriptors, ``node.meta["desc"]``; all ops are such as Inductor can
 lower after the partition (``aten.isfinite`` is not).
@@ -45,10 +47,11 @@ CHECKS = ("ops", "kernel")
 class ScaleBackward(Pass):
     """Requires AOTAutograd's descriptors of inputs and outputs; ensures rules 1 and 5 for every gradient.
 
-    ``check``: "ops" or "kernel". A graph without gradients is left as it is.
+    ``check``: "ops" or "kernel"; ``norm``: whether rule 6 is asked for. A graph without gradients is left as it is.
     """
 
     check: str = "ops"
+    norm: bool = False
     name = "scale-backward"
 
     def requires(self, gm: GraphModule, context: Context) -> str | None:
@@ -64,7 +67,7 @@ class ScaleBackward(Pass):
         if FLAGGED in graph_output(gm.graph).meta or not found:
             return Result(0)
         entering = tangents(gm)
-        writer = UnscaleWriter(gm, context.mode, _new_input(gm, entering[0], context))
+        writer = UnscaleWriter(gm, context.mode, _new_input(gm, entering[0], context), self.norm)
         for tangent in entering:
             writer.scale(tangent)
         output = graph_output(gm.graph)
@@ -74,9 +77,10 @@ class ScaleBackward(Pass):
             unscaled = writer.unscale([results[at] for at in found], kernel=self.check == "kernel")
         for at, gradient in zip(found, unscaled.true, strict=True):
             results[at] = gradient
-        output.args = ((*results, unscaled.flags),)
+        added = [unscaled.flags] if unscaled.square is None else [unscaled.flags, unscaled.square]
+        output.args = ((*results, *added),)
         output.meta[FLAGGED] = tuple(found[at] for at in unscaled.order)
-        output.meta["desc"] = [*output.meta["desc"], None]
+        output.meta["desc"] = [*output.meta["desc"], *[None] * len(added)]
         for at in found:
             erase_unused(before[at])
         gm.recompile()

@@ -22,28 +22,40 @@ NO_FLOAT64 = frozenset({"mps"})
 
 @dataclass(frozen=True)
 class Unscaled:
-    """True gradients, in the order given; flags, ``[len(order)]``; and the position of the gradient of each flag."""
+    """True gradients, in the order given; flags, ``[len(order)]``; and the position of the gradient of each flag.
+
+    ``square``: 0-dim float32, the sum of the squares of all true gradients in the order given; None if not asked for.
+    """
 
     true: list[Node]
     flags: Node
     order: list[int]
+    square: Node | None = None
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """True gradients by what they were, and their flags in this order: bool, on the scale's device."""
+    """True gradients by what they were, and their flags in this order: bool, on the scale's device.
+
+    ``square``: the sum of their squares there, 0-dim float32, if the piece made it.
+    """
 
     true: dict[Node, Node]
     flags: Node
+    square: Node | None = None
 
 
 class UnscaleWriter:
-    """Writes into one backward graph; ``scale`` is its input that holds the scale, ``mode`` owns its values."""
+    """Writes into one backward graph; ``scale`` is its input that holds the scale, ``mode`` owns its values.
 
-    def __init__(self, gm: GraphModule, mode: FakeTensorMode, scale: Node) -> None:
+    ``norm``: whether the sum of the gradients' squares is asked for.
+    """
+
+    def __init__(self, gm: GraphModule, mode: FakeTensorMode, scale: Node, norm: bool = False) -> None:
         self._graph = gm.graph
         self._mode = mode
         self._scale = scale
+        self._norm = norm
         with self._graph.inserting_before(scale.next):
             self._inverse = self._reciprocal()
 
@@ -71,11 +83,29 @@ class UnscaleWriter:
             slots = [order.index(first[gradients[at]]) for at in again]
             copies = [self._call(aten.slice.Tensor, flags, 0, slot, slot + 1) for slot in slots]
             flags = self._call(aten.cat.default, [flags, *copies])
-        return Unscaled([true[node] for node in gradients], flags, order + again)
+        squares = [piece.square for piece in pieces if piece.square is not None]
+        if self._norm:
+            squares += [self._home(self._square(true[gradients[at]])) for at in again]
+        return Unscaled([true[node] for node in gradients], flags, order + again, self._total(squares))
 
     def _by_ops(self, gradient: Node) -> _Piece:
         true = self._product(gradient, self._inverse)
-        return _Piece({gradient: true}, self._home(self._not_finite(true)))
+        square = self._home(self._square(true)) if self._norm else None
+        return _Piece({gradient: true}, self._home(self._not_finite(true)), square)
+
+    def _square(self, true: Node) -> Node:
+        """The sum of the squares of the elements' absolute values: 0-dim float32."""
+        value = true.meta["val"]
+        if value.is_complex():
+            true = self._call(aten.abs.default, true)
+        wide = self._as(true, torch.promote_types(true.meta["val"].dtype, torch.float32))
+        return self._as(self._call(aten.sum.default, self._call(aten.mul.Tensor, wide, wide)), torch.float32)
+
+    def _total(self, squares: Sequence[Node]) -> Node | None:
+        if not squares:
+            return None
+        views = [self._call(aten.view.default, square, [1]) for square in squares]
+        return self._call(aten.sum.default, self._call(aten.cat.default, views))
 
     def _by_kernel(self, gradients: Sequence[Node]) -> list[_Piece]:
         groups: dict[tuple[torch.device, torch.dtype], list[Node]] = {}
@@ -86,11 +116,13 @@ class UnscaleWriter:
     def _launch(self, gradients: list[Node], device: torch.device, dtype: torch.dtype) -> _Piece:
         sources = [before_widening(node, self._call) for node in gradients]
         inverse = self._on(self._inverse, device)
-        results = self._call(torch.ops.fxamp.check_unscale.default, sources, inverse, dtype)
+        op = torch.ops.fxamp.check_unscale_norm if self._norm else torch.ops.fxamp.check_unscale
+        results = self._call(op.default, sources, inverse, dtype)
         true, flags = self._item(results, 0), self._item(results, 1)
+        square = self._home(self._item(results, 2)) if self._norm else None
         # The kernel looks at the gradients as they come: an inverse that is not finite spoils all of them.
         flags = self._call(aten.logical_or.default, flags, self._not_finite(inverse))
-        return _Piece({node: self._item(true, at) for at, node in enumerate(gradients)}, self._home(flags))
+        return _Piece({node: self._item(true, at) for at, node in enumerate(gradients)}, self._home(flags), square)
 
     def _not_finite(self, node: Node) -> Node:
         """Whether ``node`` holds an inf or NaN: bool ``[1]``. inf - inf and NaN - NaN are NaN, which equals nothing."""

@@ -55,12 +55,12 @@ class Scaling:
         mode = _fake_mode(gm)
         if mode is None:
             return compiler(gm, list(inputs))
-        run_passes(Captured(gm, mode), Context(self.policy, mode), (ScaleBackward(_check(gm)),))
+        run_passes(Captured(gm, mode), Context(self.policy, mode), (ScaleBackward(_check(gm), self.scaler.graph_norm),))
         flagged = graph_output(gm.graph).meta.get(FLAGGED, ())
         if not flagged:
             return compiler(gm, list(inputs))
         scale = next(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder") if node.name == SCALE)
-        return _wrap(compiler(gm, [*inputs, scale]), self.scaler, scale.device, flagged)
+        return _wrap(compiler(gm, [*inputs, scale]), self.scaler, scale.device, flagged, self.scaler.graph_norm)
 
 
 def boxed(function: Callable[..., Any]) -> Boxed:
@@ -73,12 +73,15 @@ def boxed(function: Callable[..., Any]) -> Boxed:
     return run
 
 
-def _wrap(compiled: Boxed, scaler: GradScaler, device: torch.device, flagged: tuple[int, ...]) -> Boxed:
+def _wrap(compiled: Boxed, scaler: GradScaler, device: torch.device, flagged: tuple[int, ...], norm: bool) -> Boxed:
     def run(args: list[Any]) -> list[Any]:
         args.append(scaler.graph_scale(device))
-        *results, flags = compiled(args)
+        results = list(compiled(args))
+        square = results.pop() if norm else None
+        flags = results.pop()
         node = running_node()
-        scaler.record_graph_flags(owners(node, len(results), flagged), flags, [results[at] for at in flagged])
+        gradients = [results[at] for at in flagged]
+        scaler.record_graph_flags(owners(node, len(results), flagged), flags, gradients, square)
         explain_double_backward(node)
         return results
 

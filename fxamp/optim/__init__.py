@@ -17,7 +17,7 @@ Bytes of memory traffic a parameter, float32 parameters, gradients and two state
 
     the step, unscaling and clipping included              28    p, g, m, v read; p, m, v written
     check, or check with the norm, by the scaler alone      4    every gradient must be read before the first is used
-    check inside the compiled backward, no clipping         0    so 28 in all, with clipping 32
+    check, or check with the norm, in compiled backwards    0    so 28 in all; the norm needs ``graph_norm=True``
 """
 
 import weakref

@@ -96,8 +96,14 @@ class DeviceMode(GraphMode):
         scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
         if state["stage"] is OptState.UNSCALED:
             return clipping.norm_of(parameters, scale.device).sqrt()
-        square = torch.zeros((), dtype=torch.float32, device=scale.device)
         alone = self._graph is None
+        made = None if self._graph is None else self._graph.square(parameters, scale.device)
+        if made is not None:
+            self._check(optimizer, None, allow_fp16=False)
+            if not keep:
+                state["stage"] = OptState.UNSCALED
+            return made.sqrt()
+        square = torch.zeros((), dtype=torch.float32, device=scale.device)
         self._check(optimizer, None if keep else self._inverse(), allow_fp16=False, squared_norm=square)
         if not keep:
             state["stage"] = OptState.UNSCALED

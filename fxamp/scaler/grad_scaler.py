@@ -42,17 +42,17 @@ class GradScaler(DeviceMode):
         device: type of the device that losses are on, such as ``"cuda"`` or ``"cpu"``. ``"cuda"`` where CUDA is not
             available: warns, and disables the scaler.
         init_scale: the first scale.
-        growth_factor: what the scale is multiplied by after ``growth_interval`` updates in a row without an overflow.
+        growth_factor, growth_interval: the scale is multiplied so after so many updates in a row without an overflow.
         backoff_factor: what the scale is multiplied by after an overflow.
-        growth_interval: see ``growth_factor``.
         enabled: False makes every method do nothing, and ``step`` call the optimizer.
-        min_scale: back-off stops here. None: as in torch, where it ends at 0.0, from which no scale recovers.
-        max_scale: growth stops here. None: at float32's maximum.
+        min_scale, max_scale: back-off and growth stop here. None: as in torch, which may end at 0.0, and never recover.
         ranks: who agrees on a skip under torch.distributed: ``"world"``, a process group, or None for each rank alone.
             Every rank of it must check its gradients (``unscale_`` or ``step``) equally often.
         skip: "host": ``step`` waits for the flag, unless the optimizer is fused. "device": the optimizer's own step is
-            compiled once, and skips on the device; its first step, which makes its state, is still the host's. The log
-            says, once, why other steps are left to the host. Gradients stay scaled in memory without ``unscale_``.
+            compiled once, and skips on the device, but for the first, which makes its state. The log says, once, why
+            others are left to the host. Gradients stay scaled in memory without ``unscale_``.
+        graph_norm: compiled backwards also sum the squares of their gradients, so that :meth:`clip_grad_norm_` need
+            not read them. Do not change gradients through ``.grad.data`` then: nobody could tell.
         step_lowering: how compiled steps run: "inductor", or "aot_eager", op by op. ``step_mode``: Inductor's mode.
 
     Raises:
@@ -73,11 +73,13 @@ class GradScaler(DeviceMode):
         max_scale: float | None = None,
         ranks: Ranks = "world",
         skip: str = "host",
+        graph_norm: bool = False,
         step_lowering: str = "inductor",
         step_mode: str | None = None,
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         self._bounds = ScaleBounds(min_scale, max_scale)
+        self.graph_norm = graph_norm
         if self._enabled:
             self._bounds.require(init_scale)
         require_ranks(ranks)
@@ -188,8 +190,6 @@ class GradScaler(DeviceMode):
         self._scaled_losses = False
         if self._graph is not None:
             self._graph.clear()
-
-    # ---- what happened; see also stepped and poll_steps ----
 
     @property
     def skipped_steps(self) -> int:

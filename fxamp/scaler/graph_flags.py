@@ -38,6 +38,14 @@ class _Mark:
         return same and gradient._version == self.version
 
 
+@dataclass(frozen=True, eq=False)
+class _Square:
+    """The sum of the squares of the gradients of ``owners``, ids of parameters, as one backward left them."""
+
+    owners: frozenset[int]
+    total: Tensor
+
+
 class GraphFlags:
     """Sticky flags: an overflow in one backward is remembered through those that follow, until :meth:`clear`.
 
@@ -56,9 +64,15 @@ class GraphFlags:
         self._everybody = torch.empty(0)
         self._unowned = False
         self._marks: dict[int, _Mark] = {}
+        self._squares: list[_Square] = []
 
-    def record(self, owners: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor]) -> None:
-        """Take one backward's flags, bool or int32 ``[len(owners)]``, and the gradients; waits for no device."""
+    def record(
+        self, owners: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor], square: Tensor | None = None
+    ) -> None:
+        """Take one backward's flags, bool or int32 ``[len(owners)]``, and the gradients; waits for no device.
+
+        ``square``: the sum of the squares of these gradients, 0-dim float32, if the backward made it.
+        """
         if flags.device not in self._tables:
             self._tables[flags.device] = FlagTable(flags.device)
         living = [owner() if isinstance(owner, weakref.ReferenceType) else owner for owner in owners]
@@ -69,6 +83,8 @@ class GraphFlags:
         for owner, gradient in zip(living, gradients, strict=True):
             if owner is not None:
                 self._marks[id(owner)] = _Mark.of(gradient)
+        if square is not None and len({*map(id, living)}) == len(living):
+            self._squares.append(_Square(frozenset(map(id, living)), square))
 
     def split(self, parameters: Iterable[Tensor]) -> tuple[dict[torch.device, list[Tensor]], list[Tensor]]:
         """Return the parameters whose gradient is just what a graph checked, by device, and the others."""
@@ -81,6 +97,18 @@ class GraphFlags:
             else:
                 others.append(parameter)
         return covered, others
+
+    def square(self, parameters: Sequence[Tensor], device: torch.device) -> Tensor | None:
+        """Return the sum of the squares of the parameters' gradients, 0-dim float32 on ``device``; None if unknown.
+
+        It is known where each gradient is just what a backward left, and those backwards left no others.
+        """
+        wanted, others = {*map(id, parameters)}, self.split(parameters)[1]
+        found = [each for each in self._squares if each.owners & wanted]
+        left = sorted(owner for each in found for owner in each.owners)
+        if others or not wanted or left != sorted(wanted):
+            return None
+        return torch.stack([each.total.to(device, non_blocking=device.type != "cpu") for each in found]).sum()
 
     def read(self, parameters: Sequence[Tensor], device: torch.device) -> Tensor:
         """Return the parameters' flags, 0 or 1: int32 ``[len(parameters)]`` on ``device``."""
@@ -98,4 +126,5 @@ class GraphFlags:
         for table in self._tables.values():
             table.clear()
         self._marks.clear()
+        self._squares.clear()
         self._unowned = False

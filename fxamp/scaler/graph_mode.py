@@ -15,6 +15,7 @@ class GraphMode(torch.amp.GradScaler):
 
     _graph: GraphFlags | None = None
     _scaled_losses = False
+    graph_norm = False
 
     def get_scale(self) -> float:
         """Return the factor that ``scale`` multiplies losses by, which gradients hold before ``unscale_``.
@@ -55,7 +56,9 @@ class GraphMode(torch.amp.GradScaler):
             return torch.ones((), dtype=torch.float32, device=device)
         return self._scale_on(device)
 
-    def record_graph_flags(self, parameters: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor]) -> None:
+    def record_graph_flags(
+        self, parameters: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor], square: Tensor | None = None
+    ) -> None:
         """Take what one compiled backward found; waits for no device.
 
         Args:
@@ -64,6 +67,7 @@ class GraphMode(torch.amp.GradScaler):
             flags: bool or int32 ``[len(parameters)]``; nonzero for a gradient that holds an inf or NaN.
             gradients: the true gradients, as they are returned to autograd. They are not kept alive; a parameter whose
                 ``.grad`` is another tensor at the step, or was written to, is checked again.
+            square: the sum of the squares of all these gradients, 0-dim float32; None if it is not known.
 
         Raises:
             OptionError: the scaler is not attached to a backend, or the lengths differ.
@@ -78,7 +82,7 @@ class GraphMode(torch.amp.GradScaler):
                 f"{tuple(flags.shape)}"
             )
         with torch.no_grad():
-            self._graph.record(parameters, flags, gradients)
+            self._graph.record(parameters, flags, gradients, square)
 
     def _scale_on(self, device: torch.device) -> Tensor:
         if self._scale is None:

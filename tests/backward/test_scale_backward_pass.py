@@ -52,9 +52,9 @@ def mode_of(gm: GraphModule) -> FakeTensorMode:
     return next(iter(gm.graph.nodes)).meta["val"].fake_mode
 
 
-def run(gm: GraphModule, check: str = "ops") -> Result:
+def run(gm: GraphModule, check: str = "ops", norm: bool = False) -> Result:
     context = Context(Policy.load("cpu-float16").resolve(), mode_of(gm))
-    (record,) = run_passes(Captured(gm, mode_of(gm)), context, (ScaleBackward(check),))
+    (record,) = run_passes(Captured(gm, mode_of(gm)), context, (ScaleBackward(check, norm),))
     return Result(record.modified, record.counts)
 
 
@@ -80,6 +80,24 @@ def test_what_is_written(check: str) -> None:
     assert run(gm, check) == Result(4, {"tangents": 2, "gradients": 2})
     assert graph_output(gm.graph).meta[FLAGGED] == (0, 1)
     assert_golden(f"backward/scale-backward-{check}", format_graph(gm))
+
+
+def twins(x: Tensor, one: Tensor, two: Tensor, other: Tensor) -> Tensor:
+    """``one`` and ``two`` have one and the same gradient."""
+    return (x.half() * 3).float() * 2 + one + two + other * other
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_sum_of_squares_counts_every_gradient(check: str) -> None:
+    gm = backward_graph(twins, ones(2, 3), ones(2, 3), ones(2, 3), ones(2, 3))
+    run(gm, check, norm=True)
+    assert_golden(f"backward/scale-backward-{check}-norm", format_graph(gm))
+    scale = torch.tensor(2.0**10)
+    *gradients, flags, square = gm(*[torch.ones_like(value) for value in arguments(gm)[:-1]], scale)
+    assert len(gradients) == len(flags) == 4 and square.dtype == torch.float32 and square.shape == ()
+    assert square.item() == sum(gradient.square().sum().item() for gradient in gradients) == 6 * (36 + 1 + 1 + 4)
+    again = format_graph(gm)
+    assert run(gm, check, norm=True) == Result(0) and format_graph(gm) == again
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -151,12 +151,14 @@ def test_the_update_moves_the_bytes_that_the_formula_says(name: str, max_norm: f
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize(("max_norm", "expected"), [(None, 28), (1.0, 32)])
-def test_a_compiled_step_moves_what_its_generated_code_says(max_norm: float | None, expected: int) -> None:
-    """Clipping reads every gradient once more, for the norm."""
-    options = {"skip": "device", "step_lowering": "inductor"}
+@pytest.mark.parametrize(("max_norm", "graph_norm", "expected"), [(None, False, 28), (1.0, False, 32), (1.0, True, 28)])
+def test_a_compiled_step_moves_what_its_generated_code_says(
+    max_norm: float | None, graph_norm: bool, expected: int
+) -> None:
+    """Clipping reads every gradient once more, for the norm, unless the backward has made it."""
+    options = {"skip": "device", "step_lowering": "inductor", "graph_norm": graph_norm}
     contender = replace(CONTENDERS["fxamp-skip-device"], scaler_options=options)
-    training = Training(replace(PLAN, max_norm=max_norm), contender)
+    training = Training(replace(PLAN, max_norm=max_norm, lowering="aot_eager"), contender)
     for _ in range(2):
         training.step()
     observed = observe(training)

@@ -36,7 +36,11 @@ CONTENDERS: dict[str, Contender] = {
     "compile-autocast": Contender("torch.compile + autocast", compiler="torch", autocast=True, scaler="torch"),
     "fxamp": Contender("fxamp", compiler="fxamp", scaler="fxamp"),
     "fxamp-skip-device": Contender(
-        'fxamp, skip="device"', compiler="fxamp", scaler="fxamp", scaler_options={"skip": "device"}, scaled=True
+        'fxamp, skip="device"',
+        compiler="fxamp",
+        scaler="fxamp",
+        scaler_options={"skip": "device", "graph_norm": True},
+        scaled=True,
     ),
 }
 
