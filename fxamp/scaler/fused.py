@@ -7,6 +7,7 @@ of it takes the scaler itself, as ``step(grad_scaler=...)``.
 
 import inspect
 import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -22,7 +23,17 @@ def decides_itself(optimizer: torch.optim.Optimizer) -> bool:
 
 def takes_scaler(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer's step follows the older form of the protocol."""
-    return "grad_scaler" in inspect.signature(optimizer.step).parameters
+    function = getattr(optimizer.step, "__func__", None)
+    if function not in _takes_scaler:
+        answer = "grad_scaler" in inspect.signature(optimizer.step).parameters
+        if function is None:
+            return answer
+        _takes_scaler[function] = answer
+    return _takes_scaler[function]
+
+
+#: By function, as asking for a signature takes longer than all else that a step asks.
+_takes_scaler: "weakref.WeakKeyDictionary[Any, bool]" = weakref.WeakKeyDictionary()
 
 
 def lacks_state(optimizer: torch.optim.Optimizer) -> bool:
