@@ -33,7 +33,7 @@ _SUBCOMMANDS: dict[str, tuple[str, str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``fxamp-bench SUBCOMMAND [option ...]``; returns the exit status: the subcommand's, 2 after a user's mistake."""
+    """Run ``fxamp-bench SUBCOMMAND [option ...]``; returns the subcommand's status, 2 after a mistake."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in ("-h", "--help"):
         print(_usage())
