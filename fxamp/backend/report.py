@@ -13,7 +13,8 @@ from fxamp.pipeline import GraphRecord
 
 _NOTHING = (
     "0 graphs: nothing of it was compiled by fxamp, so all of it runs as it is written. Either it has not been called "
-    "yet, or Dynamo skipped it: calling a module of torch.nn itself compiles nothing, put it in a model of your own."
+    "yet, or Dynamo skipped it: calling a module of torch.nn itself compiles nothing, put it in a model of your own; "
+    "nor does a function with a graph break inside of a loop, which TORCH_LOGS=graph_breaks shows."
 )
 _RIGHT = ("graph", "ops", "casts", "shared", "folded")
 
