@@ -6,7 +6,7 @@ import torch
 
 from fxamp.errors import PolicyError, nearest
 from fxamp.policy import Rule
-from fxamp.policy.names import is_glob
+from fxamp.policy.model.op_names import is_glob
 
 
 @cache

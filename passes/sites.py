@@ -13,7 +13,7 @@ from torch.fx import Node
 from fxamp.graph import base_name, module_classes, module_path, op_name
 from fxamp.graph.aliases import is_view
 from fxamp.policy import Site, Symbol, TensorFacts
-from fxamp.policy.site import Number, Value, product
+from fxamp.policy.model.site import Number, Value, product
 
 #: Ops that copy or convert values and compute none.
 _MOVES = frozenset(

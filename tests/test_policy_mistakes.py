@@ -6,7 +6,7 @@ import pytest
 
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
-from fxamp.policy.lines import index_lines
+from fxamp.policy.file.lines import index_lines
 
 HEAD = 'lower_precision_fp = "float16"\n[match]\ndevice = "cpu"\n'  # three lines
 RULE = '[[rule]]\nid = "a"\ncast = "fp32"\nops = ["exp"]\n'  # four lines

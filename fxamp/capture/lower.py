@@ -22,7 +22,7 @@ from fxamp.capture.autocast_state import autocast_state
 from fxamp.capture.fakes import fake_like
 from fxamp.errors import CaptureError
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, inherit_provenance, nesting_change, register
-from fxamp.policy.model import DEVICES
+from fxamp.policy.model.settings import DEVICES
 
 #: Key of ``node.meta`` under which a node that was kept as it stood says why.
 VERBATIM = "fxamp_verbatim"

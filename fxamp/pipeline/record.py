@@ -11,7 +11,7 @@ from fxamp.listing import Entry, Listing
 from fxamp.listing.model import FLOATS
 from fxamp.pipeline.list_graph import list_graph, rule_ref
 from fxamp.policy import Policy
-from fxamp.policy.builtin import is_built_in
+from fxamp.policy.file.builtin import is_built_in
 
 
 @dataclass(frozen=True)

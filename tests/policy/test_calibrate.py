@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fxamp
 from fxamp.policy import Category, Policy
-from fxamp.policy.module_globs import covers_module
+from fxamp.policy.model.module_globs import covers_module
 from fxamp.tools.policy.batches import load_work
 from fxamp.tools.policy.calibrate_rules import globs_for
 from fxamp.tools.policy.command import main

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxamp.policy import Category, LossScale, Policy, Rule, Site, TensorFacts, built_in_names
-from fxamp.policy.diff import PolicyDiff, diff_policies
-from fxamp.policy.diff_ops import OpChange
-from fxamp.policy.glob_overlap import common_name
-from fxamp.policy.overlap import exclusive, implied
+from fxamp.policy.diff.glob_overlap import common_name
+from fxamp.policy.diff.op_changes import OpChange
+from fxamp.policy.diff.policy_diff import PolicyDiff, diff_policies
+from fxamp.policy.diff.rule_overlap import exclusive, implied
 
 #: Each glob, each two of them, each name with and without overload, and the rest: all have an op of their own here.
 NAMED = ("mm", "mm.default", "sum", "sum.dim", "conv*", "*1d", "m*")

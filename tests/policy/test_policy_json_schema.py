@@ -10,8 +10,8 @@ import pytest
 from policy.test_policy_broken import BROKEN
 from test_policy_mistakes import BROKEN as PLAIN
 
-from fxamp.policy.builtin import folder
-from fxamp.policy.json_schema import json_schema
+from fxamp.policy.file.builtin import folder
+from fxamp.policy.file.json_schema import json_schema
 
 SCHEMA = json.loads((folder() / "schema.json").read_text())
 
@@ -85,7 +85,7 @@ def parsed(text: str) -> dict[str, Any] | None:
 
 
 def test_the_file_is_what_the_tables_make() -> None:
-    assert json_schema() == SCHEMA, "run python -m fxamp.policy.json_schema > policies/schema.json"
+    assert json_schema() == SCHEMA, "run python -m fxamp.policy.file.json_schema > policies/schema.json"
     assert {"if", "else", "enum", "anyOf"} <= set(re.findall(r'"(\w+)":', json.dumps(SCHEMA)))
 
 

@@ -9,7 +9,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from fxamp.backend import place
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
-from fxamp.policy.match import CPU_FEATURES
+from fxamp.policy.model.match import CPU_FEATURES
 
 
 def policy(**match: Any) -> Policy:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fxamp.policy import Category, LossScale, Policy, Site, TensorFacts, built_in_names, schema, variant_names
-from fxamp.policy.builtin import folder
-from fxamp.policy.rule import INPUT_DTYPES, RULE_REGIONS
+from fxamp.policy import Category, LossScale, Policy, Site, TensorFacts, built_in_names, variant_names
+from fxamp.policy.file import schema
+from fxamp.policy.file.builtin import folder
+from fxamp.policy.model.rule import INPUT_DTYPES, RULE_REGIONS
 from fxamp.tools.policy.command import main
 
 README = (folder() / "README.md").read_text()

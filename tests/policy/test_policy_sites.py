@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from fxamp.policy import Category, Rule, Site, Symbol, TensorFacts
-from fxamp.policy.comparisons import size_condition, size_meets
-from fxamp.policy.module_globs import covers_class, covers_module
-from fxamp.policy.site import product
+from fxamp.policy.model.comparisons import size_condition, size_meets
+from fxamp.policy.model.module_globs import covers_class, covers_module
+from fxamp.policy.model.site import product
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-from fxamp.policy.diff import SettingChange
-from fxamp.policy.diff_ops import OpChange
-from fxamp.policy.diff_rules import RuleChange
-from fxamp.policy.rule import Rule
+from fxamp.policy.diff.op_changes import OpChange
+from fxamp.policy.diff.policy_diff import SettingChange
+from fxamp.policy.diff.rule_changes import RuleChange
+from fxamp.policy.model.rule import Rule
 from fxamp.tools.diff.result import Found
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.diff.words import SIGNS

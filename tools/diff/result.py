@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from fxamp.policy.diff import PolicyDiff, SettingChange, diff_policies
+from fxamp.policy.diff.policy_diff import PolicyDiff, SettingChange, diff_policies
 from fxamp.tools.diff.sides import Side
 
 if TYPE_CHECKING:

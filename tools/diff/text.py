@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from fxamp.policy.diff import SettingChange
+from fxamp.policy.diff.policy_diff import SettingChange
 from fxamp.tools.diff.result import Found
 from fxamp.tools.diff.words import SIGNS, groups, ops_counted, rule_text, value, verdict, written_at
 from fxamp.tools.show.table import printable

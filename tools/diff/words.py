@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fxamp.policy.diff_ops import OpChange
-from fxamp.policy.diff_rules import LISTS, KeyChange, RuleChange
-from fxamp.policy.rule import Rule
+from fxamp.policy.diff.op_changes import OpChange
+from fxamp.policy.diff.rule_changes import LISTS, KeyChange, RuleChange
+from fxamp.policy.model.rule import Rule
 from fxamp.tools.diff.result import Found
 from fxamp.tools.show.words import plural
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fxamp.policy import Category, Rule
-from fxamp.policy.module_globs import covers_module
+from fxamp.policy.model.module_globs import covers_module
 from fxamp.tools.policy.places import Place
 from fxamp.tools.policy.troubles import Trouble
 

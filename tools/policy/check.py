@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fxamp.policy.load import mistakes_of
+from fxamp.policy.file.load import mistakes_of
 from fxamp.tools.command_line import Parser, guarded
 
 PROG = "fxamp-policy check"

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from fxamp.errors import OptionError
-from fxamp.policy.site import REGIONS
+from fxamp.policy.model.site import REGIONS
 from fxamp.tools.command_line import Parser, guarded, natural, one_of
 from fxamp.tools.policy.explain_text import explain
 from fxamp.tools.policy.place import add_place, resolved

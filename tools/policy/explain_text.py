@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from fxamp.errors import nearest
 from fxamp.policy import Policy, Rule, Site
-from fxamp.policy.names import is_glob
+from fxamp.policy.model.op_names import is_glob
 
 
 def explain(policy: Policy, site: Site) -> str:

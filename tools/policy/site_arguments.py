@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fxamp.errors import nearest
-from fxamp.policy.conditions import CHECKS, DTYPES
-from fxamp.policy.names import canonical
-from fxamp.policy.site import Site, TensorFacts, Value
+from fxamp.policy.model.conditions import CHECKS, DTYPES
+from fxamp.policy.model.op_names import canonical
+from fxamp.policy.model.site import Site, TensorFacts, Value
 
 
 def site_from(

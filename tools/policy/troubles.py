@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fxamp.policy.loss_scale import FLOAT32_MAX
+from fxamp.policy.model.loss_scale import FLOAT32_MAX
 from fxamp.tools.policy.evidence import Sample
 from fxamp.tools.policy.places import Place
 from fxamp.tools.policy.ranges import Format, Range

@@ -7,7 +7,7 @@ from pathlib import Path
 from fxamp.errors import ListingError, OptionError, PolicyError, nearest
 from fxamp.listing import Listing
 from fxamp.policy import Policy
-from fxamp.policy.model import DEVICES
+from fxamp.policy.model.settings import DEVICES
 
 
 @dataclass(frozen=True)

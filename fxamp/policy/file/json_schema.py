@@ -1,4 +1,4 @@
-"""The JSON Schema of policy files, for editors: ``python -m fxamp.policy.json_schema > policies/schema.json``.
+"""The JSON Schema of policy files, for editors: ``python -m fxamp.policy.file.json_schema > policies/schema.json``.
 
 Made from the tables that the loader checks with, so that an editor accepts the same keys and words. What it cannot say
 (a circle of extends, an id used twice) ``fxamp-policy check`` says.
@@ -7,10 +7,10 @@ Made from the tables that the loader checks with, so that an editor accepts the 
 import json
 from typing import Any
 
-from fxamp.policy import schema
-from fxamp.policy.conditions import DTYPES
-from fxamp.policy.match import CPU_FEATURES
-from fxamp.policy.rule import INPUT_DTYPES
+from fxamp.policy.file import schema
+from fxamp.policy.model.conditions import DTYPES
+from fxamp.policy.model.match import CPU_FEATURES
+from fxamp.policy.model.rule import INPUT_DTYPES
 
 _TERM = r"\s*(>=|<=|==|!=|>|<)\s*{}\s*"
 _SIZE, _VERSION = _TERM.format(r"\d+"), _TERM.format(r"\d+(\.\d+)*")

@@ -3,12 +3,12 @@
 from typing import Any
 
 from fxamp.errors import PolicyError, nearest
-from fxamp.policy.check import PolicyFile
-from fxamp.policy.check_rule import Removal
-from fxamp.policy.loss_scale import LossScale, mistakes
-from fxamp.policy.match import match_problems
-from fxamp.policy.model import Policy
-from fxamp.policy.rule import Origin, Rule
+from fxamp.policy.file.check_file import PolicyFile
+from fxamp.policy.file.check_rule import Removal
+from fxamp.policy.model.loss_scale import LossScale, mistakes
+from fxamp.policy.model.match import match_problems
+from fxamp.policy.model.rule import Origin, Rule
+from fxamp.policy.policy import Policy
 
 
 class Merge:

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from fxamp.policy.conditions import Objection
-from fxamp.policy.names import glob_covers, is_glob, spellings
-from fxamp.policy.rule import Rule
-from fxamp.policy.site import Site
+from fxamp.policy.model.conditions import Objection
+from fxamp.policy.model.op_names import glob_covers, is_glob, spellings
+from fxamp.policy.model.rule import Rule
+from fxamp.policy.model.site import Site
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from fxamp.errors import nearest
-from fxamp.policy import schema
-from fxamp.policy.lines import LineIndex, Path
-from fxamp.policy.model import unknown_value
-from fxamp.policy.rule import Origin
+from fxamp.policy.file import schema
+from fxamp.policy.file.lines import LineIndex, Path
+from fxamp.policy.model.rule import Origin
+from fxamp.policy.model.settings import unknown_value
 
 _Result = TypeVar("_Result")
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from fxamp.errors import nearest
-from fxamp.policy.comparisons import meets, parse
-from fxamp.policy.versions import holds, installed_torch_version, parse_condition, version_parts
+from fxamp.policy.model.comparisons import meets, parse
+from fxamp.policy.model.versions import holds, installed_torch_version, parse_condition, version_parts
 
 _X86 = """
     sse sse2 sse3 ssse3 sse4_1 sse4_2 sse4a avx avx2 avx_vnni avx512_f avx512_cd avx512_dq avx512_bw avx512_vl

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from fxamp.policy.glob_overlap import ANY, common_name
-from fxamp.policy.names import is_glob
-from fxamp.policy.rule import Rule
+from fxamp.policy.diff.glob_overlap import ANY, common_name
+from fxamp.policy.model.op_names import is_glob
+from fxamp.policy.model.rule import Rule
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-from fxamp.policy.comparisons import parse
-from fxamp.policy.diff_ops import OpChange, op_changes
-from fxamp.policy.diff_rules import RuleChange, rule_changes
-from fxamp.policy.loss_scale import LossScale
-from fxamp.policy.model import UNLISTED_ID, Policy
+from fxamp.policy.diff.op_changes import OpChange, op_changes
+from fxamp.policy.diff.rule_changes import RuleChange, rule_changes
+from fxamp.policy.model.comparisons import parse
+from fxamp.policy.model.loss_scale import LossScale
+from fxamp.policy.model.settings import UNLISTED_ID
+from fxamp.policy.policy import Policy
 
 SETTINGS = ("device", "capability", "cpu_features", "torch", "lower_precision_fp", "unlisted", "outputs", "placement")
 """The settings of a policy that are compared, beside loss scaling."""

@@ -6,11 +6,11 @@ from os import PathLike
 from pathlib import Path
 
 from fxamp.errors import PolicyError, nearest
-from fxamp.policy.builtin import built_in_names, find, folder, shown, variant_names
-from fxamp.policy.check import PolicyFile, check_file
-from fxamp.policy.lines import index_lines
-from fxamp.policy.merge import Merge
-from fxamp.policy.model import Policy
+from fxamp.policy.file.builtin import built_in_names, find, folder, shown, variant_names
+from fxamp.policy.file.check_file import PolicyFile, check_file
+from fxamp.policy.file.lines import index_lines
+from fxamp.policy.file.merge import Merge
+from fxamp.policy.policy import Policy
 
 
 def load_policy(name_or_path: "str | PathLike[str]") -> Policy:

@@ -5,7 +5,7 @@ from functools import cache
 from importlib import metadata
 
 from fxamp.errors import PolicyError
-from fxamp.policy.comparisons import Comparison, meets, parse
+from fxamp.policy.model.comparisons import Comparison, meets, parse
 
 ACCEPTED = "comparisons with >=, >, <=, <, == or != joined by commas, such as '>=2.12' or '>=2.11,<2.13'"
 

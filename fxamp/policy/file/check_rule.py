@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fxamp.policy import schema
-from fxamp.policy.category import Category
-from fxamp.policy.checker import Checker
-from fxamp.policy.comparisons import size_condition
-from fxamp.policy.conditions import ArgCondition
-from fxamp.policy.lines import Path
-from fxamp.policy.model import UNLISTED_ID
-from fxamp.policy.module_globs import module_glob
-from fxamp.policy.names import canonical
-from fxamp.policy.rule import Rule, problems
-from fxamp.policy.versions import parse_condition
+from fxamp.policy.file import schema
+from fxamp.policy.file.checker import Checker
+from fxamp.policy.file.lines import Path
+from fxamp.policy.model.category import Category
+from fxamp.policy.model.comparisons import size_condition
+from fxamp.policy.model.conditions import ArgCondition
+from fxamp.policy.model.module_globs import module_glob
+from fxamp.policy.model.op_names import canonical
+from fxamp.policy.model.rule import Rule, problems
+from fxamp.policy.model.settings import UNLISTED_ID
+from fxamp.policy.model.versions import parse_condition
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fxamp.errors import nearest
-from fxamp.policy.category import Category
-from fxamp.policy.comparisons import size_condition
-from fxamp.policy.conditions import ArgCondition, Objection, number_objection
-from fxamp.policy.module_globs import covers_class, covers_module, module_glob
-from fxamp.policy.names import canonical, covers
-from fxamp.policy.site import Site
+from fxamp.policy.model.category import Category
+from fxamp.policy.model.comparisons import size_condition
+from fxamp.policy.model.conditions import ArgCondition, Objection, number_objection
+from fxamp.policy.model.module_globs import covers_class, covers_module, module_glob
+from fxamp.policy.model.op_names import canonical, covers
+from fxamp.policy.model.site import Site
 
 RULE_REGIONS = ("forward", "backward", "both")
 INPUT_DTYPES = ("lower_precision_fp", "fp32", "follow")

@@ -6,11 +6,11 @@ Both are proofs: where the answer is False, nothing is known.
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from fxamp.policy.comparisons import SIZES, parse, size_meets
-from fxamp.policy.conditions import ArgCondition
-from fxamp.policy.glob_overlap import common_name
-from fxamp.policy.rule import Rule
-from fxamp.policy.site import Plain
+from fxamp.policy.diff.glob_overlap import common_name
+from fxamp.policy.model.comparisons import SIZES, parse, size_meets
+from fxamp.policy.model.conditions import ArgCondition
+from fxamp.policy.model.rule import Rule
+from fxamp.policy.model.site import Plain
 
 
 def implied(rule: Rule, by: Sequence[Rule]) -> bool:

@@ -1,9 +1,9 @@
 """What a policy file may say: its keys, their kinds, and the values they take, as tables."""
 
-from fxamp.policy.category import Category
-from fxamp.policy.conditions import CHECKS
-from fxamp.policy.model import ACCEPTED_VALUES
-from fxamp.policy.rule import RULE_REGIONS
+from fxamp.policy.model.category import Category
+from fxamp.policy.model.conditions import CHECKS
+from fxamp.policy.model.rule import RULE_REGIONS
+from fxamp.policy.model.settings import ACCEPTED_VALUES
 
 STRING, STRINGS, TABLE, TABLES = "a string", "a list of strings", "a table", "a list of tables, each [[rule]]"
 SWITCH, NUMBER, COUNT, SIZE = "true or false", "a number", "a whole number", "a whole number, or a string such as '>64'"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxamp.errors import nearest
-from fxamp.policy.comparisons import size_condition, size_meets
-from fxamp.policy.site import Number, Plain, Site, Symbol, TensorFacts, Value, tensors_in
+from fxamp.policy.model.comparisons import size_condition, size_meets
+from fxamp.policy.model.site import Number, Plain, Site, Symbol, TensorFacts, Value, tensors_in
 
 _REAL = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 DTYPES = (*_REAL, "complex64", "complex128", "bool", "uint8", "int8", "int16", "int32", "int64")

@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from fxamp.policy import schema
-from fxamp.policy.check_rule import Removal, check_rule
-from fxamp.policy.checker import Checker
-from fxamp.policy.lines import LineIndex
-from fxamp.policy.loss_scale import mistakes
-from fxamp.policy.match import capability_condition, cpu_feature
-from fxamp.policy.rule import Origin, Rule
-from fxamp.policy.versions import parse_condition
+from fxamp.policy.file import schema
+from fxamp.policy.file.check_rule import Removal, check_rule
+from fxamp.policy.file.checker import Checker
+from fxamp.policy.file.lines import LineIndex
+from fxamp.policy.model.loss_scale import mistakes
+from fxamp.policy.model.match import capability_condition, cpu_feature
+from fxamp.policy.model.rule import Origin, Rule
+from fxamp.policy.model.versions import parse_condition
 
 
 @dataclass

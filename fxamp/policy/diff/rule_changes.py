@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fxamp.policy.rule import Rule
+from fxamp.policy.model.rule import Rule
 
 LISTS = ("ops", "modules", "module_classes")
 """The keys of a rule whose value is a list in which the order does not count."""

@@ -7,20 +7,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 
-from fxamp.errors import PolicyError, nearest
-from fxamp.policy.category import Category
-from fxamp.policy.loss_scale import LossScale
-from fxamp.policy.match import match_problems, mismatches, place, unchecked
-from fxamp.policy.rule import Origin, Rule
-from fxamp.policy.rulings import RuleIndex, Ruling
-from fxamp.policy.site import Site
-from fxamp.policy.versions import holds
-
-DEVICES = ("cuda", "cpu", "xpu", "mps", "mtia")
-DTYPES = ("float16", "bfloat16")
-OUTPUTS = ("captured", "keep")
-PLACEMENTS = ("autocast", "min-cut")
-UNLISTED = ("follow", "fp32", "lower_precision_fp", "promote")
+from fxamp.errors import PolicyError
+from fxamp.policy.model.category import Category
+from fxamp.policy.model.loss_scale import LossScale
+from fxamp.policy.model.match import match_problems, mismatches, place, unchecked
+from fxamp.policy.model.rule import Origin, Rule
+from fxamp.policy.model.rulings import RuleIndex, Ruling
+from fxamp.policy.model.settings import ACCEPTED_VALUES, UNLISTED_ID, unknown_value
+from fxamp.policy.model.site import Site
+from fxamp.policy.model.versions import holds
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ class Policy:
 
         Raises PolicyError, listing every mistake with its file and line.
         """
-        from fxamp.policy.load import load_policy
+        from fxamp.policy.file.load import load_policy
 
         return load_policy(name_or_path)
 
@@ -79,13 +74,13 @@ class Policy:
 
         Raises PolicyError, listing every mistake as ``name:line: message``.
         """
-        from fxamp.policy.load import load_text
+        from fxamp.policy.file.load import load_text
 
         return load_text(text, name)
 
     def dumps(self, origins: bool = False) -> str:
         """Return the text of one policy file that says the same; with ``origins`` each line's comment says its own."""
-        from fxamp.policy.dump import dump_policy
+        from fxamp.policy.file.dump import dump_policy
 
         return dump_policy(self, origins)
 
@@ -177,22 +172,3 @@ class Policy:
     @cached_property
     def _index(self) -> RuleIndex:
         return RuleIndex(self.rules)
-
-
-UNLISTED_ID = "unlisted"
-"""The id of :attr:`Policy.default_rule`, which no rule of a file may have."""
-
-ACCEPTED_VALUES = {
-    "device": DEVICES,
-    "lower_precision_fp": DTYPES,
-    "outputs": OUTPUTS,
-    "placement": PLACEMENTS,
-    "unlisted": UNLISTED,
-}
-"""The fields of a policy that are one of a few words."""
-
-
-def unknown_value(key: str, given: object, accepted: tuple[str, ...]) -> str:
-    """Return the words of the error for a value that is none of ``accepted``."""
-    hint = nearest(given, accepted) if isinstance(given, str) else ""
-    return f"{key} = {given!r} is unknown; accepted: {', '.join(map(repr, accepted))}{hint}"

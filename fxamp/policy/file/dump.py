@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Mapping
 from math import isfinite
 
-from fxamp.policy.model import Policy
-from fxamp.policy.rule import Origin, Rule
+from fxamp.policy.model.rule import Origin, Rule
+from fxamp.policy.policy import Policy
 
 _WIDTH = 120
 

@@ -2,19 +2,20 @@
 
 In a policy the last rule that covers a call decides. So two policies differ on an op exactly if a call is conceivable
 that a rule of the one and a rule of the other decide, where these ask for different casts. Whether it is conceivable is
-judged from the rules' conditions (:mod:`fxamp.policy.overlap`): the order of rules counts only where they can meet.
+judged from the rules' conditions (:mod:`fxamp.policy.diff.rule_overlap`): the order of rules counts only where they can
+meet.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from fxamp.policy.conditions import ArgCondition
-from fxamp.policy.model import Policy
-from fxamp.policy.op_patterns import OpPattern, op_patterns
-from fxamp.policy.overlap import exclusive, implied
-from fxamp.policy.rule import Rule
-from fxamp.policy.site import REGIONS
+from fxamp.policy.diff.op_patterns import OpPattern, op_patterns
+from fxamp.policy.diff.rule_overlap import exclusive, implied
+from fxamp.policy.model.conditions import ArgCondition
+from fxamp.policy.model.rule import Rule
+from fxamp.policy.model.site import REGIONS
+from fxamp.policy.policy import Policy
 
 
 @dataclass(frozen=True)

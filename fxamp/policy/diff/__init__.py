@@ -1,0 +1,1 @@
+"""The differences between two policies: what they say, and what they decide."""

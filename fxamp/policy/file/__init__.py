@@ -1,0 +1,1 @@
+"""Policy files: finding, checking, merging and writing them, and their schema."""

@@ -1,0 +1,27 @@
+"""The settings of a policy that take one of a few words."""
+
+from fxamp.errors import nearest
+
+DEVICES = ("cuda", "cpu", "xpu", "mps", "mtia")
+DTYPES = ("float16", "bfloat16")
+OUTPUTS = ("captured", "keep")
+PLACEMENTS = ("autocast", "min-cut")
+UNLISTED = ("follow", "fp32", "lower_precision_fp", "promote")
+
+UNLISTED_ID = "unlisted"
+"""The id of :attr:`fxamp.Policy.default_rule`, which no rule of a file may have."""
+
+ACCEPTED_VALUES = {
+    "device": DEVICES,
+    "lower_precision_fp": DTYPES,
+    "outputs": OUTPUTS,
+    "placement": PLACEMENTS,
+    "unlisted": UNLISTED,
+}
+"""The words that each setting accepts."""
+
+
+def unknown_value(key: str, given: object, accepted: tuple[str, ...]) -> str:
+    """Return the words of the error for a value that is none of ``accepted``."""
+    hint = nearest(given, accepted) if isinstance(given, str) else ""
+    return f"{key} = {given!r} is unknown; accepted: {', '.join(map(repr, accepted))}{hint}"
