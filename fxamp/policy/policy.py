@@ -3,11 +3,13 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from os import PathLike
 
 from fxamp.errors import PolicyError
+from fxamp.policy.file.dump import write_text
+from fxamp.policy.file.load import read_file, read_text
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.loss_scale import LossScale
 from fxamp.policy.model.match import match_problems, mismatches, place, unchecked
@@ -64,9 +66,7 @@ class Policy:
 
         Raises PolicyError, listing every mistake with its file and line.
         """
-        from fxamp.policy.file.load import load_policy
-
-        return load_policy(name_or_path)
+        return Policy(**read_file(name_or_path))
 
     @staticmethod
     def loads(text: str, name: str = "policy") -> "Policy":
@@ -74,15 +74,11 @@ class Policy:
 
         Raises PolicyError, listing every mistake as ``name:line: message``.
         """
-        from fxamp.policy.file.load import load_text
-
-        return load_text(text, name)
+        return Policy(**read_text(text, name))
 
     def dumps(self, origins: bool = False) -> str:
         """Return the text of one policy file that says the same; with ``origins`` each line's comment says its own."""
-        from fxamp.policy.file.dump import dump_policy
-
-        return dump_policy(self, origins)
+        return write_text({each.name: getattr(self, each.name) for each in fields(self)}, origins)
 
     def resolve(
         self,

@@ -3,36 +3,40 @@
 import json
 from collections.abc import Iterator, Mapping
 from math import isfinite
+from typing import Any
 
 from fxamp.policy.model.rule import Origin, Rule
-from fxamp.policy.policy import Policy
 
 _WIDTH = 120
 
 
-def dump_policy(policy: Policy, origins: bool) -> str:
-    """Return a file that says what ``policy`` says, whose comments tell with ``origins`` where each was written."""
-    written = list(_lines(policy))
+def write_text(arguments: Mapping[str, Any], origins: bool) -> str:
+    """Return the text of a file that says what the arguments of :class:`fxamp.Policy` say.
+
+    With ``origins``, each line ends in a comment that says where it was written.
+    """
+    written = list(_lines(arguments))
     if not origins:
         return "".join(f"{text}\n" for text, _ in written)
     return "".join(f"{text}{_comment(text, origin)}\n" for text, origin in written)
 
 
-def _lines(policy: Policy) -> Iterator[tuple[str, "Origin | str | None"]]:
+def _lines(arguments: Mapping[str, Any]) -> Iterator[tuple[str, "Origin | str | None"]]:
     """Each line, with where it was written; "default" where nobody wrote it, None where there is nothing to say."""
+    origins = arguments["origins"]
     for key in ("lower_precision_fp", "unlisted", "outputs", "placement"):
-        yield f"{key} = {_value(getattr(policy, key))}", policy.origins.get(key, "default")
+        yield f"{key} = {_value(arguments[key])}", origins.get(key, "default")
     yield "", None
     yield "[match]", None
     for key in ("device", "capability", "cpu_features", "torch"):
-        if getattr(policy, key):
-            yield f"{key} = {_value(getattr(policy, key))}", policy.origins.get(key, "default")
-    if policy.loss_scale is not None:
+        if arguments[key]:
+            yield f"{key} = {_value(arguments[key])}", origins.get(key, "default")
+    if arguments["loss_scale"] is not None:
         yield "", None
         yield "[loss_scale]", None
-        for key, value in policy.loss_scale.content().items():
-            yield f"{key} = {_value(value)}", policy.origins.get(f"loss_scale.{key}", "default")
-    for rule in policy.rules:
+        for key, value in arguments["loss_scale"].content().items():
+            yield f"{key} = {_value(value)}", origins.get(f"loss_scale.{key}", "default")
+    for rule in arguments["rules"]:
         yield "", None
         yield "[[rule]]", rule.origin or "made in Python"
         yield from ((line, None) for line in _rule_lines(rule))

@@ -4,17 +4,17 @@ import re
 import tomllib
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from fxamp.errors import PolicyError, nearest
 from fxamp.policy.file.builtin import built_in_names, find, folder, shown, variant_names
 from fxamp.policy.file.check_file import PolicyFile, check_file
 from fxamp.policy.file.lines import index_lines
 from fxamp.policy.file.merge import Merge
-from fxamp.policy.policy import Policy
 
 
-def load_policy(name_or_path: "str | PathLike[str]") -> Policy:
-    """Return the policy of a built-in name or a path ending in ``.toml``.
+def read_file(name_or_path: "str | PathLike[str]") -> dict[str, Any]:
+    """Return the arguments of :class:`fxamp.Policy` that a built-in name or a path ending in ``.toml`` stands for.
 
     The files it extends come first, in their order, each once; what is said later wins, and a later rule with an
     earlier rule's id takes that one's place. Raises PolicyError, listing every mistake of all these files as
@@ -23,7 +23,7 @@ def load_policy(name_or_path: "str | PathLike[str]") -> Policy:
     path = find(name_or_path)
     reader = _Reader()
     reader.add_file(path, ())
-    return reader.merge.policy(path.stem, shown(path))
+    return reader.merge.arguments(path.stem, shown(path))
 
 
 def mistakes_of(name_or_path: "str | PathLike[str]", part: bool = False) -> list[str]:
@@ -37,11 +37,14 @@ def mistakes_of(name_or_path: "str | PathLike[str]", part: bool = False) -> list
     return reader.merge.mistakes(shown(path))
 
 
-def load_text(text: str, name: str) -> Policy:
-    """Return the policy that the text of a file says, as :func:`load_policy`; messages call the file ``name``."""
+def read_text(text: str, name: str) -> dict[str, Any]:
+    """Return the arguments of :class:`fxamp.Policy` from a file's text; messages call the file ``name``.
+
+    Like :func:`read_file`, it raises PolicyError with every mistake.
+    """
     reader = _Reader()
     reader.add(_parse(text, name), Path(), ())
-    return reader.merge.policy(name, name)
+    return reader.merge.arguments(name, name)
 
 
 class _Reader:

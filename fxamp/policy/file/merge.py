@@ -8,7 +8,6 @@ from fxamp.policy.file.check_rule import Removal
 from fxamp.policy.model.loss_scale import LossScale, mistakes
 from fxamp.policy.model.match import match_problems
 from fxamp.policy.model.rule import Origin, Rule
-from fxamp.policy.policy import Policy
 
 
 class Merge:
@@ -39,19 +38,19 @@ class Merge:
                 self._remove(file, rule)
         self._mistakes += file.mistakes
 
-    def policy(self, name: str, shown: str) -> Policy:
-        """Return all that was said as a policy; raise PolicyError with every mistake, or with what is unsaid."""
+    def arguments(self, name: str, shown: str) -> dict[str, Any]:
+        """Return the arguments of :class:`fxamp.Policy`; raise PolicyError with every mistake."""
         found = self.mistakes(shown)
         if found:
             raise PolicyError("\n".join(found))
-        return Policy(
-            name,
+        return {
+            "name": name,
             **self._fields,
-            loss_scale=None if self._loss_scale is None else LossScale(**self._loss_scale),
-            rules=tuple(self._rules.values()),
-            sources=tuple(self.sources),
-            origins=self._origins,
-        )
+            "loss_scale": None if self._loss_scale is None else LossScale(**self._loss_scale),
+            "rules": tuple(self._rules.values()),
+            "sources": tuple(self.sources),
+            "origins": self._origins,
+        }
 
     def mistakes(self, shown: str) -> list[str]:
         """Return every mistake in the files; if there is none, what they leave unsaid together."""
