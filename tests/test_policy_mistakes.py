@@ -24,7 +24,11 @@ BROKEN = {
     ),
     "unknown device": (HEAD.replace("cpu", "cud"), 3, "device = 'cud' is unknown; .*did you mean 'cuda'"),
     "unknown outputs": ('outputs = "kept"\n' + HEAD, 1, "outputs = 'kept' is unknown; .*did you mean 'keep'"),
-    "unknown placement": ('placement = "mincut"\n' + HEAD, 1, "placement = 'mincut' is unknown; .*'min-cut'"),
+    "placement is no key": (
+        'placement = "autocast"\n' + HEAD,
+        1,
+        "unknown key 'placement' in a policy file; accepted: extends, match, lower_precision_fp, .*, rule$",
+    ),
     "dtype is a number": (
         "lower_precision_fp = 16\n",
         1,
@@ -83,7 +87,7 @@ def test_a_broken_file_is_refused_at_its_line(case: str, tmp_path: Path) -> None
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "table.toml").write_text('outptus = "keep"\n')
     path = tmp_path / "broken.toml"
-    path.write_text('extends = ["table.toml"]\nplacement = 3\n' + RULE.replace("fp32", "fp31").replace("exp", "e xp"))
+    path.write_text('extends = ["table.toml"]\noutputs = 3\n' + RULE.replace("fp32", "fp31").replace("exp", "e xp"))
     with pytest.raises(PolicyError) as caught:
         Policy.load(path)
     lines = [line.removeprefix(f"{tmp_path}/")[:15] for line in str(caught.value).splitlines()]

@@ -27,7 +27,7 @@ def test_built_in_policies_load_and_resolve(name: str) -> None:
     loaded = Policy.load(name)
     device, dtype = name.split("-")
     assert (loaded.name, loaded.device, loaded.lower_precision_fp) == (name, device, dtype)
-    assert (loaded.outputs, loaded.placement) == ("captured", "autocast")
+    assert loaded.outputs == "captured"
     assert Path(loaded.sources[0]).name == f"{name}.toml" and all(Path(source).is_file() for source in loaded.sources)
     assert all(rule.why.endswith(".") and rule.origin and rule.origin.line > 1 for rule in loaded.rules)
     resolved = loaded.resolve(f"{device}:0")
@@ -65,7 +65,6 @@ def test_policies_are_compared_by_content(tmp_path: Path) -> None:
         policy(rule("a", "exp"), device="cpu"),
         policy(rule("a", "exp"), lower_precision_fp="bfloat16"),
         policy(rule("a", "exp"), outputs="keep"),
-        policy(rule("a", "exp"), placement="min-cut"),
         policy(rule("b", "exp")),
         policy(rule("a", "log")),
         policy(rule("a", "exp", cast=Category.PROMOTE)),

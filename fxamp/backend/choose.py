@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from fxamp.backend.options import PLACEMENTS, Options
+from fxamp.backend.options import Options
 from fxamp.backend.place import resolve_here
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
@@ -48,7 +48,7 @@ def _choose(options: Options, inputs: Sequence[Any]) -> Choice:
     device = device_of(inputs)
     if options.policy != "auto":
         policy = options.policy if isinstance(options.policy, Policy) else Policy.load(options.policy)
-        return Choice(_placed(resolve_here(policy, device), options), "named by the caller")
+        return Choice(resolve_here(policy, device), "named by the caller")
     return _automatic(device, options)
 
 
@@ -57,31 +57,21 @@ def _automatic(device: str | None, options: Options) -> Choice:
         return Choice(None, "the graph has no tensor inputs")
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        return _named(device, dtype, f"torch.autocast({device!r}, {dtype}) is active", options)
+        return _named(device, dtype, f"torch.autocast({device!r}, {dtype}) is active")
     if options.scaler is not None:
-        return _named(device, torch.float16, "a scaler was given", options)
+        return _named(device, torch.float16, "a scaler was given")
     native = native_bfloat16(device)
     if native:
-        return _named(device, torch.bfloat16, f"{device} computes in bfloat16 natively", options)
+        return _named(device, torch.bfloat16, f"{device} computes in bfloat16 natively")
     why = f"{device} has no native bfloat16: float32 is faster there"
     _say_once(f"policy 'auto' chose float32, so nothing is cast: {why}. Name a policy to cast all the same.")
     return Choice(None, why)
 
 
-def _named(device: str, dtype: torch.dtype, why: str, options: Options) -> Choice:
+def _named(device: str, dtype: torch.dtype, why: str) -> Choice:
     if dtype not in _NAMES:
         raise PolicyError(f"torch.autocast({device!r}) is active with {dtype}; accepted: torch.float16, torch.bfloat16")
-    return Choice(_placed(resolve_here(Policy.load(f"{device}-{_NAMES[dtype]}"), device), options), why)
-
-
-def _placed(policy: Policy, options: Options) -> Policy:
-    placed = policy if options.placement is None else replace(policy, placement=options.placement)
-    if placed.placement not in PLACEMENTS:
-        raise PolicyError(
-            f"policy {policy.name!r} asks for placement {placed.placement!r}, which this version lacks; "
-            f"accepted: {', '.join(map(repr, PLACEMENTS))}"
-        )
-    return placed
+    return Choice(resolve_here(Policy.load(f"{device}-{_NAMES[dtype]}"), device), why)
 
 
 def device_of(inputs: Sequence[Any]) -> str | None:

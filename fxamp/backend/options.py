@@ -14,22 +14,19 @@ if TYPE_CHECKING:
     from fxamp.scaler import GradScaler
 
 LOWERINGS = ("inductor", "aot_eager", "eager")
-PLACEMENTS = ("autocast",)
 
 
 @dataclass(frozen=True)
 class Options:
     """What the user asked for, by the names of ``torch.compile(..., options=...)``.
 
-    ``policy``: "auto", a built-in name, a path, or a Policy. ``lowering``: one of :data:`LOWERINGS`. ``placement``:
-    None takes the policy's. ``inductor``: Inductor config patches. ``mode``: Inductor's mode. ``scaler``: scales,
-    unscales and checks in the backward graphs; a disabled one counts as none. ``dump``: a folder that gets every
-    stage's graph as text.
+    ``policy``: "auto", a built-in name, a path, or a Policy. ``lowering``: one of :data:`LOWERINGS`. ``inductor``:
+    Inductor config patches. ``mode``: Inductor's mode. ``scaler``: scales, unscales and checks in the backward graphs;
+    a disabled one counts as none. ``dump``: a folder that gets every stage's graph as text.
     """
 
     policy: str | Policy = "auto"
     lowering: str = "inductor"
-    placement: str | None = None
     inductor: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
     scaler: "GradScaler | None" = None
@@ -121,7 +118,6 @@ def _wrong_kind(name: str, value: Any, accepted: str) -> OptionError:
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "policy": _policy,
     "lowering": _one_of("lowering", LOWERINGS),
-    "placement": _one_of("placement", PLACEMENTS),
     "inductor": _inductor,
     "mode": _mode,
     "scaler": _scaler,

@@ -26,9 +26,9 @@ class Policy:
 
     ``device``: "cuda", "cpu", "xpu", "mps" or "mtia". ``lower_precision_fp``: "float16" or "bfloat16". ``outputs``:
     "captured" (a compiled graph's outputs keep the dtypes it was captured with) or "keep" (the dtypes the casts give).
-    ``placement``: "autocast" or "min-cut". ``rules``: the last rule that covers a call decides; ``unlisted`` says what
-    a call does that no rule covers: "follow" (its inputs), or a category. ``loss_scale``: the scaler's settings, or
-    None. ``capability``, ``cpu_features`` and ``torch`` are conditions on the place, checked by :meth:`resolve`.
+    ``rules``: the last rule that covers a call decides; ``unlisted`` says what a call does that no rule covers:
+    "follow" (its inputs), or a category. ``loss_scale``: the scaler's settings, or None. ``capability``,
+    ``cpu_features`` and ``torch`` are conditions on the place, checked by :meth:`resolve`.
 
     ``sources``: the files it was read from. ``origins``: where each setting was written, by its key. ``unchecked``:
     the conditions that :meth:`resolve` could not check.
@@ -40,7 +40,6 @@ class Policy:
     device: str
     lower_precision_fp: str
     outputs: str = "captured"
-    placement: str = "autocast"
     rules: tuple[Rule, ...] = ()
     sources: tuple[str, ...] = field(default=(), compare=False)
     unlisted: str = "follow"
@@ -154,7 +153,7 @@ class Policy:
         rules = [rule.content() for rule in self.rules]
         match = [self.device, self.capability, self.cpu_features, self.torch]
         scale = None if self.loss_scale is None else self.loss_scale.content()
-        content = [match, self.lower_precision_fp, self.outputs, self.placement, self.unlisted, scale, rules]
+        content = [match, self.lower_precision_fp, self.outputs, self.unlisted, scale, rules]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def __hash__(self) -> int:

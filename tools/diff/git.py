@@ -93,7 +93,7 @@ def _nothing(sides: Sequence[Side | None]) -> Side:
     """What a policy is compared with that is new, or gone: one that says nothing, for the same device."""
     there = next(side for side in sides if side is not None)
     bare = Policy(_NONE, there.policy.device, there.policy.lower_precision_fp)
-    return Side(bare, _NONE, frozenset({"device", "lower_precision_fp", "outputs", "placement", "unlisted"}))
+    return Side(bare, _NONE, frozenset({"device", "lower_precision_fp", "outputs", "unlisted"}))
 
 
 def _text_diff(path: str, old: str, after: str, new: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fxamp.errors import ListingError, OptionError, PolicyError, nearest
+from fxamp.errors import ListingError, OptionError, nearest
 from fxamp.listing import Listing
 from fxamp.policy import Policy
 from fxamp.policy.model.settings import DEVICES
@@ -55,16 +55,8 @@ def choose(request: Request, device: str) -> tuple[Policy, str]:
 
 
 def _resolved(name: str, device: str) -> Policy:
-    from fxamp.backend.options import PLACEMENTS
-
     policy = Policy.load(name)
-    resolved = policy.resolve(device) if device else policy.resolve()
-    if resolved.placement not in PLACEMENTS:
-        raise PolicyError(
-            f"policy {resolved.name!r} asks for placement {resolved.placement!r}, which this version lacks; "
-            f"accepted: {', '.join(map(repr, PLACEMENTS))}"
-        )
-    return resolved
+    return policy.resolve(device) if device else policy.resolve()
 
 
 #: Why no policy is applied to a graph of that stage.

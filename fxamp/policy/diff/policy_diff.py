@@ -11,7 +11,7 @@ from fxamp.policy.model.loss_scale import LossScale
 from fxamp.policy.model.settings import UNLISTED_ID
 from fxamp.policy.policy import Policy
 
-SETTINGS = ("device", "capability", "cpu_features", "torch", "lower_precision_fp", "unlisted", "outputs", "placement")
+SETTINGS = ("device", "capability", "cpu_features", "torch", "lower_precision_fp", "unlisted", "outputs")
 """The settings of a policy that are compared, beside loss scaling."""
 
 

@@ -24,7 +24,7 @@ def write_text(arguments: Mapping[str, Any], origins: bool) -> str:
 def _lines(arguments: Mapping[str, Any]) -> Iterator[tuple[str, "Origin | str | None"]]:
     """Each line, with where it was written; "default" where nobody wrote it, None where there is nothing to say."""
     origins = arguments["origins"]
-    for key in ("lower_precision_fp", "unlisted", "outputs", "placement"):
+    for key in ("lower_precision_fp", "unlisted", "outputs"):
         yield f"{key} = {_value(arguments[key])}", origins.get(key, "default")
     yield "", None
     yield "[match]", None

@@ -60,7 +60,6 @@ _DESCRIPTIONS = {
     "lower_precision_fp": "The 16-bit dtype.",
     "unlisted": "What ops do that no rule covers.",
     "outputs": "The dtypes of a compiled graph's outputs.",
-    "placement": "Where the casts stand.",
     "loss_scale": "Arguments of fxamp.GradScaler.",
     "rule": "The last rule whose conditions all hold decides a call.",
     "id": "A word that names the rule; a later file's rule of the same id takes its place.",

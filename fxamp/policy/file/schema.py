@@ -15,7 +15,6 @@ FILE_KEYS = {
     "lower_precision_fp": STRING,
     "unlisted": STRING,
     "outputs": STRING,
-    "placement": STRING,
     "loss_scale": TABLE,
     "rule": TABLES,
 }

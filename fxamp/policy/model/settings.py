@@ -5,7 +5,6 @@ from fxamp.errors import nearest
 DEVICES = ("cuda", "cpu", "xpu", "mps", "mtia")
 DTYPES = ("float16", "bfloat16")
 OUTPUTS = ("captured", "keep")
-PLACEMENTS = ("autocast", "min-cut")
 UNLISTED = ("follow", "fp32", "lower_precision_fp", "promote")
 
 UNLISTED_ID = "unlisted"
@@ -15,7 +14,6 @@ ACCEPTED_VALUES = {
     "device": DEVICES,
     "lower_precision_fp": DTYPES,
     "outputs": OUTPUTS,
-    "placement": PLACEMENTS,
     "unlisted": UNLISTED,
 }
 """The words that each setting accepts."""
