@@ -2,7 +2,8 @@
 
 In eager mode an op that autocast has no entry for, ``einsum`` say, runs as the calls that it is made of, and autocast
 acts on those. So a composite op without a rule is replaced by its own decomposition, one level at a time, but only
-where some op in there has a rule: every other composite stays whole, for readers and for compilers.
+where some op in there has a rule: every other composite stays whole, for readers and for compilers. So does one that
+stands in its own decomposition.
 """
 
 from collections.abc import Hashable
@@ -25,6 +26,9 @@ from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.regions import Region, outermost, walk
 from fxamp.passes.sites import site_of
 
+#: The kernel that eager mode runs. ``OpOverload.decompose`` would prefer Python's where a compiler registered one.
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
 
 @dataclass(frozen=True)
 class ExpandComposites(Pass):
@@ -41,7 +45,7 @@ class ExpandComposites(Pass):
 class _Expander:
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._plain: set[Hashable] = set()
+        self._hiding: dict[Hashable, bool] = {}
         self.expanded = 0
 
     def expand(self, gm: GraphModule, region: Region) -> None:
@@ -58,25 +62,31 @@ class _Expander:
             gm.recompile()
 
     def _node(self, gm: GraphModule, node: Node, region: Region) -> bool:
-        if not self._candidate(node):
-            return False
-        key = self._signature(node)
-        if key in self._plain:
-            return False
-        inner = self._decomposed(node, region)
-        if inner is None or not self._holds_rule(inner, region, node):
-            self._plain.add(key)
+        inner = self._decomposed(node, region) if self._hides_rule(node, region, node) else None
+        if inner is None:
             return False
         for fresh in _inline(gm, node, inner):
             self._node(gm, fresh, region)
         self.expanded += 1
         return True
 
-    def _candidate(self, node: Node, within: Node | None = None) -> bool:
-        if node.op != "call_function" or not is_composite(node.target) or is_view(node):
+    def _hides_rule(self, node: Node, region: Region, within: Node) -> bool:
+        """Whether ``node`` is a composite without a rule that is made of ops of which one has, or hides, a rule.
+
+        ``within`` is the node of the graph that ``node`` is, or is a part of. One call of a kind is traced for all.
+        """
+        if not _is_candidate(node) or self._ruled(node, within):
             return False
-        assert isinstance(node.target, OpOverload)
-        return not node.target._schema.is_mutable and not self._ruled(node, within or node)
+        key = self._signature(node, region, within)
+        if key not in self._hiding:
+            self._hiding[key] = False  # while its parts are looked at: the same call among them ends the search
+            inner = self._decomposed(node, region)
+            parts = list(inner.graph.nodes) if inner is not None else []
+            ends = all(part.target is not node.target for part in parts)
+            self._hiding[key] = ends and any(
+                self._ruled(part, within) or self._hides_rule(part, region, within) for part in parts
+            )
+        return self._hiding[key]
 
     def _ruled(self, node: Node, within: Node) -> bool:
         """Whether a rule decides the call, which stands in the module of ``within``."""
@@ -86,24 +96,14 @@ class _Expander:
         ruling = policy.plain_ruling(op_name(node)) or policy.ruling(site_of(node, within=within))
         return ruling.rule is not None
 
-    def _holds_rule(self, inner: GraphModule, region: Region, within: Node) -> bool:
-        for node in inner.graph.nodes:
-            if self._ruled(node, within):
-                return True
-            if self._candidate(node, within):
-                deeper = self._decomposed(node, region)
-                if deeper is not None and self._holds_rule(deeper, region, within):
-                    return True
-        return False
-
-    def _signature(self, node: Node) -> Hashable:
+    def _signature(self, node: Node, region: Region, within: Node) -> Hashable:
         """What decides whether a composite is expanded: how it decomposes, and where, if rules ask for that."""
         if not self._context.policy.conditional:
-            return _signature(node)
+            return _signature(node), region.captured
         shapes = tuple(
             str(tuple(value.shape)) for source in node.all_input_nodes for value in fake_tensors(source.meta.get("val"))
         )
-        return _signature(node), shapes, module_path(node), module_classes(node)
+        return _signature(node), region.captured, shapes, module_path(within), module_classes(within)
 
     def _decomposed(self, node: Node, region: Region) -> GraphModule | None:
         """One level of the op's own decomposition; None if it cannot be traced on values alone."""
@@ -116,7 +116,7 @@ class _Expander:
             filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(filled, spec)
             with torch._C.DisableTorchFunction():  # a function mode would call the op again, whole
-                return node.target.decompose(*args, **kwargs)  # type: ignore[union-attr]
+                return node.target._op_dk(_COMPOSITE, *args, **kwargs)  # type: ignore[union-attr]
 
         with tracing(None), self._autocast(region), torch.no_grad():
             try:
@@ -129,6 +129,12 @@ class _Expander:
         if region.captured is None:
             return nullcontext()
         return autocast_state(self._context.policy.device, True, region.captured)
+
+
+def _is_candidate(node: Node) -> bool:
+    if node.op != "call_function" or not is_composite(node.target) or is_view(node):
+        return False
+    return not node.target._schema.is_mutable  # type: ignore[union-attr]
 
 
 def _signature(node: Node) -> Hashable:

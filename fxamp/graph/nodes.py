@@ -117,8 +117,15 @@ def nesting_change(target: object) -> int:
 
 
 def is_composite(target: object) -> bool:
-    """Whether ``target`` is an op that the dispatcher implements only through other ops (CompositeImplicitAutograd)."""
-    return isinstance(target, OpOverload) and target._can_decompose()
+    """Whether ``target`` is an op that computes tensors and that eager mode runs as other ops.
+
+    That is CompositeImplicitAutograd in the dispatcher. The Python decompositions that compilers register for more ops
+    do not count, nor do questions about a tensor (``sym_size``): tracing answers them with a call of themselves.
+    """
+    if not isinstance(target, OpOverload) or not any("Tensor" in str(r.type) for r in target._schema.returns):
+        return False
+    name: str = target.name()  # type: ignore[no-untyped-call]
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def graph_output(graph: Graph) -> Node:

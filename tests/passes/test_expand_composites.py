@@ -1,6 +1,12 @@
+from collections.abc import Callable
+
+import pytest
 import torch
 from bench_graph import policy, workbench
+from torch.fx.experimental import proxy_tensor
 
+from fxamp.graph import is_composite
+from fxamp.passes import expand_composites
 from fxamp.passes.expand_composites import ExpandComposites
 from fxamp.policy import Category, Rule
 
@@ -55,3 +61,91 @@ def test_a_composite_that_is_valid_only_under_autocast_is_expanded_under_it() ->
     bench = workbench(mixed, torch.ones(3, 3), torch.ones(3, 4), ambient=torch.bfloat16)
     bench.run(ExpandComposites())
     assert "bmm" in bench.text
+
+
+def _batch(*sizes: int) -> torch.Tensor:
+    """A tensor whose first size is a symbol."""
+    x = torch.ones(*sizes)
+    torch._dynamo.mark_dynamic(x, 0)
+    return x
+
+
+WEIGHT = torch.ones(8, 8)
+SYMBOLIC: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "group_norm": lambda x: torch.nn.functional.group_norm(x @ WEIGHT, 2),
+    "einsum": lambda x: torch.einsum("bi,ij->bj", x, WEIGHT),
+    "a size as an argument": lambda x: torch.tensordot(x.reshape(x.shape[0], 2, 4).flatten(1), WEIGHT, 1),
+    "interpolate": lambda x: torch.nn.functional.interpolate(x[None], size=x.shape[0] * 2),
+    "inner": lambda x: torch.inner(x, WEIGHT),
+}
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the pass traces."""
+    calls: list[object] = []
+
+    def make_fx(call: object, **options: object) -> object:
+        calls.append(call)
+        return proxy_tensor.make_fx(call, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(expand_composites, "make_fx", make_fx)
+    return calls
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_symbolic_sizes_are_not_looked_into(name: str, traced: list[object]) -> None:
+    program = SYMBOLIC[name]
+
+    def repeated(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(program(x) for _ in range(3))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(repeated, backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": "eager"})
+    for result in compiled(_batch(6, 8)):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(result, program(torch.ones(6, 8)).float())
+    levels, calls = 2, 3
+    assert len(traced) <= levels * (1 + calls)  # once to find out, and once for each call that is replaced
+
+
+def test_questions_about_a_tensor_are_no_composites() -> None:
+    aten = torch.ops.aten
+    questions = [aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int, aten.is_nonzero.default]
+    assert all(op._can_decompose() and not is_composite(op) for op in [*questions, aten.item.default])
+    assert is_composite(aten.einsum.default) and is_composite(aten.split.sizes)
+
+
+def test_what_eager_mode_runs_as_one_kernel_is_no_composite() -> None:
+    assert torch.ops.aten.upsample_nearest2d.default._can_decompose()
+    assert not is_composite(torch.ops.aten.upsample_nearest2d.default)
+
+
+def test_an_op_that_stands_in_its_own_decomposition_stays_whole(traced: list[object]) -> None:
+    with torch.library._scoped_library("fxamp_test", "FRAGMENT") as library:
+        library.define("halved(Tensor x) -> Tensor")
+
+        def halved(x: torch.Tensor) -> torch.Tensor:
+            half = x.shape[0] // 2
+            return torch.mm(x, x.t()) if half == 0 else torch.ops.fxamp_test.halved(x[:half])
+
+        library.impl("halved", halved, "CompositeImplicitAutograd")
+        bench = workbench(lambda a: torch.ops.fxamp_test.halved(a), torch.ones(8, 8))
+        before = bench.text
+        assert "halved" in before and bench.run(ExpandComposites()).modified == 0
+        assert bench.text == before and len(traced) == 1
+
+
+def test_each_kind_of_call_is_traced_once_at_every_depth(traced: list[object]) -> None:
+    deep = policy(Rule("none", Category.FP32, ("no_such_op",)))
+
+    def losses(x: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.nn.functional.cross_entropy(x, target) for _ in range(5)]
+
+    inputs = torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)
+    bench = workbench(losses, *inputs, under=deep)
+    bench.run(ExpandComposites())
+    once = len(traced)
+    traced.clear()
+    workbench(lambda *args: losses(*args)[0], *inputs, under=deep).run(ExpandComposites())
+    assert len(traced) == once
