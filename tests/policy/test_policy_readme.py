@@ -61,7 +61,7 @@ def test_its_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert [command.split()[0] for command in commands] == ["check", "show", "explain"]
     for command in commands:
         assert main(command.split()) == 0
-    assert "decides   norm-layers: lower_precision_fp  (my-policy.toml:9)" in capsys.readouterr().out
+    assert "decides   norm-layers: lower_precision_fp  (my-policy.toml:8)" in capsys.readouterr().out
 
 
 def test_the_rules_of_precedence_are_five() -> None:
