@@ -19,7 +19,10 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.autocast_state import autocast_state
+from fxamp.capture.conversions import conversion
 from fxamp.capture.fakes import fake_like
+from fxamp.capture.held_tensors import HeldTensors
+from fxamp.capture.own_results import tracing_mode
 from fxamp.errors import CaptureError
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, inherit_provenance, nesting_change, register
 from fxamp.policy.model.settings import DEVICES
@@ -35,15 +38,17 @@ def lower(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphM
 
     Bodies of higher-order ops are left as they are. Returns a new module; ``gm`` is not changed.
     """
-    interpreter = _Lowering(gm, mode)
     trace = proxy_tensor.make_fx(
-        lambda *args: interpreter.run(*args, enable_io_processing=False),
+        lambda *args: _Lowering(gm, mode).run(*args, enable_io_processing=False),
         tracing_mode="fake",
         pre_dispatch=True,
         _allow_non_fake_inputs=True,
     )
-    with _preserved_global_state(), tracing(None), fx_traceback.preserve_node_meta():
+    with _preserved_global_state(), tracing(None), fx_traceback.preserve_node_meta(), mode:
         lowered = trace(*fakes)
+    for node in reversed(lowered.graph.find_nodes(op="get_attr")):
+        if not node.users:
+            lowered.graph.erase_node(node)
     _adopt_placeholders(gm, lowered, fakes)
     lowered.meta.update(gm.meta)
     return lowered
@@ -55,32 +60,65 @@ class _Lowering(Interpreter):
     def __init__(self, gm: GraphModule, mode: FakeTensorMode) -> None:
         super().__init__(gm)
         self._mode = mode
+        self._tracing = tracing_mode()
+        self._tracer: Any = self._tracing.tracer
+        self._held = HeldTensors(mode, self._tracing)
         self._autocast: list[tuple[str, bool, torch.dtype]] = []
         self._transforms = 0
 
     def run_node(self, n: Node) -> Any:
         if n.op in ("placeholder", "get_attr", "output"):
             return super().run_node(n)
+        if n.op == "call_module":
+            return self._module(n)
         if n.target is ENTER_AUTOCAST or n.target is EXIT_AUTOCAST:
             return self._mark_region(n)
         if isinstance(n.target, HigherOrderOperator):
             return self._keep(n, "higher-order")
         if self._inside_transform(n):
             return self._keep(n, "inside a torch.func transform, whose wrapped values cannot be followed")
-        graph = _tracer().graph
-        last = next(iter(reversed(graph.nodes)), None)
+        return self._trace(n)
+
+    def _trace(self, n: Node) -> Any:
         try:
-            return super().run_node(n)
+            with self._undone_on_failure(n):
+                return super().run_node(n)
         except Exception as error:
-            _erase_after(last, graph)
             try:
-                with self._forced_autocast(n):
+                with self._forced_autocast(n), self._undone_on_failure(n):
                     return super().run_node(n)
             except Exception:
-                _erase_after(last, graph)
                 if "example_value" not in n.meta:
                     raise CaptureError(f"{n.name} = {n.target} cannot be traced: {error}") from error
                 return self._keep(n, f"{type(error).__name__}: {error}")
+
+    @contextmanager
+    def _undone_on_failure(self, n: Node) -> Iterator[None]:
+        """If tracing ``n`` fails inside, nothing of it is left: no nodes, and its inputs are known by theirs."""
+        graph = self._tracer.graph
+        last = next(iter(reversed(graph.nodes)), None)
+        inputs = [leaf for source in n.all_input_nodes for leaf in pytree.tree_leaves(self.env[source])]
+        known = [(leaf, self._tracing.node_of(leaf)) for leaf in inputs if isinstance(leaf, torch.Tensor)]
+        try:
+            yield
+        except Exception:
+            _erase_after(last, graph)
+            for tensor, node in known:
+                self._tracing.restore(tensor, node)
+            raise
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = self.fetch_attr(target)
+        return self._held.fake(target, value) if isinstance(value, torch.Tensor) else value
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        converted = conversion(target, args, kwargs)
+        return super().call_method(target, args, kwargs) if converted is None else converted
+
+    def _module(self, n: Node) -> Any:
+        module = self.fetch_attr(str(n.target))
+        with self._held.standing_in(str(n.target), module):
+            return self._trace(n)
 
     def _forced_autocast(self, n: Node) -> AbstractContextManager[None]:
         """Autocast for the device of the node's inputs: the policy's casts may make a call valid that is not yet."""
@@ -100,7 +138,7 @@ class _Lowering(Interpreter):
         ``torch.autocast``, which refuses devices that this build of torch lacks.
         """
         args, _ = self.fetch_args_kwargs_from_env(n)
-        mark = _tracer().graph.create_node("call_function", n.target, tuple(args), {})
+        mark = self._tracer.graph.create_node("call_function", n.target, tuple(args), {})
         mark.meta["val"] = None
         if n.target is EXIT_AUTOCAST:
             device, enabled, dtype = self._autocast.pop()
@@ -116,9 +154,9 @@ class _Lowering(Interpreter):
 
     def _keep(self, n: Node, reason: str) -> Any:
         """Record the node as it stands; its value is what Dynamo saw."""
-        tracer = _tracer()
+        tracer = self._tracer
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        args, kwargs = pytree.tree_map(lambda value: _graph_argument(value, tracer), (args, kwargs))
+        args, kwargs = pytree.tree_map(self._graph_argument, (args, kwargs))
         node = tracer.graph.create_node(n.op, n.target, tuple(args), dict(kwargs), n.name)
         inherit_provenance(node, n)
         node.meta[VERBATIM] = reason
@@ -128,31 +166,22 @@ class _Lowering(Interpreter):
         proxy_tensor.track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)
         return value
 
+    def _graph_argument(self, value: Any) -> Any:
+        """The fx argument for a run-time value: the node of a tracked tensor or symbol, the name of what is held."""
+        tracer = self._tracer
+        if isinstance(value, torch.nn.Module):
+            return tracer.graph.get_attr(register(tracer.root, "body", value))
+        if isinstance(value, torch.Tensor) and self._tracing.node_of(value) is None:
+            value = self._held.fake("_tensor_constant", value)
+        unwrapped = tracer.unwrap_proxy(value)
+        return unwrapped.node if isinstance(unwrapped, Proxy) else unwrapped
+
 
 def _erase_after(last: Node | None, graph: Graph) -> None:
     for node in reversed(graph.nodes):
         if node is last:
             return
         graph.erase_node(node)
-
-
-def _tracer() -> Any:
-    modes: Any = torch._ops
-    return modes._get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY).tracer
-
-
-def _graph_argument(value: Any, tracer: Any) -> Any:
-    """The fx argument for a run-time value: tracked tensors and symbols as their nodes, modules and tensors by name."""
-    if isinstance(value, torch.nn.Module):
-        return tracer.graph.get_attr(register(tracer.root, "body", value))
-    unwrapped = tracer.unwrap_proxy(value)
-    if isinstance(unwrapped, Proxy):
-        return unwrapped.node
-    if isinstance(unwrapped, torch.Tensor):
-        node = tracer.graph.get_attr(register(tracer.root, "_tensor_constant", unwrapped))
-        node.meta["val"] = value
-        return node
-    return unwrapped
 
 
 def _adopt_placeholders(gm: GraphModule, lowered: GraphModule, fakes: Sequence[Any]) -> None:

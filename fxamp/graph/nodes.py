@@ -54,6 +54,30 @@ def register(root: torch.nn.Module, prefix: str, value: object) -> str:
     return f"{prefix}_{index}"
 
 
+def hold(root: torch.nn.Module, path: str, tensor: torch.Tensor) -> str:
+    """Make ``root`` hold ``tensor`` under the dotted ``path``, as a parameter if it is one, else as a buffer.
+
+    Returns the path; another one where ``path`` is taken by another value.
+    """
+    *parents, name = path.split(".")
+    owner = root
+    for parent in parents:
+        child = getattr(owner, parent, None)
+        if child is None:
+            owner.add_module(parent, child := torch.nn.Module())
+        if not isinstance(child, torch.nn.Module):
+            return hold(root, f"held.{path}", tensor)
+        owner = child
+    present = getattr(owner, name, None)
+    if present is None and isinstance(tensor, torch.nn.Parameter):
+        owner.register_parameter(name, tensor)
+    elif present is None:
+        owner.register_buffer(name, tensor)
+    elif present is not tensor:
+        return hold(root, f"held.{path}", tensor)
+    return path
+
+
 def tensor_value(node: object) -> torch.Tensor | None:
     """The FakeTensor that a node stands for, or None if it stands for anything else."""
     value = node.meta.get("val") if isinstance(node, Node) else None

@@ -12,13 +12,13 @@ def verify(gm: GraphModule) -> None:
     """Raise ``RuntimeError`` unless the graph is well-formed and every ATen node carries its value.
 
     Well-formed is what ``torch.fx.Graph.lint`` says: topological order, existing targets, no foreign nodes. A node
-    of an ATen overload must hold a ``meta["val"]``; an empty one would make a later pass read stale types.
+    of an ATen overload that returns anything must hold a ``meta["val"]``: later passes read its types there.
     """
     gm.graph.lint()
     for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
-        if isinstance(node.target, OpOverload) and "val" not in node.meta:
+        if isinstance(node.target, OpOverload) and node.target._schema.returns and "val" not in node.meta:
             raise RuntimeError(f"node {node.name} ({node.target}) carries no value")
         leaves = pytree.tree_leaves(node.meta.get("val"))
         if any(isinstance(leaf, torch.Tensor) and not hasattr(leaf, "fake_mode") for leaf in leaves):

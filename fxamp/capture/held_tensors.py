@@ -1,0 +1,65 @@
+"""The tensors that a module holds, as FakeTensors: what is traced must not write to a tensor of the user.
+
+An in-place op on a parameter, a buffer or a constant of the graph would otherwise run for real while it is traced.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Proxy
+from torch.fx.experimental import proxy_tensor
+
+from fxamp.capture.own_results import OwnResults
+from fxamp.graph import hold
+
+
+class HeldTensors:
+    """Stand-ins for the tensors of a traced module; each is a ``get_attr`` node of the new graph.
+
+    The new graph's module holds the same tensors under the same names, so it shares the module's state.
+    """
+
+    def __init__(self, fake_mode: FakeTensorMode, tracing: OwnResults) -> None:
+        self._fake_mode = fake_mode
+        self._tracing = tracing
+        self._fakes: dict[int, Tensor] = {}
+
+    def fake(self, path: str, tensor: Tensor) -> Tensor:
+        """The stand-in for ``tensor``, which the traced module holds under the dotted ``path``."""
+        if id(tensor) not in self._fakes:
+            tracer: Any = self._tracing.tracer
+            with proxy_tensor.disable_proxy_modes_tracing():
+                fake = self._fake_mode.from_tensor(tensor, static_shapes=True)
+            node = tracer.graph.get_attr(hold(tracer.root, path, tensor))
+            proxy_tensor.track_tensor_tree(fake, Proxy(node, tracer), constant=None, tracer=tracer)
+            self._fakes[id(tensor)] = fake
+        return self._fakes[id(tensor)]
+
+    @contextmanager
+    def standing_in(self, path: str, module: nn.Module) -> Iterator[None]:
+        """Inside, ``module``, held under ``path``, computes with stand-ins; on leaving, its state is as before."""
+        with _tensors_replaced(module, lambda name, tensor: self.fake(f"{path}.{name}", tensor)):
+            yield
+
+
+@contextmanager
+def _tensors_replaced(module: nn.Module, replacement: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
+    stores = [(path, store) for path, sub in module.named_modules() for store in _stores(sub)]
+    before = [(store, {name: v for name, v in store.items() if isinstance(v, Tensor)}) for _, store in stores]
+    for path, store in stores:
+        for name, value in list(store.items()):
+            if isinstance(value, Tensor):
+                store[name] = replacement(f"{path}.{name}" if path else name, value)
+    try:
+        yield
+    finally:
+        for store, tensors in before:
+            store.update(tensors)
+
+
+def _stores(module: nn.Module) -> list[dict[str, object]]:
+    """The dicts in which a module keeps tensors: parameters, buffers, plain attributes."""
+    return [module._parameters, module._buffers, vars(module)]  # type: ignore[list-item]
