@@ -1,0 +1,113 @@
+"""A random program as data: what it declares, its statements in order, its results.
+
+Every text is Python. Where eager autocast itself is no oracle for a statement, or float64 needs other words, the
+statement carries the text of that flavour beside its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+
+
+class Flavour(Enum):
+    """For whom a program is rendered."""
+
+    #: The program as a user writes it; fxamp compiles this one.
+    PROGRAM = "program"
+    #: What runs under eager autocast and is right bit for bit.
+    ORACLE = "oracle"
+    #: The same calculation in float64, without autocast.
+    TRUTH = "truth"
+
+
+@dataclass(frozen=True)
+class Text:
+    """One line of Python in every flavour; ``other`` holds those that differ from ``program``."""
+
+    program: str
+    other: tuple[tuple[Flavour, str], ...] = ()
+
+    def of(self, flavour: Flavour) -> str:
+        return dict(self.other).get(flavour, self.program)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A tensor that exists before the call: a parameter, a buffer or an input.
+
+    ``dtype`` is what float64 replaces in the truth, if it is a floating one. ``tied`` names the parameter that this is.
+    """
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    grad: bool = False
+    tied: str | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A statement of one line."""
+
+    kind: str
+    text: Text
+
+
+@dataclass(frozen=True)
+class Block:
+    """A statement with a body: a ``with`` or a ``def``."""
+
+    kind: str
+    header: Text
+    body: tuple["Statement", ...]
+
+
+Statement = Line | Block
+
+
+@dataclass(frozen=True)
+class Program:
+    """``lower`` is autocast's dtype; ``results`` are names of values, in the order in which they are returned."""
+
+    lower: torch.dtype
+    declarations: tuple[Declaration, ...]
+    statements: tuple[Statement, ...]
+    results: tuple[str, ...] = field(default=())
+
+    def declared(self, role: str) -> tuple[Declaration, ...]:
+        return tuple(declaration for declaration in self.declarations if declaration.role == role)
+
+    def kinds(self) -> Iterator[str]:
+        """The kind of every statement, those inside of blocks included."""
+        return _kinds(self.statements)
+
+
+def _kinds(statements: tuple[Statement, ...]) -> Iterator[str]:
+    for statement in statements:
+        yield statement.kind
+        if isinstance(statement, Block):
+            yield from _kinds(statement.body)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How fxamp runs a program. ``ambient``: the dtype comes from torch.autocast around the call, not from a policy."""
+
+    lowering: str = "aot_eager"
+    ambient: bool = False
+
+    def options(self, lower: torch.dtype) -> dict[str, str]:
+        """fxamp's options for a program with that dtype."""
+        policy = "auto" if self.ambient else f"cpu-{str(lower).removeprefix('torch.')}"
+        return {"policy": policy, "lowering": self.lowering}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program and how fxamp runs it."""
+
+    program: Program
+    setting: Setting

@@ -1,0 +1,125 @@
+"""A program as Python source, in the flavour of whoever runs it, and that source as a module.
+
+Dynamo reads the source of what it compiles, so it is entered into :mod:`linecache`, from where tracebacks and fxamp's
+messages quote it too.
+"""
+
+import itertools
+import linecache
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from programs.program import Block, Case, Declaration, Flavour, Program, Statement
+from torch import nn
+
+HEADER = """\
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+"""
+
+_FOOTER = """\
+def run(compiled):
+    torch.manual_seed(0)
+    module = Program()
+    inputs = make_inputs()
+    options = {options}
+    call = torch.compile(module, backend="fxamp", options=options) if compiled else module
+    with torch.autocast("cpu", {lower}, enabled={ambient} or not compiled):
+        results = call(*inputs)
+    sum((r.float().square().sum() for r in results if r.requires_grad), torch.zeros((), requires_grad=True)).backward()
+    return results, [t.grad for t in (*module.parameters(), *inputs) if t.is_leaf]
+
+
+for ours, theirs in zip(run(compiled=True), run(compiled=False)):
+    for a, b in zip(ours, theirs):
+        print("None", a, b) if a is None or b is None else print((a.float() - b.float()).abs().max().item())
+"""
+
+_numbers = itertools.count()
+
+
+def source(program: Program, flavour: Flavour = Flavour.PROGRAM) -> str:
+    """The imports, a module class ``Program``, and ``make_inputs``, which returns its inputs as a list."""
+    lines = [HEADER, "", *_class(program, flavour), "", "", *_inputs(program, flavour)]
+    return "\n".join(lines) + "\n"
+
+
+def script(case: Case) -> str:
+    """A file that runs by itself: the program under eager autocast and through fxamp, and what differs."""
+    lower = case.program.lower
+    footer = _FOOTER.format(lower=lower, options=case.setting.options(lower), ambient=case.setting.ambient)
+    return f"{source(case.program)}\n\n{footer}"
+
+
+def load(program: Program, flavour: Flavour = Flavour.PROGRAM) -> dict[str, Any]:
+    """The namespace of the executed source, whose lines :mod:`inspect` finds."""
+    text = source(program, flavour)
+    filename = f"<random {flavour.value} {next(_numbers)}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    namespace: dict[str, Any] = {"__name__": f"random_{flavour.value}"}
+    exec(compile(text, filename, "exec"), namespace)
+    return namespace
+
+
+def build(program: Program, flavour: Flavour = Flavour.PROGRAM, draw: int = 0) -> tuple[nn.Module, list[torch.Tensor]]:
+    """The module and its inputs; values depend on ``draw`` and are alike for all flavours."""
+    namespace = load(program, flavour)
+    torch.manual_seed(draw)
+    module = namespace["Program"]()
+    return module, namespace["make_inputs"]()
+
+
+def _class(program: Program, flavour: Flavour) -> Iterator[str]:
+    yield "class Program(nn.Module):"
+    yield "    def __init__(self):"
+    yield "        super().__init__()"
+    for declaration in program.declarations:
+        if declaration.role != "input":
+            yield f"        {_member(declaration, flavour)}"
+    yield ""
+    names = [declaration.name for declaration in program.declared("input")]
+    yield f"    def forward({', '.join(['self', *names])}):"
+    for statement in program.statements:
+        yield from _statement(statement, flavour, " " * 8)
+    yield f"        return [{', '.join(program.results)}]"
+
+
+def _statement(statement: Statement, flavour: Flavour, indent: str) -> Iterator[str]:
+    if not isinstance(statement, Block):
+        yield indent + statement.text.of(flavour)
+        return
+    yield indent + statement.header.of(flavour)
+    for inner in statement.body:
+        yield from _statement(inner, flavour, indent + "    ")
+
+
+def _member(declaration: Declaration, flavour: Flavour) -> str:
+    if declaration.tied is not None:
+        return f"self.{declaration.name} = self.{declaration.tied}"
+    values = _values(declaration, flavour)
+    if declaration.role == "buffer":
+        return f'self.register_buffer("{declaration.name}", {values})'
+    return f"self.{declaration.name} = nn.Parameter({values}{'' if declaration.grad else ', requires_grad=False'})"
+
+
+def _inputs(program: Program, flavour: Flavour) -> Iterator[str]:
+    yield "def make_inputs():"
+    made = [
+        _values(declaration, flavour) + (".requires_grad_()" if declaration.grad else "")
+        for declaration in program.declared("input")
+    ]
+    yield f"    return [{', '.join(made)}]"
+
+
+def _values(declaration: Declaration, flavour: Flavour) -> str:
+    """Normal numbers of half the usual size; drawn in float32 whatever they become, so that all flavours agree."""
+    size = ", ".join(map(str, declaration.shape))
+    if not declaration.dtype.is_floating_point:
+        return f"torch.randint(2, ({size},))"
+    drawn = f"torch.randn({size}).div(2)"
+    if declaration.dtype is not torch.float32:
+        drawn += f".to({declaration.dtype})"
+    return drawn + (".double()" if flavour is Flavour.TRUTH else "")

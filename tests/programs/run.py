@@ -1,0 +1,61 @@
+"""Run many random programs and print what was run and what failed: ``python -m programs.run`` in ``tests/``.
+
+    python -m programs.run --programs 5000 --seed 0 --processes 2 [--kinds linear cast ...] [--without checkpoint ...]
+
+Prints how many programs were compared, how often each kind of statement occurred, what autocast refused, and each
+failure as a shrunk program that runs by itself. Exits with 1 if there are failures.
+"""
+
+import argparse
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+
+import torch
+from programs.search import Tally, search
+from programs.statements import STATEMENTS
+
+#: Cases from one seed; a failure ends them.
+_BATCH = 25
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="programs.run", description=__doc__.splitlines()[0])
+    parser.add_argument("--programs", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--kinds", nargs="+", choices=STATEMENTS, default=list(STATEMENTS))
+    parser.add_argument("--without", nargs="+", choices=STATEMENTS, default=[])
+    parser.add_argument("--no-shrink", action="store_true")
+    given = parser.parse_args(arguments)
+    kinds = [kind for kind in given.kinds if kind not in given.without]
+    work = partial(_batch, kinds=kinds, shrink=not given.no_shrink)
+    batches = range(1000 * given.seed, 1000 * given.seed + -(-given.programs // _BATCH))
+    total = Tally()
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(given.processes, mp_context=spawn, max_tasks_per_child=20) as pool:
+        for tally in pool.map(work, batches):
+            total.add(tally)
+            for failure in tally.failures:
+                print(f"{'=' * 100}\n{failure}", flush=True)
+    _print(total)
+    return bool(total.failures)
+
+
+def _batch(number: int, kinds: list[str], shrink: bool) -> Tally:
+    torch.set_num_threads(1)
+    return search(_BATCH, number, kinds, shrink)
+
+
+def _print(total: Tally) -> None:
+    print(f"{total.programs} programs compared, {total.refused.total()} refused by autocast, ", end="")
+    print(f"{total.failures.total()} failures in {len(total.failures)} shrunk programs")
+    for title, counted in (("statements", total.kinds), ("refused", total.refused)):
+        print(f"\n{title}")
+        for name, count in counted.most_common():
+            print(f"{count:7} {name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
