@@ -28,9 +28,10 @@ def rewrite(
     """Capture ``source`` at the pre-dispatch ATen level, insert the casts of ``policy``, return the new module.
 
     ``source`` is a function, an nn.Module, a GraphModule or an ExportedProgram. ``example_inputs`` are its positional
-    arguments; FakeTensors of any device are welcome, whether this machine has the device or not. The result takes the
-    same arguments and runs eagerly; its results have the dtypes that the policy gives, as under eager autocast. Every
-    node carries its value in ``meta["val"]``.
+    arguments; FakeTensors of any device are welcome, whether this machine has the device or not. The numbers among
+    them, and the sizes of tensors, are constants of the result. It takes the same arguments and runs eagerly; what it
+    returns has the dtypes that the policy gives, as under eager autocast. Every node carries its value in
+    ``meta["val"]``.
 
     Raises OptionError or PolicyError for a policy that does not exist or is for another device, CaptureError if
     ``source`` cannot be captured as one graph.

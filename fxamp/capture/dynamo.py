@@ -32,6 +32,9 @@ class Traced:
         return rewritten
 
 
+#: What was traced before has no say: Dynamo would take a number or a size that differs from last time for a symbol.
+_CONSTANTS = {"specialize_int": True, "specialize_float": True, "automatic_dynamic_shapes": False}
+
 _FLATTEN = "_dynamo_bytecode_flatten"
 _UNFLATTEN = "_dynamo_bytecode_unflatten"
 
@@ -40,6 +43,7 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
     """Trace ``source`` called with the positional ``inputs``, real or fake.
 
     A GraphModule is taken as it is: its placeholders are the inputs. Anything else is captured by Dynamo as one graph.
+    The numbers among the inputs become constants.
     Raises CaptureError if that is impossible, naming Dynamo's reason.
     """
     call = _without_guards(source.module()) if isinstance(source, ExportedProgram) else source
@@ -51,7 +55,8 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
             f"cannot capture an object of type {kind}; accepted: a function, nn.Module or ExportedProgram"
         )
     try:
-        module = dynamo_graph_capture_for_export(call)(*inputs)
+        with torch._dynamo.config.patch(_CONSTANTS):
+            module = dynamo_graph_capture_for_export(call)(*inputs)
     except Exception as error:
         name = getattr(call, "__name__", type(call).__name__)
         raise CaptureError(f"{name} could not be captured as one graph: {error}") from error

@@ -1,5 +1,7 @@
 """fxamp.rewrite: what it takes, what it gives back."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -93,6 +95,38 @@ def test_what_cannot_be_captured_as_one_graph_is_refused() -> None:
 
     with pytest.raises(CaptureError, match="broken could not be captured as one graph"):
         fxamp.rewrite(broken, (torch.ones(2),), policy="cpu-bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("call", "values"),
+    [
+        (lambda x, number: torch.native_layer_norm(x, [4], None, None, number)[0], (1e-5, 1e-3, 1.0)),
+        (lambda x, number: torch.nn.functional.softshrink(x @ x, number), (0.5, 0.25, 1.0)),
+        (lambda x, number: torch.poisson_nll_loss(x, x.abs(), True, False, number, 1), (1e-8, 1e-3, 1.0)),
+        (lambda x, number: x.reshape(number, -1) * number, (2, 4, 1)),
+    ],
+)
+def test_numbers_are_constants_whatever_was_captured_before(
+    call: Callable[..., torch.Tensor], values: tuple[float, ...]
+) -> None:
+    x = torch.linspace(-1, 1, 16).reshape(4, 4)
+    for number in values:
+        rewritten = fxamp.rewrite(call, (x, number), policy="cpu-bfloat16")
+        assert not any(node.target == "item" for node in rewritten.graph.nodes)
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = call(x, number)
+        result = rewritten(x, number)
+        assert result.dtype is expected.dtype and torch.equal(result, expected)
+
+
+def test_sizes_are_constants_whatever_was_captured_before() -> None:
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return x @ x.reshape(4, x.shape[0])
+
+    for size in (2, 3, 5):
+        rewritten = fxamp.rewrite(product, (torch.ones(size, 4),), policy="cpu-bfloat16")
+        assert [node.op for node in rewritten.graph.nodes].count("placeholder") == 1
+        assert f"reshape(%0, [4, {size}])" in format_graph(rewritten)
 
 
 def test_wrong_arguments() -> None:
