@@ -62,6 +62,7 @@ PROMOTES = frozenset(
         "smooth_l1_loss",
         "soft_margin_loss",
         "stack",
+        "to",
         "trapezoid",
         "trapz",
         "triplet_margin_loss",

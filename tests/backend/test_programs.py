@@ -122,7 +122,13 @@ def several(x: torch.Tensor, w: torch.Tensor) -> dict[str, object]:
     return {"sum": x + w, "product": (x @ w, [w @ x]), "size": x.shape[0], "none": None}
 
 
+def cast_like_another(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+    hidden = x @ w
+    return [x.to(hidden), hidden.to(x) * hidden, x.type_as(hidden) @ w]
+
+
 PROGRAMS = {
+    "cast_like_another": cast_like_another,
     "in_place": in_place,
     "views": views,
     "several results of one op": several_results,
