@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fxamp.tools.bench_optimizers.optimizers import ARGUMENTS, SPARSE_ONLY, Make, arguments_of_step, make
+from fxamp.tools.bench.optimizers.optimizers import ARGUMENTS, SPARSE_ONLY, Make, arguments_of_step, make
 
 __all__ = ["ARGUMENTS", "FUSED", "OPTIMIZERS", "SPARSE_ONLY", "Make", "arguments_of_step", "make"]
 

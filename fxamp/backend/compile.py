@@ -21,6 +21,7 @@ from fxamp.backend.unmatched import log_unmatched
 from fxamp.backend.unscaled import warn_unscaled
 from fxamp.capture import Captured, capture
 from fxamp.capture.autocast_state import ambient_autocast
+from fxamp.observe import CompileStage, observed
 from fxamp.passes.base import Context
 from fxamp.pipeline import GraphRecord, run_passes
 from fxamp.pipeline.dumps import Stages
@@ -61,7 +62,8 @@ def fxamp(
         stages.graph("captured", lambda: list_graph(capture(gm, example_inputs).module, stage="captured"))
     remember(record, example_inputs)
     device = choice.policy.device if choice.policy else None
-    return lower_graph(module, example_inputs, parsed, Run(device, scaling, stages, rules))
+    with observed(CompileStage("lowering")):
+        return lower_graph(module, example_inputs, parsed, Run(device, scaling, stages, rules))
 
 
 def _rewrite(
@@ -70,7 +72,8 @@ def _rewrite(
     policy = choice.policy
     assert policy is not None
     ambient = ambient_autocast(policy.device)
-    captured = capture(gm, inputs)
+    with observed(CompileStage("capture")):
+        captured = capture(gm, inputs)
     kept = kept_bytes(captured.module, captured.mode) if stages.kept else None
     stages.graph("captured", lambda: list_graph(captured.module, stage="captured", kept_before=kept))
     if scaled:
@@ -105,8 +108,9 @@ def apply_policy(
     ``ended`` says why the graph ended, if that was a graph break.
     """
     context = Context(policy, captured.mode, ambient, every_device)
-    passes = run_passes(captured, context)
-    return record_graph(captured.module, policy, why, passes, ended=ended)
+    with observed(CompileStage("passes")):
+        passes = run_passes(captured, context)
+        return record_graph(captured.module, policy, why, passes, ended=ended)
 
 
 def strip_values(gm: GraphModule) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from fxamp.errors import OptionError
 from fxamp.kernels.devices import perform_everywhere
 from fxamp.kernels.work import Work
+from fxamp.observe import GradientCheck, observed
 
 
 @torch.no_grad()
@@ -36,9 +37,10 @@ def check_unscale_(
         OptionError: ``inv_scale`` or a result has the wrong dtype, size or device.
     """
     _expect("inv_scale", inv_scale, torch.float32, 1, found_inf.device)
-    _clear(grads, found_inf, flags, squared_norm)
     work = Work(grads, grads, inv_scale, found_inf, flags, squared_norm)
-    perform_everywhere(work, found_inf.device, keep=True)
+    with observed(GradientCheck(grads, in_place=True)):
+        _clear(grads, found_inf, flags, squared_norm)
+        perform_everywhere(work, found_inf.device, keep=True)
 
 
 @torch.no_grad()
@@ -49,9 +51,10 @@ def check_(
 
     Arguments and errors are those of :func:`check_unscale_`; ``squared_norm`` is of the gradients as they are.
     """
-    _clear(grads, found_inf, flags, squared_norm)
     work = Work(grads, found_inf=found_inf, flags=flags, squared_norm=squared_norm)
-    perform_everywhere(work, found_inf.device, keep=True)
+    with observed(GradientCheck(grads, in_place=False)):
+        _clear(grads, found_inf, flags, squared_norm)
+        perform_everywhere(work, found_inf.device, keep=True)
 
 
 def _clear(grads: Sequence[Tensor], found_inf: Tensor, flags: Tensor | None, squared_norm: Tensor | None) -> None:

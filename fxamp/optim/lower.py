@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fxamp.capture import Captured
+from fxamp.observe import CompiledStep, observed
 from fxamp.optim.trace import Traced
 from fxamp.passes.base import Context, Pass
 from fxamp.passes.drop_copies import DropCopies
@@ -80,7 +81,8 @@ class Lowered:
     @torch.no_grad()
     def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
         given = self.traced.inputs(floats)
-        self.compiled(*tensors, *(given if self.numbers is None else [self.numbers.on_device(given)]), *extras)
+        with observed(CompiledStep(self.source)):
+            self.compiled(*tensors, *(given if self.numbers is None else [self.numbers.on_device(given)]), *extras)
 
 
 def lower_step(traced: Traced, wish: Wish) -> Lowered:

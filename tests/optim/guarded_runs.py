@@ -3,10 +3,10 @@
 import torch
 
 from fxamp.optim import guarded
-from fxamp.tools.bench_optimizers.agreement import DIFFERS, agreement
-from fxamp.tools.bench_optimizers.host_syncs import HostReads
-from fxamp.tools.bench_optimizers.scenario import SCENARIOS, Scenario
-from fxamp.tools.bench_optimizers.training import INF, Training, by_torch, on_device
+from fxamp.tools.bench.optimizers.agreement import DIFFERS, agreement
+from fxamp.tools.bench.optimizers.host_syncs import HostReads
+from fxamp.tools.bench.optimizers.scenario import SCENARIOS, Scenario
+from fxamp.tools.bench.optimizers.training import INF, Training, by_torch, on_device
 
 __all__ = ["INF", "SCENARIOS", "HostReads", "Scenario", "Training", "by_torch", "on_device"]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fxamp.tools.bench_optimizers.users_own import Counting
+from fxamp.tools.bench.optimizers.users_own import Counting
 
 __all__ = ["Counting", "Differencing", "OnTheHost", "Remembering"]
 

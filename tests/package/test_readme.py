@@ -68,7 +68,7 @@ def test_its_options_are_the_backends() -> None:
 
 
 def test_its_demo_table_has_the_demos_rows() -> None:
-    from fxamp.tools.demo_table import _ROWS
+    from fxamp.tools.demo.table import _ROWS
 
     table = next(block for block in re.findall(r"```text\n(.*?)```", TEXT, re.DOTALL) if "first loss" in block)
     for label in _ROWS:

@@ -9,10 +9,11 @@ from torch._ops import OpOverload
 
 from fxamp.capture import capture
 from fxamp.pipeline import PASSES
-from fxamp.tools import bench, bench_passes
-from fxamp.tools.bench_chain import build_chain
-from fxamp.tools.bench_linear import Timing, growth, time_chain
-from fxamp.tools.bench_share import time_compile
+from fxamp.tools.bench import command as bench
+from fxamp.tools.bench.passes import command as bench_passes
+from fxamp.tools.bench.passes.chain import build_chain
+from fxamp.tools.bench.passes.growth import Timing, growth, time_chain
+from fxamp.tools.bench.passes.share import time_compile
 
 
 def test_a_chain_has_the_ops_that_were_asked_for_and_is_deep() -> None:

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from fxamp.tools import bench
-from fxamp.tools.bench_kernels_work import cases, copied, make_gradients
+from fxamp.tools.bench import command as bench
+from fxamp.tools.bench.kernels.work import cases, copied, make_gradients
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,17 @@ from torch.fx import GraphModule
 
 from fxamp.passes.base import Context, Result
 from fxamp.passes.guard_updates import FLAG, GuardUpdates, add_input
-from fxamp.tools import bench
-from fxamp.tools.bench_optimizers.agreement import DIFFERS, EQUAL, ROUNDING, agreement
-from fxamp.tools.bench_optimizers.exact import Float64, train_exactly
-from fxamp.tools.bench_optimizers.host_syncs import host_syncs
-from fxamp.tools.bench_optimizers.measure import Setup, measure
-from fxamp.tools.bench_optimizers.optimizers import Choice, choices, make
-from fxamp.tools.bench_optimizers.result import FAILS, NOT_IN_TORCH
-from fxamp.tools.bench_optimizers.scenario import SCENARIOS
-from fxamp.tools.bench_optimizers.table import ARROW, bytes_text
-from fxamp.tools.bench_optimizers.training import Training, by_torch
-from fxamp.tools.bench_optimizers.users_own import Counting
+from fxamp.tools.bench import command as bench
+from fxamp.tools.bench.optimizers.agreement import DIFFERS, EQUAL, ROUNDING, agreement
+from fxamp.tools.bench.optimizers.exact import Float64, train_exactly
+from fxamp.tools.bench.optimizers.host_syncs import host_syncs
+from fxamp.tools.bench.optimizers.measure import Setup, measure
+from fxamp.tools.bench.optimizers.optimizers import Choice, choices, make
+from fxamp.tools.bench.optimizers.result import FAILS, NOT_IN_TORCH
+from fxamp.tools.bench.optimizers.scenario import SCENARIOS
+from fxamp.tools.bench.optimizers.table import ARROW, bytes_text
+from fxamp.tools.bench.optimizers.training import Training, by_torch
+from fxamp.tools.bench.optimizers.users_own import Counting
 
 EAGER = Setup("cpu", "aot_eager")
 NAMES = ("AdamW", "LBFGS", "SparseAdam")

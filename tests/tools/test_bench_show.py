@@ -9,8 +9,9 @@ from fxamp.errors import FxampError
 from fxamp.listing import Entry, Listing
 from fxamp.listing.parse import parse_text
 from fxamp.listing.write import write_listing
-from fxamp.tools import bench, bench_show
-from fxamp.tools.bench_show import Reading, chain_listing, per_node, smallest, time_show
+from fxamp.tools.bench import command as bench
+from fxamp.tools.bench import show as bench_show
+from fxamp.tools.bench.show import Reading, chain_listing, per_node, smallest, time_show
 
 
 def test_the_dump_holds_the_ops_that_were_asked_for() -> None:

@@ -11,18 +11,19 @@ import torch
 
 import fxamp
 from fxamp.kernels import check_unscale
-from fxamp.tools import bench
-from fxamp.tools.bar_chart import Bar, bar_chart
-from fxamp.tools.bench_train.contenders import CONTENDERS
-from fxamp.tools.bench_train.counted_ops import CountedOps
-from fxamp.tools.bench_train.models import MODELS, SIZES, build
-from fxamp.tools.bench_train.observe import observe
-from fxamp.tools.bench_train.plan import Plan
-from fxamp.tools.bench_train.process import ContenderFailed, Process
-from fxamp.tools.bench_train.result import Comparison, Measured, spread
-from fxamp.tools.bench_train.table import size, table
-from fxamp.tools.bench_train.training import Training
-from fxamp.tools.machine import machine
+from fxamp.tools.bench import command as bench
+from fxamp.tools.bench.spread import spread
+from fxamp.tools.bench.train.contenders import CONTENDERS
+from fxamp.tools.bench.train.counted_ops import CountedOps
+from fxamp.tools.bench.train.models import MODELS, SIZES, build
+from fxamp.tools.bench.train.observe import observe
+from fxamp.tools.bench.train.plan import Plan
+from fxamp.tools.bench.train.process import ContenderFailed, Process
+from fxamp.tools.bench.train.result import Comparison, Measured
+from fxamp.tools.bench.train.table import size, table
+from fxamp.tools.bench.train.training import Training
+from fxamp.tools.common.bar_chart import Bar, bar_chart
+from fxamp.tools.common.machine import machine
 
 PLAN = Plan("mlp", "tiny", "cpu", dtype="float16", steps=2, rounds=3, lowering="eager")
 _NAMES = "eager-float32,eager-autocast,fxamp"

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from fxamp.errors import FxampError
-from fxamp.tools import demo
-from fxamp.tools.chart import Curve, line_chart, smooth, ticks
-from fxamp.tools.demo_model import GPT, Size
-from fxamp.tools.demo_progress import Progress
-from fxamp.tools.demo_text import standard_library
+from fxamp.tools.common.line_chart import Curve, line_chart, smooth, ticks
+from fxamp.tools.demo import command as demo
+from fxamp.tools.demo.model import GPT, Size
+from fxamp.tools.demo.progress import Progress
+from fxamp.tools.demo.text import standard_library
 
 _QUICK = ["--lowering", "aot_eager", "--steps", "4"]
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fxamp import kernels
-from fxamp.tools.traffic import counted_traffic, generated_traffic
+from fxamp.tools.bench.traffic import counted_traffic, generated_traffic
 
 CPP = """
 kernel_0 = async_compile.cpp_pybinding(['const float*', 'const half*', 'float*', 'double*', 'const int64_t'], r'''

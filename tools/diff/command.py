@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fxamp.errors import OptionError
-from fxamp.tools.command_line import Parser, guarded, one_of, positive
+from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
 from fxamp.tools.diff.result import Found, compare
 from fxamp.tools.diff.sides import Side, load_side
 from fxamp.tools.show.output import write_text

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from fxamp.errors import ListingError
-from fxamp.tools.command_line import Parser, guarded, one_of, positive
+from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
 from fxamp.tools.policy.batches import load_work
 from fxamp.tools.policy.bisect_report import head, hopeless, lines, rules
 from fxamp.tools.policy.bisect_trials import Trials

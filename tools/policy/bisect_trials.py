@@ -10,12 +10,12 @@ from torch import Tensor
 from fxamp.errors import FxampError, ListingError
 from fxamp.policy import LossScale, Policy
 from fxamp.scaler import GradScaler
+from fxamp.tools.common.unlogged import unlogged
 from fxamp.tools.policy.batches import Batch, Work, failed
 from fxamp.tools.policy.bisect_run import Copy, Errors, Results
 from fxamp.tools.policy.bisect_units import Unit, with_units
 from fxamp.tools.policy.places import Place, watched
 from fxamp.tools.show.quiet import quiet
-from fxamp.tools.unlogged import unlogged
 
 #: A loss scale below this is given up: a gradient that overflows there would overflow unscaled.
 _LEAST_SCALE = 2.0**-24

@@ -7,7 +7,7 @@ from math import frexp, isfinite
 
 from fxamp.errors import OptionError
 from fxamp.policy import LossScale, Policy
-from fxamp.tools.command_line import Parser, guarded, positive
+from fxamp.tools.common.command_line import Parser, guarded, positive
 from fxamp.tools.policy.batches import Work, load_work
 from fxamp.tools.policy.calibrate_rules import globs_for, rules_for, short
 from fxamp.tools.policy.calibrate_table import summary

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fxamp.policy.file.load import mistakes_of
-from fxamp.tools.command_line import Parser, guarded
+from fxamp.tools.common.command_line import Parser, guarded
 
 PROG = "fxamp-policy check"
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fxamp.errors import OptionError
 from fxamp.policy.model.site import REGIONS
-from fxamp.tools.command_line import Parser, guarded, natural, one_of
+from fxamp.tools.common.command_line import Parser, guarded, natural, one_of
 from fxamp.tools.policy.explain_text import explain
 from fxamp.tools.policy.place import add_place, resolved
 from fxamp.tools.policy.site_arguments import site_from

@@ -4,7 +4,7 @@ import sys
 from argparse import Namespace
 
 from fxamp.policy import Policy
-from fxamp.tools.command_line import Parser
+from fxamp.tools.common.command_line import Parser
 
 
 def add_place(parser: Parser) -> None:

@@ -3,7 +3,7 @@
 from argparse import Namespace
 from collections.abc import Sequence
 
-from fxamp.tools.command_line import Parser, guarded
+from fxamp.tools.common.command_line import Parser, guarded
 from fxamp.tools.policy.place import add_place, resolved
 
 PROG = "fxamp-policy show"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fxamp.errors import ListingError, OptionError
 from fxamp.listing.model import Document
-from fxamp.tools.command_line import Parser, guarded, natural, one_of, positive
+from fxamp.tools.common.command_line import Parser, guarded, natural, one_of, positive
 from fxamp.tools.show.output import write_text
 from fxamp.tools.show.select import Selection, select
 from fxamp.tools.show.terminal import look_of

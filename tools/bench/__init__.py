@@ -1,0 +1,1 @@
+"""fxamp-bench: measures fxamp itself. Each subcommand is a module or a folder here."""

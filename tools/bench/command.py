@@ -1,0 +1,60 @@
+"""fxamp-bench: measurements of fxamp itself. Each subcommand is a module of its own, imported when it is asked for."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from fxamp.errors import nearest
+
+#: Subcommand -> (its module, what it measures). A module's ``main(arguments)`` returns the exit status.
+_SUBCOMMANDS: dict[str, tuple[str, str]] = {
+    "passes": (
+        "fxamp.tools.bench.passes.command",
+        "time of capture and of each pass, and their share of a whole torch.compile",
+    ),
+    "show": ("fxamp.tools.bench.show", "time of fxamp-show on dumps of growing size, and of its start"),
+    "train": (
+        "fxamp.tools.bench.train.command",
+        "training steps: eager, autocast, torch.compile and fxamp side by side",
+    ),
+    "kernels": (
+        "fxamp.tools.bench.kernels.command",
+        "gradient kernels against torch's foreach ops and the speed of a copy",
+    ),
+    "optimizers": (
+        "fxamp.tools.bench.optimizers.command",
+        "every optimizer with steps that skip on the device: agreement with torch, host syncs, bytes",
+    ),
+    "all": (
+        "fxamp.tools.bench.all",
+        "all of it, into a folder: JSON, Markdown, charts",
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``fxamp-bench SUBCOMMAND [option ...]``; returns the subcommand's status, 2 after a mistake."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in ("-h", "--help"):
+        print(_usage())
+        return 0
+    if not given:
+        print(_usage(), file=sys.stderr)
+        return 2
+    if given[0] not in _SUBCOMMANDS:
+        hint = nearest(given[0], _SUBCOMMANDS)
+        accepted = ", ".join(_SUBCOMMANDS)
+        print(f"fxamp-bench: unknown subcommand {given[0]!r}{hint}; accepted: {accepted}", file=sys.stderr)
+        return 2
+    module, _ = _SUBCOMMANDS[given[0]]
+    status: int = import_module(module).main(given[1:])
+    return status
+
+
+def _usage() -> str:
+    lines = [f"  {name:12}{purpose}" for name, (_, purpose) in _SUBCOMMANDS.items()]
+    return "\n".join(["usage: fxamp-bench SUBCOMMAND [--help] [option ...]", "", "subcommands:", *lines])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

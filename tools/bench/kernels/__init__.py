@@ -1,0 +1,1 @@
+"""fxamp-bench kernels: the gradient kernels against the ops of torch that do the same."""

@@ -1,0 +1,146 @@
+"""fxamp-bench show: how long does fxamp-show take for a dump, from the command line to the last line of text?"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from fxamp.capture import capture
+from fxamp.errors import FxampError
+from fxamp.listing import Entry, Listing
+from fxamp.listing.write import write_listing
+from fxamp.passes.base import Context
+from fxamp.pipeline import PASSES, run_passes
+from fxamp.pipeline.list_graph import list_graph
+from fxamp.policy import Policy
+from fxamp.tools.bench.passes.chain import build_chain
+from fxamp.tools.common.command_line import Parser, guarded, one_of, positives
+from fxamp.tools.show.command import FORMATS
+
+#: Each time is the median of so many runs.
+RUNS = 3
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One dump and the time of ``fxamp-show FILE``: ``seconds`` elapsed and ``cpu`` seconds, each a median.
+
+    ``ops`` were asked for; ``nodes`` stand in the graph, its inputs, casts and output included.
+    """
+
+    ops: int
+    nodes: int
+    bytes: int
+    seconds: float
+    cpu: float
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit status."""
+    given = _parser().parse_args(arguments)
+    return guarded("fxamp-bench show", lambda: _bench(given))
+
+
+def _parser() -> Parser:
+    parser = Parser("fxamp-bench show", "Time fxamp-show on dumps of growing size, each in a process of its own.")
+    parser.add_argument(
+        "--sizes", type=positives, default=(1_000, 10_000, 50_000), help="ops in the dump (default 1000,10000,50000)"
+    )
+    parser.add_argument(
+        "--format", type=one_of(*FORMATS), default="text", help=f"one of {', '.join(FORMATS)}; text unless given"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    return parser
+
+
+def _bench(given: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory(prefix="fxamp-bench-") as folder:
+        start = time_show(smallest(), 1, Path(folder), given.format)
+        readings = []
+        for size in given.sizes:
+            print(f"dump of {size} ops ...", file=sys.stderr)
+            readings.append(time_show(chain_listing(size), size, Path(folder), given.format))
+    print(json.dumps(document(start, readings), indent=2) if given.json else table(start, readings))
+
+
+def smallest() -> Listing:
+    """A graph of one node, which is nearly all start-up time."""
+    return Listing("GraphModule", (Entry("output", "output", "output", "(None,)"),), stage="cast")
+
+
+def chain_listing(ops: int, policy: str = "cpu-bfloat16") -> Listing:
+    """The listing of a chain of ``ops`` calls, captured and rewritten under ``policy``, as the backend dumps it."""
+    chain = build_chain(ops)
+    resolved = Policy.load(policy).resolve("cpu")
+    captured = capture(chain.module, chain.inputs)
+    run_passes(captured, Context(resolved, captured.mode), PASSES)
+    return list_graph(captured.module, stage="cast", policy=resolved.name, device="cpu")
+
+
+def time_show(listing: Listing, ops: int, folder: Path, form: str) -> Reading:
+    """Dump ``listing`` into ``folder`` and show it :data:`RUNS` times; raises FxampError if fxamp-show fails."""
+    file = folder / f"graph_{ops}.py"
+    file.write_text(write_listing(listing), encoding="utf-8")
+    runs = [_run(file, form) for _ in range(RUNS)]
+    seconds, cpu = (statistics.median(times) for times in zip(*runs, strict=True))
+    return Reading(ops, sum(1 for _ in listing.walk()), file.stat().st_size, seconds, cpu)
+
+
+def _run(file: Path, form: str) -> tuple[float, float]:
+    """Elapsed and CPU seconds of one ``fxamp-show FILE``."""
+    command = [sys.executable, "-c", "from fxamp.tools.show.command import main; raise SystemExit(main())"]
+    before, start = _children(), time.perf_counter()
+    done = subprocess.run(
+        [*command, str(file), "--format", form], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    elapsed = time.perf_counter() - start
+    if done.returncode != 0:
+        raise FxampError(f"fxamp-show --format {form} ended with status {done.returncode}: {done.stderr.strip()}")
+    return elapsed, _children() - before
+
+
+def _children() -> float:
+    """CPU seconds of all processes that this one started and that ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def per_node(reading: Reading, start: Reading) -> float:
+    """Elapsed seconds for one node beyond the time of the one-node dump ``start``, which is start-up; not negative."""
+    return max(0.0, reading.seconds - start.seconds) / reading.nodes
+
+
+def document(start: Reading, readings: Sequence[Reading]) -> dict[str, Any]:
+    """The measurements as JSON's values; times in seconds."""
+    return {
+        "runs": RUNS,
+        "start": asdict(start),
+        "dumps": [asdict(reading) | {"per_node": per_node(reading, start)} for reading in readings],
+    }
+
+
+def table(start: Reading, readings: Sequence[Reading]) -> str:
+    """The measurements as a table, the one-node dump first."""
+    rows = [
+        (
+            reading.ops,
+            reading.nodes,
+            f"{reading.bytes / 1e6:.2f} MB",
+            f"{reading.seconds:.2f} s",
+            f"{reading.cpu:.2f} s",
+            "" if reading is start else f"{1e6 * per_node(reading, start):.0f} us",
+        )
+        for reading in (start, *readings)
+    ]
+    headers = ("ops", "nodes", "dump", f"time, median of {RUNS}", "CPU time", "per node beyond start-up")
+    return tabulate(rows, headers=headers, disable_numparse=True)

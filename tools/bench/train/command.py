@@ -1,0 +1,123 @@
+"""fxamp-bench train: training steps by several ways of mixed precision, side by side."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fxamp.errors import OptionError
+from fxamp.tools.bench.train.contenders import BASELINES, CONTENDERS
+from fxamp.tools.bench.train.plan import DTYPES, OPTIMIZERS, Plan
+from fxamp.tools.bench.train.result import Comparison
+from fxamp.tools.bench.train.table import table, title
+from fxamp.tools.common.bar_chart import Bar, bar_chart
+from fxamp.tools.common.command_line import Parser, guarded, natural, one_of, positive, positive_number
+
+PROG = "fxamp-bench train"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit status: 1 if a contender failed, 2 after a user's mistake."""
+    given = parser(PROG).parse_args(arguments)
+    failed: list[str] = []
+    return guarded(PROG, lambda: failed.extend(_bench(given))) or int(bool(failed))
+
+
+def parser(prog: str) -> Parser:
+    """The options of this command; ``fxamp-bench all`` hands its own to it."""
+    from fxamp.backend.options import LOWERINGS
+    from fxamp.tools.bench.train.models import MODELS, SIZES
+
+    usual = ", ".join(f"{name} on {device}" for device, name in BASELINES.items())
+    result = Parser(prog, "Train one model in several ways of mixed precision, in turn, and compare.")
+    add = result.add_argument
+    add("--model", type=one_of(*MODELS), default="mlp", help=f"{', '.join(MODELS)} (default mlp)")
+    add("--size", type=one_of(*SIZES), help="tiny or full (default: tiny on cpu, full on cuda)")
+    add("--device", type=one_of(*BASELINES), default="cpu", help="cpu (default) or cuda")
+    add("--dtype", type=one_of(*DTYPES), default="auto", help=f"{', '.join(DTYPES)} (default auto: fxamp chooses)")
+    add("--steps", type=positive, default=10, help="measured steps of a contender in a round (default 10)")
+    add("--rounds", type=positive, default=10, help="rounds (default 10)")
+    add("--seed", type=natural, default=0, help="of weights and batches (default 0)")
+    add("--threads", type=positive, default=1, help="CPU threads; 1 gives steady times (default 1)")
+    add("--lowering", type=one_of(*LOWERINGS), default="inductor", help=f"{', '.join(LOWERINGS)} (default inductor)")
+    add("--contenders", type=_contenders, help=f"of {','.join(CONTENDERS)} (default: all that the dtype admits)")
+    add("--optimizer", type=one_of(*OPTIMIZERS), default="AdamW", help=f"{', '.join(OPTIMIZERS)} (default AdamW)")
+    add("--clip", type=positive_number, dest="max_norm", metavar="NORM", help="clip gradients to this norm")
+    add(
+        "--baseline",
+        type=one_of(*CONTENDERS),
+        help=f"what ratios are taken to (default: {usual})",
+    )
+    add("--chart", type=Path, help="an SVG file for a bar chart of the step times")
+    style = result.add_mutually_exclusive_group()
+    style.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    style.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    return result
+
+
+def run(given: argparse.Namespace, say: Callable[[str], None]) -> Comparison:
+    """Check the options, then measure. Raises OptionError for a user's mistake."""
+    import torch
+
+    from fxamp.tools.bench.train.measure import compare
+    from fxamp.tools.bench.train.models import require
+
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("--device cuda: this machine has no CUDA device that torch can use; accepted here: cpu")
+    require(given.model)
+    size = given.size or ("full" if given.device == "cuda" else "tiny")
+    fields = ("model", "device", "dtype", "steps", "rounds", "seed", "threads", "lowering", "optimizer", "max_norm")
+    plan = Plan(size=size, **{name: getattr(given, name) for name in fields})
+    names = _taking_part(given.contenders, plan)
+    return compare(plan, names, _baseline(given, names), say)
+
+
+def chart(comparison: Comparison) -> str:
+    """The time of a step as an SVG bar chart, one bar a contender, with its quartiles."""
+    bars = []
+    for each in comparison.contenders:
+        ratio = comparison.step_ratio(each)
+        if ratio is not None:
+            bars.append(Bar(each.label, ratio.median, ratio.low, ratio.high))
+    base = comparison.named(comparison.baseline)
+    return bar_chart(title(comparison), bars, f"time of a step; {base.label if base else comparison.baseline} = 1")
+
+
+def _bench(given: argparse.Namespace) -> list[str]:
+    """Measure and print; returns the contenders that failed."""
+    if given.chart is not None and not given.chart.absolute().parent.is_dir():
+        raise OptionError(f"--chart {given.chart}: there is no folder {given.chart.absolute().parent}")
+    comparison = run(given, _say)
+    print(json.dumps(comparison.as_dict(), indent=2) if given.json else table(comparison, given.markdown))
+    if given.chart is not None:
+        given.chart.write_text(chart(comparison))
+        _say(f"the bar chart is in {given.chart}")
+    return [each.name for each in comparison.contenders if each.failed]
+
+
+def _taking_part(named: Sequence[str] | None, plan: Plan) -> Sequence[str]:
+    """The contenders that were named; else all, those that need a scaled loss only where losses are scaled."""
+    scaled = plan.lower_dtype == "float16"
+    for name in named or ():
+        if CONTENDERS[name].scaled and not scaled:
+            raise OptionError(f"--contenders {name}: needs --dtype float16, since other dtypes' losses are not scaled")
+    return named or [name for name, contender in CONTENDERS.items() if scaled or not contender.scaled]
+
+
+def _baseline(given: argparse.Namespace, names: Sequence[str]) -> str:
+    """The named baseline, which must take part; else the device's, if it does; else the first contender."""
+    if given.baseline is not None and given.baseline not in names:
+        raise OptionError(f"--baseline {given.baseline} is none of the contenders: {', '.join(names)}")
+    usual = BASELINES[given.device]
+    return given.baseline or (usual if usual in names else names[0])
+
+
+def _contenders(text: str) -> tuple[str, ...]:
+    """An argparse ``type``: names of contenders with commas between them, each once."""
+    check = one_of(*CONTENDERS)
+    return tuple(dict.fromkeys(check(part.strip()) for part in text.split(",")))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

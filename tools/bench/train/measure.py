@@ -1,0 +1,116 @@
+"""Run the contenders: compile each twice, then step them in turn, so that whatever drifts hits all of them alike."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fxamp.tools.bench.train.contenders import CONTENDERS, FLOAT32
+from fxamp.tools.bench.train.plan import Plan
+from fxamp.tools.bench.train.process import ContenderFailed, Process
+from fxamp.tools.bench.train.result import Comparison, Measured
+from fxamp.tools.bench.train.worker import WARM_UP
+from fxamp.tools.common.machine import machine
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class _Runner:
+    """A contender on its way: its process while it lives, and what it answered so far."""
+
+    name: str
+    process: Process | None = None
+    cold: Mapping[str, Any] = field(default_factory=dict)
+    warm: Mapping[str, Any] = field(default_factory=dict)
+    end: Mapping[str, Any] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    failed: str = ""
+
+
+def compare(plan: Plan, names: Sequence[str], baseline: str, say: Say) -> Comparison:
+    """Measure the contenders ``names``, each in a process of its own; ``say`` is told how far it is.
+
+    A contender that fails is left out of the rounds, and says why in its result.
+    """
+    runners = [_Runner(name) for name in names]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fxamp-bench-")))
+        for runner in runners:
+            _attempt(runner, lambda runner: _start(runner, plan, folder / runner.name, stack, say))
+        for number in range(1, plan.rounds + 1):
+            start = time.perf_counter()
+            for runner in _alive(runners):
+                _attempt(runner, lambda runner: _round(runner, plan))
+            say(f"round {number}/{plan.rounds}: {time.perf_counter() - start:.1f} s")
+        for runner in _alive(runners):
+            _attempt(runner, _finish)
+    float32 = next((name for name in FLOAT32 if name in names), "")
+    return Comparison(plan, machine(plan.device, plan.threads), baseline, float32, tuple(map(_result, runners)))
+
+
+def _alive(runners: Sequence[_Runner]) -> list[_Runner]:
+    return [runner for runner in runners if not runner.failed]
+
+
+def _attempt(runner: _Runner, task: Callable[[_Runner], None]) -> None:
+    try:
+        task(runner)
+    except ContenderFailed as error:
+        runner.failed = str(error)
+
+
+def _start(runner: _Runner, plan: Plan, cache: Path, stack: ExitStack, say: Say) -> None:
+    """Compile with empty caches in one process, if there is anything to compile; then in the one that stays."""
+    if CONTENDERS[runner.name].compiler:
+        say(f"{runner.name}: compiling with empty caches ...")
+        with Process(plan, runner.name, cache) as first:
+            runner.cold = first.ask("warm_up")
+    say(f"{runner.name}: first steps ...")
+    runner.process = stack.enter_context(Process(plan, runner.name, cache))
+    runner.warm = runner.process.ask("warm_up")
+
+
+def _round(runner: _Runner, plan: Plan) -> None:
+    assert runner.process is not None
+    answer = runner.process.ask("steps", count=plan.steps)
+    runner.seconds.append(answer["seconds"])
+    runner.cpu_seconds.append(answer["cpu"])
+
+
+def _finish(runner: _Runner) -> None:
+    assert runner.process is not None
+    runner.end = runner.process.ask("observe")
+
+
+def _result(runner: _Runner) -> Measured:
+    label = CONTENDERS[runner.name].label
+    if runner.failed:
+        return Measured(runner.name, label, failed=runner.failed)
+    compiled = bool(CONTENDERS[runner.name].compiler)
+    step = statistics.median(runner.seconds)
+    return Measured(
+        name=runner.name,
+        label=label,
+        seconds=tuple(runner.seconds),
+        cpu_seconds=tuple(runner.cpu_seconds),
+        cold=_compiling(runner.cold, step) if compiled else None,
+        warm=_compiling(runner.warm, step) if compiled else None,
+        graphs=runner.end["graphs"],
+        graphs_at_first=runner.warm["graphs"],
+        breaks=runner.warm["breaks"],
+        losses=tuple(runner.end["losses"]),
+        loss_scale=runner.end["loss_scale"],
+        observed=runner.end["observed"],
+    )
+
+
+def _compiling(answer: Mapping[str, Any], step: float) -> float:
+    """Seconds that torch.compile and the first steps took beyond what steps take."""
+    seconds: list[float] = [answer["compile_call"], *answer["seconds"]]
+    return max(0.0, sum(seconds) - WARM_UP * step)

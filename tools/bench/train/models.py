@@ -1,0 +1,198 @@
+"""The models that are trained: a table of architectures with random weights; nothing is downloaded.
+
+Dropout is off, so that the same seed gives every contender the same loss.
+"""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxamp.errors import OptionError
+from fxamp.tools.bench.train.small_models import MLP, Experts
+
+#: A batch: the model's keyword arguments, on the CPU.
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Model:
+    """How to build a model and one batch for it, from the same dimensions.
+
+    ``build(**dimensions)`` gives a module that returns its loss, or a transformers output with ``.loss``.
+    ``batch(**dimensions)`` draws one batch from torch's global generator. ``sizes`` holds the dimensions by ``--size``.
+    """
+
+    build: Callable[..., nn.Module]
+    batch: Callable[..., Batch]
+    sizes: Mapping[str, Mapping[str, int]]
+    needs: str = ""
+
+
+def require(name: str) -> None:
+    """Raise OptionError if the model ``name`` needs a package that is not installed."""
+    needs = MODELS[name].needs
+    if needs and importlib.util.find_spec(needs) is None:
+        raise OptionError(f"--model {name} needs {needs}, which is not installed: pip install {needs}")
+
+
+def build(name: str, size: str, seed: int, batches: int) -> tuple[nn.Module, list[Batch]]:
+    """The model in training mode and ``batches`` batches, on the CPU; the same for the same seed."""
+    model = MODELS[name]
+    torch.manual_seed(seed)
+    return model.build(**model.sizes[size]).train(), [model.batch(**model.sizes[size]) for _ in range(batches)]
+
+
+def _gpt2(layers: int, width: int, heads: int, vocabulary: int, length: int, **_: int) -> nn.Module:
+    hf = _transformers()
+    config = hf.GPT2Config(
+        n_layer=layers,
+        n_embd=width,
+        n_head=heads,
+        vocab_size=vocabulary,
+        n_positions=length,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+        attn_pdrop=0.0,
+        embd_pdrop=0.0,
+        resid_pdrop=0.0,
+    )
+    model: nn.Module = hf.GPT2LMHeadModel(config)
+    return model
+
+
+def _bert(layers: int, width: int, heads: int, vocabulary: int, length: int, **_: int) -> nn.Module:
+    hf = _transformers()
+    config = hf.BertConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        vocab_size=vocabulary,
+        max_position_embeddings=length,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    model: nn.Module = hf.BertForMaskedLM(config)
+    return model
+
+
+def _vit(layers: int, width: int, heads: int, image: int, patch: int, classes: int, **_: int) -> nn.Module:
+    hf = _transformers()
+    config = hf.ViTConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        image_size=image,
+        patch_size=patch,
+        num_labels=classes,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    model: nn.Module = hf.ViTForImageClassification(config)
+    return model
+
+
+def _resnet(width: int, depth: int, classes: int, **_: int) -> nn.Module:
+    """ResNet-50 (He et al. 2015) with ``depth`` of its four stages, of 3, 4, 6 and 3 bottleneck blocks."""
+    hf = _transformers()
+    config = hf.ResNetConfig(
+        embedding_size=width,
+        hidden_sizes=[4 * width * 2**stage for stage in range(depth)],
+        depths=[3, 4, 6, 3][:depth],
+        num_labels=classes,
+    )
+    model: nn.Module = hf.ResNetForImageClassification(config)
+    return model
+
+
+def _mlp(layers: int, width: int, classes: int, **_: int) -> nn.Module:
+    return MLP(layers, width, classes)
+
+
+def _experts(width: int, hidden: int, experts: int, classes: int, **_: int) -> nn.Module:
+    return Experts(width, hidden, experts, classes)
+
+
+def _transformers() -> Any:
+    """Imported when a model needs it; untyped, as its own types do not fit its arguments."""
+    return import_module("transformers")
+
+
+def _text(batch: int, length: int, vocabulary: int, **_: int) -> Batch:
+    tokens = torch.randint(vocabulary, (batch, length))
+    return {"input_ids": tokens, "labels": tokens}
+
+
+def _images(batch: int, image: int, classes: int, **_: int) -> Batch:
+    return {"pixel_values": torch.randn(batch, 3, image, image), "labels": torch.randint(classes, (batch,))}
+
+
+def _points(batch: int, width: int, classes: int, **_: int) -> Batch:
+    return {"inputs": torch.randn(batch, width), "targets": torch.randint(classes, (batch,))}
+
+
+_SMALL_TEXT = {"layers": 2, "width": 64, "heads": 4, "vocabulary": 512, "length": 32, "batch": 2}
+
+MODELS: dict[str, Model] = {
+    "gpt2-124m": Model(
+        _gpt2,
+        _text,
+        {
+            "tiny": _SMALL_TEXT,
+            "full": {"layers": 12, "width": 768, "heads": 12, "vocabulary": 50257, "length": 1024, "batch": 8},
+        },
+        needs="transformers",
+    ),
+    "bert-base": Model(
+        _bert,
+        _text,
+        {
+            "tiny": _SMALL_TEXT,
+            "full": {"layers": 12, "width": 768, "heads": 12, "vocabulary": 30522, "length": 512, "batch": 16},
+        },
+        needs="transformers",
+    ),
+    "resnet50": Model(
+        _resnet,
+        _images,
+        {
+            "tiny": {"width": 8, "depth": 1, "classes": 10, "image": 32, "batch": 2},
+            "full": {"width": 64, "depth": 4, "classes": 1000, "image": 224, "batch": 64},
+        },
+        needs="transformers",
+    ),
+    "vit-b": Model(
+        _vit,
+        _images,
+        {
+            "tiny": {"layers": 2, "width": 64, "heads": 4, "image": 32, "patch": 8, "classes": 10, "batch": 2},
+            "full": {"layers": 12, "width": 768, "heads": 12, "image": 224, "patch": 16, "classes": 1000, "batch": 64},
+        },
+        needs="transformers",
+    ),
+    "mlp": Model(
+        _mlp,
+        _points,
+        {
+            "tiny": {"layers": 3, "width": 64, "classes": 10, "batch": 32},
+            "full": {"layers": 8, "width": 4096, "classes": 1000, "batch": 4096},
+        },
+    ),
+    "moe-tiny": Model(
+        _experts,
+        _points,
+        {
+            "tiny": {"width": 64, "hidden": 128, "experts": 4, "classes": 10, "batch": 64},
+            "full": {"width": 1024, "hidden": 4096, "experts": 8, "classes": 1000, "batch": 16384},
+        },
+    ),
+}
+
+SIZES = ("tiny", "full")

@@ -1,0 +1,103 @@
+"""What was measured, as plain values: what ``--json`` prints, tables show and charts draw."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fxamp.tools.bench.spread import Spread, spread
+from fxamp.tools.bench.train.plan import Plan
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One contender's numbers.
+
+    ``seconds``: of a step, one value a round. ``cpu_seconds``: CPU time of the process for it, which other work on the
+    machine disturbs less; of a GPU's step it is the host's part. ``cold`` and ``warm``: seconds of compiling with empty
+    caches, and again in another process with those caches; None for eager code. ``graphs``: compiled graphs at the end,
+    of which ``graphs_at_first`` were compiled by the first steps; ``breaks``: graph breaks. ``losses``: of every step.
+    ``observed``: the fields of :class:`~fxamp.tools.bench.train.observe.Observed`. ``failed``: why there are no
+    numbers, ``""`` if there are.
+    """
+
+    name: str
+    label: str
+    seconds: tuple[float, ...] = ()
+    cpu_seconds: tuple[float, ...] = ()
+    cold: float | None = None
+    warm: float | None = None
+    graphs: int = 0
+    graphs_at_first: int = 0
+    breaks: int = 0
+    losses: tuple[float, ...] = ()
+    loss_scale: float | None = None
+    observed: Mapping[str, Any] = field(default_factory=dict)
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All contenders of one plan on one machine; ratios are taken to ``baseline``, losses compared with ``float32``."""
+
+    plan: Plan
+    machine: Mapping[str, str]
+    baseline: str
+    float32: str
+    contenders: tuple[Measured, ...]
+
+    def named(self, name: str) -> Measured | None:
+        """The contender of that name, None if it is not there or failed."""
+        return next((each for each in self.contenders if each.name == name and not each.failed), None)
+
+    def step_ratio(self, measured: Measured) -> Spread | None:
+        """Time of a step over the baseline's, taken round by round: both were measured within seconds of each other."""
+        base = self.named(self.baseline)
+        return None if base is None else _ratios(measured.seconds, base.seconds)
+
+    def cpu_ratio(self, measured: Measured) -> Spread | None:
+        """CPU time of a step over the baseline's, round by round."""
+        base = self.named(self.baseline)
+        return None if base is None else _ratios(measured.cpu_seconds, base.cpu_seconds)
+
+    def ratio(self, measured: Measured, name: str) -> float | None:
+        """A number of ``observed``, or the field ``name``, over the baseline's; None without either, or over zero."""
+        base = self.named(self.baseline)
+        mine, theirs = value_of(measured, name), None if base is None else value_of(base, name)
+        return None if mine is None or not theirs else mine / theirs
+
+    def loss_distance(self, measured: Measured) -> float | None:
+        """The last loss less float32's."""
+        reference = self.named(self.float32)
+        if reference is None or measured.failed:
+            return None
+        return measured.losses[-1] - reference.losses[-1]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        contenders = [asdict(each) | self._derived(each) for each in self.contenders]
+        return {"version": 1, **asdict(self), "contenders": contenders}
+
+    def _derived(self, each: Measured) -> dict[str, Any]:
+        ratio, cpu_ratio = self.step_ratio(each), self.cpu_ratio(each)
+        return {
+            "step": None if each.failed else asdict(spread(each.seconds)),
+            "step_ratio": None if ratio is None else asdict(ratio),
+            "cpu_ratio": None if cpu_ratio is None else asdict(cpu_ratio),
+            "ratios": {name: self.ratio(each, name) for name in RATIOS},
+            "loss_distance": self.loss_distance(each),
+        }
+
+
+#: The numbers that are also given as ratios to the baseline's.
+RATIOS = ("memory_peak", "memory_activations", "cold", "warm", "casts", "cast_bytes")
+
+
+def _ratios(mine: Sequence[float], theirs: Sequence[float]) -> Spread | None:
+    """None if either was not measured."""
+    return spread([a / b for a, b in zip(mine, theirs, strict=True)]) if mine and theirs else None
+
+
+def value_of(measured: Measured, name: str) -> float | None:
+    """A number by its name: of ``observed``, or a field; None if there is none."""
+    value = measured.observed.get(name, getattr(measured, name, None))
+    return None if value is None else float(value)

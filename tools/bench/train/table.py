@@ -1,0 +1,145 @@
+"""A comparison as a table, for a terminal or as Markdown: ratios first, absolute numbers under the machine's name."""
+
+from collections.abc import Callable, Sequence
+
+from tabulate import tabulate
+
+from fxamp.tools.bench.spread import Spread, spread
+from fxamp.tools.bench.train.result import Comparison, Measured, value_of
+
+_Cell = Callable[[Comparison, Measured], str]
+MISSING = "-"
+
+
+def table(comparison: Comparison, markdown: bool = False) -> str:
+    """Title, table and notes. A column a contender; ``-`` where a number does not exist or cannot be measured."""
+    working = [each for each in comparison.contenders if not each.failed]
+    rows = [(name, *(cell(comparison, each) for each in working)) for name, cell in _ROWS.items()]
+    kept = [row for row in rows if set(row[1:]) != {MISSING}]
+    headers = ("", *(each.label for each in working))
+    drawn = tabulate(kept, headers, tablefmt="github" if markdown else "simple", disable_numparse=True)
+    return "\n\n".join([title(comparison), drawn, _notes(comparison, markdown)])
+
+
+def title(comparison: Comparison) -> str:
+    """What was trained, on what, with what."""
+    plan, facts = comparison.plan, dict(comparison.machine)
+    versions = ", ".join(f"{name} {version}" for name, version in facts.items() if name != "device")
+    lowered = "" if plan.lowering == "inductor" else f", lowered by {plan.lowering}"
+    clipped = "" if plan.max_norm is None else f" clipped to {plan.max_norm:g}"
+    what = f"{plan.model} ({plan.size}), {plan.optimizer}{clipped}, dtype {plan.dtype}{lowered}"
+    return f"{what}, on {facts['device']}; {versions}"
+
+
+def _notes(comparison: Comparison, markdown: bool) -> str:
+    plan = comparison.plan
+    base = comparison.named(comparison.baseline)
+    notes = [
+        f"Ratios are to {base.label}. Time: median [quartiles] of {plan.rounds} rounds of {plan.steps} steps each, the "
+        "contenders in turn, each ratio taken within its round."
+        if base
+        else f"No ratios: the baseline {comparison.baseline} gave no numbers.",
+    ]
+    how = {each.observed["memory_how"] for each in comparison.contenders if each.observed}
+    notes += [f"Memory: tensors, by {', '.join(sorted(how))}."] if how else []
+    notes += [f"{each.label} failed: {each.failed}" for each in comparison.contenders if each.failed]
+    return "\n".join(f"- {note}" if markdown else note for note in notes)
+
+
+def _step_ratio(comparison: Comparison, each: Measured) -> str:
+    ratio = comparison.step_ratio(each)
+    return MISSING if ratio is None else _spread(ratio)
+
+
+def _cpu_ratio(comparison: Comparison, each: Measured) -> str:
+    ratio = comparison.cpu_ratio(each)
+    return MISSING if ratio is None else _spread(ratio)
+
+
+def _step(comparison: Comparison, each: Measured) -> str:
+    return _milliseconds(each.seconds)
+
+
+def _cpu(comparison: Comparison, each: Measured) -> str:
+    return _milliseconds(each.cpu_seconds) if each.cpu_seconds else MISSING
+
+
+def _milliseconds(seconds: Sequence[float]) -> str:
+    return _spread(spread([1e3 * value for value in seconds]))
+
+
+def _ratio(name: str, show: Callable[[float], str]) -> _Cell:
+    """A ratio with the number itself in brackets."""
+
+    def cell(comparison: Comparison, each: Measured) -> str:
+        value, ratio = value_of(each, name), comparison.ratio(each, name)
+        if value is None:
+            return MISSING
+        return show(value) if ratio is None else f"{ratio:.2f} ({show(value)})"
+
+    return cell
+
+
+def _plain(name: str, show: Callable[[float], str]) -> _Cell:
+    def cell(comparison: Comparison, each: Measured) -> str:
+        value = value_of(each, name)
+        return MISSING if value is None else show(value)
+
+    return cell
+
+
+def _graphs(comparison: Comparison, each: Measured) -> str:
+    later = each.graphs - each.graphs_at_first
+    return f"{each.graphs}" + (f", {later} of them late" if later else "")
+
+
+def _loss(comparison: Comparison, each: Measured) -> str:
+    return f"{each.losses[-1]:.4f}, step {len(each.losses)}"
+
+
+def _distance(comparison: Comparison, each: Measured) -> str:
+    distance = comparison.loss_distance(each)
+    return MISSING if distance is None else f"{distance:+.1e}" if distance else "0"
+
+
+def _spread(value: Spread) -> str:
+    return f"{value.median:.2f} [{value.low:.2f}, {value.high:.2f}]"
+
+
+def size(count: float) -> str:
+    """Bytes for people: ``"1.5 MB"``."""
+    for unit in ("B", "kB", "MB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s"
+
+
+def _count(value: float) -> str:
+    return f"{value:g}"
+
+
+_ROWS: dict[str, _Cell] = {
+    "step, ratio": _step_ratio,
+    "step, ms": _step,
+    "its CPU time, ratio": _cpu_ratio,
+    "its CPU time, ms": _cpu,
+    "peak memory": _ratio("memory_peak", size),
+    "held for the backward": _ratio("memory_activations", size),
+    "compiling, empty caches": _ratio("cold", _seconds),
+    "compiling, warm caches": _ratio("warm", _seconds),
+    "graphs": _graphs,
+    "graph breaks": _plain("breaks", _count),
+    "casts in the forward": _plain("casts", _count),
+    "bytes cast there": _plain("cast_bytes", size),
+    "host syncs a step": _plain("host_syncs", _count),
+    "update, bytes/parameter": _plain("update_bytes", lambda value: f"{value:.1f}"),
+    "check in the backward, bytes/parameter": _plain("check_bytes", lambda value: f"{value:.1f}" if value else MISSING),
+    "loss": _loss,
+    "loss less float32's": _distance,
+    "loss scale": _plain("loss_scale", _count),
+}

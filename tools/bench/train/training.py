@@ -1,0 +1,128 @@
+"""One contender's model, optimizer and scaler, and its training step."""
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxamp.backend.report import Report, report
+from fxamp.scaler import GradScaler
+from fxamp.tools.bench.train.contenders import Contender
+from fxamp.tools.bench.train.models import build
+from fxamp.tools.bench.train.plan import FUSED, OPTIMIZERS, Plan
+
+#: Batches that the steps go through in turn.
+BATCHES = 4
+RATE = 1e-3
+
+
+class Training:
+    """Trains ``plan.model`` in the contender's way. Every step's loss stays on its device until it is asked for."""
+
+    def __init__(self, plan: Plan, contender: Contender) -> None:
+        module, batches = build(plan.model, plan.size, plan.seed, BATCHES)
+        self.plan = plan
+        self.contender = contender
+        self.module = module.to(plan.device)
+        self.batches = [{name: value.to(plan.device) for name, value in batch.items()} for batch in batches]
+        self.optimizer = _optimizer(self.module, plan, contender)
+        self.scaler = _scaler(plan, contender)
+        start = time.perf_counter()
+        self.compiled = _compiled(self.module, plan, contender, self.scaler)
+        #: Seconds of the call of torch.compile, which imports what it needs; the graphs are compiled by first steps.
+        self.compile_call = time.perf_counter() - start
+        self._losses: list[Tensor] = []
+
+    def forward(self) -> Tensor:
+        """The loss of the batch whose turn it is."""
+        with self._autocast():
+            result = self.compiled(**self.batches[len(self._losses) % BATCHES])
+        loss: Tensor = result if isinstance(result, Tensor) else result.loss
+        self._losses.append(loss.detach())
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the loss, scaled where there is a scaler."""
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def update(self) -> None:
+        """Clip if that is planned, then parameters and scale."""
+        if self.plan.max_norm is not None:
+            self._clip(self.plan.max_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def clear(self) -> None:
+        """No gradients are left."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """One whole training step; waits for no device."""
+        self.backward(self.forward())
+        self.update()
+        self.clear()
+
+    def wait(self) -> None:
+        """Until the device has done all that it was given."""
+        if self.plan.device == "cuda":
+            torch.cuda.synchronize()
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of every step so far, before that step's update."""
+        return [loss.item() for loss in self._losses]
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The scale as it is now, None without a scaler."""
+        if not self.scaler.is_enabled():
+            return None
+        return self.scaler.loss_scale if isinstance(self.scaler, GradScaler) else self.scaler.get_scale()
+
+    @property
+    def report(self) -> Report | None:
+        """What fxamp did; None for the other contenders."""
+        return report(self.compiled) if self.contender.compiler == "fxamp" else None
+
+    def _clip(self, max_norm: float) -> None:
+        if isinstance(self.scaler, GradScaler):
+            self.scaler.clip_grad_norm_(self.optimizer, max_norm)
+            return
+        self.scaler.unscale_(self.optimizer)
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if not self.contender.autocast:
+            return nullcontext()
+        return torch.autocast(self.plan.device, getattr(torch, self.plan.lower_dtype))
+
+
+def _optimizer(module: torch.nn.Module, plan: Plan, contender: Contender) -> torch.optim.Optimizer:
+    fused = {"fused": True} if contender.fused and plan.optimizer in FUSED else {}
+    made: torch.optim.Optimizer = getattr(torch.optim, plan.optimizer)(
+        module.parameters(), lr=RATE, **OPTIMIZERS[plan.optimizer], **fused
+    )
+    return made
+
+
+def _scaler(plan: Plan, contender: Contender) -> torch.amp.GradScaler:
+    enabled = bool(contender.scaler) and plan.lower_dtype == "float16"
+    if contender.scaler == "fxamp":
+        lowering = "inductor" if plan.lowering == "inductor" else "aot_eager"
+        options = {"step_lowering": lowering, **contender.scaler_options}
+        return GradScaler(plan.device, enabled=enabled, **options)
+    return torch.amp.GradScaler(plan.device, enabled=enabled)
+
+
+def _compiled(module: torch.nn.Module, plan: Plan, contender: Contender, scaler: torch.amp.GradScaler) -> Any:
+    if not contender.compiler:
+        return module
+    if contender.compiler == "torch":
+        return torch.compile(module, backend=plan.lowering)
+    policy = "auto" if plan.dtype == "auto" else f"{plan.device}-{plan.dtype}"
+    options = {"policy": policy, "lowering": plan.lowering, **contender.options}
+    if scaler.is_enabled():
+        options["scaler"] = scaler
+    return torch.compile(module, backend="fxamp", options=options)

@@ -1,0 +1,113 @@
+"""One contender in a process of its own: trains when it is told to, and answers with numbers.
+
+It reads one JSON object a line from stdin, and writes one for each to where stdout was; anything else that is printed
+goes to stderr. First the plan: ``{"plan": {...}, "contender": NAME}``. Then any of the requests in ``_ANSWERS``.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+#: Steps before anything is timed: the first compiles, later ones could again.
+WARM_UP = 3
+
+
+def main() -> int:
+    """Serve until stdin ends. An error is one answer ``{"error": text}``, its traceback goes to stderr; status 1."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        _serve(sys.stdin, answers)
+    except Exception as error:
+        _answer(answers, {"error": f"{type(error).__name__}: {_first_line(error)}"})
+        raise
+    return 0
+
+
+def _serve(requests: TextIO, answers: TextIO) -> None:
+    training = None
+    for line in requests:
+        request = json.loads(line)
+        if training is None:
+            training = _start(request)
+            _answer(answers, {})
+            continue
+        _answer(answers, _ANSWERS[request["do"]](training, **request.get("with", {})))
+
+
+def _start(request: dict[str, Any]) -> Any:
+    import torch
+
+    from fxamp.tools.bench.train.contenders import CONTENDERS
+    from fxamp.tools.bench.train.plan import Plan
+    from fxamp.tools.bench.train.training import Training
+
+    plan = Plan(**request["plan"])
+    if plan.device == "cpu":
+        torch.set_num_threads(plan.threads)
+    return Training(plan, CONTENDERS[request["contender"]])
+
+
+def _warm_up(training: Any) -> dict[str, Any]:
+    """Seconds of the call of torch.compile and of each of the first steps, and what Dynamo counted in them."""
+    from torch._dynamo.utils import counters
+
+    seconds = [_timed(training, 1) for _ in range(WARM_UP)]
+    return {
+        "compile_call": training.compile_call,
+        "seconds": seconds,
+        "graphs": counters["stats"]["unique_graphs"],
+        "breaks": sum(counters["graph_break"].values()),
+    }
+
+
+def _steps(training: Any, count: int) -> dict[str, Any]:
+    """Seconds of one of ``count`` steps, on average, elapsed and of this process's CPU time.
+
+    A step before them, not timed, refills the caches.
+    """
+    training.step()
+    before = time.process_time()
+    elapsed = _timed(training, count)
+    return {"seconds": elapsed / count, "cpu": (time.process_time() - before) / count}
+
+
+def _observe(training: Any) -> dict[str, Any]:
+    """Losses, loss scale and compiled graphs so far, then the counts of more steps."""
+    from torch._dynamo.utils import counters
+
+    from fxamp.tools.bench.train.observe import observe
+
+    answer = {
+        "losses": training.losses,
+        "loss_scale": training.loss_scale,
+        "graphs": counters["stats"]["unique_graphs"],
+    }
+    return answer | {"observed": observe(training).as_dict()}
+
+
+def _timed(training: Any, count: int) -> float:
+    training.wait()
+    start = time.perf_counter()
+    for _ in range(count):
+        training.step()
+    training.wait()
+    return time.perf_counter() - start
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
+def _answer(answers: TextIO, value: dict[str, Any]) -> None:
+    answers.write(json.dumps(value) + "\n")
+    answers.flush()
+
+
+_ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {"warm_up": _warm_up, "steps": _steps, "observe": _observe}
+
+if __name__ == "__main__":
+    raise SystemExit(main())

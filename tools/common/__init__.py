@@ -1,0 +1,1 @@
+"""What the tools share: command lines, charts, and facts about the machine."""

@@ -1,0 +1,135 @@
+"""fxamp-demo: train a small GPT in float32 and in mixed precision, and show both side by side.
+
+The text is the source of Python's own standard library. Everything but the backend is the same for both: the model,
+the seed, the batches, the optimizer.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fxamp.backend.options import LOWERINGS
+from fxamp.errors import OptionError
+from fxamp.policy import Policy
+from fxamp.scaler import GradScaler
+from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
+from fxamp.tools.common.line_chart import Curve, line_chart, smooth
+from fxamp.tools.demo.model import Size
+from fxamp.tools.demo.table import table, verdict
+from fxamp.tools.demo.text import VOCABULARY, standard_library
+from fxamp.tools.demo.train import Plan, Run, train
+
+_TINY = Size(layers=2, heads=4, width=64, length=64, vocabulary=VOCABULARY)
+#: GPT-2's smallest: 124 million parameters, and 39 million in a head of its own. The text uses 256 tokens; the
+#: vocabulary is GPT-2's, rounded up to a multiple of 64, so that the last matrix product has its real cost.
+_REAL = Size(layers=12, heads=12, width=768, length=1024, vocabulary=50304)
+
+#: By device: what is trained there, and the policy.
+_PLANS = {
+    "cpu": (Plan(_TINY, batch=8, steps=120, rate=3e-3, device="cpu", seed=0), "cpu-bfloat16"),
+    "cuda": (Plan(_REAL, batch=8, steps=200, rate=3e-4, device="cuda", seed=0), "auto"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 0, or 2 after a user's mistake."""
+    given = _parser().parse_args(arguments)
+    return guarded("fxamp-demo", lambda: _demo(given))
+
+
+def _parser() -> Parser:
+    parser = Parser("fxamp-demo", "Train a small GPT in float32 and through fxamp, from the same seed, and compare.")
+    parser.add_argument(
+        "--device", type=one_of(*_PLANS), default="cpu", help="cpu (a tiny model) or cuda (GPT-2's size)"
+    )
+    parser.add_argument(
+        "--policy",
+        help='built-in name, .toml file, or "auto" (cpu-bfloat16 on cpu, auto on cuda); float16 brings a scaler',
+    )
+    parser.add_argument("--lowering", type=one_of(*LOWERINGS), help="inductor (default), aot_eager or eager")
+    parser.add_argument("--steps", type=positive, help="training steps: 120 on cpu, 200 on cuda")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the batches (default 0)")
+    parser.add_argument("--threads", type=positive, default=1, help="CPU threads; 1 gives steady times (default)")
+    parser.add_argument("--picture", type=Path, default=Path("fxamp-demo.svg"), help="where the loss curves go (SVG)")
+    return parser
+
+
+def _demo(given: argparse.Namespace) -> None:
+    plan, policy = _chosen(given)
+    lowering = given.lowering or _usable_lowering(plan.device)
+    text = standard_library()
+    _say(f"text: {text.files} files of {text.folder}, {len(text.train) / 1e6:.1f} MB to train on")
+    size = plan.size
+    _say(f"model: {size.layers} layers, width {size.width}; {plan.steps} steps of {plan.batch} x {size.length} bytes")
+    before = torch.get_num_threads()
+    torch.set_num_threads(given.threads)
+    try:
+        reference = train("float32", plan, text, {"backend": lowering}, sys.stderr)
+        options: dict[str, Any] = {"policy": policy, "lowering": lowering}
+        scaler = _scaler(policy, plan.device)
+        if scaler is not None:
+            options["scaler"] = scaler
+        other = train("fxamp", plan, text, {"backend": "fxamp", "options": options}, sys.stderr, scaler)
+    finally:
+        torch.set_num_threads(before)
+    print(table(reference, other))
+    given.picture.write_text(picture(reference, other))
+    print(f"\n{verdict(reference, other, plan.device)}\nThe loss curves are in {given.picture}")
+
+
+def _chosen(given: argparse.Namespace) -> tuple[Plan, str]:
+    """The plan and the policy, checked before anything is trained."""
+    plan, policy = _PLANS[given.device]
+    changes: dict[str, Any] = {"steps": given.steps or plan.steps, "seed": given.seed}
+    policy = given.policy or policy
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("--device cuda: this machine has no CUDA device that torch can use; accepted here: cpu")
+    if policy != "auto":
+        Policy.load(policy).resolve(given.device)
+    if not given.picture.absolute().parent.is_dir():
+        raise OptionError(f"--picture {given.picture}: there is no folder {given.picture.absolute().parent}")
+    return Plan(**{**vars(plan), **changes}), policy
+
+
+def _scaler(policy: str, device: str) -> GradScaler | None:
+    """A scaler where the policy computes in float16, whose gradients underflow without one."""
+    if policy == "auto" or Policy.load(policy).lower_precision_fp != "float16":
+        return None
+    return GradScaler(device)
+
+
+def _usable_lowering(device: str) -> str:
+    """Inductor, if it can compile for the CPU here; else AOTAutograd alone, said plainly."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    if device != "cpu":
+        return "inductor"
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        _say("no C++ compiler found, which Inductor needs on a CPU: both runs use the lowering aot_eager")
+        return "aot_eager"
+    return "inductor"
+
+
+def picture(reference: Run, other: Run) -> str:
+    """Both loss curves as SVG; each point is the mean of the last ten steps."""
+    policy = other.records[0].policy if other.records else "float32"
+    curves = (
+        Curve(reference.label, smooth(reference.losses, 10), "#f4a261", 6),
+        Curve(f"{other.label}, {policy}", smooth(other.losses, 10), "#1d3557", 1.8),
+    )
+    return line_chart("A small GPT learns Python", curves, "step", "loss, nats a byte (mean of 10 steps)")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

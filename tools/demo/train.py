@@ -1,0 +1,118 @@
+"""One column of the demo: the same model, trained from the same seed on the same batches, by one backend."""
+
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from fxamp.backend import registry
+from fxamp.pipeline import GraphRecord
+from fxamp.scaler import GradScaler
+from fxamp.tools.demo.model import GPT, Size
+from fxamp.tools.demo.progress import Progress
+from fxamp.tools.demo.text import Text
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained and how, in both columns. ``rate`` is AdamW's learning rate, ``batch`` counts passages."""
+
+    size: Size
+    batch: int
+    steps: int
+    rate: float
+    device: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one training did.
+
+    ``losses``: nats a token, one a step, before that step's update. ``held_out``: the same on text never trained on,
+    after the last step. ``compiling``: seconds of the first step. ``rate``: steps a second, of the median later step.
+    ``records``: what fxamp did to each graph; empty for float32. ``scale`` and ``skipped``: the loss scale at the end
+    and the number of skipped steps, None without a scaler.
+    """
+
+    label: str
+    losses: tuple[float, ...]
+    held_out: float
+    parameters: int
+    graphs: int
+    compiling: float
+    rate: float
+    records: tuple[GraphRecord, ...] = field(default=())
+    scale: float | None = None
+    skipped: int | None = None
+
+    @property
+    def last(self) -> float:
+        """The mean loss of the last ten steps: single batches differ by more than the columns do."""
+        return statistics.fmean(self.losses[-10:])
+
+
+def train(
+    label: str,
+    plan: Plan,
+    text: Text,
+    compiler: Mapping[str, Any],
+    stream: TextIO,
+    scaler: GradScaler | None = None,
+) -> Run:
+    """Train a GPT compiled by ``torch.compile(model, **compiler)`` and report progress on ``stream``.
+
+    ``scaler`` is the one that ``compiler`` gives to the backend, if it does.
+    """
+    graphs, records = counters["stats"]["unique_graphs"], registry.count()
+    torch.manual_seed(plan.seed)
+    model = GPT(plan.size).to(plan.device)
+    compiled = torch.compile(model, **compiler)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.rate)
+    batches = torch.Generator().manual_seed(plan.seed)
+    losses: list[float] = []
+    seconds: list[float] = []
+    with Progress(label, plan.steps, stream) as progress:
+        for step in range(1, plan.steps + 1):
+            start = time.perf_counter()
+            inputs = _moved(text.batch(plan.batch, plan.size.length, batches), plan.device)
+            losses.append(_step(compiled, optimizer, scaler or GradScaler(plan.device, enabled=False), inputs))
+            seconds.append(time.perf_counter() - start)
+            progress.step(step, losses[-1])
+    return Run(
+        label=label,
+        losses=tuple(losses),
+        held_out=_examine(compiled, plan, text),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        graphs=counters["stats"]["unique_graphs"] - graphs,
+        compiling=seconds[0],
+        rate=1 / statistics.median(seconds[1:] or seconds),
+        records=tuple(registry.recent(records)),
+        scale=scaler.loss_scale if scaler else None,
+        skipped=scaler.skipped_steps if scaler else None,
+    )
+
+
+def _step(compiled: Any, optimizer: torch.optim.Optimizer, scaler: GradScaler, inputs: tuple[Tensor, Tensor]) -> float:
+    loss: Tensor = compiled(*inputs)
+    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def _examine(compiled: Any, plan: Plan, text: Text, batches: int = 4) -> float:
+    """The mean loss on held-out text. Gradients stay enabled, or the model would be compiled a second time."""
+    inputs, targets = text.examination(batches * plan.batch, plan.size.length)
+    parts = zip(inputs.chunk(batches), targets.chunk(batches), strict=True)
+    return statistics.fmean(compiled(*_moved(part, plan.device)).item() for part in parts)
+
+
+def _moved(pair: tuple[Tensor, Tensor], device: str) -> tuple[Tensor, Tensor]:
+    return pair[0].to(device), pair[1].to(device)
