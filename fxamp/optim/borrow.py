@@ -48,6 +48,21 @@ def replaced_step(optimizer: torch.optim.Optimizer) -> bool:
     return own is not None and inspect.unwrap(own) is not inspect.unwrap(type(optimizer).step)
 
 
+def wrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
+    """An optimizer that ``optimizer`` holds, as ZeroRedundancyOptimizer does; None if it holds none.
+
+    Its step would call that optimizer's, whose parameters and state are its own: they are not borrowed, so a trace
+    would run on the real ones.
+    """
+    held = [value for name, value in vars(optimizer).items() if name not in COMMON]
+    for value in held:
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        for item in items:
+            if isinstance(item, torch.optim.Optimizer) and item is not optimizer:
+                return item
+    return None
+
+
 @contextmanager
 def tracing_flag() -> Iterator[None]:
     """torch's optimizers take the path that they take under torch.compile: no value is read on the host."""

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from fxamp.optim.borrow import MakesStateError, RefusedError, needs_arguments, replaced_step
+from fxamp.optim.borrow import (
+    MakesStateError,
+    RefusedError,
+    needs_arguments,
+    replaced_step,
+    wrapped_optimizer,
+)
 from fxamp.optim.complete import complete_state
 from fxamp.optim.layout import Layout, glance, read_layout, settings_of
 from fxamp.optim.lower import Lowered, Wish, decompositions, lower_step, must_lift
@@ -93,6 +99,9 @@ class GuardedStep:
                 raise RefusedError("its step is called with a closure or other arguments")
             if replaced_step(optimizer):
                 raise RefusedError("its step was replaced by another function")
+            inner = wrapped_optimizer(optimizer)
+            if inner is not None:
+                raise RefusedError(f"its step calls that of another optimizer, {type(inner).__name__}")
             return self._prepare(optimizer, Wish(scaled, clipped, True, self._lowering, self._mode))
         except MakesStateError as made:
             log.debug("%s: the host decides on this step: %s", type(optimizer).__name__, made)
