@@ -12,7 +12,7 @@ from fxamp.scaler.checks import parameters_with_gradients
 from fxamp.scaler.graph_mode import GraphMode
 from fxamp.scaler.outcomes import Outcomes
 from fxamp.scaler.skip_choice import SkipChoice
-from fxamp.scaler.state import total_found_inf
+from fxamp.scaler.state import require_whole, total_found_inf
 
 
 class DeviceMode(GraphMode):
@@ -65,6 +65,7 @@ class DeviceMode(GraphMode):
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         self._check_scale_growth_tracker("clip_grad_norm_")
         state = self._per_optimizer_states[id(optimizer)]
+        require_whole(optimizer, state)
         if state["stage"] is OptState.STEPPED:
             raise RuntimeError("clip_grad_norm_() is being called after step().")
         if state["coefficient"] is not None:

@@ -56,21 +56,30 @@ def _has_values(state: Any) -> bool:
     return any(value is not None for value in values)
 
 
+def has_float16_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a gradient is float16: only the step itself may divide it, which does not round it to float16."""
+    return any(
+        parameter.grad is not None and parameter.grad.dtype == torch.float16
+        for parameter in parameters_with_gradients(optimizer)
+    )
+
+
 def step(
-    optimizer: Any, found_inf: Tensor, scale: Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    optimizer: Any, found_inf: Tensor, scale: Tensor | None, first: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, bool | Tensor]:
-    """Call the optimizer's step with its two attributes lent to it; waits for the device only where state is lacking.
+    """Call the optimizer's step with its two attributes lent to it; waits for the device only in a first step.
 
     Args:
         optimizer: one that decides on the device.
         found_inf: 0-dim float32, nonzero to skip.
         scale: 0-dim float32 that its gradients still hold as a factor; None if they are true.
+        first: whether the step will make state, see :func:`lacks_state`.
         args, kwargs: for the optimizer's step.
 
     Returns:
         What the step returned, and whether it skipped: a bool, or ``found_inf`` where only the device knows.
     """
-    skipped = bool(found_inf.item()) if lacks_state(optimizer) else found_inf
+    skipped = bool(found_inf.item()) if first else found_inf
     if skipped is True:
         return None, True
     own = getattr(optimizer, "grad_scale", None)

@@ -19,7 +19,14 @@ from fxamp.scaler.outcomes import Outcomes
 from fxamp.scaler.outputs import map_tensors
 from fxamp.scaler.scale_update import adapt_scale_, set_scale_
 from fxamp.scaler.skip_choice import SkipChoice
-from fxamp.scaler.state import ScaleBounds, SkipCount, StepResult, fresh_optimizer_state, total_found_inf
+from fxamp.scaler.state import (
+    ScaleBounds,
+    SkipCount,
+    StepResult,
+    fresh_optimizer_state,
+    require_whole,
+    total_found_inf,
+)
 
 T = TypeVar("T")
 
@@ -127,13 +134,15 @@ class GradScaler(DeviceMode):
 
         Raises:
             AssertionError: nothing has been scaled yet.
-            RuntimeError: called twice, or after ``step``, since the last update.
+            RuntimeError: called twice, or after ``step``, since the last update; or after a ``step`` that raised inside
+                of a fused optimizer.
             ValueError: a gradient is float16.
         """
         if not self._enabled:
             return
         self._check_scale_growth_tracker("unscale_")
         state = self._per_optimizer_states[id(optimizer)]
+        require_whole(optimizer, state)
         if state["stage"] is OptState.UNSCALED:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
         if state["stage"] is OptState.STEPPED:
@@ -150,7 +159,8 @@ class GradScaler(DeviceMode):
 
         Raises:
             AssertionError: nothing has been scaled yet, or no parameter of the optimizer has a gradient.
-            RuntimeError: called twice since the last update, or with a keyword ``closure``.
+            RuntimeError: called twice since the last update, or with a keyword ``closure``; or the last call raised
+                inside of a fused optimizer, which may have unscaled some of the gradients.
         """
         if not self._enabled:
             value = optimizer.step(*args, **kwargs)
@@ -161,6 +171,7 @@ class GradScaler(DeviceMode):
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is OptState.STEPPED:
             raise RuntimeError("step() has already been called since the last update().")
+        require_whole(optimizer, state)
         value = self._step(optimizer, state, *args, **kwargs)
         state["stage"] = OptState.STEPPED
         self._skips.add(state["skipped"])
@@ -216,7 +227,8 @@ class GradScaler(DeviceMode):
 
     def _step(self, optimizer: torch.optim.Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         clipped = state["coefficient"] is not None
-        prepared = self._ready_to_compile(optimizer, state, clipped, arguments=bool(args or kwargs))
+        given = any(value is not None for value in (*args, *kwargs.values()))
+        prepared = self._ready_to_compile(optimizer, state, clipped, arguments=given)
         if prepared is not None:
             return self._step_compiled(optimizer, state, prepared)
         self._settle(optimizer, state)
@@ -248,11 +260,18 @@ class GradScaler(DeviceMode):
             value = fused.step_with_scaler(optimizer, self, args, kwargs)
             state["skipped"] = total_found_inf(state, scale.device)
             return value
+        first = fused.lacks_state(optimizer)
+        if state["stage"] is OptState.READY and first and not fused.has_float16_gradients(optimizer):
+            # First steps are those that raise. Then it must be known what the gradients hold.
+            self.unscale_(optimizer)
         scaled = state["stage"] is OptState.READY and self._graph is None
         if state["stage"] is OptState.READY:
             self._check_inf_per_device(optimizer)
         found_inf = total_found_inf(state, scale.device)
-        value, state["skipped"] = fused.step(optimizer, found_inf, scale if scaled else None, args, kwargs)
+        # Until the step is through, some of the gradients may be unscaled, and nobody can tell which.
+        state["half_unscaled"] = scaled
+        value, state["skipped"] = fused.step(optimizer, found_inf, scale if scaled else None, first, args, kwargs)
+        state["half_unscaled"] = False
         return value
 
     def _check(

@@ -27,8 +27,24 @@ def fresh_optimizer_state() -> dict[str, Any]:
     The keys ``stage`` and ``found_inf_per_device`` are those of torch's scaler: libraries read them. ``skipped`` is
     False, True, or, where only the device knows, a 0-dim tensor that is nonzero for a skip. ``coefficient`` is what
     ``clip_grad_norm_`` wants gradients multiplied by and nobody has multiplied them by yet: 0-dim float32, or None.
+    ``half_unscaled``: a fused step raised, and may have unscaled some of the gradients.
     """
-    return {"stage": OptState.READY, "found_inf_per_device": {}, "skipped": False, "coefficient": None}
+    return {
+        "stage": OptState.READY,
+        "found_inf_per_device": {},
+        "skipped": False,
+        "coefficient": None,
+        "half_unscaled": False,
+    }
+
+
+def require_whole(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Raise RuntimeError if nobody knows which of the optimizer's gradients are unscaled."""
+    if state["half_unscaled"]:
+        raise RuntimeError(
+            f"{type(optimizer).__name__}.step raised, and may have unscaled some of the gradients: call zero_grad() on "
+            "the optimizer and update() on the scaler, and make the gradients anew"
+        )
 
 
 def total_found_inf(state: dict[str, Any], device: torch.device) -> Tensor:

@@ -101,3 +101,74 @@ def test_skips_decided_on_the_device_are_counted() -> None:
         scaler.update()
     assert skips == [False, True, False, True, True]
     assert scaler.skipped_steps == 3
+
+
+FUSED = [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad]
+
+
+def two_groups(kind: Any) -> tuple[list[torch.Tensor], torch.optim.Optimizer]:
+    own = [torch.ones(2, requires_grad=True), torch.ones(2, 2, requires_grad=True)]
+    arguments = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    return own, kind([{"params": [each]} for each in own], lr=0.1, fused=True, **arguments)
+
+
+def backward(own: list[torch.Tensor], scaler: Any = None) -> None:
+    loss = own[0].sum() + own[1].square().sum()
+    (loss if scaler is None else scaler.scale(loss)).backward()
+
+
+def spoil(own: list[torch.Tensor]) -> None:
+    """The second group's gradient is one that fused steps refuse, when the first group is done."""
+    assert own[1].grad is not None
+    own[1].grad = own[1].grad.to_sparse()
+
+
+def mend(own: list[torch.Tensor]) -> None:
+    assert own[1].grad is not None
+    own[1].grad = own[1].grad.to_dense()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FUSED if kind is not torch.optim.Adagrad])
+def test_a_first_step_that_raises_unscales_once(kind: Any) -> None:
+    """Not Adagrad's, whose state is there from the start: its steps are all alike."""
+    """Not Adagrad's, whose state is there from the start: its steps are all alike."""
+    (own, optimizer), (alone, reference) = two_groups(kind), two_groups(kind)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    backward(own, scaler)
+    backward(alone)
+    for parameters, step in ((own, lambda: scaler.step(optimizer)), (alone, reference.step)):
+        spoil(parameters)
+        with pytest.raises(RuntimeError, match="sparse"):
+            step()
+        mend(parameters)
+        step()
+    scaler.update()
+    assert_same(own, alone)
+    assert_same([p.grad for p in own], [p.grad for p in alone])
+    assert_same(optimizer.state_dict()["state"], reference.state_dict()["state"])
+
+
+@pytest.mark.parametrize("kind", FUSED)
+def test_a_later_step_that_raises_may_not_be_repeated(kind: Any) -> None:
+    """Nobody knows which gradients it has unscaled; those that are made anew are scaled, and the next step is right."""
+    own, optimizer = two_groups(kind)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    backward(own, scaler)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    backward(own, scaler)
+    spoil(own)
+    with pytest.raises(RuntimeError, match="sparse"):
+        scaler.step(optimizer)
+    mend(own)
+    calls = (scaler.step, scaler.unscale_, lambda each: scaler.clip_grad_norm_(each, 1.0))
+    for call in calls:
+        with pytest.raises(RuntimeError, match=rf"{kind.__name__}\.step raised.*zero_grad\(\).*update\(\)"):
+            call(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    for parameters, given in ((own, scaler), (alone := [p.detach().clone().requires_grad_() for p in own], None)):
+        backward(parameters, given)
+    scaler.step(optimizer)
+    assert_same([p.grad for p in own], [p.grad for p in alone])
