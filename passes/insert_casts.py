@@ -2,8 +2,9 @@
 
 1. A node's inputs get the dtypes of its rule (:mod:`fxamp.passes.cast_rules`); without a rule it follows its inputs.
 2. A cast is shared by all who need the value in that dtype where sharing changes no gradient beyond what autocast's
-   own weight cache does: values that need no gradient, and leaves that need one. Other values are cast once a use, so
-   that their gradients are summed in float32; AOTAutograd merges such casts in the forward.
+   own weight cache does: values that need no gradient, and leaves that need one. Other values are cast once a use, and
+   an op that reads one twice uses it twice, so that their gradients are summed in float32; AOTAutograd merges such
+   casts in the forward.
 3. A cast is never shared over a write to the value's memory, nor between grad modes.
 4. An op that would refuse the dtypes it now gets has its inputs cast back to those it was captured with; so has every
    node that fxamp does not understand. What such a node may have written to a cast is copied to where it belongs.
@@ -11,7 +12,7 @@
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,8 +121,7 @@ class _Rewriter:
             node.meta["val"] = _run(node)
 
     def _apply(self, node: Node, edit: Edit, why: str) -> None:
-        for source, dtype in edit.casts.items():
-            node.replace_input_with(source, self._casts.cast(source, dtype, node, why))
+        self._cast_uses(node, edit.casts, why)
         if edit.target is not None:
             _call_instead(node, edit.target)
         for name, value in edit.kwargs.items():
@@ -131,10 +131,23 @@ class _Rewriter:
         """Cast inputs back to what the node was captured with; returns the casts by what they are made of."""
         overrule(node, why)
         wanted = cast_back(node, self._captured)
-        casts = {source: self._casts.cast(source, dtype, node, why) for source, dtype in wanted.items()}
-        for source, cast in casts.items():
-            node.replace_input_with(source, cast)
-        self._counts["cast back"] += len(casts)
+        self._counts["cast back"] += len(wanted)
+        return self._cast_uses(node, wanted, why)
+
+    def _cast_uses(self, node: Node, wanted: Mapping[Node, torch.dtype], why: str) -> dict[Node, Node]:
+        """Cast inputs for each place in which ``node`` reads them (rule 2); returns the last cast of each input.
+
+        What may write to its inputs reads one cast in all places.
+        """
+        casts: dict[Node, Node] = {}
+        shared = not isinstance(node.target, OpOverload)
+
+        def cast(source: Node) -> Node:
+            if source in wanted and not (shared and source in casts):
+                casts[source] = self._casts.cast(source, wanted[source], node, why)
+            return casts.get(source, source)
+
+        node.args, node.kwargs = map_arg((node.args, node.kwargs), cast)
         return casts
 
     def _changed(self, source: Node) -> bool:

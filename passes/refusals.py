@@ -5,6 +5,7 @@ a table: an op whose floating inputs must agree, and does not promote them itsel
 has no 16-bit kernel on a device is not given 16-bit inputs there.
 """
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -104,11 +105,20 @@ _FUNCTIONAL = frozenset(
 
 
 def may_write_opaquely(node: Node) -> bool:
-    """Whether a node without a schema may write to its inputs: a Triton kernel's launch, an in-place method."""
+    """Whether a node without a schema may write to its inputs: a Triton kernel's launch, a call that is in place."""
     if isinstance(node.target, HigherOrderOperator):
         return node.target._name not in _FUNCTIONAL
+    if node.kwargs.get("out") is not None or _inplace(node):
+        return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name == "setitem" or (name.endswith("_") and not name.endswith("__"))
+
+
+def _inplace(node: Node) -> bool:
+    """Whether a Python function is called with ``inplace=True``, by position or by keyword."""
+    if not inspect.isfunction(node.target):
+        return bool(node.kwargs.get("inplace"))
+    return bool(inspect.signature(node.target).bind_partial(*node.args, **node.kwargs).arguments.get("inplace"))
 
 
 def _dtype(node: Node) -> torch.dtype:

@@ -3,8 +3,11 @@
 Dynamo traces the code after a graph break with the captured dtypes; a 16-bit tensor there would meet float32 weights
 and fail. Policies with ``outputs = "keep"`` hand out what the casts give instead.
 
-Outputs that share memory still do: their common base is cast once, and they are made from the cast as they were made
-from the base.
+1. A floating output that is narrower than it was captured is widened.
+2. One that is wider, since the program's inputs were 16-bit, is narrowed only where the program goes on with 16-bit
+   tensors (:data:`fxamp.capture.NARROW_OUTPUTS`): autocast would hand out the wider one.
+3. Outputs that share memory still do: their common base is cast once, and they are made from the cast as they were
+   made from the base. One tensor that is returned twice stays one.
 """
 
 import operator
@@ -15,9 +18,9 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
 
-from fxamp.capture import OUTPUT_DTYPES
+from fxamp.capture import NARROW_OUTPUTS, OUTPUT_DTYPES
 from fxamp.graph import AliasSets, graph_output, tensor_value
-from fxamp.graph.aliases import aliased_inputs
+from fxamp.graph.aliases import alias_of, aliased_inputs
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.cast_writer import CastWriter
 
@@ -26,7 +29,7 @@ _WHY = "the captured output dtype"
 
 @dataclass(frozen=True)
 class RestoreOutputs(Pass):
-    """Requires the captured dtypes on the output node; ensures that every floating output has its captured dtype."""
+    """Requires the captured dtypes on the output node; ensures rules 1 and 2."""
 
     name = "restore-outputs"
 
@@ -66,10 +69,14 @@ class _Rebuilder:
         self._made: dict[Node, Node] = {}
 
     def restore(self, node: Node, dtype: torch.dtype) -> Node:
+        """``node`` in ``dtype``; the same one for the same node."""
+        if node not in self._made:
+            self._made[node] = self._rebuilt(node, dtype) if self._shares_memory(node) else self._cast(node, dtype)
+        return self._made[node]
+
+    def _shares_memory(self, node: Node) -> bool:
         outputs = [leaf for leaf in pytree.tree_leaves(self._output.args[0]) if isinstance(leaf, Node)]
-        if any(other is not node and self._aliases.shared(node, other) for other in outputs):
-            return self._rebuilt(node, dtype)
-        return self._writer.cast(node, dtype, self._output, _WHY)
+        return any(other is not node and self._aliases.shared(node, other) for other in outputs)
 
     def _rebuilt(self, node: Node, dtype: torch.dtype) -> Node:
         if node not in self._made:
@@ -77,29 +84,38 @@ class _Rebuilder:
         return self._made[node]
 
     def _build(self, node: Node, dtype: torch.dtype) -> Node:
+        """Made from the cast of what it is a view of. All writes are done where the outputs are."""
+        same = alias_of(node)
+        if same is not None:
+            return self._rebuilt(same, dtype)
         sources = aliased_inputs(node)
-        if len(sources) != 1 or not isinstance(node.target, (OpOverload, type(operator.getitem))):
-            return self._writer.cast(node, dtype, self._output, _WHY)
-        if tensor_value(sources[0]) is None and not aliased_inputs(sources[0]):
-            # One of several results of an op that views nothing: it shares memory with picks of the same result only.
-            same = next(user for user in sources[0].users if (user.target, user.args) == (node.target, node.args))
-            return self._writer.cast(node, dtype, self._output, _WHY) if same is node else self._rebuilt(same, dtype)
+        if len(sources) != 1 or not _is_view_of(node, sources[0]):
+            return self._cast(node, dtype)
         base = self._rebuilt(sources[0], dtype)
-        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
-            return base  # all writes are done where the outputs are
         with node.graph.inserting_before(self._output):
             view = node.graph.node_copy(node, lambda source: base if source is sources[0] else source)
         args, kwargs = map_arg((view.args, view.kwargs), lambda source: source.meta["val"])
         view.meta["val"] = view.target(*args, **kwargs)  # type: ignore[operator]
         return view
 
+    def _cast(self, node: Node, dtype: torch.dtype) -> Node:
+        return self._writer.cast(node, dtype, self._output, _WHY) if tensor_value(node) is not None else node
+
+
+def _is_view_of(node: Node, source: Node) -> bool:
+    """Whether running the node again on another ``source`` gives the same view of that."""
+    return isinstance(node.target, OpOverload) or (node.target is operator.getitem and node.args[0] is source)
+
 
 def _wrong(output: Node) -> dict[int, torch.dtype]:
-    """By position, the captured dtype of each floating output that now has another."""
+    """By position, the captured dtype of each floating output that now has another, and must not (rules 1 and 2)."""
     wrong: dict[int, torch.dtype] = {}
+    narrow = output.meta.get(NARROW_OUTPUTS, True)
     captured: list[torch.dtype | None] = output.meta[OUTPUT_DTYPES]
     for index, (leaf, dtype) in enumerate(zip(pytree.tree_leaves(output.args[0]), captured, strict=True)):
         value = tensor_value(leaf)
-        if value is not None and dtype is not None and value.is_floating_point() and value.dtype != dtype:
+        if value is None or dtype is None or not value.is_floating_point() or value.dtype == dtype:
+            continue
+        if narrow or value.dtype.itemsize <= dtype.itemsize:
             wrong[index] = dtype
     return wrong

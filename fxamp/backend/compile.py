@@ -19,8 +19,9 @@ from fxamp.backend.scaled import Scaling
 from fxamp.backend.scaled_outputs import widen_outputs
 from fxamp.backend.unmatched import log_unmatched
 from fxamp.backend.unscaled import warn_unscaled
-from fxamp.capture import Captured, capture
+from fxamp.capture import NARROW_OUTPUTS, Captured, capture
 from fxamp.capture.autocast_state import ambient_autocast
+from fxamp.graph import graph_output
 from fxamp.observe import CompileStage, observed
 from fxamp.passes.base import Context
 from fxamp.pipeline import GraphRecord, run_passes
@@ -76,6 +77,7 @@ def _rewrite(
         captured = capture(gm, inputs)
     kept = kept_bytes(captured.module, captured.mode) if stages.kept else None
     stages.graph("captured", lambda: list_graph(captured.module, stage="captured", kept_before=kept))
+    graph_output(captured.module.graph).meta[NARROW_OUTPUTS] = _goes_on_in_16_bits(gm, inputs)
     if scaled:
         widen_outputs(captured.module, policy, ambient)
     record = apply_policy(captured, policy, ambient, choice.why, ended=why_ended(gm))
@@ -92,6 +94,15 @@ def _rewrite(
     )
     strip_values(captured.module)
     return captured.module, record
+
+
+def _goes_on_in_16_bits(gm: GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether code after the graph was, or will be, traced with the 16-bit dtypes that the graph was captured with.
+
+    So it is behind a graph break; and in a model whose parameters are 16-bit, which would refuse wider results.
+    """
+    parameters = (value for value in inputs if isinstance(value, torch.nn.Parameter))
+    return bool(why_ended(gm)) or any(value.dtype in (torch.float16, torch.bfloat16) for value in parameters)
 
 
 def apply_policy(

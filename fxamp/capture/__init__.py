@@ -14,13 +14,27 @@ from fxamp.capture.lower import VERBATIM, lower
 from fxamp.graph import graph_output, tensor_value
 from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
 
-__all__ = ["CUSTOM_AUTOCAST", "OUTPUT_DTYPES", "VERBATIM", "Captured", "CustomAutocast", "capture", "inlined_request"]
+__all__ = [
+    "CUSTOM_AUTOCAST",
+    "NARROW_OUTPUTS",
+    "OUTPUT_DTYPES",
+    "VERBATIM",
+    "Captured",
+    "CustomAutocast",
+    "capture",
+    "inlined_request",
+]
 
 #: Key of ``node.meta``: the :class:`CustomAutocast` of an autograd.Function's node.
 CUSTOM_AUTOCAST = "fxamp_custom_autocast"
 
 #: Key of the output node's ``meta``: the captured dtype of every leaf of the output, None for what is not a tensor.
 OUTPUT_DTYPES = "fxamp_output_dtypes"
+
+
+#: Key of the output node's ``meta``: whether results that the program holds in 16 bits must be handed out in 16 bits.
+#: True where nothing is said.
+NARROW_OUTPUTS = "fxamp_narrow_outputs"
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ class _Lowering(Interpreter):
         inherit_provenance(node, n)
         node.meta[VERBATIM] = reason
         with proxy_tensor.disable_proxy_modes_tracing():
-            value = fake_like(n.meta.get("example_value"), self._mode)
+            value = pytree.tree_map_only(torch.Tensor, _result, fake_like(n.meta.get("example_value"), self._mode))
         node.meta["val"] = value
         proxy_tensor.track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)
         return value
@@ -175,6 +175,13 @@ class _Lowering(Interpreter):
             value = self._held.fake("_tensor_constant", value)
         unwrapped = tracer.unwrap_proxy(value)
         return unwrapped.node if isinstance(unwrapped, Proxy) else unwrapped
+
+
+def _result(value: torch.Tensor) -> torch.Tensor:
+    """The same value as the result of a computation: in-place ops refuse leaves that need a gradient."""
+    if not value.requires_grad or not value.is_leaf or not torch.is_grad_enabled():
+        return value
+    return value.clone()
 
 
 def _erase_after(last: Node | None, graph: Graph) -> None:

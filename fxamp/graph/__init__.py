@@ -1,6 +1,6 @@
 """Small helpers over torch.fx nodes, shared by capture and passes."""
 
-from fxamp.graph.aliases import AliasSets
+from fxamp.graph.aliases import AliasSets, writes
 from fxamp.graph.nodes import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
@@ -17,7 +17,6 @@ from fxamp.graph.nodes import (
     register,
     subgraphs,
     tensor_value,
-    writes,
 )
 from fxamp.graph.printing import dtype_name, format_graph
 from fxamp.graph.source import SourceFrame, describe_source, module_classes, module_path, source_frames

@@ -1,18 +1,26 @@
 """Which values of a graph may share memory, and which of them are written to."""
 
-from torch._ops import OpOverload
-from torch.fx import Graph, Node
+import operator
+from dataclasses import dataclass
+from typing import Any
 
-from fxamp.graph.nodes import fake_tensors, writes
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fxamp.graph.higher_order import autograd_function, bodies
+from fxamp.graph.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, graph_output, tensor_value
 
 
 class AliasSets:
     """A union-find over the nodes of one graph: values that may share storage are in one set.
 
     Views are recognised by the alias annotations of their op's schema, and by a table of ops whose schemas hide that
-    they may return an input; an op without a schema (a higher-order or Python operation) is taken to alias everything
-    that it reads. ``mutated(node)`` holds if anything in the graph may write to the memory of ``node``: a copy of such
-    a value, an inserted cast for example, is stale after the write.
+    they may return an input; a higher-order op by its bodies, where they are known; any other call without a schema is
+    taken to alias everything that it reads. A conversion aliases its input only as long as both have one dtype.
+    ``mutated(node)`` holds if anything in the graph may write to the memory of ``node``: a copy of such a value, an
+    inserted cast for example, is stale after the write.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -75,17 +83,140 @@ _UNANNOTATED = frozenset(
 )
 
 
+#: Ops that return their input if it has the wanted dtype already, else a converted copy.
+_CONVERSIONS = frozenset({"aten::to", "aten::type_as", "aten::_to_cpu", "aten::_autocast_to_full_precision"})
+
+
 def aliased_inputs(node: Node) -> list[Node]:
-    """The inputs whose memory the result of ``node`` may share."""
+    """The inputs whose memory the result of ``node`` may share; for one of several results, earlier ones too."""
+    if node.op in ("placeholder", "get_attr", "output") or _effects(node):
+        return []
+    if node.target is operator.getitem:
+        return _aliased_by_pick(node)
+    inputs = [source for source in node.all_input_nodes if fake_tensors(source.meta.get("val"))]
+    if not isinstance(node.target, OpOverload):
+        return inputs
+    if node.target._schema.name in _CONVERSIONS and _converts(node):
+        return []
+    if node.target._schema.name in _UNANNOTATED:
+        return inputs
+    return _annotated(node) if is_view(node) else []
+
+
+def alias_of(node: Node) -> Node | None:
+    """The earlier node whose very tensor ``node`` is: what an in-place call writes to, the same result picked before.
+
+    None for every other node, a view among them.
+    """
+    sources = aliased_inputs(node)
+    if len(sources) != 1:
+        return None
+    if isinstance(node.target, OpOverload):
+        return sources[0] if node.target._schema.is_mutable else None
+    if node.target is not operator.getitem:
+        return None
+    owner, index = node.args
+    if not isinstance(owner, Node) or not isinstance(index, int):
+        return None
+    if sources[0].target is operator.getitem and sources[0].args == node.args:
+        return sources[0]
+    known = [effect for effect in _effects(owner) if effect.identity.get(index) is sources[0]]
+    return sources[0] if known and len(known) == len(_effects(owner)) else None
+
+
+def writes(node: Node) -> list[Node]:
+    """The inputs that ``node`` may write to: by its schema, or by its bodies; all tensors for anything opaque.
+
+    The running statistics of a batch norm count too.
+    """
     if node.op in ("placeholder", "get_attr", "output"):
         return []
-    inputs = [source for source in node.all_input_nodes if fake_tensors(source.meta.get("val"))]
-    if not isinstance(node.target, OpOverload) or node.target._schema.name in _UNANNOTATED:
-        return inputs
-    if not is_view(node):
-        return []
-    sources: list[Node] = []
+    effects = _effects(node)
+    if effects:
+        return [source for effect in effects for source in effect.written]
+    if not isinstance(node.target, OpOverload):
+        pure = node.target in _PURE_FUNCTIONS
+        return [] if pure else [source for source in node.all_input_nodes if tensor_value(source) is not None]
+    written: list[Node] = []
     for position, argument in enumerate(node.target._schema.arguments):
+        annotated = argument.alias_info is not None and argument.alias_info.is_write
+        if not annotated and argument.name not in _HIDDEN_WRITES:
+            continue
+        by_name = argument.kwarg_only or position >= len(node.args)
+        given = node.kwargs.get(argument.name) if by_name else node.args[position]
+        written += [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Node)]
+    return written
+
+
+#: Arguments that batch norms write to in training, though the schemas of most do not say so.
+_HIDDEN_WRITES = frozenset({"running_mean", "running_var"})
+
+_PURE_FUNCTIONS = frozenset({operator.getitem, torch._C._set_grad_enabled, ENTER_AUTOCAST, EXIT_AUTOCAST})
+
+
+@dataclass(frozen=True)
+class _Effect:
+    """What one body of a higher-order op does to the operands.
+
+    ``aliased``: by result, the operands that it may share memory with; ``shared``: by result, the earlier results;
+    ``identity``: the operand that a result is; ``written``: the operands that are written to.
+    """
+
+    aliased: dict[int, list[Node]]
+    shared: dict[int, list[int]]
+    identity: dict[int, Node]
+    written: list[Node]
+
+
+def _effects(node: Node) -> list[_Effect]:
+    """An effect for each body of a higher-order op that is known; empty for every other node."""
+    function = autograd_function(node)
+    known = bodies(node) if function is None else [function.forward]
+    return [_effect(body.module, body.operands, function is not None) for body in known]
+
+
+def _effect(body: GraphModule, operands: tuple[Any, ...], saves: bool) -> _Effect:
+    sets = AliasSets(body.graph)
+    returned: Any = graph_output(body.graph).args[0]
+    results = list(enumerate(pytree.tree_leaves(returned[0] if saves else returned)))
+    bound = [
+        (inside, outside)
+        for inside, outside in zip(body.graph.find_nodes(op="placeholder"), operands, strict=True)
+        if isinstance(outside, Node) and tensor_value(outside) is not None
+    ]
+    tensors = [(i, result) for i, result in results if tensor_value(result) is not None]
+    return _Effect(
+        {i: [outside for inside, outside in bound if sets.shared(result, inside)] for i, result in tensors},
+        {i: [k for k, other in tensors if k < i and sets.shared(result, other)] for i, result in tensors},
+        {i: outside for i, result in tensors for inside, outside in bound if result is inside},
+        [outside for inside, outside in bound if sets.mutated(inside)],
+    )
+
+
+def _aliased_by_pick(node: Node) -> list[Node]:
+    source, index = node.args
+    if not isinstance(source, Node) or tensor_value(source) is not None or not isinstance(index, int):
+        return node.all_input_nodes
+    effects = _effects(source)
+    if not effects and aliased_inputs(source):
+        return [source]
+    picks = {pick.args[1]: pick for pick in reversed(source.users) if pick.target is operator.getitem}
+    if picks[index] is not node:
+        return [picks[index]]
+    aliased = dict.fromkeys(operand for effect in effects for operand in effect.aliased.get(index, ()))
+    earlier = {k for effect in effects for k in effect.shared.get(index, ()) if k in picks}
+    return [*aliased, *(picks[k] for k in sorted(earlier))]
+
+
+def _converts(node: Node) -> bool:
+    before, after = tensor_value(node.args[0]), tensor_value(node)
+    return before is not None and after is not None and before.dtype != after.dtype
+
+
+def _annotated(node: Node) -> list[Node]:
+    """The inputs that the schema says the result shares memory with."""
+    sources: list[Node] = []
+    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if argument.alias_info is None:
             continue
         given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)

@@ -1,6 +1,5 @@
 """Questions one asks of a single fx node. Values are read from ``node.meta["val"]`` (FakeTensors, or trees of them)."""
 
-import operator
 from collections.abc import Iterator
 
 import torch
@@ -98,40 +97,6 @@ def floating_inputs(node: Node) -> list[Node]:
 def fake_tensors(value: object) -> list[torch.Tensor]:
     """All tensors in a value that may be a tree."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-def writes(node: Node) -> list[Node]:
-    """The inputs that ``node`` may write to: by its schema for an ATen overload; all tensors for anything opaque.
-
-    The running statistics of a batch norm count too.
-    """
-    if node.op in ("placeholder", "get_attr", "output"):
-        return []
-    if not isinstance(node.target, OpOverload):
-        pure = node.target in _PURE_FUNCTIONS
-        return [] if pure else [source for source in node.all_input_nodes if tensor_value(source) is not None]
-    written: list[Node] = []
-    for position, argument in enumerate(node.target._schema.arguments):
-        annotated = argument.alias_info is not None and argument.alias_info.is_write
-        if not annotated and argument.name not in _HIDDEN_WRITES:
-            continue
-        by_name = argument.kwarg_only or position >= len(node.args)
-        given = node.kwargs.get(argument.name) if by_name else node.args[position]
-        written += [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Node)]
-    return written
-
-
-#: Arguments that batch norms write to in training, though the schemas of most do not say so.
-_HIDDEN_WRITES = frozenset({"running_mean", "running_var"})
-
-_PURE_FUNCTIONS = frozenset(
-    {
-        operator.getitem,
-        torch._C._set_grad_enabled,
-        ENTER_AUTOCAST,
-        EXIT_AUTOCAST,
-    }
-)
 
 
 def nesting_change(target: object) -> int:
