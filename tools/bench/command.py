@@ -7,7 +7,7 @@ from importlib import import_module
 from fxamp.errors import nearest
 
 #: Subcommand -> (its module, what it measures). A module's ``main(arguments)`` returns the exit status.
-_SUBCOMMANDS: dict[str, tuple[str, str]] = {
+SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "passes": (
         "fxamp.tools.bench.passes.command",
         "time of capture and of each pass, and their share of a whole torch.compile",
@@ -41,18 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given:
         print(_usage(), file=sys.stderr)
         return 2
-    if given[0] not in _SUBCOMMANDS:
-        hint = nearest(given[0], _SUBCOMMANDS)
-        accepted = ", ".join(_SUBCOMMANDS)
+    if given[0] not in SUBCOMMANDS:
+        hint = nearest(given[0], SUBCOMMANDS)
+        accepted = ", ".join(SUBCOMMANDS)
         print(f"fxamp-bench: unknown subcommand {given[0]!r}{hint}; accepted: {accepted}", file=sys.stderr)
         return 2
-    module, _ = _SUBCOMMANDS[given[0]]
+    module, _ = SUBCOMMANDS[given[0]]
     status: int = import_module(module).main(given[1:])
     return status
 
 
 def _usage() -> str:
-    lines = [f"  {name:12}{purpose}" for name, (_, purpose) in _SUBCOMMANDS.items()]
+    lines = [f"  {name:12}{purpose}" for name, (_, purpose) in SUBCOMMANDS.items()]
     return "\n".join(["usage: fxamp-bench SUBCOMMAND [--help] [option ...]", "", "subcommands:", *lines])
 
 

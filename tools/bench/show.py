@@ -1,14 +1,13 @@
 """fxamp-bench show: how long does fxamp-show take for a dump, from the command line to the last line of text?"""
 
 import argparse
-import json
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,11 @@ from fxamp.pipeline import PASSES, run_passes
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.policy import Policy
 from fxamp.tools.bench.passes.chain import build_chain
+from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positives
 from fxamp.tools.show.command import FORMATS
 
+PROG = "fxamp-bench show"
 #: Each time is the median of so many runs.
 RUNS = 3
 
@@ -47,30 +48,29 @@ class Reading:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
-    given = _parser().parse_args(arguments)
-    return guarded("fxamp-bench show", lambda: _bench(given))
+    given = parser(PROG).parse_args(arguments)
+    return guarded(PROG, lambda: print(run(given, lambda text: print(text, file=sys.stderr)).text(given)))
 
 
-def _parser() -> Parser:
-    parser = Parser("fxamp-bench show", "Time fxamp-show on dumps of growing size, each in a process of its own.")
-    parser.add_argument(
-        "--sizes", type=positives, default=(1_000, 10_000, 50_000), help="ops in the dump (default 1000,10000,50000)"
-    )
-    parser.add_argument(
-        "--format", type=one_of(*FORMATS), default="text", help=f"one of {', '.join(FORMATS)}; text unless given"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    return parser
+def parser(prog: str) -> Parser:
+    """The options of this command."""
+    result = Parser(prog, "Time fxamp-show on dumps of growing size, each in a process of its own.")
+    add = result.add_argument
+    add("--sizes", type=positives, default=(1_000, 10_000, 50_000), help="ops in the dump (default 1000,10000,50000)")
+    add("--format", type=one_of(*FORMATS), default="text", help=f"one of {', '.join(FORMATS)}; text unless given")
+    add_styles(result)
+    return result
 
 
-def _bench(given: argparse.Namespace) -> None:
+def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
+    """Measure; ``say`` takes a line of progress. Raises FxampError if fxamp-show fails."""
     with tempfile.TemporaryDirectory(prefix="fxamp-bench-") as folder:
         start = time_show(smallest(), 1, Path(folder), given.format)
         readings = []
         for size in given.sizes:
-            print(f"dump of {size} ops ...", file=sys.stderr)
+            say(f"dump of {size} ops ...")
             readings.append(time_show(chain_listing(size), size, Path(folder), given.format))
-    print(json.dumps(document(start, readings), indent=2) if given.json else table(start, readings))
+    return Report(document(start, readings), table(start, readings), table(start, readings, markdown=True))
 
 
 def smallest() -> Listing:
@@ -129,7 +129,7 @@ def document(start: Reading, readings: Sequence[Reading]) -> dict[str, Any]:
     }
 
 
-def table(start: Reading, readings: Sequence[Reading]) -> str:
+def table(start: Reading, readings: Sequence[Reading], markdown: bool = False) -> str:
     """The measurements as a table, the one-node dump first."""
     rows = [
         (
@@ -143,4 +143,4 @@ def table(start: Reading, readings: Sequence[Reading]) -> str:
         for reading in (start, *readings)
     ]
     headers = ("ops", "nodes", "dump", f"time, median of {RUNS}", "CPU time", "per node beyond start-up")
-    return tabulate(rows, headers=headers, disable_numparse=True)
+    return tabulate(rows, headers, tablefmt="github" if markdown else "simple", disable_numparse=True)

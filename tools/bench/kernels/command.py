@@ -1,7 +1,6 @@
 """fxamp-bench kernels: check, unscale, norm and scale update, against torch's foreach ops and the speed of a copy."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from fxamp.errors import OptionError
+from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.bench.spread import Spread
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive, positives
 from fxamp.tools.common.machine import machine
@@ -50,7 +50,7 @@ class Row:
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
     given = parser(PROG).parse_args(arguments)
-    return guarded(PROG, lambda: _bench(given))
+    return guarded(PROG, lambda: print(run(given, lambda text: print(text, file=sys.stderr)).text(given)))
 
 
 def parser(prog: str) -> Parser:
@@ -62,14 +62,12 @@ def parser(prog: str) -> Parser:
     result.add_argument("--device", type=one_of(*_SIZES), default="cpu", help="cpu (default) or cuda")
     result.add_argument("--rounds", type=positive, default=20, help="rounds, all work in turn (default 20)")
     result.add_argument("--threads", type=positive, default=1, help="CPU threads (default 1)")
-    style = result.add_mutually_exclusive_group()
-    style.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    style.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    add_styles(result)
     return result
 
 
-def run(given: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure; returns what ``--json`` prints. Raises OptionError where there is no such device."""
+def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
+    """Measure; ``say`` takes a line of progress. Raises OptionError where there is no such device."""
     import torch
 
     from fxamp.kernels.dispatch import implementation
@@ -85,7 +83,7 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]
             rows += _rows(size, given)
     finally:
         torch.set_num_threads(before)
-    return {
+    document = {
         "version": 1,
         "machine": machine(given.device, given.threads),
         "implementation": implementation(torch.device(given.device)).value,
@@ -95,10 +93,11 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]
             asdict(row) | {"ratio": row.ratio, "bandwidth": row.bandwidth, "of_copy": row.of_copy} for row in rows
         ],
     }
+    return Report(document, _table(document), _table(document, markdown=True))
 
 
-def table(document: dict[str, Any], markdown: bool = False) -> str:
-    """The document of :func:`run` as a table with its title and notes."""
+def _table(document: dict[str, Any], markdown: bool = False) -> str:
+    """The document as a table with its title and notes."""
     rows = [
         (
             row["work"],
@@ -142,8 +141,3 @@ def _rows(size: int, given: argparse.Namespace) -> list[Row]:
         moved = case.our_bytes / size, case.their_bytes / size
         rows.append(Row(case.name, size, *moved, times["ours"], times["theirs"], times.get("copy")))
     return rows
-
-
-def _bench(given: argparse.Namespace) -> None:
-    document = run(given, lambda text: print(text, file=sys.stderr))
-    print(json.dumps(document, indent=2) if given.json else table(document, given.markdown))

@@ -1,12 +1,12 @@
 """fxamp-bench optimizers: the evidence for steps that skip on the device, one row for every optimizer."""
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
 
 from fxamp.errors import OptionError
+from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, guarded, one_of
 
 PROG = "fxamp-bench optimizers"
@@ -17,7 +17,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status: 1 if an optimizer differs or fails, 2 after a user's mistake."""
     given = parser(PROG).parse_args(arguments)
     wrong: list[str] = []
-    return guarded(PROG, lambda: wrong.extend(_bench(given))) or int(bool(wrong))
+
+    def bench() -> None:
+        report = run(given, lambda text: print(text, file=sys.stderr))
+        print(report.text(given))
+        wrong.extend(report.failed)
+
+    return guarded(PROG, bench) or int(bool(wrong))
 
 
 def parser(prog: str) -> Parser:
@@ -29,14 +35,12 @@ def parser(prog: str) -> Parser:
     add("--device", type=one_of(*DEVICES), default="cpu", help="cpu (default) or cuda")
     add("--lowering", type=one_of(*LOWERINGS), default="inductor", help=f"{', '.join(LOWERINGS)} (default inductor)")
     add("--optimizers", type=_names(), metavar="NAMES", help="class names with commas between them (default: all)")
-    style = result.add_mutually_exclusive_group()
-    style.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    style.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    add_styles(result)
     return result
 
 
-def _bench(given: argparse.Namespace) -> list[str]:
-    """Measure and print; returns the optimizers that differ or fail."""
+def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
+    """Measure; ``say`` takes a line of progress. Raises OptionError where there is no such device."""
     import torch
 
     from fxamp.tools.bench.optimizers.measure import Setup, cheapest_of_torch, measure
@@ -50,14 +54,14 @@ def _bench(given: argparse.Namespace) -> list[str]:
     setup = Setup(given.device, given.lowering)
     rows = []
     for name in given.optimizers or choices():
-        _say(f"{name} ...")
+        say(f"{name} ...")
         start = time.perf_counter()
         rows.append(measure(name, choices()[name], setup))
-        _say(f"{name}: {rows[-1].decided_by}, {time.perf_counter() - start:.0f} s")
+        say(f"{name}: {rows[-1].decided_by}, {time.perf_counter() - start:.0f} s")
     facts = machine(given.device, torch.get_num_threads())
     result = Result(facts, given.device, given.lowering, rows, cheapest_of_torch(setup))
-    print(json.dumps(result.as_dict(), indent=2) if given.json else table(result, given.markdown))
-    return [row.name for row in rows if row.wrong]
+    failed = tuple(row.name for row in rows if row.wrong)
+    return Report(result.as_dict(), table(result), table(result, markdown=True), failed=failed)
 
 
 def _names() -> Callable[[str], tuple[str, ...]]:
@@ -70,7 +74,3 @@ def _names() -> Callable[[str], tuple[str, ...]]:
         return tuple(dict.fromkeys(check(part.strip()) for part in text.split(",")))
 
     return names
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -1,9 +1,8 @@
 """fxamp-bench passes: does the time of each pass grow linearly, and what is their share of a compile?"""
 
 import argparse
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,40 +10,40 @@ from tabulate import tabulate
 
 from fxamp.tools.bench.passes.growth import Timing, growth, time_chain
 from fxamp.tools.bench.passes.share import Share, time_compile
+from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, guarded, natural, positives
+
+PROG = "fxamp-bench passes"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
-    given = _parser().parse_args(arguments)
-    return guarded("fxamp-bench passes", lambda: _bench(given))
+    given = parser(PROG).parse_args(arguments)
+    return guarded(PROG, lambda: print(run(given, lambda text: print(text, file=sys.stderr)).text(given)))
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        "fxamp-bench passes", "Time capture and passes: by number of ops, and as a share of a torch.compile."
-    )
-    parser.add_argument(
-        "--sizes", type=positives, default=(1_000, 10_000, 50_000), help="ops in the chain (default 1000,10000,50000)"
-    )
-    parser.add_argument(
-        "--model-layers", type=natural, default=12, help="layers of the GPT-2 that is compiled; 0: none (default 12)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    return parser
+def parser(prog: str) -> Parser:
+    """The options of this command."""
+    result = Parser(prog, "Time capture and passes: by number of ops, and as a share of a torch.compile.")
+    add = result.add_argument
+    add("--sizes", type=positives, default=(1_000, 10_000, 50_000), help="ops in the chain (default 1000,10000,50000)")
+    add("--model-layers", type=natural, default=12, help="layers of the GPT-2 that is compiled; 0: none (default 12)")
+    add_styles(result)
+    return result
 
 
-def _bench(given: argparse.Namespace) -> None:
+def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
+    """Measure; ``say`` takes a line of progress."""
     timings = []
     time_chain(min(100, *given.sizes))  # imports and caches of torch, once and for all sizes
     for size in given.sizes:
-        print(f"chain of {size} ops ...", file=sys.stderr)
+        say(f"chain of {size} ops ...")
         timings.append(time_chain(size))
     share = None
     if given.model_layers:
-        print(f"torch.compile of GPT-2, {given.model_layers} layers, without caches ...", file=sys.stderr)
+        say(f"torch.compile of GPT-2, {given.model_layers} layers, without caches ...")
         share = time_compile(given.model_layers)
-    print(json.dumps(_document(timings, share), indent=2) if given.json else _tables(timings, share))
+    return Report(_document(timings, share), _tables(timings, share), _tables(timings, share, markdown=True))
 
 
 def _document(timings: list[Timing], share: Share | None) -> dict[str, Any]:
@@ -55,7 +54,7 @@ def _document(timings: list[Timing], share: Share | None) -> dict[str, Any]:
     }
 
 
-def _tables(timings: list[Timing], share: Share | None) -> str:
+def _tables(timings: list[Timing], share: Share | None, markdown: bool = False) -> str:
     sizes = [timing.ops for timing in timings]
     ratios = growth(timings)
     rows = [
@@ -63,11 +62,11 @@ def _tables(timings: list[Timing], share: Share | None) -> str:
         for name in timings[0].seconds
     ]
     headers = ("CPU time", *(f"{size} ops" for size in sizes), f"us/op, {sizes[-1]} to {sizes[0]}")
-    text = tabulate(rows, headers=headers, disable_numparse=True)
-    return text if share is None else f"{text}\n\n{_share_table(share)}"
+    text = tabulate(rows, headers, tablefmt="github" if markdown else "simple", disable_numparse=True)
+    return text if share is None else f"{text}\n\n{_share_table(share, markdown)}"
 
 
-def _share_table(share: Share) -> str:
+def _share_table(share: Share, markdown: bool = False) -> str:
     rows = [
         ("whole torch.compile", share.total),
         ("  fxamp", share.own),
@@ -77,4 +76,4 @@ def _share_table(share: Share) -> str:
     ]
     cells = [(name, f"{seconds:.2f} s", f"{seconds / share.total:.2%}") for name, seconds in rows]
     title = f"GPT-2, {share.layers} layers: {share.ops} ops and {share.casts} casts in {share.graphs} graphs"
-    return tabulate(cells, headers=(title, "time", "share"), disable_numparse=True)
+    return tabulate(cells, (title, "time", "share"), tablefmt="github" if markdown else "simple", disable_numparse=True)

@@ -1,12 +1,12 @@
 """fxamp-bench train: training steps by several ways of mixed precision, side by side."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fxamp.errors import OptionError
+from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.bench.train.contenders import BASELINES, CONTENDERS
 from fxamp.tools.bench.train.plan import DTYPES, OPTIMIZERS, Plan
 from fxamp.tools.bench.train.result import Comparison
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parser(prog: str) -> Parser:
-    """The options of this command; ``fxamp-bench all`` hands its own to it."""
+    """The options of this command."""
     from fxamp.backend.options import LOWERINGS
     from fxamp.tools.bench.train.models import MODELS, SIZES
 
@@ -50,14 +50,12 @@ def parser(prog: str) -> Parser:
         help=f"what ratios are taken to (default: {usual})",
     )
     add("--chart", type=Path, help="an SVG file for a bar chart of the step times")
-    style = result.add_mutually_exclusive_group()
-    style.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    style.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    add_styles(result)
     return result
 
 
-def run(given: argparse.Namespace, say: Callable[[str], None]) -> Comparison:
-    """Check the options, then measure. Raises OptionError for a user's mistake."""
+def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
+    """Check the options, then measure; ``say`` takes a line of progress. Raises OptionError for a user's mistake."""
     import torch
 
     from fxamp.tools.bench.train.measure import compare
@@ -70,10 +68,12 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Comparison:
     fields = ("model", "device", "dtype", "steps", "rounds", "seed", "threads", "lowering", "optimizer", "max_norm")
     plan = Plan(size=size, **{name: getattr(given, name) for name in fields})
     names = _taking_part(given.contenders, plan)
-    return compare(plan, names, _baseline(given, names), say)
+    found = compare(plan, names, _baseline(given, names), say)
+    failed = tuple(each.name for each in found.contenders if each.failed)
+    return Report(found.as_dict(), table(found), table(found, markdown=True), _chart(found), failed)
 
 
-def chart(comparison: Comparison) -> str:
+def _chart(comparison: Comparison) -> str:
     """The time of a step as an SVG bar chart, one bar a contender, with its quartiles."""
     bars = []
     for each in comparison.contenders:
@@ -84,16 +84,16 @@ def chart(comparison: Comparison) -> str:
     return bar_chart(title(comparison), bars, f"time of a step; {base.label if base else comparison.baseline} = 1")
 
 
-def _bench(given: argparse.Namespace) -> list[str]:
+def _bench(given: argparse.Namespace) -> tuple[str, ...]:
     """Measure and print; returns the contenders that failed."""
     if given.chart is not None and not given.chart.absolute().parent.is_dir():
         raise OptionError(f"--chart {given.chart}: there is no folder {given.chart.absolute().parent}")
-    comparison = run(given, _say)
-    print(json.dumps(comparison.as_dict(), indent=2) if given.json else table(comparison, given.markdown))
-    if given.chart is not None:
-        given.chart.write_text(chart(comparison))
+    report = run(given, _say)
+    print(report.text(given))
+    if given.chart is not None and report.chart is not None:
+        given.chart.write_text(report.chart)
         _say(f"the bar chart is in {given.chart}")
-    return [each.name for each in comparison.contenders if each.failed]
+    return report.failed
 
 
 def _taking_part(named: Sequence[str] | None, plan: Plan) -> Sequence[str]:
