@@ -30,6 +30,7 @@ How an optimizer's step flows, a module a step:
     scale_update      the rule of growth and back-off
     names             who overflowed, how often; flag_table counts it on the device
     state, outputs    what is remembered; what is scaled
+    untraced          none of it is traced by torch.compile
 """
 
 from fxamp.scaler.grad_scaler import GradScaler

@@ -13,6 +13,7 @@ from fxamp.scaler.graph_mode import GraphMode
 from fxamp.scaler.outcomes import Outcomes
 from fxamp.scaler.skip_choice import SkipChoice
 from fxamp.scaler.state import require_whole, total_found_inf
+from fxamp.scaler.untraced import untraced
 
 
 class DeviceMode(GraphMode):
@@ -26,6 +27,7 @@ class DeviceMode(GraphMode):
         """Whether the last ``step`` was taken: 0-dim bool on the device, the same memory each time; None before it."""
         return self._outcomes.stepped
 
+    @untraced
     def poll_steps(self) -> list[bool]:
         """Return what has become known of earlier steps since the last poll: True for a step taken, oldest first.
 
@@ -40,6 +42,7 @@ class DeviceMode(GraphMode):
         """
         return self._outcomes.poll()
 
+    @untraced
     @torch.no_grad()
     def clip_grad_norm_(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
         """Scale the optimizer's true gradients so that their common 2-norm is at most ``max_norm``; waits for nothing.

@@ -27,6 +27,7 @@ from fxamp.scaler.state import (
     require_whole,
     total_found_inf,
 )
+from fxamp.scaler.untraced import untraced
 
 T = TypeVar("T")
 
@@ -113,6 +114,7 @@ class GradScaler(DeviceMode):
 
     # ---- the training loop ----
 
+    @untraced
     def scale(self, outputs: T) -> T:
         """Return ``outputs`` times the scale: a Tensor, or a nested iterable whose lists and tuples keep their type.
 
@@ -126,6 +128,7 @@ class GradScaler(DeviceMode):
         scaled: T = map_tensors(outputs, self._scale_one)
         return scaled
 
+    @untraced
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the optimizer's gradients by the scale, in place, and check them; waits for no device.
 
@@ -150,6 +153,7 @@ class GradScaler(DeviceMode):
         self._check(optimizer, self._inverse(), allow_fp16=False)
         state["stage"] = OptState.UNSCALED
 
+    @untraced
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, return_skipped: bool = False, **kwargs: Any) -> Any:
         """Call ``optimizer.step(*args, **kwargs)`` unless a gradient overflowed; gradients are unscaled before.
 
@@ -178,6 +182,7 @@ class GradScaler(DeviceMode):
         self._outcomes.record(state["skipped"], scale.device)
         return StepResult(value, bool(state["skipped"])) if return_skipped else value
 
+    @untraced
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Back the scale off if a check found an overflow, else count towards its growth; or set it to ``new_scale``.
 
@@ -203,10 +208,12 @@ class GradScaler(DeviceMode):
             self._graph.clear()
 
     @property
+    @untraced
     def skipped_steps(self) -> int:
         """How many calls of ``step`` were skipped so far, those of all optimizers together; waits for the device."""
         return self._skips.read()
 
+    @untraced
     def overflowed(self) -> dict[str, int]:
         """Return parameter name -> in how many checks its gradient held an inf or NaN; waits for the device.
 
@@ -215,6 +222,7 @@ class GradScaler(DeviceMode):
         """
         return self._ledger.read()
 
+    @untraced
     def name_parameters(self, model: nn.Module, prefix: str = "") -> None:
         """Give :meth:`overflowed` the names of ``model.named_parameters(prefix=prefix)``.
 

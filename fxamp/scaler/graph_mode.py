@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fxamp.errors import OptionError
 from fxamp.scaler.graph_flags import GraphFlags, Owner
+from fxamp.scaler.untraced import untraced
 
 
 class GraphMode(torch.amp.GradScaler):
@@ -17,6 +18,7 @@ class GraphMode(torch.amp.GradScaler):
     _scaled_losses = False
     graph_norm = False
 
+    @untraced
     def get_scale(self) -> float:
         """Return the factor that ``scale`` multiplies losses by, which gradients hold before ``unscale_``.
 
@@ -26,6 +28,7 @@ class GraphMode(torch.amp.GradScaler):
         return 1.0 if self._graph is not None else super().get_scale()
 
     @property
+    @untraced
     def loss_scale(self) -> float:
         """The scale, wherever it is applied: to losses, or inside compiled backwards; waits for the device."""
         return super().get_scale()
