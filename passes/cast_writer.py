@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from fxamp.graph import AliasSets, dtype_name, nesting_change, tensor_value
+from fxamp.graph import AliasSets, dtype_name, fake_mode_of, nesting_change, tensor_value
 from fxamp.passes.decision import INSERTED
 
 _DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.detach_.default})
@@ -89,7 +89,9 @@ class CastWriter:
             )
         cast.meta.update({k: user.meta[k] for k in ("stack_trace", "nn_module_stack", "custom") if k in user.meta})
         cast.meta[INSERTED] = f"for {user.name}: {why}"
-        with torch._C._DisableAutocast(), value.fake_mode:  # type: ignore[attr-defined]
+        mode = fake_mode_of(value)
+        assert mode is not None
+        with torch._C._DisableAutocast(), mode:
             cast.meta["val"] = value.detach().to(dtype)
         self.inserted += 1
         if source in self._needs_grad and self.grad_enabled:

@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.fakes import fake_like
-from fxamp.graph import graph_output, tensor_value
+from fxamp.graph import graph_output, is_layout_call, tensor_value
 from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.cast_rules import Edit, edit_for
@@ -84,9 +84,16 @@ class _Rewriter:
         if node.target is operator.getitem:
             node.meta["val"] = operator.getitem(*map_arg(node.args, lambda n: n.meta["val"]))
             return None
+        if is_layout_call(node):
+            return self._layout(node)
         if not isinstance(node.target, OpOverload):
             return self._opaque(node)
         return self._op(node)
+
+    def _layout(self, node: Node) -> None:
+        """A call of DTensor moves what it is given, in the dtype in which it comes."""
+        if any(self._changed(source) for source in node.all_input_nodes):
+            node.meta["val"] = _run(node)
 
     def _opaque(self, node: Node) -> None:
         if not cast_back(node, self._captured):
@@ -189,6 +196,8 @@ class _Rewriter:
 
 def _run(node: Node) -> Any:
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 

@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxamp.errors import OptionError
-from fxamp.graph import AliasSets
+from fxamp.graph import AliasSets, inner_tensors
 from fxamp.scaler import GradScaler
 
 
@@ -60,18 +60,23 @@ def _enter(value: Any, scaler: GradScaler) -> Any:
 def _leave(results: Any, args: Sequence[Any], entered: Sequence[Any], scaler: GradScaler) -> Any:
     given = {id(inside): outside for inside, outside in zip(entered, args, strict=True)}
     tensors = [value for value in (*args, *pytree.tree_leaves(results)) if isinstance(value, Tensor)]
-    shares = Counter(_memory(value) for value in tensors)
+    shares = Counter(memory for value in tensors for memory in _memory(value))
 
     def leave(value: Any) -> Any:
         if id(value) in given:
             return given[id(value)]
-        return _cross(_Leave, value, None, scaler, shares[_memory(value)] > 1) if _differentiable(value) else value
+        if not _differentiable(value):
+            return value
+        return _cross(_Leave, value, None, scaler, any(shares[memory] > 1 for memory in _memory(value)))
 
     return pytree.tree_map(leave, results)
 
 
-def _memory(value: Tensor) -> int:
-    return value.untyped_storage()._cdata if value.layout is torch.strided else id(value)
+def _memory(value: Tensor) -> set[int]:
+    """What tells memory apart: the storages of the tensor, or of those inside it."""
+    return {
+        inner.untyped_storage()._cdata if inner.layout is torch.strided else id(inner) for inner in inner_tensors(value)
+    }
 
 
 def _refuse_writes(args: Sequence[Any], written: Sequence[tuple[int, str]]) -> None:
@@ -100,8 +105,9 @@ class _Enter(torch.autograd.Function):
         inverse = _reciprocal(ctx.scaler.graph_scale(gradient.device))
         true = _cross(_Leave, gradient, _joined(ctx.factor, inverse), ctx.scaler, False)
         with torch.no_grad():
-            found = torch.isfinite(true).all().logical_not().view(1)
-        ctx.scaler.record_graph_flags([ctx.owner], found, [true])
+            parts = inner_tensors(true)  # of a DTensor this rank's: ranks agree at the step
+            found = torch.stack([torch.isfinite(part).all().logical_not() for part in parts])
+        ctx.scaler.record_graph_flags([ctx.owner] * len(parts), found, parts)
         return true, None, None, None
 
 

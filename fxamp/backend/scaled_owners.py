@@ -20,12 +20,28 @@ def running_node() -> Any:
 def owners(node: Any, outputs: int, positions: Sequence[int]) -> list[Tensor | None]:
     """The parameter that each of the node's gradients at ``positions`` of ``outputs`` belongs to.
 
-    None for a gradient of anything else, and where the node's inputs are not the graph's one by one (tensor subclasses,
-    which are taken apart).
+    A graph knows a wrapper such as DTensor by the tensors inside; each of their gradients belongs to the wrapper. None
+    for a gradient of anything else, and where it cannot be told which of the node's inputs the outputs are of.
     """
     needed = getattr(node, "needs_input_grad", None)
-    if needed is None or len(needed) != outputs:
+    inputs = None if needed is None else _inputs_of_outputs(node, len(needed))
+    if needed is None or inputs is None or len(inputs) != outputs:
         return [None] * len(positions)
     edges = iter([function for function, _ in node.next_functions if function is not None])
     leaves = [getattr(next(edges), "variable", None) if need else None for need in needed]
-    return [leaf if isinstance(leaf := leaves[at], nn.Parameter) else None for at in positions]
+    return [leaf if isinstance(leaf := leaves[inputs[at]], nn.Parameter) else None for at in positions]
+
+
+def _inputs_of_outputs(node: Any, inputs: int) -> list[int] | None:
+    """For each output of the graph the node's input that it is a gradient of; None if AOTAutograd does not tell.
+
+    AOTAutograd's notes are private: where a torch keeps them elsewhere, no gradient of a wrapper has an owner, and its
+    flags count for every optimizer.
+    """
+    wrapped = getattr(getattr(type(node), "_forward_cls", None), "maybe_subclass_metadata", None)
+    if wrapped is None:
+        return list(range(inputs))
+    counts = [getattr(meta, "arg_count", 1) for meta in wrapped.grad_input_metas or ()]
+    if len(counts) != inputs:
+        return None
+    return [at for at, count in enumerate(counts) for _ in range(count)]

@@ -5,8 +5,11 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import transform_subclass
+
+from fxamp.graph import fake_mode_of, is_wrapper
 
 
 def fake_inputs(inputs: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
@@ -17,9 +20,9 @@ def fake_inputs(inputs: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
     real tensor, and an op that changes metadata in place would otherwise reach them. FakeTensors keep their mode.
     Anything that is not a tensor is returned as it is.
     """
-    given = next((value for value in inputs if isinstance(value, FakeTensor)), None)
-    if given is not None:
-        mode: FakeTensorMode = given.fake_mode
+    modes = [fake_mode_of(value) for value in inputs if isinstance(value, torch.Tensor)]
+    mode = next((mode for mode in modes if mode is not None), None)
+    if mode is not None:
         return [_refake(value, mode) if isinstance(value, torch.Tensor) else value for value in inputs], mode
     context = TracingContext.try_get()
     ambient = context.fake_mode if context is not None else None
@@ -49,10 +52,15 @@ def fake_like(value: Any, mode: FakeTensorMode) -> Any:
 def _refake(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(value):  # outside its transform only the inside can be read
         value = torch._C._functorch.get_unwrapped(value)
-    if isinstance(value, FakeTensor) and value.fake_mode is mode:
+    own = fake_mode_of(value)
+    if own is mode:
         return value
-    if not isinstance(value, FakeTensor):
+    if own is None:
         return mode.from_tensor(value)
+    if is_wrapper(value):
+        rebuild: Any = transform_subclass
+        remade: torch.Tensor = rebuild(value, lambda _, part: fake_like(part, mode))
+        return remade
     with mode:
         fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
         return fresh.requires_grad_(value.requires_grad and (value.is_floating_point() or value.is_complex()))

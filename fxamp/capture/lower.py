@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.fx.traceback as fx_traceback
 from torch._guards import tracing
+from torch._library.fake_class_registry import maybe_unwrap_fake_script_object
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
@@ -24,7 +25,7 @@ from fxamp.capture.fakes import fake_like
 from fxamp.capture.held_tensors import HeldTensors
 from fxamp.capture.own_results import tracing_mode
 from fxamp.errors import CaptureError
-from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, inherit_provenance, nesting_change, register
+from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, inherit_provenance, is_layout_call, nesting_change, register
 from fxamp.policy.model.settings import DEVICES
 
 #: Key of ``node.meta`` under which a node that was kept as it stood says why.
@@ -75,6 +76,8 @@ class _Lowering(Interpreter):
             return self._mark_region(n)
         if isinstance(n.target, HigherOrderOperator):
             return self._keep(n, "higher-order")
+        if is_layout_call(n):
+            return self._layout(n)
         if self._inside_transform(n):
             return self._keep(n, "inside a torch.func transform, whose wrapped values cannot be followed")
         return self._trace(n)
@@ -152,16 +155,28 @@ class _Lowering(Interpreter):
             torch.set_autocast_dtype(device, dtype)
         return mark
 
+    def _layout(self, n: Node) -> Any:
+        """Record a DTensor's way in or out, or its redistribution, as it stands; its value is computed."""
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        args, kwargs = pytree.tree_map(maybe_unwrap_fake_script_object, (args, kwargs))
+        with proxy_tensor.disable_proxy_modes_tracing():
+            value = getattr(self, n.op)(n.target, args, kwargs)
+        return self._record(n, value)
+
     def _keep(self, n: Node, reason: str) -> Any:
         """Record the node as it stands; its value is what Dynamo saw."""
+        with proxy_tensor.disable_proxy_modes_tracing():
+            value = pytree.tree_map_only(torch.Tensor, _result, fake_like(n.meta.get("example_value"), self._mode))
+        return self._record(n, value, reason)
+
+    def _record(self, n: Node, value: Any, reason: str = "") -> Any:
         tracer = self._tracer
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         args, kwargs = pytree.tree_map(self._graph_argument, (args, kwargs))
         node = tracer.graph.create_node(n.op, n.target, tuple(args), dict(kwargs), n.name)
         inherit_provenance(node, n)
-        node.meta[VERBATIM] = reason
-        with proxy_tensor.disable_proxy_modes_tracing():
-            value = pytree.tree_map_only(torch.Tensor, _result, fake_like(n.meta.get("example_value"), self._mode))
+        if reason:
+            node.meta[VERBATIM] = reason
         node.meta["val"] = value
         proxy_tensor.track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)
         return value

@@ -21,6 +21,7 @@ from fxamp.graph.nodes import (
 from fxamp.graph.printing import dtype_name, format_graph
 from fxamp.graph.source import SourceFrame, describe_source, module_classes, module_path, source_frames
 from fxamp.graph.verify import verify
+from fxamp.graph.wrappers import fake_mode_of, inner_tensors, is_layout_call, is_wrapper
 
 __all__ = [
     "ENTER_AUTOCAST",
@@ -30,14 +31,18 @@ __all__ = [
     "base_name",
     "describe_source",
     "dtype_name",
+    "fake_mode_of",
     "fake_tensors",
     "floating_inputs",
     "format_graph",
     "graph_output",
     "hold",
     "inherit_provenance",
+    "inner_tensors",
     "is_composite",
     "is_float_tensor",
+    "is_layout_call",
+    "is_wrapper",
     "module_classes",
     "module_path",
     "nesting_change",

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.graph.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, graph_output, tensor_value
+from fxamp.graph.wrappers import is_layout_call
 
 
 class AliasSets:
@@ -135,7 +136,7 @@ def writes(node: Node) -> list[Node]:
     if effects:
         return [source for effect in effects for source in effect.written]
     if not isinstance(node.target, OpOverload):
-        pure = node.target in _PURE_FUNCTIONS
+        pure = node.target in _PURE_FUNCTIONS or is_layout_call(node)
         return [] if pure else [source for source in node.all_input_nodes if tensor_value(source) is not None]
     written: list[Node] = []
     for position, argument in enumerate(node.target._schema.arguments):

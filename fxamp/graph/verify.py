@@ -6,6 +6,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxamp.graph.nodes import subgraphs
+from fxamp.graph.wrappers import fake_mode_of
 
 
 def verify(gm: GraphModule) -> None:
@@ -21,7 +22,7 @@ def verify(gm: GraphModule) -> None:
         if isinstance(node.target, OpOverload) and node.target._schema.returns and "val" not in node.meta:
             raise RuntimeError(f"node {node.name} ({node.target}) carries no value")
         leaves = pytree.tree_leaves(node.meta.get("val"))
-        if any(isinstance(leaf, torch.Tensor) and not hasattr(leaf, "fake_mode") for leaf in leaves):
+        if any(isinstance(leaf, torch.Tensor) and fake_mode_of(leaf) is None for leaf in leaves):
             raise RuntimeError(f"node {node.name} ({node.target}) holds a real tensor as its value")
         for _, body in subgraphs(node):
             verify(body)

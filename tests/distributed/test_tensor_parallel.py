@@ -1,0 +1,57 @@
+"""Tensor-parallel programs in one and in two processes: eager autocast on the same DTensors, bit for bit."""
+
+import pytest
+import torch
+from parallel_programs import PROGRAMS
+from parallel_runs import Values, by_autocast, by_fxamp, on_ranks, whole
+from torch.distributed.device_mesh import DeviceMesh
+
+LOWERINGS = ("eager", "aot_eager")
+RANKS = (1, 2)
+
+Runs = dict[str, Values]
+
+
+def work(mesh: DeviceMesh) -> Runs:
+    runs: Runs = {}
+    for name, program in PROGRAMS.items():
+        for scaled in (False, True):
+            runs[f"{name} autocast {scaled}"] = by_autocast(program, mesh, scaled)
+            for lowering in LOWERINGS:
+                runs[f"{name} {lowering} {scaled}"] = by_fxamp(program, mesh, lowering, scaled)
+    return runs
+
+
+@pytest.fixture(scope="module", params=RANKS, ids=lambda ranks: f"{ranks} ranks")
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Runs]:
+    return on_ranks(work, request.param, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["bfloat16", "scaled float16"])
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_like_eager_autocast_on_the_same_dtensors(ranks: list[Runs], name: str, lowering: str, scaled: bool) -> None:
+    for runs in ranks:
+        got, wanted = runs[f"{name} {lowering} {scaled}"], runs[f"{name} autocast {scaled}"]
+        assert got.keys() == wanted.keys() and None not in wanted.values()
+        for key, value in wanted.items():
+            assert value is not None and got[key] is not None, key
+            (part, placements), (expected, expected_placements) = got[key], value
+            assert placements == expected_placements and part.dtype == expected.dtype, key
+            assert expected.isfinite().all() and torch.equal(part, expected), key
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["bfloat16", "scaled float16"])
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"layouts"}))
+def test_together_they_are_the_program_in_one_piece(ranks: list[Runs], name: str, scaled: bool) -> None:
+    program = PROGRAMS[name]
+    exact = by_autocast(program, None, False, dtype=torch.float64)
+    alone = by_autocast(program, None, scaled)
+    lower = torch.finfo(torch.float16 if scaled else torch.bfloat16).eps
+    rows = [runs[f"{name} aot_eager {scaled}"] for runs in ranks]
+    for key, value in exact.items():
+        assert value is not None and alone[key] is not None
+        true = value[0]
+        # Autocast's own error, and one more rounding of every part that the sum over ranks is made of.
+        allowed = 2 * (alone[key][0] - true).norm() + lower * true.norm()
+        assert (whole(rows, key, true.shape) - true).norm() <= allowed, key
