@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from policy.test_cast_backward_pass import backward_graph
+from test_cast_backward_pass import backward_graph
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 

@@ -18,7 +18,7 @@ from fxamp.listing import Document, Listing
 from fxamp.tools.show.command import main
 from fxamp.tools.show.json_format import from_json, to_json
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RUN = [sys.executable, "-c", "import sys; from fxamp.tools.show.command import main; sys.exit(main())"]
 
 

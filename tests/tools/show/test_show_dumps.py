@@ -12,7 +12,7 @@ from fxamp.listing.write import write_listing
 from fxamp.tools.show.command import main
 from fxamp.tools.show.json_format import from_json
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def dumped(path: Path, listing: Listing) -> str:

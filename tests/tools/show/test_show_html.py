@@ -56,7 +56,7 @@ def test_a_page_is_one_file_that_loads_nothing() -> None:
 
 
 def test_every_script_is_used() -> None:
-    folder = Path(__file__).parents[2] / "tools" / "show" / "page"
+    folder = Path(__file__).parents[3] / "tools" / "show" / "page"
     assert {path.name for path in folder.glob("*.js")} == set(SCRIPTS)
 
 

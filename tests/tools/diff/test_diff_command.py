@@ -15,7 +15,7 @@ from fxamp.tools.diff.sides import load_side
 from fxamp.tools.diff.text import text_lines
 from fxamp.tools.show.terminal import Look
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 TEAM = """
 extends = ["cuda-float16.toml"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from policy.test_policy_broken import BROKEN
+from test_policy_broken import BROKEN
 from test_policy_mistakes import BROKEN as PLAIN
 
 from fxamp.policy.file.builtin import folder

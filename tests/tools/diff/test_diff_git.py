@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DRIVER = f"{sys.executable} -c 'import sys; from fxamp.tools.diff.command import main; sys.exit(main())' --git"
 
 BASE = 'extends = ["cuda-float16.toml"]\n\n[[rule]]\nid = "head"\ncast = "fp32"\nmodules = ["lm_head"]\n'
