@@ -1,12 +1,11 @@
 """The rules of a policy for the backward: applied to the graph that AOTAutograd derives and partitions."""
 
-import logging
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch.fx import GraphModule
 
+from fxamp.backend.once import warn_once
 from fxamp.backend.options import Options
 from fxamp.capture import Captured
 from fxamp.errors import OptionError
@@ -17,7 +16,7 @@ from fxamp.passes.decision import decision
 from fxamp.pipeline import run_passes
 from fxamp.policy import Policy
 
-log = logging.getLogger(__name__)
+_UNMATCHED = "policy %s: rule %r (%s) matched no op of a backward graph"
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class BackwardRules:
         used = {made.rule.id for node in gm.graph.nodes if (made := decision(node)) is not None and made.rule}
         for rule in self.policy.rules:
             if rule.region == "backward" and rule.id not in used:
-                _say_once(self.policy.name, rule.id, str(rule.origin or "made in Python"))
+                warn_once(__name__, _UNMATCHED, self.policy.name, rule.id, str(rule.origin or "made in Python"))
 
 
 def backward_rules(policy: Policy | None, options: Options) -> BackwardRules | None:
@@ -59,8 +58,3 @@ def backward_rules(policy: Policy | None, options: Options) -> BackwardRules | N
             "compiled_autograd = False"
         )
     return BackwardRules(policy)
-
-
-@cache
-def _say_once(policy: str, rule: str, where: str) -> None:
-    log.warning("policy %s: rule %r (%s) matched no op of a backward graph", policy, rule, where)

@@ -1,14 +1,98 @@
-"""Why Dynamo ended a graph although the program goes on."""
+"""Why Dynamo ended a graph although the program goes on, and which functions it left outside as a whole.
 
+Dynamo names the reason of most breaks at the graph. Of the rest it keeps the message alone, in its counters: a break
+that it cannot resume from, a branch on a value, a function that it skips. Without those counters the reasons are less
+exact, and functions that were skipped are not named.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._dynamo.callback import callback_handler, on_compile_start
+from torch._dynamo.utils import counters
 from torch.fx import GraphModule
+
+#: The counts of Dynamo's messages when it began to compile.
+_before: Counter[str] = Counter()
+
+_EXPLANATION = re.compile(r"^ *Explanation: (.*)$", re.MULTILINE)
+_SKIPPED = re.compile(r"frame skipped: (?P<name>\S+) \((?P<file>.*) line (?P<line>\d+)\)")
 
 
 def why_ended(gm: GraphModule) -> str:
-    """Dynamo's reason for the graph break that ended ``gm``, and where it is; ``""`` if the program returned."""
+    """Dynamo's reason for the graph break that ended ``gm``, and where it is; ``""`` if the program returned.
+
+    To be called while ``gm`` is compiled.
+    """
+    fresh = _fresh()
     reason = getattr(gm, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return ""
-    what, *more = [line.strip() for line in str(reason.reason).strip().splitlines()]
-    explained = [line.removeprefix("Explanation: ") for line in more if line.startswith("Explanation: ")]
     where = f"{reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}: " if reason.user_stack else ""
-    return where + (explained or [what])[0]
+    given = str(reason.reason).strip()
+    explained = [given] if _EXPLANATION.search(given) else fresh or [given]
+    return where + " or ".join(dict.fromkeys(map(_first, explained)))
+
+
+def skipped_functions(compiled: Any) -> list[str]:
+    """The functions of ``compiled``, a module or function, that Dynamo runs as they are written: where, and why."""
+    found = []
+    codes = {(code.co_filename, code.co_firstlineno) for code in _codes(compiled)}
+    for message in _messages():
+        frame = _skipped(message)
+        if frame is not None and (frame["file"], int(frame["line"])) in codes:
+            found.append(f"{frame['file']}:{frame['line']}: {frame['name']}: {_first(message)}")
+    return list(dict.fromkeys(found))
+
+
+def _begin(*_: object) -> None:
+    _before.clear()
+    _before.update(_messages())
+
+
+on_compile_start(_begin)
+
+
+def _fresh() -> list[str]:
+    """The messages of this compilation, without those that led to a function's being skipped.
+
+    ``torch._dynamo.reset`` drops the callback; for the first graph after one, messages of earlier frames count too.
+    """
+    messages = _messages()
+    fresh = [message for message, count in messages.items() if count > _before[message]]
+    skipped = [message for message in fresh if _skipped(message)]
+    _begin()
+    if _begin not in callback_handler.start_callbacks:
+        on_compile_start(_begin)
+    return [message for message in fresh if not any(other.startswith(message) for other in skipped)]
+
+
+def _messages() -> Counter[str]:
+    return Counter(counters["unimplemented"])
+
+
+def _skipped(message: str) -> re.Match[str] | None:
+    return _SKIPPED.search(message)
+
+
+def _first(message: str) -> str:
+    """The explanation of a message, of the first where one break led to another; else its first line."""
+    explained = _EXPLANATION.search(message)
+    return explained[1] if explained else message.strip().splitlines()[0].strip()
+
+
+def _codes(compiled: Any) -> Iterator[CodeType]:
+    """The code of a function; of a module, all methods of it and its submodules."""
+    if not isinstance(compiled, torch.nn.Module):
+        code = getattr(getattr(compiled, "_torchdynamo_orig_callable", compiled), "__code__", None)
+        return iter(() if code is None else (code,))
+    classes = {kind for module in compiled.modules() for kind in type(module).__mro__ if kind is not torch.nn.Module}
+    return _code_of(value for kind in classes for value in vars(kind).values())
+
+
+def _code_of(values: Iterable[Any]) -> Iterator[CodeType]:
+    return (value.__code__ for value in values if isinstance(getattr(value, "__code__", None), CodeType))

@@ -1,19 +1,16 @@
 """Which policy a graph gets, and why."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 
+from fxamp.backend.once import warn_once
 from fxamp.backend.options import Options
 from fxamp.backend.place import resolve_here
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
-
-log = logging.getLogger(__name__)
 
 _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
@@ -64,7 +61,7 @@ def _automatic(device: str | None, options: Options) -> Choice:
     if native:
         return _named(device, torch.bfloat16, f"{device} computes in bfloat16 natively")
     why = f"{device} has no native bfloat16: float32 is faster there"
-    _say_once(f"policy 'auto' chose float32, so nothing is cast: {why}. Name a policy to cast all the same.")
+    warn_once(__name__, "policy 'auto' chose float32, so nothing is cast: %s. Name a policy to cast all the same.", why)
     return Choice(None, why)
 
 
@@ -81,7 +78,6 @@ def device_of(inputs: Sequence[Any]) -> str | None:
     return accelerators[0] if accelerators else "cpu" if "cpu" in kinds else None
 
 
-@lru_cache
 def native_bfloat16(device: str) -> bool:
     """Whether the device has bfloat16 arithmetic of its own.
 
@@ -98,8 +94,3 @@ def native_bfloat16(device: str) -> bool:
 def _cpu_bfloat16() -> bool:
     supported = torch.cpu.get_capabilities()
     return any(supported.get(unit) for unit in ("avx512_bf16", "amx_bf16", "bf16"))
-
-
-@lru_cache
-def _say_once(message: str) -> None:
-    log.warning(message)

@@ -56,19 +56,20 @@ def fxamp(
         scaling = Scaling(parsed.scaler, choice.policy)
         scaling.begin()
     stages = Stages(parsed.dump)
-    module, record = gm, untouched(choice.why)
+    ended = why_ended(gm)
+    module, record = gm, untouched(choice.why, ended)
     if choice.policy is not None:
-        module, record = _rewrite(gm, example_inputs, choice, stages, scaled=scaling is not None)
+        module, record = _rewrite(gm, example_inputs, choice, stages, scaling is not None, ended)
     elif stages.kept:
         stages.graph("captured", lambda: list_graph(capture(gm, example_inputs).module, stage="captured"))
-    remember(record, example_inputs)
     device = choice.policy.device if choice.policy else None
     with observed(CompileStage("lowering")):
-        return lower_graph(module, example_inputs, parsed, Run(device, scaling, stages, rules))
+        compiled = lower_graph(module, example_inputs, parsed, Run(device, scaling, stages, rules))
+    return remember(record).noting(compiled, example_inputs)
 
 
 def _rewrite(
-    gm: GraphModule, inputs: Sequence[Any], choice: Choice, stages: Stages, scaled: bool
+    gm: GraphModule, inputs: Sequence[Any], choice: Choice, stages: Stages, scaled: bool, ended: str
 ) -> tuple[GraphModule, GraphRecord]:
     policy = choice.policy
     assert policy is not None
@@ -80,7 +81,7 @@ def _rewrite(
     graph_output(captured.module.graph).meta[NARROW_OUTPUTS] = _goes_on_in_16_bits(gm, inputs)
     if scaled:
         widen_outputs(captured.module, policy, ambient)
-    record = apply_policy(captured, policy, ambient, choice.why, ended=why_ended(gm))
+    record = apply_policy(captured, policy, ambient, choice.why, ended=ended)
     kept_after = kept_bytes(captured.module, captured.mode) if stages.kept else None
     stages.graph("cast", lambda: replace(record.listing, kept_before=kept, kept_after=kept_after))
     log_unmatched(record)

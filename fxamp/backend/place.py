@@ -1,6 +1,5 @@
 """What policies ask of the machine: the compute capability of its GPU, the features of its CPU."""
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ def resolve_here(policy: Policy, device: str | None) -> Policy:
     return policy.resolve(device, **_facts(policy.device))
 
 
-@lru_cache
 def _facts(device: str) -> dict[str, Any]:
     if device == "cpu":
         found = torch.cpu.get_capabilities()

@@ -1,83 +1,57 @@
-"""The records of all graphs that this process compiled, each with the callables whose call led to it."""
+"""The records of all graphs that this process compiled, in order of compilation, each with what it ran for."""
 
-import sys
-import weakref
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from fxamp.backend.runs import Runs
 from fxamp.pipeline import GraphRecord
 
-
-@dataclass(frozen=True)
-class _Entry:
-    record: GraphRecord
-    owners: tuple[weakref.ref[Any], ...]
-    parameters: tuple[weakref.ref[Any], ...]
-
-    @property
-    def forgotten(self) -> bool:
-        """Whether nothing is left that could ask for this record."""
-        return bool(self.owners) and all(owner() is None for owner in self.owners)
+#: In order of compilation; None where nobody is left to ask. A graph comes back when it runs for another.
+_graphs: list[Runs | None] = []
 
 
-#: In order of compilation; None where nobody is left to ask.
-_entries: list[_Entry | None] = []
+def remember(record: GraphRecord) -> Runs:
+    """Keep ``record`` as long as something exists that its graph ran for."""
+    _graphs[:] = [None if graph is None or graph.forgotten else graph for graph in _graphs]
+    graph = Runs(record, _keep_as(len(_graphs)))
+    _graphs.append(graph)
+    return graph
 
 
-def remember(record: GraphRecord, inputs: Sequence[Any]) -> None:
-    """Keep ``record`` under every module and compiled function that is being called now; they are held weakly.
+def _keep_as(number: int) -> Callable[[Runs], None]:
+    def keep(graph: Runs) -> None:
+        _graphs[number] = graph
 
-    ``inputs`` are the graph's, real or fake: the parameters among them are remembered as read by a graph.
-    """
-    _entries[:] = [None if entry is None or entry.forgotten else entry for entry in _entries]
-    owners = {id(owner): weakref.ref(owner) for owner in _called(sys._getframe(1))}
-    parameters = [weakref.ref(value) for value in inputs if isinstance(value, torch.nn.Parameter)]
-    _entries.append(_Entry(record, tuple(owners.values()), tuple(parameters)))
+    return keep
 
 
 def count() -> int:
     """How many graphs were compiled so far."""
-    return len(_entries)
+    return len(_graphs)
 
 
 def recent(since: int) -> list[GraphRecord]:
     """The records from number ``since`` on, in order of compilation, as far as their models still exist."""
-    return [entry.record for entry in _entries[since:] if entry is not None]
+    return [graph.record for graph in _graphs[since:] if graph is not None]
 
 
 def records_of(compiled: Any) -> list[GraphRecord]:
-    """The records of the graphs compiled by calls of ``compiled``, a module or function, in order of compilation."""
-    return [entry.record for entry in _entries_of(compiled)]
+    """The records of the graphs that ran for ``compiled``, a module or function, in order of compilation."""
+    return [graph.record for graph in _graphs_of(compiled)]
 
 
 def outside(compiled: Any) -> list[str]:
-    """The names of the parameters of ``compiled`` that no graph compiled by its calls reads."""
-    if not isinstance(compiled, torch.nn.Module):
-        return []
-    read = {id(parameter()) for entry in _entries_of(compiled) for parameter in entry.parameters}
+    """The names of the parameters of ``compiled`` that no graph read."""
     module = getattr(compiled, "_orig_mod", compiled)
-    return [name for name, parameter in module.named_parameters() if id(parameter) not in read]
+    if not isinstance(module, torch.nn.Module):
+        return []
+    read = {name for graph in _graphs_of(compiled) for name in graph.parameters_read(module)}
+    return [name for name, _ in module.named_parameters() if name not in read]
 
 
-def _entries_of(compiled: Any) -> list[_Entry]:
+def _graphs_of(compiled: Any) -> list[Runs]:
     names = ("_orig_mod", "_torchdynamo_orig_callable")
-    wanted = {id(compiled)} | {id(getattr(compiled, name)) for name in names if hasattr(compiled, name)}
-    return [entry for entry in _entries if entry is not None and wanted & {id(ref()) for ref in entry.owners}]
-
-
-def _called(frame: FrameType | None) -> Iterator[Any]:
-    """The modules and compiled functions whose calls are on the Python stack."""
-    while frame is not None:
-        if frame.f_code.co_filename == torch.nn.modules.module.__file__:
-            module = frame.f_locals.get("self")
-            if isinstance(module, torch.nn.Module):
-                yield module
-        elif frame.f_code.co_filename == torch._dynamo.eval_frame.__file__:
-            function = frame.f_locals.get("fn")
-            if hasattr(function, "__code__"):
-                yield function
-        frame = frame.f_back
+    wanted = [compiled, *(getattr(compiled, name) for name in names if hasattr(compiled, name))]
+    return [graph for graph in _graphs if graph is not None and any(map(graph.ran_for, wanted))]

@@ -7,15 +7,16 @@ from typing import Any
 
 from tabulate import tabulate
 
+from fxamp.backend.breaks import skipped_functions
 from fxamp.backend.registry import outside, records_of
 from fxamp.listing import Document, RuleRef
 from fxamp.pipeline import GraphRecord
 
 _NOTHING = (
     "0 graphs: nothing of it was compiled by fxamp, so all of it runs as it is written. Either it has not been called "
-    "yet, or Dynamo skipped it: calling a module of torch.nn itself compiles nothing, put it in a model of your own; "
-    "nor does a function with a graph break inside of a loop, which TORCH_LOGS=graph_breaks shows."
+    "yet, or Dynamo skipped it: calling a module of torch.nn itself compiles nothing, put it in a model of your own."
 )
+_SKIPPED = "Functions that Dynamo skips, so that they run as they are written:"
 _RIGHT = ("graph", "ops", "casts", "shared", "folded")
 
 
@@ -23,11 +24,14 @@ _RIGHT = ("graph", "ops", "casts", "shared", "folded")
 class Report:
     """The graphs of one compiled model or function; prints as a table, in a terminal and in a notebook.
 
-    ``outside`` names the model's parameters that no graph reads: what uses them runs outside, as it is written.
+    The graphs are those that ran when it was called, and those that read its parameters. ``outside`` names the
+    parameters that no graph read: what uses them runs outside, as it is written. ``skipped`` are functions that Dynamo
+    compiles nothing of, and why: a graph break inside of a loop, say.
     """
 
     graphs: tuple[GraphRecord, ...]
     outside: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     @property
     def casts(self) -> int:
@@ -59,18 +63,25 @@ class Report:
 
     def __str__(self) -> str:
         if not self.graphs:
-            return _NOTHING
+            return "\n".join(self._nothing())
         table: str = tabulate(self._rows(), headers="keys", tablefmt="simple")
         return "\n\n".join([table, *("\n".join([title, *lines]) for title, lines in self._notes())])
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         if not self.graphs:
-            return f"<p>{_NOTHING}</p>"
+            first, *rest = self._nothing()
+            return f"<p>{escape(first)}</p><pre>{escape(chr(10).join(rest))}</pre>"
         align = ["right" if name in _RIGHT else "left" for name in self._rows()[0]]
         table: str = tabulate(self._rows(), headers="keys", tablefmt="html", colalign=align)
         notes = [f"<p>{escape(title)}</p><pre>{escape(chr(10).join(lines))}</pre>" for title, lines in self._notes()]
         return "".join([table, *notes])
+
+    def _nothing(self) -> list[str]:
+        return ["0 graphs: nothing of it was compiled by fxamp.", "", *self._skips()] if self.skipped else [_NOTHING]
+
+    def _skips(self) -> list[str]:
+        return [_SKIPPED, *(f"  {function}" for function in self.skipped)]
 
     def _rows(self) -> list[dict[str, Any]]:
         return [_row(number, graph) for number, graph in enumerate(self.graphs)]
@@ -85,6 +96,8 @@ class Report:
             notes.append(("Kept as captured, in the dtypes they were captured with:", kept))
         if breaks:
             notes.append(("The program goes on outside of a graph (a graph break):", breaks))
+        if self.skipped:
+            notes.append((_SKIPPED, self._skips()[1:]))
         if self.outside:
             notes.append(("Parameters that no graph reads; what uses them runs as it is written:", self._outside()))
         if self.unmatched:
@@ -118,4 +131,4 @@ def report(compiled: Any) -> Report:
 
     ``compiled`` is what torch.compile returned, or the module whose ``.compile()`` was called.
     """
-    return Report(tuple(records_of(compiled)), tuple(outside(compiled)))
+    return Report(tuple(records_of(compiled)), tuple(outside(compiled)), tuple(skipped_functions(compiled)))

@@ -1,16 +1,18 @@
 """A policy that wants the loss scaled, in a training run without a scaler: it is said, once."""
 
-import logging
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
 
+from fxamp.backend.once import warn_once
 from fxamp.backend.options import Options
 from fxamp.policy import Policy
 
-log = logging.getLogger(__name__)
+_UNSCALED = (
+    "policy %s has a [loss_scale], but there is no scaler, so gradients are not scaled and may underflow: pass "
+    "options={'scaler': fxamp.GradScaler.from_policy(...)}, and call its scale, step and update"
+)
 
 
 def warn_unscaled(policy: Policy | None, options: Options, inputs: Sequence[Any]) -> None:
@@ -19,13 +21,4 @@ def warn_unscaled(policy: Policy | None, options: Options, inputs: Sequence[Any]
         return
     trained = any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
     if trained and torch.is_grad_enabled():
-        _say_once(policy.name)
-
-
-@cache
-def _say_once(policy: str) -> None:
-    log.warning(
-        "policy %s has a [loss_scale], but there is no scaler, so gradients are not scaled and may underflow: pass "
-        "options={'scaler': fxamp.GradScaler.from_policy(...)}, and call its scale, step and update",
-        policy,
-    )
+        warn_once(__name__, _UNSCALED, policy.name)

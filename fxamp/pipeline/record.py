@@ -105,9 +105,9 @@ def record_graph(gm: GraphModule, policy: Policy, chosen: str, passes: list[Pass
     return GraphRecord(_with_unmatched(listing, policy), tuple(passes))
 
 
-def untouched(chosen: str) -> GraphRecord:
+def untouched(chosen: str, ended: str = "") -> GraphRecord:
     """The record of a graph that no policy was applied to: it runs in float32, because of ``chosen``."""
-    return GraphRecord(Listing("GraphModule", (), policy="float32", chosen=chosen))
+    return GraphRecord(Listing("GraphModule", (), policy="float32", chosen=chosen, ended=ended))
 
 
 def _with_unmatched(listing: Listing, policy: Policy) -> Listing:

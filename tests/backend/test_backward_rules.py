@@ -15,7 +15,6 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import fxamp
 from fxamp import Policy, Rule
-from fxamp.backend import backward_rules
 from fxamp.policy import Category
 
 LOW, FP32 = Category.LOWER_PRECISION_FP, Category.FP32
@@ -159,8 +158,6 @@ def test_eager_lowering_and_compiled_autograd_refuse_such_policies() -> None:
 
 
 def test_a_backward_rule_that_matches_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    backward_rules._say_once.cache_clear()
-    torch._logging._internal._init_logs()  # torch configures logging on its first compile
     with caplog.at_level(logging.WARNING, logger="fxamp"):
         for _ in range(2):
             gradients(Layer(), with_rules(Rule("typo", FP32, ("mn",), region="backward"), WIDE))

@@ -8,7 +8,7 @@ from like_autocast import compile_with
 from torch import nn
 
 import fxamp
-from fxamp.backend.choose import choose_policy, native_bfloat16
+from fxamp.backend.choose import choose_policy
 from fxamp.backend.options import parse_options
 from fxamp.errors import FxampError, OptionError, PolicyError
 
@@ -57,20 +57,19 @@ def test_contradicting_modes_are_refused() -> None:
         parse_options({"mode": "max-autotune"}, mode="reduce-overhead")
 
 
-def test_auto_without_bfloat16_units_casts_nothing_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    if native_bfloat16("cpu"):
-        pytest.skip("this CPU computes in bfloat16")
-    from fxamp.backend import choose
-
-    choose._say_once.cache_clear()
+def test_auto_without_bfloat16_units_casts_nothing_and_says_so_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": False})
     for _ in range(2):
         choice = choose_policy(parse_options({}), [torch.ones(2)])
         assert choice.policy is None and "no native bfloat16" in choice.why
     assert sum("chose float32" in message for message in caplog.messages) == 1
 
 
-def test_auto_takes_bfloat16_where_it_is_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fxamp.backend.choose.native_bfloat16", lambda device: True)
+@pytest.mark.parametrize("unit", ["avx512_bf16", "amx_bf16", "bf16"])
+def test_auto_takes_bfloat16_where_it_is_native(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, unit: True})
     choice = choose_policy(parse_options({}), [torch.ones(2)])
     assert choice.policy is not None and choice.policy.name == "cpu-bfloat16"
 

@@ -36,6 +36,11 @@ def _quiet() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def as_in_a_new_process() -> None:
+    """Tests of one model share what was compiled for it."""
+
+
 @pytest.fixture(scope="session", params=list(MODELS))
 def base(request: pytest.FixtureRequest) -> Baseline:
     """A model with its runs in float64 and under eager autocast."""

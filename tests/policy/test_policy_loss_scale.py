@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import fxamp
-from fxamp.backend import unscaled
 from fxamp.errors import PolicyError
 from fxamp.policy import LossScale, Policy
 
@@ -92,12 +91,10 @@ def test_bounds_are_checked_over_all_files(tmp_path: Path) -> None:
 def test_a_training_graph_without_a_scaler_is_warned_of_once(
     text: str, scaler: bool, trains: bool, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    unscaled._say_once.cache_clear()
     mine = Policy.loads(text)
     options: dict[str, Any] = {"policy": mine, "lowering": "eager"}
     if scaler:
         options["scaler"] = fxamp.GradScaler.from_policy(mine)
-    torch._logging._internal._init_logs()  # torch configures logging on its first compile
     with caplog.at_level(logging.WARNING, logger="fxamp"):
         for _ in range(2):
             torch._dynamo.reset()

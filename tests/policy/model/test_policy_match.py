@@ -75,7 +75,6 @@ def test_the_features_are_those_that_torch_documents() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_backend_checks_this_machine(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    place._facts.cache_clear()
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": False, "cpu_name": "x"})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
@@ -84,7 +83,6 @@ def test_the_backend_checks_this_machine(device: str, monkeypatch: pytest.Monkey
     assert place.resolve_here(policy(device=device, **good), device).unchecked == ()
     with pytest.raises(PolicyError, match="lacks amx_bf16" if device == "cpu" else "has 7.5"):
         place.resolve_here(policy(device=device, **bad), device)
-    place._facts.cache_clear()
 
 
 def test_a_compile_under_a_policy_for_another_machine_is_refused() -> None:

@@ -1,0 +1,124 @@
+"""What each compiled graph runs for: whose calls it runs in, and which parameters it reads.
+
+Dynamo compiles code, and runs the graphs of one model for every model of the same class. So a graph notes it as it
+runs. In the steady state that is one look-up: the Python stack is walked only when another compiled callable, or other
+parameters, come by.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+
+from fxamp.pipeline import GraphRecord
+
+#: After so many notes of one graph no more are taken: its parameters are new tensors at each call.
+_MOST = 4096
+
+#: How torch qualifies the name of the function that torch.compile returns. Where torch renames it, functions have no
+#: graphs in their reports; modules keep theirs.
+_COMPILED_CALL = "_TorchDynamoContext."
+
+
+class Runs:
+    """One compiled graph, and what it ran for so far, held weakly: callables, modules, parameters.
+
+    ``noted`` is called with it whenever it ran for another.
+    """
+
+    def __init__(self, record: GraphRecord, noted: "Callable[[Runs], None]") -> None:
+        self.record = record
+        self._noted = noted
+        self._ran = False
+        self._owners: dict[int, weakref.ref[Any]] = {}
+        self._parameters: dict[int, weakref.ref[Any]] = {}
+        self._names: dict[int, set[str]] = {}
+        self._seen: set[tuple[int, ...]] = set()
+
+    def noting(self, compiled: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
+        """``compiled``, which takes what ``inputs`` are examples of, with each call noted."""
+        at = [position for position, value in enumerate(inputs) if isinstance(value, torch.nn.Parameter)]
+
+        def call(*args: Any) -> Any:
+            read = [args[position] for position in at]
+            key = (id(_compiled_call(sys._getframe(1))), *map(id, read))
+            if key not in self._seen and len(self._seen) < _MOST:
+                self._note(read, sys._getframe(1))
+                self._seen.add(key)
+            return compiled(*args)
+
+        return call
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether nothing is left that it ran for."""
+        return self._ran and not self._owners
+
+    def ran_for(self, owner: object) -> bool:
+        """Whether the graph ran in a call of ``owner``, a module or function, or read one of its parameters."""
+        if _holds(self._owners, owner):
+            return True
+        return isinstance(owner, torch.nn.Module) and any(_holds(self._parameters, p) for p in owner.parameters())
+
+    def parameters_read(self, module: torch.nn.Module) -> set[str]:
+        """The names of the parameters of ``module`` that the graph read.
+
+        FSDP puts other tensors under the same names while a module runs, so names are noted too.
+        """
+        noted = self._names.get(id(module), set()) if _holds(self._owners, module) else set()
+        return noted | {name for name, value in module.named_parameters() if _holds(self._parameters, value)}
+
+    def _note(self, read: Sequence[torch.Tensor], frame: FrameType | None) -> None:
+        self._ran = True
+        self._noted(self)
+        ids = {id(parameter) for parameter in read}
+        self._parameters |= {id(parameter): weakref.ref(parameter, self._forget) for parameter in read}
+        for owner in _called(frame):
+            self._owners[id(owner)] = weakref.ref(owner, self._forget)
+            if isinstance(owner, torch.nn.Module):
+                named = owner.named_parameters(remove_duplicate=False)
+                self._names.setdefault(id(owner), set()).update(name for name, value in named if id(value) in ids)
+
+    def _forget(self, dead: weakref.ref[Any]) -> None:
+        """Another object may now get the ids of ``dead``."""
+        self._seen.clear()
+        for noted in (self._owners, self._parameters):
+            for key in [key for key, reference in noted.items() if reference is dead]:
+                del noted[key]
+                self._names.pop(key, None)
+
+
+def _holds(noted: dict[int, weakref.ref[Any]], value: object) -> bool:
+    return id(value) in noted and noted[id(value)]() is value
+
+
+def _compiled_call(frame: FrameType | None) -> object:
+    """The function that the innermost torch.compile call on the Python stack runs."""
+    while frame is not None:
+        if frame.f_code.co_qualname.startswith(_COMPILED_CALL):
+            return frame.f_locals.get("fn")
+        frame = frame.f_back
+    return None
+
+
+def _called(frame: FrameType | None) -> Iterator[Any]:
+    """The modules and compiled functions whose calls are on the Python stack.
+
+    Lightning compiles a module's methods and calls those: a method's module is called with it.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename == torch.nn.modules.module.__file__:
+            module = frame.f_locals.get("self")
+            if isinstance(module, torch.nn.Module):
+                yield module
+        elif frame.f_code.co_qualname.startswith(_COMPILED_CALL):
+            function = frame.f_locals.get("fn")
+            if hasattr(function, "__code__"):
+                yield function
+            bound_to = getattr(function, "__self__", None)
+            if isinstance(bound_to, torch.nn.Module):
+                yield bound_to
+        frame = frame.f_back

@@ -1,0 +1,121 @@
+"""A report gives Dynamo's own reasons: for each graph break, and for each function that it skips."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxamp
+from fxamp.backend.report import Report
+
+OPTIONS = {"policy": "cpu-bfloat16", "lowering": "eager"}
+PRINTS = "Dynamo does not know how to trace builtin operator `print`"
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+
+class Resumes(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        print(end="")
+        return self.second(hidden)
+
+
+class InTry(Two):
+    """Dynamo cannot go on within the block, and compiles what comes before it only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        hidden = hidden + 1
+        try:
+            hidden = self.second(hidden)
+            print(end="")
+        finally:
+            hidden = hidden * 2
+        return hidden
+
+
+class Branches(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        if hidden.sum() > 0:
+            hidden = hidden + 1
+        return self.second(hidden)
+
+
+class Loops(Two):
+    """Dynamo compiles nothing of a function with a graph break inside of a loop."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(2):
+            x = self.second(x)
+            print(end="")
+        return x
+
+
+class LoopsInside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body = nn.Linear(4, 4), Loops()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self.head(x))
+
+
+def reported(model: nn.Module) -> Report:
+    model.compile(backend="fxamp", options=OPTIONS)
+    model(torch.ones(2, 4))
+    return fxamp.report(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(Resumes, PRINTS), (InTry, PRINTS), (Branches, "Detected data-dependent branching")],
+)
+def test_a_break_has_the_reason_that_dynamo_knows(kind: type[nn.Module], reason: str) -> None:
+    for _ in range(2):  # the message was counted before
+        torch._dynamo.reset()
+        report = reported(kind())
+        (ended,) = report.breaks
+        assert "test_breaks.py:" in ended and reason in ended and " or " not in ended
+        assert report.skipped == ()
+
+
+def test_the_reason_is_not_that_of_another_function() -> None:
+    reported(Loops())
+    reported(Branches())
+    (ended,) = reported(InTry()).breaks
+    assert PRINTS in ended and "branching" not in ended
+
+
+@pytest.mark.parametrize("kind", [Loops, LoopsInside])
+def test_a_function_that_is_skipped_is_named_with_the_reason(kind: type[nn.Module]) -> None:
+    report = reported(kind())
+    line = Loops.forward.__code__.co_firstlineno
+    (skipped,) = report.skipped
+    assert f"test_breaks.py:{line}: forward: {PRINTS}" in skipped
+    assert skipped in str(report) and "print" in report._repr_html_()
+    assert bool(report.graphs) == (kind is LoopsInside)
+
+
+def test_a_compiled_function_that_is_skipped() -> None:
+    def loops(x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = x @ x
+            torch._dynamo.graph_break()
+        return x
+
+    compiled = torch.compile(loops, backend="fxamp", options=OPTIONS)
+    compiled(torch.ones(4, 4))
+    shown = str(fxamp.report(compiled))
+    assert shown.startswith("0 graphs: nothing of it was compiled by fxamp.\n")
+    assert "test_breaks.py:" in shown and "User-inserted graph break" in shown
+
+
+def test_functions_of_other_models_are_not_named() -> None:
+    reported(Loops())
+    assert reported(Resumes()).skipped == ()

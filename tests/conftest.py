@@ -1,0 +1,48 @@
+"""What every test may count on: no state of its neighbours, any order, and the CPU that was asked for."""
+
+import os
+import random
+from pathlib import Path
+
+import hypothesis
+import pretended_cpu
+import pytest
+import torch
+
+from fxamp.backend.once import warn_once
+from fxamp.pipeline import dumps
+
+#: The examples are the same in every run, and no example is too slow. ``--hypothesis-profile=explore`` draws others.
+hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None)
+hypothesis.settings.register_profile("explore", derandomize=False, database=None, deadline=None)
+hypothesis.settings.load_profile("same")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu", choices=list(pretended_cpu.CPUS), help="pretend a CPU with bfloat16 units, or without")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Pretend the CPU here, and in the processes that tests start. torch sets its loggers up on the first compile."""
+    torch._logging._internal._init_logs()
+    if config.getoption("cpu"):
+        folder = str(Path(pretended_cpu.__file__).parent)
+        os.environ[pretended_cpu.VARIABLE] = config.getoption("cpu")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+    pretended_cpu.pretend()
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest then brings together the tests that share a fixture of the session
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("shuffle") is not None:
+        random.Random(config.getoption("shuffle")).shuffle(items)
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_new_process() -> None:
+    """Nothing is compiled, dumped or said yet, and random numbers begin anew."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    warn_once.cache_clear()
+    dumps._numbers.clear()
