@@ -28,7 +28,7 @@ class Policy:
     "captured" (a compiled graph's outputs keep the dtypes it was captured with) or "keep" (the dtypes the casts give).
     ``rules``: the last rule that covers a call decides; ``unlisted`` says what a call does that no rule covers:
     "follow" (its inputs), or a category. ``loss_scale``: the scaler's settings, or None. ``capability``,
-    ``cpu_features`` and ``torch`` are conditions on the place, checked by :meth:`resolve`.
+    ``cpu_features`` and ``torch`` are conditions on the machine, checked by :meth:`resolve`.
 
     ``sources``: the files it was read from. ``origins``: where each setting was written, by its key. ``unchecked``:
     the conditions that :meth:`resolve` could not check.
@@ -69,14 +69,14 @@ class Policy:
 
     @staticmethod
     def loads(text: str, name: str = "policy") -> "Policy":
-        """Read a policy from the text of a file; what it extends is searched in the working directory, then here.
+        """Read a policy from the text of a file; files that it extends are looked up in the working directory first.
 
         Raises PolicyError, listing every mistake as ``name:line: message``.
         """
         return Policy(**read_text(text, name))
 
     def dumps(self, origins: bool = False) -> str:
-        """Return the text of one policy file that says the same; with ``origins`` each line's comment says its own."""
+        """Return one policy file with the same meaning; with ``origins`` each line's comment says its origin."""
         return write_text({each.name: getattr(self, each.name) for each in fields(self)}, origins)
 
     def resolve(
@@ -87,13 +87,14 @@ class Policy:
         capability: "str | tuple[int, ...] | None" = None,
         cpu_features: Iterable[str] | None = None,
     ) -> "Policy":
-        """Return the policy as it holds here: without the rules whose ``torch`` condition fails.
+        """Return the policy for one machine: without the rules whose ``torch`` condition fails.
 
-        ``device`` ("cuda", "cuda:1") is where the program runs, ``torch_version`` that of the installed torch unless
-        given, ``capability`` the compute capability of a CUDA device ("8.0" or (8, 0)), ``cpu_features`` those that
-        ``torch.cpu.get_capabilities()`` reports. What is not given is not checked, and said in ``unchecked``.
+        ``device``: where the program runs, "cuda" or "cuda:1". ``torch_version``: that of the installed torch by
+        default. ``capability``: the compute capability of a CUDA device, "8.0" or (8, 0). ``cpu_features``: the names
+        that ``torch.cpu.get_capabilities()`` reports. Conditions on facts that are not given are not checked;
+        ``unchecked`` lists them.
 
-        Raises PolicyError if the policy is not for this place, with what was found.
+        Raises PolicyError if a condition fails, with what was found.
         """
         kind = None if device is None else device.partition(":")[0]
         if kind is not None and kind != self.device:
@@ -114,25 +115,25 @@ class Policy:
     def rule_for(self, op: str) -> Rule | None:
         """Return the rule that decides an op such as ``"aten::sum.dim_IntList"``: the last one that covers it, or None.
 
-        A name without overload is the default overload's. Rules with conditions on more than the op do not count: see
-        :meth:`ruling`. Resolve the policy first: all rules count, whatever torch version they are for.
+        A name without overload means the default overload. Rules that have other conditions than the op are ignored:
+        see :meth:`ruling`. Resolve the policy first: rules for every version of torch count.
         """
         return self.ruling(op).rule
 
     def ruling(self, site: Site | str) -> Ruling:
-        """Return the rule that decides a call, the rules that it overrides, and those that a condition kept out.
+        """Return the rule that decides a call, the rules that it overrides, and those whose conditions fail.
 
-        ``site``: the call; or the name of an op of the forward, of whose call nothing else is known.
+        ``site``: the call; or just the name of an op of the forward, if nothing else is known of the call.
         """
         return self._index.at(Site(site) if isinstance(site, str) else site)
 
     def plain_ruling(self, op: str, region: str = "forward") -> Ruling | None:
-        """Return the ruling for an op if it does not depend on more than its name, else None; cheap."""
+        """Return the ruling for an op if its name alone decides it, else None; cheap."""
         return self._index.plain(op, region)
 
     @cached_property
     def default_rule(self) -> Rule | None:
-        """The rule that ``unlisted`` stands for; None where calls without a rule follow their inputs."""
+        """``unlisted`` as a rule; None if calls that no rule covers follow their inputs."""
         if self.unlisted == "follow":
             return None
         why = f"No rule covers it, and the policy says unlisted = {self.unlisted!r}."
@@ -140,7 +141,7 @@ class Policy:
 
     @cached_property
     def conditional(self) -> bool:
-        """Whether a rule of the forward asks for more than the op's name."""
+        """Whether a rule for the forward has other conditions than the op's name."""
         return any(rule.conditional and rule.region != "backward" for rule in self.rules)
 
     def has_rules_for(self, region: str) -> bool:
@@ -149,7 +150,7 @@ class Policy:
 
     @cached_property
     def digest(self) -> str:
-        """A sha256 in hex over all that decides, for cache keys; equal policies have equal digests."""
+        """The sha256 in hex of everything that decides a dtype, for cache keys; equal policies have equal digests."""
         rules = [rule.content() for rule in self.rules]
         match = [self.device, self.capability, self.cpu_features, self.torch]
         scale = None if self.loss_scale is None else self.loss_scale.content()

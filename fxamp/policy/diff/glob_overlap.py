@@ -1,11 +1,11 @@
-"""Whether two globs can cover the same name, shown by a name that both cover."""
+"""Finds a name that two globs both match."""
 
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 ANY = "…"
-"""What stands for any text in the names of :func:`common_name`; no op and no module has it in its name."""
+"""Stands for any text in the names of :func:`common_name`; no op or module has it in its name."""
 
 _TOKEN = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
 
@@ -13,9 +13,9 @@ State = tuple[int, int]
 
 
 def common_name(first: str, second: str) -> str | None:
-    """Return a name that both globs cover, None if there is none.
+    """Return a name that both globs match, None if there is none.
 
-    Where both leave the text open the name has :data:`ANY`, so that few other globs cover it by chance.
+    Where both globs accept any text, the name has :data:`ANY`, so that few other globs match it by chance.
     """
     pair = _tokens(first), _tokens(second)
     return _search(*map(_open, pair)) or _search(*pair)
@@ -26,12 +26,12 @@ def _tokens(glob: str) -> list[str]:
 
 
 def _open(tokens: list[str]) -> list[str]:
-    """The tokens of a glob whose every ``*`` holds at least :data:`ANY`."""
+    """Return the tokens of the glob with every ``*`` made to match at least :data:`ANY`."""
     return [part for token in tokens for part in (("*", ANY, "*") if token == "*" else (token,))]
 
 
 def _search(first: list[str], second: list[str]) -> str | None:
-    """Walk both token lists side by side, breadth first; a name found is spelled by the way to the end of both."""
+    """Search both token lists together, breadth first; the path to the end of both spells the name."""
     letters = sorted({*"".join(first), *"".join(second), ANY})
     ways: dict[State, str] = {(0, 0): ""}
     queue = [(0, 0)]
@@ -46,7 +46,7 @@ def _search(first: list[str], second: list[str]) -> str | None:
 
 
 def _steps(first: list[str], second: list[str], state: State, letters: list[str]) -> Iterator[tuple[str, State]]:
-    """From a pair of positions: leave a ``*`` behind, or pass one letter that both take."""
+    """Yield the steps from a pair of positions: skip a ``*``, or consume one letter that both match."""
     one, other = state
     if one < len(first) and first[one] == "*":
         yield "", (one + 1, other)

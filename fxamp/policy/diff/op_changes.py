@@ -1,9 +1,9 @@
 """Which ops two policies decide differently, and in which situations.
 
-In a policy the last rule that covers a call decides. So two policies differ on an op exactly if a call is conceivable
-that a rule of the one and a rule of the other decide, where these ask for different casts. Whether it is conceivable is
-judged from the rules' conditions (:mod:`fxamp.policy.diff.rule_overlap`): the order of rules counts only where they can
-meet.
+In a policy the last rule that covers a call decides. So two policies differ on an op exactly if there can be a call
+that one rule decides in the first policy and another rule, with another cast, in the second. The rules' conditions tell
+whether there can be such a call (:mod:`fxamp.policy.diff.rule_overlap`): the order of two rules matters only if one
+call can meet the conditions of both.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +20,10 @@ from fxamp.policy.policy import Policy
 
 @dataclass(frozen=True)
 class OpChange:
-    """Ops that are decided differently.
+    """Ops that the two policies decide differently.
 
-    ``op``: as policies write it. ``region``: "forward" or "backward". ``when``: what must hold of the call besides, in
-    words. ``old`` and ``new``: the rules that decide then, None where the op follows its inputs.
+    ``op``: in the spelling of policies. ``region``: "forward" or "backward". ``when``: further conditions on the call,
+    in words. ``old`` and ``new``: the deciding rules, None if the op follows its inputs.
     """
 
     op: str
@@ -34,7 +34,7 @@ class OpChange:
 
 
 def op_changes(old: Policy, new: Policy) -> tuple[OpChange, ...]:
-    """Return what two resolved policies decide differently, in the order in which their rules name the ops."""
+    """Return the ops that two resolved policies decide differently, in the order in which the rules name them."""
     before, after = _all_rules(old), _all_rules(new)
     found = (
         OpChange(pattern.text, region, situation(one, other), one, other)
@@ -46,17 +46,17 @@ def op_changes(old: Policy, new: Policy) -> tuple[OpChange, ...]:
 
 
 def _all_rules(policy: Policy) -> list[Rule]:
-    """The policy's rules, after the one that ``unlisted`` stands for."""
+    """Return the policy's rules, with ``unlisted`` as the first rule."""
     return [*([] if policy.default_rule is None else [policy.default_rule]), *policy.rules]
 
 
 def _deciding(rules: Sequence[Rule], pattern: OpPattern, region: str) -> list[Rule | None]:
-    """The rules that are for the ops, first to last; None stands for following the inputs."""
+    """Return the rules for the ops, first to last; None stands for following the inputs."""
     return [None, *(rule for rule in rules if rule.covers_op(pattern.op, region))]
 
 
 def _disagreements(old: Sequence[Rule | None], new: Sequence[Rule | None]) -> Iterator[tuple[Rule | None, Rule | None]]:
-    """The pairs of rules, one of each list, that can decide the same call and ask for different casts."""
+    """Yield the pairs of rules, one from each list, that can decide the same call and have different casts."""
     for at, one in enumerate(old):
         for place, other in enumerate(new):
             if _asks(one) != _asks(other) and _conceivable(one, other, [*old[at + 1 :], *new[place + 1 :]]):
@@ -68,7 +68,7 @@ def _asks(rule: Rule | None) -> object:
 
 
 def _conceivable(one: Rule | None, other: Rule | None, later: Sequence[Rule | None]) -> bool:
-    """Whether a call can meet both rules and none of the ``later`` ones, which would decide it instead."""
+    """Return whether a call can meet both rules and none of the ``later`` ones, which would win."""
     both = [rule for rule in (one, other) if rule is not None]
     if len(both) == 2 and exclusive(both[0], both[1]):
         return False
@@ -77,7 +77,7 @@ def _conceivable(one: Rule | None, other: Rule | None, later: Sequence[Rule | No
 
 
 def _cases(rule: Rule) -> list[Rule]:
-    """The rule for each one of its modules and module classes: a call meets it if it meets one of these."""
+    """Split the rule into one for each of its modules and module classes; a call meets the rule if it meets one."""
     if max(len(rule.modules), len(rule.module_classes)) < 2:
         return [rule]
     modules, classes = map(_each, (rule.modules, rule.module_classes))
@@ -89,7 +89,7 @@ def _each(globs: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def situation(*rules: Rule | None) -> tuple[str, ...]:
-    """Return what the conditions of ``rules``, but for ops and region, ask of a call, in words."""
+    """Return the conditions of ``rules`` other than op and region, in words."""
     return tuple(dict.fromkeys(words for rule in rules if rule is not None for words in _conditions(rule)))
 
 
@@ -112,7 +112,7 @@ def _asked(condition: object) -> str:
 
 
 def _plain(value: object) -> str:
-    """``"==64"`` as 64, a list as TOML has it, without quotes."""
+    """Return ``"==64"`` as 64, and a list as TOML writes it but without quotes."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_plain, value))}]"
     return str(value).removeprefix("==")

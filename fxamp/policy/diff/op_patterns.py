@@ -1,7 +1,7 @@
-"""The ops that policies tell apart, as far as their rules name them: no list of torch's ops is needed.
+"""The groups of ops that the rules of policies distinguish, without a list of torch's ops.
 
-A name without overload is for every overload that is not named by itself; a glob is for every op it covers that is not
-named; where a rule names no ops, one pattern is for all the rest.
+A name without overload stands for every overload that no rule names; a glob for every op that it covers and no rule
+names. If a rule names no ops, one pattern stands for all other ops.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,14 +15,14 @@ from fxamp.policy.model.rule import Rule
 
 @dataclass(frozen=True)
 class OpPattern:
-    """Ops that the same rules cover: how to write them, and an op that stands for them."""
+    """Ops that the same rules cover: their text, and one op to represent them."""
 
     text: str
     op: str
 
 
 def op_patterns(rules: Sequence[Rule]) -> list[OpPattern]:
-    """Return the patterns that ``rules`` tell apart, in the order in which they name them, wider ones last."""
+    """Return the patterns that ``rules`` distinguish, in the order of the rules, wider ones last."""
     names = list(dict.fromkeys(name for rule in rules for name in rule.ops))
     exact = [name for name in names if not is_glob(name)]
     globs = [name for name in names if is_glob(name)]
@@ -49,7 +49,7 @@ def _covered(glob: str, exact: Sequence[str]) -> OpPattern:
 
 
 def _common(globs: Sequence[str]) -> Iterator[OpPattern]:
-    """The ops that two globs cover; a glob without overload covers every one."""
+    """Yield the ops that two globs cover; a glob without overload covers every overload."""
     for first, second in combinations(sorted(globs), 2):
         names = (common_name(one, other) for one in _spellings(first) for other in _spellings(second))
         op = next((name for name in names if name is not None), None)

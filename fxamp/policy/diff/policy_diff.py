@@ -1,4 +1,4 @@
-"""What two resolved policies say and decide differently: a difference of meaning, not of text."""
+"""The differences in meaning, not in text, between two resolved policies."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -12,12 +12,12 @@ from fxamp.policy.model.settings import UNLISTED_ID
 from fxamp.policy.policy import Policy
 
 SETTINGS = ("device", "capability", "cpu_features", "torch", "lower_precision_fp", "unlisted", "outputs")
-"""The settings of a policy that are compared, beside loss scaling."""
+"""The settings that are compared; loss scaling comes on top."""
 
 
 @dataclass(frozen=True)
 class SettingChange:
-    """A setting with its two values, None where it is not set."""
+    """A setting with both values; None means that it is not set."""
 
     key: str
     old: object
@@ -26,10 +26,10 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class PolicyDiff:
-    """All differences. ``rules`` are those in what is written, ``ops`` those in what is decided.
+    """All differences. ``rules``: differences in the text of rules. ``ops``: differences in what the rules decide.
 
-    ``loss_scale`` has the settings of that table that differ; where a policy lacks it, losses are scaled with the
-    defaults for float16, and not at all for bfloat16.
+    ``loss_scale`` has the settings of that table that differ. A policy without the table scales losses with the
+    defaults if it is for float16, and not at all if it is for bfloat16.
     """
 
     old: Policy
@@ -41,15 +41,15 @@ class PolicyDiff:
 
     @cached_property
     def same(self) -> bool:
-        """Whether both decide the same; their rules may be written differently then."""
+        """Whether both policies decide the same, even if their rules are written differently."""
         return not (self.settings or self.loss_scale or self.ops)
 
 
 def diff_policies(old: Policy, new: Policy) -> PolicyDiff:
-    """Compare two policies, which are resolved (:meth:`Policy.resolve`).
+    """Compare two resolved policies (see :meth:`Policy.resolve`).
 
-    Names, files, comments, ``why``, the order of rules that cannot meet, and the ids of rules do not make a difference
-    in what is decided.
+    Names, files, comments, ``why``, the ids of rules, and the order of rules that never cover the same call do not
+    count.
     """
     ops = op_changes(old, new)
     rules = rule_changes(old.rules, new.rules)
@@ -59,7 +59,7 @@ def diff_policies(old: Policy, new: Policy) -> PolicyDiff:
 
 
 def _moved(ops: Sequence[OpChange], rewritten: set[str]) -> Iterator[RuleChange]:
-    """The rules that are written alike but decide where another one did: the order of the two has changed."""
+    """Yield the unchanged rules that now win over another unchanged one: the order of the two has changed."""
     seen = set()
     for change in ops:
         before, after = change.old, change.new
@@ -78,7 +78,7 @@ def _settings(old: Policy, new: Policy) -> Iterator[SettingChange]:
 
 
 def _meaning(key: str, value: str | Sequence[str]) -> object:
-    """A setting's value without what does not count in it: spaces, and the order of conditions."""
+    """Return a setting's value without spaces and without the order of its conditions, which do not count."""
     if key in ("capability", "torch") and isinstance(value, str):
         return frozenset(parse(value, key, key)) if value else None
     return frozenset(value) if key == "cpu_features" else value
@@ -95,5 +95,5 @@ def _loss_scale(old: Policy, new: Policy) -> Iterator[SettingChange]:
 
 
 def _scaling(policy: Policy) -> LossScale:
-    """How losses are scaled: where the policy does not say, float16 alone needs it."""
+    """Return the loss scaling of a policy; by default only float16 has one."""
     return policy.loss_scale or LossScale(enabled=policy.lower_precision_fp == "float16")

@@ -1,4 +1,4 @@
-"""How the rules that are written in two policies differ: added, removed, renamed, or with other content."""
+"""The differences between the rules as two policies write them: added, removed, renamed or changed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from fxamp.policy.model.rule import Rule
 
 LISTS = ("ops", "modules", "module_classes")
-"""The keys of a rule whose value is a list in which the order does not count."""
+"""The keys of a rule whose value is a list without a meaningful order."""
 
 
 @dataclass(frozen=True)
 class KeyChange:
-    """A key of a rule with what is written there, None where it is not; of a list, what only one side has."""
+    """A key of a rule with both values, None if it is missing; for lists, the items that only one side has."""
 
     key: str
     old: object
@@ -20,10 +20,10 @@ class KeyChange:
 
 @dataclass(frozen=True)
 class RuleChange:
-    """One rule that is not written alike in both policies.
+    """One rule that differs between the policies.
 
-    ``kind``: "added", "removed", "changed" (``keys`` says what), "renamed", or "moved": it is written alike, but its
-    place among the others has changed, and with it what is decided; ``passed`` is the rule that it overrides now.
+    ``kind``: "added", "removed", "changed" (see ``keys``), "renamed", or "moved": the same rule at another position,
+    which changes what is decided; ``passed`` is the rule that it now overrides.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class RuleChange:
 
 
 def rule_changes(old: Sequence[Rule], new: Sequence[Rule]) -> tuple[RuleChange, ...]:
-    """Return what differs, in the order of the old rules and then the new ones; order, why and origins do not count."""
+    """Return the differences in the order of the old rules, then of the new; order, why and origin do not count."""
     before, after = {rule.id: rule for rule in old}, {rule.id: rule for rule in new}
     renamed = _renamed([r for r in old if r.id not in after], [r for r in new if r.id not in before])
     found = [change for rule in old if (change := _change(rule, after.get(rule.id), renamed)) is not None]
@@ -58,7 +58,7 @@ def _change(old: Rule, new: Rule | None, renamed: Mapping[str, Rule]) -> RuleCha
 
 
 def _renamed(removed: Sequence[Rule], added: Sequence[Rule]) -> dict[str, Rule]:
-    """By the id of a rule that is gone, the new one that says the same under another id."""
+    """Return, by the id of each removed rule, the added rule with the same content under another id."""
     found: dict[str, Rule] = {}
     left = list(added)
     for rule in removed:

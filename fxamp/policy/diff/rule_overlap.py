@@ -1,6 +1,6 @@
-"""What can be said of two rules' conditions without a call: that one holds wherever others do, or that both never do.
+"""Relations between the conditions of rules: one follows from others, or two exclude each other.
 
-Both are proofs: where the answer is False, nothing is known.
+True is proven; False means unknown.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from fxamp.policy.model.site import Plain
 
 
 def implied(rule: Rule, by: Sequence[Rule]) -> bool:
-    """Whether the conditions of ``rule``, but for its ops and region, hold wherever those of all rules in ``by`` do."""
+    """Return whether the conditions of ``rule``, except op and region, follow from those of all rules in ``by``."""
     if not rule.ops and all(other.ops for other in by):
         return False
     for listed in ("modules", "module_classes"):
@@ -30,9 +30,9 @@ def implied(rule: Rule, by: Sequence[Rule]) -> bool:
 
 
 def exclusive(first: Rule, second: Rule) -> bool:
-    """Whether the conditions of two rules, but for their ops and regions, never hold together.
+    """Return whether the conditions of two rules, except ops and regions, never hold together.
 
-    Conditions on a tensor exclude nothing: a list of tensors meets two of them by two of its members.
+    Conditions on a tensor never exclude each other: different members of a list of tensors can meet them.
     """
     if first.reduces and second.reduces and not _sizes_meeting(first.reduces, second.reduces):
         return True
@@ -60,7 +60,7 @@ def _argument_implied(wanted: ArgCondition, given: ArgCondition) -> bool:
 
 
 def _size_implied(wanted: str, given: str) -> bool:
-    """Whether every number that meets ``given`` meets ``wanted``; "" is no condition."""
+    """Return whether every number that meets ``given`` also meets ``wanted``; "" is no condition."""
     if not wanted:
         return True
     return bool(given) and all(size_meets(wanted, number) for number in _telling(wanted, given, meets=given))
@@ -71,27 +71,27 @@ def _sizes_meeting(first: str, second: str) -> bool:
 
 
 def _telling(*conditions: str, meets: str) -> Iterator[int]:
-    """Numbers that meet ``meets``: between two neighbouring bounds of the conditions one number tells of all."""
+    """Yield numbers that meet ``meets``: one number between two neighbouring bounds stands for all between them."""
     bounds = {bound[0] for condition in conditions for _, bound in parse(condition, "size", SIZES)}
     numbers = sorted({0, *(bound + step for bound in bounds for step in (-1, 0, 1))})
     return (number for number in numbers if number >= 0 and size_meets(meets, number))
 
 
 def _values_apart(first: ArgCondition, second: ArgCondition) -> bool:
-    """Whether two plain values differ; a value is the same as a list of it alone."""
+    """Return whether two plain values differ; a value equals a list that holds only it."""
     if first.value is None or second.value is None:
         return False
     return _spelled(first.value) != _spelled(second.value)
 
 
 def _spelled(value: Plain | tuple[Plain, ...]) -> tuple[tuple[bool, Plain], ...]:
-    """The value with True told from 1."""
+    """Return the value in a form where True is not 1."""
     each = value if isinstance(value, tuple) else (value,)
     return tuple((isinstance(item, bool), item) for item in each)
 
 
 def _apart(first: str, second: str) -> bool:
-    """Whether no module is covered by two globs: both begin at the root, and differ at a part that both have."""
+    """Return whether no module matches both globs: both start at the root and differ in a part that both have."""
     if not (first.startswith(".") and second.startswith(".")):
         return False
     for one, other in zip(first[1:].split("."), second[1:].split("."), strict=False):

@@ -1,4 +1,4 @@
-"""The policies that come with fxamp, and how a name or path is turned into a file."""
+"""The built-in policies, and the file that a name or path means."""
 
 import re
 from functools import cache
@@ -19,20 +19,20 @@ def folder() -> Path:
 def built_in_names() -> tuple[str, ...]:
     """Return the names of the policies that agree with torch.autocast, sorted: "cpu-bfloat16", "cpu-float16", ...
 
-    A built-in policy's file is named ``DEVICE-DTYPE.toml``, a variant's ``DEVICE-DTYPE-NAME.toml``; the other files are
-    the tables that these extend.
+    A built-in policy's file is named ``DEVICE-DTYPE.toml``, a variant's ``DEVICE-DTYPE-NAME.toml``; they extend the
+    tables in the other files.
     """
     return tuple(name for name, variant in _names() if not variant)
 
 
 @cache
 def variant_names() -> tuple[str, ...]:
-    """Return the names of the policies that depart from torch.autocast on purpose, sorted: "cpu-bfloat16-moe", ..."""
+    """Return the names of the policies that differ from torch.autocast on purpose, sorted: "cpu-bfloat16-moe", ..."""
     return tuple(name for name, variant in _names() if variant)
 
 
 def _names() -> list[tuple[str, str]]:
-    """Every policy's name with its variant's, ``""`` for none."""
+    """Return every policy's name with the name of its variant, ``""`` for none."""
     matches = [(path.stem, _POLICY.fullmatch(path.stem)) for path in folder().glob("*.toml")]
     return sorted((name, match[1] or "") for name, match in matches if match is not None)
 
@@ -53,12 +53,12 @@ def find(name_or_path: "str | PathLike[str]") -> Path:
 
 
 def shown(path: Path) -> str:
-    """Return how messages name a policy file: built-in ones without the place they are installed in."""
+    """Return the name of a policy file in messages: built-in ones without the folder they are installed in."""
     return f"policies/{path.name}" if path.parent == folder() else str(path)
 
 
 def is_built_in(shown_file: str) -> bool:
-    """Return whether a file named as :func:`shown` names it is one of fxamp's own."""
+    """Return whether ``shown_file``, a result of :func:`shown`, is a built-in file."""
     return shown_file in {shown(path) for path in folder().glob("*.toml")}
 
 

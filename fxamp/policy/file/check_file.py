@@ -1,4 +1,4 @@
-"""Checks one parsed policy file against the schema, collecting every mistake with its line."""
+"""Checks one parsed policy file against the schema and collects every mistake with its line."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +15,10 @@ from fxamp.policy.model.versions import parse_condition
 
 @dataclass
 class PolicyFile:
-    """What one file says by itself.
+    """The content of one file.
 
-    ``extends`` pairs a name with its line. ``fields`` are those of Policy; ``loss_scale`` is that table; ``origins``
-    says where each was written, ``"loss_scale.KEY"`` for the latter. ``rules`` are in the file's order.
+    ``extends`` pairs each name with its line. ``fields`` are those of Policy; ``loss_scale`` is that table. ``origins``
+    has the line of each key, under ``"loss_scale.KEY"`` for the keys of that table. ``rules`` are in the file's order.
     """
 
     shown: str
@@ -35,7 +35,7 @@ class PolicyFile:
 
 
 def check_file(shown: str, data: dict[str, Any], lines: LineIndex) -> PolicyFile:
-    """Return what a parsed file says, with every mistake in it; what is mistaken is left out."""
+    """Return the content of a parsed file with all mistakes; entries with a mistake are left out."""
     checker = Checker(shown, lines)
     good = checker.keys((), data, schema.FILE_KEYS, "a policy file")
     extends = [(name, lines.line(("extends", at))) for at, name in enumerate(good.pop("extends", []))]

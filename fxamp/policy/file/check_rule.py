@@ -18,9 +18,9 @@ from fxamp.policy.model.versions import parse_condition
 
 @dataclass(frozen=True)
 class Removal:
-    """``enabled = false``: the inherited rule of this id goes.
+    """``enabled = false``: the inherited rule of this id is removed.
 
-    ``own``: the rule is written out in the same place, so that none need be inherited.
+    ``own``: the table holds a whole rule, so there need be no inherited one.
     """
 
     id: str
@@ -29,7 +29,7 @@ class Removal:
 
 
 def check_rule(checker: Checker, path: Path, table: dict[str, Any], ids: dict[str, int]) -> Rule | Removal | None:
-    """Return what a ``[[rule]]`` says, or None if it has a mistake; ``ids`` are those seen before, with their lines."""
+    """Return the rule, or None if it has a mistake; ``ids`` has the lines of the ids seen so far."""
     before = len(checker.mistakes)
     good = checker.keys(path, table, schema.RULE_KEYS, "a [[rule]]")
     enabled = good.pop("enabled", True)

@@ -1,4 +1,4 @@
-"""Collects the mistakes of one parsed file, each with the line where it stands."""
+"""Collects the mistakes in one parsed file, each with its line."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ _Result = TypeVar("_Result")
 
 
 class Checker:
-    """What all checks of a file share; ``mistakes`` are ``file:line: message``."""
+    """The state that all checks of a file share; ``mistakes`` are ``file:line: message``."""
 
     def __init__(self, shown: str, lines: LineIndex) -> None:
         self.shown = shown
@@ -25,15 +25,15 @@ class Checker:
         self.mistakes.append(f"{self.shown}:{self.lines.line(path)}: {message}")
 
     def origin(self, path: Path) -> Origin:
-        """Where ``path`` is written."""
+        """Return where ``path`` is written."""
         return Origin(self.shown, self.lines.line(path))
 
     def keys(self, path: Path, table: dict[str, Any], kinds: Mapping[str, str], where: str) -> dict[str, Any]:
-        """Return the entries of ``table`` whose key and value are accepted; note the others."""
+        """Return the entries of ``table`` with an accepted key and value; note the others as mistakes."""
         return {key: value for key, value in table.items() if self._entry((*path, key), value, kinds, where)}
 
     def valid(self, path: Path, parse: Callable[[Any], _Result], given: Any) -> _Result | None:
-        """Return ``parse(given)``, or None after noting why it failed; None if nothing is given."""
+        """Return ``parse(given)``; None if nothing is given, or after noting why parsing failed."""
         if given is None:
             return None
         try:
@@ -43,9 +43,9 @@ class Checker:
             return None
 
     def each(self, path: Path, parse: Callable[[Any], _Result], given: list[Any] | None) -> tuple[_Result, ...]:
-        """Return ``parse`` of every item of a list, noting those that fail, and a list that is empty."""
+        """Return ``parse`` of every item of a list; note items that fail, and an empty list."""
         if given == []:
-            self.mistake(path, f"{path[-1]} = [] is empty; accepted: a list of at least one")
+            self.mistake(path, f"{path[-1]} = [] is empty; accepted: a list with at least one item")
         items = [self.valid((*path, at), parse, item) for at, item in enumerate(given or [])]
         return tuple(item for item in items if item is not None)
 

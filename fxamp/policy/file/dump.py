@@ -22,7 +22,7 @@ def write_text(arguments: Mapping[str, Any], origins: bool) -> str:
 
 
 def _lines(arguments: Mapping[str, Any]) -> Iterator[tuple[str, "Origin | str | None"]]:
-    """Each line, with where it was written; "default" where nobody wrote it, None where there is nothing to say."""
+    """Yield each line with its origin: "default" for values that no file sets, None for lines that need no origin."""
     origins = arguments["origins"]
     for key in ("lower_precision_fp", "unlisted", "outputs"):
         yield f"{key} = {_value(arguments[key])}", origins.get(key, "default")
@@ -57,7 +57,7 @@ def _rule_lines(rule: Rule) -> Iterator[str]:
 
 
 def _assignment(key: str, value: object) -> Iterator[str]:
-    """One line, or a list over several where one would be too long."""
+    """Yield one line, or several for a list that does not fit one."""
     line = f"{key} = {_value(value)}"
     if len(line) <= _WIDTH or not isinstance(value, list):
         yield line

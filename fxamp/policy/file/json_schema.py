@@ -1,7 +1,7 @@
 """The JSON Schema of policy files, for editors: ``python -m fxamp.policy.file.json_schema > policies/schema.json``.
 
-Made from the tables that the loader checks with, so that an editor accepts the same keys and words. What it cannot say
-(a circle of extends, an id used twice) ``fxamp-policy check`` says.
+Generated from the tables that the loader checks with, so an editor accepts the same keys and values. It cannot express
+every rule (a circle of extends, an id used twice); ``fxamp-policy check`` checks those too.
 """
 
 import json

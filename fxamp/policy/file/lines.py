@@ -1,6 +1,6 @@
-"""Where each key and list item of a TOML text is written: tomllib parses, but gives no lines.
+"""The line of each key and list item in a TOML text: tomllib parses, but gives no lines.
 
-The text is known to be valid TOML (tomllib has read it), so the scanner only has to find its way.
+The scanner may assume valid TOML, because tomllib has read the text before.
 """
 
 import re
@@ -25,7 +25,7 @@ class LineIndex:
     lines: dict[Path, int] = field(default_factory=dict)
 
     def line(self, path: Path) -> int:
-        """Return the line of ``path``, or of the nearest thing around it that is written down."""
+        """Return the line of ``path``, or of the nearest enclosing key that the text holds."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.lines:
                 return self.lines[path[:length]]
@@ -33,12 +33,12 @@ class LineIndex:
 
 
 def index_lines(text: str) -> LineIndex:
-    """Return where everything in a valid TOML text is written."""
+    """Return the line of every key and item in a valid TOML text."""
     return _Scanner(text).document()
 
 
 class _Scanner:
-    """Walks the text once; ``at`` is the position it has reached."""
+    """Scans the text once; ``at`` is the current position."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -1,4 +1,4 @@
-"""Reads a policy file and the files it extends, and puts them together."""
+"""Reads a policy file and the files that it extends, and merges them."""
 
 import re
 import tomllib
@@ -16,8 +16,8 @@ from fxamp.policy.file.merge import Merge
 def read_file(name_or_path: "str | PathLike[str]") -> dict[str, Any]:
     """Return the arguments of :class:`fxamp.Policy` that a built-in name or a path ending in ``.toml`` stands for.
 
-    The files it extends come first, in their order, each once; what is said later wins, and a later rule with an
-    earlier rule's id takes that one's place. Raises PolicyError, listing every mistake of all these files as
+    The files that it extends come first, in their order, each once. Later values win, and a later rule replaces an
+    earlier one with the same id, in its place. Raises PolicyError, listing every mistake in all these files as
     ``file:line: message``.
     """
     path = find(name_or_path)
@@ -27,7 +27,7 @@ def read_file(name_or_path: "str | PathLike[str]") -> dict[str, Any]:
 
 
 def mistakes_of(name_or_path: "str | PathLike[str]", part: bool = False) -> list[str]:
-    """Return every mistake of a policy and the files it extends; ``part``: it is a table for others, not whole.
+    """Return every mistake in a policy and the files that it extends; ``part``: it is a table, not a whole policy.
 
     Raises PolicyError if there is no such file.
     """
@@ -48,20 +48,20 @@ def read_text(text: str, name: str) -> dict[str, Any]:
 
 
 class _Reader:
-    """Reads files in the order in which they count: what a file extends before itself, and no file twice."""
+    """Reads files in the order of precedence: what a file extends comes before the file, and no file comes twice."""
 
     def __init__(self, part: bool = False) -> None:
         self.merge = Merge(part)
         self._seen: set[Path] = set()
 
     def add_file(self, path: Path, chain: tuple[Path, ...]) -> None:
-        """Add the file at ``path``; ``chain`` is the files that led to it."""
+        """Add the file at ``path``; ``chain`` holds the files that extend each other up to it."""
         self._seen.add(path.resolve())
         self.merge.sources[str(path)] = None
         self.add(_read(path), path.parent, (*chain, path.resolve()))
 
     def add(self, file: PolicyFile, beside: Path, chain: tuple[Path, ...]) -> None:
-        """Add what a file says, after all that it extends, which is searched ``beside`` it first."""
+        """Add a file after all files that it extends; these are looked up in the folder ``beside`` first."""
         for name, line in file.extends:
             path = _extended(beside, name)
             resolved = path.resolve()
@@ -83,7 +83,7 @@ def _read(path: Path) -> PolicyFile:
 
 
 def _parse(text: str, name: str) -> PolicyFile:
-    """Parse and check one file; malformed TOML is its only mistake then."""
+    """Parse and check one file; if the TOML is malformed, that is its only mistake."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -99,7 +99,7 @@ def _line_of(error: tomllib.TOMLDecodeError, text: str) -> int:
 
 
 def _extended(beside: Path, name: str) -> Path:
-    """Return the file that ``extends`` means: beside the file that says it, else a built-in one."""
+    """Return the file that ``name`` in ``extends`` means: one beside the extending file, else a built-in one."""
     near = beside / name
     built_in = folder() / (name if name.endswith(".toml") else f"{name}.toml")
     return built_in if not near.is_file() and built_in.is_file() else near

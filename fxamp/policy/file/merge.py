@@ -1,4 +1,4 @@
-"""Puts what several files say together, first to last."""
+"""Merges the contents of several files, first to last."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from fxamp.policy.model.rule import Origin, Rule
 
 
 class Merge:
-    """What the files said so far. A rule of an id that is there takes its place; a new one goes last.
+    """The merged content of the files so far. A rule with a known id replaces that rule in its place; others go last.
 
     ``part``: the files make up a table for others to extend, not a whole policy.
     """
@@ -26,7 +26,7 @@ class Merge:
         self._mistakes: list[str] = []
 
     def add(self, file: PolicyFile) -> None:
-        """Add what ``file`` says over all before."""
+        """Add the content of ``file``, which wins over all files before."""
         self._fields |= file.fields
         self._origins |= file.origins
         if file.loss_scale is not None:
@@ -53,7 +53,7 @@ class Merge:
         }
 
     def mistakes(self, shown: str) -> list[str]:
-        """Return every mistake in the files; if there is none, what they leave unsaid together."""
+        """Return every mistake in the files; if there is none, what is missing in the merged result."""
         if not self._mistakes and not self._part:
             self._check_complete(shown)
         return self._mistakes
@@ -66,14 +66,14 @@ class Merge:
         self._rules.pop(removal.id, None)
 
     def _check_complete(self, name: str) -> None:
-        """Note what the files together leave unsaid, or say against each other."""
+        """Note what is missing in the merged result, and values of different files that contradict each other."""
         if "lower_precision_fp" not in self._fields:
             self._mistakes.append(
                 f"{name}:1: lower_precision_fp is not set: this is an op table, not a policy; extend it in a file that "
-                'says lower_precision_fp = "float16" or "bfloat16"'
+                'sets lower_precision_fp = "float16" or "bfloat16"'
             )
         if "device" not in self._fields:
-            self._mistakes.append(f'{name}:1: [match] device is not set; write, say, [match] and device = "cuda"')
+            self._mistakes.append(f'{name}:1: [match] device is not set; add, for example, [match] and device = "cuda"')
         else:
             given = self._fields.get("capability", ""), self._fields.get("cpu_features", ())
             for key, problem in match_problems(self._fields["device"], "", *given):

@@ -1,4 +1,4 @@
-"""What a policy file may say: its keys, their kinds, and the values they take, as tables."""
+"""The keys of a policy file, the kinds of their values, and the accepted values, as tables."""
 
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.conditions import CHECKS
@@ -44,17 +44,17 @@ RULE_KEYS = {
     "enabled": SWITCH,
 }
 CONDITIONS = ("ops", "modules", "module_classes", "args", "reduces")
-"""The keys of which a rule needs one at least."""
+"""A rule needs at least one of these keys."""
 
 ARG_KEYS = tuple(CHECKS)
-"""The keys of the table that a condition on an argument may be."""
+"""The keys of a condition on an argument that is written as a table."""
 
 CHOICES = {**ACCEPTED_VALUES, "cast": tuple(category.value for category in Category), "region": RULE_REGIONS}
-"""Keys whose value is one of a few words."""
+"""Keys with a fixed set of accepted values."""
 
 
 def is_of_kind(value: object, kind: str) -> bool:
-    """Say whether a parsed TOML value is of a kind of this module."""
+    """Return whether a parsed TOML value is of ``kind``, one of this module's constants."""
     if kind == ANY:
         return True
     if kind in _TYPES:

@@ -21,9 +21,9 @@ SIZES = "a whole number, or comparisons joined by commas, such as '>4096' or '>=
 
 
 def parse(text: str, kind: str, accepted: str) -> tuple[Comparison, ...]:
-    """Return the comparisons of ``text``, all of which must hold, with dotted numbers as tuples.
+    """Return the comparisons in ``text``, all of which must hold, with dotted numbers as tuples.
 
-    Raises ValueError, naming the ``kind`` of comparison and what is ``accepted``, if it is something else.
+    ``kind`` and ``accepted`` appear in the message of the ValueError for text that holds something else.
     """
     terms = []
     for part in text.split(","):
@@ -35,12 +35,12 @@ def parse(text: str, kind: str, accepted: str) -> tuple[Comparison, ...]:
 
 
 def meets(comparisons: tuple[Comparison, ...], numbers: Numbers) -> bool:
-    """Say whether ``numbers`` meet all comparisons; only as many parts are compared as each comparison writes."""
+    """Return whether ``numbers`` meet all comparisons; each compares only as many parts as it writes."""
     return all(_SIGNS[sign](_first(numbers, len(bound)), bound) for sign, bound in comparisons)
 
 
 def size_condition(given: int | str) -> str:
-    """Return a condition on a size in one spelling: 64 and ``" == 64"`` are ``"==64"``; ValueError if it is none."""
+    """Return a size condition in canonical form: 64 and ``" == 64"`` become ``"==64"``; ValueError if malformed."""
     if isinstance(given, int) and not isinstance(given, bool):
         given = f"=={given}"
     if not isinstance(given, str):
@@ -52,7 +52,7 @@ def size_condition(given: int | str) -> str:
 
 
 def size_meets(condition: str, size: int) -> bool:
-    """Say whether ``size`` meets a condition in the spelling of :func:`size_condition`."""
+    """Return whether ``size`` meets a condition in the form of :func:`size_condition`."""
     return meets(parse(condition, "size", SIZES), (size,))
 
 

@@ -1,4 +1,4 @@
-"""What a rule may ask of one argument of a call: its value, or a tensor's dtype, rank, size or shape.
+"""Conditions of a rule on one argument of a call: its value, or a tensor's dtype, rank, size or shape.
 
     dim = -1                                          the value
     approximate = "tanh"
@@ -23,7 +23,7 @@ SHAPE = """a list of sizes: numbers, comparisons such as ">4096", "*" for any si
 
 @dataclass(frozen=True)
 class Objection:
-    """Why a condition does not hold; ``unknown``: because what it asks is not known while compiling."""
+    """Why a condition fails; ``unknown``: because the compiler does not know the fact."""
 
     why: str
     unknown: bool = False
@@ -31,7 +31,7 @@ class Objection:
 
 @dataclass(frozen=True)
 class ArgCondition:
-    """A condition on one argument; what is None or empty is not asked. Make it with :meth:`of`."""
+    """A condition on one argument; fields that are None or empty are not checked. Make it with :meth:`of`."""
 
     value: Plain | tuple[Plain, ...] | None = None
     dtype: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class ArgCondition:
 
     @staticmethod
     def of(given: object) -> "ArgCondition":
-        """Return the condition that a policy writes as a value or as a table; raise ValueError if it is none."""
+        """Return the condition that a policy file writes as a value or a table; raise ValueError if it is malformed."""
         if isinstance(given, ArgCondition):
             return given
         if not isinstance(given, Mapping):
@@ -53,7 +53,7 @@ class ArgCondition:
         return ArgCondition(**{key: CHECKS[key](value) for key, value in given.items()})
 
     def content(self) -> object:
-        """Return the condition as a policy writes it."""
+        """Return the condition as a policy file writes it."""
         if self.value is not None:
             return list(self.value) if isinstance(self.value, tuple) else self.value
         written: dict[str, object] = {"rank": self.rank, "size": self.size}
@@ -64,7 +64,7 @@ class ArgCondition:
         return {key: written[key] for key in CHECKS if written.get(key) not in (None, "")}
 
     def objection(self, name: str, site: Site) -> Objection | None:
-        """Return why the condition does not hold for the argument ``name`` of a call, or None if it does."""
+        """Return why the condition fails for the argument ``name`` of a call, or None if it holds."""
         if name not in site.args:
             why = f"argument {name!r} is not known" if site.partial else f"there is no argument {name!r}"
             return Objection(why, unknown=site.partial)
@@ -100,7 +100,7 @@ class ArgCondition:
 
 
 def number_objection(what: str, given: Number | None, condition: str) -> Objection | None:
-    """Return why a number does not meet a size condition; a symbolic or missing one never does."""
+    """Return why a number fails a size condition, or None; a symbolic or missing number always fails."""
     if not isinstance(given, int):
         return Objection(f"{what} is not known{'' if given is None else f' ({given})'}", unknown=True)
     return None if size_meets(condition, given) else Objection(f"{what} is {given}, not {condition}")
@@ -162,4 +162,4 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "size": size_condition,
     "shape": _shape,
 }
-"""The keys of a condition's table, and what reads each; all raise ValueError."""
+"""The keys of a condition's table with the function that parses each; all raise ValueError."""

@@ -1,4 +1,4 @@
-"""How a policy wants losses scaled: the arguments of fxamp.GradScaler, as plain values."""
+"""The ``[loss_scale]`` table of a policy: arguments of fxamp.GradScaler, as plain values."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,14 +8,14 @@ from typing import Any
 from fxamp.errors import PolicyError
 
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
-"""The largest scale: it is kept in float32."""
+"""The largest scale: float32 holds it."""
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """The ``[loss_scale]`` table; what the fields mean, and their defaults, is :class:`fxamp.GradScaler`'s.
+    """The ``[loss_scale]`` table, with the fields and defaults of :class:`fxamp.GradScaler`.
 
-    Raises PolicyError, naming every mistake, for values that no scaler should have.
+    Raises PolicyError, naming every mistake, for values that a scaler does not accept.
     """
 
     init_scale: float = 2.0**16
@@ -37,9 +37,9 @@ class LossScale:
 
 
 def mistakes(given: Mapping[str, Any], alone: bool = False) -> list[tuple[str, str]]:
-    """Return ``(key, message)`` for every value that is not accepted; keys that are missing have their defaults.
+    """Return ``(key, message)`` for every value that is not accepted; missing keys have their defaults.
 
-    ``alone``: look at each value by itself, because others may come from other files.
+    ``alone``: check each value by itself, because other files may give the others.
     """
     found = []
     for key, (accepted, words) in _ACCEPTED.items():

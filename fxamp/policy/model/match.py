@@ -1,4 +1,4 @@
-"""Where a policy holds: the ``[match]`` table, and what is known of the place where a program runs."""
+"""The ``[match]`` table: the machines that a policy is for, and the facts about the machine at hand."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ CAPABILITY = "comparisons joined by commas, such as '>=8.0' or '>=8.0,<9.0'"
 
 @dataclass(frozen=True)
 class Place:
-    """What is known of where a program runs; None is unknown.
+    """The machine that a program runs on; None means unknown.
 
     ``torch``: its version. ``capability``: CUDA's compute capability, ``(8, 0)``, as torch reports it (of AMD's GPUs
     too). ``cpu_features``: names of :data:`CPU_FEATURES`.
@@ -37,7 +37,7 @@ class Place:
 def place(
     torch_version: str | None, capability: "str | tuple[int, ...] | None", cpu_features: Iterable[str] | None
 ) -> Place:
-    """Return the place that these facts describe; the version of torch is that of the installed one unless given."""
+    """Return the place with these facts; the default for ``torch_version`` is the installed torch."""
     version = installed_torch_version() if torch_version is None else torch_version
     numbers = version_parts(capability) if isinstance(capability, str) else capability
     return Place(version, numbers, None if cpu_features is None else frozenset(cpu_features))
@@ -60,7 +60,7 @@ def cpu_feature(name: str) -> str:
 
 
 def match_problems(device: str, torch: str, capability: str, features: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """The key and what is wrong with it, for conditions that are none, or not for this device."""
+    """Yield ``(key, message)`` for every condition that is malformed, or that this device cannot have."""
     checks: list[tuple[str, Callable[[str], object], str]] = [
         ("torch", parse_condition, torch),
         ("capability", capability_condition, capability),
@@ -77,7 +77,7 @@ def match_problems(device: str, torch: str, capability: str, features: tuple[str
 
 
 def mismatches(torch: str, capability: str, features: tuple[str, ...], here: Place) -> list[str]:
-    """What a ``[match]`` table misses at a place; "" and () are no conditions, and unknown facts are not checked."""
+    """Return in words the conditions that ``here`` fails; empty ones always hold, unknown facts are not checked."""
     found = []
     if torch and not holds(torch, here.torch):
         found.append(f"torch {torch}, but this is torch {here.torch}")
@@ -94,7 +94,7 @@ def _capable(condition: str, capability: tuple[int, ...]) -> bool:
 
 
 def unchecked(capability: str, features: tuple[str, ...], here: Place) -> tuple[str, ...]:
-    """The conditions that could not be checked, because the place's facts are unknown."""
+    """Return the conditions that cannot be checked because the facts are unknown."""
     found = [f"capability {capability}"] if capability and here.capability is None else []
     if features and here.cpu_features is None:
         found.append(f"cpu_features {', '.join(features)}")

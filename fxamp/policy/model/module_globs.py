@@ -4,7 +4,7 @@ import re
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-ACCEPTED = "a dotted path whose parts may hold *, ? and [...], such as 'lm_head' or 'layers.*.router'; ** is any parts"
+ACCEPTED = "a dotted path such as 'lm_head' or 'layers.*.router'; *, ? and [...] match within a part, ** any parts"
 
 _GLOB = re.compile(r"\.?[^.\s]+(?:\.[^.\s]+)*")
 
@@ -18,10 +18,10 @@ def module_glob(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def covers_module(glob: str, path: str) -> bool:
-    """Say whether ``glob`` covers the module at ``path``, or one that it is part of.
+    """Return whether ``glob`` matches the module at ``path`` or one of its parents.
 
-    ``*`` stays within one part of the path, ``**`` stands for any number of parts. A glob may begin at any part; one
-    that begins with a dot begins at the root: ``norm`` covers ``layers.0.norm``, ``.norm`` does not.
+    ``*`` matches within one part of the path, ``**`` any number of parts. A match may start at any part; a leading dot
+    anchors it at the root: ``norm`` covers ``layers.0.norm``, ``.norm`` does not.
     """
     parts = tuple(path.split(".")) if path else ()
     if glob.startswith("."):
@@ -31,7 +31,7 @@ def covers_module(glob: str, path: str) -> bool:
 
 
 def _covers(wanted: tuple[str, ...], parts: tuple[str, ...]) -> bool:
-    """Whether the glob's parts match the beginning of the path's."""
+    """Return whether the glob's parts match the first parts of the path."""
     if not wanted:
         return True
     if wanted[0] == "**":
@@ -40,5 +40,5 @@ def _covers(wanted: tuple[str, ...], parts: tuple[str, ...]) -> bool:
 
 
 def covers_class(glob: str, qualified: str) -> bool:
-    """Say whether ``glob`` covers a class, by its name (``LlamaRMSNorm``) or with the module that defines it."""
+    """Return whether ``glob`` matches a class by its name (``LlamaRMSNorm``) or by its qualified name."""
     return fnmatchcase(qualified.rpartition(".")[2], glob) or fnmatchcase(qualified, glob)

@@ -1,4 +1,4 @@
-"""Op names in policies: one spelling for each op, and which ops a name covers."""
+"""Op names in policies: their canonical form, and the ops that a name covers."""
 
 import re
 from fnmatch import fnmatchcase
@@ -23,24 +23,24 @@ def canonical(name: str) -> str:
 
 
 def is_glob(name: str) -> bool:
-    """Say whether a canonical name holds wildcards."""
+    """Return whether a canonical name has wildcards."""
     return _GLOB.search(name) is not None
 
 
 def spellings(op: str) -> tuple[str, str]:
-    """Return an op's full name and its packet's: ``"aten::mm"`` gives ``("aten::mm.default", "aten::mm")``.
+    """Return an op's full name and its packet's name: ``"aten::mm"`` gives ``("aten::mm.default", "aten::mm")``.
 
-    A name without overload is the default overload's, as torch's ``OpOverload.name()`` writes it.
+    A name without overload means the default overload, as in torch's ``OpOverload.name()``.
     """
     packet, _, overload = op.partition(".")
     return f"{packet}.{overload or 'default'}", packet
 
 
 def glob_covers(pattern: str, op: str) -> bool:
-    """Say whether a glob covers an op: it may match the full name, or the name without overload."""
+    """Return whether a glob matches an op's full name, or its name without overload."""
     return any(fnmatchcase(name, pattern) for name in spellings(op))
 
 
 def covers(name: str, op: str) -> bool:
-    """Say whether a canonical name or glob covers an op."""
+    """Return whether a canonical name or glob covers an op."""
     return glob_covers(name, op) if is_glob(name) else name in spellings(op)

@@ -1,4 +1,4 @@
-"""One rule of a policy: which calls it is for, and what it does to them."""
+"""One rule of a policy: the calls it covers, and the cast they get."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -36,11 +36,11 @@ class Rule:
     ``"aten::sum.dim_IntList"`` another one; globs are fnmatch's; without ``ops`` every op that computes is covered.
     ``modules`` are globs on dotted module paths, ``module_classes`` on class names. ``args`` are conditions by argument
     name, ``reduces`` one on the number of elements that go into one result of a reduction. ``region``: "forward",
-    "backward" or "both". ``torch`` is a version condition such as ``">=2.12"``. ``inputs`` names a dtype for single
-    arguments, others than ``cast`` gives: "lower_precision_fp", "fp32" or "follow".
+    "backward" or "both". ``torch`` is a version condition such as ``">=2.12"``. ``inputs`` overrides ``cast`` for
+    single arguments: "lower_precision_fp", "fp32" or "follow".
 
-    ``advice`` is what a banned op's error tells the user. ``why`` and ``origin`` explain, and do not count in equality.
-    ``args`` and ``inputs`` may be given as mappings. Raises ValueError for what a policy file could not say.
+    ``advice`` is the hint in a banned op's error. ``why`` and ``origin`` explain the rule and do not count in equality.
+    ``args`` and ``inputs`` may be given as mappings. Raises ValueError for values that a policy file could not hold.
     """
 
     id: str
@@ -79,15 +79,15 @@ class Rule:
 
     @property
     def conditional(self) -> bool:
-        """Whether more than the op's name decides if the rule covers a call."""
+        """Whether the rule has other conditions than the op's name."""
         return not self.ops or bool(self.modules or self.module_classes or self.args or self.reduces)
 
     def covers_op(self, op: str, region: str = "forward") -> bool:
-        """Whether the rule is for this op and region, whatever its other conditions say."""
+        """Whether the rule is for this op and region; its other conditions are not checked."""
         return self.region in (region, "both") and (not self.ops or any(covers(name, op) for name in self.ops))
 
     def objection(self, site: Site) -> Objection | None:
-        """Return the first condition that does not hold at ``site``, or None if the rule covers the call."""
+        """Return the first condition that fails for ``site``, or None if the rule covers the call."""
         if not self.covers_op(site.op, site.region):
             return Objection(f"it is not for {site.op} in the {site.region}")
         return next((found for found in self._objections(site) if found is not None), None)
@@ -109,7 +109,7 @@ class Rule:
             yield number_objection("the number of elements reduced to one", site.reduces, self.reduces)
 
     def content(self) -> dict[str, object]:
-        """Return what the rule says under the keys of a policy file, without ``why``; what is not said is left out."""
+        """Return the rule under the keys of a policy file, without ``why`` and without keys that have no value."""
         said: dict[str, object] = {
             "id": self.id,
             "cast": self.cast.value,
@@ -127,7 +127,7 @@ class Rule:
 
 
 def problems(cast: Category, region: str, inputs: Mapping[str, object]) -> list[tuple[tuple[str, ...], str]]:
-    """What is wrong in a rule's cast, region and inputs together: the key that it stands under, and the message."""
+    """Return ``(key, message)`` for every mistake in a rule's cast, region and inputs taken together."""
     found: list[tuple[tuple[str, ...], str]] = []
     for name, dtype in inputs.items():
         if dtype not in INPUT_DTYPES:

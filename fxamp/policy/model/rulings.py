@@ -12,8 +12,8 @@ from fxamp.policy.model.site import Site
 class Ruling:
     """The rule that decides a call, None if it follows its inputs.
 
-    ``lost``: the rules that cover the call too, in their order. ``passed_over``: those that are for the op but have a
-    condition that does not hold, each with why.
+    ``lost``: the other rules that cover the call, in their order. ``passed_over``: the rules for the op with a
+    condition that fails, each with the reason.
     """
 
     rule: Rule | None
@@ -22,12 +22,12 @@ class Ruling:
 
     @property
     def unknown(self) -> str:
-        """Words on the rules that were passed over because what they ask is not known while compiling; "" if none."""
+        """The rules that were passed over because the compiler lacks a fact, in words; "" if there are none."""
         return "; ".join(f"rule {rule.id} is passed over: {o.why}" for rule, o in self.passed_over if o.unknown)
 
 
 class RuleIndex:
-    """The rules of a policy, by the ops that they name. A policy without conditions is answered from the op alone."""
+    """The rules of a policy, indexed by op. Without other conditions, the op alone gives the ruling."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self._rules = rules
@@ -44,7 +44,7 @@ class RuleIndex:
         self._plain: dict[tuple[str, str], Ruling | None] = {}
 
     def candidates(self, op: str, region: str) -> tuple[Rule, ...]:
-        """Return the rules for an op in a region, in their order, whatever their other conditions say."""
+        """Return the rules for an op in a region, in their order; their other conditions are not checked."""
         key = (op, region)
         if key not in self._candidates:
             positions = {at for name in spellings(op) for at in self._exact.get(name, ())}
@@ -54,7 +54,7 @@ class RuleIndex:
         return self._candidates[key]
 
     def plain(self, op: str, region: str) -> Ruling | None:
-        """Return the ruling for an op if its name alone decides, else None."""
+        """Return the ruling for an op if its name alone decides it, else None."""
         key = (op, region)
         if key not in self._plain:
             candidates = self.candidates(op, region)

@@ -1,4 +1,4 @@
-"""The settings of a policy that take one of a few words."""
+"""The settings of a policy that accept a fixed set of words."""
 
 from fxamp.errors import nearest
 
@@ -20,6 +20,6 @@ ACCEPTED_VALUES = {
 
 
 def unknown_value(key: str, given: object, accepted: tuple[str, ...]) -> str:
-    """Return the words of the error for a value that is none of ``accepted``."""
+    """Return the error message for a value that is not in ``accepted``."""
     hint = nearest(given, accepted) if isinstance(given, str) else ""
     return f"{key} = {given!r} is unknown; accepted: {', '.join(map(repr, accepted))}{hint}"

@@ -1,4 +1,4 @@
-"""What a rule may ask of the place where an op is called, as plain values. Imports no torch."""
+"""The facts about one call of an op that a rule's conditions can test, as plain values. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ Number = int | Symbol
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """What is known of a tensor: dtype by its full name (``"float32"``), sizes; "" and None are unknown.
+    """A tensor's dtype by its full name (``"float32"``), and its sizes; "" and None mean unknown.
 
     ``rank`` and ``size`` (the number of elements) follow from ``shape`` where they are not given.
     """
@@ -42,7 +42,7 @@ class TensorFacts:
 
 
 def product(sizes: tuple[Number, ...]) -> Number:
-    """The product of ``sizes``; a symbol if one of them is."""
+    """Return the product of ``sizes``; a symbol if one of them is a symbol."""
     symbols = [str(size) for size in sizes if isinstance(size, Symbol)]
     if symbols:
         return Symbol("*".join(symbols))
@@ -61,7 +61,7 @@ class Site:
     the root; ``module_classes``: the qualified class names of the modules around it. ``args``: what it is called with,
     by the names of the op's schema, defaults included. ``region``: "forward" or "backward". ``reduces``: how many
     elements go into one result of a reduction, None for other ops. ``computes``: False for a call that only moves or
-    views values, or names its dtype itself. ``partial``: what is not said is unknown, not absent.
+    views values, or names its dtype itself. ``partial``: what is left out is unknown, not absent.
     """
 
     op: str
@@ -75,7 +75,7 @@ class Site:
 
 
 def tensors_in(value: Value) -> tuple[TensorFacts, ...]:
-    """The tensors in one argument: itself, or those of a list."""
+    """Return the tensors in one argument: the argument itself, or those in a list."""
     if isinstance(value, TensorFacts):
         return (value,)
     return tuple(item for item in value if isinstance(item, TensorFacts)) if isinstance(value, tuple) else ()

@@ -16,9 +16,9 @@ def parse_condition(text: str) -> tuple[Comparison, ...]:
 
 
 def holds(condition: str, version: str) -> bool:
-    """Say whether ``version`` meets ``condition``.
+    """Return whether ``version`` meets ``condition``.
 
-    Only as many parts are compared as the condition writes: ``==2.13`` and ``<=2.13`` hold on 2.13.1. Local and
+    Only the parts that the condition writes are compared: ``==2.13`` and ``<=2.13`` hold on 2.13.1. Local and
     pre-release suffixes (``+cpu``, ``a0``) are ignored.
     """
     return meets(parse_condition(condition), version_parts(version))
@@ -34,8 +34,8 @@ def version_parts(version: str) -> tuple[int, ...]:
 
 @cache
 def installed_torch_version() -> str:
-    """Return the version of the torch that is installed, without importing it."""
+    """Return the version of the installed torch, without importing it."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError as missing:
-        raise PolicyError("torch is not installed, so a policy needs torch_version= to resolve") from missing
+        raise PolicyError("torch is not installed: pass torch_version= to resolve the policy") from missing

@@ -38,7 +38,11 @@ BROKEN = {
         6,
         "'avx512bf16' is no CPU feature that torch reports; .*did you mean 'avx512_bf16'",
     ),
-    "no features": (HEAD + "cpu_features = []\n", 4, r"cpu_features = \[\] is empty; accepted: a list of at least one"),
+    "no features": (
+        HEAD + "cpu_features = []\n",
+        4,
+        r"cpu_features = \[\] is empty; accepted: a list with at least one",
+    ),
     "features as a string": (HEAD + 'cpu_features = "avx2"\n', 4, "cpu_features = 'avx2' has .*: a list of strings"),
     "match torch in words": (HEAD + 'torch = "new"\n', 4, "'new' is not a version comparison"),
     "unknown loss scale key": (
