@@ -1,4 +1,4 @@
-"""A training loop's body as one compiled function: the scaler stays out of its graphs, and the numbers stay the same."""
+"""A training loop's body as one compiled function: the scaler stays out of its graphs, the numbers stay the same."""
 
 from collections.abc import Callable
 from typing import Any
