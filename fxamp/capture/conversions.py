@@ -24,6 +24,8 @@ def conversion(method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tens
     if method in ("cpu", "cuda"):
         given = dict(zip(("device", "non_blocking") if method == "cuda" else ("memory_format",), rest, strict=False))
         given = {"device": method, **given, **kwargs}
+    elif method == "type_as":
+        given = {"other": rest[0]}
     elif method == "to":
         given = _to_arguments(rest, kwargs)
     else:
