@@ -24,9 +24,10 @@ class OwnResults(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
     """make_fx's tracing mode, with results that never take over their input's node."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        nodes = {
-            id(leaf): self.node_of(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
-        }
+        if func in _DROPOUTS and _drops_nothing(*args, **(kwargs or {})):
+            return args[0]
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        nodes = {id(tensor): self.node_of(tensor) for tensor in tensors}
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if isinstance(func, OpOverload) and func._schema.is_mutable:
             return result
