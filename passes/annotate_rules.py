@@ -17,7 +17,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast, inlined_request
+from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast, inlined_request, is_kept
 from fxamp.errors import BannedOpError
 from fxamp.graph import describe_source, module_path, op_name
 from fxamp.graph.aliases import AliasSets, is_view
@@ -66,7 +66,7 @@ def _annotate(gm: GraphModule, context: Context, region: Region) -> int:
 
 
 def _decide(node: Node, region: Region, context: Context, aliases: Callable[[], AliasSets]) -> Decision:
-    if VERBATIM in node.meta and not bodies(node) and autograd_function(node) is None:
+    if is_kept(node):
         return Decision(None, None, f"kept as captured: {node.meta[VERBATIM]}")
     ruling = rule_on(node, context)
     rule = ruling.rule

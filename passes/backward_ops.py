@@ -7,7 +7,7 @@ from torch.fx import Node
 from fxamp.graph import base_name, tensor_value
 from fxamp.passes.base import Context
 from fxamp.passes.cast_rules import Edit, edit_for
-from fxamp.passes.kernel_table import LACKS_HALF_KERNEL, LACKS_HALF_KERNEL_ON_CPU
+from fxamp.passes.kernel_table import HAS_HALF_KERNEL_FOR_SOME_SIZES, LACKS_HALF_KERNEL, LACKS_HALF_KERNEL_ON_CPU
 from fxamp.policy import Rule
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -35,7 +35,7 @@ def lacks_kernel(node: Node, edit: Edit) -> str | None:
         return None
     name = base_name(node).removesuffix("_backward")
     on_cpu = any(value.device.type == "cpu" for source in edit.casts if (value := tensor_value(source)) is not None)
-    if name in LACKS_HALF_KERNEL or (on_cpu and name in LACKS_HALF_KERNEL_ON_CPU):
+    if name in LACKS_HALF_KERNEL | HAS_HALF_KERNEL_FOR_SOME_SIZES or (on_cpu and name in LACKS_HALF_KERNEL_ON_CPU):
         return "it has no 16-bit kernel on this device"
     return None
 

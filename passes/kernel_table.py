@@ -115,7 +115,10 @@ _SPECIAL = """
 """
 
 #: Ops without a 16-bit kernel on any device.
-LACKS_HALF_KERNEL = frozenset(f"aten::{name}" for name in (_LINALG + _FFT + _SPECIAL).split())
+LACKS_HALF_KERNEL = frozenset(f"aten::{name}" for name in (_LINALG + _SPECIAL).split())
+
+#: Ops whose 16-bit kernels, on GPUs alone, take some sizes only (powers of two).
+HAS_HALF_KERNEL_FOR_SOME_SIZES = frozenset(f"aten::{name}" for name in _FFT.split())
 
 _CPU = """
     _cdist_forward _ctc_loss _histogramdd_bin_edges _histogramdd_from_bin_cts _pdist_forward _upsample_bilinear2d_aa
@@ -124,4 +127,4 @@ _CPU = """
 """
 
 #: Ops without a 16-bit kernel on the CPU alone.
-LACKS_HALF_KERNEL_ON_CPU = frozenset(f"aten::{name}" for name in _CPU.split())
+LACKS_HALF_KERNEL_ON_CPU = frozenset(f"aten::{name}" for name in (_CPU + _FFT).split())

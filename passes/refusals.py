@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from fxamp.graph import base_name, floating_inputs, tensor_value, writes
 from fxamp.passes.kernel_table import (
+    HAS_HALF_KERNEL_FOR_SOME_SIZES,
     LACKS_HALF_KERNEL,
     LACKS_HALF_KERNEL_ON_CPU,
     PROMOTES,
@@ -35,10 +36,18 @@ def refusal(node: Node, captured: Mapping[Node, Any]) -> str | None:
     dtypes = {value.dtype for source in floating_inputs(node) if (value := tensor_value(source)) is not None}
     if len(dtypes - {torch.float64}) > 1 and not _takes_mixture(node):
         return "its floating-point inputs must have one dtype"
-    half = _HALF.intersection(dtypes)
-    if half and _without_kernel(node) and not _captured_half(node, captured):
+    if lacks_kernel(node):
         return "it has no 16-bit kernel on this device"
+    if _HALF.intersection(dtypes) and base_name(node) in HAS_HALF_KERNEL_FOR_SOME_SIZES:
+        return None if _captured_half(node, captured) else "it may have no 16-bit kernel for these sizes"
     return None
+
+
+def lacks_kernel(node: Node) -> bool:
+    """Whether the op now gets 16-bit inputs, and has no kernel for them on their device."""
+    if not isinstance(node.target, OpOverload) or not _without_kernel(node):
+        return False
+    return any(_dtype(source) in _HALF for source in floating_inputs(node))
 
 
 def _takes_mixture(node: Node) -> bool:
@@ -70,8 +79,8 @@ def _captured_half(node: Node, captured: Mapping[Node, Any]) -> bool:
 def cast_back(node: Node, captured: Mapping[Node, Any]) -> dict[Node, torch.dtype]:
     """The casts that give ``node`` dtypes it takes: those of the memory it writes to, else those it was captured with.
 
-    What the node writes to is never cast: the write would miss the user's tensor. A program captured with mixed dtypes
-    (under autocast) gets the widest of them.
+    What the node writes to is never cast: the write would miss the user's tensor. A program captured under autocast
+    may have mixed dtypes, and gets the widest of them, or 16 bits where there is no such kernel, and gets float32.
     """
     written = [source for source in writes(node) if tensor_value(source) is not None]
     opaque = not isinstance(node.target, OpOverload)
@@ -83,6 +92,8 @@ def cast_back(node: Node, captured: Mapping[Node, Any]) -> dict[Node, torch.dtyp
         return {s: dtype for s in floats if s not in written and _dtype(s) != dtype} if dtype.is_floating_point else {}
     before = {source: captured.get(source) for source in floats}
     wanted = {s: v.dtype for s, v in before.items() if isinstance(v, torch.Tensor)}
+    if not opaque and _without_kernel(node):
+        wanted = {s: torch.float32 if dtype in _HALF else dtype for s, dtype in wanted.items()}
     if len(set(wanted.values())) > 1 and not opaque:
         widest = max(wanted.values(), key=lambda dtype: dtype.itemsize)
         wanted = dict.fromkeys(wanted, torch.float32 if widest in _HALF else widest)

@@ -13,10 +13,13 @@ from torch.utils import _pytree as pytree
 from fxamp.backend.choose import choose_policy
 from fxamp.backend.compile import apply_policy
 from fxamp.backend.options import parse_options
-from fxamp.capture import capture
-from fxamp.capture.autocast_state import ambient_autocast
-from fxamp.capture.dynamo import trace
-from fxamp.errors import OptionError
+from fxamp.capture import Captured, capture, is_kept
+from fxamp.capture.autocast_state import autocast_state
+from fxamp.capture.dynamo import Traced, trace
+from fxamp.errors import CaptureError, OptionError
+from fxamp.graph import op_name
+from fxamp.passes.base import all_graphs
+from fxamp.passes.refusals import lacks_kernel
 from fxamp.policy import Policy
 
 
@@ -43,13 +46,53 @@ def rewrite(
     options = parse_options({"policy": policy})
     leaves = [*pytree.tree_leaves(example_inputs), *_state(source)]
     choice = choose_policy(options, leaves)
-    traced = trace(source, example_inputs)
-    captured = capture(traced.module, traced.inputs)
-    if choice.policy is not None:
+    if choice.policy is None:
+        traced, captured = _captured(source, example_inputs)
+    else:
         kept = replace(choice.policy, outputs="keep")
-        ambient = ambient_autocast(kept.device)
+        traced, captured, ambient = _captured_for(kept, source, example_inputs)
         apply_policy(captured, kept, ambient, choice.why)
     return traced.bind(captured.module)
+
+
+def _captured_for(policy: Policy, source: Any, inputs: Sequence[Any]) -> tuple[Traced, Captured, torch.dtype | None]:
+    """``source`` captured under the policy's own autocast, or outside of autocast; and the dtype of the former.
+
+    Under autocast a program reads the dtypes that it will meet (``y.to(x.dtype)``), and may be valid only there. It
+    may be valid only outside: autocast refuses some, a few only when they run. And a call that is kept as it stands
+    runs outside, in the dtypes that it was captured with.
+    """
+    lower: torch.dtype = getattr(torch, policy.lower_precision_fp)
+    with autocast_state(policy.device, True, lower):
+        under = _attempt(source, inputs)
+    if isinstance(under, CaptureError) or not _runs(under[1], policy):
+        with autocast_state(policy.device, False):
+            outside = _attempt(source, inputs)
+        if not isinstance(outside, CaptureError):
+            return *outside, None
+    if isinstance(under, CaptureError):
+        raise under
+    return *under, lower
+
+
+def _attempt(source: Any, inputs: Sequence[Any]) -> tuple[Traced, Captured] | CaptureError:
+    try:
+        return _captured(source, inputs)
+    except CaptureError as error:
+        return error
+
+
+def _captured(source: Any, inputs: Sequence[Any]) -> tuple[Traced, Captured]:
+    traced = trace(source, inputs)
+    return traced, capture(traced.module, traced.inputs)
+
+
+def _runs(captured: Captured, policy: Policy) -> bool:
+    """Whether what was captured under autocast can run: fxamp looks into all calls, and kernels take their dtypes."""
+    nodes = [node for graph in all_graphs(captured.module) for node in graph.graph.nodes]
+    if any(is_kept(node) for node in nodes):
+        return False
+    return not any(lacks_kernel(node) and policy.rule_for(op_name(node)) is None for node in nodes)
 
 
 def _state(source: object) -> list[torch.Tensor]:

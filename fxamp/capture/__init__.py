@@ -23,6 +23,7 @@ __all__ = [
     "CustomAutocast",
     "capture",
     "inlined_request",
+    "is_kept",
 ]
 
 #: Key of ``node.meta``: the :class:`CustomAutocast` of an autograd.Function's node.
@@ -57,6 +58,11 @@ def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
     values = [tensor_value(leaf) for leaf in pytree.tree_leaves(output.args[0])]
     output.meta[OUTPUT_DTYPES] = [None if value is None else value.dtype for value in values]
     return Captured(lowered, mode)
+
+
+def is_kept(node: Node) -> bool:
+    """Whether a call was kept as it stands, and fxamp does not look into it."""
+    return VERBATIM in node.meta and not bodies(node) and autograd_function(node) is None
 
 
 def _lower_tree(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:

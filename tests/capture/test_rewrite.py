@@ -1,6 +1,7 @@
 """fxamp.rewrite: what it takes, what it gives back."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -127,6 +128,101 @@ def test_sizes_are_constants_whatever_was_captured_before() -> None:
         rewritten = fxamp.rewrite(product, (torch.ones(size, 4),), policy="cpu-bfloat16")
         assert [node.op for node in rewritten.graph.nodes].count("placeholder") == 1
         assert f"reshape(%0, [4, {size}])" in format_graph(rewritten)
+
+
+def _mixed_product(x: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x, x.bfloat16())
+
+
+def _baked_dtype(x: torch.Tensor) -> torch.Tensor:
+    h = x @ x
+    return torch.ones(4).to(h.dtype) + torch.zeros(4, dtype=torch.softmax(h, -1).dtype)
+
+
+def _asks_for_autocast(x: torch.Tensor) -> torch.Tensor:
+    return x.double() if torch.is_autocast_enabled("cpu") else x
+
+
+def _asks_for_the_dtype(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.get_autocast_dtype("cpu"))
+
+
+def _region(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", enabled=False):
+        inside = x @ x
+    return torch.cat([inside, x @ x])
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+@pytest.mark.parametrize(
+    "program",
+    [_mixed_product, _baked_dtype, _asks_for_autocast, _asks_for_the_dtype, _region, lambda x: _Doubled.apply(x @ x)],
+)
+def test_a_program_is_captured_as_autocast_would_run_it(program: Callable[..., torch.Tensor]) -> None:
+    x = torch.linspace(-1, 1, 16).reshape(4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = program(x)
+    result = fxamp.rewrite(program, (x,), policy="cpu-bfloat16")(x)
+    assert result.dtype is expected.dtype and torch.equal(result, expected)
+
+
+def test_the_callers_own_autocast_has_no_say_where_a_policy_is_named() -> None:
+    x = torch.linspace(-1, 1, 16).reshape(4, 4)
+    outside = format_graph(fxamp.rewrite(_baked_dtype, (x,), policy="cpu-bfloat16"))
+    with torch.autocast("cpu", torch.float16):
+        inside = format_graph(fxamp.rewrite(_baked_dtype, (x,), policy="cpu-bfloat16"))
+        assert torch.get_autocast_dtype("cpu") is torch.float16 and torch.is_autocast_enabled("cpu")
+    assert inside == outside
+    assert torch.is_autocast_cache_enabled() and not torch.is_autocast_enabled("cpu")
+
+
+def _writes(x: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[0] = (x @ x)[0]
+    return torch.where(x.sum() > 0, x, x @ x)
+
+
+def _branches(x: torch.Tensor) -> torch.Tensor:
+    taken: torch.Tensor = torch.cond(x.sum() > 0, lambda v: v @ v, lambda v: v.sin(), (x,))
+    return taken
+
+
+def _no_16_bit_kernel(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.det(x @ x + torch.eye(4))
+
+
+def _mapped(x: torch.Tensor) -> torch.Tensor:
+    return torch.vmap(lambda row: row @ x)(x @ x)
+
+
+@pytest.mark.parametrize("program", [_writes, _branches, _no_16_bit_kernel, _mapped])
+def test_what_autocast_refuses_is_captured_without(program: Callable[..., torch.Tensor]) -> None:
+    """The result is as precise as 16 bits, and float32 wherever fxamp does not look into a call."""
+    x = torch.linspace(-1, 1, 16).reshape(4, 4)
+    result = fxamp.rewrite(program, (x,), policy="cpu-bfloat16")(x)
+    expected = program(x.double())
+    torch.testing.assert_close(result.double(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_of_two_refusals_that_under_autocast_is_told() -> None:
+    def mixed(x: torch.Tensor) -> torch.Tensor:
+        h = torch.mm(x, x.bfloat16())
+        torch._dynamo.graph_break()
+        return h
+
+    with pytest.raises(CaptureError, match=r"graph_break"):
+        fxamp.rewrite(mixed, (torch.ones(2, 2),), policy="cpu-bfloat16")
 
 
 def test_wrong_arguments() -> None:

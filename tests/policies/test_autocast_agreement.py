@@ -4,14 +4,13 @@ The real autocast runs on FakeTensors of the device, which need not be there. Fi
 through a reference of the categories' semantics; then ``fxamp.rewrite``, which is the software that users run.
 """
 
-import contextlib
 import logging
 from collections.abc import Iterator
 
 import pytest
 import torch
 from oracle.gaps import NO_FAKE_KERNEL, UNSEEN, UNTRACED, names_dimensions, really_refused
-from oracle.observe import Observation, autocast, observe, observe_call
+from oracle.observe import Observation, observe, observe_call
 from oracle.reference import expected
 from oracle.rewritten import rewritten
 from oracle.samples import SAMPLES, Variant, samples
@@ -72,7 +71,8 @@ def test_a_rule_covers_no_other_overload_that_autocast_leaves_alone(device: str)
         for schema in torch._C._jit_get_schemas_for_operator(packet):
             name = f"{packet}.{schema.overload_name}".rstrip(".")
             alone = name not in registered(device) and not schema.is_mutable and "Tensor" in str(schema)
-            if alone and policy.rule_for(name) is not None:
+            # Upsampling's "vec" forms, which the Python functions call, run the registered ones.
+            if alone and schema.overload_name != "vec" and policy.rule_for(name) is not None:
                 too_many.append(name)
     assert too_many == []
 
@@ -182,9 +182,7 @@ def compare_rewrite(policy: Policy, variant: Variant) -> str | None:
         return None
     with mode:
         inputs = variant.build(device)
-    # What runs only under autocast can be captured only there.
-    with contextlib.nullcontext() if plain else autocast(device, torch.float16):
-        ours = rewritten(policy, variant.op, *inputs)
+    ours = rewritten(policy, variant.op, *inputs)
     if agree(real, ours, variant) or excused(policy, variant, real, ours):
         return ""
     return f"\n  autocast {real}\n  rewrite  {ours}"
