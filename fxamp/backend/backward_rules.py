@@ -10,9 +10,9 @@ from fxamp.backend.options import Options
 from fxamp.capture import Captured
 from fxamp.errors import OptionError
 from fxamp.graph import fake_tensors
+from fxamp.passes.backward.cast_backward import CastBackward
 from fxamp.passes.base import Context
-from fxamp.passes.cast_backward import CastBackward
-from fxamp.passes.decision import decision
+from fxamp.passes.shared.decision import decision
 from fxamp.pipeline import run_passes
 from fxamp.policy import Policy
 

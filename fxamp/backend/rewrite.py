@@ -19,7 +19,7 @@ from fxamp.capture.dynamo import Traced, trace
 from fxamp.errors import CaptureError, OptionError
 from fxamp.graph import op_name
 from fxamp.passes.base import all_graphs
-from fxamp.passes.refusals import lacks_kernel
+from fxamp.passes.shared.refusals import lacks_kernel
 from fxamp.policy import Policy
 
 

@@ -21,8 +21,8 @@ from fxamp.backend.scaled_twice import explain_double_backward
 from fxamp.capture import Captured
 from fxamp.errors import OptionError
 from fxamp.graph import graph_output
+from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward
 from fxamp.passes.base import Context
-from fxamp.passes.scale_backward import FLAGGED, SCALE, ScaleBackward
 from fxamp.pipeline import run_passes
 from fxamp.policy import Policy
 from fxamp.scaler import GradScaler

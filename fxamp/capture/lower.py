@@ -93,7 +93,7 @@ class _Lowering(Interpreter):
             except Exception:
                 if "example_value" not in n.meta:
                     raise CaptureError(f"{n.name} = {n.target} cannot be traced: {error}") from error
-                return self._keep(n, f"{type(error).__name__}: {error}")
+                return self._keep(n, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
 
     @contextmanager
     def _undone_on_failure(self, n: Node) -> Iterator[None]:

@@ -23,7 +23,7 @@ from fxamp.optim.layout import Layout, glance, read_layout, settings_of
 from fxamp.optim.lower import Lowered, Wish, decompositions, lower_step, must_lift
 from fxamp.optim.state_dicts import plain_entry
 from fxamp.optim.trace import Traced, trace_step
-from fxamp.passes.lift_scalars import liftable, unliftable_inputs
+from fxamp.passes.step.lift_scalars import liftable, unliftable_inputs
 
 log = logging.getLogger(__name__)
 

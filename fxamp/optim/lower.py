@@ -12,12 +12,12 @@ from fxamp.capture import Captured
 from fxamp.observe import CompiledStep, observed
 from fxamp.optim.trace import Traced
 from fxamp.passes.base import Context, Pass
-from fxamp.passes.drop_copies import DropCopies
-from fxamp.passes.fold_unscale import COEFFICIENT, GRADIENT, INVERSE, FoldUnscale
-from fxamp.passes.guard_updates import FLAG, GuardUpdates
-from fxamp.passes.lift_scalars import LiftScalars, reads_on_host
-from fxamp.passes.realize_scalars import RealizeScalars
-from fxamp.passes.share_equal import ShareEqual
+from fxamp.passes.step.drop_copies import DropCopies
+from fxamp.passes.step.fold_unscale import COEFFICIENT, GRADIENT, INVERSE, FoldUnscale
+from fxamp.passes.step.guard_updates import FLAG, GuardUpdates
+from fxamp.passes.step.lift_scalars import LiftScalars, reads_on_host
+from fxamp.passes.step.realize_scalars import RealizeScalars
+from fxamp.passes.step.share_equal import ShareEqual
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import stages_by_environment
 from fxamp.pipeline.list_graph import list_graph

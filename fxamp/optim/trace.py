@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from fxamp.optim.borrow import RefusedError, run_borrowed
 from fxamp.optim.counters import widened
 from fxamp.optim.layout import Layout, with_values
-from fxamp.passes.fold_unscale import GRADIENT
+from fxamp.passes.step.fold_unscale import GRADIENT
 
 
 @dataclass(frozen=True, eq=False)

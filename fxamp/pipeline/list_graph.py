@@ -14,7 +14,7 @@ from fxamp.graph import dtype_name, fake_tensors, op_name, subgraphs
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.graph.source import module_class, module_path, source_line
 from fxamp.listing import Entry, Listing, RuleRef, Source, TensorType
-from fxamp.passes.decision import WAS, Decision, decision, inserted_for
+from fxamp.passes.shared.decision import WAS, Decision, decision, inserted_for
 from fxamp.policy import Rule
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

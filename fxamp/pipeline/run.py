@@ -8,14 +8,14 @@ from torch.fx import GraphModule, Node
 from fxamp.capture import Captured
 from fxamp.errors import FxampError, PassError
 from fxamp.graph import describe_source, verify
-from fxamp.passes.annotate_rules import AnnotateRules
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.drop_regions import DropRegions
-from fxamp.passes.expand_composites import ExpandComposites
-from fxamp.passes.fit_constants import FitConstants
-from fxamp.passes.fold_casts import FoldCasts
-from fxamp.passes.insert_casts import InsertCasts
-from fxamp.passes.restore_outputs import RestoreOutputs
+from fxamp.passes.forward.annotate_rules import AnnotateRules
+from fxamp.passes.forward.drop_regions import DropRegions
+from fxamp.passes.forward.expand_composites import ExpandComposites
+from fxamp.passes.forward.fit_constants import FitConstants
+from fxamp.passes.forward.fold_casts import FoldCasts
+from fxamp.passes.forward.insert_casts import InsertCasts
+from fxamp.passes.forward.restore_outputs import RestoreOutputs
 from fxamp.pipeline.record import PassRecord
 
 log = logging.getLogger(__name__)

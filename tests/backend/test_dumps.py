@@ -12,7 +12,7 @@ import torch
 import fxamp
 from fxamp.backend.options import parse_options
 from fxamp.errors import OptionError
-from fxamp.passes.scale_backward import SCALE
+from fxamp.passes.backward.scale_backward import SCALE
 from fxamp.pipeline import dumps
 
 

@@ -18,8 +18,8 @@ from fxamp.backend.scaled import boxed
 from fxamp.capture import Captured
 from fxamp.errors import PassError
 from fxamp.graph import format_graph, graph_output
+from fxamp.passes.backward.scale_backward import CHECKS, FLAGGED, ScaleBackward, gradients, tangents
 from fxamp.passes.base import Context, Result
-from fxamp.passes.scale_backward import CHECKS, FLAGGED, ScaleBackward, gradients, tangents
 from fxamp.pipeline import run_passes
 
 INF = float("inf")

@@ -10,7 +10,7 @@ from torch.amp import custom_bwd, custom_fwd
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fxamp.passes.scale_backward import CHECKS
+from fxamp.passes.backward.scale_backward import CHECKS
 
 LOWERINGS = ("aot_eager", "eager")
 

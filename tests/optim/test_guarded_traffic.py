@@ -17,8 +17,8 @@ from fxamp.optim.layout import Layout, read_layout
 from fxamp.optim.lower import Wish, decompositions, lower_step, must_lift, passes_for
 from fxamp.optim.trace import Traced, trace_step
 from fxamp.passes.base import Context
-from fxamp.passes.fold_unscale import GRADIENT
-from fxamp.passes.guard_updates import updates
+from fxamp.passes.step.fold_unscale import GRADIENT
+from fxamp.passes.step.guard_updates import updates
 from fxamp.pipeline import run_passes
 from fxamp.policy import Policy
 

@@ -17,7 +17,7 @@ from fxamp.optim.layout import Layout, read_layout
 from fxamp.optim.lower import Wish
 from fxamp.optim.trace import Traced
 from fxamp.passes.base import Context
-from fxamp.passes.lift_scalars import LiftScalars, liftable
+from fxamp.passes.step.lift_scalars import LiftScalars, liftable
 from fxamp.pipeline import run_passes
 from fxamp.policy import Policy
 

@@ -15,7 +15,7 @@ from fxamp.graph import format_graph
 from fxamp.optim import guarded
 from fxamp.optim.trace import fake_mode
 from fxamp.passes.base import Context, Result
-from fxamp.passes.realize_scalars import RealizeScalars
+from fxamp.passes.step.realize_scalars import RealizeScalars
 from fxamp.pipeline import run_passes
 
 

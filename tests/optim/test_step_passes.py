@@ -14,9 +14,9 @@ from fxamp.graph import format_graph
 from fxamp.optim.layout import read_layout
 from fxamp.optim.trace import Traced, trace_step
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.fold_unscale import FOLDED, FoldUnscale
-from fxamp.passes.guard_updates import GuardUpdates, updates
-from fxamp.passes.lift_scalars import LiftScalars, liftable, reads_on_host
+from fxamp.passes.step.fold_unscale import FOLDED, FoldUnscale
+from fxamp.passes.step.guard_updates import GuardUpdates, updates
+from fxamp.passes.step.lift_scalars import LiftScalars, liftable, reads_on_host
 from fxamp.pipeline import run_passes
 
 aten = torch.ops.aten

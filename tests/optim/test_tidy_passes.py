@@ -11,8 +11,8 @@ from fxamp.capture import Captured
 from fxamp.graph import format_graph
 from fxamp.optim.trace import fake_mode
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.drop_copies import DropCopies
-from fxamp.passes.share_equal import ShareEqual
+from fxamp.passes.step.drop_copies import DropCopies
+from fxamp.passes.step.share_equal import ShareEqual
 from fxamp.pipeline import run_passes
 
 aten = torch.ops.aten

@@ -4,8 +4,8 @@ from bench_graph import policy, workbench
 
 from fxamp.errors import BannedOpError
 from fxamp.graph import op_name
-from fxamp.passes.annotate_rules import AnnotateRules
-from fxamp.passes.decision import Decision, decision
+from fxamp.passes.forward.annotate_rules import AnnotateRules
+from fxamp.passes.shared.decision import Decision, decision
 from fxamp.policy import Category, Rule
 
 

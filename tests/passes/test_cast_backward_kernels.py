@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from fxamp.capture import Captured
+from fxamp.passes.backward.cast_backward import CastBackward
 from fxamp.passes.base import Context
-from fxamp.passes.cast_backward import CastBackward
-from fxamp.passes.decision import decision
+from fxamp.passes.shared.decision import decision
 from fxamp.pipeline import run_passes
 from fxamp.policy import Category, Policy, Rule
 

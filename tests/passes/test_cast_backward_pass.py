@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 
 from fxamp.capture import Captured
 from fxamp.graph import format_graph, graph_output, op_name
+from fxamp.passes.backward.cast_backward import CastBackward
 from fxamp.passes.base import Context
-from fxamp.passes.cast_backward import CastBackward
-from fxamp.passes.decision import decision, inserted_for
+from fxamp.passes.shared.decision import decision, inserted_for
 from fxamp.pipeline import PassRecord, run_passes
 from fxamp.policy import Category, Policy, Rule
 

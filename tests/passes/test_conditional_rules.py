@@ -12,10 +12,10 @@ from torch import nn
 from fxamp import Policy
 from fxamp.errors import PolicyError
 from fxamp.graph import op_name
-from fxamp.passes.annotate_rules import AnnotateRules
-from fxamp.passes.decision import Decision, decision
-from fxamp.passes.expand_composites import ExpandComposites
-from fxamp.passes.insert_casts import InsertCasts
+from fxamp.passes.forward.annotate_rules import AnnotateRules
+from fxamp.passes.forward.expand_composites import ExpandComposites
+from fxamp.passes.forward.insert_casts import InsertCasts
+from fxamp.passes.shared.decision import Decision, decision
 from fxamp.policy import Category, Rule
 
 LOW, FP32 = Category.LOWER_PRECISION_FP, Category.FP32

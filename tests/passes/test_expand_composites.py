@@ -6,8 +6,8 @@ from bench_graph import policy, workbench
 from torch.fx.experimental import proxy_tensor
 
 from fxamp.graph import is_composite
-from fxamp.passes import expand_composites
-from fxamp.passes.expand_composites import ExpandComposites
+from fxamp.passes.forward import expand_composites
+from fxamp.passes.forward.expand_composites import ExpandComposites
 from fxamp.policy import Category, Rule
 
 

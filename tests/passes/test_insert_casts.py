@@ -2,9 +2,9 @@ import pytest
 import torch
 from bench_graph import policy, workbench
 
-from fxamp.passes.annotate_rules import AnnotateRules
-from fxamp.passes.decision import decision
-from fxamp.passes.insert_casts import InsertCasts
+from fxamp.passes.forward.annotate_rules import AnnotateRules
+from fxamp.passes.forward.insert_casts import InsertCasts
+from fxamp.passes.shared.decision import decision
 from fxamp.policy import Category, Rule
 
 PASSES = (AnnotateRules(), InsertCasts())

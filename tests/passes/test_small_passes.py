@@ -3,13 +3,13 @@
 import torch
 from bench_graph import Workbench, policy, workbench
 
-from fxamp.passes.annotate_rules import AnnotateRules
-from fxamp.passes.cast_writer import CastWriter
-from fxamp.passes.drop_regions import DropRegions
-from fxamp.passes.fit_constants import FitConstants
-from fxamp.passes.fold_casts import FoldCasts
-from fxamp.passes.insert_casts import InsertCasts
-from fxamp.passes.restore_outputs import RestoreOutputs
+from fxamp.passes.forward.annotate_rules import AnnotateRules
+from fxamp.passes.forward.drop_regions import DropRegions
+from fxamp.passes.forward.fit_constants import FitConstants
+from fxamp.passes.forward.fold_casts import FoldCasts
+from fxamp.passes.forward.insert_casts import InsertCasts
+from fxamp.passes.forward.restore_outputs import RestoreOutputs
+from fxamp.passes.shared.cast_writer import CastWriter
 
 CAST = (AnnotateRules(), InsertCasts())
 LOWEST = torch.finfo(torch.float32).min

@@ -1,6 +1,7 @@
 """Listings: every node of a rewritten graph with what was decided for it, and the text that they make."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -8,6 +9,9 @@ from golden_text import assert_golden
 from torch.fx import GraphModule
 
 import fxamp
+from fxamp.backend.compile import apply_policy
+from fxamp.capture import capture
+from fxamp.capture.dynamo import trace
 from fxamp.graph import dtype_name, op_name, subgraphs
 from fxamp.listing import Listing
 from fxamp.listing.write import write_listing
@@ -31,7 +35,12 @@ class Model(torch.nn.Module):
 
 
 def rewritten(policy: "str | Policy" = "cpu-bfloat16") -> GraphModule:
-    return fxamp.rewrite(Model(), (torch.ones(3, 4),), policy=policy)
+    """The model captured in float32 and rewritten, as torch.compile has it outside of autocast."""
+    traced = trace(Model(), (torch.ones(3, 4),))
+    captured = capture(traced.module, traced.inputs)
+    resolved = policy if isinstance(policy, Policy) else Policy.load(policy).resolve("cpu")
+    apply_policy(captured, replace(resolved, outputs="keep"), None, "named by the test")
+    return captured.module
 
 
 def compare(gm: GraphModule, listing: Listing) -> int:

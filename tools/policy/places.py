@@ -13,9 +13,9 @@ from fxamp.backend.compile import apply_policy
 from fxamp.capture import Captured, capture
 from fxamp.graph import module_path, op_name, tensor_value
 from fxamp.passes.base import Context, all_graphs
-from fxamp.passes.decision import decision, inserted_for
-from fxamp.passes.expand_composites import ExpandComposites
-from fxamp.passes.sites import computes, site_of
+from fxamp.passes.forward.expand_composites import ExpandComposites
+from fxamp.passes.shared.decision import decision, inserted_for
+from fxamp.passes.shared.sites import computes, site_of
 from fxamp.policy import Category, Policy
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule
 
 from fxamp.passes.base import Context, Result
-from fxamp.passes.guard_updates import FLAG, GuardUpdates, add_input
+from fxamp.passes.step.guard_updates import FLAG, GuardUpdates, add_input
 from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.optimizers.agreement import DIFFERS, EQUAL, ROUNDING, agreement
 from fxamp.tools.bench.optimizers.exact import Float64, train_exactly

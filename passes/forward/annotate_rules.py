@@ -22,11 +22,11 @@ from fxamp.errors import BannedOpError
 from fxamp.graph import describe_source, module_path, op_name
 from fxamp.graph.aliases import AliasSets, is_view
 from fxamp.graph.higher_order import autograd_function, bodies
-from fxamp.passes.argument_names import require_arguments
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.decision import Decision, decide, decision
-from fxamp.passes.regions import ENTER, EXIT, Region, mark_region, outermost, walk
-from fxamp.passes.sites import site_of
+from fxamp.passes.shared.argument_names import require_arguments
+from fxamp.passes.shared.decision import Decision, decide, decision
+from fxamp.passes.shared.regions import ENTER, EXIT, Region, mark_region, outermost, walk
+from fxamp.passes.shared.sites import site_of
 from fxamp.policy import Category, Ruling
 
 

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxamp.graph import AliasSets, tensor_value
 from fxamp.passes.base import Context, Pass, Result, all_graphs
-from fxamp.passes.decision import inserted_for
+from fxamp.passes.shared.decision import inserted_for
 
 #: Every value of the first type is one of the second.
 _LOSSLESS = {

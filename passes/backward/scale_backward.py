@@ -31,8 +31,8 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import graph_output
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.unscale_writer import UnscaleWriter
-from fxamp.passes.widening import erase_unused
+from fxamp.passes.shared.unscale_writer import UnscaleWriter
+from fxamp.passes.shared.widening import erase_unused
 
 #: Key of the output node's ``meta``: positions of the outputs that flags were added for, in the flags' order.
 FLAGGED = "fxamp_flagged"

@@ -14,7 +14,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
 from fxamp.graph import base_name, floating_inputs, tensor_value, writes
-from fxamp.passes.kernel_table import (
+from fxamp.passes.shared.kernel_table import (
     HAS_HALF_KERNEL_FOR_SOME_SIZES,
     LACKS_HALF_KERNEL,
     LACKS_HALF_KERNEL_ON_CPU,

@@ -1,6 +1,7 @@
 """insert-casts: make every cast that the decisions ask for an explicit node.
 
-1. A node's inputs get the dtypes of its rule (:mod:`fxamp.passes.cast_rules`); without a rule it follows its inputs.
+1. A node's inputs get the dtypes of its rule (:mod:`~fxamp.passes.shared.cast_rules`); without a rule it follows its
+   inputs.
 2. A cast is shared by all who need the value in that dtype where sharing changes no gradient beyond what autocast's
    own weight cache does: values that need no gradient, and leaves that need one. Other values are cast once a use, and
    an op that reads one twice uses it twice, so that their gradients are summed in float32; AOTAutograd merges such
@@ -25,10 +26,10 @@ from fxamp.capture.fakes import fake_like
 from fxamp.graph import graph_output, is_layout_call, tensor_value
 from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.cast_rules import Edit, edit_for
-from fxamp.passes.cast_writer import CastWriter, Origin
-from fxamp.passes.decision import INSERTED, WAS, decision, overrule
-from fxamp.passes.refusals import cast_back, may_write_opaquely, refusal
+from fxamp.passes.shared.cast_rules import Edit, edit_for
+from fxamp.passes.shared.cast_writer import CastWriter, Origin
+from fxamp.passes.shared.decision import INSERTED, WAS, decision, overrule
+from fxamp.passes.shared.refusals import cast_back, lacks_kernel, may_write_opaquely, refusal
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class _Rewriter:
             edit = edit_for(made.rule, node, made.lower, self._context)
             self._apply(node, edit, f"rule {made.rule.id}")
         changed = any(self._changed(source) for source in node.all_input_nodes)
-        if not (changed or edit.casts or edit.kwargs):
+        if not (changed or edit.casts or edit.kwargs or lacks_kernel(node)):
             return
         why = refusal(node, self._captured)
         if why is None:

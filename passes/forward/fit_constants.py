@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import base_name, tensor_value
 from fxamp.passes.base import Context, Pass, Result, all_graphs
-from fxamp.passes.decision import INSERTED
+from fxamp.passes.shared.decision import INSERTED
 
 #: Ops that convert a constant to the dtype they run in and raise if it does not fit, with the arguments that are one.
 _CONSTANTS: dict[str, tuple[str, ...]] = {

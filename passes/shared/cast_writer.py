@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fxamp.graph import AliasSets, dtype_name, fake_mode_of, nesting_change, tensor_value
-from fxamp.passes.decision import INSERTED
+from fxamp.passes.shared.decision import INSERTED
 
 _DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.detach_.default})
 

@@ -22,7 +22,7 @@ from fxamp.capture import NARROW_OUTPUTS, OUTPUT_DTYPES
 from fxamp.graph import AliasSets, graph_output, tensor_value
 from fxamp.graph.aliases import alias_of, aliased_inputs
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.cast_writer import CastWriter
+from fxamp.passes.shared.cast_writer import CastWriter
 
 _WHY = "the captured output dtype"
 

@@ -6,8 +6,8 @@ from torch.fx import Node
 
 from fxamp.graph import base_name, tensor_value
 from fxamp.passes.base import Context
-from fxamp.passes.cast_rules import Edit, edit_for
-from fxamp.passes.kernel_table import HAS_HALF_KERNEL_FOR_SOME_SIZES, LACKS_HALF_KERNEL, LACKS_HALF_KERNEL_ON_CPU
+from fxamp.passes.shared.cast_rules import Edit, edit_for
+from fxamp.passes.shared.kernel_table import HAS_HALF_KERNEL_FOR_SOME_SIZES, LACKS_HALF_KERNEL, LACKS_HALF_KERNEL_ON_CPU
 from fxamp.policy import Rule
 
 _HALF = (torch.float16, torch.bfloat16)

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.guard_updates import add_input
+from fxamp.passes.step.guard_updates import add_input
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 import fxamp.kernels  # noqa: F401  registers fxamp::check_unscale
-from fxamp.passes.widening import before_widening
+from fxamp.passes.shared.widening import before_widening
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -23,8 +23,8 @@ from fxamp.graph import fake_tensors, inherit_provenance, is_composite, module_c
 from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.regions import Region, outermost, walk
-from fxamp.passes.sites import site_of
+from fxamp.passes.shared.regions import Region, outermost, walk
+from fxamp.passes.shared.sites import site_of
 
 #: The kernel that eager mode runs. ``OpOverload.decompose`` would prefer Python's where a compiler registered one.
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd

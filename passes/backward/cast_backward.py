@@ -20,13 +20,13 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from fxamp.graph import dtype_name, op_name, tensor_value
-from fxamp.passes.backward_ops import backward_edit, follow_input_dtype, lacks_kernel
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.decision import INSERTED, Decision, decide, decision, inserted_for, overrule
-from fxamp.passes.refusals import refusal
-from fxamp.passes.regions import marked_lower
-from fxamp.passes.sites import site_of
-from fxamp.passes.widening import CASTS, VIEWS
+from fxamp.passes.shared.backward_ops import backward_edit, follow_input_dtype, lacks_kernel
+from fxamp.passes.shared.decision import INSERTED, Decision, decide, decision, inserted_for, overrule
+from fxamp.passes.shared.refusals import refusal
+from fxamp.passes.shared.regions import marked_lower
+from fxamp.passes.shared.sites import site_of
+from fxamp.passes.shared.widening import CASTS, VIEWS
 
 #: What ``node.meta["partitioner_tag"]`` says of the backward's own ops.
 _BACKWARD = ("is_backward", "must_be_in_backward")

@@ -1,0 +1,1 @@
+"""Passes over the backward graph that AOTAutograd derives and partitions. Each file is one pass."""

@@ -1,0 +1,1 @@
+"""Passes over the captured forward graph: they decide on dtypes and insert casts. Each file is one pass."""
