@@ -178,7 +178,8 @@ class _Lowering(Interpreter):
         if reason:
             node.meta[VERBATIM] = reason
         node.meta["val"] = value
-        proxy_tensor.track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)
+        with proxy_tensor.disable_proxy_modes_tracing():  # it copies values, and those of DTensors are unknown yet
+            proxy_tensor.track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)
         return value
 
     def _graph_argument(self, value: Any) -> Any:

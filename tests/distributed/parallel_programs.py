@@ -89,6 +89,31 @@ class Layouts(nn.Module):
         return whole, whole[:1], scores.to_local()
 
 
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * 2 * x
+
+
+class Functions(nn.Module):
+    """A custom autograd.Function of a DTensor, then a frozen layer whose result is a DTensor too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, HIDDEN)
+        self.frozen = nn.Linear(HIDDEN, WIDTH).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = Square.apply(self.up(x))
+        return self.frozen(h)
+
+
 @dataclass(frozen=True)
 class Program:
     """A net, how it is laid out over a mesh of one dimension, and its input on one rank of ``ranks``."""
@@ -123,38 +148,39 @@ def tokens(rank: int, ranks: int) -> tuple[Any, ...]:
     return (torch.randint(VOCABULARY, (2, 4), generator=torch.Generator().manual_seed(1)),)
 
 
+def mlp_plan(**outputs: Any) -> dict[str, Any]:
+    return {"up": ColwiseParallel(**outputs), "down": RowwiseParallel(**outputs)}
+
+
+def sequence_plan() -> dict[str, Any]:
+    return {
+        "norm": SequenceParallel(),
+        "up": ColwiseParallel(input_layouts=Shard(1)),
+        "down": RowwiseParallel(output_layouts=Shard(1)),
+    }
+
+
+def words_plan() -> dict[str, Any]:
+    return {
+        "embedding": RowwiseParallel(input_layouts=Replicate()),
+        "head": ColwiseParallel(output_layouts=Replicate()),
+    }
+
+
+def attention_plan() -> dict[str, Any]:
+    return {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel(), "out": RowwiseParallel()}
+
+
+def functions_plan() -> dict[str, Any]:
+    return {"up": ColwiseParallel(use_local_output=False), "frozen": RowwiseParallel(use_local_output=False)}
+
+
 PROGRAMS = {
-    "mlp": Program(Mlp, planned(lambda: {"up": ColwiseParallel(), "down": RowwiseParallel()}), whole),
-    "sequence": Program(
-        Mlp,
-        planned(
-            lambda: {
-                "norm": SequenceParallel(),
-                "up": ColwiseParallel(input_layouts=Shard(1)),
-                "down": RowwiseParallel(output_layouts=Shard(1)),
-            }
-        ),
-        split,
-    ),
-    "checkpoint": Program(Checkpointed, planned(lambda: {"up": ColwiseParallel(), "down": RowwiseParallel()}), whole),
-    "attention": Program(
-        Attention, planned(lambda: {**dict.fromkeys("qkv", ColwiseParallel()), "out": RowwiseParallel()}), whole
-    ),
-    "words": Program(
-        Words,
-        planned(
-            lambda: {
-                "embedding": RowwiseParallel(input_layouts=Replicate()),
-                "head": ColwiseParallel(output_layouts=Replicate()),
-            }
-        ),
-        tokens,
-    ),
-    "layouts": Program(
-        Layouts,
-        planned(
-            lambda: {"up": ColwiseParallel(use_local_output=False), "down": RowwiseParallel(use_local_output=False)}
-        ),
-        whole,
-    ),
+    "mlp": Program(Mlp, planned(mlp_plan), whole),
+    "sequence": Program(Mlp, planned(sequence_plan), split),
+    "checkpoint": Program(Checkpointed, planned(mlp_plan), whole),
+    "attention": Program(Attention, planned(attention_plan), whole),
+    "words": Program(Words, planned(words_plan), tokens),
+    "layouts": Program(Layouts, planned(lambda: mlp_plan(use_local_output=False)), whole),
+    "functions": Program(Functions, planned(functions_plan), whole),
 }

@@ -33,16 +33,18 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_like_eager_autocast_on_the_same_dtensors(ranks: list[Runs], name: str, lowering: str, scaled: bool) -> None:
     for runs in ranks:
         got, wanted = runs[f"{name} {lowering} {scaled}"], runs[f"{name} autocast {scaled}"]
-        assert got.keys() == wanted.keys() and None not in wanted.values()
+        assert got.keys() == wanted.keys()
         for key, value in wanted.items():
-            assert value is not None and got[key] is not None, key
+            assert (value is None) == (got[key] is None) == key.startswith("frozen"), key
+            if value is None:
+                continue
             (part, placements), (expected, expected_placements) = got[key], value
             assert placements == expected_placements and part.dtype == expected.dtype, key
             assert expected.isfinite().all() and torch.equal(part, expected), key
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["bfloat16", "scaled float16"])
-@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"layouts"}))
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"layouts", "functions"}))
 def test_together_they_are_the_program_in_one_piece(ranks: list[Runs], name: str, scaled: bool) -> None:
     program = PROGRAMS[name]
     exact = by_autocast(program, None, False, dtype=torch.float64)

@@ -1,0 +1,139 @@
+"""Training with scaled backwards on DTensors: the ranks of a mesh skip the same steps, and flags have names."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from parallel_programs import HIDDEN, WIDTH
+from parallel_runs import on_ranks
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import fxamp
+
+RANKS = 2
+BAD_RANK, BAD_ITERATION, ITERATIONS = 1, 1, 4
+LOWERINGS = ("eager", "aot_eager")
+
+
+class Net(nn.Module):
+    """Its input needs no gradient: nothing of the backward is communicated, so an overflow stays on its rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class Watched(fxamp.GradScaler):
+    """Remembers whose gradients the compiled backwards report."""
+
+    owners: list[Tensor | None]
+
+    def record_graph_flags(self, parameters: Any, flags: Tensor, gradients: Any, square: Tensor | None = None) -> None:
+        self.owners += parameters
+        super().record_graph_flags(parameters, flags, gradients, square)
+
+
+def on_mesh(mesh: DeviceMesh) -> nn.Module:
+    return parallelize_module(Net(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
+def loss_of(result: Tensor, iteration: int, bad: bool) -> Tensor:
+    # 1e36 is float32's, times the scale it is not: the overflow happens inside the backward of one rank.
+    return result.float().square().sum() * (iteration + 1) * (1e36 if bad else 1.0)
+
+
+def train(mesh: DeviceMesh, lowering: str) -> dict[str, Any]:
+    torch._dynamo.reset()
+    net, scaler = on_mesh(mesh), Watched("cpu", init_scale=2.0**10, growth_interval=2)
+    scaler.owners = []
+    scaler.name_parameters(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    net.compile(
+        backend="fxamp", fullgraph=True, options={"policy": "cpu-float16", "lowering": lowering, "scaler": scaler}
+    )
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    skips, finite, norms = [], [], []
+    for iteration in range(ITERATIONS):
+        bad = (mesh.get_local_rank(), iteration) == (BAD_RANK, BAD_ITERATION)
+        scaler.scale(loss_of(net(inputs(iteration)), iteration, bad)).backward()
+        finite.append(all(p.grad.to_local().isfinite().all() for p in net.parameters()))
+        norms.append(float(scaler.clip_grad_norm_(optimizer, 1.0).full_tensor()))
+        skips.append(scaler.step(optimizer, return_skipped=True).skipped)
+        scaler.update()
+        optimizer.zero_grad()
+    return {
+        "skips": skips,
+        "scale": scaler.loss_scale,
+        "finite": finite,
+        "norms": norms,
+        "weights": {name: p.detach().to_local() for name, p in net.named_parameters()},
+        "overflowed": scaler.overflowed(),
+        "owners": [None if owner is None else names[id(owner)] for owner in scaler.owners],
+    }
+
+
+def by_torch(mesh: DeviceMesh) -> dict[str, Any]:
+    """Eager autocast with a constant scale, which leaves out the bad iteration."""
+    net, norms, scale = on_mesh(mesh), [], 2.0**9
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    for iteration in range(ITERATIONS):
+        with torch.autocast("cpu", torch.float16):
+            result = net(inputs(iteration))
+        if iteration == BAD_ITERATION:
+            continue
+        (loss_of(result, iteration, bad=False) * scale).backward()
+        for parameter in net.parameters():
+            parameter.grad /= scale
+        norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        norms.append(float(norm.full_tensor() if isinstance(norm, DTensor) else norm))
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"norms": norms, "weights": {name: p.detach().to_local() for name, p in net.named_parameters()}}
+
+
+def inputs(iteration: int) -> Tensor:
+    return torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(iteration))
+
+
+def work(mesh: DeviceMesh) -> dict[str, Any]:
+    return {"torch": by_torch(mesh), **{lowering: train(mesh, lowering) for lowering in LOWERINGS}}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_ranks(work, RANKS, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_an_overflow_on_one_rank_is_skipped_by_all(ranks: list[dict[str, Any]], lowering: str) -> None:
+    rows = [each[lowering] for each in ranks]
+    wanted = [[True] * ITERATIONS, [i != BAD_ITERATION for i in range(ITERATIONS)]]
+    assert [row["finite"] for row in rows] == wanted, "the overflow must be on one rank for the test to show anything"
+    for row in rows:
+        assert row["skips"] == [i == BAD_ITERATION for i in range(ITERATIONS)]
+        assert row["scale"] == 2.0**10
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_the_other_steps_are_those_of_eager_autocast(ranks: list[dict[str, Any]], lowering: str) -> None:
+    for each in ranks:
+        got, wanted = each[lowering], each["torch"]
+        assert [norm for i, norm in enumerate(got["norms"]) if i != BAD_ITERATION] == wanted["norms"]
+        for name, weight in wanted["weights"].items():
+            assert torch.equal(got["weights"][name], weight), name
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_flags_belong_to_the_parameters_of_the_mesh(ranks: list[dict[str, Any]], lowering: str) -> None:
+    parameters = ["down.bias", "down.weight", "up.bias", "up.weight"]
+    for rank, each in enumerate(ranks):
+        assert sorted(each[lowering]["owners"]) == sorted(parameters * ITERATIONS)
+        assert each[lowering]["overflowed"] == (dict.fromkeys(parameters, 1) if rank == BAD_RANK else {})
