@@ -36,6 +36,10 @@ class DoubleBackwardError(FxampError, RuntimeError):
     """Gradients of a compiled graph, made with create_graph=True, are differentiated; AOTAutograd's graphs refuse."""
 
 
+class UnscaledError(FxampError, RuntimeError):
+    """float16 outside of compiled graphs does what a scaler in the options cannot follow; it would lose the scale."""
+
+
 class PassError(FxampError, RuntimeError):
     """A pass failed or broke its contract; names the pass, the node and the user's source line."""
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch.fx import GraphModule
 
 from fxamp.backend.backward_rules import backward_rules
@@ -59,7 +60,9 @@ def fxamp(
     ended = why_ended(gm)
     module, record = gm, untouched(choice.why, ended)
     if choice.policy is not None:
-        module, record = _rewrite(gm, example_inputs, choice, stages, scaling is not None, ended)
+        # What a checkpoint or an offloader packs is the program's, not what tracing saves.
+        with _disable_saved_tensors_hooks_during_tracing():
+            module, record = _rewrite(gm, example_inputs, choice, stages, scaling is not None, ended)
     elif stages.kept:
         stages.graph("captured", lambda: list_graph(capture(gm, example_inputs).module, stage="captured"))
     device = choice.policy.device if choice.policy else None

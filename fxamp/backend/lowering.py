@@ -50,6 +50,8 @@ class Run:
 
         if self.rules is not None and backward:
             self.rules.apply(gm)
+        if self.scaling is not None and not backward:
+            self.scaling.mark_forward()
         if self.scaling is None or not backward:
             return inner(gm, inputs)
         return self.scaling.compile_backward(gm, inputs, inner)

@@ -16,16 +16,17 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
-from fxamp.backend.scaled_owners import owners, running_node
+from fxamp.backend.scaled_owners import leaves, owners, running_node
 from fxamp.backend.scaled_twice import explain_double_backward
 from fxamp.capture import Captured
 from fxamp.errors import OptionError
 from fxamp.graph import graph_output
-from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward
+from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward, gradients, in_float16, tangents
 from fxamp.passes.base import Context
 from fxamp.pipeline import run_passes
 from fxamp.policy import Policy
 from fxamp.scaler import GradScaler
+from fxamp.scaler.borders import SCALED_BY, crossed, product, reciprocal, scaled_by
 
 #: A compiled graph that takes its inputs in one list, which it empties.
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -47,6 +48,12 @@ class Scaling:
             )
         self.scaler.attach()
 
+    def mark_forward(self) -> None:
+        """Let autograd's node of the graph that AOTAutograd compiles now say by which scaler its backward is scaled."""
+        context = TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            setattr(context.fw_metadata, SCALED_BY, scaled_by(self.scaler))
+
     def compile_backward(
         self, gm: GraphModule, inputs: Sequence[Any], compiler: Callable[[GraphModule, list[Any]], Boxed]
     ) -> Boxed:
@@ -60,7 +67,8 @@ class Scaling:
         if not flagged:
             return compiler(gm, list(inputs))
         scale = next(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder") if node.name == SCALE)
-        return _wrap(compiler(gm, [*inputs, scale]), self.scaler, scale.device, flagged, self.scaler.graph_norm)
+        halves = _Halves.of(gm)
+        return _wrap(compiler(gm, [*inputs, scale]), self.scaler, scale.device, flagged, halves, self.scaler.graph_norm)
 
 
 def boxed(function: Callable[..., Any]) -> Boxed:
@@ -73,15 +81,57 @@ def boxed(function: Callable[..., Any]) -> Boxed:
     return run
 
 
-def _wrap(compiled: Boxed, scaler: GradScaler, device: torch.device, flagged: tuple[int, ...], norm: bool) -> Boxed:
+@dataclass(frozen=True)
+class _Halves:
+    """Where float16 gradients cross the border of a backward graph: they hold the scale there, see the pass.
+
+    Outside they do only where ``scale`` has walked through the graph, and not in the ``.grad`` of a leaf.
+    ``entering``: positions among the inputs; ``leaving``: among the outputs.
+    """
+
+    entering: tuple[int, ...]
+    leaving: tuple[int, ...]
+
+    @staticmethod
+    def of(gm: GraphModule) -> "_Halves":
+        """Those of a graph that the pass has rewritten."""
+        found = {node for node in tangents(gm) if in_float16(node)}
+        inputs, outputs = gm.graph.find_nodes(op="placeholder"), graph_output(gm.graph).args[0]
+        return _Halves(
+            tuple(at for at, node in enumerate(inputs) if node in found),
+            tuple(at for at in gradients(gm) if in_float16(outputs[at])),  # type: ignore[index]
+        )
+
+    def enter(self, args: list[Any], scale: Tensor) -> None:
+        """Scale the true gradients among the graph's inputs."""
+        for at in self.entering:
+            args[at] = product(args[at], scale.to(args[at].device))
+
+    def leave(self, results: list[Any], scale: Tensor, node: Any, crossed: bool) -> None:
+        """Unscale what is to be true outside."""
+        if not self.leaving:
+            return
+        ends = leaves(node, len(results))
+        for at in self.leaving:
+            if not crossed or ends[at] is not None:
+                results[at] = product(results[at], reciprocal(scale).to(results[at].device))
+
+
+def _wrap(
+    compiled: Boxed, scaler: GradScaler, device: torch.device, flagged: tuple[int, ...], halves: _Halves, norm: bool
+) -> Boxed:
     def run(args: list[Any]) -> list[Any]:
-        args.append(scaler.graph_scale(device))
+        node, scale = running_node(), scaler.graph_scale(device)
+        scaled_outside = crossed(node)
+        if not scaled_outside:
+            halves.enter(args, scale)
+        args.append(scale)
         results = list(compiled(args))
         square = results.pop() if norm else None
         flags = results.pop()
-        node = running_node()
-        gradients = [results[at] for at in flagged]
-        scaler.record_graph_flags(owners(node, len(results), flagged), flags, gradients, square)
+        halves.leave(results, scale, node, scaled_outside)
+        made = [results[at] for at in flagged]
+        scaler.record_graph_flags(owners(node, len(results), flagged), flags, made, square)
         explain_double_backward(node)
         return results
 

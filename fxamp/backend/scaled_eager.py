@@ -10,7 +10,8 @@ the derivative has that factor too:
     second      enter 1/scale * scale    leave scale * 1/scale
     third       leave ...                and so on: gradient penalties work, at any depth
 
-Gradients that leave are checked, and reported with the parameter that they belong to.
+Gradients that leave are checked, and reported with the parameter that they belong to. Gradients in float16 hold the
+scale outside too, where ``scale`` has walked through, and cross as they are (fxamp/scaler/float16_flow.py).
 """
 
 from collections import Counter
@@ -24,7 +25,9 @@ from torch.utils import _pytree as pytree
 
 from fxamp.errors import OptionError
 from fxamp.graph import AliasSets, inner_tensors
+from fxamp.passes.shared.unscale_writer import HALVES
 from fxamp.scaler import GradScaler
+from fxamp.scaler.borders import crossed, is_leaf, product, reciprocal
 
 
 def scale_eagerly(run: Callable[..., Any], gm: GraphModule, scaler: GradScaler) -> Callable[..., Any]:
@@ -91,19 +94,22 @@ def _refuse_writes(args: Sequence[Any], written: Sequence[tuple[int, str]]) -> N
 class _Enter(torch.autograd.Function):
     """The way into the region; backward, out of it."""
 
+    fxamp_border = "in"
+
     @staticmethod
     def forward(ctx: Any, value: Tensor, factor: Tensor | None, scaler: GradScaler, owner: Any) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.factor, ctx.scaler = factor, scaler
         ctx.owner = owner if isinstance(owner, nn.Parameter) else None
-        return value.view_as(value) if factor is None else _product(value, factor)
+        return value.view_as(value) if factor is None else product(value, factor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         if gradient is None:
             return None, None, None, None
-        inverse = _reciprocal(ctx.scaler.graph_scale(gradient.device))
-        true = _cross(_Leave, gradient, _joined(ctx.factor, inverse), ctx.scaler, False)
+        inverse = reciprocal(ctx.scaler.graph_scale(gradient.device))
+        stays = _holds_the_scale(ctx, gradient) and not is_leaf(ctx.next_functions[0][0])
+        true = _cross(_Leave, gradient, ctx.factor if stays else _joined(ctx.factor, inverse), ctx.scaler, False)
         with torch.no_grad():
             parts = inner_tensors(true)  # of a DTensor this rank's: ranks agree at the step
             found = torch.stack([torch.isfinite(part).all().logical_not() for part in parts])
@@ -114,12 +120,14 @@ class _Enter(torch.autograd.Function):
 class _Leave(torch.autograd.Function):
     """The way out of the region; backward, into it. ``shared``: other tensors outside lie in the same memory."""
 
+    fxamp_border = "out"
+
     @staticmethod
     def forward(ctx: Any, value: Tensor, factor: Tensor | None, scaler: GradScaler, shared: bool) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.factor, ctx.scaler = factor, scaler
         if factor is not None:
-            return _product(value, factor)
+            return product(value, factor)
         # Views of a custom function refuse to be written to, which is right where another tensor would not learn of
         # it. A detached tensor is none, and still counts as written to where the region saved it.
         return value.view_as(value) if shared else value.detach()
@@ -129,7 +137,8 @@ class _Leave(torch.autograd.Function):
         if gradient is None:
             return None, None, None, None
         scale = ctx.scaler.graph_scale(gradient.device)
-        return _cross(_Enter, gradient, _joined(ctx.factor, scale), ctx.scaler, None), None, None, None
+        factor = ctx.factor if _holds_the_scale(ctx, gradient) else _joined(ctx.factor, scale)
+        return _cross(_Enter, gradient, factor, ctx.scaler, None), None, None, None
 
 
 def _cross(border: type[torch.autograd.Function], value: Tensor, *rest: Any) -> Tensor:
@@ -141,12 +150,6 @@ def _joined(factor: Tensor | None, other: Tensor) -> Tensor:
     return other.clone() if factor is None else factor * other
 
 
-def _reciprocal(scale: Tensor) -> Tensor:
-    """In float64, rounded once, as torch.amp.GradScaler does; mps has no float64."""
-    return scale.reciprocal() if scale.device.type == "mps" else scale.double().reciprocal().float()
-
-
-def _product(value: Tensor, factor: Tensor) -> Tensor:
-    """``value`` times a 0-dim float32, in float32 at least, rounded to the dtype of ``value``."""
-    wide = value.to(torch.promote_types(value.dtype, torch.float32))
-    return (wide * factor).to(value.dtype)
+def _holds_the_scale(node: Any, gradient: Tensor) -> bool:
+    """Whether ``gradient`` holds the scale outside of the region too: float16 does, where ``scale`` walked through."""
+    return crossed(node) and gradient.dtype in HALVES

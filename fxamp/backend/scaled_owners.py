@@ -23,13 +23,19 @@ def owners(node: Any, outputs: int, positions: Sequence[int]) -> list[Tensor | N
     A graph knows a wrapper such as DTensor by the tensors inside; each of their gradients belongs to the wrapper. None
     for a gradient of anything else, and where it cannot be told which of the node's inputs the outputs are of.
     """
+    ends = leaves(node, outputs)
+    return [leaf if isinstance(leaf := ends[at], nn.Parameter) else None for at in positions]
+
+
+def leaves(node: Any, outputs: int) -> list[Tensor | None]:
+    """The leaf in whose ``.grad`` each of the node's ``outputs`` gradients ends; None as :func:`owners`."""
     needed = getattr(node, "needs_input_grad", None)
     inputs = None if needed is None else _inputs_of_outputs(node, len(needed))
     if needed is None or inputs is None or len(inputs) != outputs:
-        return [None] * len(positions)
+        return [None] * outputs
     edges = iter([function for function, _ in node.next_functions if function is not None])
-    leaves = [getattr(next(edges), "variable", None) if need else None for need in needed]
-    return [leaf if isinstance(leaf := leaves[inputs[at]], nn.Parameter) else None for at in positions]
+    ends = [getattr(next(edges), "variable", None) if need else None for need in needed]
+    return [ends[at] for at in inputs]
 
 
 def _inputs_of_outputs(node: Any, inputs: int) -> list[int] | None:

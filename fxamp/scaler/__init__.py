@@ -10,9 +10,9 @@
         scaler.update()
     print(scaler.loss_scale, scaler.skipped_steps, scaler.overflowed())
 
-Given to the backend, every compiled graph is a scaled island: gradients enter it true and leave it true. What runs
-outside of the graphs is not scaled: float16 code there has true gradients, small as they are. An overflow is never
-lost: a gradient is trusted only while it is the very tensor that a graph checked, else its values are read again; the
+Given to the backend, every compiled graph is a scaled island: gradients enter it true and leave it true. float16 code
+outside of the graphs is followed from the loss that is scaled: its gradients hold the scale there, and true ones come
+out of it, as out of a graph. What cannot be followed is refused by name. An overflow is never lost: a gradient is trusted only while it is the very tensor that a graph checked, else its values are read again; the
 flag of a gradient that no parameter owns (an activation's, a leaf input's) counts for every optimizer; flags last until
 ``update``.
 
@@ -22,6 +22,7 @@ How an optimizer's step flows, a module a step:
     optimizer_check   one optimizer's gradients: flags that compiled graphs left, kernels for the others
     checks            find the gradients, call the kernels
     graph_mode        what the backend reads and reports, and how the scaler's numbers read meanwhile
+    float16_flow      the walk from a scaled loss; borders: what it meets, nested: what it refuses
     graph_flags       what the compiled backwards said since the last update
     distributed       all ranks agree
     device_mode       skip="device": steps compiled by fxamp.optim, clipping without a pass (clipping has the rule)

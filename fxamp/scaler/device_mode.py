@@ -8,6 +8,7 @@ from torch.amp.grad_scaler import OptState
 
 from fxamp.optim import Factors, Prepared, guarded, has_pre_hooks
 from fxamp.scaler import clipping, fused
+from fxamp.scaler.borders import reciprocal
 from fxamp.scaler.checks import parameters_with_gradients
 from fxamp.scaler.graph_mode import GraphMode
 from fxamp.scaler.outcomes import Outcomes
@@ -116,8 +117,7 @@ class DeviceMode(GraphMode):
     def _inverse(self) -> Tensor:
         """1 / scale, 0-dim float32: in float64, rounded once, is what torch multiplies by; mps has no float64."""
         scale, _ = self._check_scale_growth_tracker("unscale_")
-        exact = scale if scale.device.type == "mps" else scale.double()
-        return exact.reciprocal().float()
+        return reciprocal(scale)
 
     def _ready_to_compile(
         self, optimizer: torch.optim.Optimizer, state: dict[str, Any], clipped: bool, arguments: bool = False

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError
+from fxamp.scaler.float16_flow import begin
 from fxamp.scaler.graph_flags import GraphFlags, Owner
 from fxamp.scaler.untraced import untraced
 
@@ -96,6 +97,6 @@ class GraphMode(torch.amp.GradScaler):
     def _scale_one(self, output: Tensor) -> Tensor:
         scale = self._scale_on(output.device)
         if self._graph is not None:
-            return output
+            return begin(output, self)
         self._scaled_losses = True
         return output * scale

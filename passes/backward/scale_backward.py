@@ -2,13 +2,14 @@
 
 1. The graph gets a new last input: the scale, 0-dim float32, given when the backward runs.
 2. Every tangent is multiplied by it, in float32 at least, and rounded to the tangent's dtype: between here and 4 all
-   gradients are scaled, out of reach of float16's underflow.
+   gradients are scaled, out of reach of float16's underflow. A float16 tangent holds the scale as it comes.
 3. The inverse is taken in float64 and rounded once, as torch.amp.GradScaler does, but on mps, which has no float64.
-4. Every gradient is multiplied by the inverse, in float32 at least, and rounded to the dtype that it had.
+4. Every gradient is multiplied by the inverse, in float32 at least, and rounded to the dtype that it had. A float16
+   gradient keeps the scale.
 5. A new last output holds a flag for each gradient: nonzero if it holds an inf or NaN. Which outputs these are is in
    ``output.meta[FLAGGED]``. Outputs that are no gradients (random states, tokens) stay as they are.
-6. If asked for, one more output is the sum of the squares of all true gradients, 0-dim float32. It is made where the
-   check is made, so that clipping by the norm needs no pass over the gradients of its own.
+6. If asked for, one more output is the sum of the squares of all true gradients, 0-dim float32: of all but float16's.
+   It is made where the check is made, so that clipping by the norm needs no pass over the gradients of its own.
 
 Tangents and gradients are known by AOTAutograd's descriptors, ``node.meta["desc"]``; all ops are such as Inductor can
 lower after the partition (``aten.isfinite`` is not).
@@ -31,7 +32,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import graph_output
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.shared.unscale_writer import UnscaleWriter
+from fxamp.passes.shared.unscale_writer import HALVES, UnscaleWriter
 from fxamp.passes.shared.widening import erase_unused
 
 #: Key of the output node's ``meta``: positions of the outputs that flags were added for, in the flags' order.
@@ -69,7 +70,8 @@ class ScaleBackward(Pass):
         entering = tangents(gm)
         writer = UnscaleWriter(gm, context.mode, _new_input(gm, entering[0], context), self.norm)
         for tangent in entering:
-            writer.scale(tangent)
+            if not in_float16(tangent):
+                writer.scale(tangent)
         output = graph_output(gm.graph)
         before = tuple(output.args[0])  # type: ignore[arg-type]
         results = list(before)
@@ -104,6 +106,11 @@ def gradients(gm: GraphModule) -> list[int]:
     output = graph_output(gm.graph)
     pairs = zip(output.args[0], output.meta.get("desc") or (), strict=False)  # type: ignore[arg-type]
     return [at for at, (node, desc) in enumerate(pairs) if _described(desc, "is_grad") and _differentiable(node)]
+
+
+def in_float16(node: object) -> bool:
+    """Whether ``node`` is of a range so small that its gradients hold the scale outside of graphs."""
+    return isinstance(node, Node) and node.meta["val"].dtype in HALVES
 
 
 def _inputs(gm: GraphModule) -> list[Node]:

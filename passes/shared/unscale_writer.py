@@ -19,12 +19,16 @@ prims = torch.ops.prims
 
 NO_FLOAT64 = frozenset({"mps"})
 
+HALVES = frozenset({torch.float16, torch.complex32})
+"""Dtypes of a range so small that gradients in them hold the scale outside of compiled graphs."""
+
 
 @dataclass(frozen=True)
 class Unscaled:
     """True gradients, in the order given; flags, ``[len(order)]``; and the position of the gradient of each flag.
 
-    ``square``: 0-dim float32, the sum of the squares of all true gradients in the order given; None if not asked for.
+    float16 gradients hold the scale. ``square``: 0-dim float32, the sum of the squares of all others; None if not asked
+    for.
     """
 
     true: list[Node]
@@ -72,8 +76,8 @@ class UnscaleWriter:
         first: dict[Node, int] = {}
         for at, node in enumerate(gradients):
             first.setdefault(node, at)
-        # The kernel knows no complex numbers.
-        fit = [node for node in first if kernel and not node.meta["val"].is_complex()]
+        # The kernel knows no complex numbers, and unscales all that it is given.
+        fit = [node for node in first if kernel and not node.meta["val"].is_complex() and not _half(node)]
         pieces = self._by_kernel(fit) + [self._by_ops(node) for node in first if node not in fit]
         true = {node: result for piece in pieces for node, result in piece.true.items()}
         flags = self._call(aten.cat.default, [piece.flags for piece in pieces])
@@ -85,10 +89,13 @@ class UnscaleWriter:
             flags = self._call(aten.cat.default, [flags, *copies])
         squares = [piece.square for piece in pieces if piece.square is not None]
         if self._norm:
-            squares += [self._home(self._square(true[gradients[at]])) for at in again]
+            squares += [self._home(self._square(true[gradients[at]])) for at in again if not _half(gradients[at])]
+            squares = squares or [self._call(aten.zeros_like.default, self._scale)]
         return Unscaled([true[node] for node in gradients], flags, order + again, self._total(squares))
 
     def _by_ops(self, gradient: Node) -> _Piece:
+        if _half(gradient):
+            return _Piece({gradient: gradient}, self._home(self._not_finite(gradient)))
         true = self._product(gradient, self._inverse)
         square = self._home(self._square(true)) if self._norm else None
         return _Piece({gradient: true}, self._home(self._not_finite(true)), square)
@@ -168,6 +175,10 @@ class UnscaleWriter:
         with self._mode:
             node.meta["val"] = op(*map_arg(args, lambda given: given.meta["val"]))
         return node
+
+
+def _half(node: Node) -> bool:
+    return node.meta["val"].dtype in HALVES
 
 
 def _first_computation(graph: Graph) -> Node:

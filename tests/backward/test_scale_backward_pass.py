@@ -74,6 +74,17 @@ def arguments(gm: GraphModule) -> list[Tensor]:
     return [torch.randn(v.shape, generator=generator).to(v.dtype) for v in values]
 
 
+def with_scale(gm: GraphModule, given: list[Tensor], scale: float) -> list[Tensor]:
+    """The arguments as they come when the loss was scaled: float16 tangents hold the scale; then the scale itself."""
+    names = {node.name for node in tangents(gm)}
+    inputs = gm.graph.find_nodes(op="placeholder")
+    scaled = [
+        (value.float() * scale).half() if node.name in names and value.dtype == torch.float16 else value
+        for node, value in zip(inputs, given, strict=False)
+    ]
+    return [*scaled, torch.tensor(scale)]
+
+
 @pytest.mark.parametrize("check", CHECKS)
 def test_what_is_written(check: str) -> None:
     gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
@@ -149,7 +160,7 @@ def test_gradients_come_out_true_and_flagged(check: str, scale: float) -> None:
     given = arguments(plain)
     wanted = plain(*given)
     run(plain, check)
-    *got, flags = plain(*given, torch.tensor(scale))
+    *got, flags = plain(*with_scale(plain, given, scale))
     assert flags.tolist() == [False, False]
     for a, b in zip(got, wanted, strict=True):
         assert a.dtype == b.dtype
@@ -177,18 +188,40 @@ def test_a_scale_that_spoils_gradients_raises_flags(check: str, scale: float) ->
     gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
     given = arguments(gm)
     run(gm, check)
-    *got, flags = gm(*given, torch.tensor(scale))
+    *got, flags = gm(*with_scale(gm, given, scale))
     assert [bool(flag) for flag in flags] == [not g.isfinite().all() for g in got]
     assert flags.any()
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_scale_beyond_float16_scales_a_float16_tangent(check: str) -> None:
+def test_a_scale_beyond_float16_is_taken_out_of_a_float16_tangent(check: str) -> None:
     gm = backward_graph(lambda x: x.half() * 2, ones(2))
     run(gm, check)
-    tangent = torch.tensor([2.0**-20, 2.0**-10], dtype=torch.float16)
-    gradient, flags = gm(tangent, torch.tensor(2.0**18))
-    assert torch.equal(gradient, 2 * tangent.float()) and not flags.any()
+    true = torch.tensor([2.0**-20, 2.0**-10])
+    gradient, flags = gm((true * 2.0**18).half(), torch.tensor(2.0**18))
+    assert torch.equal(gradient, 2 * true) and not flags.any()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("check", CHECKS)
+def test_float16_enters_and_leaves_with_the_scale_and_is_checked(check: str, norm: bool) -> None:
+    gm = backward_graph(lambda x, y: x * y, ones(2, dtype=torch.float16), ones(2, dtype=torch.float16))
+    assert run(gm, check, norm).counts == {"tangents": 1, "gradients": 2}
+    given = [torch.tensor(values, dtype=torch.float16) for values in ([2.0, 2.0], [3.0, 3e4], [1.0, 4.0])]
+    first, second, flags, *square = gm(*given, torch.tensor(8.0))
+    by_value = sorted((each.tolist(), bool(flag)) for each, flag in zip((first, second), flags, strict=True))
+    assert by_value == [([2.0, 8.0], False), ([3.0, INF], True)]
+    assert first.dtype == second.dtype == torch.float16
+    assert [each.item() for each in square] == [0.0] * norm
+
+
+def test_a_float16_gradient_is_no_part_of_the_norm() -> None:
+    gm = backward_graph(lambda x, y: x * y.half(), ones(2, dtype=torch.float16), ones(2))
+    run(gm, norm=True)
+    *gradients, flags, square = gm(*with_scale(gm, [torch.ones_like(v) for v in arguments(gm)[:-1]], 4.0))
+    wide = [gradient for gradient in gradients if gradient.dtype == torch.float32]
+    assert len(wide) == 1 and not flags.any()
+    assert square.item() == wide[0].square().sum().item() == 2.0
 
 
 def test_both_checks_give_the_same_bits() -> None:

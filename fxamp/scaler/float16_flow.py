@@ -1,0 +1,160 @@
+"""float16 outside of compiled graphs: its gradients hold the scale, and all others are true.
+
+What runs before, between and behind compiled graphs is eager code, and in float16 under an ambient torch.autocast. True
+gradients would underflow there. So a gradient that is outside of the graphs is what its dtype says:
+
+    float16     it holds the scale, as every gradient does under torch.amp.GradScaler
+    any other   it is true
+    ``.grad``   it is true, whatever its dtype
+
+When a loss is scaled, :func:`follow` walks autograd's graph from it, and gives hooks to those nodes of eager code at
+which one becomes the other: a node multiplies what enters it in float32 by the scale, and divides what leaves it in
+float32, if the other side of it is float16. Backwards are linear in what enters them, so the hooks change nothing but
+the range. Compiled graphs are told that float16 tangents hold the scale, and let float16 gradients leave with it.
+
+It costs a walk over the nodes of eager code for each scaled loss, some 2 us a node, and two products where the kind
+changes.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fxamp.errors import UnscaledError
+from fxamp.passes.shared.unscale_writer import HALVES
+from fxamp.scaler.borders import (
+    Border,
+    Node,
+    border_of,
+    compiled_by_others,
+    is_leaf,
+    note_crossed,
+    note_hooked,
+    product,
+    reciprocal,
+)
+from fxamp.scaler.nested import REMEDY, refuse_nested, refuse_reentrant
+
+Gradients = tuple[Tensor | None, ...]
+
+
+class Scales(Protocol):
+    """A scaler."""
+
+    def graph_scale(self, device: torch.device) -> Tensor:
+        """The scale, 0-dim float32 on ``device``."""
+
+
+def begin(loss: Tensor, scaler: Scales) -> Tensor:
+    """Return ``loss``, ready for a backward in which float16 gradients hold the scale.
+
+    The same tensor, unless it is float16 itself: of dimension 0 it becomes float32, as times a scale; else a copy.
+
+    Raises:
+        UnscaledError: gradients would reach a float16 parameter, a reentrant checkpoint that computes in float16, or
+            another scaler's graph by way of float16.
+    """
+    if loss.dtype in HALVES:
+        loss = loss.float() if loss.dtype == torch.float16 and loss.dim() == 0 else loss.clone()
+    root = loss.grad_fn
+    if root is None:
+        return loss
+    if loss.dtype in HALVES:
+        root.register_prehook(lambda gradients: tuple(_scaled(each, scaler) for each in gradients))
+    follow(root, scaler)
+    return loss
+
+
+def follow(root: Node, scaler: Scales) -> None:
+    """Walk from ``root`` to the leaves, and give every node what the rule asks for; raises as :func:`begin`."""
+    dtypes: dict[Node, list[bool]] = {}
+
+    def halves(node: Node) -> list[bool]:
+        if node not in dtypes:
+            dtypes[node] = [each.dtype in HALVES for each in node._input_metadata]
+        return dtypes[node]
+
+    left, seen = [(root, False)], {root}
+    while left:
+        node, inside = left.pop()
+        border, edges = border_of(node), node.next_functions
+        # Within an eager region every gradient holds the scale; it begins, as backwards go, at the way out of it.
+        within = inside if border is None else border.way == "out"
+        if not (inside and within):
+            entering = [] if inside else halves(node)
+            leaving = [not within and function is not None and halves(function)[at] for function, at in edges]
+            _prepare(node, border, entering, leaving, scaler)
+        for function, _ in edges:
+            if function is not None and function not in seen:
+                seen.add(function)
+                if not is_leaf(function):
+                    left.append((function, within))
+
+
+def _prepare(
+    node: Node, border: Border | None, entering: Sequence[bool], leaving: Sequence[bool], scaler: Scales
+) -> None:
+    """Refuse, mark or hook a node; ``entering``, ``leaving``: which of its gradients are float16, on either side."""
+    crossing = any(entering) or any(leaving)
+    if border is not None:
+        if crossing:
+            _require_own(border, scaler)
+            note_crossed(node)
+            _float16_leaves(node, leaving)
+        return
+    by_hand = getattr(type(node), "_forward_cls", None) is not None
+    if by_hand:
+        refuse_reentrant(node, crossing)
+    if not (crossing or (by_hand and _computes_in_float16(node))) or not note_hooked(node):
+        return
+    if by_hand and not compiled_by_others(node):
+        refuse_nested(node)
+    if not all(entering):
+        node.register_prehook(lambda gradients: tuple(_entering(each, scaler) for each in gradients))
+    leaves = _float16_leaves(node, leaving)
+    if leaves or not all(leaving):
+        node.register_hook(lambda made, _: tuple(_leaving(g, scaler, at in leaves) for at, g in enumerate(made)))
+
+
+def _computes_in_float16(node: Node) -> bool:
+    """Whether a node of Python may compute in float16 though its gradients are wider: nobody sees inside."""
+    under_autocast = getattr(node, "_fwd_used_autocast", False) and getattr(node, "_dtype", None) in HALVES
+    return under_autocast or compiled_by_others(node)
+
+
+def _float16_leaves(node: Node, leaving: Sequence[bool]) -> frozenset[int]:
+    """Which of the node's gradients end in a float16 ``.grad``."""
+    ends = {at: node.next_functions[at][0] for at, half in enumerate(leaving) if half}
+    leaves = {at: function.variable for at, function in ends.items() if is_leaf(function)}
+    for variable in leaves.values():
+        if isinstance(variable, nn.Parameter):
+            raise UnscaledError(
+                f"a float16 parameter of shape {tuple(variable.shape)} gets a gradient, which underflows without the "
+                "scale; accepted with a scaler in the options: float32 parameters, so no .half(), and no "
+                f"MixedPrecisionPolicy(param_dtype=torch.float16) of FSDP2. {REMEDY}"
+            )
+    return frozenset(leaves)
+
+
+def _require_own(border: Border, scaler: Scales) -> None:
+    if border.scaler is not scaler:
+        raise UnscaledError(
+            "float16 gradients of a loss that one scaler scales would cross into a graph compiled with another one; "
+            "accepted: one scaler for both, or float32 between them"
+        )
+
+
+def _entering(gradient: Tensor | None, scaler: Scales) -> Tensor | None:
+    return gradient if gradient is None or gradient.dtype in HALVES else _scaled(gradient, scaler)
+
+
+def _leaving(gradient: Tensor | None, scaler: Scales, leaf: bool) -> Tensor | None:
+    if gradient is None or (gradient.dtype in HALVES and not leaf):
+        return gradient
+    return product(gradient, reciprocal(scaler.graph_scale(gradient.device)))
+
+
+def _scaled(gradient: Tensor | None, scaler: Scales) -> Tensor | None:
+    return None if gradient is None else product(gradient, scaler.graph_scale(gradient.device))

@@ -1,0 +1,92 @@
+"""Nodes of autograd's graph that run a backward of their own, which no walk from the loss can see.
+
+What such a backward leaves in ``.grad`` would keep the scale. torch's reentrant checkpoint is one and known by its
+name; reversible layers and other libraries' checkpoints are found when they do it.
+"""
+
+from functools import cache
+from threading import Lock
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointFunction
+
+from fxamp.errors import UnscaledError
+from fxamp.passes.shared.unscale_writer import HALVES
+from fxamp.scaler.borders import Node
+
+REMEDY = "Or leave 'scaler' out of the options: the scaler then works as torch.amp.GradScaler does"
+
+
+def refuse_reentrant(node: Node, crossing: bool) -> None:
+    """Raise UnscaledError for a reentrant checkpoint that computes in float16.
+
+    ``crossing``: whether float16 gradients enter or leave it. If not, what it computes itself is float16 under
+    autocast, unless it was compiled.
+    """
+    if getattr(type(node), "_forward_cls", None) is not CheckpointFunction:
+        return
+    if crossing or (_recomputes_in_float16(node) and not _compiled(node.run_function)):
+        raise UnscaledError(
+            "a reentrant checkpoint outside of the compiled graphs computes in float16, and hides its backward: "
+            f"accepted with a scaler in the options: checkpoint(..., use_reentrant=False). {REMEDY}"
+        )
+
+
+def _recomputes_in_float16(node: Node) -> bool:
+    settings = (node.device_autocast_kwargs, node.cpu_autocast_kwargs)
+    return any(each and each["enabled"] and each["dtype"] in HALVES for each in settings)
+
+
+def _compiled(function: Any) -> bool:
+    module = getattr(function, "__self__", function)
+    return hasattr(function, "_torchdynamo_orig_callable") or (
+        isinstance(module, torch.nn.Module) and (module._compiled_call_impl is not None or hasattr(module, "_orig_mod"))
+    )
+
+
+def refuse_nested(node: Node) -> None:
+    """Let ``node``, a custom Function's, raise UnscaledError if its backward runs a backward."""
+    before: list[int] = []
+
+    def entering(_: Any) -> None:
+        before.append(_backwards().count())
+
+    def leaving(*_: Any) -> None:
+        if _backwards().count() != before.pop():
+            raise UnscaledError(
+                f"{node_name} runs a backward of its own, whose gradients would keep the scale; accepted with a scaler "
+                f"in the options: a backward that returns all its gradients, or one in a compiled graph. {REMEDY}"
+            )
+
+    node_name = node.name().removesuffix("Backward")
+    node.register_prehook(entering)
+    node.register_hook(leaving)
+
+
+class _Backwards:
+    """Counts the backwards that autograd has run in this process, its own probes aside."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._probes = 0
+        self._last = -1
+        with torch.inference_mode(False), torch.enable_grad():
+            self._leaf = torch.zeros((), requires_grad=True)
+            self._probe = self._leaf.clone()
+        self._probe.register_hook(self._told)  # type: ignore[no-untyped-call]
+
+    def count(self) -> int:
+        """How many there were. Autograd numbers them, and tells a backward its number; so one is run to ask."""
+        with self._lock:
+            torch.autograd.grad(self._probe, self._leaf, retain_graph=True)
+            self._probes += 1
+            return self._last - self._probes
+
+    def _told(self, _: torch.Tensor) -> None:
+        self._last = torch._C._current_graph_task_id()
+
+
+@cache
+def _backwards() -> _Backwards:
+    return _Backwards()
