@@ -12,9 +12,9 @@
 
 Given to the backend, every compiled graph is a scaled island: gradients enter it true and leave it true. float16 code
 outside of the graphs is followed from the loss that is scaled: its gradients hold the scale there, and true ones come
-out of it, as out of a graph. What cannot be followed is refused by name. An overflow is never lost: a gradient is trusted only while it is the very tensor that a graph checked, else its values are read again; the
-flag of a gradient that no parameter owns (an activation's, a leaf input's) counts for every optimizer; flags last until
-``update``.
+out of it, as out of a graph. What cannot be followed is refused by name. An overflow is never lost: a gradient is
+trusted only while it is the very tensor that a graph checked, else its values are read again; the flag of a gradient
+that no parameter owns (an activation's, a leaf input's) counts for every optimizer; flags last until ``update``.
 
 How an optimizer's step flows, a module a step:
 

@@ -1,4 +1,4 @@
-"""float16 outside of the compiled graphs, under an ambient autocast: gradients are torch's where true ones underflow."""
+"""float16 outside of the compiled graphs, under an ambient autocast: where true gradients underflow, torch's come."""
 
 import copy
 from collections.abc import Callable, Sequence
