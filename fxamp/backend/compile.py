@@ -68,6 +68,7 @@ def fxamp(
     device = choice.policy.device if choice.policy else None
     with observed(CompileStage("lowering")):
         compiled = lower_graph(module, example_inputs, parsed, Run(device, scaling, stages, rules))
+    compiled = compiled if scaling is None else scaling.watching(compiled)
     return remember(record).noting(compiled, example_inputs)
 
 

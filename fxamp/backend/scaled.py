@@ -48,6 +48,16 @@ class Scaling:
             )
         self.scaler.attach()
 
+    def watching(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """``compiled``, whose runs the scaler is told of."""
+        runs = self.scaler.graph_runs
+
+        def call(*args: Any) -> Any:
+            runs()
+            return compiled(*args)
+
+        return call
+
     def mark_forward(self) -> None:
         """Let autograd's node of the graph that AOTAutograd compiles now say by which scaler its backward is scaled."""
         context = TracingContext.try_get()

@@ -22,7 +22,7 @@ How an optimizer's step flows, a module a step:
     optimizer_check   one optimizer's gradients: flags that compiled graphs left, kernels for the others
     checks            find the gradients, call the kernels
     graph_mode        what the backend reads and reports, and how the scaler's numbers read meanwhile
-    float16_flow      the walk from a scaled loss; borders: what it meets, nested: what it refuses
+    float16_flow      the walk from a scaled loss; borders: what it meets; nested, compressed: what is refused
     graph_flags       what the compiled backwards said since the last update
     distributed       all ranks agree
     device_mode       skip="device": steps compiled by fxamp.optim, clipping without a pass (clipping has the rule)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.scaler.flag_table import FlagTable
 
@@ -65,6 +66,8 @@ class GraphFlags:
         self._unowned = False
         self._marks: dict[int, _Mark] = {}
         self._squares: list[_Square] = []
+        self.wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        """Those in which graphs of this scaler have run; never forgotten."""
 
     def record(
         self, owners: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor], square: Tensor | None = None

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError
+from fxamp.scaler.compressed import refuse_float16_buckets, running_wrapper
 from fxamp.scaler.float16_flow import begin
 from fxamp.scaler.graph_flags import GraphFlags, Owner
 from fxamp.scaler.untraced import untraced
@@ -54,6 +55,12 @@ class GraphMode(torch.amp.GradScaler):
             )
         self._graph = GraphFlags()
 
+    def graph_runs(self) -> None:
+        """Take note of what surrounds a compiled graph, whose forward begins."""
+        wrapper = running_wrapper()
+        if wrapper is not None and self._graph is not None:
+            self._graph.wrappers.add(wrapper)
+
     def graph_scale(self, device: torch.device) -> Tensor:
         """Return the scale, 0-dim float32 on ``device``; made if need be, and 1.0 if the scaler is disabled."""
         if not self._enabled:
@@ -97,6 +104,7 @@ class GraphMode(torch.amp.GradScaler):
     def _scale_one(self, output: Tensor) -> Tensor:
         scale = self._scale_on(output.device)
         if self._graph is not None:
+            refuse_float16_buckets(self._graph.wrappers)
             return begin(output, self)
         self._scaled_losses = True
         return output * scale

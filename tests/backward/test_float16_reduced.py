@@ -1,0 +1,119 @@
+"""Two ranks whose gradients are summed in float16: what would underflow is refused by name, and the remedy works."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, multiprocessing, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import fxamp
+from fxamp.errors import UnscaledError
+
+RANKS, SCALE, TINY = 2, 2.0**20, 2.0**-30
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def hooked(hook: Any) -> Callable[[nn.Module], nn.Module]:
+    def wrap(net: nn.Module) -> nn.Module:
+        wrapper = DistributedDataParallel(net)
+        if isinstance(hook, dist.BuiltinCommHookType):
+            wrapper._register_builtin_comm_hook(hook)
+        elif hook is not None:
+            wrapper.register_comm_hook(None, hook)
+        return wrapper
+
+    return wrap
+
+
+def sharded(dtype: torch.dtype | None) -> Callable[[nn.Module], nn.Module]:
+    def wrap(net: nn.Module) -> nn.Module:
+        fully_shard(net, mesh=init_device_mesh("cpu", (RANKS,)), mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
+        return net
+
+    return wrap
+
+
+WRAPPERS: dict[str, tuple[Callable[[nn.Module], nn.Module], str | None]] = {
+    "ddp": (hooked(None), None),
+    "fp16_compress_hook": (hooked(default_hooks.fp16_compress_hook), "communication hook fp16_compress_hook"),
+    "a wrapped hook": (
+        hooked(default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)),
+        "communication hook fp16_compress_wrapper",
+    ),
+    "a builtin hook": (hooked(dist.BuiltinCommHookType.FP16_COMPRESS), "communication hook .*FP16_COMPRESS"),
+    "fsdp2": (sharded(None), None),
+    "fsdp2 in float16": (sharded(torch.float16), r"float16 parameter of shape .*MixedPrecisionPolicy"),
+}
+
+
+def gradients(net: nn.Module, given: Any, precision: bool) -> list[Tensor]:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
+    with torch.autocast("cpu", torch.float16, enabled=precision):
+        loss = net(x).float().square().mean() * TINY
+    given.scale(loss).backward()
+    given.unscale_(torch.optim.SGD(net.parameters(), lr=0.1))
+    found = [p.grad for p in net.parameters() if p.grad is not None]
+    return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in found]
+
+
+def run(name: str) -> dict[str, Any]:
+    """Gradients of fxamp with the scaler in the options, of the remedy, and of torch; or the error."""
+    wrap, _ = WRAPPERS[name]
+    results: dict[str, Any] = {}
+    for way in ("inside", "remedy", "torch"):
+        torch._dynamo.reset()
+        kind = torch.amp.GradScaler if way == "torch" else fxamp.GradScaler
+        net, given = Net(), kind("cpu", init_scale=SCALE)
+        if way != "torch":
+            options = {"lowering": "aot_eager", "policy": "cpu-float16"}
+            net.compile(backend="fxamp", options=options | ({"scaler": given} if way == "inside" else {}))
+        try:
+            results[way] = gradients(wrap(net), given, way == "torch")
+        except UnscaledError as error:
+            results[way] = str(error)
+    return results
+
+
+def work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    torch.save({name: run(name) for name in WRAPPERS}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    multiprocessing.spawn(work, (str(folder),), nprocs=RANKS)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_what_underflows_is_refused_and_all_else_is_torchs(ranks: list[dict[str, Any]], name: str) -> None:
+    _, message = WRAPPERS[name]
+    for results in (rank[name] for rank in ranks):
+        assert all(gradient.any() for gradient in results["torch"])
+        ways = ("remedy",) if message else ("inside", "remedy")
+        for way in ways:
+            for got, wanted in zip(results[way], results["torch"], strict=True):
+                assert (got - wanted).norm() <= 8 * torch.finfo(torch.float16).eps * wanted.norm()
+        if message:
+            with pytest.raises(UnscaledError, match=message):
+                raise UnscaledError(results["inside"])
+            assert "Or leave 'scaler' out of the options" in results["inside"]
