@@ -1,0 +1,66 @@
+"""A rewritten graph holds its source's parameters and buffers: the same tensors, under the same names."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+
+def share_state(rewritten: GraphModule, source: nn.Module) -> None:
+    """Give ``rewritten`` the parameters and buffers of ``source`` under its names, in its order.
+
+    Its ``state_dict`` then has the source's keys: what else ``rewritten`` holds is left out.
+    """
+    for _, owner in rewritten.named_modules():
+        owner._non_persistent_buffers_set.update(owner._buffers)
+    for path, module in source.named_modules(remove_duplicate=False):
+        owner = _submodule(rewritten, path)
+        for name in (*module._parameters, *module._buffers):
+            vars(owner).pop(name, None)
+            owner._parameters.pop(name, None)
+            owner._buffers.pop(name, None)
+        for name, parameter in module._parameters.items():
+            owner.register_parameter(name, parameter)
+        for name, buffer in module._buffers.items():
+            owner.register_buffer(name, buffer, persistent=name not in module._non_persistent_buffers_set)
+        for name in module._modules:
+            owner._modules[name] = owner._modules.pop(name, None) or nn.Module()
+
+
+def read_state(rewritten: GraphModule, source: nn.Module, inputs: Sequence[Any], given: Sequence[Any]) -> list[int]:
+    """Let the placeholders of ``rewritten`` that stand for tensors of ``source`` read them from ``rewritten``.
+
+    ``inputs`` are the placeholders' values; those among ``given``, the caller's arguments, stay. Returns the positions
+    of the placeholders that are left.
+    """
+    names = {id(tensor): name for name, tensor in _state(source).items()}
+    for value in given:
+        names.pop(id(value), None)
+    placeholders = rewritten.graph.find_nodes(op="placeholder")
+    left = [at for at, value in enumerate(inputs) if id(value) not in names]
+    first = next(node for node in rewritten.graph.nodes if node.op != "placeholder")
+    for node, value in zip(placeholders, inputs, strict=True):
+        if id(value) in names:
+            _read(node, names[id(value)], first)
+    return left
+
+
+def _read(placeholder: Node, name: str, before: Node) -> None:
+    with placeholder.graph.inserting_before(before):
+        read = placeholder.graph.get_attr(name)
+    read.meta.update(placeholder.meta)
+    placeholder.replace_all_uses_with(read)
+    placeholder.graph.erase_node(placeholder)
+
+
+def _state(source: nn.Module) -> dict[str, Tensor]:
+    """The first name of each parameter and buffer."""
+    return {**dict(source.named_buffers()), **dict(source.named_parameters())}
+
+
+def _submodule(root: nn.Module, path: str) -> nn.Module:
+    owner = root
+    for name in filter(None, path.split(".")):
+        owner = owner._modules[name] or nn.Module()
+    return owner
