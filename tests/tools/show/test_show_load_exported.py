@@ -1,4 +1,4 @@
-"""``.pt2`` files of torch.export: the same decisions as fxamp.rewrite makes of the program; nothing pickled is run."""
+"""``.pt2`` files of torch.export: the same decisions as the backend makes of the program; nothing pickled is run."""
 
 import os
 import zipfile
@@ -8,9 +8,10 @@ import pytest
 import torch
 from show_dumps import Conv, Gpt, Mlp, rows
 
-import fxamp
-from fxamp.errors import ListingError
-from fxamp.pipeline.list_graph import list_graph
+from fxamp.backend.compile import apply_policy
+from fxamp.capture import capture
+from fxamp.capture.dynamo import trace
+from fxamp.errors import ListingError, PolicyError
 from fxamp.policy import Policy
 from fxamp.tools.show.load import Request, load
 
@@ -22,13 +23,15 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_gets_the_decisions_of_rewrite(name: str, tmp_path: Path) -> None:
+def test_a_program_gets_the_decisions_that_it_gets_in_the_backend(name: str, tmp_path: Path) -> None:
     make, example = PROGRAMS[name]
     program = torch.export.export(make(), (example(),))
     file = tmp_path / "program.pt2"
     torch.export.save(program, file)
     (listing,) = load(str(file), Request(policy="cpu-bfloat16")).graphs
-    expected = list_graph(fxamp.rewrite(program, (example(),), policy="cpu-bfloat16"))
+    traced = trace(program, (example(),))
+    policy = Policy.load("cpu-bfloat16").resolve("cpu")
+    expected = apply_policy(capture(traced.module, traced.inputs), policy, None, "named by the test").listing
     operations = [row for row in rows(expected) if row[0] == "call_function"]
     assert [row for row in rows(listing) if row[0] == "call_function"][: len(operations)] == operations
     assert listing.kept_before is not None
@@ -91,6 +94,6 @@ def test_a_pickle_inside_is_not_run(program: Path, tmp_path: Path) -> None:
 
 
 def test_the_policy_must_exist(program: Path) -> None:
-    with pytest.raises(fxamp.errors.PolicyError, match="cuda-float61"):
+    with pytest.raises(PolicyError, match="cuda-float61"):
         load(str(program), Request(policy="cuda-float61"))
     assert Policy.load("cuda-float16").device == "cuda"
