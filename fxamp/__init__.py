@@ -8,8 +8,8 @@ Everything public is here; nothing heavy is imported before it is used.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fxamp.backend import rewrite
     from fxamp.backend.report import report
+    from fxamp.backend.rewrite import rewrite
     from fxamp.errors import FxampError
     from fxamp.policy import Policy, Rule
     from fxamp.scaler import GradScaler

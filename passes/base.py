@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -18,23 +18,9 @@ from fxamp.policy import Policy
 
 @dataclass(frozen=True)
 class Context:
-    """What a pass may read besides the graph.
+    """What every pass may read besides the graph: ``mode`` owns every value in the graph."""
 
-    ``policy`` is resolved for this device and this torch. ``mode`` owns every value in the graph.
-    ``captured_autocast`` is the dtype of the autocast under which the program was captured, None if there was none.
-    ``every_device`` makes tensors of all devices eligible, so that a GPU's policy can be read on a machine without one.
-    """
-
-    policy: Policy
     mode: FakeTensorMode
-    captured_autocast: torch.dtype | None = None
-    every_device: bool = False
-
-    @property
-    def lower(self) -> torch.dtype:
-        """The policy's lower-precision dtype."""
-        dtype: torch.dtype = getattr(torch, self.policy.lower_precision_fp)
-        return dtype
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -49,11 +35,35 @@ class Context:
                 stack.enter_context(enable_python_dispatcher())
             yield
 
+
+@dataclass(frozen=True)
+class CastContext(Context):
+    """What passes that decide on dtypes read too.
+
+    ``policy`` is resolved for this device and this torch. ``captured_autocast`` is the dtype of the autocast under
+    which the program was captured, None if there was none. ``every_device`` makes tensors of all devices eligible, so
+    that a GPU's policy can be read on a machine without one.
+    """
+
+    policy: Policy
+    captured_autocast: torch.dtype | None = None
+    every_device: bool = False
+
+    @property
+    def lower(self) -> torch.dtype:
+        """The policy's lower-precision dtype."""
+        dtype: torch.dtype = getattr(torch, self.policy.lower_precision_fp)
+        return dtype
+
     def eligible(self, value: object) -> bool:
         """Whether autocast may cast ``value``: a floating-point tensor of the policy's device, but not float64."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype is torch.float64:
             return False
         return self.every_device or value.device.type == self.policy.device
+
+
+#: What a pass needs to know: a pass that needs less runs where more is known.
+ContextT = TypeVar("ContextT", bound=Context, contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -65,22 +75,45 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Pass(ABC):
+class Pass(ABC, Generic[ContextT]):
     """A graph-rewriting pass. Subclasses are frozen dataclasses whose fields are the pass's options."""
 
     name: ClassVar[str]
 
-    def requires(self, gm: GraphModule, context: Context) -> str | None:
+    def requires(self, gm: GraphModule, context: ContextT) -> str | None:
         """What is missing before the pass may run, or None."""
         return None
 
     @abstractmethod
-    def run(self, gm: GraphModule, context: Context) -> Result:
+    def run(self, gm: GraphModule, context: ContextT) -> Result:
         """Rewrite ``gm`` in place."""
 
-    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+    def ensures(self, gm: GraphModule, context: ContextT) -> str | None:
         """What the result lacks of the pass's promise, or None. Reads only the result."""
         return None
+
+
+@dataclass(frozen=True)
+class PassSequence(Pass[ContextT]):
+    """Passes that run one after the other; itself a pass, so that sequences can stand in sequences."""
+
+    title: str
+    passes: tuple[Pass[ContextT], ...]
+    name = "sequence"
+
+    def requires(self, gm: GraphModule, context: ContextT) -> str | None:
+        """What the first pass misses. What the others require, the runner checks when they are due."""
+        return self.passes[0].requires(gm, context) if self.passes else None
+
+    def run(self, gm: GraphModule, context: ContextT) -> Result:
+        return Result(sum(step.run(gm, context).modified for step in self.steps))
+
+    @property
+    def steps(self) -> tuple[Pass[ContextT], ...]:
+        """The passes that are no sequences, first to last."""
+        return tuple(
+            step for part in self.passes for step in (part.steps if isinstance(part, PassSequence) else [part])
+        )
 
 
 def all_graphs(gm: GraphModule) -> Iterator[GraphModule]:

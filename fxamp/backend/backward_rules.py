@@ -11,7 +11,7 @@ from fxamp.capture import Captured
 from fxamp.errors import OptionError
 from fxamp.graph import fake_tensors
 from fxamp.passes.backward.cast_backward import CastBackward
-from fxamp.passes.base import Context
+from fxamp.passes.base import CastContext
 from fxamp.passes.shared.decision import decision
 from fxamp.pipeline import run_passes
 from fxamp.policy import Policy
@@ -31,7 +31,7 @@ class BackwardRules:
         if not values:
             return
         mode = values[0].fake_mode  # type: ignore[attr-defined]
-        run_passes(Captured(gm, mode), Context(self.policy, mode), (CastBackward(),))
+        run_passes(Captured(gm, mode), CastContext(mode, self.policy), CastBackward())
         used = {made.rule.id for node in gm.graph.nodes if (made := decision(node)) is not None and made.rule}
         for rule in self.policy.rules:
             if rule.region == "backward" and rule.id not in used:

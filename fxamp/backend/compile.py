@@ -24,7 +24,8 @@ from fxamp.capture import NARROW_OUTPUTS, Captured, capture
 from fxamp.capture.autocast_state import ambient_autocast
 from fxamp.graph import graph_output
 from fxamp.observe import CompileStage, observed
-from fxamp.passes.base import Context
+from fxamp.passes.base import CastContext
+from fxamp.passes.sequences import FORWARD
 from fxamp.pipeline import GraphRecord, run_passes
 from fxamp.pipeline.dumps import Stages
 from fxamp.pipeline.kept import kept_bytes
@@ -123,9 +124,9 @@ def apply_policy(
     ``policy`` is resolved; ``ambient`` is the dtype of the autocast that the program was captured under, if any;
     ``ended`` says why the graph ended, if that was a graph break.
     """
-    context = Context(policy, captured.mode, ambient, every_device)
+    context = CastContext(captured.mode, policy, ambient, every_device)
     with observed(CompileStage("passes")):
-        passes = run_passes(captured, context)
+        passes = run_passes(captured, context, FORWARD)
         return record_graph(captured.module, policy, why, passes, ended=ended)
 
 

@@ -72,7 +72,7 @@ class Scaling:
         mode = _fake_mode(gm)
         if mode is None:
             return compiler(gm, list(inputs))
-        run_passes(Captured(gm, mode), Context(self.policy, mode), (ScaleBackward(_check(gm), self.scaler.graph_norm),))
+        run_passes(Captured(gm, mode), Context(mode), ScaleBackward(_check(gm), self.scaler.graph_norm))
         flagged = graph_output(gm.graph).meta.get(FLAGGED, ())
         if not flagged:
             return compiler(gm, list(inputs))

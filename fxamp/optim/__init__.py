@@ -9,7 +9,7 @@ How it is done, a module a step:
     layout         what the optimizer's next step will read; fingerprint: what of it a trace depends on
     complete       make tensors of what the step changes in the state
     borrow, trace  run the optimizer's own Python on fake tensors, and write down the ops
-    lower          rewrite by the passes that ``passes_for`` lists, compile
+    lower          rewrite by the passes of :func:`fxamp.passes.sequences.step`, compile
     guarded_step   keep, choose and run what was compiled
     state_dicts    what is saved looks as if the optimizer had stepped alone
 

@@ -11,17 +11,14 @@ from torch.fx import GraphModule
 from fxamp.capture import Captured
 from fxamp.observe import CompiledStep, observed
 from fxamp.optim.trace import Traced
-from fxamp.passes.base import Context, Pass
-from fxamp.passes.step.drop_copies import DropCopies
-from fxamp.passes.step.fold_unscale import COEFFICIENT, GRADIENT, INVERSE, FoldUnscale
-from fxamp.passes.step.guard_updates import FLAG, GuardUpdates
-from fxamp.passes.step.lift_scalars import LiftScalars, reads_on_host
-from fxamp.passes.step.realize_scalars import RealizeScalars
-from fxamp.passes.step.share_equal import ShareEqual
+from fxamp.passes.base import Context, PassSequence
+from fxamp.passes.sequences import step
+from fxamp.passes.step.fold_unscale import COEFFICIENT, GRADIENT, INVERSE
+from fxamp.passes.step.guard_updates import FLAG
+from fxamp.passes.step.lift_scalars import reads_on_host
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import stages_by_environment
 from fxamp.pipeline.list_graph import list_graph
-from fxamp.policy import Policy
 
 #: How a step may be made to run.
 LOWERINGS = ("inductor", "aot_eager")
@@ -51,21 +48,6 @@ def decompositions(wish: Wish) -> dict[Any, Any]:
     return dict(select_decomp_table())
 
 
-def passes_for(wish: Wish, lift: bool) -> tuple[Pass, ...]:
-    """The passes over a step's graph, first to last; ``lift``: whether floats are to become one tensor."""
-    chosen: list[Pass] = [DropCopies()]
-    if lift:
-        chosen.append(LiftScalars())
-    chosen.append(ShareEqual())
-    if wish.scaled or wish.clipped:
-        chosen.append(FoldUnscale(wish.scaled, wish.clipped))
-    if wish.guarded:
-        chosen.append(GuardUpdates())
-    if wish.lowering == "inductor":
-        chosen.append(RealizeScalars())
-    return tuple(chosen)
-
-
 @dataclass(frozen=True, eq=False)
 class Lowered:
     """A step that runs. ``source`` is the module that Inductor generated, None where it did not.
@@ -88,9 +70,8 @@ class Lowered:
 def lower_step(traced: Traced, wish: Wish) -> Lowered:
     """Rewrite the graph and compile it."""
     gm = traced.module
-    context = Context(Policy("step", "cpu", "float16"), traced.mode)
     lift = must_lift(gm, wish)
-    run_passes(Captured(gm, traced.mode), context, passes_for(wish, lift))
+    run_passes(Captured(gm, traced.mode), Context(traced.mode), step_passes(wish, lift))
     stages = stages_by_environment()
     stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
     device = next(iter(gm.graph.nodes)).meta["val"].device
@@ -101,6 +82,16 @@ def lower_step(traced: Traced, wish: Wish) -> Lowered:
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
     return Lowered(compiled, traced, numbers, source)
+
+
+def step_passes(wish: Wish, lift: bool) -> PassSequence[Context]:
+    return step(
+        lifted=lift,
+        scaled=wish.scaled,
+        clipped=wish.clipped,
+        guarded=wish.guarded,
+        for_inductor=wish.lowering == "inductor",
+    )
 
 
 def must_lift(gm: GraphModule, wish: Wish) -> bool:

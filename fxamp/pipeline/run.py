@@ -1,46 +1,29 @@
-"""The order of the passes, and the one loop that runs them."""
+"""The one loop that runs passes; their order is in :mod:`fxamp.passes.sequences`."""
 
 import logging
 import time
+from typing import Any
 
 from torch.fx import GraphModule, Node
 
 from fxamp.capture import Captured
 from fxamp.errors import FxampError, PassError
 from fxamp.graph import describe_source, verify
-from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.forward.annotate_rules import AnnotateRules
-from fxamp.passes.forward.drop_regions import DropRegions
-from fxamp.passes.forward.expand_composites import ExpandComposites
-from fxamp.passes.forward.fit_constants import FitConstants
-from fxamp.passes.forward.fold_casts import FoldCasts
-from fxamp.passes.forward.insert_casts import InsertCasts
-from fxamp.passes.forward.restore_outputs import RestoreOutputs
+from fxamp.passes.base import ContextT, Pass, PassSequence, Result
 from fxamp.pipeline.record import PassRecord
 
 log = logging.getLogger(__name__)
 
-#: The pipeline, first to last. What a pass needs of those before it, it states in ``requires``.
-PASSES: tuple[Pass, ...] = (
-    ExpandComposites(),
-    AnnotateRules(),
-    InsertCasts(),
-    FitConstants(),
-    RestoreOutputs(),
-    FoldCasts(),
-    DropRegions(),
-)
 
-
-def run_passes(captured: Captured, context: Context, passes: tuple[Pass, ...] = PASSES) -> list[PassRecord]:
+def run_passes(captured: Captured, context: ContextT, *passes: Pass[ContextT]) -> list[PassRecord]:
     """Rewrite ``captured.module`` in place by ``passes`` in order; returns what each did and how long it took.
 
-    After each pass the graph is verified and the pass's own promise is checked. Raises PassError, which names the
-    pass, the node and the user's source line, if a pass fails or breaks its contract; errors meant for the user
-    (BannedOpError) pass through.
+    Of a sequence each pass is run. After each pass the graph is verified and the pass's own promise is checked. Raises
+    PassError, which names the pass, the node and the user's source line, if a pass fails or breaks its contract; errors
+    meant for the user (BannedOpError) pass through.
     """
     records: list[PassRecord] = []
-    for step in passes:
+    for step in PassSequence("all", passes).steps:
         start = time.perf_counter()
         result = _run(step, captured.module, context, [record.name for record in records])
         seconds = time.perf_counter() - start
@@ -49,7 +32,7 @@ def run_passes(captured: Captured, context: Context, passes: tuple[Pass, ...] = 
     return records
 
 
-def _run(step: Pass, gm: GraphModule, context: Context, before: list[str]) -> Result:
+def _run(step: Pass[ContextT], gm: GraphModule, context: ContextT, before: list[str]) -> Result:
     missing = step.requires(gm, context)
     if missing is not None:
         raise PassError(_message(step, f"cannot run: {missing}", None, before))
@@ -77,7 +60,7 @@ def _node_at(error: BaseException) -> Node | None:
     return found
 
 
-def _message(step: Pass, what: str, node: Node | None, before: list[str]) -> str:
+def _message(step: Pass[Any], what: str, node: Node | None, before: list[str]) -> str:
     lines = [f"pass {step!r} ({step.name}) {what}"]
     if node is not None:
         lines.append(f"  node {node.name} = {node.target}{node.args}")

@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from fxamp.graph import dtype_name, op_name, tensor_value
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.backward_ops import backward_edit, follow_input_dtype, lacks_kernel
 from fxamp.passes.shared.decision import INSERTED, Decision, decide, decision, inserted_for, overrule
 from fxamp.passes.shared.refusals import refusal
@@ -35,12 +35,12 @@ _cast = torch.ops.prims.convert_element_type.default
 
 
 @dataclass(frozen=True)
-class CastBackward(Pass):
+class CastBackward(Pass[CastContext]):
     """Requires values on all nodes; ensures rule 2 for every op that a rule covers and that does not refuse."""
 
     name = "cast-backward"
 
-    def run(self, gm: GraphModule, context: Context) -> Result:
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
         writer = _Writer(gm.graph)
         covered = 0
         with torch.no_grad(), torch._C._DisableAutocast(), context.mode:
@@ -52,7 +52,7 @@ class CastBackward(Pass):
         gm.recompile()
         return Result(covered, {"covered": covered, "inserted": writer.inserted})
 
-    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+    def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         for node in gm.graph.nodes:
             made = decision(node)
             if made is None or made.rule is None or made.lower is None or made.overruled:
@@ -62,7 +62,7 @@ class CastBackward(Pass):
         return None
 
 
-def _covered(node: Node, context: Context) -> bool:
+def _covered(node: Node, context: CastContext) -> bool:
     """Whether a rule decides the node; its decision is recorded then."""
     if not isinstance(node.target, OpOverload) or node.meta.get("partitioner_tag") not in _BACKWARD:
         return False
@@ -95,7 +95,7 @@ class _Writer:
     def _made(self) -> list[Node]:
         return [node for node in (*self._casts.values(), *self._behind) if not node._erased]
 
-    def rewrite(self, node: Node, context: Context) -> bool:
+    def rewrite(self, node: Node, context: CastContext) -> bool:
         """Run ``node`` as its decision asks; whether that changed anything."""
         made = decision(node)
         assert made is not None and made.rule is not None and made.lower is not None

@@ -45,7 +45,7 @@ CHECKS = ("ops", "kernel")
 
 
 @dataclass(frozen=True)
-class ScaleBackward(Pass):
+class ScaleBackward(Pass[Context]):
     """Requires AOTAutograd's descriptors of inputs and outputs; ensures rules 1 and 5 for every gradient.
 
     ``check``: "ops" or "kernel"; ``norm``: whether rule 6 is asked for. A graph without gradients is left as it is.

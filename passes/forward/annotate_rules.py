@@ -22,7 +22,7 @@ from fxamp.errors import BannedOpError
 from fxamp.graph import describe_source, module_path, op_name
 from fxamp.graph.aliases import AliasSets, is_view
 from fxamp.graph.higher_order import autograd_function, bodies
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.argument_names import require_arguments
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.regions import ENTER, EXIT, Region, mark_region, outermost, walk
@@ -31,25 +31,25 @@ from fxamp.policy import Category, Ruling
 
 
 @dataclass(frozen=True)
-class AnnotateRules(Pass):
+class AnnotateRules(Pass[CastContext]):
     """Requires a captured graph; ensures a decision on every call of an op. Changes no node but its metadata."""
 
     name = "annotate-rules"
 
-    def run(self, gm: GraphModule, context: Context) -> Result:
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
         for rule in context.policy.rules:
             if rule.args or rule.inputs:
                 require_arguments(rule)
         return Result(_annotate(gm, context, outermost(context)))
 
-    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+    def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         for node in gm.graph.nodes:
             if isinstance(node.target, OpOverload) and decision(node) is None:
                 return f"node {node.name} has no decision"
         return None
 
 
-def _annotate(gm: GraphModule, context: Context, region: Region) -> int:
+def _annotate(gm: GraphModule, context: CastContext, region: Region) -> int:
     changed = 0
     aliases = cache(lambda: AliasSets(gm.graph))  # few policies have rules for views: mostly it is never made
     for node, here in walk(gm, context, region):
@@ -65,7 +65,7 @@ def _annotate(gm: GraphModule, context: Context, region: Region) -> int:
     return changed
 
 
-def _decide(node: Node, region: Region, context: Context, aliases: Callable[[], AliasSets]) -> Decision:
+def _decide(node: Node, region: Region, context: CastContext, aliases: Callable[[], AliasSets]) -> Decision:
     if is_kept(node):
         return Decision(None, None, f"kept as captured: {node.meta[VERBATIM]}")
     ruling = rule_on(node, context)
@@ -85,7 +85,7 @@ def _decide(node: Node, region: Region, context: Context, aliases: Callable[[], 
     return Decision(rule, region.lower, _joined(rule.why, ruling.unknown), lost=ruling.lost)
 
 
-def rule_on(node: Node, context: Context) -> Ruling:
+def rule_on(node: Node, context: CastContext) -> Ruling:
     """What the policy says of a call: by its rules, else by ``unlisted``; nothing of what is no op."""
     if not isinstance(node.target, OpOverload):
         return Ruling(None)
@@ -100,17 +100,17 @@ def _joined(*parts: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _asked_for_captured(node: Node, context: Context) -> bool:
+def _asked_for_captured(node: Node, context: CastContext) -> bool:
     request = inlined_request(node)
     return request is not None and request.cast_inputs is not None and request.device == context.policy.device
 
 
-def _refusal(node: Node, advice: str, context: Context) -> str:
+def _refusal(node: Node, advice: str, context: CastContext) -> str:
     where = f" in module {module_path(node)!r}" if module_path(node) else ""
     return f"{advice}\n  policy {context.policy.name}, at {describe_source(node)}{where}"
 
 
-def _annotate_function(node: Node, context: Context, region: Region) -> int:
+def _annotate_function(node: Node, context: CastContext, region: Region) -> int:
     function = autograd_function(node)
     if function is None:
         return 0
@@ -127,7 +127,7 @@ def _annotate_function(node: Node, context: Context, region: Region) -> int:
     return _annotate(function.forward.module, context, inside) + _annotate(function.backward, context, inside)
 
 
-def _cast_inputs(body: GraphModule, dtype: torch.dtype, context: Context) -> None:
+def _cast_inputs(body: GraphModule, dtype: torch.dtype, context: CastContext) -> None:
     """What ``custom_fwd(cast_inputs=dtype)`` does to the inputs of a forward that runs under autocast."""
     if body.meta.get("fxamp_inputs_cast"):
         return

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
-from fxamp.passes.base import Context, Pass, Result, all_graphs
+from fxamp.passes.base import CastContext, Pass, Result, all_graphs
 from fxamp.passes.shared.regions import ENTER, EXIT, concerns
 
 
 @dataclass(frozen=True)
-class DropRegions(Pass):
+class DropRegions(Pass[CastContext]):
     """Requires inserted casts; ensures that no mark for the policy's device is left."""
 
     name = "drop-regions"
 
-    def run(self, gm: GraphModule, context: Context) -> Result:
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
         dropped = 0
         for graph in all_graphs(gm):
             marks = _marks(graph, context)
@@ -30,10 +30,10 @@ class DropRegions(Pass):
             dropped += len(marks)
         return Result(dropped)
 
-    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+    def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         left = [mark.name for graph in all_graphs(gm) for mark in _marks(graph, context)]
         return f"marks left: {', '.join(left)}" if left else None
 
 
-def _marks(gm: GraphModule, context: Context) -> list[Node]:
+def _marks(gm: GraphModule, context: CastContext) -> list[Node]:
     return [node for node in gm.graph.nodes if node.target is ENTER and concerns(node, context)]

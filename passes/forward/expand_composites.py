@@ -22,7 +22,7 @@ from fxamp.capture.autocast_state import autocast_state
 from fxamp.graph import fake_tensors, inherit_provenance, is_composite, module_classes, module_path, op_name, register
 from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order import autograd_function, bodies
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.regions import Region, outermost, walk
 from fxamp.passes.shared.sites import site_of
 
@@ -31,19 +31,19 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 @dataclass(frozen=True)
-class ExpandComposites(Pass):
+class ExpandComposites(Pass[CastContext]):
     """Requires values on all nodes; ensures that no composite without a rule hides an op with one."""
 
     name = "expand-composites"
 
-    def run(self, gm: GraphModule, context: Context) -> Result:
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
         expander = _Expander(context)
         expander.expand(gm, outermost(context))
         return Result(expander.expanded)
 
 
 class _Expander:
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CastContext) -> None:
         self._context = context
         self._hiding: dict[Hashable, bool] = {}
         self.expanded = 0

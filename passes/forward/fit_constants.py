@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import base_name, tensor_value
-from fxamp.passes.base import Context, Pass, Result, all_graphs
+from fxamp.passes.base import CastContext, Pass, Result, all_graphs
 from fxamp.passes.shared.decision import INSERTED
 
 #: Ops that convert a constant to the dtype they run in and raise if it does not fit, with the arguments that are one.
@@ -36,12 +36,12 @@ _CONSTANTS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class FitConstants(Pass):
+class FitConstants(Pass[CastContext]):
     """Requires values on all nodes; ensures that no finite constant of these ops lies outside its op's dtype."""
 
     name = "fit-constants"
 
-    def run(self, gm: GraphModule, context: Context) -> Result:
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
         changed = 0
         for graph in all_graphs(gm):
             here = sum(_fit(node) for node in list(graph.graph.nodes))
@@ -50,7 +50,7 @@ class FitConstants(Pass):
             changed += here
         return Result(changed)
 
-    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+    def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         left = [node.name for graph in all_graphs(gm) for node in graph.graph.nodes if list(_misfits(node))]
         return f"constants out of range in {', '.join(left)}" if left else None
 

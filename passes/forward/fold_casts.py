@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fxamp.graph import AliasSets, tensor_value
-from fxamp.passes.base import Context, Pass, Result, all_graphs
+from fxamp.passes.base import CastContext, Pass, Result, all_graphs
 from fxamp.passes.shared.decision import inserted_for
 
 #: Every value of the first type is one of the second.
@@ -26,12 +26,12 @@ _LOSSLESS = {
 
 
 @dataclass(frozen=True)
-class FoldCasts(Pass):
+class FoldCasts(Pass[CastContext]):
     """Requires values on all nodes; ensures that no pair that rules 1 to 3 allow to cancel is left."""
 
     name = "fold-casts"
 
-    def run(self, gm: GraphModule, context: Context) -> Result:
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
         folded = 0
         for graph in all_graphs(gm):
             here = _fold(graph.graph)
@@ -40,7 +40,7 @@ class FoldCasts(Pass):
             folded += here
         return Result(folded, {"folded": folded})
 
-    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+    def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         left = [second.name for graph in all_graphs(gm) for _, second in _pairs(graph.graph)]
         return f"casts left to fold: {', '.join(left)}" if left else None
 

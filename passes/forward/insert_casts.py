@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from fxamp.capture.fakes import fake_like
 from fxamp.graph import graph_output, is_layout_call, tensor_value
 from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import CastWriter, Origin
 from fxamp.passes.shared.decision import INSERTED, WAS, decision, overrule
@@ -33,16 +33,16 @@ from fxamp.passes.shared.refusals import cast_back, lacks_kernel, may_write_opaq
 
 
 @dataclass(frozen=True)
-class InsertCasts(Pass):
+class InsertCasts(Pass[CastContext]):
     """Requires a decision on every op (annotate-rules); ensures that every value is that of its inputs' new dtypes."""
 
     name = "insert-casts"
 
-    def requires(self, gm: GraphModule, context: Context) -> str | None:
+    def requires(self, gm: GraphModule, context: CastContext) -> str | None:
         missing = [n for n in gm.graph.nodes if isinstance(n.target, OpOverload) and decision(n) is None]
         return f"node {missing[0].name} has no decision: run annotate-rules first" if missing else None
 
-    def run(self, gm: GraphModule, context: Context) -> Result:
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
         grad = torch.is_grad_enabled()
         with context.computing():
             counts = _Rewriter(gm, context, grad).rewrite()
@@ -52,7 +52,9 @@ class InsertCasts(Pass):
 class _Rewriter:
     """Walks one graph in order; ``captured`` holds the values that its nodes had before the walk."""
 
-    def __init__(self, gm: GraphModule, context: Context, grad: bool, outer: Sequence[Origin] | None = None) -> None:
+    def __init__(
+        self, gm: GraphModule, context: CastContext, grad: bool, outer: Sequence[Origin] | None = None
+    ) -> None:
         self._gm = gm
         self._context = context
         self._captured = {node: node.meta.get("val") for node in gm.graph.nodes}

@@ -21,22 +21,22 @@ from torch.utils import _pytree as pytree
 from fxamp.capture import NARROW_OUTPUTS, OUTPUT_DTYPES
 from fxamp.graph import AliasSets, graph_output, tensor_value
 from fxamp.graph.aliases import alias_of, aliased_inputs
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CastWriter
 
 _WHY = "the captured output dtype"
 
 
 @dataclass(frozen=True)
-class RestoreOutputs(Pass):
+class RestoreOutputs(Pass[CastContext]):
     """Requires the captured dtypes on the output node; ensures rules 1 and 2."""
 
     name = "restore-outputs"
 
-    def requires(self, gm: GraphModule, context: Context) -> str | None:
+    def requires(self, gm: GraphModule, context: CastContext) -> str | None:
         return None if OUTPUT_DTYPES in graph_output(gm.graph).meta else "the output node lacks the captured dtypes"
 
-    def run(self, gm: GraphModule, context: Context) -> Result:
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
         if context.policy.outputs == "keep":
             return Result(0)
         output = graph_output(gm.graph)
@@ -52,7 +52,7 @@ class RestoreOutputs(Pass):
             gm.recompile()
         return Result(len(wrong), {"outputs restored": len(wrong)})
 
-    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+    def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         wrong = _wrong(graph_output(gm.graph))
         if context.policy.outputs == "keep" or not wrong:
             return None

@@ -5,7 +5,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from fxamp.graph import base_name, tensor_value
-from fxamp.passes.base import Context
+from fxamp.passes.base import CastContext
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.kernel_table import HAS_HALF_KERNEL_FOR_SOME_SIZES, LACKS_HALF_KERNEL, LACKS_HALF_KERNEL_ON_CPU
 from fxamp.policy import Rule
@@ -19,7 +19,7 @@ _FLOAT32 = frozenset({"logsumexp"})
 _STATISTICS = frozenset({"mean", "rstd", "save_mean", "save_invstd", "save_var"})
 
 
-def backward_edit(rule: Rule, node: Node, lower: torch.dtype, context: Context) -> Edit:
+def backward_edit(rule: Rule, node: Node, lower: torch.dtype, context: CastContext) -> Edit:
     """The edit that ``rule`` asks for at an op of a backward graph, but for what its kernel needs in float32."""
     edit = edit_for(rule, node, lower, context)
     value = tensor_value(node.args[0]) if node.args else None

@@ -14,7 +14,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from fxamp.graph import tensor_value, writes
-from fxamp.passes.base import Context
+from fxamp.passes.base import CastContext
 from fxamp.policy import Category, Rule
 
 
@@ -27,7 +27,7 @@ class Edit:
     target: OpOverload | None = None
 
 
-def edit_for(rule: Rule, node: Node, lower: torch.dtype, context: Context) -> Edit:
+def edit_for(rule: Rule, node: Node, lower: torch.dtype, context: CastContext) -> Edit:
     """The edit that ``rule`` asks for at ``node``, given the values that its inputs have now."""
     if rule.cast in _EDITS:
         return _EDITS[rule.cast](node, lower, context)
@@ -36,7 +36,7 @@ def edit_for(rule: Rule, node: Node, lower: torch.dtype, context: Context) -> Ed
 
 
 def _cast_all(
-    node: Node, dtype: torch.dtype, context: Context, own: Mapping[Node, torch.dtype | None] | None = None
+    node: Node, dtype: torch.dtype, context: CastContext, own: Mapping[Node, torch.dtype | None] | None = None
 ) -> Edit:
     """Every eligible input in ``dtype``, but those of ``own`` in theirs; None leaves an input as it comes."""
     kept = writes(node)  # a write to a cast copy would be lost
@@ -62,14 +62,14 @@ def _first_tensor(node: Node) -> torch.Tensor | None:
     return tensor_value(first[0] if isinstance(first, (list, tuple)) and first else first)
 
 
-def _set_dtype(node: Node, lower: torch.dtype, context: Context) -> Edit:
+def _set_dtype(node: Node, lower: torch.dtype, context: CastContext) -> Edit:
     """The op accumulates and returns float32; its input is read as it is. An explicit dtype wins."""
     if not context.eligible(_first_tensor(node)) or _given(node, "dtype") is not None:
         return Edit()
     return Edit(kwargs={"dtype": torch.float32})
 
 
-def _append_dtype(node: Node, lower: torch.dtype, context: Context) -> Edit:
+def _append_dtype(node: Node, lower: torch.dtype, context: CastContext) -> Edit:
     """Call the overload that takes a dtype: with float32, or with the type of an ineligible input."""
     target = node.target
     assert isinstance(target, OpOverload)
@@ -90,7 +90,7 @@ _WITH_DTYPE = {
 }
 
 
-def _promote(node: Node, lower: torch.dtype, context: Context) -> Edit:
+def _promote(node: Node, lower: torch.dtype, context: CastContext) -> Edit:
     """All inputs in the widest of their types; a 16-bit type other than the policy's counts as float32.
 
     Optional tensors (``bilinear``'s bias) are cast too, but have no say.
@@ -113,7 +113,7 @@ def _given(node: Node, name: str) -> Any:
     return None
 
 
-_EDITS: dict[Category, Callable[[Node, torch.dtype, Context], Edit]] = {
+_EDITS: dict[Category, Callable[[Node, torch.dtype, CastContext], Edit]] = {
     Category.FP32_SET_OPT_DTYPE: _set_dtype,
     Category.FP32_APPEND_DTYPE: _append_dtype,
     Category.PROMOTE: _promote,

@@ -8,7 +8,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import ENTER_AUTOCAST as ENTER
 from fxamp.graph import EXIT_AUTOCAST as EXIT
-from fxamp.passes.base import Context
+from fxamp.passes.base import CastContext
 
 __all__ = ["ENTER", "EXIT", "Region", "concerns", "mark_region", "marked_lower", "outermost", "walk"]
 
@@ -24,12 +24,12 @@ class Region:
     captured: torch.dtype | None
 
 
-def outermost(context: Context) -> Region:
+def outermost(context: CastContext) -> Region:
     """The region that a whole program stands in."""
     return Region(context.lower, context.captured_autocast)
 
 
-def walk(gm: GraphModule, context: Context, region: Region) -> Iterator[tuple[Node, Region]]:
+def walk(gm: GraphModule, context: CastContext, region: Region) -> Iterator[tuple[Node, Region]]:
     """Every node of one graph, in order, with the region that it stands in; the marks themselves are left out."""
     outer: list[Region] = []
     for node in list(gm.graph.nodes):
@@ -42,7 +42,7 @@ def walk(gm: GraphModule, context: Context, region: Region) -> Iterator[tuple[No
             yield node, region
 
 
-def mark_region(node: Node, region: Region, context: Context) -> None:
+def mark_region(node: Node, region: Region, context: CastContext) -> None:
     """Note on ``node`` the region that it stands in, where that is not the policy's, for its backward to read.
 
     What is under ``"custom"`` AOTAutograd copies from an op of the forward to those of its backward.
@@ -51,7 +51,7 @@ def mark_region(node: Node, region: Region, context: Context) -> None:
         node.meta["custom"] = {**node.meta.get("custom", {}), _MARK: str(region.lower).removeprefix("torch.")}
 
 
-def marked_lower(node: Node, context: Context) -> torch.dtype | None:
+def marked_lower(node: Node, context: CastContext) -> torch.dtype | None:
     """The 16-bit dtype of the region of the forward op that ``node`` is the backward of; None: autocast was off."""
     noted = node.meta.get("custom", {}).get(_MARK)
     if noted is None:
@@ -63,12 +63,12 @@ def marked_lower(node: Node, context: Context) -> torch.dtype | None:
 _MARK = "fxamp_region"
 
 
-def concerns(mark: Node, context: Context) -> bool:
+def concerns(mark: Node, context: CastContext) -> bool:
     """Whether an enter mark is for the policy's device."""
     return context.every_device or mark.args[0] == context.policy.device
 
 
-def _entered(mark: Node, region: Region, context: Context) -> Region:
+def _entered(mark: Node, region: Region, context: CastContext) -> Region:
     if not concerns(mark, context):
         return region
     _, dtype, enabled, _ = mark.args

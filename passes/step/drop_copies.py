@@ -24,7 +24,7 @@ _COPIED: dict[Any, int] = {aten.clone.default: 0, aten.copy.default: 1}
 
 
 @dataclass(frozen=True)
-class DropCopies(Pass):
+class DropCopies(Pass[Context]):
     """Requires a functional graph, whose writes are final ``copy_`` to inputs; ensures that no rule can be applied."""
 
     name = "drop-copies"

@@ -31,7 +31,7 @@ INVERSE, COEFFICIENT = "inv_scale", "clip_coefficient"
 
 
 @dataclass(frozen=True)
-class FoldUnscale(Pass):
+class FoldUnscale(Pass[Context]):
     """Requires marked gradients; ensures rule 2 for each. ``scaled``, ``clipped``: which factors there are."""
 
     scaled: bool = True

@@ -25,7 +25,7 @@ GUARD = "fxamp_guard"
 
 
 @dataclass(frozen=True)
-class GuardUpdates(Pass):
+class GuardUpdates(Pass[Context]):
     """Requires a functional graph, whose writes are final ``copy_`` to inputs; ensures rule 2 for each of them."""
 
     name = "guard-updates"

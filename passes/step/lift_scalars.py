@@ -83,7 +83,7 @@ _COMPARES: dict[Any, Any] = {
 
 
 @dataclass(frozen=True)
-class LiftScalars(Pass):
+class LiftScalars(Pass[Context]):
     """Ensures that no value in the graph is a symbolic float."""
 
     name = "lift-scalars"

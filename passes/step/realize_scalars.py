@@ -28,7 +28,7 @@ _COSTLY = frozenset(
 
 
 @dataclass(frozen=True)
-class RealizeScalars(Pass):
+class RealizeScalars(Pass[Context]):
     """Ensures that no op on tensors of one dimension or more reads a 0-dim result of a power directly."""
 
     name = "realize-scalars"

@@ -12,7 +12,7 @@ from fxamp.passes.base import Context, Pass, Result
 
 
 @dataclass(frozen=True)
-class ShareEqual(Pass):
+class ShareEqual(Pass[Context]):
     """Requires a functional graph, whose writes are final ``copy_`` to inputs; inputs and order stay as they are."""
 
     name = "share-equal"

@@ -14,13 +14,12 @@ from torch._inductor.utils import run_and_get_code
 from fxamp.capture import Captured
 from fxamp.optim.complete import complete_state
 from fxamp.optim.layout import Layout, read_layout
-from fxamp.optim.lower import Wish, decompositions, lower_step, must_lift, passes_for
+from fxamp.optim.lower import Wish, decompositions, lower_step, must_lift, step_passes
 from fxamp.optim.trace import Traced, trace_step
 from fxamp.passes.base import Context
 from fxamp.passes.step.fold_unscale import GRADIENT
 from fxamp.passes.step.guard_updates import updates
 from fxamp.pipeline import run_passes
-from fxamp.policy import Policy
 
 SHAPE = (64, 32)
 COUNT = 3
@@ -47,8 +46,8 @@ def test_the_step_reads_16_and_writes_12_bytes_a_parameter_with_unscaling_and_cl
     lift = must_lift(traced.module, BOTH)
     run_passes(
         Captured(traced.module, traced.mode),
-        Context(Policy("step", "cpu", "float16"), traced.mode),
-        passes_for(BOTH, lift),
+        Context(traced.mode),
+        step_passes(BOTH, lift),
     )
     inputs = [n for n in traced.module.graph.find_nodes(op="placeholder") if n.users and _big(n.meta["val"])]
     written = [n for n in updates(traced.module) if _big(n.meta["val"])]

@@ -19,7 +19,6 @@ from fxamp.optim.trace import Traced
 from fxamp.passes.base import Context
 from fxamp.passes.step.lift_scalars import LiftScalars, liftable
 from fxamp.pipeline import run_passes
-from fxamp.policy import Policy
 
 
 def foreach(name: str) -> Make:
@@ -67,9 +66,7 @@ def test_every_float_becomes_a_tensor_and_no_value_changes(name: str) -> None:
     assert traced.symbols and liftable(traced.module)
     moved = [0.75 * value for value in traced.inputs(layout.floats())]
     wanted = after(traced, layout, moved)
-    run_passes(
-        Captured(traced.module, traced.mode), Context(Policy("step", "cpu", "float16"), traced.mode), (LiftScalars(),)
-    )
+    run_passes(Captured(traced.module, traced.mode), Context(traced.mode), LiftScalars())
     got = after(traced, layout, [torch.tensor(moved, dtype=torch.float64)])
     assert any(not torch.equal(a, b) for a, b in zip(wanted, layout.tensors(), strict=True))
     for a, b in zip(got, wanted, strict=True):

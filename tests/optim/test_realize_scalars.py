@@ -9,7 +9,6 @@ from guarded_runs import SCENARIOS, Training, on_device
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxamp import Policy
 from fxamp.capture import Captured
 from fxamp.graph import format_graph
 from fxamp.optim import guarded
@@ -35,13 +34,13 @@ def captured(function: object) -> tuple[Captured, Context]:
     with mode:
         inputs = torch.empty(2, 3), torch.empty((), dtype=torch.float64)
         gm = make_fx(function)(*inputs)  # type: ignore[arg-type]
-    return Captured(gm, mode), Context(Policy("step", "cpu", "float16"), mode)
+    return Captured(gm, mode), Context(mode)
 
 
 def test_what_is_written_and_that_values_stay() -> None:
     graph, context = captured(corrected)
     assert "inlined" in str(RealizeScalars().ensures(graph.module, context))
-    (record,) = run_passes(graph, context, (RealizeScalars(),))
+    (record,) = run_passes(graph, context, RealizeScalars())
     assert record.modified == 1
     assert_golden("passes/realize-scalars", format_graph(graph.module))
     x, step = torch.randn(2, 3), torch.tensor(3.0, dtype=torch.float64)
@@ -50,11 +49,11 @@ def test_what_is_written_and_that_values_stay() -> None:
 
 def test_a_second_run_and_a_graph_without_powers_change_nothing() -> None:
     graph, context = captured(corrected)
-    run_passes(graph, context, (RealizeScalars(),))
+    run_passes(graph, context, RealizeScalars())
     other, _ = captured(uncorrected)
     for each in (graph, other):
         before = format_graph(each.module)
-        (record,) = run_passes(each, context, (RealizeScalars(),))
+        (record,) = run_passes(each, context, RealizeScalars())
         assert Result(record.modified, record.counts) == Result(0)
         assert format_graph(each.module) == before
 

@@ -7,7 +7,6 @@ import torch
 from golden_text import assert_golden
 from torch import nn
 
-from fxamp import Policy
 from fxamp.capture import Captured
 from fxamp.errors import PassError
 from fxamp.graph import format_graph
@@ -32,8 +31,8 @@ def step_graph(**settings: Any) -> Traced:
 
 
 def run(traced: Traced, *passes: Pass) -> list[Result]:
-    context = Context(Policy("step", "cpu", "float16"), traced.mode)
-    records = run_passes(Captured(traced.module, traced.mode), context, passes)
+    context = Context(traced.mode)
+    records = run_passes(Captured(traced.module, traced.mode), context, *passes)
     return [Result(record.modified, record.counts) for record in records]
 
 
@@ -65,7 +64,7 @@ def test_a_graph_without_a_step_stays_as_it_is(step: Pass) -> None:
 
 def test_the_promises_are_checked() -> None:
     traced = step_graph()
-    context = Context(Policy("step", "cpu", "float16"), traced.mode)
+    context = Context(traced.mode)
     assert "not guarded" in str(GuardUpdates().ensures(traced.module, context))
     assert "read as they are" in str(FoldUnscale().ensures(traced.module, context))
     assert "floats are left" in str(LiftScalars().ensures(traced.module, context))

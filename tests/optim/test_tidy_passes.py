@@ -6,7 +6,6 @@ from golden_text import assert_golden
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxamp import Policy
 from fxamp.capture import Captured
 from fxamp.graph import format_graph
 from fxamp.optim.trace import fake_mode
@@ -38,13 +37,13 @@ def captured(function: object) -> tuple[Captured, Context]:
     mode = fake_mode()
     with mode:
         gm = make_fx(function)(torch.empty(3), torch.empty(3), torch.empty(()))  # type: ignore[arg-type]
-    return Captured(gm, mode), Context(Policy("step", "cpu", "float16"), mode)
+    return Captured(gm, mode), Context(mode)
 
 
 @pytest.mark.parametrize("step", PASSES, ids=lambda p: p.name)
 def test_what_is_written_and_that_values_stay(step: Pass) -> None:
     graph, context = captured(stepping)
-    (record,) = run_passes(graph, context, (step,))
+    (record,) = run_passes(graph, context, step)
     assert record.modified > 0
     assert_golden(f"passes/{step.name}", format_graph(graph.module))
     given, wanted = ([torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), torch.tensor(0.25)] for _ in range(2))
@@ -56,10 +55,10 @@ def test_what_is_written_and_that_values_stay(step: Pass) -> None:
 @pytest.mark.parametrize("step", PASSES, ids=lambda p: p.name)
 def test_a_second_run_and_a_tidy_graph_change_nothing(step: Pass) -> None:
     graph, context = captured(stepping)
-    run_passes(graph, context, (step,))
+    run_passes(graph, context, step)
     for each in (graph, captured(tidy)[0]):
         before = format_graph(each.module)
-        (record,) = run_passes(each, context, (step,))
+        (record,) = run_passes(each, context, step)
         assert Result(record.modified, record.counts) == Result(0)
         assert format_graph(each.module) == before
 
@@ -72,7 +71,7 @@ def transposing(parameter: Tensor, gradient: Tensor, rate: Tensor) -> None:
 
 def test_a_copy_that_lays_out_anew_stays() -> None:
     graph, context = captured(transposing)
-    (record,) = run_passes(graph, context, (DropCopies(),))
+    (record,) = run_passes(graph, context, DropCopies())
     assert record.modified == 0
     given = [torch.zeros(3), torch.tensor([1.0, 2.0, 3.0]), torch.tensor(0.0)]
     graph.module(*given)
@@ -82,5 +81,5 @@ def test_a_copy_that_lays_out_anew_stays() -> None:
 def test_the_promise_of_drop_copies_is_checked() -> None:
     graph, context = captured(stepping)
     assert "copies are left" in str(DropCopies().ensures(graph.module, context))
-    run_passes(graph, context, PASSES)
+    run_passes(graph, context, *PASSES)
     assert DropCopies().ensures(graph.module, context) is None

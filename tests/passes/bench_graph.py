@@ -10,7 +10,7 @@ from golden_text import assert_golden
 from fxamp.capture import Captured, capture
 from fxamp.capture.dynamo import trace
 from fxamp.graph import format_graph, verify
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.policy import Category, Policy, Rule
 
 RULES = (
@@ -30,7 +30,7 @@ class Workbench:
     """A captured program under a policy; ``run`` applies passes one by one and verifies after each."""
 
     captured: Captured
-    context: Context
+    context: CastContext
 
     def run(self, *passes: Pass) -> Result:
         """Run ``passes`` in order, each with its contract; the last one's result."""
@@ -62,4 +62,4 @@ def workbench(
     with torch.autocast("cpu", ambient or torch.bfloat16, enabled=ambient is not None, cache_enabled=False):
         traced = trace(program, inputs)
         captured = capture(traced.module, traced.inputs)
-    return Workbench(captured, Context(under or policy(), captured.mode, ambient))
+    return Workbench(captured, CastContext(captured.mode, under or policy(), ambient))

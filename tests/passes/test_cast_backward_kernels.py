@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from fxamp.capture import Captured
 from fxamp.passes.backward.cast_backward import CastBackward
-from fxamp.passes.base import Context
+from fxamp.passes.base import CastContext
 from fxamp.passes.shared.decision import decision
 from fxamp.pipeline import run_passes
 from fxamp.policy import Category, Policy, Rule
@@ -71,7 +71,7 @@ def compare(program: str, captured: torch.dtype, cast: Category) -> None:
     mode = next(iter(gm.graph.nodes)).meta["val"].fake_mode
     everything = Rule("all", cast, ("*", "*::*"), region="backward")
     policy = replace(Policy.load("cpu-bfloat16").resolve(), rules=(everything,))
-    run_passes(Captured(gm, mode), Context(policy, mode), (CastBackward(),))
+    run_passes(Captured(gm, mode), CastContext(mode, policy), CastBackward())
     assert any(decision(node) for node in gm.graph.nodes)
     check = DtypeCheck(gm)
     inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from fxamp.capture import Captured
 from fxamp.graph import format_graph, graph_output, op_name
 from fxamp.passes.backward.cast_backward import CastBackward
-from fxamp.passes.base import Context
+from fxamp.passes.base import CastContext
 from fxamp.passes.shared.decision import decision, inserted_for
 from fxamp.pipeline import PassRecord, run_passes
 from fxamp.policy import Category, Policy, Rule
@@ -42,7 +42,7 @@ def backward_graph(program: Callable[..., Any], *inputs: Tensor) -> GraphModule:
 def run(gm: GraphModule, *rules: Rule) -> PassRecord:
     mode = next(iter(gm.graph.nodes)).meta["val"].fake_mode
     policy = replace(Policy.load("cpu-bfloat16").resolve(), rules=rules)
-    (record,) = run_passes(Captured(gm, mode), Context(policy, mode), (CastBackward(),))
+    (record,) = run_passes(Captured(gm, mode), CastContext(mode, policy), CastBackward())
     return record
 
 

@@ -216,14 +216,14 @@ def test_a_mixture_that_the_op_refuses_falls_back() -> None:
 def test_a_symbolic_size_meets_no_condition_and_the_reason_says_so() -> None:
 
     from fxamp.capture import capture
-    from fxamp.passes.base import Context
+    from fxamp.passes.base import CastContext
 
     graphs: list[Any] = []
 
     def backend(gm: Any, inputs: Any) -> Any:
         captured = capture(gm, inputs)
         under = policy(Rule("big", FP32, ("exp",), args={"self": {"size": ">1"}}), PRODUCTS)
-        AnnotateRules().run(captured.module, Context(under, captured.mode))
+        AnnotateRules().run(captured.module, CastContext(captured.mode, under))
         graphs.append(captured.module.graph)
         return gm.forward
 

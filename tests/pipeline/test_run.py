@@ -9,8 +9,9 @@ from torch.fx import GraphModule, Node
 from fxamp.capture import Captured, capture
 from fxamp.capture.dynamo import trace
 from fxamp.errors import BannedOpError, PassError
-from fxamp.passes.base import Context, Pass, Result
-from fxamp.pipeline import PASSES, run_passes
+from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.sequences import FORWARD
+from fxamp.pipeline import run_passes
 from fxamp.policy import Category, Policy, Rule
 
 
@@ -21,7 +22,7 @@ def captured() -> Captured:
 
 def run(*passes: Pass, rules: tuple[Rule, ...] = ()) -> list[str]:
     program = captured()
-    records = run_passes(program, Context(Policy("test", "cpu", "bfloat16", rules=rules), program.mode), passes)
+    records = run_passes(program, CastContext(program.mode, Policy("test", "cpu", "bfloat16", rules=rules)), *passes)
     return [record.name for record in records]
 
 
@@ -31,7 +32,7 @@ class Visit(Pass):
 
     name = "visit"
 
-    def run(self, gm: GraphModule, context: Context) -> Result:
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
         for node in gm.graph.nodes:
             self.look(node)
         return Result(0)
@@ -57,7 +58,7 @@ class Break(Visit):
 
     name = "break"
 
-    def run(self, gm: GraphModule, context: Context) -> Result:
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
         first, second = (node for node in gm.graph.nodes if node.op == "call_function")
         first.prepend(second)
         return Result(1)
@@ -67,7 +68,7 @@ class Break(Visit):
 class Promise(Visit):
     name = "promise"
 
-    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+    def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         return "the exponential is still there"
 
 
@@ -75,12 +76,12 @@ class Promise(Visit):
 class Demand(Visit):
     name = "demand"
 
-    def requires(self, gm: GraphModule, context: Context) -> str | None:
+    def requires(self, gm: GraphModule, context: CastContext) -> str | None:
         return "there is no multiplication"
 
 
 def test_passes_run_in_order_and_are_recorded() -> None:
-    assert run(Visit(), *PASSES) == ["visit", *(step.name for step in PASSES)]
+    assert run(Visit(), *FORWARD.steps) == ["visit", *(step.name for step in FORWARD.steps)]
 
 
 def test_a_failing_pass_is_named_with_the_node_and_the_users_line() -> None:
@@ -107,4 +108,4 @@ def test_a_broken_promise_and_a_missing_condition() -> None:
 
 def test_an_error_for_the_user_passes_through() -> None:
     with pytest.raises(BannedOpError, match="use log instead"):
-        run(*PASSES, rules=(Rule("no", Category.BANNED, ("exp",), advice="use log instead"),))
+        run(*FORWARD.steps, rules=(Rule("no", Category.BANNED, ("exp",), advice="use log instead"),))

@@ -18,8 +18,9 @@ from fxamp.capture import capture
 from fxamp.errors import FxampError
 from fxamp.listing import Entry, Listing
 from fxamp.listing.write import write_listing
-from fxamp.passes.base import Context
-from fxamp.pipeline import PASSES, run_passes
+from fxamp.passes.base import CastContext
+from fxamp.passes.sequences import FORWARD
+from fxamp.pipeline import run_passes
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.policy import Policy
 from fxamp.tools.bench.passes.chain import build_chain
@@ -83,7 +84,7 @@ def chain_listing(ops: int, policy: str = "cpu-bfloat16") -> Listing:
     chain = build_chain(ops)
     resolved = Policy.load(policy).resolve("cpu")
     captured = capture(chain.module, chain.inputs)
-    run_passes(captured, Context(resolved, captured.mode), PASSES)
+    run_passes(captured, CastContext(captured.mode, resolved), FORWARD)
     return list_graph(captured.module, stage="cast", policy=resolved.name, device="cpu")
 
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from fxamp.backend.compile import apply_policy
 from fxamp.capture import Captured, capture
 from fxamp.graph import module_path, op_name, tensor_value
-from fxamp.passes.base import Context, all_graphs
+from fxamp.passes.base import CastContext, all_graphs
 from fxamp.passes.forward.expand_composites import ExpandComposites
 from fxamp.passes.shared.decision import decision, inserted_for
 from fxamp.passes.shared.sites import computes, site_of
@@ -61,8 +61,8 @@ def watched(gm: GraphModule, inputs: Sequence[Any], policy: Policy) -> Watched:
     return Watched(shown.module, tuple(tuple(_uses(*pair, policy)) for pair in pairs))
 
 
-def _context(captured: Captured, policy: Policy) -> Context:
-    return Context(policy, captured.mode, None, every_device=True)
+def _context(captured: Captured, policy: Policy) -> CastContext:
+    return CastContext(captured.mode, policy, None, every_device=True)
 
 
 def _uses(shown: GraphModule, rewritten: GraphModule, policy: Policy) -> Iterator[Use]:

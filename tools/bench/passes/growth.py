@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fxamp.capture import capture
-from fxamp.passes.base import Context
-from fxamp.pipeline import PASSES, run_passes
+from fxamp.passes.base import CastContext
+from fxamp.passes.sequences import FORWARD
+from fxamp.pipeline import run_passes
 from fxamp.policy import Policy
 from fxamp.tools.bench.passes.chain import build_chain
 
@@ -34,14 +35,14 @@ def time_chain(ops: int, policy: str = "cpu-bfloat16") -> Timing:
     start = time.thread_time()
     captured = capture(chain.module, chain.inputs)
     seconds = {"capture": time.thread_time() - start}
-    context = Context(resolved, captured.mode)
+    context = CastContext(captured.mode, resolved)
     casts = 0
-    for step in PASSES:
+    for step in FORWARD.steps:
         start = time.thread_time()
-        [record] = run_passes(captured, context, (step,))
+        [record] = run_passes(captured, context, step)
         seconds[step.name] = time.thread_time() - start
         casts += record.counts.get("inserted", 0)
-    seconds["all passes"] = sum(seconds[step.name] for step in PASSES)
+    seconds["all passes"] = sum(seconds[step.name] for step in FORWARD.steps)
     return Timing(ops, casts, seconds)
 
 
