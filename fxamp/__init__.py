@@ -23,7 +23,7 @@ _HOMES = {
     "Policy": ("fxamp.policy", "Policy"),
     "Rule": ("fxamp.policy", "Rule"),
     "report": ("fxamp.backend.report", "report"),
-    "rewrite": ("fxamp.backend", "rewrite"),
+    "rewrite": ("fxamp.backend.rewrite", "rewrite"),
 }
 
 
