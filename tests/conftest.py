@@ -1,4 +1,4 @@
-"""What every test may count on: no state of its neighbours, any order, and the CPU that was asked for."""
+"""What every test may count on: no state of its neighbours, any order, the CPU that was asked for, one thread of it."""
 
 import os
 import random
@@ -17,14 +17,29 @@ hypothesis.settings.register_profile("same", derandomize=True, database=None, de
 hypothesis.settings.register_profile("explore", derandomize=False, database=None, deadline=None)
 hypothesis.settings.load_profile("same")
 
+#: With more processes than this, those that have nothing left to do wait for the longest test.
+MOST_PROCESSES = 8
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu", choices=list(pretended_cpu.CPUS), help="pretend a CPU with bfloat16 units, or without")
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return the processes for ``-n auto``: one for each processor if a folder is tested, else pytest's own alone."""
+    folders = [given for given in config.args if Path(given.partition("::")[0]).is_dir()]
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(processors, MOST_PROCESSES) if folders and processors > 1 else 0
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Pretend the CPU here, and in the processes that tests start. torch sets its loggers up on the first compile."""
+    """Pretend the CPU here, and in the processes that tests start; both compute on one thread, as tensors are tiny.
+
+    torch sets its loggers up on the first compile.
+    """
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch._logging._internal._init_logs()
     if config.getoption("cpu"):
         folder = str(Path(pretended_cpu.__file__).parent)

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import run_ranks
 from scaled_runs import compile_scaled, scaler
-from torch import Tensor, multiprocessing, nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.backend import registry
@@ -68,7 +69,7 @@ def work(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(work, (str(folder),), nprocs=RANKS)
+    run_ranks(work, (str(folder),), RANKS)
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 

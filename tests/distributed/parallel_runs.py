@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from parallel_programs import Program
-from torch import Tensor, multiprocessing, nn
+from ranks import run_ranks
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
@@ -26,7 +27,7 @@ def on_ranks(work: Callable[[DeviceMesh], Any], ranks: int, folder: Path) -> lis
     if ranks == 1:
         _rank(0, 1, folder, work)
     else:
-        multiprocessing.spawn(_rank, (ranks, folder, work), nprocs=ranks)
+        run_ranks(_rank, (ranks, folder, work), ranks)
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
 
 

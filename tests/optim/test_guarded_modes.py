@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from every_optimizer import OPTIMIZERS
 from guarded_runs import INF, HostReads, compilations_of
-from torch import Tensor, multiprocessing, nn
+from ranks import run_ranks
+from torch import Tensor, nn
 
 import fxamp
 from fxamp.errors import OptionError
@@ -102,7 +103,7 @@ def work(rank: int, folder: str) -> None:
 
 
 def test_ranks_agree_before_any_steps(tmp_path: Path) -> None:
-    multiprocessing.spawn(work, (str(tmp_path),), nprocs=RANKS)
+    run_ranks(work, (str(tmp_path),), RANKS)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS))
     assert first["taken"] == second["taken"] == [step != BAD_STEP for step in range(STEPS)]
     assert first["scales"] == second["scales"]

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from ranks import run_ranks
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.scaler import GradScaler
@@ -67,7 +68,7 @@ def work(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(work, (str(folder),), nprocs=RANKS)
+    run_ranks(work, (str(folder),), RANKS)
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 
