@@ -59,7 +59,12 @@ def shown(path: Path) -> str:
 
 def is_built_in(shown_file: str) -> bool:
     """Return whether ``shown_file``, a result of :func:`shown`, is a built-in file."""
-    return shown_file in {shown(path) for path in folder().glob("*.toml")}
+    return shown_file in _shown_files()
+
+
+@cache
+def _shown_files() -> frozenset[str]:
+    return frozenset(shown(path) for path in folder().glob("*.toml"))
 
 
 def _accepted(given: str) -> str:
