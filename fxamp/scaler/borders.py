@@ -67,6 +67,11 @@ def is_leaf(node: Node) -> bool:
     return isinstance(node, torch._C._functions.AccumulateGrad)  # type: ignore[attr-defined]
 
 
+def made_by_hand(node: Node) -> bool:
+    """Whether ``node`` is of a custom autograd Function, and no operator's of torch's own."""
+    return hasattr(type(node), "_forward_cls")
+
+
 def compiled_by_others(node: Node) -> bool:
     """Whether ``node`` is a graph compiled by AOTAutograd, for those who know that it is none of fxamp's."""
     return hasattr(getattr(type(node), "_forward_cls", None), "compiled_bw")

@@ -12,11 +12,11 @@ which one becomes the other: a node multiplies what enters it in float32 by the 
 float32, if the other side of it is float16. Backwards are linear in what enters them, so the hooks change nothing but
 the range. Compiled graphs are told that float16 tangents hold the scale, and let float16 gradients leave with it.
 
-It costs a walk over the nodes of eager code for each scaled loss, some 2 us a node, and two products where the kind
-changes.
+It costs a walk over the nodes of eager code for each scaled loss, and a product where the kind changes.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -30,6 +30,7 @@ from fxamp.scaler.borders import (
     border_of,
     compiled_by_others,
     is_leaf,
+    made_by_hand,
     note_crossed,
     note_hooked,
     product,
@@ -84,8 +85,9 @@ def follow(root: Node, scaler: Scales) -> None:
         within = inside if border is None else border.way == "out"
         if not (inside and within):
             entering = [] if inside else halves(node)
-            leaving = [not within and function is not None and halves(function)[at] for function, at in edges]
-            _prepare(node, border, entering, leaving, scaler)
+            leaving = [None if within or function is None else halves(function)[at] for function, at in edges]
+            if border is not None or True in entering or True in leaving or made_by_hand(node):
+                _prepare(_Site(node, border, entering, leaving, edges), scaler)
         for function, _ in edges:
             if function is not None and function not in seen:
                 seen.add(function)
@@ -93,28 +95,59 @@ def follow(root: Node, scaler: Scales) -> None:
                     left.append((function, within))
 
 
-def _prepare(
-    node: Node, border: Border | None, entering: Sequence[bool], leaving: Sequence[bool], scaler: Scales
-) -> None:
-    """Refuse, mark or hook a node; ``entering``, ``leaving``: which of its gradients are float16, on either side."""
-    crossing = any(entering) or any(leaving)
-    if border is not None:
-        if crossing:
-            _require_own(border, scaler)
+@dataclass(frozen=True)
+class _Site:
+    """A node, and which of its gradients are float16: of those that enter it, and of those that leave by its edges.
+
+    ``leaving`` is None where nothing leaves.
+    """
+
+    node: Node
+    border: Border | None
+    entering: Sequence[bool]
+    leaving: Sequence[bool | None]
+    edges: Sequence[tuple[Node, int]]
+
+    @property
+    def crossing(self) -> bool:
+        """Whether there is float16 on either side."""
+        return True in self.entering or True in self.leaving
+
+    def float16_leaves(self) -> frozenset[int]:
+        """Which of the gradients end in a float16 ``.grad``; UnscaledError if that is a parameter's."""
+        ends = [(at, self.edges[at][0]) for at, half in enumerate(self.leaving) if half]
+        leaves = {at: function.variable for at, function in ends if is_leaf(function)}
+        for variable in leaves.values():
+            if isinstance(variable, nn.Parameter):
+                raise UnscaledError(
+                    f"a float16 parameter of shape {tuple(variable.shape)} gets a gradient, which underflows without "
+                    "the scale; accepted with a scaler in the options: float32 parameters, so no .half(), and no "
+                    f"MixedPrecisionPolicy(param_dtype=torch.float16) of FSDP2. {REMEDY}"
+                )
+        return frozenset(leaves)
+
+
+def _prepare(site: _Site, scaler: Scales) -> None:
+    """Refuse, mark or hook a node, as the rule asks for."""
+    node, leaves = site.node, site.float16_leaves()
+    if site.border is not None:
+        if site.crossing:
+            _require_own(site.border, scaler)
             note_crossed(node)
-            _float16_leaves(node, leaving)
         return
-    by_hand = getattr(type(node), "_forward_cls", None) is not None
-    if by_hand:
-        refuse_reentrant(node, crossing)
-    if not (crossing or (by_hand and _computes_in_float16(node))) or not note_hooked(node):
+    if made_by_hand(node):
+        refuse_reentrant(node, site.crossing)
+        if not (site.crossing or _computes_in_float16(node)):
+            return
+    widens, narrows = bool(leaves) or False in site.leaving, False in site.entering
+    guarded = made_by_hand(node) and not compiled_by_others(node)
+    if not (widens or narrows or guarded) or not note_hooked(node):
         return
-    if by_hand and not compiled_by_others(node):
+    if guarded:
         refuse_nested(node)
-    if not all(entering):
+    if narrows:
         node.register_prehook(lambda gradients: tuple(_entering(each, scaler) for each in gradients))
-    leaves = _float16_leaves(node, leaving)
-    if leaves or not all(leaving):
+    if widens:
         node.register_hook(lambda made, _: tuple(_leaving(g, scaler, at in leaves) for at, g in enumerate(made)))
 
 
@@ -122,20 +155,6 @@ def _computes_in_float16(node: Node) -> bool:
     """Whether a node of Python may compute in float16 though its gradients are wider: nobody sees inside."""
     under_autocast = getattr(node, "_fwd_used_autocast", False) and getattr(node, "_dtype", None) in HALVES
     return under_autocast or compiled_by_others(node)
-
-
-def _float16_leaves(node: Node, leaving: Sequence[bool]) -> frozenset[int]:
-    """Which of the node's gradients end in a float16 ``.grad``."""
-    ends = {at: node.next_functions[at][0] for at, half in enumerate(leaving) if half}
-    leaves = {at: function.variable for at, function in ends.items() if is_leaf(function)}
-    for variable in leaves.values():
-        if isinstance(variable, nn.Parameter):
-            raise UnscaledError(
-                f"a float16 parameter of shape {tuple(variable.shape)} gets a gradient, which underflows without the "
-                "scale; accepted with a scaler in the options: float32 parameters, so no .half(), and no "
-                f"MixedPrecisionPolicy(param_dtype=torch.float16) of FSDP2. {REMEDY}"
-            )
-    return frozenset(leaves)
 
 
 def _require_own(border: Border, scaler: Scales) -> None:

@@ -118,9 +118,12 @@ class GradScaler(DeviceMode):
     def scale(self, outputs: T) -> T:
         """Return ``outputs`` times the scale: a Tensor, or a nested iterable whose lists and tuples keep their type.
 
-        Given to the backend: returns ``outputs`` as they are. A 0-dim float16 loss becomes float32.
+        Given to the backend: returns ``outputs`` as they are, and lets gradients in float16 that are outside of
+        compiled graphs hold the scale; those that ``torch.autograd.grad`` returns too. A 0-dim float16 loss becomes
+        float32.
 
         Raises:
+            UnscaledError: float16 outside of the graphs cannot be followed; see ``fxamp/scaler/float16_flow.py``.
             ValueError: ``outputs`` holds something that is neither a tensor nor an iterable.
         """
         if not self._enabled:
