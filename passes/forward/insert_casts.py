@@ -145,20 +145,22 @@ class _Rewriter:
         return self._cast_uses(node, wanted, why)
 
     def _cast_uses(self, node: Node, wanted: Mapping[Node, torch.dtype], why: str) -> dict[Node, Node]:
-        """Cast inputs for each place in which ``node`` reads them (rule 2); returns the last cast of each input.
+        """Cast inputs for each place in which ``node`` reads them (rule 2); returns one cast of each input.
 
-        What may write to its inputs reads one cast in all places.
+        What may write to its inputs reads one cast in all places. The casts of one input go to its places from the last
+        to the first: in this order autocast makes them as torch is built on Linux, and gradients are summed in it.
         """
-        casts: dict[Node, Node] = {}
-        shared = not isinstance(node.target, OpOverload)
-
-        def cast(source: Node) -> Node:
-            if source in wanted and not (shared and source in casts):
-                casts[source] = self._casts.cast(source, wanted[source], node, why)
-            return casts.get(source, source)
-
-        node.args, node.kwargs = map_arg((node.args, node.kwargs), cast)
-        return casts
+        places: list[Node] = []
+        map_arg((node.args, node.kwargs), places.append)
+        opaque = not isinstance(node.target, OpOverload)
+        casts: dict[Node, list[Node]] = {}
+        for source, dtype in wanted.items():
+            count = places.count(source)
+            made = [self._casts.cast(source, dtype, node, why) for _ in range(1 if opaque else count)]
+            casts[source] = made * count if opaque else made
+        returned = {source: made[0] for source, made in casts.items()}
+        node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda n: casts[n].pop() if n in casts else n)
+        return returned
 
     def _changed(self, source: Node) -> bool:
         before, now = self._captured.get(source), source.meta.get("val")

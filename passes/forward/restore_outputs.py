@@ -4,8 +4,8 @@ Dynamo traces the code after a graph break with the captured dtypes; a 16-bit te
 and fail. Policies with ``outputs = "keep"`` hand out what the casts give instead.
 
 1. A floating output that is narrower than it was captured is widened.
-2. One that is wider, since the program's inputs were 16-bit, is narrowed only where the program goes on with 16-bit
-   tensors (:data:`fxamp.capture.NARROW_OUTPUTS`): autocast would hand out the wider one.
+2. One that was captured in 16 bits and is wider now, or in the other 16-bit dtype, gets the captured dtype only where
+   the program goes on with 16-bit tensors (:data:`fxamp.capture.NARROW_OUTPUTS`): autocast would leave it.
 3. Outputs that share memory still do: their common base is cast once, and they are made from the cast as they were
    made from the base. One tensor that is returned twice stays one.
 """
@@ -116,6 +116,6 @@ def _wrong(output: Node) -> dict[int, torch.dtype]:
         value = tensor_value(leaf)
         if value is None or dtype is None or not value.is_floating_point() or value.dtype == dtype:
             continue
-        if narrow or value.dtype.itemsize <= dtype.itemsize:
+        if narrow or value.dtype.itemsize < dtype.itemsize:
             wrong[index] = dtype
     return wrong

@@ -1,0 +1,183 @@
+"""What leaves a compiled graph: dtypes never narrower than autocast's, and tensors that are one stay one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from like_autocast import assert_like_autocast, compile_with
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import fxamp
+
+LOWERINGS = ("eager", "aot_eager")
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_()
+
+
+#: Programs of a 16-bit input; cpu's autocast gives float32 for the first ones, 16 bits for the others.
+OF_16_BITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "prod": lambda x: x.prod(),
+    "loss": lambda x: F.mse_loss(x, x.relu()),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.zeros(len(x), dtype=torch.long)),
+    "inverse": lambda x: torch.linalg.inv(x.float() + 9 * torch.eye(4)),
+    "product": lambda x: x @ x,
+    "own cast": lambda x: (x @ x).half(),
+    "sum": lambda x: x.sum(),
+}
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", OF_16_BITS)
+def test_a_result_is_never_narrower_than_autocasts(name: str, dtype: torch.dtype, lowering: str) -> None:
+    x = leaf(4, 4).detach().to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        want = OF_16_BITS[name](x)
+    got = compile_with(OF_16_BITS[name], lowering)(x)
+    assert got.dtype in (want.dtype, torch.float32)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, check_dtype=False)
+
+
+def test_a_product_of_the_other_16_bits_keeps_its_range() -> None:
+    x = torch.full((8, 8), 100.0).half()
+    assert compile_with(lambda x: x @ x)(x).max() == 79872
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_16_bit_model_meets_its_own_dtype_behind_a_break(lowering: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = F.softplus(self.first(x)).prod(0, keepdim=True)
+            torch._dynamo.graph_break()
+            return self.second(hidden)
+
+    model = Net().bfloat16()
+    x = leaf(4, 4).detach().bfloat16()
+    assert torch.isfinite(compile_with(model, lowering)(x)).all()
+
+
+def written_twice(x: Tensor, w: Tensor) -> Any:
+    h = x @ w
+    return h.add_(1), h
+
+
+def view_of_a_write(x: Tensor, w: Tensor) -> Any:
+    h = x @ w
+    h[0].mul_(2)
+    return h, h[0], h.t()
+
+
+def same_pick_twice(x: Tensor, w: Tensor) -> Any:
+    parts = (x @ w).split(2)
+    return parts[0], parts[0], parts[1]
+
+
+def input_and_its_view(x: Tensor, w: Tensor) -> Any:
+    return x[1:], x @ w
+
+
+def checkpoint_and_its_input(x: Tensor, w: Tensor) -> Any:
+    h = x @ x
+    return checkpoint(lambda a: a @ w, h, use_reentrant=False), h
+
+
+def hidden_states(x: Tensor, w: Tensor) -> Any:
+    states = [x @ w]
+    for _ in range(2):
+        states.append(checkpoint(lambda a: F.gelu(a @ a), states[-1], use_reentrant=False))
+    return states
+
+
+def checkpoint_that_returns_its_input(x: Tensor, w: Tensor) -> Any:
+    h = x @ x
+    result, same = checkpoint(lambda a: (a @ w, a), h, use_reentrant=False)
+    return result, same, h
+
+
+def checkpoint_written_to(x: Tensor, w: Tensor) -> Any:
+    h = checkpoint(lambda a: F.gelu(a @ w) @ w, x, use_reentrant=False)
+    F.relu(h, inplace=True)
+    return h
+
+
+def function_and_its_input(x: Tensor, w: Tensor) -> Any:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Tensor) -> Tensor:
+            return a * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * 2
+
+    h = x @ w
+    return Doubled.apply(h), h
+
+
+PROGRAMS = [
+    written_twice,
+    view_of_a_write,
+    same_pick_twice,
+    input_and_its_view,
+    checkpoint_and_its_input,
+    hidden_states,
+    checkpoint_that_returns_its_input,
+    checkpoint_written_to,
+    function_and_its_input,
+]
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_values_and_gradients(program: Callable[..., Any], lowering: str) -> None:
+    assert_like_autocast(program, leaf(4, 4), leaf(4, 4), lowering=lowering)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_shares_memory_under_autocast_shares_it_here(program: Callable[..., Any], lowering: str) -> None:
+    x, w = leaf(4, 4), leaf(4, 4)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        want = torch.utils._pytree.tree_leaves(program(x, w))
+    with torch.no_grad():
+        got = torch.utils._pytree.tree_leaves(compile_with(program, lowering)(x, w))
+    for i, a in enumerate(got):
+        for k, b in enumerate(got):
+            shared = want[i].untyped_storage()._cdata == want[k].untyped_storage()._cdata
+            assert (a.untyped_storage()._cdata == b.untyped_storage()._cdata) == shared, (i, k)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_cast_of_the_programs_own_beside_a_view_of_its_source_with_a_scaler(lowering: str) -> None:
+    def program(x: Tensor, y: Tensor) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            y.mean().bfloat16()
+        return {"cast": x.bfloat16(), "view": x[1:]}
+
+    x = leaf(4, 4).detach()
+    result = compile_with(program, lowering, scaler=fxamp.GradScaler("cpu"))(x, x)
+    assert torch.equal(result["cast"].float(), x.bfloat16().float())
+    assert result["view"].untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda h: F.scaled_dot_product_attention(h, h, h),
+        lambda h: torch.bmm(h, h),
+        lambda h: torch.baddbmm(h, h, h),
+        lambda h: torch.cat([h, h @ h, h]),
+    ],
+)
+def test_gradients_of_what_an_op_reads_twice_are_summed_in_float32(op: Callable[..., Any], lowering: str) -> None:
+    assert_like_autocast(lambda x: op(x * 1), leaf(4, 8, 8), lowering=lowering)
