@@ -7,8 +7,9 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fxamp.listing import Entry, Listing
+from fxamp.listing import Listing
 from fxamp.listing.model import FLOATS
+from fxamp.listing.totals import is_op
 from fxamp.pipeline.list_graph import list_graph, rule_ref
 from fxamp.policy import Policy
 from fxamp.policy.file.builtin import is_built_in
@@ -48,7 +49,7 @@ class GraphRecord:
 
     @property
     def ops(self) -> int:
-        """Calls of ATen and custom ops, without the inserted casts."""
+        """Ops of the program, as fxamp-show counts them: no inserted casts, no size arithmetic."""
         return sum(self.ops_by_dtype.values())
 
     @cached_property
@@ -59,7 +60,7 @@ class GraphRecord:
     @cached_property
     def ops_by_dtype(self) -> dict[str, int]:
         """The ops by the dtype of their first floating result; ``"other"`` without one."""
-        ops = [entry for _, entry in self.listing.walk() if _is_op(entry)]
+        ops = [entry for _, entry in self.listing.walk() if is_op(entry)]
         return dict(Counter(entry.dtype if entry.dtype in FLOATS else "other" for entry in ops))
 
     @cached_property
@@ -117,7 +118,3 @@ def _with_unmatched(listing: Listing, policy: Policy) -> Listing:
     return replace(
         listing, unmatched=tuple(rule_ref(rule) for rule in mine if rule.id not in used and rule.region != "backward")
     )
-
-
-def _is_op(entry: Entry) -> bool:
-    return "::" in entry.target and not entry.target.startswith("higher_order::") and not entry.inserted

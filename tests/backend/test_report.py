@@ -8,6 +8,9 @@ import torch
 
 import fxamp
 from fxamp.backend import registry
+from fxamp.listing import Entry, Listing, TensorType
+from fxamp.listing.totals import totals
+from fxamp.pipeline import GraphRecord
 
 OPTIONS = {"policy": "cpu-bfloat16", "lowering": "eager"}
 
@@ -111,3 +114,11 @@ def test_records_go_with_their_model():
     torch.compile(lambda a: a @ a, backend="fxamp", options=OPTIONS)(torch.ones(2, 2))
 
     assert [record.ops for record in registry.recent(since)] == [1]
+
+
+def test_ops_are_counted_alike_by_a_report_and_by_fxamp_show():
+    size = Entry("n", "call_function", target="aten::sym_size.int", symbol="s0")
+    op = Entry("sin", "call_function", target="aten::sin.default", values=(TensorType("f32", ("s0",)),))
+    listing = Listing("GraphModule", (size, op))
+
+    assert GraphRecord(listing).ops == totals(listing).ops == 1

@@ -19,12 +19,13 @@ from torch.utils import _pytree as pytree
 
 from fxamp.errors import ListingError, nearest
 from fxamp.tools.policy.losses import Loss, given_loss
-from fxamp.tools.show.model_file import as_module, guarded, place
+from fxamp.tools.show.model_file import arguments, as_module, guarded, place
 from fxamp.tools.show.quiet import one_line, quiet
 
 ACCEPTED = (
     "model (an nn.Module or function, or model() that makes it) and batches (an iterable, or batches() that returns "
-    "one; each batch a tuple of model's arguments or a dict of keyword arguments) or inputs (one batch)"
+    "one; each batch a tuple of model's arguments, a dict of keyword arguments, or a tuple of both) or inputs (one "
+    "batch)"
 )
 
 
@@ -64,7 +65,7 @@ class Work:
             found = guarded(self.file, lambda: list(islice(given, 1)))
             if not found:
                 return
-            yield _batch(self.file, f"batch {at}", found[0])
+            yield Batch(*arguments(self.model, found[0], f"{self.file}: batch {at}"))
 
     def callable(self) -> Callable[..., Any]:
         """A function that calls the model: Dynamo skips torch.nn's own modules when they are compiled by themselves.
@@ -169,16 +170,3 @@ def _called(file: str, value: Any) -> Any:
     if inspect.isfunction(value) and not inspect.signature(value).parameters:
         return guarded(file, value)
     return value
-
-
-def _batch(file: str, what: str, given: Any) -> Batch:
-    if isinstance(given, Tensor):
-        return Batch((given,), {})
-    if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
-        return Batch((), dict(given))
-    if isinstance(given, (tuple, list)):
-        return Batch(tuple(given), {})
-    raise ListingError(
-        f"{file}: {what} is of type {type(given).__name__}; accepted: a tuple of the model's arguments, a dict of "
-        "keyword arguments, or one tensor"
-    )

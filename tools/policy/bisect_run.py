@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fxamp.tools.common.restored import restored
 from fxamp.tools.policy.batches import Batch, Work, calling
 from fxamp.tools.policy.losses import floating
 
@@ -71,11 +72,10 @@ def relative(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of a model, and the batches, in one dtype; every run begins with the same buffers."""
+    """A copy of a model, and the batches, in one dtype; every run begins with the same tensors."""
 
     model: Callable[..., Any]
     batches: tuple[Batch, ...]
-    buffers: Mapping[str, Tensor]
 
     @staticmethod
     def of(work: Work, batches: Sequence[Batch], dtype: torch.dtype | None = None) -> "Copy":
@@ -84,7 +84,7 @@ class Copy:
         if isinstance(model, torch.nn.Module):
             model.to(dtype=dtype).zero_grad()
         there = tuple(Batch(*pytree.tree_map(lambda v: _moved(v, dtype), (b.args, dict(b.kwargs)))) for b in batches)
-        return Copy(model, there, {name: value.clone() for name, value in _buffers(model)})
+        return Copy(model, there)
 
     def run(
         self, work: Work, call: Callable[..., Any], scaled: Callable[[Tensor], Tensor] | None, seed: int
@@ -93,22 +93,22 @@ class Copy:
 
         The backward of each starts at ``scaled(loss)``; without ``scaled`` there is none.
         """
-        leaves = dict(self._leaves())
-        with torch.no_grad():
-            for name, value in _buffers(self.model):
-                value.copy_(self.buffers[name])
-        for leaf in leaves.values():
-            leaf.grad = None
+        with restored(self.model, work.loss, [(batch.args, dict(batch.kwargs)) for batch in self.batches]):
+            return self._run(work, call, scaled, seed)
+
+    def _run(
+        self, work: Work, call: Callable[..., Any], scaled: Callable[[Tensor], Tensor] | None, seed: int
+    ) -> Results:
         outputs: list[Tensor] = []
         for at, batch in enumerate(self.batches):
             torch.manual_seed(seed + at)
             with torch.enable_grad() if scaled is not None else torch.no_grad():
                 found = call(*batch.args, **batch.kwargs)
-                outputs += [value.detach().to("cpu", torch.float64) for value in floating(found)]
+                outputs += [value.detach().to("cpu", torch.float64, copy=True) for value in floating(found)]
                 loss = None if scaled is None else work.loss(found)
             if loss is not None and scaled is not None and loss.requires_grad:
                 scaled(loss).backward()  # type: ignore[no-untyped-call]
-        gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        gradients = {name: leaf.grad for name, leaf in self._leaves() if leaf.grad is not None}
         return Results(tuple(outputs), {name: g.detach().to("cpu", torch.float64) for name, g in gradients.items()})
 
     def callable(self) -> Callable[..., Any]:
@@ -120,10 +120,6 @@ class Copy:
             yield from ((name, value) for name, value in self.model.named_parameters() if value.requires_grad)
         for at, batch in enumerate(self.batches):
             yield from ((f"batch {at} {i}", value) for i, value in enumerate(batch.tensors) if value.requires_grad)
-
-
-def _buffers(model: Callable[..., Any]) -> list[tuple[str, Tensor]]:
-    return list(model.named_buffers()) if isinstance(model, torch.nn.Module) else []
 
 
 def _moved(value: Any, dtype: torch.dtype | None) -> Any:

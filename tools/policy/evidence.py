@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from fxamp.errors import FxampError, ListingError
 from fxamp.passes.base import all_graphs
 from fxamp.policy import Policy
+from fxamp.tools.common.restored import restored
 from fxamp.tools.policy.batches import Batch, Work, failed, unlimited_recompiles
 from fxamp.tools.policy.places import Place, Watched, watched
 from fxamp.tools.policy.ranges import Format, Range
@@ -45,7 +46,7 @@ class Evidence:
 
 
 def gather(work: Work, policy: Policy, gradients: bool, progress: Callable[[str], None]) -> Evidence:
-    """Run every batch of ``work``; with ``gradients`` also the backward from its loss.
+    """Run every batch of ``work``; with ``gradients`` also the backward from its loss. The model stays as it is.
 
     Raises ListingError where there is nothing to learn from: no batch, nothing that the policy would run in 16 bits,
     a loss that is not finite, gradients that are all zero or not finite.
@@ -53,7 +54,7 @@ def gather(work: Work, policy: Policy, gradients: bool, progress: Callable[[str]
     watcher = _Watcher(policy, gradients)
     count = 0
     torch._dynamo.reset()
-    with quiet(), unlimited_recompiles():
+    with quiet(), unlimited_recompiles(), restored(work.model, work.loss):
         compiled = torch.compile(work.callable(), backend=watcher.compile)
         for count, batch in enumerate(work.batches(), 1):
             torch.manual_seed(count - 1)
@@ -70,11 +71,12 @@ def gather(work: Work, policy: Policy, gradients: bool, progress: Callable[[str]
 def _run(work: Work, compiled: Callable[..., Any], batch: Batch, watcher: "_Watcher", number: int) -> None:
     where = f"batch {number - 1}"
     try:
-        with torch.enable_grad() if watcher.gradients else torch.no_grad():
-            output = compiled(*batch.args, **batch.kwargs)
-            loss = work.loss(output) if watcher.gradients else None
-        if loss is not None:
-            _backward(work, loss, where)
+        with restored((batch.args, dict(batch.kwargs))):
+            with torch.enable_grad() if watcher.gradients else torch.no_grad():
+                output = compiled(*batch.args, **batch.kwargs)
+                loss = work.loss(output) if watcher.gradients else None
+            if loss is not None:
+                _backward(work, loss, where)
     except FxampError:
         raise
     except Exception as error:
@@ -84,13 +86,8 @@ def _run(work: Work, compiled: Callable[..., Any], batch: Batch, watcher: "_Watc
         raise failed(work.file, f"calling model on {where}", error) from error
     finally:
         watcher.unhook()
-        for tensor in _leaves(work, batch):
-            tensor.grad = None
-
-
-def _leaves(work: Work, batch: Batch) -> list[Tensor]:
-    parameters = list(work.model.parameters()) if isinstance(work.model, torch.nn.Module) else []
-    return [tensor for tensor in (*parameters, *batch.tensors) if tensor.is_leaf]
+        for parameter in work.model.parameters() if isinstance(work.model, torch.nn.Module) else ():
+            parameter.grad = None
 
 
 def _backward(work: Work, loss: Tensor, where: str) -> None:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.backend.breaks import why_ended
 from fxamp.errors import ListingError
+from fxamp.tools.common.restored import modules_in, restored, tensor_stores, tensors_beside_modules
 from fxamp.tools.show.model_file import Program, place
 from fxamp.tools.show.prepare import Prepared
 from fxamp.tools.show.quiet import one_line
@@ -32,7 +33,7 @@ def collect(program: Program, file: str, notice: Callable[[str], None]) -> list[
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True, static_shapes=True)
     device = _device(program)
     try:
-        with _faked(program, mode) as faked, mode:
+        with restored(tensors_beside_modules(program.model)), _faked(program, mode) as faked, mode:
             return _compiled(faked, device)
     except _MISFITS as error:
         raise _misfit(file, error) from error
@@ -41,7 +42,8 @@ def collect(program: Program, file: str, notice: Callable[[str], None]) -> list[
             raise _misfit(file, error, " (with parameters on meta there are no values to run it on)") from error
         notice(f"running the model on its real inputs, because FakeTensors do not tell enough: {one_line(error)}")
     try:
-        return _compiled(program, device)
+        with restored(program.model, (program.args, dict(program.kwargs))):
+            return _compiled(program, device)
     except Exception as error:
         raise _misfit(file, error) from error
 
@@ -102,7 +104,7 @@ def _tensors(program: Program) -> list[Tensor]:
 
 @contextlib.contextmanager
 def _faked(program: Program, mode: FakeTensorMode) -> Iterator[Program]:
-    """The program with FakeTensors on the CPU for all its tensors; its parameters are put back on leaving."""
+    """The program with FakeTensors on the CPU for all its tensors; those of its modules are put back on leaving."""
     made: dict[int, Any] = {}
 
     def fake(value: Any) -> Any:
@@ -111,11 +113,10 @@ def _faked(program: Program, mode: FakeTensorMode) -> Iterator[Program]:
         return made[id(value)]
 
     before: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    modules = list(program.model.modules()) if isinstance(program.model, torch.nn.Module) else []
-    for module in modules:
-        for state in (module._parameters, module._buffers):
-            before.append((state, dict(state)))
-            state.update({name: fake(value) for name, value in state.items()})
+    for state in [store for module in set(modules_in(program.model)) for store in tensor_stores(module)]:
+        tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        before.append((state, tensors))
+        state.update({name: fake(value) for name, value in tensors.items()})
     try:
         yield Program(program.model, *pytree.tree_map(fake, (program.args, dict(program.kwargs))))
     finally:

@@ -25,7 +25,8 @@ from fxamp.tools.show.quiet import one_line
 _NAME = "__fxamp_model__"
 
 ACCEPTED = (
-    "model (an nn.Module or function) and inputs (a tuple of its arguments, or a dict of keyword arguments), "
+    "model (an nn.Module or function) and inputs (a tuple of its arguments, a dict of keyword arguments, or a tuple of "
+    "both), "
     "functions model() and inputs(), or one function without arguments that returns (model, inputs)"
 )
 
@@ -58,7 +59,8 @@ def program(file: str, tree: ast.Module, run: Callable[[str], None]) -> Program:
             if not isinstance(returned, (tuple, list)) or len(returned) != 2:
                 raise ListingError(f"{file}: after running it, model and inputs are not there; accepted: {ACCEPTED}")
             model, inputs = returned
-    return Program(_checked_model(file, model), *_arguments(file, inputs))
+    checked = _checked_model(file, model)
+    return Program(checked, *arguments(checked, inputs, f"{file}: inputs"))
 
 
 def _lacking(file: str, bound: set[str], pair: Sequence[str]) -> str:
@@ -124,14 +126,40 @@ def _checked_model(file: str, model: Any) -> Callable[..., Any]:
     return checked
 
 
-def _arguments(file: str, inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def arguments(model: Callable[..., Any], inputs: Any, what: str) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The positional and the keyword arguments that ``inputs`` means.
+
+    Raises ListingError, which begins with ``what``, for what is none.
+    """
     if isinstance(inputs, torch.Tensor):
         return (inputs,), {}
     if isinstance(inputs, Mapping) and all(isinstance(key, str) for key in inputs):
         return (), dict(inputs)
+    if _is_both(model, inputs):
+        args, kwargs = inputs
+        return tuple(args), dict(kwargs)
     if isinstance(inputs, (tuple, list)):
         return tuple(inputs), {}
     raise ListingError(
-        f"{file}: inputs is of type {type(inputs).__name__}; accepted: a tuple of the model's arguments, a dict of "
-        "keyword arguments, or one tensor"
+        f"{what} is of type {type(inputs).__name__}; accepted: a tuple of the model's arguments, a dict of "
+        "keyword arguments, a tuple of both, or one tensor"
     )
+
+
+def _is_both(model: Callable[..., Any], inputs: Any) -> bool:
+    """Whether ``inputs`` is ``(args, kwargs)``, and not two arguments of which the second is a dict."""
+    match inputs:
+        case (tuple() | list(), Mapping()) if all(isinstance(key, str) for key in inputs[1]):
+            return _takes(model, *inputs[0], **inputs[1]) or not _takes(model, *inputs)
+    return False
+
+
+def _takes(model: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    """Whether ``model`` can be called so, as far as its signature says."""
+    try:
+        inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # a built-in function has no signature
+        return not kwargs
+    return True

@@ -3,23 +3,26 @@
 import re
 from fnmatch import fnmatchcase
 
-ACCEPTED = "'mm' (aten), 'aten::mm', 'aten::sum.dim_IntList' (one overload), 'mylib::op', or a glob such as 'conv*'"
+ACCEPTED = (
+    "'mm' (aten), 'aten::mm', 'aten.mm', 'aten::sum.dim_IntList' (one overload), 'mylib::op', or a glob such as 'conv*'"
+)
 
 _NAME = re.compile(r"(?:[\w*?\[\]!-]+::)?[\w*?\[\]!-]+(?:\.[\w*?\[\]!-]+)?")
+_PYTHON = re.compile(r"(?:torch\.ops\.(?P<any>\w+)|(?P<torchs>aten|prims|quantized))\.(?P<op>.+)")
 _GLOB = re.compile(r"[*?\[]")
 
 
 def canonical(name: str) -> str:
-    """Return ``name`` with its namespace, aten where none is written.
+    """Return ``name`` with its namespace, aten where none is written: ``"aten::mm"`` for ``"mm"``.
 
-    Raises ValueError, with the spelling that is meant where that is plain, if it is not the name of an op.
+    Python's spelling is taken too, ``"aten.mm.default"`` and ``"torch.ops.mylib.op"``. Raises ValueError, with what is
+    accepted, if it is not the name of an op.
     """
-    python_style = re.fullmatch(r"(?:torch\.ops\.)?(aten|prims|quantized)\.(.+)", name)
-    if python_style is not None:
-        raise ValueError(f"{name!r} is not an op name; write {python_style[1]}::{python_style[2]}")
-    if not _NAME.fullmatch(name):
+    python = _PYTHON.fullmatch(name)
+    spelled = f"{python['any'] or python['torchs']}::{python['op']}" if python else name
+    if not _NAME.fullmatch(spelled):
         raise ValueError(f"{name!r} is not an op name; accepted: {ACCEPTED}")
-    return name if "::" in name else f"aten::{name}"
+    return spelled if "::" in spelled else f"aten::{spelled}"
 
 
 def is_glob(name: str) -> bool:

@@ -118,6 +118,13 @@ def test_explain_says_what_decides_and_what_became_of_the_others(
     assert [word for word in words if word not in out] == [], out
 
 
+def test_explain_takes_every_spelling_of_an_op(capsys: pytest.CaptureFixture[str]) -> None:
+    said = [run(capsys, "explain", op, "--policy", "cuda-float16") for op in ("linear", "aten::linear", "aten.linear")]
+    assert said[0][0] == 0 and said[0] == said[1] == said[2]
+    said = [run(capsys, "explain", op, "--policy", "cuda-float16") for op in ("linear.default", "aten.linear.default")]
+    assert said[0][0] == 0 and said[0] == said[1]
+
+
 def test_explain_shows_overloads_and_the_nearest_op(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "explain", "softmax", "--policy", "cuda-float16", "--torch", "2.12")[1]
     assert "aten::softmax.int in the forward" in out and "aten::softmax.Dimname in the forward" in out

@@ -8,6 +8,7 @@ from show_dumps import rows
 
 from fxamp.errors import ListingError
 from fxamp.tools.show.load import Request, load
+from fxamp.tools.show.model_file import arguments
 
 NET = """
 import torch
@@ -39,6 +40,10 @@ FORMS = {
     "values": "model = Net()\ninputs = (torch.randn(2, 16),)\n",
     "one tensor": "model = Net()\ninputs = torch.randn(2, 16)\n",
     "keywords": "model = Net()\ninputs = {'x': torch.randn(2, 16), 'scale': 2.0}\n",
+    "both": "model = Net()\ninputs = ((torch.randn(2, 16),), {'scale': 2.0})\n",
+    "both, in a list": "model = Net()\ninputs = [[torch.randn(2, 16)], {}]\n",
+    "both, for a function": "net = Net()\ndef model(x, *, s):\n    return net(x, s)\n"
+    "inputs = [torch.randn(2, 16)], {'s': 2.0}\n",
     "functions": "def model():\n    return Net()\n\ndef inputs():\n    return [torch.randn(2, 16)]\n",
     "one function": "def example(size=2):\n    return Net(), (torch.randn(size, 16),)\n",
     "a function as model": "net = Net()\n\ndef model(x):\n    return net(x)\n\ninputs = (torch.randn(2, 16),)\n",
@@ -54,6 +59,23 @@ def test_the_ways_to_name_a_model(form: str, tmp_path: Path, capsys: pytest.Capt
     printed = capsys.readouterr()
     assert printed.out == ""
     assert re.fullmatch(r"fxamp-show: running .*model\.py to get its model and inputs\n", printed.err)
+
+
+@pytest.mark.parametrize(
+    ("signature", "args", "kwargs"),
+    [
+        ("x, scale=1.0", (1,), {"scale": 2.0}),
+        ("x, *, scale", (1,), {"scale": 2.0}),
+        ("*args, **kwargs", (1,), {"scale": 2.0}),
+        ("states, options", ((1,), {"scale": 2.0}), {}),
+        ("states, options=None", ((1,), {"scale": 2.0}), {}),
+    ],
+)
+def test_a_tuple_and_a_dict_are_what_the_model_can_be_called_with(
+    signature: str, args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
+    model = eval(f"lambda {signature}: None")
+    assert arguments(model, ((1,), {"scale": 2.0}), "inputs") == (args, kwargs)
 
 
 def test_a_module_of_torch_itself(tmp_path: Path) -> None:

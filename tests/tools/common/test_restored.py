@@ -1,0 +1,123 @@
+"""Entry points that look at a program change no tensor of it: parameters, buffers, plain tensors, inputs, gradients."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fxamp
+from fxamp.policy import Policy
+from fxamp.tools.common.restored import restored
+from fxamp.tools.policy.batches import Work, load_work
+from fxamp.tools.policy.bisect_trials import Trials
+from fxamp.tools.policy.evidence import gather
+from fxamp.tools.show.load import Request, load
+
+FILE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)
+        self.register_buffer("calls", torch.zeros(()))
+        self.last = torch.zeros(4)
+
+    def forward(self, x):
+        self.calls.add_(1)
+        x.add_(1)
+        y = self.norm(self.layer(x))
+        self.last.copy_(y.detach().sum(0))
+        return y.sin()
+
+torch.manual_seed(0)
+net = Net()
+net.layer.weight.grad = torch.ones(4, 4)
+model = {model}
+inputs = (torch.randn(8, 4),)
+batches = [inputs] * 2
+"""
+MODELS = {"module": "net", "symbolic trace": "torch.fx.symbolic_trace(net)", "function": "lambda x: net(x) * 2"}
+
+
+@pytest.fixture(params=MODELS)
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    path = tmp_path / "model.py"
+    path.write_text(FILE.replace("{model}", MODELS[request.param]))
+    return str(path)
+
+
+def tensors(defined: dict[str, Any]) -> list[torch.Tensor]:
+    net = defined["net"]
+    return [*net.parameters(), *net.buffers(), net.last, net.layer.weight.grad, *defined["inputs"]]
+
+
+def calibrate(work: Work) -> None:
+    gather(work, Policy.load("cpu-bfloat16").resolve("cpu"), True, lambda text: None)
+
+
+def bisect(work: Work) -> None:
+    policy = Policy.load("cpu-bfloat16").resolve("cpu")
+    trials = Trials(work, tuple(work.batches()), policy, 0.5, "both", lambda text: None)
+    assert trials.places()
+    trials.passes(())
+
+
+def rewrite(work: Work) -> None:
+    (batch,) = list(work.batches())[:1]
+    fxamp.rewrite(work.model, batch.args, policy="cpu-bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def _no_other_models() -> None:
+    for name in [name for name in sys.modules if name.startswith("__fxamp_batches_")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("entry", [calibrate, bisect, rewrite])
+def test_no_tensor_is_changed(entry: Callable[[Work], None], file: str) -> None:
+    for name in [name for name in sys.modules if name.startswith("__fxamp_batches_")]:
+        del sys.modules[name]
+    work = load_work(file, lambda text: None)
+    if entry is bisect and not isinstance(work.model, torch.nn.Module):
+        pytest.skip("the copies that are float64 are made of modules")
+    (name,) = [name for name in sys.modules if name.startswith("__fxamp_batches_")]
+    defined = vars(sys.modules[name])
+    before = tensors(defined)
+    values = [tensor.clone() for tensor in before]
+    entry(work)
+    after = tensors(defined)
+    assert all(one is other for one, other in zip(before, after, strict=True))
+    assert all(torch.equal(value, tensor) for value, tensor in zip(values, after, strict=True))
+
+
+def test_showing_changes_no_tensor(file: str) -> None:
+    load(file, Request(policy="cpu-bfloat16"))
+    defined = vars(sys.modules["__fxamp_model__"])
+    fresh: dict[str, Any] = {}
+    exec(compile(Path(file).read_text(), file, "exec"), fresh)
+    assert all(torch.equal(one, other) for one, other in zip(tensors(defined), tensors(fresh), strict=True))
+
+
+def test_compiling_changes_what_running_changes(file: str) -> None:
+    ours: dict[str, Any] = {}
+    theirs: dict[str, Any] = {}
+    for defined in (ours, theirs):
+        exec(compile(Path(file).read_text(), file, "exec"), defined)
+    options = {"lowering": "eager", "policy": "cpu-bfloat16"}
+    call = torch.compile(lambda x: ours["model"](x), backend="fxamp", options=options)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = theirs["model"](*theirs["inputs"])
+    assert torch.equal(call(*ours["inputs"]).float(), expected.float())
+    assert all(torch.equal(one, other) for one, other in zip(tensors(ours), tensors(theirs), strict=True))
+
+
+def test_names_are_bound_again() -> None:
+    module = torch.nn.Linear(2, 2)
+    module.seen = before = torch.zeros(2)
+    with restored(module):
+        module.seen = torch.ones(2)
+    assert module.seen is before
