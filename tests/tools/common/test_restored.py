@@ -12,6 +12,7 @@ import fxamp
 from fxamp.policy import Policy
 from fxamp.tools.common.restored import restored
 from fxamp.tools.policy.batches import Work, load_work
+from fxamp.tools.policy.bisect_run import Copy
 from fxamp.tools.policy.bisect_trials import Trials
 from fxamp.tools.policy.evidence import gather
 from fxamp.tools.show.load import Request, load
@@ -100,6 +101,26 @@ def test_showing_changes_no_tensor(file: str) -> None:
     fresh: dict[str, Any] = {}
     exec(compile(Path(file).read_text(), file, "exec"), fresh)
     assert all(torch.equal(one, other) for one, other in zip(tensors(defined), tensors(fresh), strict=True))
+
+
+def test_showing_what_needs_values_changes_no_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(FILE.replace("{model}", "lambda x: net(x) * (2 if float(net(x).sum()) > 0 else 3)"))
+    load(str(path), Request(policy="cpu-bfloat16"))
+    assert "running the model on its real inputs" in capsys.readouterr().err
+    fresh: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), fresh)
+    shown = vars(sys.modules["__fxamp_model__"])
+    assert all(torch.equal(one, other) for one, other in zip(tensors(shown), tensors(fresh), strict=True))
+
+
+def test_every_run_of_a_copy_begins_with_the_same_tensors(file: str) -> None:
+    work = load_work(file, lambda text: None)
+    there = Copy.of(work, tuple(work.batches()))
+    first, second = (there.run(work, there.model, lambda loss: loss, 0) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first.outputs, second.outputs, strict=True))
+    assert first.gradients.keys() == second.gradients.keys()
+    assert all(torch.equal(first.gradients[name], second.gradients[name]) for name in first.gradients)
 
 
 def test_compiling_changes_what_running_changes(file: str) -> None:
