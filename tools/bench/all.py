@@ -20,7 +20,7 @@ from fxamp.tools.bench.train.plan import DTYPES
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
 
 PROG = "fxamp-bench all"
-#: By device: the dtypes of the trainings unless the user names others. A CPU without 16-bit units has one question.
+#: By device: the default dtypes of the trainings. A CPU has one that is worth measuring: fxamp's choice.
 _DTYPES = {"cpu": ("auto",), "cuda": ("float16", "bfloat16")}
 
 
@@ -48,10 +48,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     result = Parser(
-        PROG, "Measure everything into a folder. What the folder holds already is kept, so a second call goes on."
+        PROG, "Measure everything into a folder. Files that it holds already are kept, so a second call continues."
     )
     add = result.add_argument
-    add("--output", type=Path, required=True, help="the folder, made if need be")
+    add("--output", type=Path, required=True, help="the folder, created if necessary")
     add("--device", type=one_of(*BASELINES), default="cpu", help="cpu (default) or cuda")
     add("--parts", type=_listed(tuple(PARTS)), default=tuple(PARTS), help=f"of {','.join(PARTS)} (default all)")
     add("--models", type=_listed(tuple(MODELS)), default=tuple(MODELS), help=f"of {','.join(MODELS)} (default all)")
@@ -66,13 +66,13 @@ def _parser() -> Parser:
 
 
 def _listed(accepted: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """An argparse ``type``: some of ``accepted`` with commas between them, each once."""
+    """Return an argparse ``type``: some of ``accepted``, separated by commas, each once."""
     check = one_of(*accepted)
     return lambda text: tuple(dict.fromkeys(check(part.strip()) for part in text.split(",")))
 
 
 def _all(given: argparse.Namespace) -> list[str]:
-    """Measure what the folder lacks, and write the summary; returns the names of what did not work."""
+    """Make the measurements that the folder lacks, and write the summary; return the names of those that failed."""
     tasks = [task for part in given.parts for task in PARTS[part](given)]
     parsed = [task.subcommand.parser(PROG).parse_args(task.arguments) for task in tasks]  # mistakes come first
     folder: Path = given.output
@@ -83,7 +83,7 @@ def _all(given: argparse.Namespace) -> list[str]:
     failed = []
     for number, (task, options) in enumerate(zip(tasks, parsed, strict=True), start=1):
         if (folder / f"{task.name}.json").exists():
-            _say(f"{number}/{len(tasks)} {task.name}: the folder holds it already")
+            _say(f"{number}/{len(tasks)} {task.name}: the folder has it already")
             continue
         _say(f"{number}/{len(tasks)} {task.name}")
         report = task.subcommand.run(options, _say)
@@ -103,7 +103,7 @@ def _train(given: argparse.Namespace) -> Iterator[_Task]:
 
 
 def _optimizers(given: argparse.Namespace) -> Iterator[_Task]:
-    # A step has no graph that could run eagerly; op by op is next to it.
+    # A compiled step has no eager lowering; aot_eager is the closest.
     lowering = ["--lowering=aot_eager"] if given.lowering == "eager" else _options(given, "lowering")
     yield _Task("optimizers", optimizers, [*_options(given, "device", "optimizers"), *lowering])
 

@@ -1,4 +1,4 @@
-"""fxamp-bench: measurements of fxamp itself. Each subcommand is a module of its own, imported when it is asked for."""
+"""fxamp-bench: measures fxamp itself. Each subcommand is a module that is imported when it is called."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from fxamp.errors import nearest
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "passes": (
         "fxamp.tools.bench.passes.command",
-        "time of capture and of each pass, and their share of a whole torch.compile",
+        "time of capture and of each pass, and their share of a torch.compile",
     ),
     "show": ("fxamp.tools.bench.show", "time of fxamp-show on dumps of growing size, and of its start"),
     "train": (

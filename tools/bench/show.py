@@ -29,7 +29,7 @@ from fxamp.tools.common.command_line import Parser, guarded, one_of, positives
 from fxamp.tools.show.command import FORMATS
 
 PROG = "fxamp-bench show"
-#: Each time is the median of so many runs.
+#: Each time is the median of this many runs.
 RUNS = 3
 
 
@@ -37,7 +37,7 @@ RUNS = 3
 class Reading:
     """One dump and the time of ``fxamp-show FILE``: ``seconds`` elapsed and ``cpu`` seconds, each a median.
 
-    ``ops`` were asked for; ``nodes`` stand in the graph, its inputs, casts and output included.
+    ``ops`` is the requested number; ``nodes`` counts all nodes, including inputs, casts and output.
     """
 
     ops: int
@@ -64,7 +64,7 @@ def parser(prog: str) -> Parser:
 
 
 def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """Measure; ``say`` takes a line of progress. Raises FxampError if fxamp-show fails."""
+    """Measure; ``say`` receives lines of progress. Raises FxampError if fxamp-show fails."""
     with tempfile.TemporaryDirectory(prefix="fxamp-bench-") as folder:
         start = time_show(smallest(), 1, Path(folder), given.format)
         readings = []
@@ -75,12 +75,12 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
 
 
 def smallest() -> Listing:
-    """A graph of one node, which is nearly all start-up time."""
+    """Return a graph of one node; showing it takes little more than start-up time."""
     return Listing("GraphModule", (Entry("output", "output", "output", "(None,)"),), stage="cast")
 
 
 def chain_listing(ops: int, policy: str = "cpu-bfloat16") -> Listing:
-    """The listing of a chain of ``ops`` calls, captured and rewritten under ``policy``, as the backend dumps it."""
+    """Return the listing of a chain of ``ops`` calls after the passes of ``policy``, as the backend dumps it."""
     chain = build_chain(ops)
     resolved = Policy.load(policy).resolve("cpu")
     captured = capture(chain.module, chain.inputs)
@@ -117,12 +117,12 @@ def _children() -> float:
 
 
 def per_node(reading: Reading, start: Reading) -> float:
-    """Elapsed seconds for one node beyond the time of the one-node dump ``start``, which is start-up; not negative."""
+    """Return the elapsed seconds per node without the start-up time, which is that of the one-node dump ``start``."""
     return max(0.0, reading.seconds - start.seconds) / reading.nodes
 
 
 def document(start: Reading, readings: Sequence[Reading]) -> dict[str, Any]:
-    """The measurements as JSON's values; times in seconds."""
+    """Return the measurements as values for JSON; times in seconds."""
     return {
         "runs": RUNS,
         "start": asdict(start),
@@ -131,7 +131,7 @@ def document(start: Reading, readings: Sequence[Reading]) -> dict[str, Any]:
 
 
 def table(start: Reading, readings: Sequence[Reading], markdown: bool = False) -> str:
-    """The measurements as a table, the one-node dump first."""
+    """Return the measurements as a table, the one-node dump first."""
     rows = [
         (
             reading.ops,

@@ -1,4 +1,4 @@
-"""What every command-line tool shares: errors that name the nearest match, and exit status 2 for a user's mistake."""
+"""Command lines of all tools: errors that name the nearest match, and exit status 2 for a user's mistake."""
 
 import argparse
 import math
@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def one_of(*accepted: str) -> Callable[[str], str]:
-    """An argparse ``type`` that takes one of ``accepted`` and names the nearest match for anything else."""
+    """Return an argparse ``type`` that accepts one of ``accepted``, and names the nearest match for anything else."""
 
     def check(text: str) -> str:
         if text not in accepted:

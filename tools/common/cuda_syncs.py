@@ -1,4 +1,4 @@
-"""Counting how often the host waits for a CUDA device."""
+"""Counts how often the host waits for a CUDA device."""
 
 import warnings
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ _SYNC_WARNING = "synchronizing CUDA operation"
 
 
 class Count:
-    """``value`` is there after the block."""
+    """``value`` is set at the end of the block."""
 
     value = 0
 
 
 @contextmanager
 def cuda_syncs() -> Iterator[Count]:
-    """Count in a block what torch.cuda.set_sync_debug_mode reports; needs a CUDA device."""
+    """Count the synchronizations that torch.cuda.set_sync_debug_mode reports in a block; needs a CUDA device."""
     count = Count()
     torch.cuda.synchronize()
     with warnings.catch_warnings(record=True) as caught:

@@ -21,7 +21,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Data coordinates to pixels."""
+    """Converts data coordinates to pixels."""
 
     steps: int
     low: float
@@ -53,7 +53,7 @@ def line_chart(title: str, curves: Sequence[Curve], x_label: str, y_label: str) 
 
 
 def ticks(low: float, high: float, about: int = 6) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) that enclose ``low`` to ``high``: about ``about``."""
+    """Return about ``about`` round numbers, 1, 2 or 5 times a power of ten apart, that enclose ``low`` to ``high``."""
     span = (high - low) or 1.0
     power = 10.0 ** math.floor(math.log10(span / about))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power * about >= span)
@@ -62,7 +62,7 @@ def ticks(low: float, high: float, about: int = 6) -> list[float]:
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
-    """The mean of the last ``window`` values at each place (of as many as there are, at the start)."""
+    """Return the running mean over the last ``window`` values (fewer at the start)."""
     return [math.fsum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
 
 

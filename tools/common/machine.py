@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def machine(device: str, threads: int) -> dict[str, str]:
-    """What absolute numbers are worth nothing without: ``device`` (the GPU's or the CPU's name), torch, Python, Triton.
+    """The facts that absolute numbers need: ``device`` (the GPU's or the CPU's name), torch, Python, Triton.
 
     ``device`` is ``"cpu"`` or ``"cuda"``; ``threads`` are the CPU threads that were used.
     """
@@ -23,12 +23,12 @@ def machine(device: str, threads: int) -> dict[str, str]:
 
 
 def cpu_name(threads: int) -> str:
-    """The CPU's model, and the threads used of it."""
+    """Return the CPU's model and the number of threads."""
     return f"{_model()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _model() -> str:
-    """From /proc/cpuinfo where there is one."""
+    """Return the model from /proc/cpuinfo, if that exists."""
     source = Path("/proc/cpuinfo")
     text = source.read_text() if source.is_file() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)

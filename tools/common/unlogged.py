@@ -1,4 +1,4 @@
-"""Warnings of a part of fxamp that a tool causes again and again, and tells in its own way."""
+"""Silences warnings that a tool causes repeatedly and reports in its own way."""
 
 import logging
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def unlogged(name: str) -> Iterator[None]:
-    """Let the logger ``name``, ``"fxamp.optim"`` say, pass nothing below an error within the block."""
+    """Within the block, the logger ``name`` (such as ``"fxamp.optim"``) passes only errors."""
     log = logging.getLogger(name)
     before = log.level
     log.setLevel(logging.ERROR)

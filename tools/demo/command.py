@@ -48,7 +48,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--policy",
-        help='built-in name, .toml file, or "auto" (cpu-bfloat16 on cpu, auto on cuda); float16 brings a scaler',
+        help='built-in name, .toml file, or "auto" (cpu-bfloat16 on cpu, auto on cuda); float16 adds a scaler',
     )
     parser.add_argument("--lowering", type=one_of(*LOWERINGS), help="inductor (default), aot_eager or eager")
     parser.add_argument("--steps", type=positive, help="training steps: 120 on cpu, 200 on cuda")
@@ -82,7 +82,7 @@ def _demo(given: argparse.Namespace) -> None:
 
 
 def _chosen(given: argparse.Namespace) -> tuple[Plan, str]:
-    """The plan and the policy, checked before anything is trained."""
+    """Return the plan and the policy, checked before training starts."""
     plan, policy = _PLANS[given.device]
     changes: dict[str, Any] = {"steps": given.steps or plan.steps, "seed": given.seed}
     policy = given.policy or policy
@@ -96,14 +96,14 @@ def _chosen(given: argparse.Namespace) -> tuple[Plan, str]:
 
 
 def _scaler(policy: str, device: str) -> GradScaler | None:
-    """A scaler where the policy computes in float16, whose gradients underflow without one."""
+    """Return a scaler if the policy computes in float16, where gradients underflow without one."""
     if policy == "auto" or Policy.load(policy).lower_precision_fp != "float16":
         return None
     return GradScaler(device)
 
 
 def _usable_lowering(device: str) -> str:
-    """Inductor, if it can compile for the CPU here; else AOTAutograd alone, said plainly."""
+    """Return Inductor if it can compile for this CPU; else AOTAutograd alone, and say so."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -118,7 +118,7 @@ def _usable_lowering(device: str) -> str:
 
 
 def picture(reference: Run, other: Run) -> str:
-    """Both loss curves as SVG; each point is the mean of the last ten steps."""
+    """Return both loss curves as SVG; each point is the mean of the last ten steps."""
     policy = other.records[0].policy if other.records else "float32"
     curves = (
         Curve(reference.label, smooth(reference.losses, 10), "#f4a261", 6),

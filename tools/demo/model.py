@@ -1,4 +1,4 @@
-"""A small GPT in plain torch.nn: nothing in it knows of mixed precision."""
+"""A small GPT in plain torch.nn, without any code for mixed precision."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Size:
 
 
 class Attention(nn.Module):
-    """Every token looks at itself and at those before it."""
+    """Causal self-attention: every token attends to itself and to those before it."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a small network for each token; both add to what they read."""
+    """Attention, then an MLP for each token, both with residual connections."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts the next token at every place of a text."""
+    """Predicts the next token at every position of a text."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class GPT(nn.Module):
         self.apply(_initialise)
 
     def forward(self, text: Tensor, target: Tensor) -> Tensor:
-        """The mean cross-entropy, nats a token, of predicting ``target`` from ``text``: both int64[batch, length]."""
+        """Return the mean cross-entropy of ``target`` given ``text``, in nats per token; both int64[batch, length]."""
         places = torch.arange(text.shape[1], device=text.device)
         x = self.blocks(self.tokens(text) + self.places(places))
         logits = self.head(self.norm(x))
@@ -75,7 +75,7 @@ class GPT(nn.Module):
 
 
 def _initialise(module: nn.Module) -> None:
-    """Normal, with GPT-2's standard deviation of 0.02, and wider for embeddings; biases zero."""
+    """Initialize normally, with GPT-2's standard deviation of 0.02, wider for embeddings; biases are zero."""
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=0.1)
     if isinstance(module, nn.Linear):

@@ -1,4 +1,4 @@
-"""Shows that work goes on: one live line on a terminal, a plain line now and then elsewhere."""
+"""Shows progress: one live line on a terminal, occasional plain lines elsewhere."""
 
 import time
 from types import TracebackType

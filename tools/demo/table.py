@@ -1,4 +1,4 @@
-"""What the demo prints: one table with both columns, and in words what the numbers mean."""
+"""The demo's output: one table with both columns, and a sentence on what the numbers mean."""
 
 import statistics
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from fxamp.tools.demo.train import Run
 
 
 def gap(reference: Run, other: Run) -> float:
-    """The mean, over all steps, of the distance between the two losses, in nats a token."""
+    """Return the mean over all steps of the distance between the two losses, in nats per token."""
     return statistics.fmean(abs(a - b) for a, b in zip(reference.losses, other.losses, strict=True))
 
 
 def table(reference: Run, other: Run) -> str:
-    """Both runs side by side, as text."""
+    """Return both runs side by side, as text."""
     rows = [(name, *(describe(run) for run in (reference, other))) for name, describe in _ROWS.items()]
     distance = gap(reference, other)
     rows.append(("loss gap, mean of all steps", "", f"{distance:.4f} ({distance / reference.last:.2%})"))
@@ -27,7 +27,7 @@ def table(reference: Run, other: Run) -> str:
 
 
 def verdict(reference: Run, other: Run, device: str) -> str:
-    """In words: whether this device computes in 16 bits natively, and the speed that was measured."""
+    """Return a sentence on whether this device computes in 16 bits natively, and on the measured speed."""
     ratio = other.rate / reference.rate
     measured = f"fxamp ran {other.rate:.1f} steps/s, float32 {reference.rate:.1f}: {ratio:.2f} times the speed."
     if not _casts(other):
@@ -35,7 +35,7 @@ def verdict(reference: Run, other: Run, device: str) -> str:
     if device == "cpu" and not native_bfloat16("cpu"):
         return (
             "This CPU has no bfloat16 units (avx512_bf16, amx_bf16), so 16-bit arithmetic gains no speed on it: "
-            f"the loss curve is what to look at here. {measured}"
+            f"only the loss curve is meaningful here. {measured}"
         )
     return measured
 

@@ -1,4 +1,4 @@
-"""The demo's text: the source of Python's own standard library, as bytes. Every machine that runs Python has it."""
+"""The demo's text: the source of Python's standard library, as bytes. Every machine with Python has it."""
 
 import sysconfig
 from dataclasses import dataclass

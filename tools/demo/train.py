@@ -20,7 +20,7 @@ from fxamp.tools.demo.text import Text
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained and how, in both columns. ``rate`` is AdamW's learning rate, ``batch`` counts passages."""
+    """The settings of the training in both columns. ``rate`` is AdamW's learning rate, ``batch`` counts passages."""
 
     size: Size
     batch: int
@@ -32,7 +32,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Run:
-    """What one training did.
+    """The result of one training.
 
     ``losses``: nats a token, one a step, before that step's update. ``held_out``: the same on text never trained on,
     after the last step. ``compiling``: seconds of the first step. ``rate``: steps a second, of the median later step.
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def last(self) -> float:
-        """The mean loss of the last ten steps: single batches differ by more than the columns do."""
+        """The mean loss of the last ten steps, because single batches differ more than the columns do."""
         return statistics.fmean(self.losses[-10:])
 
 
@@ -108,7 +108,7 @@ def _step(compiled: Any, optimizer: torch.optim.Optimizer, scaler: GradScaler, i
 
 
 def _examine(compiled: Any, plan: Plan, text: Text, batches: int = 4) -> float:
-    """The mean loss on held-out text. Gradients stay enabled, or the model would be compiled a second time."""
+    """Return the mean loss on held-out text. Gradients stay enabled to avoid a second compilation."""
     inputs, targets = text.examination(batches * plan.batch, plan.size.length)
     parts = zip(inputs.chunk(batches), targets.chunk(batches), strict=True)
     return statistics.fmean(compiled(*_moved(part, plan.device)).item() for part in parts)

@@ -105,7 +105,7 @@ def test_torch_s_own_bytes_are_the_known_ones(printed: tuple[dict[str, Any], str
 
 
 def test_a_guard_that_does_not_guard_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fxamp.optim.lower.GuardUpdates", Unguarded)
+    monkeypatch.setattr("fxamp.passes.sequences.GuardUpdates", Unguarded)
     row = measure("SGD", choices()["SGD"], EAGER)
     words = {name: cell.word for name, cell in row.scenarios.items()}
     assert words["clean"] != DIFFERS and row.wrong
@@ -114,7 +114,7 @@ def test_a_guard_that_does_not_guard_differs(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_status_1_tells_that_one_differs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("fxamp.optim.lower.GuardUpdates", Unguarded)
+    monkeypatch.setattr("fxamp.passes.sequences.GuardUpdates", Unguarded)
     assert bench.main([*ARGUMENTS[:3], "--optimizers", "SGD"]) == 1
     assert "SGD, skipped later, differs: parameter 0 is not finite" in capsys.readouterr().out
 

@@ -120,7 +120,7 @@ def test_a_folder_that_is_full_is_not_measured_again(folder: Path, capsys: pytes
     before = path.stat().st_mtime_ns
     options = "--size tiny --models mlp --dtypes float16 --parts train"
     assert bench.main(["all", "--output", str(folder), *options.split()]) == 0
-    assert path.stat().st_mtime_ns == before and "holds it already" in capsys.readouterr().err
+    assert path.stat().st_mtime_ns == before and "has it already" in capsys.readouterr().err
 
 
 def test_casts_are_those_of_fxamps_report() -> None:

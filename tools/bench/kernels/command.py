@@ -21,7 +21,7 @@ _SIZES = {"cpu": (10_000, 1_000_000), "cuda": (1_000_000, 16_000_000, 124_000_00
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of work on one size. Bytes are of gradients, by element; ``copy`` is a copy of the bytes of ``ours``."""
+    """One kind of work on one size. Bytes of gradients per element; ``copy`` moves as many bytes as ``ours``."""
 
     work: str
     parameters: int
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second that fxamp moves."""
+        """Bytes per second that fxamp moves."""
         return self.our_bytes * self.parameters / self.ours.median
 
     @property
@@ -67,7 +67,7 @@ def parser(prog: str) -> Parser:
 
 
 def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """Measure; ``say`` takes a line of progress. Raises OptionError where there is no such device."""
+    """Measure; ``say`` receives lines of progress. Raises OptionError where there is no such device."""
     import torch
 
     from fxamp.kernels.dispatch import implementation
@@ -120,10 +120,10 @@ def _table(document: dict[str, Any], markdown: bool = False) -> str:
 
 
 def _note(document: dict[str, Any]) -> str:
-    note = f"Times are medians of {document['rounds']} rounds, all work in turn. Bytes a parameter are predicted. "
+    note = f"Times are medians of {document['rounds']} rounds, all work in turn. Bytes per parameter are predicted. "
     if document["implementation"] != "triton":
-        return note + "No Triton kernel ran: here fxamp's work is done in ATen ops, which move more bytes."
-    return note + f"fxamp's work was done by: {document['implementation']}."
+        return note + "No Triton kernel ran: fxamp used ATen ops, which move more bytes."
+    return note + f"fxamp's implementation: {document['implementation']}."
 
 
 def _rows(size: int, given: argparse.Namespace) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Time several pieces of work in turn, on the device's own clock where it has one."""
+"""Times several pieces of work in turn, with the device's own clock if it has one."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,14 +8,14 @@ import torch
 
 from fxamp.tools.bench.spread import Spread, spread
 
-#: A timed stretch lasts this long at least: the clocks' own error is then below a thousandth.
+#: The least seconds of a timed stretch: the error of the clocks is then below a thousandth.
 _LEAST = 0.01
 
 
 def time_in_turn(work: Mapping[str, Callable[[], object]], device: str, rounds: int) -> dict[str, Spread]:
-    """Seconds of each piece of work, by name: median and quartiles of ``rounds``, each of which does all of it in turn.
+    """Return the seconds of each piece of work by name: median and quartiles over ``rounds``, which do all in turn.
 
-    What is too short to time is done several times in a row. On cuda seconds are between two CUDA events.
+    Short work is repeated within a round. On cuda the seconds are those between two CUDA events.
     """
     clock = _cuda_seconds if device == "cuda" else _seconds
     repeats = {name: _repeats(run, clock) for name, run in work.items()}
@@ -30,7 +30,7 @@ _Clock = Callable[[Callable[[], object], int], float]
 
 
 def _repeats(run: Callable[[], object], clock: _Clock) -> int:
-    """How often to do it for a stretch that is long enough; the first calls compile and fill caches."""
+    """Return how often to repeat the work in one stretch; the first calls compile and fill caches."""
     clock(run, 3)
     return max(1, round(_LEAST / max(clock(run, 1), 1e-9)))
 

@@ -1,4 +1,4 @@
-"""The work on gradients that is measured, as fxamp's kernels do it and as torch's foreach ops do it."""
+"""The measured work on gradients: by fxamp's kernels, and by torch's foreach ops."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 from fxamp import kernels
 from fxamp.kernels.plan import Asked, Gradient, bytes_moved, make_plan
 
-#: Gradients that the parameters are divided among: as many as a transformer of 12 layers has, large and small ones.
+#: The number of gradients that share the parameters: that of a transformer with 12 layers, large and small.
 _SHARES = (64, 64, 16, 16, 1, 1)
 _LAYERS = 12
 
@@ -80,7 +80,7 @@ def cases(parameters: int, dtype: torch.dtype, device: str) -> list[Case]:
 
 
 def make_gradients(parameters: int, dtype: torch.dtype, device: str) -> list[Tensor]:
-    """Gradients of ``parameters`` finite elements together, at least one; matrices and biases of 12 layers."""
+    """Return gradients with ``parameters`` finite elements in total, at least one: matrices and biases of 12 layers."""
     parts = [parameters * share // (sum(_SHARES) * _LAYERS) for share in _SHARES] * _LAYERS
     parts[0] += parameters - sum(parts)
     generator = torch.Generator().manual_seed(0)
@@ -89,14 +89,14 @@ def make_gradients(parameters: int, dtype: torch.dtype, device: str) -> list[Ten
 
 
 def copied(nbytes: int, device: str) -> Run:
-    """A plain copy that reads and writes ``nbytes`` together, which is as fast as this traffic can be."""
+    """Return a plain copy that reads and writes ``nbytes`` in total: the lower bound for this traffic."""
     source = torch.zeros(max(nbytes // 8, 1), dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
 
 def _update(device: str) -> Case:
-    """The update of the scale: a few bytes, so that only its launch counts."""
+    """Return the update of the scale: a few bytes, so only the launch matters."""
     scale, found = torch.full((), 2.0**16, device=device), torch.zeros((), device=device)
     tracker = torch.zeros((), dtype=torch.int32, device=device)
     return Case(

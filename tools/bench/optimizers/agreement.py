@@ -1,4 +1,4 @@
-"""Whether two trainings agree: bit for bit, within rounding, or not."""
+"""Compares two trainings: equal bit for bit, equal within rounding, or different."""
 
 from dataclasses import dataclass
 
@@ -20,10 +20,10 @@ class Agreement:
 
 
 def agreement(ours: Training, theirs: Training, exact: Training | None) -> Agreement:
-    """How far parameters, saved states and scales agree.
+    """Compare parameters, saved states and scales.
 
-    ROUNDING is no further from float64's than four times torch's own distance and one rounding more. ``exact`` is the
-    same training in float64 (see exact.py), None where there is none: then one rounding from torch. Two computations
+    ROUNDING: at most four times as far from float64 as torch, plus one rounding. ``exact`` is the same training in
+    float64 (see exact.py); without it (None), ROUNDING is one rounding from torch. Two computations
     of one formula differ by the roundings on their way; torch's distance from float64 shows how large these are here,
     and one last rounding of each value comes on top.
     """
@@ -41,7 +41,7 @@ def agreement(ours: Training, theirs: Training, exact: Training | None) -> Agree
 
 
 def _values(training: Training) -> dict[str, Tensor]:
-    """Parameters, and every number of the saved state, by name."""
+    """Return parameters and every number of the saved state, by name."""
     state = pytree.tree_leaves_with_path(training.optimizer.state_dict()["state"])
     numbers = {f"state{pytree.keystr(path)}": leaf for path, leaf in state if isinstance(leaf, (Tensor, int, float))}
     parameters = {f"parameter {at}": each.detach() for at, each in enumerate(training.parameters)}
@@ -56,7 +56,7 @@ def _same_bits(our: Tensor, their: Tensor) -> bool:
 
 
 def _beyond_rounding(name: str, our: Tensor, their: Tensor, true: Tensor) -> str | None:
-    """What is wrong with ``our``; None where nothing is."""
+    """Return what is wrong with ``our``, None if nothing is."""
     if our.shape != their.shape or (name.startswith("parameter") and our.dtype != their.dtype):
         return f"{name} is {_kind(our)}, torch's {_kind(their)}"
     if not our.isfinite().all() and their.isfinite().all():

@@ -1,4 +1,4 @@
-"""fxamp-bench optimizers: the evidence for steps that skip on the device, one row for every optimizer."""
+"""fxamp-bench optimizers: steps that skip on the device, one row for every optimizer."""
 
 import argparse
 import sys
@@ -40,7 +40,7 @@ def parser(prog: str) -> Parser:
 
 
 def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """Measure; ``say`` takes a line of progress. Raises OptionError where there is no such device."""
+    """Measure; ``say`` receives lines of progress. Raises OptionError where there is no such device."""
     import torch
 
     from fxamp.tools.bench.optimizers.measure import Setup, cheapest_of_torch, measure

@@ -1,4 +1,4 @@
-"""The same training in float64, from which distances are taken."""
+"""The same training in float64, as the reference for distances."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 class Float64(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Leaves out casts of float64 to 16 bits, with which an optimizer (Muon) trades accuracy for speed.
+    """Skips casts of float64 to 16 bits, with which an optimizer (Muon) trades accuracy for speed.
 
-    With them a float64 training would round as torch's does, be no nearer to the truth, and pass for it.
+    With them, a float64 training would round like torch's and would be no reference.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Counting what makes the host wait for the device."""
+"""Counts what makes the host wait for the device."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""One optimizer's row: every scenario three times over, then a steady step, counted."""
+"""Measures one optimizer's row: every scenario with each scaler, then the counts of a steady step."""
 
 from dataclasses import dataclass, replace
 
@@ -15,11 +15,11 @@ from fxamp.tools.bench.optimizers.training import Training, by_torch, on_device
 from fxamp.tools.bench.traffic import counted_traffic
 from fxamp.tools.common.unlogged import unlogged
 
-#: Large enough that 0-dim counters and factors are lost in a parameter's bytes.
+#: Large enough that 0-dim counters and factors do not show in the bytes per parameter.
 SHAPES = ((64, 32),) * 3
-#: The scenarios whose trainings go on to be counted.
+#: The scenarios after which steps are counted.
 PLAIN, CLIPPED = "clean", "clipping"
-#: From this step on every optimizer does the same each time: RAdam takes five steps before it divides by a variance.
+#: From this step on, every optimizer does the same in each step: RAdam divides by a variance after five steps.
 STEADY = 10
 
 
@@ -33,7 +33,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """A scenario's cell, and the trainings that went through it, None for one that could not."""
+    """A scenario's cell with its trainings; None for a training that failed."""
 
     cell: Cell
     torch: Training | None = None
@@ -41,7 +41,7 @@ class _Outcome:
 
 
 def measure(name: str, choice: Choice, setup: Setup) -> Row:
-    """Train ``choice`` through every scenario, and count what a step moves and waits for."""
+    """Train ``choice`` through every scenario, and count the bytes and host syncs of a step."""
     # Why the host decides stands in the row; the log would say it for each scenario again.
     with unlogged("fxamp.optim"):
         return _measure(name, choice, setup)
@@ -73,7 +73,7 @@ def cheapest_of_torch(setup: Setup) -> Reference:
 
 
 def _run(choice: Choice, scenario: Scenario, setup: Setup) -> _Outcome:
-    """What torch cannot train is no fault of fxamp's; what only fxamp cannot is a finding, not the end of the table."""
+    """Train both ways. A failure of torch is not a failure of fxamp; one of fxamp alone is a result of the row."""
     try:
         theirs = _by_torch(choice, setup).run(scenario)
         exact = train_exactly(_by_torch(choice, setup, torch.float64), scenario)
@@ -98,7 +98,7 @@ def _counted(outcome: _Outcome, scenario: Scenario) -> Pair:
 
 
 def _count(training: Training, scenario: Scenario) -> Moved:
-    """More steps of a training that has come to the scenario's end; the last two for what waits and what moves."""
+    """Run more steps after the scenario; count host syncs in the second to last and bytes in the last."""
     ahead = replace(scenario, bad=())
     training.run(ahead, steps=range(scenario.steps, STEADY))
     training.optimizer.zero_grad()

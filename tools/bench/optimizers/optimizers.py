@@ -1,4 +1,4 @@
-"""The optimizers there are: torch.optim's, as this torch has them, and one of a user's own."""
+"""The optimizers: those of the installed torch.optim, and one of a user's own."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ Make = Callable[[Iterable[Tensor]], optim.Optimizer]
 #: Those that take no dense gradients.
 SPARSE_ONLY = {"SparseAdam"}
 
-#: Name -> arguments that make it go through more of its own code, or without which it cannot be made.
+#: Name -> arguments that it needs, or that make it run more of its own code.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "ASGD": {},
     "Adadelta": {},
@@ -67,7 +67,7 @@ def choices() -> dict[str, Choice]:
 
 
 def arguments_of_step(optimizer: optim.Optimizer) -> tuple[Any, ...]:
-    """LBFGS alone needs a closure, which torch's scaler lets pass as a positional argument."""
+    """Return the arguments of ``step``: only LBFGS needs a closure, which torch's scaler passes on."""
     if not isinstance(optimizer, optim.LBFGS):
         return ()
     return (lambda: torch.zeros(()),)

@@ -6,7 +6,7 @@ from typing import Any
 
 from fxamp.tools.bench.optimizers.agreement import DIFFERS
 
-#: Words beside agreement's: torch itself cannot, or only fxamp cannot.
+#: Words for failures: of torch itself, or of fxamp alone.
 NOT_IN_TORCH, FAILS = "not in torch", "fails"
 
 
@@ -20,9 +20,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Moved:
-    """What a step costs. ``host_syncs`` of scaler and optimizer; ``bytes`` read and written by parameter.
+    """The cost of a step: ``host_syncs`` of scaler and optimizer; ``bytes`` read and written per parameter.
 
-    ``bytes`` is None with sparse gradients, which hold a share of the parameters that means nothing.
+    ``bytes`` is None for sparse gradients, which cover an arbitrary part of the parameters.
     """
 
     host_syncs: int
@@ -31,7 +31,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Pair:
-    """The same step under torch.amp.GradScaler with the eager optimizer, and under fxamp; None where it cannot run."""
+    """A step's cost under torch.amp.GradScaler with the eager optimizer, and under fxamp; None if it cannot run."""
 
     torch: Moved | None
     fxamp: Moved | None
@@ -70,7 +70,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Result:
-    """All rows, and what they are to be read beside."""
+    """All rows, with the facts that they depend on."""
 
     machine: Mapping[str, str]
     device: str

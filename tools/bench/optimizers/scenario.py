@@ -1,4 +1,4 @@
-"""What a training goes through: overflows, accumulation, clipping."""
+"""The events of a training: overflows, accumulation, clipping."""
 
 from dataclasses import dataclass
 

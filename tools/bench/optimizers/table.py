@@ -1,4 +1,4 @@
-"""The result as a table, for a terminal or as Markdown; reasons and explanations in notes below it."""
+"""The result as a table, for a terminal or as Markdown, with reasons and explanations in notes below."""
 
 from collections.abc import Callable
 
@@ -9,14 +9,14 @@ from fxamp.tools.bench.optimizers.result import NOT_IN_TORCH, Moved, Pair, Resul
 from fxamp.tools.bench.optimizers.scenario import SCENARIOS
 
 MISSING = "-"
-#: Between torch's number and fxamp's.
+#: Stands between torch's number and fxamp's.
 ARROW = " -> "
-#: Characters of a reason in a note; JSON has all of it.
+#: A note shows so many characters of a reason; JSON has all of it.
 LONGEST = 200
 
 
 def table(result: Result, markdown: bool = False) -> str:
-    """Title, table and notes. ``-`` where torch itself cannot, or a number means nothing."""
+    """Return title, table and notes. ``-`` marks what torch itself cannot do, and numbers without meaning."""
     headers = ("optimizer", "decided by", *SCENARIOS, "host syncs", "bytes/parameter", "with clipping")
     rows = [_cells(row) for row in result.rows]
     drawn = tabulate(rows, headers, tablefmt="github" if markdown else "simple", disable_numparse=True)
@@ -25,7 +25,7 @@ def table(result: Result, markdown: bool = False) -> str:
 
 
 def bytes_text(bytes_: float | None) -> str:
-    """Bytes a parameter for people: ``"32"``, ``"6.5"``."""
+    """Return bytes per parameter as text: ``"32"``, ``"6.5"``."""
     return MISSING if bytes_ is None else f"{bytes_:.1f}".removesuffix(".0")
 
 
@@ -42,7 +42,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _both(pair: Pair, show: Callable[[Moved], str]) -> str:
-    """torch's number and fxamp's, one ``-`` if there is neither."""
+    """Return torch's number and fxamp's, one ``-`` if there is neither."""
     texts = [MISSING if moved is None else show(moved) for moved in (pair.torch, pair.fxamp)]
     return MISSING if set(texts) == {MISSING} else ARROW.join(texts)
 
@@ -76,6 +76,6 @@ def _notes(result: Result) -> list[str]:
 
 
 def _short(reason: str) -> str:
-    """Without what torch adds in brackets to a symbolic expression, and no longer than a line."""
+    """Return a reason without torch's remarks in brackets, cut to one line."""
     text = reason.partition(" (unhinted:")[0]
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

@@ -1,4 +1,4 @@
-"""A tiny training under a scaler: the same numbers each time, whoever scales and whoever steps."""
+"""A tiny training under a scaler, with the same numbers for every scaler and optimizer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from fxamp.tools.bench.optimizers.scenario import Scenario
 
 INF = float("inf")
 SHAPES = ((4, 3), (2, 5), (3, 3))
-#: Steps until the scale grows: few enough to see it grow.
+#: Steps until the scale grows: so few that it grows within a scenario.
 INTERVAL = 2
 
 Scaler = torch.amp.GradScaler
@@ -23,7 +23,7 @@ Scaler = torch.amp.GradScaler
 class Training:
     """Parameters, their optimizer and a scaler, stepped by :meth:`run`.
 
-    The loss is the squared distance of every parameter from a random aim, another one for each backward.
+    The loss is the squared distance of all parameters from random targets, which differ in each backward.
 
     Args:
         dtype: of the parameters; draws are float32 whatever it is.
@@ -56,7 +56,7 @@ class Training:
             self.scaler.scale(torch.stack(terms).sum() * (INF if bad else 1.0)).backward()  # type: ignore[no-untyped-call]
 
     def update(self, scenario: Scenario) -> Tensor | None:
-        """Clip if the scenario does, step and update; returns the norm before clipping. Reads nothing on the host."""
+        """Clip if the scenario says so, step and update; return the norm before clipping. Reads nothing on the host."""
         norm = None
         if scenario.max_norm is not None:
             norm = clip(self.scaler, self.optimizer, self.parameters, scenario.max_norm)
@@ -86,7 +86,7 @@ class Training:
 
 
 def clip(scaler: Scaler, optimizer: torch.optim.Optimizer, parameters: list[Tensor], max_norm: float) -> Tensor:
-    """Clip as one does with that scaler: by fxamp's own method, or after ``unscale_``; returns the norm before."""
+    """Clip with fxamp's own method, or after torch's ``unscale_``; return the norm before clipping."""
     if isinstance(scaler, fxamp.GradScaler):
         return scaler.clip_grad_norm_(optimizer, max_norm)
     scaler.unscale_(optimizer)
@@ -94,10 +94,10 @@ def clip(scaler: Scaler, optimizer: torch.optim.Optimizer, parameters: list[Tens
 
 
 def on_device(lowering: str = "aot_eager", device: str = "cpu", **arguments: Any) -> fxamp.GradScaler:
-    """fxamp's scaler, whose steps skip on the device."""
+    """Return fxamp's scaler with steps that skip on the device."""
     return fxamp.GradScaler(device, growth_interval=INTERVAL, skip="device", step_lowering=lowering, **arguments)
 
 
 def by_torch(device: str = "cpu") -> Scaler:
-    """torch's scaler, the oracle."""
+    """Return torch's scaler, the reference."""
     return Scaler(device, growth_interval=INTERVAL)

@@ -1,4 +1,4 @@
-"""An optimizer that nobody but its user knows."""
+"""An optimizer that torch does not know, as a user would write it."""
 
 from typing import Any
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
-#: Tokens and width of the chain; small, as no pass's time depends on sizes.
+#: Tokens and width of the chain; small, because the time of a pass does not depend on sizes.
 TOKENS, WIDTH = 16, 8
 
 
@@ -27,7 +27,7 @@ def build_chain(ops: int) -> Chain:
     """Return a program of exactly ``ops`` calls on float32 tensors of shape (16, 8) that need gradients.
 
     The mix is a transformer's: matrix products, norms, softmax, residual additions, views, and an in-place write.
-    Each op reads what the one before wrote, so that the graph is as deep as it is long.
+    Each op reads the result of the one before, so the graph is as deep as it is long.
     """
     graph = Graph()
     x, weight, bias, scale = (graph.placeholder(name) for name in ("x", "weight", "bias", "scale"))

@@ -33,7 +33,7 @@ def parser(prog: str) -> Parser:
 
 
 def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """Measure; ``say`` takes a line of progress."""
+    """Measure; ``say`` receives lines of progress."""
     timings = []
     time_chain(min(100, *given.sizes))  # imports and caches of torch, once and for all sizes
     for size in given.sizes:

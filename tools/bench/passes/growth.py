@@ -1,4 +1,4 @@
-"""How the time of capture and of every pass grows with the number of ops."""
+"""The growth of the time of capture and of every pass with the number of ops."""
 
 import time
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from fxamp.tools.bench.passes.chain import build_chain
 class Timing:
     """CPU seconds of this thread for capture, each pass (its verification included) and all passes, by name.
 
-    CPU time, as other work on the machine would show in elapsed time.
+    CPU time, because elapsed time would include other work on the machine.
     """
 
     ops: int
@@ -47,6 +47,6 @@ def time_chain(ops: int, policy: str = "cpu-bfloat16") -> Timing:
 
 
 def growth(timings: Sequence[Timing]) -> dict[str, float]:
-    """By name, the time an op takes in the last chain over that in the first: 1 where time grows linearly."""
+    """Return by name the time per op in the last chain over that in the first: 1 if time grows linearly."""
     first, last = timings[0], timings[-1]
     return {name: last.per_op(name) / first.per_op(name) for name in first.seconds}

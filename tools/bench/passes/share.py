@@ -1,4 +1,4 @@
-"""What part of a whole torch.compile is fxamp's: a GPT-2 with random weights, compiled by Inductor without caches."""
+"""fxamp's share of a whole torch.compile: a GPT-2 with random weights, compiled by Inductor with empty caches."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +16,10 @@ from fxamp.observe import CompileStage, Event, observing
 
 @dataclass(frozen=True)
 class Share:
-    """Elapsed seconds of the first forward and backward of a compiled model, less those of the second.
+    """Elapsed seconds of the first forward and backward of a compiled model minus those of the second.
 
-    ``own`` is all that fxamp does: ``capture``, ``passes`` (counting what they did included) and the choice of the
-    policy. ``lowering`` is what Inductor does while the backend is called; it compiles the backward later.
+    ``own`` is fxamp's part: ``capture``, ``passes`` (with their record) and the choice of the policy. ``lowering`` is
+    Inductor's part of the backend call; it compiles the backward later.
     """
 
     layers: int
@@ -34,7 +34,7 @@ class Share:
 
     @property
     def own_share(self) -> float:
-        """fxamp's part of the whole, 0 to 1."""
+        """fxamp's share of the whole, 0 to 1."""
         return self.own / self.total
 
 
@@ -112,7 +112,7 @@ def _gpt2(layers: int) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
 
 @contextmanager
 def _without_caches() -> Iterator[None]:
-    """Inductor's and AOTAutograd's caches are empty inside, as on a machine that never compiled anything."""
+    """Inside, Inductor's and AOTAutograd's caches are empty."""
     from torch._inductor.utils import fresh_cache
 
     with fresh_cache():

@@ -1,10 +1,10 @@
-"""Bytes of memory traffic: what ops, fxamp's kernels and compiled optimizer steps read and write.
+"""Bytes of memory traffic that ops, fxamp's kernels and compiled optimizer steps read and write.
 
     with counted_traffic() as traffic:
         scaler.step(optimizer)
     traffic.read + traffic.written
 
-Every kernel is taken to go once through all of every tensor that it is given, and tensors of one element count nothing.
+Every kernel is assumed to go once through each of its tensors; tensors of one element do not count.
 """
 
 from fxamp.tools.bench.traffic.counted import Traffic, counted_traffic

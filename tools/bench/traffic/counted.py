@@ -15,7 +15,7 @@ from fxamp.kernels.plan import Asked, Gradient, bytes_moved, make_plan
 from fxamp.observe import CompiledStep, Event, GradientCheck, observing
 from fxamp.tools.bench.traffic.generated import generated_traffic
 
-#: Ops that do not read what they write to.
+#: Ops that overwrite a tensor without reading it.
 _OVERWRITING = ("aten::copy_", "aten::zero_", "aten::fill_", "aten::_foreach_copy_", "aten::_foreach_zero_")
 #: The gradients, second argument, are written only where ``grad_scale`` is given, whatever the schema says
 #: (aten/src/ATen/native/cuda/fused_adam_utils.cuh stores the unscaled gradients then).
@@ -32,8 +32,8 @@ class Traffic:
 
 @contextmanager
 def counted_traffic() -> Iterator[Traffic]:
-    """Count what runs inside. Compiled graphs other than optimizer steps, and what autograd runs, count op by op only
-    where they are not lowered by Inductor."""
+    """Count what runs inside. Compiled graphs other than optimizer steps, and the backward, count op by op, and only
+    if Inductor did not compile them."""
     traffic = Traffic()
     with _OpTraffic(traffic), observing(lambda event: _counted(event, traffic)):
         yield traffic
@@ -84,7 +84,7 @@ _generated = cache(generated_traffic)
 
 
 def gradient_bytes(grads: Sequence[Tensor], in_place: bool) -> tuple[int, int]:
-    """The bytes that the kernels' plan reads and writes for these gradients."""
+    """Return the bytes that the kernels' plan reads and writes for these gradients."""
     gradients = tuple(Gradient(g.numel(), g.dtype, g.dtype if in_place else None, True, True) for g in grads)
     moved = bytes_moved(make_plan(gradients, Asked(found_inf=True, flags=True), wave=32))
     written = sum(g.nbytes for g in grads) if in_place else 0

@@ -55,7 +55,7 @@ def parser(prog: str) -> Parser:
 
 
 def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """Check the options, then measure; ``say`` takes a line of progress. Raises OptionError for a user's mistake."""
+    """Check the options, then measure; ``say`` receives lines of progress. Raises OptionError for a user's mistake."""
     import torch
 
     from fxamp.tools.bench.train.measure import compare

@@ -1,4 +1,4 @@
-"""The contenders: every way of training that is compared. A new one is one entry of the table."""
+"""The contenders: the ways of training that are compared, as a table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from typing import Any
 class Contender:
     """One way of training the same model with the same optimizer, in torch's fused form if it has one.
 
-    ``label``: for people. ``compiler``: ``""`` for eager code, ``"torch"`` for torch.compile as it comes, ``"fxamp"``.
-    ``autocast``: whether the forward runs under torch.autocast. ``scaler``: whose GradScaler scales the loss where the
-    dtype is float16, ``"torch"`` or ``"fxamp"``; ``""`` for none. ``options`` are more options of the backend fxamp,
-    ``scaler_options`` more arguments of its scaler. ``scaled``: takes part where losses are scaled, and nowhere else.
+    ``label``: for people. ``compiler``: ``""`` for eager code, ``"torch"`` for plain torch.compile, ``"fxamp"``.
+    ``autocast``: whether the forward runs under torch.autocast. ``scaler``: the GradScaler for float16,
+    ``"torch"`` or ``"fxamp"``; ``""`` for none. ``options``: further options of fxamp's backend. ``scaler_options``:
+    further arguments of its scaler. ``scaled``: takes part only if losses are scaled.
     """
 
     label: str
@@ -25,7 +25,7 @@ class Contender:
 
     @property
     def fused(self) -> bool:
-        """Whether the optimizer is to be torch's fused one; a step that fxamp compiles is made of the plain one."""
+        """Whether to use torch's fused optimizer; fxamp compiles its step from the plain one."""
         return self.scaler_options.get("skip") != "device"
 
 
@@ -44,8 +44,8 @@ CONTENDERS: dict[str, Contender] = {
     ),
 }
 
-#: Whose losses the others' are compared with: the first of these that is among the contenders.
+#: The losses are compared with those of the first of these contenders that takes part.
 FLOAT32 = ("eager-float32", "compile-float32")
 
-#: What the ratios are taken to, by device, unless the user names another: what does the same work best today.
+#: The default baseline of the ratios by device: the best other way to do the same work.
 BASELINES = {"cpu": "compile-float32", "cuda": "compile-autocast"}

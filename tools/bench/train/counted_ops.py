@@ -1,6 +1,6 @@
-"""What one training step does, counted op by op as the ops are called: casts, host reads, checks in compiled backwards.
+"""Counts the ops of one training step as they run: casts, host reads, checks in compiled backwards.
 
-Compiled graphs run inside the mode too, but what Inductor generated calls no ops: its casts are not seen here.
+Compiled graphs run inside the mode too, but code from Inductor calls no ops, so its casts are not counted.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,10 +25,10 @@ class Casts:
 
 
 class CountedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what runs inside.
+    """Counts ops that run inside the mode.
 
-    ``forward`` and ``backward``: the casts there. ``host_reads``: ops that hand a tensor's value to the host.
-    ``check_bytes``: bytes of gradients that fxamp's ops which look for inf and NaN read and write.
+    ``forward`` and ``backward``: the casts there. ``host_reads``: ops that copy a tensor's value to the host.
+    ``check_bytes``: bytes of gradients that fxamp's checks for inf and NaN read and write.
     """
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class CountedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Compiled frames run inside this mode rather than being skipped."""
+        """Keep compiled frames running inside this mode."""
         return True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """What the compiler itself computes is not counted."""
+        """Do not count what the compiler itself computes."""
         return True
 
     def __torch_dispatch__(
@@ -82,7 +82,7 @@ def _read_only(args: tuple[Any, ...], result: Any) -> int:
     return nbytes(args[0])
 
 
-#: By op, the bytes of gradients that it moves: each gradient is read once, and what is written is counted once.
+#: By op, the bytes of gradients that it moves: each gradient is read once, and each result written once.
 _CHECKS: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
     "fxamp::check_unscale": _widened,
     "fxamp::check_unscale_norm": _widened,

@@ -1,4 +1,4 @@
-"""Run the contenders: compile each twice, then step them in turn, so that whatever drifts hits all of them alike."""
+"""Runs the contenders: compiles each twice, then steps them in turn, so that drift affects all of them equally."""
 
 import statistics
 import tempfile
@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class _Runner:
-    """A contender on its way: its process while it lives, and what it answered so far."""
+    """A contender's process, and its answers so far."""
 
     name: str
     process: Process | None = None
@@ -34,9 +34,9 @@ class _Runner:
 
 
 def compare(plan: Plan, names: Sequence[str], baseline: str, say: Say) -> Comparison:
-    """Measure the contenders ``names``, each in a process of its own; ``say`` is told how far it is.
+    """Measure the contenders ``names``, each in a process of its own; ``say`` receives progress.
 
-    A contender that fails is left out of the rounds, and says why in its result.
+    A contender that fails leaves the rounds; its result says why.
     """
     runners = [_Runner(name) for name in names]
     with ExitStack() as stack:
@@ -66,7 +66,7 @@ def _attempt(runner: _Runner, task: Callable[[_Runner], None]) -> None:
 
 
 def _start(runner: _Runner, plan: Plan, cache: Path, stack: ExitStack, say: Say) -> None:
-    """Compile with empty caches in one process, if there is anything to compile; then in the one that stays."""
+    """Compile with empty caches in a first process, if there is anything to compile; then start the lasting process."""
     if CONTENDERS[runner.name].compiler:
         say(f"{runner.name}: compiling with empty caches ...")
         with Process(plan, runner.name, cache) as first:
@@ -111,6 +111,6 @@ def _result(runner: _Runner) -> Measured:
 
 
 def _compiling(answer: Mapping[str, Any], step: float) -> float:
-    """Seconds that torch.compile and the first steps took beyond what steps take."""
+    """Return the seconds of torch.compile and the first steps minus the time of ordinary steps."""
     seconds: list[float] = [answer["compile_call"], *answer["seconds"]]
     return max(0.0, sum(seconds) - WARM_UP * step)

@@ -1,4 +1,4 @@
-"""Memory of one training step: the most that is held at once, and what is held between forward and backward."""
+"""The memory of one training step: its peak, and the part held between forward and backward."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ _FORWARD_ENDED = "fxamp-bench: the forward ended"
 @dataclass(frozen=True)
 class Memory:
     """Bytes of tensors. ``peak`` includes parameters, optimizer state and batches; ``activations`` is what the forward
-    left behind for the backward, its loss included. ``how`` says what was read."""
+    keeps for the backward, including the loss. ``how`` names the source of the numbers."""
 
     peak: int
     activations: int
@@ -23,7 +23,7 @@ class Memory:
 
 
 def measure_memory(training: Training) -> Memory:
-    """Run one step and say what it held. On cuda the allocator tells, on a CPU its events in torch.profiler do."""
+    """Run one step and measure its memory: on cuda from the allocator, on a CPU from torch.profiler's memory events."""
     return _on_cuda(training) if training.plan.device == "cuda" else _on_cpu(training)
 
 
@@ -64,7 +64,7 @@ def _finish(training: Training, loss: Tensor) -> None:
 
 
 def _lasting(training: Training) -> int:
-    """Bytes that live from step to step, which no event of a step shows: each storage once."""
+    """Return the bytes that live from step to step, which no event of one step shows; each storage counts once."""
     state = [*training.module.parameters(), *training.module.buffers(), training.batches]
     leaves = pytree.tree_leaves([state, [dict(values) for values in training.optimizer.state.values()]])
     storages = {leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes() for leaf in leaves if _is(leaf)}

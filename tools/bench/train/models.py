@@ -1,6 +1,6 @@
-"""The models that are trained: a table of architectures with random weights; nothing is downloaded.
+"""The models: a table of architectures with random weights; nothing is downloaded.
 
-Dropout is off, so that the same seed gives every contender the same loss.
+Dropout is off, so the same seed gives every contender the same loss.
 """
 
 import importlib.util

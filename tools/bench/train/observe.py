@@ -1,4 +1,4 @@
-"""What one contender's steps do, apart from time: counted in steps of their own, after the measured ones."""
+"""Counts of one contender's steps other than time, taken in extra steps after the timed ones."""
 
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -15,15 +15,15 @@ from fxamp.tools.common.cuda_syncs import Count, cuda_syncs
 
 @dataclass(frozen=True)
 class Observed:
-    """Counts of one step; None where they cannot be had.
+    """Counts of one step; None if they are not available.
 
-    ``casts`` and ``cast_bytes``: of the forward. fxamp's are those of its graphs, as ``fxamp.report`` lists them; eager
-    autocast's are counted as they run; what torch.compile makes of autocast is not visible. ``backward_casts``: those
-    that eager code runs there. ``host_syncs``: on cuda what torch.cuda.set_sync_debug_mode reports, elsewhere the
-    values that ops hand to the host. ``update_bytes``: what check, unscaling, clipping and the optimizer read and write
-    by parameter: gradients, parameters and state. ``check_bytes``: the same of the check inside the backward, which
-    widens 16-bit gradients on the way; None where it is a part of Inductor's kernels.
-    ``memory_peak`` and ``memory_activations``: bytes, read as ``memory_how`` says.
+    ``casts`` and ``cast_bytes``: of the forward. fxamp's are those that ``fxamp.report`` lists; eager autocast's are
+    counted as they run; those of torch.compile with autocast are not visible. ``backward_casts``: those of eager code
+    in the backward. ``host_syncs``: on cuda what torch.cuda.set_sync_debug_mode reports, elsewhere the values that ops
+    copy to the host. ``update_bytes``: bytes per parameter that check, unscaling, clipping and the optimizer read and
+    write: gradients, parameters and state. ``check_bytes``: the same for the check inside the backward, which widens
+    16-bit gradients on the way; None if it is a part of Inductor's kernels. ``memory_peak`` and
+    ``memory_activations``: bytes, from the source that ``memory_how`` names.
     """
 
     parameters: int

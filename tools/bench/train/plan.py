@@ -1,12 +1,12 @@
-"""What is measured: the same for every contender, and plain enough to travel to another process as JSON."""
+"""The settings of a comparison, the same for every contender, as values that JSON can hold."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: What ``--dtype`` takes.
+#: The values of ``--dtype``.
 DTYPES = ("auto", "float16", "bfloat16")
 
-#: What ``--optimizer`` takes: classes of torch.optim, and their arguments besides the learning rate.
+#: The values of ``--optimizer``: classes of torch.optim, and their arguments besides the learning rate.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {},
     "Adam": {},
@@ -17,7 +17,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "RMSprop": {},
 }
 
-#: Those that torch has a fused form of, which decides on the device whether to step.
+#: Those with a fused form in torch, which decides on the device whether to step.
 FUSED = ("AdamW", "Adam", "SGD", "Adagrad")
 
 
@@ -27,9 +27,9 @@ class Plan:
 
     ``dtype`` is the 16-bit dtype of the contenders in mixed precision. "auto" leaves the choice to fxamp's
     ``policy="auto"``, and gives the autocast contenders bfloat16, or float16 where a GPU lacks it. ``steps`` are
-    measured in each of ``rounds`` turns. ``seed`` is that of weights and batches, ``threads`` the CPU threads.
-    ``lowering`` is what the compiled contenders are lowered by. ``optimizer`` is a name of :data:`OPTIMIZERS`;
-    ``max_norm`` is what gradients are clipped to, None for no clipping.
+    measured in each of ``rounds`` turns. ``seed`` seeds weights and batches; ``threads`` are CPU threads.
+    ``lowering`` is that of the compiled contenders. ``optimizer`` is a name of :data:`OPTIMIZERS`;
+    ``max_norm`` is the norm that gradients are clipped to, or None.
     """
 
     model: str
@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def lower_dtype(self) -> str:
-        """The autocast contenders' dtype, ``"float16"`` or ``"bfloat16"``; where it is float16 losses are scaled."""
+        """The dtype of the autocast contenders, ``"float16"`` or ``"bfloat16"``; with float16 losses are scaled."""
         from fxamp.backend.choose import native_bfloat16
 
         if self.dtype != "auto":

@@ -1,4 +1,4 @@
-"""The parent's end of a contender's process."""
+"""The parent's side of a contender's process."""
 
 import json
 import os
@@ -13,14 +13,14 @@ from fxamp.tools.bench.train.plan import Plan
 
 
 class ContenderFailed(Exception):
-    """A contender's process gave up; says why in one line."""
+    """A contender's process failed; the message says why in one line."""
 
 
 class Process:
-    """A fresh interpreter that trains in one contender's way; use it as a context manager, or close it.
+    """A new interpreter that trains as one contender; use it as a context manager, or close it.
 
     ``cache`` is the folder of Inductor's and Triton's caches: an empty one for a cold start. Raises ContenderFailed
-    where the model or the contender cannot be set up, and from every question that the process cannot answer.
+    if the model or the contender cannot be set up, or if the process cannot answer a request.
     """
 
     def __init__(self, plan: Plan, contender: str, cache: Path) -> None:
@@ -40,7 +40,7 @@ class Process:
             raise
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
-        """Have it do one of the worker's tasks, and wait for the answer."""
+        """Send the worker a task and wait for the answer."""
         return self._exchange({"do": what, "with": arguments})
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Process:
 
 
 def _environment(cache: Path) -> dict[str, str]:
-    """This process's environment, with caches of its own, and a path on which this very fxamp is found."""
+    """Return this process's environment with separate caches and a path to this copy of fxamp."""
     import fxamp
 
     home = str(Path(fxamp.__file__).parent.parent)

@@ -1,4 +1,4 @@
-"""A comparison as a table, for a terminal or as Markdown: ratios first, absolute numbers under the machine's name."""
+"""A comparison as a table, for a terminal or as Markdown: ratios, with absolute numbers beside them."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ MISSING = "-"
 
 
 def table(comparison: Comparison, markdown: bool = False) -> str:
-    """Title, table and notes. A column a contender; ``-`` where a number does not exist or cannot be measured."""
+    """Return title, table and notes. Each contender is a column; ``-`` marks a number that cannot be measured."""
     working = [each for each in comparison.contenders if not each.failed]
     rows = [(name, *(cell(comparison, each) for each in working)) for name, cell in _ROWS.items()]
     kept = [row for row in rows if set(row[1:]) != {MISSING}]
@@ -22,7 +22,7 @@ def table(comparison: Comparison, markdown: bool = False) -> str:
 
 
 def title(comparison: Comparison) -> str:
-    """What was trained, on what, with what."""
+    """Return a line with the model, the machine and the versions."""
     plan, facts = comparison.plan, dict(comparison.machine)
     versions = ", ".join(f"{name} {version}" for name, version in facts.items() if name != "device")
     lowered = "" if plan.lowering == "inductor" else f", lowered by {plan.lowering}"
@@ -69,7 +69,7 @@ def _milliseconds(seconds: Sequence[float]) -> str:
 
 
 def _ratio(name: str, show: Callable[[float], str]) -> _Cell:
-    """A ratio with the number itself in brackets."""
+    """Return a formatter: a ratio, with the number itself in brackets."""
 
     def cell(comparison: Comparison, each: Measured) -> str:
         value, ratio = value_of(each, name), comparison.ratio(each, name)
@@ -107,7 +107,7 @@ def _spread(value: Spread) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes for people: ``"1.5 MB"``."""
+    """Return a size for people to read: ``"1.5 MB"``."""
     for unit in ("B", "kB", "MB"):
         if abs(count) < 1000:
             return f"{count:.3g} {unit}"

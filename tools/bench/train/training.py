@@ -13,13 +13,13 @@ from fxamp.tools.bench.train.contenders import Contender
 from fxamp.tools.bench.train.models import build
 from fxamp.tools.bench.train.plan import FUSED, OPTIMIZERS, Plan
 
-#: Batches that the steps go through in turn.
+#: The steps cycle through so many batches.
 BATCHES = 4
 RATE = 1e-3
 
 
 class Training:
-    """Trains ``plan.model`` in the contender's way. Every step's loss stays on its device until it is asked for."""
+    """Trains ``plan.model`` as the contender does. The loss of each step stays on its device until it is read."""
 
     def __init__(self, plan: Plan, contender: Contender) -> None:
         module, batches = build(plan.model, plan.size, plan.seed, BATCHES)
@@ -31,12 +31,12 @@ class Training:
         self.scaler = _scaler(plan, contender)
         start = time.perf_counter()
         self.compiled = _compiled(self.module, plan, contender, self.scaler)
-        #: Seconds of the call of torch.compile, which imports what it needs; the graphs are compiled by first steps.
+        #: Seconds of the call of torch.compile, which imports its modules; the first steps compile the graphs.
         self.compile_call = time.perf_counter() - start
         self._losses: list[Tensor] = []
 
     def forward(self) -> Tensor:
-        """The loss of the batch whose turn it is."""
+        """Return the loss of the next batch."""
         with self._autocast():
             result = self.compiled(**self.batches[len(self._losses) % BATCHES])
         loss: Tensor = result if isinstance(result, Tensor) else result.loss
@@ -44,46 +44,46 @@ class Training:
         return loss
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the loss, scaled where there is a scaler."""
+        """Compute gradients of the loss, scaled if there is a scaler."""
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
-        """Clip if that is planned, then parameters and scale."""
+        """Clip if the plan says so, then update parameters and scale."""
         if self.plan.max_norm is not None:
             self._clip(self.plan.max_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
     def clear(self) -> None:
-        """No gradients are left."""
+        """Drop all gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> None:
-        """One whole training step; waits for no device."""
+        """Run one whole training step without waiting for the device."""
         self.backward(self.forward())
         self.update()
         self.clear()
 
     def wait(self) -> None:
-        """Until the device has done all that it was given."""
+        """Wait until the device has finished its work."""
         if self.plan.device == "cuda":
             torch.cuda.synchronize()
 
     @property
     def losses(self) -> list[float]:
-        """The loss of every step so far, before that step's update."""
+        """Return the loss of every step so far, each before its update."""
         return [loss.item() for loss in self._losses]
 
     @property
     def loss_scale(self) -> float | None:
-        """The scale as it is now, None without a scaler."""
+        """The current scale, None without a scaler."""
         if not self.scaler.is_enabled():
             return None
         return self.scaler.loss_scale if isinstance(self.scaler, GradScaler) else self.scaler.get_scale()
 
     @property
     def report(self) -> Report | None:
-        """What fxamp did; None for the other contenders."""
+        """fxamp's report; None for the other contenders."""
         return report(self.compiled) if self.contender.compiler == "fxamp" else None
 
     def _clip(self, max_norm: float) -> None:

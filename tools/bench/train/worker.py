@@ -1,4 +1,4 @@
-"""One contender in a process of its own: trains when it is told to, and answers with numbers.
+"""One contender in its own process: trains on request and answers with numbers.
 
 It reads one JSON object a line from stdin, and writes one for each to where stdout was; anything else that is printed
 goes to stderr. First the plan: ``{"plan": {...}, "contender": NAME}``. Then any of the requests in ``_ANSWERS``.
@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-#: Steps before anything is timed: the first compiles, later ones could again.
+#: Steps before timing starts: the first compiles, and later ones might recompile.
 WARM_UP = 3
 
 
 def main() -> int:
-    """Serve until stdin ends. An error is one answer ``{"error": text}``, its traceback goes to stderr; status 1."""
+    """Serve requests until stdin ends. After an error, answer ``{"error": text}``, print the traceback, return 1."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
@@ -65,9 +65,9 @@ def _warm_up(training: Any) -> dict[str, Any]:
 
 
 def _steps(training: Any, count: int) -> dict[str, Any]:
-    """Seconds of one of ``count`` steps, on average, elapsed and of this process's CPU time.
+    """Return the mean seconds of ``count`` steps, elapsed and of this process's CPU time.
 
-    A step before them, not timed, refills the caches.
+    One step before them, not timed, warms the caches.
     """
     training.step()
     before = time.process_time()
@@ -76,7 +76,7 @@ def _steps(training: Any, count: int) -> dict[str, Any]:
 
 
 def _observe(training: Any) -> dict[str, Any]:
-    """Losses, loss scale and compiled graphs so far, then the counts of more steps."""
+    """Return losses, loss scale and compiled graphs so far, then the counts of further steps."""
     from torch._dynamo.utils import counters
 
     from fxamp.tools.bench.train.observe import observe
