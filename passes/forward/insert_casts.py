@@ -29,7 +29,7 @@ from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import CastWriter, Origin
 from fxamp.passes.shared.decision import INSERTED, WAS, decision, overrule
-from fxamp.passes.shared.refusals import cast_back, lacks_kernel, may_write_opaquely, refusal
+from fxamp.passes.shared.refusals import cast_back, may_write_opaquely, refusal
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,9 @@ class _Rewriter:
             edit = edit_for(made.rule, node, made.lower, self._context)
             self._apply(node, edit, f"rule {made.rule.id}")
         changed = any(self._changed(source) for source in node.all_input_nodes)
-        if not (changed or edit.casts or edit.kwargs or lacks_kernel(node)):
+        # Under autocast the captured values are as autocast makes them, not as this policy does.
+        stale = self._context.captured_autocast is not None
+        if not (changed or edit.casts or edit.kwargs or stale):
             return
         why = refusal(node, self._captured)
         if why is None:

@@ -199,3 +199,14 @@ def test_float64_and_integers_are_never_cast() -> None:
         lambda a, i: (a.exp(), i + 1), torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int64)
     )
     assert bench.run(*PASSES).modified == 0
+
+
+def test_values_are_the_policys_not_those_of_the_autocast_that_it_was_captured_under() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(x @ x, x @ x)
+
+    products = policy(Rule("products", Category.LOWER_PRECISION_FP, ("matmul",)))
+    bench = workbench(loss, torch.ones(2, 2), under=products, ambient=torch.bfloat16)
+    bench.run(AnnotateRules(), InsertCasts())
+    [node] = [node for node in bench.captured.module.graph.nodes if "mse_loss" in node.name]
+    assert node.meta["val"].dtype is torch.bfloat16  # as it runs
