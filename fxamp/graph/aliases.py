@@ -125,6 +125,20 @@ def alias_of(node: Node) -> Node | None:
     return sources[0] if known and len(known) == len(_effects(owner)) else None
 
 
+def given_back(node: Node) -> Node | None:
+    """The input that a conversion returns as it is, as nothing is to be converted; None for every other node."""
+    if not isinstance(node.target, OpOverload) or node.target._schema.name not in _CONVERSIONS:
+        return None
+    source = node.args[0]
+    before, after = tensor_value(source), tensor_value(node)
+    if before is None or after is None or (before.dtype, before.device) != (after.dtype, after.device):
+        return None
+    asked = {a.name: node.args[i] for i, a in enumerate(node.target._schema.arguments[: len(node.args)])} | node.kwargs
+    if asked.get("copy") or asked.get("memory_format") not in (None, torch.preserve_format):
+        return None
+    return source if isinstance(source, Node) else None
+
+
 def writes(node: Node) -> list[Node]:
     """The inputs that ``node`` may write to: by its schema, or by its bodies; all tensors for anything opaque.
 

@@ -1,5 +1,6 @@
 """Writes cast nodes into a graph, and knows which of them may be shared."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fxamp.graph import AliasSets, dtype_name, fake_mode_of, nesting_change, tensor_value
+from fxamp.graph.aliases import alias_of, given_back
 from fxamp.passes.shared.decision import INSERTED
 
 _DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.detach_.default})
@@ -24,6 +26,11 @@ class Origin:
 def _origin(value: torch.Tensor | None) -> Origin:
     needs_grad = value is not None and value.requires_grad
     return Origin(needs_grad, value is not None and needs_grad and value.is_leaf)
+
+
+def _given(node: Node) -> Node | None:
+    """What ``node`` got and gives back as it was."""
+    return alias_of(node) if node.target is operator.getitem else given_back(node)
 
 
 class CastWriter:
@@ -71,7 +78,12 @@ class CastWriter:
         return Origin(argument in self._needs_grad, argument in self._leaves)
 
     def cast(self, source: Node, dtype: torch.dtype, user: Node, why: str) -> Node:
-        """``source`` in ``dtype``, for ``user``; an existing cast where sharing it is right."""
+        """``source`` in ``dtype``, for ``user``; an existing cast where sharing it is right.
+
+        What a conversion or a body gave back as it was, a leaf perhaps, is cast as what it is.
+        """
+        while (same := _given(source)) is not None:
+            source = same
         key = (source, dtype, self.grad_enabled)
         shareable = self._shareable(source)
         if shareable and key in self._casts:

@@ -150,6 +150,20 @@ def test_program(name: str, lowering: str) -> None:
     assert_like_autocast(PROGRAMS[name], leaf(4, 4), leaf(4, 4), lowering=lowering)
 
 
+READ_TWICE = {
+    "addmm": lambda h: torch.addmm(h[0], h, h),
+    "addmm and itself": lambda h: torch.addmm(h, h, h) * h,
+    "baddbmm": lambda h: torch.baddbmm(h[None], h[None], h[None]),
+    "attention": lambda h: F.scaled_dot_product_attention(h[None], h[None], h[None]),
+}
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("name", READ_TWICE)
+def test_gradients_of_what_an_op_reads_twice_meet_in_autocasts_order(name: str, lowering: str) -> None:
+    assert_like_autocast(lambda x: (READ_TWICE[name](h := x.tanh()), h * 3), leaf(8, 8), lowering=lowering)
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_results_that_share_memory_still_do(lowering: str) -> None:
     got, gradients = run(written_to(compile_with(aliased, lowering)), (leaf(4, 4), leaf(4, 4)))

@@ -46,6 +46,19 @@ def test_a_weight_is_cast_once_and_an_activation_once_a_use() -> None:
     assert result.counts == {"inserted": 3, "shared": 1, "cast back": 0}
 
 
+@pytest.mark.parametrize(
+    "unchanged",
+    [lambda w, a: w.float(), lambda w, a: w.to("cpu"), lambda w, a: w.type_as(a)],
+    ids=["float", "to", "as"],
+)
+def test_a_weight_that_a_conversion_gave_back_is_still_the_weight(unchanged) -> None:
+    def program(w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return a.mm(w) + a.mm(unchanged(w, a))
+
+    bench = workbench(program, torch.ones(2, 2, requires_grad=True), torch.ones(2, 2))
+    assert bench.run(*PASSES).counts["inserted"] == 2
+
+
 def test_a_value_that_needs_no_gradient_is_cast_once() -> None:
     bench = workbench(lambda a: a.relu().mm(a) + a.relu().mm(a), torch.ones(2, 2))
     assert bench.run(*PASSES).counts["shared"] == 1
