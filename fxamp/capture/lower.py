@@ -5,6 +5,7 @@ node carries the user's stack, module path and a value. What must not be traced 
 ops, whose naive retrace drops custom gradients, and anything that fails to trace.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -25,7 +26,15 @@ from fxamp.capture.fakes import fake_like
 from fxamp.capture.held_tensors import HeldTensors
 from fxamp.capture.own_results import tracing_mode
 from fxamp.errors import CaptureError
-from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, inherit_provenance, is_layout_call, nesting_change, register
+from fxamp.graph import (
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    fake_mode_of,
+    inherit_provenance,
+    is_layout_call,
+    nesting_change,
+    register,
+)
 from fxamp.policy.model.settings import DEVICES
 
 #: Key of ``node.meta`` under which a node that was kept as it stood says why.
@@ -104,11 +113,19 @@ class _Lowering(Interpreter):
         known = [(leaf, self._tracing.node_of(leaf)) for leaf in inputs if isinstance(leaf, torch.Tensor)]
         try:
             yield
+            self._require_known(last)
         except Exception:
             _erase_after(last, graph)
             for tensor, node in known:
                 self._tracing.restore(tensor, node)
             raise
+
+    def _require_known(self, last: Node | None) -> None:
+        """Raise CaptureError if a node after ``last`` holds a stand-in, as of a call that looked inside of a tensor."""
+        for node in itertools.takewhile(lambda node: node is not last, reversed(self._tracer.graph.nodes)):
+            held = getattr(self._tracer.root, str(node.target), None) if node.op == "get_attr" else None
+            if isinstance(held, torch.Tensor) and fake_mode_of(held) is not None:
+                raise CaptureError("it reads the tensors inside of a tensor, which the graph does not know")
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = self.fetch_attr(target)

@@ -17,9 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import transform_subclass
 from torch.utils.checkpoint import checkpoint
 
-from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, nesting_change
+from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, inner_tensors, is_wrapper, nesting_change
 from fxamp.graph.higher_order import autograd_function, bodies
 
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
@@ -60,14 +61,23 @@ def saved_tensors(run: Callable[[], _T]) -> tuple[_T, list[Tensor]]:
         saved.append(tensor.detach())
         return tensor
 
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        return run(), saved
+    # Hooks are off where a graph is being traced; this run is made for what they tell.
+    traced = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
+    try:
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            return run(), saved
+    finally:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(traced)
 
 
 def total_bytes(saved: Sequence[Tensor], given: Sequence[Any] = ()) -> int | None:
-    """The bytes of the distinct storages of ``saved`` that none of ``given`` has; None if a size is symbolic."""
-    there = {_storage(value) for value in given if isinstance(value, Tensor)}
-    sizes = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in saved}
+    """The bytes of the distinct storages of ``saved`` that none of ``given`` has; None if a size is symbolic.
+
+    Of a DTensor what counts is the part on this rank.
+    """
+    there = {_storage(part) for value in given if isinstance(value, Tensor) for part in inner_tensors(value)}
+    parts = [part for tensor in saved for part in inner_tensors(tensor)]
+    sizes = {_storage(part): part.untyped_storage().nbytes() for part in parts}
     kept = [size for storage, size in sizes.items() if storage not in there]
     return sum(kept) if all(isinstance(size, int) for size in kept) else None
 
@@ -139,6 +149,9 @@ def _leaf(value: Tensor, needed: bool) -> Tensor:
 def _fresh(value: Any, mode: FakeTensorMode) -> Any:
     if not isinstance(value, Tensor):
         return value
+    if is_wrapper(value):
+        rebuild: Any = transform_subclass
+        return rebuild(value, lambda _, part: _fresh(part, mode)).detach().requires_grad_(value.requires_grad)
     with mode:
         fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     return fresh.requires_grad_(value.requires_grad)

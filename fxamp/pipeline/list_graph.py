@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import _get_qualified_name
 
 from fxamp.capture import VERBATIM
-from fxamp.graph import dtype_name, fake_tensors, op_name, subgraphs
+from fxamp.graph import dtype_name, fake_tensors, inner_tensors, op_name, subgraphs
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.graph.source import module_class, module_path, source_line
 from fxamp.listing import Entry, Listing, RuleRef, Source, TensorType
@@ -81,7 +81,9 @@ def _decided(made: Decision) -> dict[str, Any]:
 
 
 def _type(tensor: torch.Tensor) -> TensorType:
-    return TensorType(dtype_name(tensor.dtype), tuple(map(_size, tensor.shape)), str(tensor.device))
+    parts = inner_tensors(tensor)
+    shape = parts[0].shape if len(parts) == 1 else tensor.shape  # of a DTensor the part on this rank
+    return TensorType(dtype_name(tensor.dtype), tuple(map(_size, shape)), str(tensor.device))
 
 
 def _size(size: int | torch.SymInt) -> int | str:

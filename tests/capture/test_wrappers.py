@@ -1,0 +1,105 @@
+"""Tensors made of other tensors: autocast casts the whole, and what looks inside of one is kept as it was captured."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+import fxamp
+
+LOWERINGS = ["eager", "aot_eager"]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_tensor_of_two(lowering: str) -> None:
+    net = Net()
+    net.first.weight = nn.Parameter(TwoTensor(torch.randn(8, 8), torch.randn(8, 8)), requires_grad=False)
+    x = torch.randn(3, 8)
+    twin = copy.deepcopy(net)
+    torch._dynamo.reset()
+    twin.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = net(x)
+    got = twin(x)
+    assert type(got) is type(wanted) is TwoTensor
+    assert torch.equal(got.a, wanted.a.float()) and torch.equal(got.b, wanted.b.float())
+    assert not torch.equal(got.a, got.b)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_nested_tensor(lowering: str) -> None:
+    torch._dynamo.reset()
+    net, twin = Net(), Net()
+    x = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)], layout=torch.jagged)
+    twin.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = net(x).values().float()
+    got = twin(x).values()
+    wanted.square().sum().backward()
+    got.square().sum().backward()
+    assert torch.equal(got, wanted)
+    for ours, theirs in zip(twin.parameters(), net.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+class Scaled(Tensor):
+    """Integers and what they are multiplied by; ``linear`` is computed from what is inside."""
+
+    @staticmethod
+    def __new__(cls, integers: Tensor, scale: Tensor) -> "Scaled":
+        return Tensor._make_wrapper_subclass(cls, integers.shape, dtype=scale.dtype, device=integers.device)
+
+    def __init__(self, integers: Tensor, scale: Tensor) -> None:
+        self.integers, self.scale = integers, scale
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Scaled({self.integers}, {self.scale})"
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["integers", "scale"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], context: None, size: Any, stride: Any) -> "Scaled":
+        return Scaled(inner["integers"], inner["scale"])
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            x, weight, bias = args
+            return F.linear(x, weight.integers.float(), bias) * weight.scale
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return Scaled(func(args[0].integers), func(args[0].scale))
+        raise NotImplementedError(f"{func} of a Scaled")
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_call_that_looks_inside_is_kept(lowering: str) -> None:
+    torch._dynamo.reset()
+    net = Net()
+    net.first.weight = nn.Parameter(Scaled(torch.randint(-9, 9, (8, 8)), torch.tensor(0.1)), requires_grad=False)
+    x = torch.randn(3, 8)
+    wanted = F.linear(x, net.first.weight, net.first.bias).relu()
+    net.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
+    got = net(x)
+    assert type(got) is Tensor
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(got, net.second(wanted).float())
+    assert "reads the tensors inside" in str(fxamp.report(net))
