@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 from programs.outcome import Outcome, observe
@@ -12,40 +11,65 @@ from torch import Tensor
 
 
 class Refused(Exception):
-    """The oracle itself cannot run the program."""
+    """The program says nothing about fxamp: eager autocast, or torch.compile alone, cannot run it as it stands."""
 
 
 def differences(program: Program, setting: Setting) -> list[str]:
-    """What fxamp does otherwise than eager autocast. Raises Refused where eager autocast raises.
+    """What fxamp does otherwise than eager autocast.
 
-    A program that needs autocast to run at all is captured under one, whatever the setting says.
+    Raises Refused where eager autocast raises, and where torch.compile in float32, without fxamp, differs from eager
+    float32: what AOTAutograd or Dynamo change is not fxamp's doing.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        wanted = _attempt(run_eager, program)
-        if isinstance(wanted, Exception):
-            raise Refused(f"{type(wanted).__name__}: {wanted}") from wanted
-        plain = wanted if setting.ambient else _attempt(run_plain, program)
-        if isinstance(plain, Exception):
-            plain, setting = wanted, replace(setting, ambient=True)
-        try:
-            got = run_compiled(program, setting)
-        except Exception as error:  # whatever a compiler raises is a finding
-            return [f"raised {type(error).__name__}: {error}"]
-    return list(_compare(got, wanted, plain))
+    with warnings.catch_warnings(action="ignore"):
+        wanted = _oracle(run_eager, program)
+        plain = wanted if setting.ambient else _oracle(run_plain, program)
+        found = _found(lambda: run_compiled(program, setting), wanted, plain)
+        if found and _breaks() and "graph_break" not in program.kinds():
+            raise Refused(f"Dynamo breaks the graph: {_breaks()[0]}")
+        changed = _changed_by_torch(program, setting) if found else []
+        if changed:
+            raise Refused(f"torch.compile in float32: {changed[0]}")
+    return found
 
 
-def _attempt(run: Callable[[Program], Outcome], program: Program) -> Outcome | Exception:
+def _breaks() -> list[str]:
+    """Why Dynamo broke graphs since its last reset."""
+    return [reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"]]
+
+
+def _oracle(run: Callable[[Program], Outcome], program: Program) -> Outcome:
     try:
         return run(program)
     except Exception as error:
-        return error
+        raise Refused(f"{type(error).__name__}: {error}") from error
+
+
+def _found(run: Callable[[], Outcome], wanted: Outcome, plain: Outcome) -> list[str]:
+    try:
+        return list(_compare(run(), wanted, plain))
+    except Exception as error:  # whatever a compiler raises is a finding
+        return [f"raised {type(error).__name__}: {error}"]
+
+
+def _changed_by_torch(program: Program, setting: Setting) -> list[str]:
+    try:
+        plain = run_plain(program)
+    except Exception:  # it runs under autocast only, so float32 tells nothing
+        return []
+    return _found(lambda: run_compiled_plain(program, setting.lowering), plain, plain)
 
 
 def run_plain(program: Program) -> Outcome:
     """In float32, as Dynamo captures it."""
     module, inputs = build(program)
     return observe(module, module, inputs)
+
+
+def run_compiled_plain(program: Program, backend: str) -> Outcome:
+    """In float32 through torch.compile alone."""
+    torch._dynamo.reset()
+    module, inputs = build(program)
+    return observe(torch.compile(module, backend=backend), module, inputs)
 
 
 def run_eager(program: Program) -> Outcome:
@@ -57,6 +81,7 @@ def run_eager(program: Program) -> Outcome:
 def run_compiled(program: Program, setting: Setting) -> Outcome:
     """Through fxamp."""
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     module, inputs = build(program)
     compiled = torch.compile(module, backend="fxamp", options=setting.options(program.lower))
     return observe(_under_autocast(compiled, program) if setting.ambient else compiled, module, inputs)
@@ -72,9 +97,9 @@ def _under_autocast(run: Callable[..., list[Tensor]], program: Program) -> Calla
 
 def _compare(got: Outcome, wanted: Outcome, plain: Outcome) -> Iterator[str]:
     for i, (ours, theirs) in enumerate(zip(got.results, wanted.results, strict=True)):
-        dtype = torch.promote_types(plain.results[i].dtype, theirs.dtype)
-        if ours.dtype != dtype:
-            yield f"result {i} is {ours.dtype}, expected {dtype}"
+        wide = torch.promote_types(plain.results[i].dtype, theirs.dtype)
+        if ours.dtype not in (wide, theirs.dtype if plain.results[i].dtype.itemsize == 2 else wide):
+            yield f"result {i} is {ours.dtype}, captured {plain.results[i].dtype}, with autocast {theirs.dtype}"
         yield from _values(f"result {i}", ours, theirs)
     for name, theirs in wanted.gradients.items():
         yield from _gradients(f"the gradient of {name}", got.gradients.get(name), theirs)

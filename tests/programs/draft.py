@@ -1,43 +1,71 @@
 """A program while it is being drawn.
 
-Each statement is run under eager autocast as soon as it is drawn, so that shapes, dtypes and what autocast refuses are
-known and not guessed: a statement that raises is left out, and the next is drawn.
+Each statement is run as soon as it is drawn, under eager autocast and, where Dynamo will capture the program without
+autocast, in float32 too. So shapes, dtypes and what is refused are known and not guessed: a statement that raises is
+left out, and the next is drawn.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from types import SimpleNamespace
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from hypothesis import strategies as st
-from programs.program import Block, Declaration, Flavour, Line, Program, Statement, Text
-from programs.render import HEADER
+from programs.oracle import marked, unmarked
+from programs.place import Place, Side
+from programs.program import Block, Case, Declaration, Flavour, Line, Program, Setting, Statement, Text
+from programs.render import rendered
+from torch import Tensor
 
 T = TypeVar("T")
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+Kinds = Mapping[str, Callable[["Draft"], None]]
+
+#: How deep blocks are nested.
+_DEEPEST = 2
+
+#: How many kinds are tried for one statement.
+_TRIALS = 3
 
 
 class Unfit(Exception):
-    """The statement being drawn finds nothing to work on, or autocast refuses it."""
+    """The statement being drawn finds nothing to work on, or is refused."""
 
 
 class Draft:
-    """Draws operands for statements, takes their lines, and runs them.
+    """Draws operands for statements, takes their lines, and runs them."""
 
-    ``values`` are the tensors in sight, by name, inputs included; parameters and buffers are reached through ``self``.
-    """
-
-    def __init__(self, draw: Callable[[st.SearchStrategy[Any]], Any], lower: torch.dtype) -> None:
+    def __init__(
+        self, draw: Draw, kinds: Kinds, weights: Mapping[str, int], lower: torch.dtype, setting: Setting
+    ) -> None:
         self._draw = draw
+        self._kinds = kinds
+        self._names_of_kinds = [name for name in kinds for _ in range(weights[name])]
         self.lower = lower
-        self.kind = ""
-        self.values: dict[str, torch.Tensor] = {}
-        self._self = SimpleNamespace()
+        self.setting = setting
+        self.place = Place()
+        self._kind = ""
+        self._sides = [Side(lower)] if setting.ambient else [Side(lower), Side(None)]
         self._declarations: list[Declaration] = []
         self._bodies: list[list[Statement]] = [[]]
         self._names = 0
-        self._globals: dict[str, Any] = {"self": self._self}
-        exec(HEADER, self._globals)
+        self._read: set[str] = set()
+
+    def statement(self) -> None:
+        """Draw one statement, or none where nothing of what was drawn fits."""
+        around = self._kind
+        for _ in range(_TRIALS):
+            self._kind = self.pick(self._names_of_kinds)
+            try:
+                self._kinds[self._kind](self)
+                break
+            except Unfit:
+                continue
+        self._kind = around
+
+    # What statements draw.
 
     def pick(self, options: Sequence[T]) -> T:
         """One of ``options``; failures shrink to the first."""
@@ -46,94 +74,173 @@ class Draft:
         chosen: T = self._draw(st.sampled_from(list(options)))
         return chosen
 
-    def chance(self) -> bool:
-        """Yes or no; failures shrink to no."""
-        return self.pick((False, True))
+    def chance(self, of: int = 2) -> bool:
+        """Yes once in ``of`` times; failures shrink to no."""
+        return self.pick((*[False] * (of - 1), True))
 
-    def value(self, fits: Callable[[torch.Tensor], bool] = lambda value: True, floating: bool = True) -> str:
-        """The name of a value in sight, the latest first; of floating dtype unless told otherwise."""
-        names = [name for name, v in self.values.items() if (v.is_floating_point() or not floating) and fits(v)]
-        return self.pick(names[::-1])
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """The tensors in sight as they are under autocast, by name, inputs included."""
+        return self._sides[0].values()
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.values[name].shape)
 
+    def value(self, fits: Callable[[Tensor], bool] = lambda value: True, floating: bool = True) -> str:
+        """The name of a value in sight, the latest first and most often; of floating dtype unless told otherwise."""
+        names = [name for name, v in self.values.items() if (v.is_floating_point() or not floating) and fits(v)][::-1]
+        return self.pick(names[:1] * (len(names) // 2) + names)
+
+    def ranked(self, *ranks: int) -> str:
+        """The name of a floating value with that many dimensions."""
+        return self.value(lambda v: v.dim() in ranks)
+
+    def alike(self, name: str) -> str:
+        """The name of a floating value of the same shape, perhaps the same."""
+        shape = self.shape(name)
+        return self.value(lambda v: tuple(v.shape) == shape)
+
+    def writable(self, least: int = 0) -> str:
+        """The name of a floating value of ``least`` dimensions that may be written to: in a body, one made there."""
+        values = self.values
+        outside = {values[name].untyped_storage()._cdata for name in self.place.outer if name in values}
+        return self.value(lambda v: v.dim() >= least and v.untyped_storage()._cdata not in outside)
+
     def input(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> str:
         """A new input of the program."""
-        grad = dtype.is_floating_point and self.pick((True, False))
-        name = self._declare("x", "input", shape, dtype, grad)
-        self.values[name] = _filled(shape, dtype).requires_grad_(grad)
-        return name
+        grad = dtype.is_floating_point and self.pick((True, True, False))
+        return self._declare(Declaration(self._count("x", "input"), "input", shape, dtype, grad))
 
     def parameter(self, *shape: int) -> str:
         """``self.w``: a parameter of that shape, an old one or a new one, which may be frozen or tied to an old one."""
         old = [d.name for d in self._declarations if d.role == "parameter" and d.shape == shape]
         if old and self.pick((True, False)):
             return f"self.{self.pick(old)}"
-        grad = self.pick((True, True, True, False))
-        tied = self.pick(old) if old and self.chance() else None
-        name = self._declare("w", "parameter", shape, torch.float32, grad, tied)
-        new = torch.nn.Parameter(_filled(shape, torch.float32), requires_grad=grad)
-        setattr(self._self, name, new if tied is None else getattr(self._self, tied))
-        return f"self.{name}"
+        tied = self.pick(old) if old and self.chance(3) else None
+        grad = not self.chance(4)
+        name = self._count("w", "parameter")
+        return f"self.{self._declare(Declaration(name, 'parameter', shape, torch.float32, grad, tied))}"
 
     def buffer(self, *shape: int) -> str:
         """``self.b``: a buffer of that shape, an old one or a new one."""
         old = [d.name for d in self._declarations if d.role == "buffer" and d.shape == shape]
         if old and self.pick((True, False)):
             return f"self.{self.pick(old)}"
-        name = self._declare("b", "buffer", shape, torch.float32, False)
-        setattr(self._self, name, _filled(shape, torch.float32))
-        return f"self.{name}"
+        return f"self.{self._declare(Declaration(self._count('b', 'buffer'), 'buffer', shape))}"
+
+    def weight(self, *shape: int) -> str:
+        """A parameter as an operand of an op that autocast lowers."""
+        return self.lowered(self.parameter(*shape))
+
+    def lowered(self, name: str) -> str:
+        """``name`` as an operand of an op that autocast lowers: what eager autocast caches the casts of."""
+        return f"lowered({name})"
+
+    # What statements write.
 
     def let(self, code: str, **other: str) -> str:
         """Assign ``code`` to a new value; ``other`` are its texts in the flavours that differ."""
-        name = self._fresh("h")
-        self.do(f"{name} = {code}", **{flavour: f"{name} = {text}" for flavour, text in other.items()})
-        return name
+        return self.let_several(code, 1, **other)[0]
+
+    def let_several(self, code: str, count: int, **other: str) -> list[str]:
+        """Assign the ``count`` results of ``code``."""
+        names = [self.fresh("h") for _ in range(count)]
+        left = ", ".join(names)
+        self.do(f"{left} = {code}", **{flavour: f"{left} = {text}" for flavour, text in other.items()})
+        return names
 
     def do(self, code: str, **other: str) -> None:
-        """A statement without a value of its own."""
-        scope: dict[str, Any] = dict(self.values)
-        try:
-            exec(code, self._globals, scope)
-        except Exception as error:
-            raise Unfit(str(error)) from error
-        self.values.update({name: value for name, value in scope.items() if isinstance(value, torch.Tensor)})
-        self._bodies[-1].append(Line(self.kind, _text(code, other)))
+        """A statement without a value of its own. What is run here is its text for the oracle."""
+        texts = {"oracle": code, **other}
+        self._run(unmarked(texts["oracle"]))
+        self._read |= set(_NAME.findall(code.partition(" = ")[2] or code))
+        texts = {flavour: unmarked(text) for flavour, text in texts.items() if flavour != "oracle"} | {
+            "oracle": marked(texts["oracle"], self.place, self.lower)
+        }
+        self._bodies[-1].append(Line(self._kind, _text(unmarked(code), texts)))
 
     @contextmanager
-    def block(self, header: str, within: AbstractContextManager[Any], **other: str) -> Iterator[None]:
-        """What is drawn inside becomes the body of ``header`` and runs ``within``; an empty body leaves nothing."""
-        kind = self.kind
+    def block(self, header: str, place: Place, **other: str) -> Iterator[None]:
+        """What is drawn inside becomes the body of ``header``, which stands at ``place``; an empty one is left out."""
+        kind, outside = self._kind, self.place
+        if outside.depth == _DEEPEST:
+            raise Unfit
         self._bodies.append([])
+        self.place = replace(place, depth=outside.depth + 1)
         try:
-            with within:
-                yield
+            yield
+        except Unfit:
+            self._bodies[-1].clear()
+            raise
         finally:
+            self.place = outside
             body = self._bodies.pop()
             if body:
                 self._bodies[-1].append(Block(kind, _text(header, other), tuple(body)))
 
-    def finish(self, results: Sequence[str]) -> Program:
-        return Program(self.lower, tuple(self._declarations), tuple(self._bodies[0]), tuple(results))
+    @contextmanager
+    def function(self, name: str, arguments: Mapping[str, str]) -> Iterator[None]:
+        """What is drawn inside becomes a function of ``arguments`` (own name to outer name), and goes out of sight."""
+        place = replace(self.place, body=name, outer=frozenset(self.values) | frozenset(arguments))
+        before = [side.names() for side in self._sides]
+        try:
+            self._run("\n".join(f"{own} = {given}" for own, given in arguments.items()))
+            with self.block(f"def {name}({', '.join(arguments)}):", place):
+                yield
+        finally:
+            for side, names in zip(self._sides, before, strict=True):
+                side.forget_all_but(names)
+        self._run("\n".join(rendered(self._bodies[-1][-1], Flavour.PROGRAM)))
 
-    def _declare(self, letter: str, role: str, shape: tuple[int, ...], *rest: Any) -> str:
-        name = f"{letter}{sum(d.role == role for d in self._declarations)}"
-        self._declarations.append(Declaration(name, role, shape, *rest))
-        return name
+    def give(self, *results: str) -> None:
+        """Return from the function that is being drawn."""
+        self._bodies[-1].append(Line(self._kind, Text(f"return {', '.join(results)}")))
 
-    def _fresh(self, letter: str) -> str:
+    def statements(self, most: int, usual: int = 2) -> None:
+        """One to ``most`` statements, about ``usual`` on average."""
+        for _ in range(most):
+            self.statement()
+            if not self.pick((False, *[True] * (usual - 1))):
+                return
+
+    def fresh(self, letter: str) -> str:
         self._names += 1
         return f"{letter}{self._names - 1}"
 
+    def unread(self) -> list[str]:
+        """The values in sight that no statement reads, the latest first."""
+        return [name for name in self.values if name not in self._read][::-1]
 
-def _text(code: str, other: dict[str, str]) -> Text:
-    return Text(code, tuple((Flavour(flavour), text) for flavour, text in other.items()))
+    def finish(self, results: Sequence[str]) -> Case:
+        program = Program(self.lower, tuple(self._declarations), tuple(self._bodies[0]), tuple(results))
+        return Case(program, self.setting)
+
+    def captured_dtype(self, name: str) -> torch.dtype:
+        """The dtype of a value where Dynamo captures it."""
+        return self._sides[-1].values()[name].dtype
+
+    def _run(self, code: str) -> None:
+        before = [side.names() for side in self._sides]
+        try:
+            for side in self._sides:
+                side.run(code, self.place)
+        except Exception as error:
+            for side, names in zip(self._sides, before, strict=True):
+                side.forget_all_but(names)
+            raise Unfit(str(error)) from error
+
+    def _declare(self, declaration: Declaration) -> str:
+        self._declarations.append(declaration)
+        for side in self._sides:
+            side.declare(declaration)
+        return declaration.name
+
+    def _count(self, letter: str, role: str) -> str:
+        return f"{letter}{sum(d.role == role for d in self._declarations)}"
 
 
-def _filled(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    if not dtype.is_floating_point:
-        return torch.randint(2, shape, generator=generator)
-    return torch.randn(shape, generator=generator).div(2).to(dtype)
+_NAME = re.compile(r"\b[a-z]+[0-9]+\b")
+
+
+def _text(code: str, other: Mapping[str, str]) -> Text:
+    return Text(code, tuple((Flavour(flavour), text) for flavour, text in other.items() if text != code))

@@ -13,12 +13,57 @@ import torch
 from programs.program import Block, Case, Declaration, Flavour, Program, Statement
 from torch import nn
 
-HEADER = """\
+_IMPORTS = """\
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 """
+
+#: Definitions that a program has if it uses their names.
+_DEFINITIONS = {
+    "Tripled": """
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+""",
+    "Product": """
+class Product(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, gradient):
+        x, w = ctx.saved_tensors
+        return gradient @ w.t(), x.t() @ gradient
+""",
+    "Exact": """
+class Exact(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, gradient):
+        x, w = ctx.saved_tensors
+        return gradient @ w.t(), x.t() @ gradient
+""",
+}
+
+#: All that programs refer to.
+PRELUDE = _IMPORTS + "".join(_DEFINITIONS.values())
 
 _FOOTER = """\
 def run(compiled):
@@ -43,8 +88,10 @@ _numbers = itertools.count()
 
 def source(program: Program, flavour: Flavour = Flavour.PROGRAM) -> str:
     """The imports, a module class ``Program``, and ``make_inputs``, which returns its inputs as a list."""
-    lines = [HEADER, "", *_class(program, flavour), "", "", *_inputs(program, flavour)]
-    return "\n".join(lines) + "\n"
+    body = "\n".join(["", *_class(program, flavour), "", "", *_inputs(program, flavour), ""])
+    used = [f"\n{text}" for name, text in _DEFINITIONS.items() if f"{name}.apply" in body]
+    oracle = "from programs.oracle import Lowered\n" if flavour is Flavour.ORACLE else ""
+    return "".join([_IMPORTS, oracle, *used, "\n", body])
 
 
 def script(case: Case) -> str:
@@ -82,18 +129,21 @@ def _class(program: Program, flavour: Flavour) -> Iterator[str]:
     yield ""
     names = [declaration.name for declaration in program.declared("input")]
     yield f"    def forward({', '.join(['self', *names])}):"
+    if flavour is Flavour.ORACLE:
+        yield "        lowered = Lowered()"
     for statement in program.statements:
-        yield from _statement(statement, flavour, " " * 8)
+        yield from rendered(statement, flavour, " " * 8)
     yield f"        return [{', '.join(program.results)}]"
 
 
-def _statement(statement: Statement, flavour: Flavour, indent: str) -> Iterator[str]:
+def rendered(statement: Statement, flavour: Flavour, indent: str = "") -> Iterator[str]:
+    """The lines of one statement."""
     if not isinstance(statement, Block):
         yield indent + statement.text.of(flavour)
         return
     yield indent + statement.header.of(flavour)
     for inner in statement.body:
-        yield from _statement(inner, flavour, indent + "    ")
+        yield from rendered(inner, flavour, indent + "    ")
 
 
 def _member(declaration: Declaration, flavour: Flavour) -> str:

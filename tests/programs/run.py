@@ -1,6 +1,6 @@
 """Run many random programs and print what was run and what failed: ``python -m programs.run`` in ``tests/``.
 
-    python -m programs.run --programs 5000 --seed 0 --processes 2 [--kinds linear cast ...] [--without checkpoint ...]
+    python -m programs.run --programs 5000 --seed 0 --processes 2 [--shrink all] [--kinds linear cast]
 
 Prints how many programs were compared, how often each kind of statement occurred, what autocast refused, and each
 failure as a shrunk program that runs by itself. Exits with 1 if there are failures.
@@ -13,11 +13,11 @@ from functools import partial
 from multiprocessing import get_context
 
 import torch
-from programs.search import Tally, search
+from programs.search import Shrink, Tally, search
 from programs.statements import STATEMENTS
 
-#: Cases from one seed; a failure ends them.
-_BATCH = 25
+#: Programs that a process runs before it reports.
+_BATCH = 10
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,25 +27,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--kinds", nargs="+", choices=STATEMENTS, default=list(STATEMENTS))
     parser.add_argument("--without", nargs="+", choices=STATEMENTS, default=[])
-    parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--shrink", type=Shrink, choices=Shrink, default=Shrink.DROP, metavar="no|drop|all")
     given = parser.parse_args(arguments)
     kinds = [kind for kind in given.kinds if kind not in given.without]
-    work = partial(_batch, kinds=kinds, shrink=not given.no_shrink)
-    batches = range(1000 * given.seed, 1000 * given.seed + -(-given.programs // _BATCH))
+    work = partial(_batch, kinds=kinds, shrink=given.shrink)
+    first = 1_000_000 * given.seed
+    starts = range(first, first + given.programs, _BATCH)
+    batches = [range(start, min(start + _BATCH, first + given.programs)) for start in starts]
     total = Tally()
     spawn = get_context("spawn")
     with ProcessPoolExecutor(given.processes, mp_context=spawn, max_tasks_per_child=20) as pool:
         for tally in pool.map(work, batches):
             total.add(tally)
             for failure in tally.failures:
-                print(f"{'=' * 100}\n{failure}", flush=True)
+                print(f"{'=' * 100}\nprogram {tally.numbers}\n{failure}", flush=True)
     _print(total)
     return bool(total.failures)
 
 
-def _batch(number: int, kinds: list[str], shrink: bool) -> Tally:
+def _batch(numbers: range, kinds: list[str], shrink: Shrink) -> Tally:
     torch.set_num_threads(1)
-    return search(_BATCH, number, kinds, shrink)
+    return search(numbers, kinds, shrink)
 
 
 def _print(total: Tally) -> None:

@@ -1,70 +1,112 @@
-"""Draw cases and run them until one fails; hypothesis shrinks it."""
+"""Draw the program of a number and run it; if it fails, shrink it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 from programs.compare import Refused, differences
 from programs.program import Case
+from programs.reduce import reduce
 from programs.render import script
 from programs.strategy import cases
 
 
 class Mismatch(AssertionError):
-    """fxamp does otherwise than eager autocast; the message is a program to run."""
+    """fxamp does otherwise than eager autocast; the message says what, and is a program to run."""
+
+
+class Shrink(Enum):
+    """What is done with a program that fails: nothing, statements dropped, or numbers shrunk by hypothesis before."""
+
+    NO = "no"
+    DROP = "drop"
+    ALL = "all"
 
 
 @dataclass
 class Tally:
-    """What was run: ``programs`` that were compared, by kind of their statements, and those that autocast refused.
+    """What was run: programs that were compared, by kind of their statements, and those that were refused, by reason.
 
-    ``failures`` counts by the shrunk program that stands for them.
+    ``failures`` counts by the shrunk program that stands for them; ``numbers`` are those of all that failed.
     """
 
     programs: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
+    numbers: list[int] = field(default_factory=list)
 
     def add(self, other: "Tally") -> None:
         self.programs += other.programs
         self.kinds += other.kinds
         self.refused += other.refused
         self.failures += other.failures
+        self.numbers += other.numbers
 
 
-def search(count: int, number: int, kinds: Sequence[str] = (), shrink: bool = True) -> Tally:
-    """Run up to ``count`` cases from seed ``number``, and stop at the first failure, shrunk unless told otherwise."""
-    tally, failed = Tally(), ""
+def search(numbers: Iterable[int], kinds: Sequence[str] = (), shrink: Shrink = Shrink.ALL) -> Tally:
+    """Run the programs of these numbers, of statements of ``kinds`` (all unless named). A number is one program."""
+    tally = Tally()
+    for number in numbers:
+        tally.add(_one(number, kinds, shrink))
+    return tally
+
+
+def _one(number: int, kinds: Sequence[str], shrink: Shrink) -> Tally:
+    tally, calls, failed = Tally(), 0, None
 
     def run(case: Case) -> None:
-        nonlocal failed
+        nonlocal calls, failed
+        calls += 1
+        if calls == 1:
+            reject()  # hypothesis begins with the simplest program, whatever the seed
+        if calls == 2:
+            tally.kinds.update(case.program.kinds())
         try:
             check(case)
         except Refused as reason:
-            tally.refused[str(reason).splitlines()[0][:100]] += not failed
-            return
-        except Mismatch as mismatch:
-            tally.programs += not failed
-            failed = str(mismatch)
+            tally.refused.update([str(reason).splitlines()[0][:100]] if calls == 2 else [])
+            reject()
+        except Mismatch:
+            failed = case
             raise
-        if not failed:
-            tally.programs += 1
-            tally.kinds.update(case.program.kinds())
 
-    phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
-    quiet = settings(max_examples=count, phases=phases, database=None, deadline=None, report_multiple_bugs=False,
-                     suppress_health_check=list(HealthCheck), print_blob=False)  # fmt: skip
+    quiet = settings(
+        max_examples=1,
+        phases=[Phase.generate, Phase.shrink] if shrink is Shrink.ALL else [Phase.generate],
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
     try:
         seed(number)(quiet(given(cases(kinds))(run)))()
-    except Mismatch:
-        tally.failures[failed] += 1
+    except Mismatch as mismatch:
+        assert failed is not None
+        smaller = failed if shrink is Shrink.NO else reduce(failed, _fails)
+        tally.failures[str(mismatch) if smaller is failed else _message(smaller)] += 1
+        tally.numbers.append(number)
+    tally.programs += not tally.refused
     return tally
 
 
 def check(case: Case) -> None:
     """Raise Mismatch, with the program, if fxamp does otherwise than eager autocast."""
+    message = _message(case)
+    if message:
+        raise Mismatch(message)
+
+
+def _message(case: Case) -> str:
     found = differences(case.program, case.setting)
-    if found:
-        raise Mismatch("\n".join([*found, "", script(case)]))
+    return "\n".join([*found, "", script(case)]) if found else ""
+
+
+def _fails(case: Case) -> bool:
+    try:
+        return bool(_message(case))
+    except (Refused, SyntaxError, NameError):
+        return False

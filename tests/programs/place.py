@@ -1,0 +1,71 @@
+"""Where a statement stands, and what runs it while the program is drawn."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from programs.program import Declaration
+from programs.render import PRELUDE
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the program a statement stands.
+
+    In an autocast region of the program's own (``region``) ``lower`` is its dtype, None where it is off. ``body`` names
+    the function around it, ``outer`` the values in sight there that were made outside of it.
+    """
+
+    region: bool = False
+    lower: torch.dtype | None = None
+    grad: bool = True
+    body: str = ""
+    outer: frozenset[str] = frozenset()
+    depth: int = 0
+
+
+class Side:
+    """The program so far, run under an autocast to ``lower``, or without one."""
+
+    def __init__(self, lower: torch.dtype | None) -> None:
+        self._lower = lower
+        self._self = SimpleNamespace()
+        self._names: dict[str, Any] = {}
+        exec(PRELUDE, self._names)
+        self._names["self"] = self._self
+
+    def run(self, code: str, place: Place) -> None:
+        """Execute ``code``; whatever it raises is passed on."""
+        lower = place.lower if place.region else self._lower
+        with (
+            torch.autocast("cpu", lower or torch.bfloat16, enabled=lower is not None),
+            torch.set_grad_enabled(place.grad),
+        ):
+            exec(code, self._names)
+
+    def declare(self, declaration: Declaration) -> None:
+        """Make the declared tensor, filled with numbers."""
+        if declaration.role == "input":
+            self._names[declaration.name] = _filled(declaration).requires_grad_(declaration.grad)
+        elif declaration.tied is not None:
+            setattr(self._self, declaration.name, getattr(self._self, declaration.tied))
+        else:
+            setattr(self._self, declaration.name, _filled(declaration).requires_grad_(declaration.grad))
+
+    def values(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self._names.items() if isinstance(value, Tensor)}
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._names)
+
+    def forget_all_but(self, names: frozenset[str]) -> None:
+        self._names = {name: value for name, value in self._names.items() if name in names}
+
+
+def _filled(declaration: Declaration) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(declaration.shape))
+    if not declaration.dtype.is_floating_point:
+        return torch.randint(2, declaration.shape, generator=generator)
+    return torch.randn(declaration.shape, generator=generator).div(2).to(declaration.dtype)

@@ -1,0 +1,60 @@
+"""Statements around statements: autocast regions, no_grad, checkpoint, cond; and graph breaks."""
+
+from dataclasses import replace
+
+import torch
+from programs.draft import Draft, Unfit
+from programs.statements.registry import statement
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+@statement(weight=2)
+def region_off(d: Draft) -> None:
+    with d.block('with torch.autocast("cpu", enabled=False):', replace(d.place, region=True, lower=None)):
+        d.statements(3)
+
+
+@statement(weight=2)
+def region(d: Draft) -> None:
+    dtype = d.pick(_HALVES)
+    with d.block(f'with torch.autocast("cpu", {dtype}):', replace(d.place, region=True, lower=dtype), truth="if True:"):
+        d.statements(3)
+
+
+@statement()
+def no_grad(d: Draft) -> None:
+    with d.block("with torch.no_grad():", replace(d.place, grad=False)):
+        d.statements(3)
+
+
+@statement(weight=2)
+def checkpointed(d: Draft) -> None:
+    """The oracle calls the body as it is."""
+    if d.place.body or not d.place.grad:
+        raise Unfit
+    x, body, own = d.value(), d.fresh("body"), d.fresh("a")
+    with d.function(body, {own: x}):
+        d.statements(3)
+        d.give(d.value())
+    d.let(f"checkpoint({body}, {x}, use_reentrant=False)", oracle=f"{body}({x})")
+
+
+@statement()
+def graph_break(d: Draft) -> None:
+    """Each graph casts weights anew; under a policy every value crosses in the dtype that it was captured with."""
+    if d.place.depth:
+        raise Unfit
+    wider = {} if d.setting.ambient else _wider(d)
+    widened = "".join(f"; {name} = {name}.to({dtype})" for name, dtype in wider.items())
+    d.do("torch._dynamo.graph_break()", oracle=f"torch.clear_autocast_cache(){widened}")
+
+
+def _wider(d: Draft) -> dict[str, torch.dtype]:
+    """What leaves a graph in another dtype than under autocast; a piece of memory must do so as one value."""
+    values = d.values
+    wider = {name: d.captured_dtype(name) for name, v in values.items() if v.dtype != d.captured_dtype(name)}
+    memory = [value.untyped_storage()._cdata for value in values.values()]
+    if any(memory.count(values[name].untyped_storage()._cdata) > 1 for name in wider):
+        raise Unfit
+    return wider

@@ -1,0 +1,72 @@
+"""What autocast lowers: matrix products, convolutions, attention."""
+
+from programs.draft import Draft
+from programs.statements.registry import statement
+
+
+@statement(weight=5)
+def linear(d: Draft) -> None:
+    x = d.value(lambda v: v.dim() >= 1)
+    out = d.pick((8, 4))
+    weight = d.weight(out, d.shape(x)[-1])
+    bias = f", {d.weight(out)}" if d.chance() else ""
+    d.let(f"F.linear({d.lowered(x)}, {weight}{bias})")
+
+
+_PRODUCTS = (
+    "{} @ {}", "torch.mm({}, {})", "torch.addmm({0}, {0}, {1})", "torch.einsum('ij,jk->ik', {}, {})",
+    "torch.tensordot({}, {}, 1)", "torch.linalg.multi_dot([{}, {}])", "{}.matmul({})", "torch.mv({}, {}[:, 0])",
+    "torch.chain_matmul({}, {})", "torch.addmm({1}[0], {0}, {1})", "torch.inner({}, {}.t())", "torch.kron({}, {})[:4]",
+)  # fmt: skip
+
+
+@statement(weight=4)
+def product(d: Draft) -> None:
+    x = d.ranked(2)
+    wanted = d.shape(x)[-1]
+    if d.chance():
+        other = d.weight(wanted, d.pick((8, 4)))
+    else:
+        y = d.value(lambda v: v.dim() == 2 and wanted in v.shape)
+        other = d.lowered(y) if d.shape(y)[0] == wanted else f"{y}.t()"
+    d.let(d.pick(_PRODUCTS).format(d.lowered(x), other))
+
+
+_BATCHED = (
+    "torch.bmm({}, {})", "{} @ {}", "torch.baddbmm({0} @ {1}, {0}, {1})", "torch.einsum('bij,bjk->bik', {}, {})",
+)  # fmt: skip
+
+
+@statement(weight=2)
+def batched_product(d: Draft) -> None:
+    x = d.ranked(3)
+    batch, rows, columns = d.shape(x)
+    y = d.value(lambda v: v.dim() == 3 and tuple(v.shape) in ((batch, columns, rows), (batch, rows, columns)))
+    other = d.lowered(y) if d.shape(y)[1] == columns else f"{y}.transpose(1, 2)"
+    d.let(d.pick(_BATCHED).format(d.lowered(x), other))
+
+
+@statement(weight=3)
+def attention(d: Draft) -> None:
+    q = d.ranked(3, 4)
+    k, v = d.alike(q), d.alike(q)
+    causal = ", is_causal=True" if d.chance() else ""
+    operands = ", ".join(map(d.lowered, (q, k, v)))
+    d.let(f"F.scaled_dot_product_attention({operands}{causal})")
+
+
+@statement(weight=2)
+def convolution(d: Draft) -> None:
+    x = d.ranked(3)
+    _, channels, _ = d.shape(x)
+    out = d.pick((4, 2))
+    bias = f", {d.weight(out)}" if d.chance() else ""
+    d.let(f"F.conv1d({d.lowered(x)}, {d.weight(out, channels, 3)}{bias}, padding=1)")
+
+
+@statement()
+def convolution_2d(d: Draft) -> None:
+    x = d.ranked(3)
+    _, rows, columns = d.shape(x)
+    weight = d.weight(rows, rows, 1, 1)
+    d.let(f"F.conv2d({x}.view(1, {rows}, -1, {columns}), {weight}).squeeze(0)")
