@@ -9,10 +9,10 @@ import torch
 from fxamp.backend.once import warn_once
 from fxamp.backend.options import Options
 from fxamp.backend.place import resolve_here
+from fxamp.dtypes import NARROW
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
-
-_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+from fxamp.targets import KINDS
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,10 @@ def _automatic(device: str | None, options: Options) -> Choice:
 
 
 def _named(device: str, dtype: torch.dtype, why: str) -> Choice:
-    if dtype not in _NAMES:
-        raise PolicyError(f"torch.autocast({device!r}) is active with {dtype}; accepted: torch.float16, torch.bfloat16")
-    return Choice(resolve_here(Policy.load(f"{device}-{_NAMES[dtype]}"), device), why)
+    if dtype not in NARROW:
+        accepted = ", ".join(map(str, NARROW))
+        raise PolicyError(f"torch.autocast({device!r}) is active with {dtype}; accepted: {accepted}")
+    return Choice(resolve_here(Policy.load(f"{device}-{NARROW[dtype]}"), device), why)
 
 
 def device_of(inputs: Sequence[Any]) -> str | None:
@@ -82,13 +83,13 @@ def native_bfloat16(device: str) -> bool:
     """Whether the device has bfloat16 arithmetic of its own.
 
     CUDA from capability 8.0, ROCm's matrix cores as PyTorch reports them, CPUs with avx512_bf16 or amx_bf16 (x86) or
-    bf16 (Arm); xpu, mtia: yes; mps: no, as autocast's bfloat16 needs macOS 14 there.
+    bf16 (Arm); other devices as :data:`fxamp.targets.KINDS` says, and none that it does not list.
     """
     if device == "cpu":
         return _cpu_bfloat16()
     if device == "cuda":
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    return device in ("xpu", "mtia")
+    return device in KINDS and bool(KINDS[device].bfloat16)
 
 
 def _cpu_bfloat16() -> bool:

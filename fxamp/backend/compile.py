@@ -22,6 +22,7 @@ from fxamp.backend.unmatched import log_unmatched
 from fxamp.backend.unscaled import warn_unscaled
 from fxamp.capture import NARROW_OUTPUTS, Captured, capture
 from fxamp.capture.autocast_state import ambient_autocast
+from fxamp.dtypes import NARROW
 from fxamp.graph import graph_output
 from fxamp.observe import CompileStage, observed
 from fxamp.passes.base import CastContext
@@ -108,7 +109,7 @@ def _goes_on_in_16_bits(gm: GraphModule, inputs: Sequence[Any]) -> bool:
     So it is behind a graph break; and in a model whose parameters are 16-bit, which would refuse wider results.
     """
     parameters = (value for value in inputs if isinstance(value, torch.nn.Parameter))
-    return bool(why_ended(gm)) or any(value.dtype in (torch.float16, torch.bfloat16) for value in parameters)
+    return bool(why_ended(gm)) or any(value.dtype in NARROW for value in parameters)
 
 
 def apply_policy(

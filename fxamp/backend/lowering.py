@@ -13,6 +13,7 @@ from fxamp.backend.options import Options
 from fxamp.backend.partition import list_partition
 from fxamp.backend.scaled import Scaling, boxed, uncached
 from fxamp.backend.scaled_eager import scale_eagerly
+from fxamp.lowerings import mode_settings
 from fxamp.pipeline.dumps import Stages
 
 #: Compiles one of AOTAutograd's graphs for its example inputs.
@@ -64,11 +65,9 @@ def lower_graph(gm: GraphModule, inputs: Sequence[Any], options: Options, run: R
 
 
 def _inductor(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Run) -> Callable[..., Any]:
-    from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    patches = dict(list_mode_options().get(options.mode, {})) if options.mode else {}
-    patches.update(options.inductor)
+    patches = {**mode_settings(options.mode), **options.inductor}
     if not run.hooked:
         return cast(Callable[..., Any], compile_fx(gm, list(inputs), config_patches=patches))
 

@@ -7,22 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxamp.errors import OptionError, nearest
+from fxamp.lowerings import LOWERINGS, inductor_modes
 from fxamp.pipeline.dumps import check_folder
 from fxamp.policy import Policy
 
 if TYPE_CHECKING:
     from fxamp.scaler import GradScaler
 
-LOWERINGS = ("inductor", "aot_eager", "eager")
-
 
 @dataclass(frozen=True)
 class Options:
     """What the user asked for, by the names of ``torch.compile(..., options=...)``.
 
-    ``policy``: "auto", a built-in name, a path, or a Policy. ``lowering``: one of :data:`LOWERINGS`. ``inductor``:
-    Inductor config patches. ``mode``: Inductor's mode. ``scaler``: scales, unscales and checks in the backward graphs;
-    a disabled one counts as none. ``dump``: a folder that gets every stage's graph as text.
+    ``policy``: "auto", a built-in name, a path, or a Policy. ``lowering``: one of :data:`fxamp.lowerings.LOWERINGS`.
+    ``inductor``: Inductor config patches. ``mode``: Inductor's mode. ``scaler``: scales, unscales and checks in the
+    backward graphs; a disabled one counts as none. ``dump``: a folder that gets every stage's graph as text.
     """
 
     policy: str | Policy = "auto"
@@ -88,9 +87,7 @@ def _inductor(value: Any) -> Mapping[str, Any]:
 
 
 def _mode(value: Any) -> str:
-    from torch._inductor import list_mode_options
-
-    return _one_of("mode", tuple(list_mode_options()))(value)
+    return _one_of("mode", inductor_modes())(value)
 
 
 def _scaler(value: Any) -> "GradScaler | None":

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from fxamp.dtypes import HALVES
 from fxamp.errors import OptionError
 from fxamp.graph import AliasSets, inner_tensors
-from fxamp.passes.shared.unscale_writer import HALVES
 from fxamp.scaler import GradScaler
 from fxamp.scaler.borders import crossed, is_leaf, product, reciprocal
 

@@ -35,7 +35,7 @@ from fxamp.graph import (
     nesting_change,
     register,
 )
-from fxamp.policy.model.settings import DEVICES
+from fxamp.targets import DEVICES
 
 #: Key of ``node.meta`` under which a node that was kept as it stood says why.
 VERBATIM = "fxamp_verbatim"

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fxamp.dtypes import NARROW
 from fxamp.kernels import reference
 from fxamp.kernels.work import Work
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def perform(work: Work) -> None:
@@ -34,9 +33,9 @@ def _in_one_go(work: Work, targets: Sequence[Tensor], inv_scale: Tensor) -> bool
     if not 0.0 < float(inv_scale.detach().numpy().reshape(-1)[0]) <= 1.0:
         return False
     pairs = {(source.dtype, target.dtype) for source, target in zip(work.sources, targets, strict=True)}
-    if any(wanted is not given and (given not in _HALF or wanted is not torch.float32) for given, wanted in pairs):
+    if any(wanted is not given and (given not in NARROW or wanted is not torch.float32) for given, wanted in pairs):
         return False
-    return work.squared_norm is None or all(wanted not in _HALF for _, wanted in pairs)
+    return work.squared_norm is None or all(wanted not in NARROW for _, wanted in pairs)
 
 
 def _unscale(work: Work, targets: Sequence[Tensor], inv_scale: Tensor) -> None:
@@ -74,7 +73,7 @@ def _add_squares(tensors: Sequence[Tensor], squared_norm: Tensor) -> bool:
     total = torch.zeros((), dtype=torch.float64)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         members = [each for each in tensors if each.dtype is dtype]
-        norms = torch._foreach_norm(members, 2, torch.float32 if dtype in _HALF else None)
+        norms = torch._foreach_norm(members, 2, torch.float32 if dtype in NARROW else None)
         total += torch.stack(list(norms)).double().square().sum()
     squared_norm.add_(total)
     return bool(np.isfinite(total.numpy()))

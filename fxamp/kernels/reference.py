@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fxamp.dtypes import widest_float
 from fxamp.kernels.work import Work
-
-NO_FLOAT64 = frozenset({"mps"})
 
 
 def perform(work: Work, positions: Sequence[int] | None = None) -> None:
@@ -50,8 +49,7 @@ def _check_and_unscale(work: Work, position: int, found: Tensor) -> None:
         true = true * work.inv_scale.reshape(())
         work.targets[position].copy_(true)
     if work.squared_norm is not None:
-        wide = torch.float32 if source.device.type in NO_FLOAT64 else torch.float64
-        work.squared_norm.add_(true.square().sum(dtype=wide))
+        work.squared_norm.add_(true.square().sum(dtype=widest_float(source.device)))
 
 
 def update_scale(

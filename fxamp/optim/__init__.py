@@ -25,9 +25,8 @@ import weakref
 import torch
 
 from fxamp.optim.guarded_step import Factors, GuardedStep, Prepared, has_pre_hooks
-from fxamp.optim.lower import LOWERINGS
 
-__all__ = ["LOWERINGS", "Factors", "GuardedStep", "Prepared", "guarded", "has_pre_hooks"]
+__all__ = ["Factors", "GuardedStep", "Prepared", "guarded", "has_pre_hooks"]
 
 _steps: "weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[str, str | None], GuardedStep]]"
 _steps = weakref.WeakKeyDictionary()

@@ -24,10 +24,10 @@ from fxamp.optim.lower import Lowered, Wish, decompositions, lower_step, must_li
 from fxamp.optim.state_dicts import plain_entry
 from fxamp.optim.trace import Traced, trace_step
 from fxamp.passes.step.lift_scalars import liftable, unliftable_inputs
+from fxamp.targets import NO_FLOAT64
 
 log = logging.getLogger(__name__)
 
-NO_FLOAT64 = frozenset({"mps"})
 MANY_COMPILATIONS = 9
 """As many as torch.compile allows one function before it gives up (its recompile_limit), and one more."""
 MOST_MAKING = 16

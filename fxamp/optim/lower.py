@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fxamp.capture import Captured
+from fxamp.lowerings import mode_settings
 from fxamp.observe import CompiledStep, observed
 from fxamp.optim.trace import Traced
 from fxamp.passes.base import Context, PassSequence
@@ -20,16 +21,13 @@ from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import stages_by_environment
 from fxamp.pipeline.list_graph import list_graph
 
-#: How a step may be made to run.
-LOWERINGS = ("inductor", "aot_eager")
-
 
 @dataclass(frozen=True)
 class Wish:
     """What a step's graph is to do besides the step.
 
     ``scaled``: gradients hold the scale; ``clipped``: a clip coefficient is given; ``guarded``: a flag decides.
-    ``lowering``: one of ``LOWERINGS``; ``mode``: one of Inductor's modes, or None.
+    ``lowering``: one of :data:`fxamp.lowerings.STEP_LOWERINGS`; ``mode``: one of Inductor's modes, or None.
     """
 
     scaled: bool = False
@@ -102,12 +100,12 @@ def must_lift(gm: GraphModule, wish: Wish) -> bool:
 def _by_inductor(gm: GraphModule, traced: Traced, wish: Wish) -> tuple[Callable[..., Any], str | None]:
     """The compiled graph, and the text that was generated for it."""
     from torch._guards import TracingContext, tracing
-    from torch._inductor import config, list_mode_options
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
 
     inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-    patches: dict[str, Any] = dict(list_mode_options().get(wish.mode, {})) if wish.mode else {}
+    patches = mode_settings(wish.mode)
     # Every parameter's kernel reads the same few scalars: each of them is no reason to try merging it with all others.
     patches["max_fusion_buffer_group_pairwise_attempts"] = 8
     # Parameters of different shapes are updated by one launch, not by one for each shape.

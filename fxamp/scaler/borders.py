@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxamp.dtypes import widest_float
+
 #: Attribute of AOTAutograd's metadata of a graph: a weak reference to the scaler that its backward is scaled by.
 SCALED_BY = "fxamp_scaled_by"
 
@@ -115,4 +117,4 @@ def product(value: Tensor, factor: Tensor) -> Tensor:
 
 def reciprocal(scale: Tensor) -> Tensor:
     """1 / scale, 0-dim float32: in float64, rounded once, is what torch multiplies by; mps has no float64."""
-    return scale.reciprocal() if scale.device.type == "mps" else scale.double().reciprocal().float()
+    return scale.to(widest_float(scale.device)).reciprocal().float()

@@ -22,8 +22,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from fxamp.dtypes import HALVES
 from fxamp.errors import UnscaledError
-from fxamp.passes.shared.unscale_writer import HALVES
 from fxamp.scaler.borders import (
     Border,
     Node,

@@ -4,6 +4,7 @@ from os import PathLike
 from typing import Any
 
 from fxamp.policy import Policy
+from fxamp.targets import SCALED_DTYPES
 
 
 def scaler_settings(policy: "Policy | str | PathLike[str]", device: str | None) -> dict[str, Any]:
@@ -15,5 +16,5 @@ def scaler_settings(policy: "Policy | str | PathLike[str]", device: str | None) 
     loaded = policy if isinstance(policy, Policy) else Policy.load(policy)
     settings: dict[str, Any] = {"device": loaded.device if device is None else device}
     if loaded.loss_scale is None:
-        return settings | {"enabled": loaded.lower_precision_fp == "float16"}
+        return settings | {"enabled": loaded.lower_precision_fp in SCALED_DTYPES}
     return settings | loaded.loss_scale.content()

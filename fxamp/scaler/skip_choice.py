@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 from fxamp.errors import OptionError, nearest
+from fxamp.lowerings import STEP_LOWERINGS, inductor_modes
 
 SKIPS = ("host", "device")
-LOWERINGS = ("inductor", "aot_eager")
-MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
 
 
 @dataclass(frozen=True)
@@ -20,9 +19,9 @@ class SkipChoice:
     def __post_init__(self) -> None:
         """Raise OptionError for a word that is not known."""
         _require("skip", self.skip, SKIPS)
-        _require("step_lowering", self.lowering, LOWERINGS)
+        _require("step_lowering", self.lowering, STEP_LOWERINGS)
         if self.mode is not None:
-            _require("step_mode", self.mode, MODES)
+            _require("step_mode", self.mode, inductor_modes())
             if self.lowering != "inductor":
                 raise OptionError(f"step_mode={self.mode!r} is Inductor's: it needs step_lowering='inductor'")
 

@@ -30,9 +30,10 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
+from fxamp.dtypes import HALVES
 from fxamp.graph import graph_output
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.shared.unscale_writer import HALVES, UnscaleWriter
+from fxamp.passes.shared.unscale_writer import UnscaleWriter
 from fxamp.passes.shared.widening import erase_unused
 
 #: Key of the output node's ``meta``: positions of the outputs that flags were added for, in the flags' order.

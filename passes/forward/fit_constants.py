@@ -11,6 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from fxamp.dtypes import NARROW
 from fxamp.graph import base_name, tensor_value
 from fxamp.passes.base import CastContext, Pass, Result, all_graphs
 from fxamp.passes.shared.decision import INSERTED
@@ -71,7 +72,7 @@ def _misfits(node: Node) -> list[tuple[str, int, float, torch.finfo]]:
     """``(argument, position, value, range)`` of each constant that does not fit."""
     names = _CONSTANTS.get(base_name(node), ()) if isinstance(node.target, OpOverload) else ()
     result = tensor_value(node)
-    if not names or result is None or result.dtype not in (torch.float16, torch.bfloat16):
+    if not names or result is None or result.dtype not in NARROW:
         return []
     limits = torch.finfo(result.dtype)
     found = []
@@ -94,7 +95,7 @@ def _fit_tensor(node: Node) -> int:
         return 0
     if isinstance(source, Node) and INSERTED in source.meta:
         return 0
-    if result.dtype not in (torch.float16, torch.bfloat16):
+    if result.dtype not in NARROW:
         return 0
     limits = torch.finfo(result.dtype)
     with node.graph.inserting_before(node):

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from fxamp.dtypes import NARROW
 from fxamp.graph import AliasSets, tensor_value
 from fxamp.passes.base import CastContext, Pass, Result, all_graphs
 from fxamp.passes.shared.decision import inserted_for
 
 #: Every value of the first type is one of the second.
 _LOSSLESS = {
-    (torch.bfloat16, torch.float32),
-    (torch.float16, torch.float32),
-    (torch.bfloat16, torch.float64),
-    (torch.float16, torch.float64),
+    *((narrow, wide) for narrow in NARROW for wide in (torch.float32, torch.float64)),
     (torch.float32, torch.float64),
 }
 

@@ -4,13 +4,12 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from fxamp.dtypes import NARROW
 from fxamp.graph import base_name, tensor_value
 from fxamp.passes.base import CastContext
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.kernel_table import HAS_HALF_KERNEL_FOR_SOME_SIZES, LACKS_HALF_KERNEL, LACKS_HALF_KERNEL_ON_CPU
 from fxamp.policy import Rule
-
-_HALF = (torch.float16, torch.bfloat16)
 
 #: Arguments that kernels want in float32 beside 16-bit inputs.
 _FLOAT32 = frozenset({"logsumexp"})
@@ -26,12 +25,12 @@ def backward_edit(rule: Rule, node: Node, lower: torch.dtype, context: CastConte
     on_cpu = value is not None and value.device.type == "cpu"
     names = _FLOAT32 if on_cpu else _FLOAT32 | _STATISTICS
     kept = {given for name, given in _arguments(node).items() if name in names}
-    return Edit({source: d for source, d in edit.casts.items() if d not in _HALF or source not in kept}, edit.kwargs)
+    return Edit({source: d for source, d in edit.casts.items() if d not in NARROW or source not in kept}, edit.kwargs)
 
 
 def lacks_kernel(node: Node, edit: Edit) -> str | None:
     """Why the op cannot run on 16-bit inputs, or None: a backward's kernels are missing where its forward's are."""
-    if not any(dtype in _HALF for dtype in edit.casts.values()):
+    if not any(dtype in NARROW for dtype in edit.casts.values()):
         return None
     name = base_name(node).removesuffix("_backward")
     on_cpu = any(value.device.type == "cpu" for source in edit.casts if (value := tensor_value(source)) is not None)

@@ -13,6 +13,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
+from fxamp.dtypes import NARROW
 from fxamp.graph import base_name, floating_inputs, tensor_value, writes
 from fxamp.passes.shared.kernel_table import (
     HAS_HALF_KERNEL_FOR_SOME_SIZES,
@@ -22,8 +23,6 @@ from fxamp.passes.shared.kernel_table import (
     TAKES_FLOAT32_PARAMETERS,
     UNPROMOTED_POINTWISE,
 )
-
-_HALF = frozenset({torch.float16, torch.bfloat16})
 
 
 def refusal(node: Node, captured: Mapping[Node, Any]) -> str | None:
@@ -38,7 +37,7 @@ def refusal(node: Node, captured: Mapping[Node, Any]) -> str | None:
         return "its floating-point inputs must have one dtype"
     if lacks_kernel(node):
         return "it has no 16-bit kernel on this device"
-    if _HALF.intersection(dtypes) and base_name(node) in HAS_HALF_KERNEL_FOR_SOME_SIZES:
+    if NARROW.keys() & dtypes and base_name(node) in HAS_HALF_KERNEL_FOR_SOME_SIZES:
         return None if _captured_half(node, captured) else "it may have no 16-bit kernel for these sizes"
     return None
 
@@ -47,7 +46,7 @@ def lacks_kernel(node: Node) -> bool:
     """Whether the op now gets 16-bit inputs, and has no kernel for them on their device."""
     if not isinstance(node.target, OpOverload) or not _without_kernel(node):
         return False
-    return any(_dtype(source) in _HALF for source in floating_inputs(node))
+    return any(_dtype(source) in NARROW for source in floating_inputs(node))
 
 
 def _takes_mixture(node: Node) -> bool:
@@ -61,7 +60,7 @@ def _takes_mixture(node: Node) -> bool:
         return False
     first = tensor_value(node.args[0])
     rest = [tensor_value(source) for source in floating_inputs(node) if source is not node.args[0]]
-    return first is not None and first.dtype in _HALF and all(v is not None and v.dtype is torch.float32 for v in rest)
+    return first is not None and first.dtype in NARROW and all(v is not None and v.dtype is torch.float32 for v in rest)
 
 
 def _without_kernel(node: Node) -> bool:
@@ -73,7 +72,7 @@ def _without_kernel(node: Node) -> bool:
 
 def _captured_half(node: Node, captured: Mapping[Node, Any]) -> bool:
     values = [captured.get(source) for source in node.all_input_nodes]
-    return any(isinstance(value, torch.Tensor) and value.dtype in _HALF for value in values)
+    return any(isinstance(value, torch.Tensor) and value.dtype in NARROW for value in values)
 
 
 def cast_back(node: Node, captured: Mapping[Node, Any]) -> dict[Node, torch.dtype]:
@@ -93,10 +92,10 @@ def cast_back(node: Node, captured: Mapping[Node, Any]) -> dict[Node, torch.dtyp
     before = {source: captured.get(source) for source in floats}
     wanted = {s: v.dtype for s, v in before.items() if isinstance(v, torch.Tensor)}
     if not opaque and _without_kernel(node):
-        wanted = {s: torch.float32 if dtype in _HALF else dtype for s, dtype in wanted.items()}
+        wanted = {s: torch.float32 if dtype in NARROW else dtype for s, dtype in wanted.items()}
     if len(set(wanted.values())) > 1 and not opaque:
         widest = max(wanted.values(), key=lambda dtype: dtype.itemsize)
-        wanted = dict.fromkeys(wanted, torch.float32 if widest in _HALF else widest)
+        wanted = dict.fromkeys(wanted, torch.float32 if widest in NARROW else widest)
     return {source: dtype for source, dtype in wanted.items() if _dtype(source) != dtype}
 
 

@@ -12,15 +12,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 import fxamp.kernels  # noqa: F401  registers fxamp::check_unscale
+from fxamp.dtypes import HALVES, widest_float
 from fxamp.passes.shared.widening import before_widening
 
 aten = torch.ops.aten
 prims = torch.ops.prims
-
-NO_FLOAT64 = frozenset({"mps"})
-
-HALVES = frozenset({torch.float16, torch.complex32})
-"""Dtypes of a range so small that gradients in them hold the scale outside of compiled graphs."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +146,8 @@ class UnscaleWriter:
 
     def _reciprocal(self) -> Node:
         """Rule 3."""
-        if self._scale.meta["val"].device.type in NO_FLOAT64:
-            return self._call(aten.reciprocal.default, self._scale)
-        exact = self._call(aten.reciprocal.default, self._as(self._scale, torch.float64))
+        wide = widest_float(self._scale.meta["val"].device)
+        exact = self._call(aten.reciprocal.default, self._as(self._scale, wide))
         return self._as(exact, torch.float32)
 
     def _as(self, node: Node, dtype: torch.dtype) -> Node:

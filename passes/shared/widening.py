@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from fxamp.dtypes import NARROW
+
 aten = torch.ops.aten
 
 #: Views that mean the same on a tensor of the same shape and strides, whatever its dtype.
@@ -23,7 +25,6 @@ VIEWS = frozenset(
 )
 
 CASTS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
-_NARROW = (torch.float16, torch.bfloat16)
 
 
 def before_widening(node: Node, write: Callable[..., Node]) -> Node:
@@ -59,6 +60,6 @@ def _widened(node: Node) -> Node | None:
     if source is None:
         return None
     before, after = source.meta["val"], node.meta["val"]
-    widened = before.dtype in _NARROW and after.dtype == torch.float32
+    widened = before.dtype in NARROW and after.dtype == torch.float32
     same = before.device == after.device and before.stride() == after.stride()
     return source if widened and same else None

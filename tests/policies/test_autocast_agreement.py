@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxamp.errors import BannedOpError, CaptureError
 from fxamp.policy import Category, Policy
-from fxamp.policy.model.settings import DEVICES
+from fxamp.targets import DEVICES
 
 # Some ops are deprecated and say so; fake kernels log what they refuse.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quiet_fake_kernels")]

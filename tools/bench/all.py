@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fxamp import targets
 from fxamp.errors import OptionError
 from fxamp.tools.bench import show
 from fxamp.tools.bench.kernels import command as kernels
@@ -21,7 +22,7 @@ from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
 
 PROG = "fxamp-bench all"
 #: By device: the default dtypes of the trainings. A CPU has one that is worth measuring: fxamp's choice.
-_DTYPES = {"cpu": ("auto",), "cuda": ("float16", "bfloat16")}
+_DTYPES = {"cpu": ("auto",), "cuda": targets.DTYPES}
 
 
 class _Subcommand(Protocol):

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from fxamp.backend.options import LOWERINGS
 from fxamp.errors import OptionError
+from fxamp.lowerings import LOWERINGS
 from fxamp.policy import Policy
 from fxamp.scaler import GradScaler
+from fxamp.targets import SCALED_DTYPES
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
 from fxamp.tools.common.line_chart import Curve, line_chart, smooth
 from fxamp.tools.demo.model import Size
@@ -97,7 +98,7 @@ def _chosen(given: argparse.Namespace) -> tuple[Plan, str]:
 
 def _scaler(policy: str, device: str) -> GradScaler | None:
     """Return a scaler if the policy computes in float16, where gradients underflow without one."""
-    if policy == "auto" or Policy.load(policy).lower_precision_fp != "float16":
+    if policy == "auto" or Policy.load(policy).lower_precision_fp not in SCALED_DTYPES:
         return None
     return GradScaler(device)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fxamp.errors import OptionError, PolicyError, nearest
 from fxamp.policy import Policy
-from fxamp.policy.model.settings import DEVICES
 from fxamp.policy.model.versions import holds, installed_torch_version
+from fxamp.targets import DEVICES
 
 #: What a file may leave unsaid if it is an op table, and what stands in for it where a policy needs a value.
 _OPEN = {"lower_precision_fp": "float16", "device": "cuda"}

@@ -10,6 +10,7 @@ import fxamp
 from fxamp.errors import FxampError, ListingError
 from fxamp.policy import LossScale, Policy
 from fxamp.scaler import GradScaler
+from fxamp.targets import SCALED_DTYPES
 from fxamp.tools.diff.measured import Run, moved, run
 from fxamp.tools.show.model_file import Program
 from fxamp.tools.show.quiet import one_line
@@ -20,7 +21,7 @@ _LEAST_SCALE = 2.0**-24
 
 def run_under(file: str, given: Program, policy: Policy) -> tuple[Run, float | None]:
     """A run under ``policy``, and its loss scale: backed off, as in training, until all gradients are finite."""
-    wanted = policy.loss_scale or LossScale(enabled=policy.lower_precision_fp == "float16")
+    wanted = policy.loss_scale or LossScale(enabled=policy.lower_precision_fp in SCALED_DTYPES)
     if not wanted.enabled or policy.outputs == "keep":  # the backend refuses a scaler with outputs = "keep"
         return _compiled(file, given, policy, None), None
     scale = wanted.init_scale

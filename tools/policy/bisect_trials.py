@@ -10,6 +10,7 @@ from torch import Tensor
 from fxamp.errors import FxampError, ListingError
 from fxamp.policy import LossScale, Policy
 from fxamp.scaler import GradScaler
+from fxamp.targets import SCALED_DTYPES
 from fxamp.tools.common.unlogged import unlogged
 from fxamp.tools.policy.batches import Batch, Work, failed
 from fxamp.tools.policy.bisect_run import Copy, Errors, Results
@@ -94,7 +95,7 @@ class Trials:
 
     def _try(self, policy: Policy) -> Errors:
         here = Copy.of(self.work, self.batches)
-        wanted = policy.loss_scale or LossScale(enabled=policy.lower_precision_fp == "float16")
+        wanted = policy.loss_scale or LossScale(enabled=policy.lower_precision_fp in SCALED_DTYPES)
         lowering = "aot_eager" if policy.has_rules_for("backward") else "eager"
         options = {"policy": policy, "lowering": lowering}
         if self.measure == "output" or not wanted.enabled or policy.outputs == "keep":

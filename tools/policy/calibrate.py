@@ -7,6 +7,7 @@ from math import frexp, isfinite
 
 from fxamp.errors import OptionError
 from fxamp.policy import LossScale, Policy
+from fxamp.targets import SCALED_DTYPES
 from fxamp.tools.common.command_line import Parser, guarded, positive
 from fxamp.tools.policy.batches import Work, load_work
 from fxamp.tools.policy.calibrate_rules import globs_for, rules_for, short
@@ -92,7 +93,7 @@ def _calibrate(given: Namespace) -> None:
     refuse_overwriting(given.policy, given.output)
     work = load_work(given.model, _say, given.batches)
     name, policy = base_policy(given.policy, work, _say, runs=False)
-    if given.loss_scale is not None and policy.lower_precision_fp != "float16":
+    if given.loss_scale is not None and policy.lower_precision_fp not in SCALED_DTYPES:
         raise OptionError(f"--loss-scale is for float16; policy {name!r} computes in {policy.lower_precision_fp}")
     evidence = gather(work, policy, not given.inference, _say)
     unseen = {sample.place for sample in evidence.unseen} - {sample.place for sample in evidence.samples}
@@ -103,7 +104,7 @@ def _calibrate(given: Namespace) -> None:
     low = [sample for sample in evidence.samples if not sample.raised]
     troubles = [trouble for sample in low for trouble in limits.troubles(sample)]
     rules = rules_for(troubles, [sample.place for sample in low], [rule.id for rule in policy.rules])
-    scaled = policy.lower_precision_fp == "float16" and not given.inference
+    scaled = policy.lower_precision_fp in SCALED_DTYPES and not given.inference
     head = list(_head(name, work, evidence, limits, scaled)) + list(_notes(evidence, limits))
     print(summary(evidence.samples, limits), file=sys.stderr)
     _say(f"{len(rules)} rules proposed" if rules else "everything fits: no rule is needed")
@@ -111,7 +112,7 @@ def _calibrate(given: Namespace) -> None:
 
 
 def _shift(given: Namespace, policy: Policy, evidence: Evidence) -> int:
-    if policy.lower_precision_fp != "float16" or given.inference:
+    if policy.lower_precision_fp not in SCALED_DTYPES or given.inference:
         return 0
     if given.loss_scale is not None:
         return exponent(given.loss_scale)

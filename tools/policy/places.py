@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.backend.compile import apply_policy
 from fxamp.capture import Captured, capture
+from fxamp.dtypes import NARROW
 from fxamp.graph import module_path, op_name, tensor_value
 from fxamp.passes.base import CastContext, all_graphs
 from fxamp.passes.forward.expand_composites import ExpandComposites
@@ -102,7 +103,7 @@ def _labels(node: Node) -> Iterator[tuple[str, str]]:
         yield node.name, "result"
 
 
-_CASTABLE = (torch.float32, torch.float16, torch.bfloat16)
+_CASTABLE = frozenset({torch.float32, *NARROW})
 
 #: What arguments are called that the schemas name after the method's object.
 _WORDS = {"self": "input", "other": "second input", "mat2": "second input", "tensors": "input"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from fxamp.errors import ListingError, OptionError, nearest
 from fxamp.listing import Listing
 from fxamp.policy import Policy
-from fxamp.policy.model.settings import DEVICES
+from fxamp.targets import DEVICES
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from fxamp.targets import DEVICES
 from fxamp.tools.show import trusted
 
 _CONSTANTS: Mapping[str, Any] = {
@@ -137,7 +138,7 @@ class Reader:
         receiver = self._argument(tree.func.value)
         if method in ("to", "type") or "device" in kwargs:
             args = tuple(self._on_device(argument) for argument in args)
-        if method in ("cuda", "xpu", "ipu", "mtia"):
+        if method in _DEVICES and method != "cpu":
             method, args, kwargs = "cpu", (), {}
         return self._graph.create_node("call_method", method, (receiver, *args), kwargs, name)
 
@@ -217,7 +218,8 @@ class Reader:
         raise Unreadable(f"{ast.unparse(tree)[:60]!r} stands where a graph has a value")
 
 
-_DEVICES = frozenset({"cpu", "cuda", "xpu", "mps", "mtia", "meta", "hpu"})
+#: With those that graphs name and policies do not.
+_DEVICES = frozenset({*DEVICES, "hpu", "ipu", "meta"})
 
 
 def _expression(operation: ast.AST) -> Callable[..., Any]:

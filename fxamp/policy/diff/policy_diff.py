@@ -10,6 +10,7 @@ from fxamp.policy.model.comparisons import parse
 from fxamp.policy.model.loss_scale import LossScale
 from fxamp.policy.model.settings import UNLISTED_ID
 from fxamp.policy.policy import Policy
+from fxamp.targets import SCALED_DTYPES
 
 SETTINGS = ("device", "capability", "cpu_features", "torch", "lower_precision_fp", "unlisted", "outputs")
 """The settings that are compared; loss scaling comes on top."""
@@ -96,4 +97,4 @@ def _loss_scale(old: Policy, new: Policy) -> Iterator[SettingChange]:
 
 def _scaling(policy: Policy) -> LossScale:
     """Return the loss scaling of a policy; by default only float16 has one."""
-    return policy.loss_scale or LossScale(enabled=policy.lower_precision_fp == "float16")
+    return policy.loss_scale or LossScale(enabled=policy.lower_precision_fp in SCALED_DTYPES)

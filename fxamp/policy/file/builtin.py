@@ -7,6 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from fxamp.errors import PolicyError, nearest
+from fxamp.targets import DEVICES, DTYPES
 
 
 @cache
@@ -37,7 +38,7 @@ def _names() -> list[tuple[str, str]]:
     return sorted((name, match[1] or "") for name, match in matches if match is not None)
 
 
-_POLICY = re.compile(r"(?:cuda|cpu|xpu|mps|mtia)-b?float16(?:-(.+))?")
+_POLICY = re.compile(rf"(?:{'|'.join(DEVICES)})-(?:{'|'.join(DTYPES)})(?:-(.+))?")
 
 
 def find(name_or_path: "str | PathLike[str]") -> Path:

@@ -1,9 +1,8 @@
 """The settings of a policy that accept a fixed set of words."""
 
 from fxamp.errors import nearest
+from fxamp.targets import DEVICES, DTYPES
 
-DEVICES = ("cuda", "cpu", "xpu", "mps", "mtia")
-DTYPES = ("float16", "bfloat16")
 OUTPUTS = ("captured", "keep")
 UNLISTED = ("follow", "fp32", "lower_precision_fp", "promote")
 

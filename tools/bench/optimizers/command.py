@@ -28,12 +28,17 @@ def main(arguments: Sequence[str]) -> int:
 
 def parser(prog: str) -> Parser:
     """The options of this command."""
-    from fxamp.optim import LOWERINGS
+    from fxamp.lowerings import STEP_LOWERINGS
 
     result = Parser(prog, 'Compare every optimizer under fxamp.GradScaler(skip="device") with torch\'s GradScaler.')
     add = result.add_argument
     add("--device", type=one_of(*DEVICES), default="cpu", help="cpu (default) or cuda")
-    add("--lowering", type=one_of(*LOWERINGS), default="inductor", help=f"{', '.join(LOWERINGS)} (default inductor)")
+    add(
+        "--lowering",
+        type=one_of(*STEP_LOWERINGS),
+        default="inductor",
+        help=f"{', '.join(STEP_LOWERINGS)} (default inductor)",
+    )
     add("--optimizers", type=_names(), metavar="NAMES", help="class names with commas between them (default: all)")
     add_styles(result)
     return result

@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fxamp.dtypes import NARROW
 from fxamp.tools.bench.optimizers.scenario import Scenario
 from fxamp.tools.bench.optimizers.training import Training
-
-_NARROW = (torch.bfloat16, torch.float16)
 
 
 class Float64(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -19,11 +18,7 @@ class Float64(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if (
-            func is torch.ops.aten._to_copy.default
-            and args[0].dtype is torch.float64
-            and kwargs.get("dtype") in _NARROW
-        ):
+        if func is torch.ops.aten._to_copy.default and args[0].dtype is torch.float64 and kwargs.get("dtype") in NARROW:
             kwargs = {**kwargs, "dtype": torch.float64}
         return func(*args, **kwargs)
 

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def parser(prog: str) -> Parser:
     """The options of this command."""
-    from fxamp.backend.options import LOWERINGS
+    from fxamp.lowerings import LOWERINGS
     from fxamp.tools.bench.train.models import MODELS, SIZES
 
     usual = ", ".join(f"{name} on {device}" for device, name in BASELINES.items())

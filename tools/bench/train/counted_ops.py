@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_HALF = frozenset({torch.float16, torch.bfloat16})
+from fxamp.dtypes import NARROW
 
 
 @dataclass
@@ -61,7 +61,11 @@ class CountedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _count_cast(self, source: Tensor, result: Tensor) -> None:
         dtypes = {source.dtype, result.dtype}
-        if len(dtypes) < 2 or not dtypes & _HALF or not (source.is_floating_point() and result.is_floating_point()):
+        if (
+            len(dtypes) < 2
+            or not dtypes & NARROW.keys()
+            or not (source.is_floating_point() and result.is_floating_point())
+        ):
             return
         casts = self.backward if torch._C._current_graph_task_id() != -1 else self.forward
         casts.count += 1
