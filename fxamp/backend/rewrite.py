@@ -17,9 +17,7 @@ from fxamp.capture import Captured, capture, is_kept
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.capture.dynamo import Traced, trace
 from fxamp.errors import CaptureError, OptionError
-from fxamp.graph import op_name
 from fxamp.passes.base import all_graphs
-from fxamp.passes.shared.refusals import lacks_kernel
 from fxamp.policy import Policy
 
 
@@ -59,13 +57,13 @@ def _captured_for(policy: Policy, source: Any, inputs: Sequence[Any]) -> tuple[T
     """``source`` captured under the policy's own autocast, or outside of autocast; and the dtype of the former.
 
     Under autocast a program reads the dtypes that it will meet (``y.to(x.dtype)``), and may be valid only there. It
-    may be valid only outside: autocast refuses some, a few only when they run. And a call that is kept as it stands
-    runs outside, in the dtypes that it was captured with.
+    may be valid only outside, as autocast refuses some. And a call that is kept as it stands runs outside, in the
+    dtypes that it was captured with.
     """
     lower: torch.dtype = getattr(torch, policy.lower_precision_fp)
     with autocast_state(policy.device, True, lower):
         under = _attempt(source, inputs)
-    if isinstance(under, CaptureError) or not _runs(under[1], policy):
+    if isinstance(under, CaptureError) or _keeps_calls(under[1]):
         with autocast_state(policy.device, False):
             outside = _attempt(source, inputs)
         if not isinstance(outside, CaptureError):
@@ -87,12 +85,8 @@ def _captured(source: Any, inputs: Sequence[Any]) -> tuple[Traced, Captured]:
     return traced, capture(traced.module, traced.inputs)
 
 
-def _runs(captured: Captured, policy: Policy) -> bool:
-    """Whether what was captured under autocast can run: fxamp looks into all calls, and kernels take their dtypes."""
-    nodes = [node for graph in all_graphs(captured.module) for node in graph.graph.nodes]
-    if any(is_kept(node) for node in nodes):
-        return False
-    return not any(lacks_kernel(node) and policy.rule_for(op_name(node)) is None for node in nodes)
+def _keeps_calls(captured: Captured) -> bool:
+    return any(is_kept(node) for graph in all_graphs(captured.module) for node in graph.graph.nodes)
 
 
 def _state(source: object) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
 from fxamp.dtypes import NARROW
-from fxamp.graph import base_name, floating_inputs, tensor_value, writes
+from fxamp.graph import base_name, floating_inputs, op_name, tensor_value, writes
 from fxamp.passes.shared.kernel_table import (
     HAS_HALF_KERNEL_FOR_SOME_SIZES,
     LACKS_HALF_KERNEL,
@@ -33,13 +33,20 @@ def refusal(node: Node, captured: Mapping[Node, Any]) -> str | None:
     if not isinstance(node.target, OpOverload):
         return None
     dtypes = {value.dtype for source in floating_inputs(node) if (value := tensor_value(source)) is not None}
-    if len(dtypes - {torch.float64}) > 1 and not _takes_mixture(node):
+    if len(dtypes - {torch.float64}) > 1 and not _takes_mixture(node) and not _custom_as_captured(node, captured):
         return "its floating-point inputs must have one dtype"
     if lacks_kernel(node):
         return "it has no 16-bit kernel on this device"
     if NARROW.keys() & dtypes and base_name(node) in HAS_HALF_KERNEL_FOR_SOME_SIZES:
         return None if _captured_half(node, captured) else "it may have no 16-bit kernel for these sizes"
     return None
+
+
+def _custom_as_captured(node: Node, captured: Mapping[Node, Any]) -> bool:
+    """Whether an op of another library than ATen gets what it was captured with: no table knows what else it takes."""
+    before = {source: captured.get(source) for source in floating_inputs(node)}
+    same = all(isinstance(value, torch.Tensor) and value.dtype == _dtype(source) for source, value in before.items())
+    return same and not op_name(node).startswith(("aten::", "prims::"))
 
 
 def lacks_kernel(node: Node) -> bool:

@@ -56,3 +56,10 @@ def test_upsampling_of_16_bit_values_runs_in_float32(device: str) -> None:
     upsampling = list(calls(every=True, names=["nn.functional.interpolate", "nn.functional.upsample"]))[::11]
     assert len(upsampling) > 10
     assert not [call.title for call in upsampling for _ in disagreements(call, policy_for(device))]
+
+
+def test_an_op_of_another_library_gets_the_mixture_that_it_was_captured_with() -> None:
+    """Its Python code asked autocast for the dtype to compute in, and handed that on."""
+    custom = list(calls(names=["nn.functional.linear_cross_entropy"]))
+    assert len(custom) > 1
+    assert not [(call.name, one) for call in custom for one in disagreements(call, policy_for("cpu"))]
