@@ -1,6 +1,7 @@
 """Small helpers over torch.fx nodes, shared by capture and passes."""
 
 from fxamp.graph.aliases import AliasSets, writes
+from fxamp.graph.arguments import argument, arguments, set_argument
 from fxamp.graph.nodes import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
@@ -22,13 +23,19 @@ from fxamp.graph.printing import dtype_name, format_graph
 from fxamp.graph.source import SourceFrame, describe_source, module_classes, module_path, source_frames
 from fxamp.graph.verify import verify
 from fxamp.graph.wrappers import fake_mode_of, inner_tensors, is_layout_call, is_wrapper
+from fxamp.graph.writer import INSERTED, GraphWriter, computed, recompute
 
 __all__ = [
     "ENTER_AUTOCAST",
     "EXIT_AUTOCAST",
+    "INSERTED",
     "AliasSets",
+    "GraphWriter",
     "SourceFrame",
+    "argument",
+    "arguments",
     "base_name",
+    "computed",
     "describe_source",
     "dtype_name",
     "fake_mode_of",
@@ -47,7 +54,9 @@ __all__ = [
     "module_path",
     "nesting_change",
     "op_name",
+    "recompute",
     "register",
+    "set_argument",
     "source_frames",
     "subgraphs",
     "tensor_value",

@@ -9,6 +9,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from fxamp.graph.arguments import arguments
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.graph.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, graph_output, tensor_value
 from fxamp.graph.wrappers import is_layout_call
@@ -152,15 +153,13 @@ def writes(node: Node) -> list[Node]:
     if not isinstance(node.target, OpOverload):
         pure = node.target in _PURE_FUNCTIONS or is_layout_call(node)
         return [] if pure else [source for source in node.all_input_nodes if tensor_value(source) is not None]
-    written: list[Node] = []
-    for position, argument in enumerate(node.target._schema.arguments):
-        annotated = argument.alias_info is not None and argument.alias_info.is_write
-        if not annotated and argument.name not in _HIDDEN_WRITES:
-            continue
-        by_name = argument.kwarg_only or position >= len(node.args)
-        given = node.kwargs.get(argument.name) if by_name else node.args[position]
-        written += [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Node)]
-    return written
+    return [
+        leaf
+        for argument, given in arguments(node)
+        if (argument.alias_info is not None and argument.alias_info.is_write) or argument.name in _HIDDEN_WRITES
+        for leaf in pytree.tree_leaves(given)
+        if isinstance(leaf, Node)
+    ]
 
 
 #: Arguments that batch norms write to in training, though the schemas of most do not say so.
@@ -230,11 +229,6 @@ def _converts(node: Node) -> bool:
 
 def _annotated(node: Node) -> list[Node]:
     """The inputs that the schema says the result shares memory with."""
-    sources: list[Node] = []
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if argument.alias_info is None:
-            continue
-        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        candidates = given if isinstance(given, (list, tuple)) else [given]
-        sources += [item for item in candidates if isinstance(item, Node)]
-    return sources
+    aliased = (given for argument, given in arguments(node) if argument.alias_info is not None)
+    leaves = (leaf for given in aliased for leaf in (given if isinstance(given, (list, tuple)) else [given]))
+    return [leaf for leaf in leaves if isinstance(leaf, Node)]

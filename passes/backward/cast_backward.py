@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import Graph, GraphModule, Node, map_arg
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
 
-from fxamp.graph import dtype_name, op_name, tensor_value
+from fxamp.graph import GraphWriter, computed, dtype_name, op_name, recompute, tensor_value
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.backward_ops import backward_edit, follow_input_dtype, lacks_kernel
-from fxamp.passes.shared.decision import INSERTED, Decision, decide, decision, inserted_for, overrule
+from fxamp.passes.shared.decision import Decision, decide, decision, inserted_for, overrule
 from fxamp.passes.shared.refusals import refusal
 from fxamp.passes.shared.regions import marked_lower
 from fxamp.passes.shared.sites import site_of
@@ -41,7 +42,7 @@ class CastBackward(Pass[CastContext]):
     name = "cast-backward"
 
     def run(self, gm: GraphModule, context: CastContext) -> Result:
-        writer = _Writer(gm.graph)
+        writer = _Writer(gm.graph, context.mode)
         covered = 0
         with torch.no_grad(), torch._C._DisableAutocast(), context.mode:
             for node in list(gm.graph.nodes):
@@ -80,8 +81,9 @@ def _covered(node: Node, context: CastContext) -> bool:
 class _Writer:
     """Writes casts into one graph, one for each value and dtype; ``behind`` is the value before a cast back."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, mode: FakeTensorMode) -> None:
         self._graph = graph
+        self._writer = GraphWriter(graph, mode)
         self._casts: dict[tuple[Node, torch.dtype], Node] = {}
         self._behind: dict[Node, Node] = {}
         self._rounded: list[Node] = []
@@ -107,7 +109,7 @@ class _Writer:
         for source, dtype in edit.casts.items():
             node.replace_input_with(source, self._in_dtype(source, dtype, node, made.rule.id))
         follow_input_dtype(node)
-        why = lacks_kernel(node, edit) or refusal(node, before) or _try(node)
+        why = lacks_kernel(node, edit) or refusal(node, before) or recompute(node)
         if why is not None:
             node.args, node.kwargs = arguments
             node.meta["val"] = value
@@ -130,9 +132,7 @@ class _Writer:
             return
         with self._graph.inserting_before(node):
             for view in reversed(views):
-                copy = self._graph.node_copy(view, {source: wide}.__getitem__)
-                copy.meta["val"] = copy.target(wide.meta["val"], *copy.args[1:])  # type: ignore[operator]
-                source, wide = view, copy
+                source, wide = view, self._writer.copy(view, {source: wide})
         node.replace_all_uses_with(wide)
         self._rounded += [node, *views]
 
@@ -158,7 +158,7 @@ class _Writer:
             return
         for user in [user for user in node.users if user.target is operator.getitem]:
             was = user.meta.get("val")
-            user.meta["val"] = node.meta["val"][user.args[1]]
+            user.meta["val"] = computed(user)
             if isinstance(was, torch.Tensor):
                 self._cast_back(user, was.dtype)
 
@@ -174,11 +174,8 @@ class _Writer:
         self._behind[back] = node
 
     def _write(self, source: Node, dtype: torch.dtype, why: str, near: Node) -> Node:
-        name = f"{source.name}_{dtype_name(dtype)}"
-        cast = self._graph.create_node("call_function", _cast, (source, dtype), name=name)
+        cast = self._writer.call(_cast, source, dtype, why=why, name=f"{source.name}_{dtype_name(dtype)}")
         cast.meta.update({key: near.meta[key] for key in _PLACE if key in near.meta})
-        cast.meta[INSERTED] = why
-        cast.meta["val"] = source.meta["val"].to(dtype)
         return cast
 
 
@@ -191,13 +188,3 @@ def _only_converts(node: Node, wide: Node) -> bool:
     before, after = wide.meta["val"], node.meta["val"]
     same = (before.dtype, before.device, before.layout) == (after.dtype, after.device, after.layout)
     return same and node.kwargs.keys() <= {"dtype", "device", "layout"}
-
-
-def _try(node: Node) -> str | None:
-    """Compute the node's new value; what the op says against it, if it refuses."""
-    args, kwargs = map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
-    try:
-        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
-    except Exception as error:
-        return f"the op refuses: {error}"
-    return None

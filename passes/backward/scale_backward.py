@@ -31,7 +31,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.dtypes import HALVES
-from fxamp.graph import graph_output
+from fxamp.graph import GraphWriter, graph_output
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.shared.unscale_writer import UnscaleWriter
 from fxamp.passes.shared.widening import erase_unused
@@ -69,7 +69,10 @@ class ScaleBackward(Pass[Context]):
         if FLAGGED in graph_output(gm.graph).meta or not found:
             return Result(0)
         entering = tangents(gm)
-        writer = UnscaleWriter(gm, context.mode, _new_input(gm, entering[0], context), self.norm)
+        graph_writer = GraphWriter(gm.graph, context.mode)
+        # Rule 1; the scale lives where the first tangent does.
+        scale = graph_writer.input(SCALE, dtype=torch.float32, device=entering[0].meta["val"].device)
+        writer = UnscaleWriter(graph_writer, scale, self.norm)
         for tangent in entering:
             if not in_float16(tangent):
                 writer.scale(tangent)
@@ -125,12 +128,3 @@ def _described(descriptor: object, question: str) -> bool:
 def _differentiable(node: object) -> bool:
     value = node.meta.get("val") if isinstance(node, Node) else None
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def _new_input(gm: GraphModule, tangent: Node, context: Context) -> Node:
-    """Rule 1; the scale lives where the first tangent does."""
-    with gm.graph.inserting_after(_inputs(gm)[-1]):
-        scale = gm.graph.placeholder(SCALE)
-    with context.mode:
-        scale.meta["val"] = torch.empty((), dtype=torch.float32, device=tangent.meta["val"].device)
-    return scale

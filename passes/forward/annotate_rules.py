@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast, inlined_request, is_kept
 from fxamp.errors import BannedOpError
-from fxamp.graph import describe_source, module_path, op_name
+from fxamp.graph import GraphWriter, describe_source, module_path, op_name
 from fxamp.graph.aliases import AliasSets, is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import CastContext, Pass, Result
@@ -137,8 +137,7 @@ def _cast_inputs(body: GraphModule, dtype: torch.dtype, context: CastContext) ->
         if not context.eligible(placeholder.meta.get("val")):
             continue
         with body.graph.inserting_after(placeholders[-1]):
-            cast = body.graph.call_function(torch.ops.aten.to.dtype, (placeholder, dtype))
-        cast.meta["val"] = placeholder.meta["val"]
+            cast = GraphWriter(body.graph, context.mode).call(torch.ops.aten.to.dtype, placeholder, dtype)
         placeholder.replace_all_uses_with(cast, delete_user_cb=lambda user, cast=cast: user is not cast)
     body.recompile()
 

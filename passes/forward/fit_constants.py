@@ -12,9 +12,8 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fxamp.dtypes import NARROW
-from fxamp.graph import base_name, tensor_value
+from fxamp.graph import INSERTED, GraphWriter, arguments, base_name, set_argument, tensor_value
 from fxamp.passes.base import CastContext, Pass, Result, all_graphs
-from fxamp.passes.shared.decision import INSERTED
 
 #: Ops that convert a constant to the dtype they run in and raise if it does not fit, with the arguments that are one.
 _CONSTANTS: dict[str, tuple[str, ...]] = {
@@ -45,7 +44,8 @@ class FitConstants(Pass[CastContext]):
     def run(self, gm: GraphModule, context: CastContext) -> Result:
         changed = 0
         for graph in all_graphs(gm):
-            here = sum(_fit(node) for node in list(graph.graph.nodes))
+            writer = GraphWriter(graph.graph, context.mode)
+            here = sum(_fit(node, writer) for node in list(graph.graph.nodes))
             if here:
                 graph.recompile()
             changed += here
@@ -56,36 +56,31 @@ class FitConstants(Pass[CastContext]):
         return f"constants out of range in {', '.join(left)}" if left else None
 
 
-def _fit(node: Node) -> int:
+def _fit(node: Node, writer: GraphWriter) -> int:
     changed = 0
-    for name, position, value, limits in list(_misfits(node)):
-        fitted = min(max(value, limits.min), limits.max)
-        if position < len(node.args):
-            node.update_arg(position, fitted)
-        else:
-            node.update_kwarg(name, fitted)
+    for name, value, limits in _misfits(node):
+        set_argument(node, name, min(max(value, limits.min), limits.max))
         changed += 1
-    return changed + _fit_tensor(node)
+    return changed + _fit_tensor(node, writer)
 
 
-def _misfits(node: Node) -> list[tuple[str, int, float, torch.finfo]]:
-    """``(argument, position, value, range)`` of each constant that does not fit."""
+def _misfits(node: Node) -> list[tuple[str, float, torch.finfo]]:
+    """``(argument, value, range)`` of each constant that does not fit."""
     names = _CONSTANTS.get(base_name(node), ()) if isinstance(node.target, OpOverload) else ()
     result = tensor_value(node)
     if not names or result is None or result.dtype not in NARROW:
         return []
     limits = torch.finfo(result.dtype)
     found = []
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+    for argument, value in arguments(node):
         if argument.name not in names or not isinstance(value, (int, float)) or isinstance(value, bool):
             continue
         if math.isfinite(value) and not limits.min <= value <= limits.max:
-            found.append((argument.name, position, float(value), limits))
+            found.append((argument.name, float(value), limits))
     return found
 
 
-def _fit_tensor(node: Node) -> int:
+def _fit_tensor(node: Node, writer: GraphWriter) -> int:
     """A constant given as a 0-dimensional float32 tensor is clamped on the way in."""
     if base_name(node) != "aten::masked_fill" or len(node.args) < 3:
         return 0
@@ -98,9 +93,8 @@ def _fit_tensor(node: Node) -> int:
     if result.dtype not in NARROW:
         return 0
     limits = torch.finfo(result.dtype)
+    why = f"for {node.name}: the constant must fit {result.dtype}"
     with node.graph.inserting_before(node):
-        clamped = node.graph.call_function(torch.ops.aten.clamp.default, (source, limits.min, limits.max))
-    clamped.meta["val"] = value
-    clamped.meta[INSERTED] = f"for {node.name}: the constant must fit {result.dtype}"
+        clamped = writer.call(torch.ops.aten.clamp.default, source, limits.min, limits.max, why=why)
     node.update_arg(2, clamped)
     return 1

@@ -23,12 +23,12 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.fakes import fake_like
-from fxamp.graph import graph_output, is_layout_call, tensor_value
+from fxamp.graph import GraphWriter, computed, graph_output, is_layout_call, recompute, set_argument, tensor_value
 from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import CastWriter, Origin
-from fxamp.passes.shared.decision import INSERTED, WAS, decision, overrule
+from fxamp.passes.shared.decision import WAS, decision, overrule
 from fxamp.passes.shared.refusals import cast_back, may_write_opaquely, refusal
 
 
@@ -59,6 +59,7 @@ class _Rewriter:
         self._context = context
         self._captured = {node: node.meta.get("val") for node in gm.graph.nodes}
         self._casts = CastWriter(gm.graph, grad, outer)
+        self._writer = GraphWriter(gm.graph, context.mode)
         self._counts = {"inserted": 0, "shared": 0, "cast back": 0}
 
     def rewrite(self) -> dict[str, int]:
@@ -85,7 +86,7 @@ class _Rewriter:
         if function is not None:
             return self._function(node, function)
         if node.target is operator.getitem:
-            node.meta["val"] = operator.getitem(*map_arg(node.args, lambda n: n.meta["val"]))
+            node.meta["val"] = computed(node)
             return None
         if is_layout_call(node):
             return self._layout(node)
@@ -96,7 +97,7 @@ class _Rewriter:
     def _layout(self, node: Node) -> None:
         """A call of DTensor moves what it is given, in the dtype in which it comes."""
         if any(self._changed(source) for source in node.all_input_nodes):
-            node.meta["val"] = _run(node)
+            node.meta["val"] = computed(node)
 
     def _opaque(self, node: Node) -> None:
         if not cast_back(node, self._captured):
@@ -105,10 +106,9 @@ class _Rewriter:
         if not may_write_opaquely(node):
             return
         for source, cast in casts.items():
+            why = f"for {node.name}: what it wrote to the cast belongs in {source.name}"
             with node.graph.inserting_after(node):
-                back = node.graph.call_function(torch.ops.aten.copy_.default, (source, cast))
-            back.meta["val"] = source.meta["val"]
-            back.meta[INSERTED] = f"for {node.name}: what it wrote to the cast belongs in {source.name}"
+                self._writer.call(torch.ops.aten.copy_.default, source, cast, why=why)
 
     def _op(self, node: Node) -> None:
         made = decision(node)
@@ -126,18 +126,18 @@ class _Rewriter:
             return
         why = refusal(node, self._captured)
         if why is None:
-            why = _try(node)
+            why = recompute(node)
         if why is not None:
             node.args, node.kwargs, node.target = call
             self._restore_inputs(node, why)
-            node.meta["val"] = _run(node)
+            node.meta["val"] = computed(node)
 
     def _apply(self, node: Node, edit: Edit, why: str) -> None:
         self._cast_uses(node, edit.casts, why)
         if edit.target is not None:
             _call_instead(node, edit.target)
         for name, value in edit.kwargs.items():
-            _set_argument(node, name, value)
+            set_argument(node, name, value)
 
     def _restore_inputs(self, node: Node, why: str) -> dict[Node, Node]:
         """Cast inputs back to what the node was captured with; returns the casts by what they are made of."""
@@ -201,22 +201,6 @@ class _Rewriter:
         return _results(body)
 
 
-def _run(node: Node) -> Any:
-    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-def _try(node: Node) -> str | None:
-    """Compute the node's new value; what the op says against it, if it refuses."""
-    try:
-        node.meta["val"] = _run(node)
-    except Exception as error:
-        return f"the op refuses: {(str(error) or type(error).__name__).splitlines()[0]}"
-    return None
-
-
 def _dtypes(value: Any) -> list[torch.dtype]:
     return [leaf.dtype for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
@@ -241,15 +225,6 @@ def _cast_results(body: GraphModule, dtypes: dict[int, torch.dtype]) -> None:
             results[index] = writer.cast(results[index], dtype, output, "the caller expects this dtype")
     output.args = (tuple(results),)
     body.recompile()
-
-
-def _set_argument(node: Node, name: str, value: Any) -> None:
-    assert isinstance(node.target, OpOverload)
-    for position, argument in enumerate(node.target._schema.arguments):
-        if argument.name == name and not argument.kwarg_only and position < len(node.args):
-            node.update_arg(position, value)
-            return
-    node.update_kwarg(name, value)
 
 
 def _call_instead(node: Node, target: OpOverload) -> None:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Node, map_arg
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.capture import NARROW_OUTPUTS, OUTPUT_DTYPES
-from fxamp.graph import AliasSets, graph_output, tensor_value
+from fxamp.graph import AliasSets, GraphWriter, graph_output, tensor_value
 from fxamp.graph.aliases import alias_of, aliased_inputs
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CastWriter
@@ -40,10 +40,10 @@ class RestoreOutputs(Pass[CastContext]):
         if context.policy.outputs == "keep":
             return Result(0)
         output = graph_output(gm.graph)
-        writer = CastWriter(gm.graph, grad=False)
+        casts, writer = CastWriter(gm.graph, grad=False), GraphWriter(gm.graph, context.mode)
         leaves, spec = pytree.tree_flatten(output.args[0])
         wrong = _wrong(output)
-        rebuilder = _Rebuilder(output, writer, AliasSets(gm.graph))
+        rebuilder = _Rebuilder(output, casts, writer, AliasSets(gm.graph))
         with context.computing():
             for index, dtype in wrong.items():
                 leaves[index] = rebuilder.restore(leaves[index], dtype)
@@ -62,8 +62,9 @@ class RestoreOutputs(Pass[CastContext]):
 class _Rebuilder:
     """Makes outputs in their captured dtype: by a cast, or as views of the cast of their common base."""
 
-    def __init__(self, output: Node, writer: CastWriter, aliases: AliasSets) -> None:
+    def __init__(self, output: Node, casts: CastWriter, writer: GraphWriter, aliases: AliasSets) -> None:
         self._output = output
+        self._casts = casts
         self._writer = writer
         self._aliases = aliases
         self._made: dict[Node, Node] = {}
@@ -93,13 +94,10 @@ class _Rebuilder:
             return self._cast(node, dtype)
         base = self._rebuilt(sources[0], dtype)
         with node.graph.inserting_before(self._output):
-            view = node.graph.node_copy(node, lambda source: base if source is sources[0] else source)
-        args, kwargs = map_arg((view.args, view.kwargs), lambda source: source.meta["val"])
-        view.meta["val"] = view.target(*args, **kwargs)  # type: ignore[operator]
-        return view
+            return self._writer.copy(node, {sources[0]: base})
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
-        return self._writer.cast(node, dtype, self._output, _WHY) if tensor_value(node) is not None else node
+        return self._casts.cast(node, dtype, self._output, _WHY) if tensor_value(node) is not None else node
 
 
 def _is_view_of(node: Node, source: Node) -> bool:

@@ -1,11 +1,10 @@
 """Facts about ATen's backward ops that neither schemas nor fake kernels tell."""
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Node
 
 from fxamp.dtypes import NARROW
-from fxamp.graph import base_name, tensor_value
+from fxamp.graph import argument, arguments, base_name, set_argument, tensor_value
 from fxamp.passes.base import CastContext
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.kernel_table import HAS_HALF_KERNEL_FOR_SOME_SIZES, LACKS_HALF_KERNEL, LACKS_HALF_KERNEL_ON_CPU
@@ -24,7 +23,7 @@ def backward_edit(rule: Rule, node: Node, lower: torch.dtype, context: CastConte
     value = tensor_value(node.args[0]) if node.args else None
     on_cpu = value is not None and value.device.type == "cpu"
     names = _FLOAT32 if on_cpu else _FLOAT32 | _STATISTICS
-    kept = {given for name, given in _arguments(node).items() if name in names}
+    kept = {given for found, given in arguments(node) if found.name in names and isinstance(given, Node)}
     return Edit({source: d for source, d in edit.casts.items() if d not in NARROW or source not in kept}, edit.kwargs)
 
 
@@ -41,15 +40,6 @@ def lacks_kernel(node: Node, edit: Edit) -> str | None:
 
 def follow_input_dtype(node: Node) -> None:
     """Let ``input_dtype``, which names the result's dtype, be that of the gradient that the op now gets."""
-    assert isinstance(node.target, OpOverload)
     gradient = tensor_value(node.args[0]) if node.args else None
-    for position, argument in enumerate(node.target._schema.arguments):
-        if argument.name == "input_dtype" and position < len(node.args) and gradient is not None:
-            node.update_arg(position, gradient.dtype)
-
-
-def _arguments(node: Node) -> dict[str, object]:
-    """The arguments that are passed, by name."""
-    assert isinstance(node.target, OpOverload)
-    by_position = zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False)
-    return {**dict(by_position), **node.kwargs}
+    if gradient is not None and argument(node, "input_dtype") is not None:
+        set_argument(node, "input_dtype", gradient.dtype)

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from fxamp.graph import tensor_value, writes
+from fxamp.graph import argument, arguments, tensor_value, writes
 from fxamp.passes.base import CastContext
 from fxamp.policy import Category, Rule
 
@@ -53,7 +53,7 @@ def _cast_all(
 def _own_dtypes(rule: Rule, node: Node, lower: torch.dtype) -> dict[Node, torch.dtype | None]:
     """What ``rule.inputs`` says of single inputs; of a tensor that is passed twice, the argument named last counts."""
     meaning = {"lower_precision_fp": lower, "fp32": torch.float32, "follow": None}
-    named = [(pytree.tree_leaves(_given(node, name)), meaning[dtype]) for name, dtype in dict(rule.inputs).items()]
+    named = [(pytree.tree_leaves(argument(node, name)), meaning[dtype]) for name, dtype in dict(rule.inputs).items()]
     return {leaf: dtype for leaves, dtype in named for leaf in leaves if isinstance(leaf, Node)}
 
 
@@ -64,7 +64,7 @@ def _first_tensor(node: Node) -> torch.Tensor | None:
 
 def _set_dtype(node: Node, lower: torch.dtype, context: CastContext) -> Edit:
     """The op accumulates and returns float32; its input is read as it is. An explicit dtype wins."""
-    if not context.eligible(_first_tensor(node)) or _given(node, "dtype") is not None:
+    if not context.eligible(_first_tensor(node)) or argument(node, "dtype") is not None:
         return Edit()
     return Edit(kwargs={"dtype": torch.float32})
 
@@ -96,21 +96,10 @@ def _promote(node: Node, lower: torch.dtype, context: CastContext) -> Edit:
     Optional tensors (``bilinear``'s bias) are cast too, but have no say.
     """
     assert isinstance(node.target, OpOverload)
-    given = [_given(node, a.name) for a in node.target._schema.arguments if not isinstance(a.type, torch.OptionalType)]
+    given = [value for found, value in arguments(node) if not isinstance(found.type, torch.OptionalType)]
     values = [tensor_value(leaf) for leaf in pytree.tree_leaves(given)]
     dtypes = {value.dtype for value in values if context.eligible(value) and value is not None}
     return _cast_all(node, lower if dtypes <= {lower} else torch.float32, context)
-
-
-def _given(node: Node, name: str) -> Any:
-    """The value that the call passes for the argument ``name``, by position or by keyword; None if none is passed."""
-    assert isinstance(node.target, OpOverload)
-    if name in node.kwargs:
-        return node.kwargs[name]
-    for position, argument in enumerate(node.target._schema.arguments):
-        if argument.name == name and not argument.kwarg_only and position < len(node.args):
-            return node.args[position]
-    return None
 
 
 _EDITS: dict[Category, Callable[[Node, torch.dtype, CastContext], Edit]] = {

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from fxamp.graph import AliasSets, dtype_name, fake_mode_of, nesting_change, tensor_value
+from fxamp.graph import INSERTED, AliasSets, GraphWriter, dtype_name, nesting_change, tensor_value
 from fxamp.graph.aliases import alias_of, given_back
-from fxamp.passes.shared.decision import INSERTED
 
 _DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.detach_.default})
 
@@ -93,18 +92,15 @@ class CastWriter:
         assert value is not None
         # A cast inside a torch.func transform would be a value of that transform: it belongs before the outermost one.
         with self._graph.inserting_before(self._transforms[0] if self._transforms else user):
-            cast = self._graph.create_node(
-                "call_function",
+            cast = GraphWriter(self._graph, value.fake_mode).call(  # type: ignore[attr-defined]
                 torch.ops.aten.to.dtype,
-                (source, dtype),
+                source,
+                dtype,
+                near=user,
+                why=f"for {user.name}: {why}",
                 name=f"{source.name}_{dtype_name(dtype)}",
             )
-        cast.meta.update({k: user.meta[k] for k in ("stack_trace", "nn_module_stack", "custom") if k in user.meta})
-        cast.meta[INSERTED] = f"for {user.name}: {why}"
-        mode = fake_mode_of(value)
-        assert mode is not None
-        with torch._C._DisableAutocast(), mode:
-            cast.meta["val"] = value.detach().to(dtype)
+        cast.meta.pop("source_fn_stack", None)
         self.inserted += 1
         if source in self._needs_grad and self.grad_enabled:
             self._needs_grad.add(cast)

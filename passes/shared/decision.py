@@ -5,12 +5,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx import Node
 
+from fxamp.graph import INSERTED
 from fxamp.policy import Rule
 
 _KEY = "fxamp"
-
-#: Key of ``node.meta``: what an inserted cast is for.
-INSERTED = "fxamp_inserted"
 
 #: Key of ``node.meta``: the dtypes of the tensors that a node gave when it was captured, where casts changed them.
 WAS = "fxamp_was"

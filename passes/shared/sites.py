@@ -10,7 +10,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from fxamp.graph import base_name, module_classes, module_path, op_name
+from fxamp.graph import arguments, base_name, module_classes, module_path, op_name
 from fxamp.graph.aliases import is_view
 from fxamp.policy import Site, Symbol, TensorFacts
 from fxamp.policy.model.site import Number, Value, product
@@ -34,11 +34,7 @@ def site_of(node: Node, region: str = "forward", within: Node | None = None) -> 
     target = node.target
     assert isinstance(target, OpOverload)
     place = within or node
-    args = {}
-    for position, argument in enumerate(target._schema.arguments):
-        by_position = position < len(node.args) and not argument.kwarg_only
-        given = node.args[position] if by_position else node.kwargs.get(argument.name, argument.default_value)
-        args[argument.name] = _value(given)
+    args = {argument.name: _value(given) for argument, given in arguments(node)}
     return Site(
         op_name(node),
         module_path(place),

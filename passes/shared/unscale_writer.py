@@ -1,22 +1,17 @@
 """The nodes that scale-backward writes: products with the scale and its inverse, and the flags."""
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
+from torch.fx import Graph, Node
 
 import fxamp.kernels  # noqa: F401  registers fxamp::check_unscale
 from fxamp.dtypes import HALVES, widest_float
+from fxamp.graph import GraphWriter
 from fxamp.passes.shared.widening import before_widening
 
 aten = torch.ops.aten
-prims = torch.ops.prims
 
 
 @dataclass(frozen=True)
@@ -46,14 +41,15 @@ class _Piece:
 
 
 class UnscaleWriter:
-    """Writes into one backward graph; ``scale`` is its input that holds the scale, ``mode`` owns its values.
+    """Writes into one backward graph by ``writer``; ``scale`` is its input that holds the scale.
 
     ``norm``: whether the sum of the gradients' squares is asked for.
     """
 
-    def __init__(self, gm: GraphModule, mode: FakeTensorMode, scale: Node, norm: bool = False) -> None:
-        self._graph = gm.graph
-        self._mode = mode
+    def __init__(self, writer: GraphWriter, scale: Node, norm: bool = False) -> None:
+        self._graph = writer.graph
+        self._call, self._as, self._on = writer.call, writer.in_dtype, writer.on_device
+        self._item = writer.item
         self._scale = scale
         self._norm = norm
         with self._graph.inserting_before(scale.next):
@@ -149,27 +145,6 @@ class UnscaleWriter:
         wide = widest_float(self._scale.meta["val"].device)
         exact = self._call(aten.reciprocal.default, self._as(self._scale, wide))
         return self._as(exact, torch.float32)
-
-    def _as(self, node: Node, dtype: torch.dtype) -> Node:
-        if node.meta["val"].dtype == dtype:
-            return node
-        return self._call(prims.convert_element_type.default, node, dtype)
-
-    def _on(self, node: Node, device: torch.device) -> Node:
-        if node.meta["val"].device == device:
-            return node
-        return self._call(prims.device_put.default, node, device)
-
-    def _item(self, node: Node, at: int) -> Node:
-        item = self._graph.call_function(operator.getitem, (node, at))
-        item.meta["val"] = node.meta["val"][at]
-        return item
-
-    def _call(self, op: OpOverload | Callable[..., Any], *args: Any) -> Node:
-        node = self._graph.call_function(op, args)
-        with self._mode:
-            node.meta["val"] = op(*map_arg(args, lambda given: given.meta["val"]))
-        return node
 
 
 def _half(node: Node) -> bool:

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
+from fxamp.graph import GraphWriter
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.step.guard_updates import add_input
 
 aten = torch.ops.aten
-prims = torch.ops.prims
 
 #: Key of ``node.meta``: set on the inputs that are gradients.
 GRADIENT = "fxamp_gradient"
@@ -43,16 +42,15 @@ class FoldUnscale(Pass[Context]):
         names = [name for name, asked in ((INVERSE, self.scaled), (COEFFICIENT, self.clipped)) if asked]
         if not found or not names:
             return Result(0)
-        with context.mode:
-            value = torch.empty((), dtype=torch.float32, device=found[0].meta["val"].device)
-        factors = [add_input(gm, name, value) for name in names]
+        writer, device = GraphWriter(gm.graph, context.mode), found[0].meta["val"].device
+        factors = [writer.input(name, dtype=torch.float32, device=device) for name in names]
         first = next(node for node in gm.graph.nodes if node.op != "placeholder")
         for gradient in found:
             users = list(gradient.users)
             with gm.graph.inserting_before(first):
                 true = gradient
                 for factor in factors:
-                    true = _product(gm, true, factor, context)
+                    true = _product(writer, true, factor)
             for user in users:
                 user.replace_input_with(gradient, true)
             gradient.meta[FOLDED] = True
@@ -69,21 +67,8 @@ def gradients(gm: GraphModule) -> list[Node]:
     return [node for node in gm.graph.find_nodes(op="placeholder") if GRADIENT in node.meta and node.users]
 
 
-def _product(gm: GraphModule, node: Node, factor: Node, context: Context) -> Node:
-    value = node.meta["val"]
-    wide = torch.promote_types(value.dtype, torch.float32)
-    product = _as(gm, node, wide, context)
-    with context.mode:
-        result = torch.empty_like(value, dtype=wide)
-    product = gm.graph.call_function(aten.mul.Tensor, (product, factor))
-    product.meta["val"] = result
-    return _as(gm, product, value.dtype, context)
-
-
-def _as(gm: GraphModule, node: Node, dtype: torch.dtype, context: Context) -> Node:
-    if node.meta["val"].dtype == dtype:
-        return node
-    cast = gm.graph.call_function(prims.convert_element_type.default, (node, dtype))
-    with context.mode:
-        cast.meta["val"] = torch.empty_like(node.meta["val"], dtype=dtype)
-    return cast
+def _product(writer: GraphWriter, node: Node, factor: Node) -> Node:
+    """In float32 at least, rounded to the dtype of ``node``."""
+    dtype = node.meta["val"].dtype
+    wide = writer.in_dtype(node, torch.promote_types(dtype, torch.float32))
+    return writer.in_dtype(writer.call(aten.mul.Tensor, wide, factor), dtype)

@@ -1,8 +1,9 @@
 """guard-updates: let a flag on the device decide whether an optimizer's step changes anything.
 
 1. The graph gets a new last input: the flag, 0-dim float32, nonzero to skip.
-2. Every final mutation ``copy_(kept, new)`` of an input becomes ``copy_(kept, where(flag != 0, kept, new))``. A
-   selection, never a product: ``inf * 0`` is NaN, and an overflow would reach the parameters all the same.
+2. Every final mutation ``copy_(kept, new)`` of an input becomes ``copy_(kept, where(flag != 0, kept, new))``, with
+   ``new`` in the dtype of ``kept``: ``where`` would promote, ``copy_`` converts. A selection, never a product:
+   ``inf * 0`` is NaN, and an overflow would reach the parameters all the same.
 
 The kept value is one that the step has just read, so the selection moves no memory of its own once it is fused.
 """
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import tensor_value
+from fxamp.graph import GraphWriter, tensor_value
 from fxamp.passes.base import Context, Pass, Result
 
 aten = torch.ops.aten
@@ -43,14 +44,14 @@ class GuardUpdates(Pass[Context]):
         found = [node for node in updates(gm) if not _guarded(node)]
         if not found:
             return Result(0)
-        skip = _skip(gm, found[0].args[0], context)
+        writer = GraphWriter(gm.graph, context.mode)
+        skip = _skip(writer, found[0].args[0])
         for node in found:
             kept, new = node.args[:2]
-            assert isinstance(kept, Node)
-            value = kept.meta["val"]
+            assert isinstance(kept, Node) and isinstance(new, Node)
             with gm.graph.inserting_before(node):
-                chosen = gm.graph.call_function(aten.where.self, (skip, kept, _like(gm, new, value)))
-            chosen.meta["val"], chosen.meta[GUARD] = value, True
+                chosen = writer.call(aten.where.self, skip, kept, writer.in_dtype(new, kept.meta["val"].dtype))
+            chosen.meta[GUARD] = True
             node.args = (kept, chosen)
         gm.recompile()
         return Result(len(found))
@@ -64,16 +65,6 @@ def updates(gm: GraphModule) -> list[Node]:
     """The final mutations: copies to inputs of the graph."""
     copies = gm.graph.find_nodes(op="call_function", target=aten.copy_.default)
     return [node for node in copies if isinstance(node.args[0], Node) and node.args[0].op == "placeholder"]
-
-
-def add_input(gm: GraphModule, name: str, value: torch.Tensor) -> Node:
-    """Append an input to the graph and return its node."""
-    inputs = gm.graph.find_nodes(op="placeholder")
-    first = next(iter(gm.graph.nodes))
-    with gm.graph.inserting_after(inputs[-1]) if inputs else gm.graph.inserting_before(first):
-        node: Node = gm.graph.placeholder(name)
-    node.meta["val"] = value
-    return node
 
 
 def _guarded(node: Node) -> bool:
@@ -90,24 +81,9 @@ def _writes_elsewhere(node: Node) -> bool:
     return not (isinstance(target, Node) and target.op == "placeholder" and node.target is aten.copy_.default)
 
 
-def _skip(gm: GraphModule, kept: object, context: Context) -> Node:
+def _skip(writer: GraphWriter, kept: object) -> Node:
     """Rule 1; the flag lives where the updates are. Also whether it is set."""
     assert isinstance(kept, Node)
-    with context.mode:
-        flag = torch.empty((), dtype=torch.float32, device=kept.meta["val"].device)
-        is_set = flag != 0
-    node = add_input(gm, FLAG, flag)
-    with gm.graph.inserting_before(node.next):
-        skip = gm.graph.call_function(aten.ne.Scalar, (node, 0))
-    skip.meta["val"] = is_set
-    return skip
-
-
-def _like(gm: GraphModule, new: object, kept: torch.Tensor) -> Node:
-    """``new`` in the dtype of what it is copied to: ``where`` would promote, ``copy_`` converts."""
-    assert isinstance(new, Node)
-    if new.meta["val"].dtype == kept.dtype:
-        return new
-    cast = gm.graph.call_function(torch.ops.prims.convert_element_type.default, (new, kept.dtype))
-    cast.meta["val"] = kept
-    return cast
+    flag = writer.input(FLAG, dtype=torch.float32, device=kept.meta["val"].device)
+    with writer.graph.inserting_before(flag.next):
+        return writer.call(aten.ne.Scalar, flag, 0)

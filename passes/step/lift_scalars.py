@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import SymFloat
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from fxamp.graph import GraphWriter
 from fxamp.passes.base import Context, Pass, Result
 
 aten = torch.ops.aten
@@ -160,7 +160,7 @@ class _Writer:
     """Holds the 0-dim tensor of every symbolic float."""
 
     def __init__(self, gm: GraphModule, context: Context, inputs: list[Node]) -> None:
-        self._graph, self._mode = gm.graph, context.mode
+        self._graph, self._writer = gm.graph, GraphWriter(gm.graph, context.mode)
         self.new: set[Node] = set()
         tensors = (
             n.meta["val"] for n in gm.graph.find_nodes(op="placeholder") if isinstance(n.meta["val"], torch.Tensor)
@@ -171,10 +171,7 @@ class _Writer:
             self._one_input(inputs)
 
     def _one_input(self, inputs: list[Node]) -> None:
-        with self._graph.inserting_before(inputs[0]):
-            numbers = self._graph.placeholder(NUMBERS)
-        with self._mode:
-            numbers.meta["val"] = torch.empty(len(inputs), dtype=torch.float64, device=self._device)
+        numbers = self._writer.input(NUMBERS, len(inputs), dtype=torch.float64, device=self._device, before=inputs[0])
         first = next(node for node in self._graph.nodes if node.op != "placeholder")
         with self._graph.inserting_before(first):
             for at, node in enumerate(inputs):
@@ -266,12 +263,6 @@ class _Writer:
         return self._call(aten.full.default, [], float(value), dtype=torch.float64, device=self._device)
 
     def _call(self, op: Any, *args: Any, **kwargs: Any) -> Node:
-        node = self._graph.call_function(op, args, kwargs)
+        node = self._writer.call(op, *args, **kwargs)
         self.new.add(node)
-
-        def value(given: Node) -> Any:
-            return given.meta["val"]
-
-        with self._mode:
-            node.meta["val"] = op(*map_arg(args, value), **map_arg(kwargs, value))
         return node

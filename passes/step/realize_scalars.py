@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fxamp.graph import GraphWriter
 from fxamp.passes.base import Context, Pass, Result
 
 aten = torch.ops.aten
@@ -35,10 +36,10 @@ class RealizeScalars(Pass[Context]):
 
     def run(self, gm: GraphModule, context: Context) -> Result:
         found = _read_by_larger(gm)
+        writer = GraphWriter(gm.graph, context.mode)
         for node, users in found.items():
             with gm.graph.inserting_after(node):
-                realized = gm.graph.call_function(aten.as_strided.default, (node, [], []))
-            realized.meta["val"] = node.meta["val"]
+                realized = writer.call(aten.as_strided.default, node, [], [])
             for user in users:
                 user.replace_input_with(node, realized)
         if found:

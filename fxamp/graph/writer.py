@@ -1,0 +1,91 @@
+"""Insert calls into a graph: each gets its value, its place in the user's program, and the reason it is there."""
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Node, map_arg
+
+from fxamp.graph.nodes import inherit_provenance
+
+#: Key of ``node.meta``: why fxamp inserted the node. The program's own nodes lack it.
+INSERTED = "fxamp_inserted"
+
+_prims = torch.ops.prims
+
+
+class GraphWriter:
+    """Writes calls into ``graph`` at its insert point; ``mode`` owns the values of its nodes."""
+
+    def __init__(self, graph: Graph, mode: FakeTensorMode) -> None:
+        self.graph = graph
+        self._mode = mode
+
+    def call(
+        self, op: Callable[..., Any], *args: Any, near: Node | None = None, why: str = "", name: str = "", **kwargs: Any
+    ) -> Node:
+        """Return a new call of ``op``; it is ``near`` another in the user's program, and there because of ``why``."""
+        node = self.graph.create_node("call_function", op, args, kwargs, name=name or None)
+        return self._written(node, near, why)
+
+    def copy(self, node: Node, replaced: Mapping[Node, Node], why: str = "") -> Node:
+        """Return a copy of the call ``node`` that reads other nodes, in its place in the user's program."""
+        copy = self.graph.node_copy(node, lambda source: replaced.get(source, source))
+        return self._written(copy, None, why)
+
+    def item(self, node: Node, index: int) -> Node:
+        """One of the results of ``node``."""
+        return self.call(operator.getitem, node, index)
+
+    def in_dtype(self, node: Node, dtype: torch.dtype) -> Node:
+        """``node`` converted to ``dtype``; itself if it has that dtype."""
+        if node.meta["val"].dtype == dtype:
+            return node
+        return self.call(_prims.convert_element_type.default, node, dtype)
+
+    def on_device(self, node: Node, device: torch.device) -> Node:
+        """``node`` copied to ``device``; itself if it is there."""
+        if node.meta["val"].device == device:
+            return node
+        return self.call(_prims.device_put.default, node, device)
+
+    def input(
+        self, name: str, *size: int, dtype: torch.dtype, device: torch.device, before: Node | None = None
+    ) -> Node:
+        """A new tensor input of the graph, the last one, or the one ``before`` another."""
+        inputs = self.graph.find_nodes(op="placeholder")
+        if before is not None or not inputs:
+            place = self.graph.inserting_before(before or next(iter(self.graph.nodes)))
+        else:
+            place = self.graph.inserting_after(inputs[-1])
+        with place:
+            node = self.graph.placeholder(name)
+        with self._mode:
+            node.meta["val"] = torch.empty(size, dtype=dtype, device=device)
+        return node
+
+    def _written(self, node: Node, near: Node | None, why: str) -> Node:
+        if near is not None:
+            inherit_provenance(node, near)
+        if why:
+            node.meta[INSERTED] = why
+        with torch.no_grad(), torch._C._DisableAutocast(), self._mode:
+            node.meta["val"] = computed(node)
+        return node
+
+
+def computed(node: Node) -> Any:
+    """What the call ``node`` gives for its inputs' values, whose fake mode must be active."""
+    args, kwargs = map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def recompute(node: Node) -> str | None:
+    """Set the value of ``node`` to what it gives now; if the op refuses, leave it and return the op's reason."""
+    try:
+        node.meta["val"] = computed(node)
+    except Exception as error:
+        return f"the op refuses: {(str(error) or type(error).__name__).splitlines()[0]}"
+    return None
