@@ -89,10 +89,11 @@ class CastWriter:
             self.shared += 1
             return self._casts[key]
         value = tensor_value(source)
-        assert value is not None
+        mode = fake_mode_of(value) if value is not None else None
+        assert mode is not None
         # A cast inside a torch.func transform would be a value of that transform: it belongs before the outermost one.
         with self._graph.inserting_before(self._transforms[0] if self._transforms else user):
-            cast = GraphWriter(self._graph, value.fake_mode).call(  # type: ignore[attr-defined]
+            cast = GraphWriter(self._graph, mode).call(
                 torch.ops.aten.to.dtype,
                 source,
                 dtype,
