@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from fxamp.graph import INSERTED, AliasSets, GraphWriter, dtype_name, nesting_change, tensor_value
+from fxamp.graph import INSERTED, AliasSets, GraphWriter, dtype_name, fake_mode_of, nesting_change, tensor_value
 from fxamp.graph.aliases import alias_of, given_back
 
 _DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.detach_.default})
