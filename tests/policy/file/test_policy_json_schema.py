@@ -35,7 +35,7 @@ BEYOND = {
         *("negative scale", "infinite scale", "scale above float32", "shrinking growth", "growing back-off"),
     ),
     "names and globs": (
-        *("op with a space", "op on a later line", "op in Python's style", "op in aten's style", "module with a space"),
+        *("op with a space", "op on a later line", "op in no style", "module with a space"),
         *("module of dots", "class with a space", "reserved id", "id twice", "two ellipses"),
     ),
     "other files": ("missing file", "extends itself", "removed but never there", "no device", "no dtype"),
