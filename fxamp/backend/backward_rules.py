@@ -7,13 +7,8 @@ from torch.fx import GraphModule
 
 from fxamp.backend.once import warn_once
 from fxamp.backend.options import Options
-from fxamp.capture import Captured
 from fxamp.errors import OptionError
-from fxamp.graph import fake_tensors
-from fxamp.passes.backward.cast_backward import CastBackward
-from fxamp.passes.base import CastContext
 from fxamp.passes.shared.decision import decision
-from fxamp.pipeline import run_passes
 from fxamp.policy import Policy
 
 _UNMATCHED = "policy %s: rule %r (%s) matched no op of a backward graph"
@@ -25,13 +20,8 @@ class BackwardRules:
 
     policy: Policy
 
-    def apply(self, gm: GraphModule) -> None:
-        """Rewrite the backward graph ``gm`` in place, before anything else does."""
-        values = [value for node in gm.graph.nodes for value in fake_tensors(node.meta.get("val"))]
-        if not values:
-            return
-        mode = values[0].fake_mode  # type: ignore[attr-defined]
-        run_passes(Captured(gm, mode), CastContext(mode, self.policy), CastBackward())
+    def log_unmatched(self, gm: GraphModule) -> None:
+        """Log, once, each rule that decided no op of the rewritten backward graph ``gm``."""
         used = {made.rule.id for node in gm.graph.nodes if (made := decision(node)) is not None and made.rule}
         for rule in self.policy.rules:
             if rule.region == "backward" and rule.id not in used:

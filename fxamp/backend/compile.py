@@ -13,7 +13,7 @@ from fxamp.backend.backward_rules import backward_rules
 from fxamp.backend.breaks import why_ended
 from fxamp.backend.choose import Choice, choose_policy
 from fxamp.backend.guards import guard_policy
-from fxamp.backend.lowering import Run, lower_graph
+from fxamp.backend.lowering import Compilation, lower_graph
 from fxamp.backend.options import parse_options
 from fxamp.backend.registry import remember
 from fxamp.backend.scaled import Scaling
@@ -69,7 +69,7 @@ def fxamp(
         stages.graph("captured", lambda: list_graph(capture(gm, example_inputs).module, stage="captured"))
     device = choice.policy.device if choice.policy else None
     with observed(CompileStage("lowering")):
-        compiled = lower_graph(module, example_inputs, parsed, Run(device, scaling, stages, rules))
+        compiled = lower_graph(module, example_inputs, parsed, Compilation(device, scaling, stages, rules))
     compiled = compiled if scaling is None else scaling.watching(compiled)
     return remember(record).noting(compiled, example_inputs)
 

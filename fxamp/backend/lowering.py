@@ -13,7 +13,12 @@ from fxamp.backend.options import Options
 from fxamp.backend.partition import list_partition
 from fxamp.backend.scaled import Scaling, boxed, uncached
 from fxamp.backend.scaled_eager import scale_eagerly
+from fxamp.capture import Captured
+from fxamp.graph import fake_mode_of, fake_tensors
 from fxamp.lowerings import mode_settings
+from fxamp.passes.base import CastContext
+from fxamp.passes.sequences import backward as backward_passes
+from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import Stages
 
 #: Compiles one of AOTAutograd's graphs for its example inputs.
@@ -21,8 +26,8 @@ InnerCompiler = Callable[[GraphModule, Sequence[Any]], Any]
 
 
 @dataclass(frozen=True)
-class Run:
-    """What holds while a graph is compiled and run besides the options.
+class Compilation:
+    """Per-graph state beyond the user's options.
 
     Autocast for ``device`` is off: the graph's casts are explicit already. With ``scaling`` the backward is scaled,
     unscaled and checked. ``stages`` takes the graphs on their way. ``rules`` are the policy's for the backward.
@@ -49,22 +54,35 @@ class Run:
                 self.stages.text(f"{stage}_kernels", lambda: compiled.source_code)
             return compiled
 
-        if self.rules is not None and backward:
-            self.rules.apply(gm)
-        if self.scaling is not None and not backward:
+        if backward:
+            self._rewrite_backward(gm)
+        if self.scaling is None:
+            return inner(gm, inputs)
+        if not backward:
             self.scaling.mark_forward()
-        if self.scaling is None or not backward:
             return inner(gm, inputs)
         return self.scaling.compile_backward(gm, inputs, inner)
 
+    def _rewrite_backward(self, gm: GraphModule) -> None:
+        values = (value for node in gm.graph.nodes for value in fake_tensors(node.meta.get("val")))
+        mode = next((fake_mode_of(value) for value in values), None)
+        owner = self.rules or self.scaling
+        if mode is None or owner is None:
+            return
+        scale = self.scaling.backward_pass(gm) if self.scaling is not None else None
+        passes = backward_passes(rules=self.rules is not None, scale=scale)
+        run_passes(Captured(gm, mode), CastContext(mode, owner.policy), passes)
+        if self.rules is not None:
+            self.rules.log_unmatched(gm)
 
-def lower_graph(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Run) -> Callable[..., Any]:
+
+def lower_graph(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Compilation) -> Callable[..., Any]:
     """Make ``gm`` callable by the lowering that ``options`` name."""
     with compiled_without_autocast(run.device):
         return _LOWERINGS[options.lowering](gm, inputs, options, run)
 
 
-def _inductor(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Run) -> Callable[..., Any]:
+def _inductor(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Compilation) -> Callable[..., Any]:
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     patches = {**mode_settings(options.mode), **options.inductor}
@@ -80,7 +98,7 @@ def _inductor(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Run
     return cast(Callable[..., Any], compiled)
 
 
-def _aot_eager(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Run) -> Callable[..., Any]:
+def _aot_eager(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Compilation) -> Callable[..., Any]:
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -97,7 +115,7 @@ def _aot_eager(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Ru
     return compiled
 
 
-def _eager(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Run) -> Callable[..., Any]:
+def _eager(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Compilation) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         with no_autocast(run.device):
             return gm(*args)
@@ -105,7 +123,7 @@ def _eager(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Run) -
     return call if run.scaling is None else scale_eagerly(call, gm, run.scaling.scaler)
 
 
-_LOWERINGS: dict[str, Callable[[GraphModule, Sequence[Any], Options, Run], Callable[..., Any]]] = {
+_LOWERINGS: dict[str, Callable[[GraphModule, Sequence[Any], Options, Compilation], Callable[..., Any]]] = {
     "inductor": _inductor,
     "aot_eager": _aot_eager,
     "eager": _eager,

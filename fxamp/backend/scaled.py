@@ -13,17 +13,13 @@ import torch
 from torch import Tensor
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
 from fxamp.backend.scaled_owners import leaves, owners, running_node
 from fxamp.backend.scaled_twice import explain_double_backward
-from fxamp.capture import Captured
 from fxamp.errors import OptionError
 from fxamp.graph import graph_output
 from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward, gradients, in_float16, tangents
-from fxamp.passes.base import Context
-from fxamp.pipeline import run_passes
 from fxamp.policy import Policy
 from fxamp.scaler import GradScaler
 from fxamp.scaler.borders import SCALED_BY, crossed, product, reciprocal, scaled_by
@@ -64,15 +60,15 @@ class Scaling:
         if context is not None and context.fw_metadata is not None:
             setattr(context.fw_metadata, SCALED_BY, scaled_by(self.scaler))
 
+    def backward_pass(self, gm: GraphModule) -> ScaleBackward:
+        """The pass over the backward graph ``gm``."""
+        return ScaleBackward(_check(gm), self.scaler.graph_norm)
+
     def compile_backward(
         self, gm: GraphModule, inputs: Sequence[Any], compiler: Callable[[GraphModule, list[Any]], Boxed]
     ) -> Boxed:
-        """Rewrite the backward graph ``gm``, compile it by ``compiler`` (which returns a boxed callable), wrap that."""
+        """Compile the rewritten backward graph ``gm`` by ``compiler``, which returns a boxed callable; wrap that."""
         _keep_saved_tensors()
-        mode = _fake_mode(gm)
-        if mode is None:
-            return compiler(gm, list(inputs))
-        run_passes(Captured(gm, mode), Context(mode), ScaleBackward(_check(gm), self.scaler.graph_norm))
         flagged = graph_output(gm.graph).meta.get(FLAGGED, ())
         if not flagged:
             return compiler(gm, list(inputs))
@@ -147,11 +143,6 @@ def _wrap(
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
-
-
-def _fake_mode(gm: GraphModule) -> FakeTensorMode | None:
-    values = (node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder"))
-    return next((value.fake_mode for value in values if isinstance(value, Tensor)), None)  # type: ignore[attr-defined]
 
 
 def _check(gm: GraphModule) -> str:

@@ -56,10 +56,10 @@ class GraphWriter:
     ) -> Node:
         """A new tensor input of the graph, the last one, or the one ``before`` another."""
         inputs = self.graph.find_nodes(op="placeholder")
-        if before is not None or not inputs:
-            place = self.graph.inserting_before(before or next(iter(self.graph.nodes)))
-        else:
+        if before is None and inputs:
             place = self.graph.inserting_after(inputs[-1])
+        else:
+            place = self.graph.inserting_before(before or next(iter(self.graph.nodes), None))
         with place:
             node = self.graph.placeholder(name)
         with self._mode:
