@@ -101,14 +101,14 @@ def _call(node: Node) -> str:
     if node.op == "placeholder":
         return ""
     if node.op == "get_attr":
-        return f"self.{node.target}"
+        return _attribute(str(node.target))
     if node.op == "output":
         return _argument(node.args[0])
     if node.op == "call_method":
         receiver, *rest = node.args
         return f"{_argument(receiver)}.{node.target}({_arguments(rest, node.kwargs)})"
     if node.op == "call_module":
-        return f"self.{node.target}({_arguments(node.args, node.kwargs)})"
+        return f"{_attribute(str(node.target))}({_arguments(node.args, node.kwargs)})"
     return f"{_function(node.target)}({_arguments(node.args, node.kwargs)})"
 
 
@@ -118,6 +118,14 @@ def _function(target: Any) -> str:
     if isinstance(target, HigherOrderOperator):
         return f"torch.ops.higher_order.{target._name}"
     return _get_qualified_name(target).replace("_operator.", "operator.")
+
+
+def _attribute(path: str) -> str:
+    """What is held under a dotted path, as torch prints it: ``getattr(self.layers, "0").weight``."""
+    text = "self"
+    for part in path.split("."):
+        text = f"{text}.{part}" if part.isidentifier() else f'getattr({text}, "{part}")'
+    return text
 
 
 def _arguments(args: Iterable[Any], kwargs: dict[str, Any]) -> str:
