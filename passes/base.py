@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from fxamp.graph import subgraphs
 from fxamp.policy import Policy
+from fxamp.torch_private import without_autocast
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Context:
         ATen's composite ops ask for sizes as numbers, which symbolic sizes refuse; the Python dispatcher's do not.
         """
         with ExitStack() as stack:
-            for context in (tracing(None), torch._C._DisableAutocast(), torch.no_grad(), self.mode):
+            for context in (tracing(None), without_autocast(), torch.no_grad(), self.mode):
                 stack.enter_context(context)
             if self.mode.shape_env is not None:
                 stack.enter_context(enable_python_dispatcher())

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch.fx import GraphModule
 
 from fxamp.backend.backward_rules import backward_rules
@@ -33,6 +32,7 @@ from fxamp.pipeline.kept import kept_bytes
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.pipeline.record import record_graph, untouched
 from fxamp.policy import Policy
+from fxamp.torch_private import without_saved_tensors_hooks
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def fxamp(
     module, record = gm, untouched(choice.why, ended)
     if choice.policy is not None:
         # What a checkpoint or an offloader packs is the program's, not what tracing saves.
-        with _disable_saved_tensors_hooks_during_tracing():
+        with without_saved_tensors_hooks():
             module, record = _rewrite(gm, example_inputs, choice, stages, scaling is not None, ended)
     elif stages.kept:
         stages.graph("captured", lambda: list_graph(capture(gm, example_inputs).module, stage="captured"))

@@ -8,30 +8,17 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from torch._dynamo.guards import GuardBuilder
-from torch._dynamo.source import GlobalStateSource
-from torch._guards import Guard, GuardBuilderBase, TracingContext
-
 from fxamp.backend.choose import Choice
 from fxamp.backend.options import Options
 from fxamp.policy import Policy, built_in_names
+from fxamp.torch_private import guard_current_graph
 
 _NAME = "__fxamp_policy_is_unchanged"
 
 
 def guard_policy(options: Options, choice: Choice) -> None:
     """Guard the graph being compiled against a change of its policy; does nothing outside a torch.compile call."""
-    context = TracingContext.try_get()
-    if context is None:
-        return
-    fresh = _freshness(options, choice)
-
-    def create(builder: GuardBuilderBase, guard: Guard) -> None:
-        assert isinstance(builder, GuardBuilder)
-        code = [f"{_NAME}()"]
-        builder.add_python_lambda_leaf_guard_to_root(code, code, closure_vars={_NAME: fresh}, is_epilogue=False)
-
-    context.guards_context.dynamo_guards.add(Guard(GlobalStateSource(), create))
+    guard_current_graph(_NAME, _freshness(options, choice))
 
 
 def _freshness(options: Options, choice: Choice) -> Callable[[], bool]:

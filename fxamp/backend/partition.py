@@ -3,12 +3,12 @@
 from typing import Any, TypeGuard
 
 from torch import Tensor
-from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import graph_output
 from fxamp.listing import Listing
 from fxamp.pipeline.list_graph import list_graph
+from fxamp.torch_private import current_metadata
 
 
 def list_partition(gm: GraphModule, stage: str) -> Listing:
@@ -18,11 +18,11 @@ def list_partition(gm: GraphModule, stage: str) -> Listing:
 
 def _kept(gm: GraphModule) -> int | None:
     """Bytes of what the forward returns for the backward beyond its results; its inputs are there anyway."""
-    context = TracingContext.try_get()
-    if context is None or context.fw_metadata is None:
+    metadata = current_metadata()
+    if metadata is None:
         return None
     returned: Any = graph_output(gm.graph).args[0]
-    saved = (node.meta.get("val") for node in returned[context.fw_metadata.num_forward_returns :] if _computed(node))
+    saved = (node.meta.get("val") for node in returned[metadata.num_forward_returns :] if _computed(node))
     storages = [value.untyped_storage() for value in saved if isinstance(value, Tensor)]
     sizes = {storage._cdata: storage.nbytes() for storage in storages}
     return sum(sizes.values()) if all(isinstance(size, int) for size in sizes.values()) else None

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch import config as functorch_config
-from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-from fxamp.backend.scaled_owners import leaves, owners, running_node
+from fxamp.backend.scaled_owners import leaves, owners
 from fxamp.backend.scaled_twice import explain_double_backward
 from fxamp.errors import OptionError
 from fxamp.graph import graph_output
@@ -23,6 +22,7 @@ from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward, 
 from fxamp.policy import Policy
 from fxamp.scaler import GradScaler
 from fxamp.scaler.borders import SCALED_BY, crossed, product, reciprocal, scaled_by
+from fxamp.torch_private import current_metadata, keep_saved_tensors, running_node
 
 #: A compiled graph that takes its inputs in one list, which it empties.
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -56,9 +56,9 @@ class Scaling:
 
     def mark_forward(self) -> None:
         """Let autograd's node of the graph that AOTAutograd compiles now say by which scaler its backward is scaled."""
-        context = TracingContext.try_get()
-        if context is not None and context.fw_metadata is not None:
-            setattr(context.fw_metadata, SCALED_BY, scaled_by(self.scaler))
+        metadata = current_metadata()
+        if metadata is not None:
+            setattr(metadata, SCALED_BY, scaled_by(self.scaler))
 
     def backward_pass(self, gm: GraphModule) -> ScaleBackward:
         """The pass over the backward graph ``gm``."""
@@ -68,7 +68,7 @@ class Scaling:
         self, gm: GraphModule, inputs: Sequence[Any], compiler: Callable[[GraphModule, list[Any]], Boxed]
     ) -> Boxed:
         """Compile the rewritten backward graph ``gm`` by ``compiler``, which returns a boxed callable; wrap that."""
-        _keep_saved_tensors()
+        keep_saved_tensors()
         flagged = graph_output(gm.graph).meta.get(FLAGGED, ())
         if not flagged:
             return compiler(gm, list(inputs))
@@ -150,17 +150,6 @@ def _check(gm: GraphModule) -> str:
     values = (node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder"))
     on_cuda = any(isinstance(value, Tensor) and value.device.type == "cuda" for value in values)
     return "kernel" if on_cuda else "ops"
-
-
-def _keep_saved_tensors() -> None:
-    """Let no kernel write over what the forward saved, so that ``retain_graph=True`` works as in eager mode.
-
-    torch decides by this list, at run time too; its config switch leaves None there, which it takes for a list that
-    is not empty.
-    """
-    context = TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []
 
 
 @contextmanager

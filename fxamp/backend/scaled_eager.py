@@ -27,7 +27,8 @@ from fxamp.dtypes import HALVES
 from fxamp.errors import OptionError
 from fxamp.graph import AliasSets, inner_tensors
 from fxamp.scaler import GradScaler
-from fxamp.scaler.borders import crossed, is_leaf, product, reciprocal
+from fxamp.scaler.borders import crossed, product, reciprocal
+from fxamp.torch_private import is_leaf
 
 
 def scale_eagerly(run: Callable[..., Any], gm: GraphModule, scaler: GradScaler) -> Callable[..., Any]:

@@ -8,13 +8,9 @@ or an earlier node.
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-
-def running_node() -> Any:
-    """The autograd node that is being run; None outside a backward."""
-    return torch._C._current_autograd_node()
+from fxamp.torch_private import function_of, subclass_metadata
 
 
 def owners(node: Any, outputs: int, positions: Sequence[int]) -> list[Tensor | None]:
@@ -44,7 +40,7 @@ def _inputs_of_outputs(node: Any, inputs: int) -> list[int] | None:
     AOTAutograd's notes are private: where a torch keeps them elsewhere, no gradient of a wrapper has an owner, and its
     flags count for every optimizer.
     """
-    wrapped = getattr(getattr(type(node), "_forward_cls", None), "maybe_subclass_metadata", None)
+    wrapped = subclass_metadata(function_of(node))
     if wrapped is None:
         return list(range(inputs))
     counts = [getattr(meta, "arg_count", 1) for meta in wrapped.grad_input_metas or ()]

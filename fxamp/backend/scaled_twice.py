@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from fxamp.errors import DoubleBackwardError
+from fxamp.torch_private import keeps_graph
 
 _MESSAGE = (
     "the gradients of a graph compiled by AOTAutograd cannot be differentiated again (backward with create_graph=True, "
@@ -34,7 +35,7 @@ def _refused(gradient: Tensor) -> Tensor:
 
 def explain_double_backward(node: Any) -> None:
     """If the running ``node`` may run under create_graph, make its gradients refuse to be differentiated, in words."""
-    if node is None or not torch._C._autograd._get_current_graph_task_keep_graph():
+    if node is None or not keeps_graph():
         return
 
     def refuse(gradients: Sequence[Tensor | None], _: Any) -> tuple[Tensor | None, ...] | None:

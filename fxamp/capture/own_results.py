@@ -19,6 +19,8 @@ from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_slot, set_proxy_slot
 from torch.utils import _pytree as pytree
 
+from fxamp.torch_private import replace_tracing_mode
+
 
 class OwnResults(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
     """make_fx's tracing mode, with results that never take over their input's node."""
@@ -76,12 +78,5 @@ def _drops_nothing(input: Tensor, p: float, train: bool) -> bool:
 
 
 def tracing_mode() -> OwnResults:
-    """The tracing mode of the make_fx call that is running, as :class:`OwnResults`.
-
-    make_fx makes its mode itself and takes no other, so the mode's class is replaced.
-    """
-    modes: Any = torch._ops
-    mode: Any = modes._get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY)
-    mode.__class__ = OwnResults
-    own: OwnResults = mode
-    return own
+    """The tracing mode of the make_fx call that is running, as :class:`OwnResults`."""
+    return replace_tracing_mode(OwnResults)

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node, map_arg
 
 from fxamp.graph.nodes import inherit_provenance
+from fxamp.torch_private import without_autocast
 
 #: Key of ``node.meta``: why fxamp inserted the node. The program's own nodes lack it.
 INSERTED = "fxamp_inserted"
@@ -71,7 +72,7 @@ class GraphWriter:
             inherit_provenance(node, near)
         if why:
             node.meta[INSERTED] = why
-        with torch.no_grad(), torch._C._DisableAutocast(), self._mode:
+        with torch.no_grad(), without_autocast(), self._mode:
             node.meta["val"] = computed(node)
         return node
 

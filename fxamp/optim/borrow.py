@@ -3,14 +3,14 @@
 import copy
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fxamp.optim.fingerprint import fingerprint
+from fxamp.torch_private import compiling_flag
 
 #: Attributes of every optimizer, which say nothing about what its step does.
 COMMON = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_opt_called", "step", "grad_scale", "found_inf"}
@@ -63,17 +63,6 @@ def wrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
     return None
 
 
-@contextmanager
-def tracing_flag() -> Iterator[None]:
-    """torch's optimizers take the path that they take under torch.compile: no value is read on the host."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
-
-
 def run_borrowed(
     optimizer: torch.optim.Optimizer,
     parameters: Sequence[Tensor],
@@ -103,7 +92,7 @@ def run_borrowed(
     own_groups, own_state = optimizer.param_groups, optimizer.state
     optimizer.param_groups, optimizer.state = borrowed, defaultdict(dict, state)
     try:
-        with tracing_flag(), torch.no_grad():
+        with compiling_flag(), torch.no_grad():
             plain_step(optimizer)(optimizer)
         result = dict(optimizer.state)
         changed = [n for n, v in own_attributes(optimizer).items() if prints.get(n) != fingerprint(v)]

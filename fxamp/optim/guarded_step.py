@@ -4,12 +4,11 @@ import logging
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, product
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from fxamp.optim.borrow import (
     MakesStateError,
@@ -25,6 +24,7 @@ from fxamp.optim.state_dicts import plain_entry
 from fxamp.optim.trace import Traced, trace_step
 from fxamp.passes.step.lift_scalars import liftable, unliftable_inputs
 from fxamp.targets import NO_FLOAT64
+from fxamp.torch_private import note_step, step_post_hooks, step_pre_hooks
 
 log = logging.getLogger(__name__)
 
@@ -231,22 +231,21 @@ class Prepared:
         step's arguments: there are none.
         """
         optimizer = self._optimizer
-        for hook in chain(_global_optimizer_pre_hooks.values(), optimizer._optimizer_step_pre_hooks.values()):
+        for hook in step_pre_hooks(optimizer):
             result: Any = hook(optimizer, (), {})
             if result is not None and result != ((), {}):
                 raise RuntimeError(
                     f"a pre-hook gave the step arguments, which a compiled step does not take: {result!r}"
                 )
         self._run(self._tensors, self._floats, [*factors.given(), found_inf])
-        for post in chain(optimizer._optimizer_step_post_hooks.values(), _global_optimizer_post_hooks.values()):
+        for post in step_post_hooks(optimizer):
             post(optimizer, (), {})
-        # What schedulers look at, to warn of a wrong order of calls.
-        optimizer._opt_called = True  # type: ignore[attr-defined]
+        note_step(optimizer)
 
 
 def has_pre_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether something looks at the gradients just before the step: it has to find true ones."""
-    return bool(_global_optimizer_pre_hooks or optimizer._optimizer_step_pre_hooks)
+    return bool(step_pre_hooks(optimizer))
 
 
 def _call(own: "weakref.ref[GuardedStep]", method: Callable[..., Any], *args: Any) -> Any:

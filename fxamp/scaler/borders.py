@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fxamp.dtypes import widest_float
+from fxamp.torch_private import Node, compiled_by_aot, function_of, graph_metadata
 
 #: Attribute of AOTAutograd's metadata of a graph: a weak reference to the scaler that its backward is scaled by.
 SCALED_BY = "fxamp_scaled_by"
@@ -18,9 +19,6 @@ SCALED_BY = "fxamp_scaled_by"
 #: Key of a node's ``metadata``, and the words there: a border that gradients in float16 cross with the scale in them; a
 #: node of others that got hooks.
 _WORD, _CROSSED, _HOOKED = "fxamp", "crossed", "hooked"
-
-Node = Any
-"""A node of autograd's graph; torch's own class for them describes no C++ node."""
 
 
 @dataclass(frozen=True)
@@ -37,26 +35,17 @@ class Border:
 
 def border_of(node: Node) -> Border | None:
     """What ``node`` is, if fxamp made it."""
-    function = getattr(type(node), "_forward_cls", None)
+    function = function_of(node)
     if function is None:
         return None
     way = getattr(function, "fxamp_border", None)
     if way is not None:
         return Border(way, node.scaler)
-    for metadata in _descriptions(function):
+    for metadata in graph_metadata(function):
         scaler = getattr(metadata, SCALED_BY, None)
         if scaler is not None:
             return Border("graph", scaler())
     return None
-
-
-def _descriptions(function: Any) -> list[Any]:
-    """AOTAutograd's metadata of a compiled graph, and of the plain graph within where there are tensor subclasses.
-
-    Under the names of torch 2.11 to 2.15. Under others, borders are unknown, and refuse to run once they were hooked.
-    """
-    subclass = getattr(function, "maybe_subclass_metadata", None)
-    return [getattr(function, "metadata", None), getattr(subclass, "fw_metadata", None)]
 
 
 def scaled_by(scaler: Any) -> "weakref.ref[Any]":
@@ -64,19 +53,14 @@ def scaled_by(scaler: Any) -> "weakref.ref[Any]":
     return weakref.ref(scaler)
 
 
-def is_leaf(node: Node) -> bool:
-    """Whether gradients end at ``node``, in the ``.grad`` of a tensor."""
-    return isinstance(node, torch._C._functions.AccumulateGrad)  # type: ignore[attr-defined]
-
-
 def made_by_hand(node: Node) -> bool:
     """Whether ``node`` is of a custom autograd Function, and no operator's of torch's own."""
-    return hasattr(type(node), "_forward_cls")
+    return function_of(node) is not None
 
 
 def compiled_by_others(node: Node) -> bool:
     """Whether ``node`` is a graph compiled by AOTAutograd, for those who know that it is none of fxamp's."""
-    return hasattr(getattr(type(node), "_forward_cls", None), "compiled_bw")
+    return compiled_by_aot(function_of(node))
 
 
 def note_crossed(node: Node) -> None:

@@ -13,12 +13,6 @@ from fxamp.errors import UnscaledError
 from fxamp.scaler.nested import REMEDY
 
 
-def running_wrapper() -> DistributedDataParallel | None:
-    """The wrapper whose forward is running; torch keeps it for its own compiler (2.11 to 2.15)."""
-    wrapper: DistributedDataParallel | None = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
-    return wrapper
-
-
 def refuse_float16_buckets(wrappers: Iterable[DistributedDataParallel]) -> None:
     """Raise UnscaledError if one of ``wrappers`` sums gradients in float16.
 

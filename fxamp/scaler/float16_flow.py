@@ -26,10 +26,8 @@ from fxamp.dtypes import HALVES
 from fxamp.errors import UnscaledError
 from fxamp.scaler.borders import (
     Border,
-    Node,
     border_of,
     compiled_by_others,
-    is_leaf,
     made_by_hand,
     note_crossed,
     note_hooked,
@@ -37,6 +35,7 @@ from fxamp.scaler.borders import (
     reciprocal,
 )
 from fxamp.scaler.nested import REMEDY, refuse_nested, refuse_reentrant
+from fxamp.torch_private import Node, autocast_dtype_of, gradient_dtypes, is_leaf
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -74,7 +73,7 @@ def follow(root: Node, scaler: Scales) -> None:
 
     def halves(node: Node) -> list[bool]:
         if node not in dtypes:
-            dtypes[node] = [each.dtype in HALVES for each in node._input_metadata]
+            dtypes[node] = [dtype in HALVES for dtype in gradient_dtypes(node)]
         return dtypes[node]
 
     left, seen = [(root, False)], {root}
@@ -153,8 +152,7 @@ def _prepare(site: _Site, scaler: Scales) -> None:
 
 def _computes_in_float16(node: Node) -> bool:
     """Whether a node of Python may compute in float16 though its gradients are wider: nobody sees inside."""
-    under_autocast = getattr(node, "_fwd_used_autocast", False) and getattr(node, "_dtype", None) in HALVES
-    return under_autocast or compiled_by_others(node)
+    return autocast_dtype_of(node) in HALVES or compiled_by_others(node)
 
 
 def _require_own(border: Border, scaler: Scales) -> None:

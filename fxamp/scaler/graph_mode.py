@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError
-from fxamp.scaler.compressed import refuse_float16_buckets, running_wrapper
+from fxamp.scaler.compressed import refuse_float16_buckets
 from fxamp.scaler.float16_flow import begin
 from fxamp.scaler.graph_flags import GraphFlags, Owner
 from fxamp.scaler.untraced import untraced
+from fxamp.torch_private import running_wrapper
 
 
 class GraphMode(torch.amp.GradScaler):

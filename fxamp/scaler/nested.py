@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from fxamp.dtypes import HALVES
 from fxamp.errors import UnscaledError
-from fxamp.scaler.borders import Node
+from fxamp.torch_private import Node, function_of, running_backward
 
 REMEDY = "Or leave 'scaler' out of the options: the scaler then works as torch.amp.GradScaler does"
 
@@ -24,7 +24,7 @@ def refuse_reentrant(node: Node, crossing: bool) -> None:
     ``crossing``: whether float16 gradients enter or leave it. If not, what it computes itself is float16 under
     autocast, unless it was compiled.
     """
-    if getattr(type(node), "_forward_cls", None) is not CheckpointFunction:
+    if function_of(node) is not CheckpointFunction:
         return
     if crossing or (_recomputes_in_float16(node) and not _compiled(node.run_function)):
         raise UnscaledError(
@@ -84,7 +84,7 @@ class _Backwards:
             return self._last - self._probes
 
     def _told(self, _: torch.Tensor) -> None:
-        self._last = torch._C._current_graph_task_id()
+        self._last = running_backward()
 
 
 @cache

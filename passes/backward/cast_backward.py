@@ -28,6 +28,7 @@ from fxamp.passes.shared.refusals import refusal
 from fxamp.passes.shared.regions import marked_lower
 from fxamp.passes.shared.sites import site_of
 from fxamp.passes.shared.widening import CASTS, VIEWS
+from fxamp.torch_private import without_autocast
 
 #: What ``node.meta["partitioner_tag"]`` says of the backward's own ops.
 _BACKWARD = ("is_backward", "must_be_in_backward")
@@ -44,7 +45,7 @@ class CastBackward(Pass[CastContext]):
     def run(self, gm: GraphModule, context: CastContext) -> Result:
         writer = _Writer(gm.graph, context.mode)
         covered = 0
-        with torch.no_grad(), torch._C._DisableAutocast(), context.mode:
+        with torch.no_grad(), without_autocast(), context.mode:
             for node in list(gm.graph.nodes):
                 covered += _covered(node, context) and writer.rewrite(node, context)
             for node in list(gm.graph.nodes):

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxamp.dtypes import NARROW
+from fxamp.torch_private import running_backward
 
 
 @dataclass
@@ -67,7 +67,7 @@ class CountedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             or not (source.is_floating_point() and result.is_floating_point())
         ):
             return
-        casts = self.backward if torch._C._current_graph_task_id() != -1 else self.forward
+        casts = self.backward if running_backward() != -1 else self.forward
         casts.count += 1
         casts.bytes += source.nbytes + result.nbytes
 
