@@ -1,6 +1,7 @@
 """The records of all graphs that this process compiled, in order of compilation, each with what it ran for."""
 
 from collections.abc import Callable
+from threading import RLock
 from typing import Any
 
 import torch
@@ -10,13 +11,15 @@ from fxamp.pipeline import GraphRecord
 
 #: In order of compilation; None where nobody is left to ask. A graph comes back when it runs for another.
 _graphs: list[Runs | None] = []
+_remembering = RLock()
 
 
 def remember(record: GraphRecord) -> Runs:
     """Keep ``record`` as long as something exists that its graph ran for."""
-    _graphs[:] = [None if graph is None or graph.forgotten else graph for graph in _graphs]
-    graph = Runs(record, _keep_as(len(_graphs)))
-    _graphs.append(graph)
+    with _remembering:
+        _graphs[:] = [None if graph is None or graph.forgotten else graph for graph in _graphs]
+        graph = Runs(record, _keep_as(len(_graphs)))
+        _graphs.append(graph)
     return graph
 
 

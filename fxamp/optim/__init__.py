@@ -21,6 +21,7 @@ Bytes of memory traffic a parameter, float32 parameters, gradients and two state
 """
 
 import weakref
+from threading import RLock
 
 import torch
 
@@ -30,11 +31,13 @@ __all__ = ["Factors", "GuardedStep", "Prepared", "guarded", "has_pre_hooks"]
 
 _steps: "weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[str, str | None], GuardedStep]]"
 _steps = weakref.WeakKeyDictionary()
+_making = RLock()
 
 
 def guarded(optimizer: torch.optim.Optimizer, lowering: str = "inductor", mode: str | None = None) -> GuardedStep:
     """Return the optimizer's guarded step; the same one each time."""
-    known = _steps.setdefault(optimizer, {})
-    if (lowering, mode) not in known:
-        known[lowering, mode] = GuardedStep(optimizer, lowering, mode)
-    return known[lowering, mode]
+    with _making:
+        known = _steps.setdefault(optimizer, {})
+        if (lowering, mode) not in known:
+            known[lowering, mode] = GuardedStep(optimizer, lowering, mode)
+        return known[lowering, mode]

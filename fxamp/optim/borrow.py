@@ -4,6 +4,7 @@ import copy
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from threading import RLock
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ from fxamp.torch_private import compiling_flag
 
 #: Attributes of every optimizer, which say nothing about what its step does.
 COMMON = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_opt_called", "step", "grad_scale", "found_inf"}
+
+
+#: An optimizer that is lent to two traces at once would be given back the stand-ins of one.
+_borrowing = RLock()
 
 
 class RefusedError(Exception):
@@ -86,23 +91,24 @@ def run_borrowed(
         borrowed.append({**settings, "params": list(parameters[at : at + size]), **_device_step(settings)})
         at += size
     before = [dict(group) for group in borrowed]
-    attributes = own_attributes(optimizer)
-    kept = {name: copy.copy(v) if isinstance(v, (list, dict, set)) else v for name, v in attributes.items()}
-    prints = {name: fingerprint(value) for name, value in attributes.items()}
-    own_groups, own_state = optimizer.param_groups, optimizer.state
-    optimizer.param_groups, optimizer.state = borrowed, defaultdict(dict, state)
-    try:
-        with compiling_flag(), torch.no_grad():
-            plain_step(optimizer)(optimizer)
-        result = dict(optimizer.state)
-        changed = [n for n, v in own_attributes(optimizer).items() if prints.get(n) != fingerprint(v)]
-        changed += [k for old, new in zip(before, borrowed, strict=True) for k in new if new[k] is not old.get(k)]
-    finally:
-        optimizer.param_groups, optimizer.state = own_groups, own_state
-        for name in own_attributes(optimizer):
-            if name not in kept:
-                delattr(optimizer, name)
-        vars(optimizer).update(kept)
+    with _borrowing:
+        attributes = own_attributes(optimizer)
+        kept = {name: copy.copy(v) if isinstance(v, (list, dict, set)) else v for name, v in attributes.items()}
+        prints = {name: fingerprint(value) for name, value in attributes.items()}
+        own_groups, own_state = optimizer.param_groups, optimizer.state
+        optimizer.param_groups, optimizer.state = borrowed, defaultdict(dict, state)
+        try:
+            with compiling_flag(), torch.no_grad():
+                plain_step(optimizer)(optimizer)
+            result = dict(optimizer.state)
+            changed = [n for n, v in own_attributes(optimizer).items() if prints.get(n) != fingerprint(v)]
+            changed += [k for old, new in zip(before, borrowed, strict=True) for k in new if new[k] is not old.get(k)]
+        finally:
+            optimizer.param_groups, optimizer.state = own_groups, own_state
+            for name in own_attributes(optimizer):
+                if name not in kept:
+                    delattr(optimizer, name)
+            vars(optimizer).update(kept)
     if changed:
         raise RefusedError(f"its step changes {changed[0]!r}, which is neither a parameter nor state")
     return result

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 
 import torch.distributed
 from torch._logging._internal import trace_structured_artifact
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 #: The graphs that this process has dumped so far, by folder.
 _numbers: dict[Path, int] = {}
+_numbering = Lock()
 
 
 @dataclass
@@ -39,10 +41,11 @@ class Stages:
             return
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self.folder = self.folder / f"rank_{torch.distributed.get_rank()}"
-        self.number = _numbers.get(self.folder, 0)
-        _numbers[self.folder] = self.number + 1
-        if self.number == 0:
-            _prepare(self.folder)
+        with _numbering:
+            self.number = _numbers.get(self.folder, 0)
+            _numbers[self.folder] = self.number + 1
+            if self.number == 0:
+                _prepare(self.folder)
 
     @property
     def kept(self) -> bool:

@@ -1,0 +1,137 @@
+"""Every piece of state that a module keeps stands on the page fxamp/README.md, and the page lists nothing else."""
+
+import ast
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fxamp.optim import borrow
+
+ROOT = Path(__file__).parents[2]
+
+#: Values that are made to change, when called at module level.
+_CHANGING = frozenset(
+    [
+        "Counter",
+        "Lock",
+        "OrderedDict",
+        "RLock",
+        "WeakKeyDictionary",
+        "WeakSet",
+        "WeakValueDictionary",
+        "count",
+        "defaultdict",
+        "deque",
+        "dict",
+        "list",
+        "local",
+        "set",
+    ]
+)
+_LOCKS = frozenset({"Lock", "RLock"})
+
+
+def state_of(text: str) -> set[str]:
+    """The names at module level of what changes: empty containers, collections, caches, what ``global`` rebinds.
+
+    A container with entries counts if a function of the module writes to it. Locks that guard another name do not.
+    """
+    tree = ast.parse(text)
+    written = set(_written(tree))
+    found = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    locks: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and any("cache" in ast.unparse(each) for each in node.decorator_list):
+            found.add(node.name)
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+            continue
+        (name,) = [ast.unparse(each) for each in (node.targets if isinstance(node, ast.Assign) else [node.target])]
+        call = _called(node.value)
+        if call in _LOCKS:
+            locks.add(name)
+        elif call in _CHANGING or call == "cache" or _empty(node.value) or name in written:
+            found.add(name)
+    return found or locks
+
+
+def _called(value: ast.expr) -> str:
+    return ast.unparse(value.func).rpartition(".")[2].partition("[")[0] if isinstance(value, ast.Call) else ""
+
+
+def _empty(value: ast.expr) -> bool:
+    return (isinstance(value, ast.Dict) and not value.keys) or (isinstance(value, ast.List) and not value.elts)
+
+
+def _written(tree: ast.Module) -> Iterator[str]:
+    """Names whose entries a function sets or deletes, or that it tells to change."""
+    for function in (node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))):
+        for node in ast.walk(function):
+            if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+                yield ast.unparse(node.value)
+
+
+def on_the_page() -> set[str]:
+    text = (ROOT / "fxamp/README.md").read_text(encoding="utf-8")
+    section = text.split("## State of the process")[1].split("\n## ")[0]
+    return {f"{file} {name}" for file, name in re.findall(r"^\| `([\w/.]+)` `(\w+)` \|", section, re.MULTILINE)}
+
+
+def in_the_code() -> set[str]:
+    files = {f"{path.relative_to(ROOT / 'fxamp')}": path for path in (ROOT / "fxamp").rglob("*.py")}
+    files |= {f"{path.relative_to(ROOT)}": path for path in (ROOT / "passes").rglob("*.py")}
+    return {f"{file} {name}" for file, path in files.items() for name in state_of(path.read_text(encoding="utf-8"))}
+
+
+def test_the_page_lists_what_the_code_keeps() -> None:
+    assert in_the_code() == on_the_page()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: dict[int, int] = {}", {"a"}),
+        ("a = []", {"a"}),
+        ("a = weakref.WeakKeyDictionary()", {"a"}),
+        ("@functools.lru_cache(maxsize=3)\ndef a(): ...", {"a"}),
+        ("a = 1\ndef f():\n    global a\n    a = 2", {"a"}),
+        ("a = {1: 2}\ndef f():\n    a[3] = 4", {"a"}),
+        ("a = {1: 2}\nb = (1,)\ndef f():\n    return a[1]", set()),
+        ("a = []\nb = Lock()", {"a"}),
+        ("b = Lock()", {"b"}),
+    ],
+)
+def test_state_is_found(text: str, expected: set[str]) -> None:
+    assert state_of(text) == expected
+
+
+def test_an_optimizer_is_borrowed_by_one_thread_at_a_time() -> None:
+    inside, leave, seen = threading.Event(), threading.Event(), []
+
+    class Slow(torch.optim.SGD):
+        def step(self, closure=None):  # type: ignore[no-untyped-def, override]
+            seen.append(len(self.param_groups[0]["params"]))
+            inside.set()
+            leave.wait(timeout=60)
+
+    real = torch.nn.Parameter(torch.ones(2))
+    optimizer = Slow([real], lr=0.1)
+
+    def run() -> None:
+        stand_in = torch.zeros(2)
+        borrow.run_borrowed(optimizer, [stand_in], [{"lr": 0.1}], {})
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    inside.wait(timeout=60)
+    threads[1].join(timeout=0.2)
+    waiting = len(seen) == 1
+    leave.set()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert waiting and seen == [1, 1]
+    assert optimizer.param_groups[0]["params"][0] is real
