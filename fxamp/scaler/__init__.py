@@ -21,11 +21,11 @@ How an optimizer's step flows, a module a step:
     grad_scaler       the public face: order of calls, and who decides
     optimizer_check   one optimizer's gradients: flags that compiled graphs left, kernels for the others
     checks            find the gradients, call the kernels
-    graph_mode        what the backend reads and reports, and how the scaler's numbers read meanwhile
+    graph_link        the scaler's link to compiled graphs: attached or not, what they reported
     float16_flow      the walk from a scaled loss; borders: what it meets; nested, compressed: what is refused
     graph_flags       what the compiled backwards said since the last update
     distributed       all ranks agree
-    device_mode       skip="device": steps compiled by fxamp.optim, clipping without a pass (clipping has the rule)
+    compiled_steps    skip="device": steps compiled by fxamp.optim; clipping: the rule of clip_grad_norm_
     fused             torch's optimizers that decide on the device
     outcomes          was it taken? told to schedulers without waiting
     scale_update      the rule of growth and back-off

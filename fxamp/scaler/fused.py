@@ -99,6 +99,6 @@ def step_with_scaler(optimizer: Any, scaler: Any, args: tuple[Any, ...], kwargs:
         f"{type(optimizer).__name__}.step takes grad_scaler=, a form that torch is giving up: "
         "read self.grad_scale and self.found_inf instead",
         FutureWarning,
-        stacklevel=7,
+        stacklevel=6,
     )
     return optimizer.step(*args, **kwargs, grad_scaler=scaler)

@@ -1,6 +1,7 @@
 """fxamp.GradScaler: torch.amp.GradScaler's whole contract, in generated kernels or inside the compiled backward."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -9,30 +10,28 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 
 from fxamp.policy import Policy
-from fxamp.scaler import fused
-from fxamp.scaler.device_mode import DeviceMode
+from fxamp.scaler import clipping, fused
+from fxamp.scaler.borders import reciprocal
+from fxamp.scaler.checks import parameters_with_gradients
+from fxamp.scaler.compiled_steps import CompiledSteps
 from fxamp.scaler.distributed import Ranks, agree, require_ranks
+from fxamp.scaler.float16_flow import begin
 from fxamp.scaler.from_policy import scaler_settings
+from fxamp.scaler.graph_flags import Owner
+from fxamp.scaler.graph_link import GraphLink
 from fxamp.scaler.names import OverflowLedger
 from fxamp.scaler.optimizer_check import check_optimizer
 from fxamp.scaler.outcomes import Outcomes
 from fxamp.scaler.outputs import map_tensors
 from fxamp.scaler.scale_update import adapt_scale_, set_scale_
 from fxamp.scaler.skip_choice import SkipChoice
-from fxamp.scaler.state import (
-    ScaleBounds,
-    SkipCount,
-    StepResult,
-    fresh_optimizer_state,
-    require_whole,
-    total_found_inf,
-)
+from fxamp.scaler.state import OptimizerRecord, ScaleBounds, SkipCount, StepResult, fresh_optimizer_state
 from fxamp.scaler.untraced import untraced
 
 T = TypeVar("T")
 
 
-class GradScaler(DeviceMode):
+class GradScaler(torch.amp.GradScaler):
     """Multiplies losses by a scale, finds gradients that overflowed, skips their step, and adapts the scale.
 
     It is a :class:`torch.amp.GradScaler`, because libraries ask ``isinstance``: what is plain data there (constructor,
@@ -68,6 +67,8 @@ class GradScaler(DeviceMode):
         OptionError: a bound is not positive and finite, ``init_scale`` is outside the bounds, or a word is unknown.
     """
 
+    _per_optimizer_states: defaultdict[int, OptimizerRecord]  # type: ignore[assignment]
+
     def __init__(
         self,
         device: str = "cuda",
@@ -91,7 +92,8 @@ class GradScaler(DeviceMode):
         if self._enabled:
             self._bounds.require(init_scale)
         require_ranks(ranks)
-        self._choice = SkipChoice(skip, step_lowering, step_mode)
+        self._compiled = CompiledSteps(SkipChoice(skip, step_lowering, step_mode))
+        self._graph = GraphLink()
         self._outcomes = Outcomes()
         self._ranks = ranks
         self._skips = SkipCount()
@@ -147,14 +149,14 @@ class GradScaler(DeviceMode):
         if not self._enabled:
             return
         self._check_scale_growth_tracker("unscale_")
-        state = self._per_optimizer_states[id(optimizer)]
-        require_whole(optimizer, state)
-        if state["stage"] is OptState.UNSCALED:
+        record = self._per_optimizer_states[id(optimizer)]
+        record.require_whole(optimizer)
+        if record.stage is OptState.UNSCALED:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
-        if state["stage"] is OptState.STEPPED:
+        if record.stage is OptState.STEPPED:
             raise RuntimeError("unscale_() is being called after step().")
         self._check(optimizer, self._inverse(), allow_fp16=False)
-        state["stage"] = OptState.UNSCALED
+        record.stage = OptState.UNSCALED
 
     @untraced
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, return_skipped: bool = False, **kwargs: Any) -> Any:
@@ -175,15 +177,84 @@ class GradScaler(DeviceMode):
         if "closure" in kwargs:
             raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
         scale, _ = self._check_scale_growth_tracker("step")
-        state = self._per_optimizer_states[id(optimizer)]
-        if state["stage"] is OptState.STEPPED:
+        record = self._per_optimizer_states[id(optimizer)]
+        if record.stage is OptState.STEPPED:
             raise RuntimeError("step() has already been called since the last update().")
-        require_whole(optimizer, state)
-        value = self._step(optimizer, state, *args, **kwargs)
-        state["stage"] = OptState.STEPPED
-        self._skips.add(state["skipped"])
-        self._outcomes.record(state["skipped"], scale.device)
-        return StepResult(value, bool(state["skipped"])) if return_skipped else value
+        record.require_whole(optimizer)
+
+        clipped = record.coefficient is not None
+        if not clipped and self._holds_scale(record) and self._compiled.needs_true_gradients(optimizer):
+            self.unscale_(optimizer)
+        given = any(value is not None for value in (*args, *kwargs.values()))
+        compiled = self._compiled.prepare(optimizer, self._holds_scale(record), clipped, given)
+        value = None
+        if compiled is not None:
+            if not record.found_inf_per_device:
+                self._check(optimizer, None, allow_fp16=False)
+            inv_scale = self._inverse() if self._holds_scale(record) else None
+            record.skipped = self._compiled.run(compiled, optimizer, record, inv_scale)
+        else:
+            self._apply_clipping(optimizer, record)
+            # An optimizer that takes the scaler divides by the scale, which compiled graphs' gradients do not hold.
+            if fused.decides_itself(optimizer) and not (self._graph.attached and fused.takes_scaler(optimizer)):
+                value = self._step_fused(optimizer, record, args, kwargs)
+            else:
+                if record.stage is OptState.READY:
+                    self.unscale_(optimizer)
+                if not record.found_inf_per_device:
+                    raise AssertionError("No inf checks were recorded for this optimizer.")
+                value = self._maybe_opt_step(optimizer, record, *args, **kwargs)
+
+        record.stage = OptState.STEPPED
+        self._skips.add(record.skipped)
+        self._outcomes.record(record.skipped, scale.device)
+        return StepResult(value, bool(record.skipped)) if return_skipped else value
+
+    @untraced
+    @torch.no_grad()
+    def clip_grad_norm_(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+        """Scale the optimizer's true gradients so that their common 2-norm is at most ``max_norm``; waits for nothing.
+
+        The norm comes out of the check that the step needs anyway. With ``skip="device"`` gradients stay as they are in
+        memory: the step multiplies them as it reads them. Else they are unscaled, and multiplied in place.
+
+        A gradient that holds inf or NaN skips the step, as without clipping; so does a norm beyond float32: of the
+        gradients as they are, scaled or not, at 1.8e19. The scale backs off then.
+
+        Returns:
+            The norm before clipping, 0-dim float32 on the scale's device: ``torch.nn.utils.clip_grad_norm_``'s.
+
+        Raises:
+            AssertionError: nothing has been scaled yet.
+            OptionError: ``max_norm`` is no number, or negative.
+            RuntimeError: called after ``step``, or twice, since the last update.
+            ValueError: a gradient is float16.
+        """
+        clipping.require_max_norm(max_norm)
+        parameters = list(parameters_with_gradients(optimizer))
+        if not self._enabled:
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        self._check_scale_growth_tracker("clip_grad_norm_")
+        record = self._per_optimizer_states[id(optimizer)]
+        record.require_whole(optimizer)
+        if record.stage is OptState.STEPPED:
+            raise RuntimeError("clip_grad_norm_() is being called after step().")
+        if record.coefficient is not None:
+            raise RuntimeError("clip_grad_norm_() has already been called on this optimizer since the last update().")
+        if any(type(parameter.grad) is not Tensor or parameter.grad.is_sparse for parameter in parameters):
+            # Sharded gradients need the other ranks' shards, and sparse ones a sum of their values, which torch knows.
+            if record.stage is OptState.READY:
+                self.unscale_(optimizer)
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        later = self._compiled.prepare(optimizer, self._holds_scale(record), clipped=True) is not None
+        total = self._norm(optimizer, record, parameters, keep=later)
+        clipping.flag_infinite_(record.found_inf_per_device.values(), total)
+        coefficient = clipping.coefficient(total, max_norm)
+        if later:
+            record.coefficient = coefficient
+            return total
+        clipping.multiply_(parameters, coefficient)
+        return total
 
     @untraced
     def update(self, new_scale: float | Tensor | None = None) -> None:
@@ -206,15 +277,53 @@ class GradScaler(DeviceMode):
         else:
             set_scale_(scale, new_scale, self._device)
         self._per_optimizer_states = defaultdict(fresh_optimizer_state)
-        self._scaled_losses = False
-        if self._graph is not None:
-            self._graph.clear()
+        self._graph.clear()
+
+    @untraced
+    def get_scale(self) -> float:
+        """Return the factor that ``scale`` multiplies losses by, which gradients hold before ``unscale_``.
+
+        That is 1.0 if the scaler is disabled, or given to the backend: a loop that divides by it stays right. Waits for
+        the device.
+        """
+        return 1.0 if self._graph.attached else super().get_scale()
+
+    @property
+    @untraced
+    def loss_scale(self) -> float:
+        """The scale, wherever it is applied: to losses, or inside compiled backwards; waits for the device."""
+        return super().get_scale()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return torch's state: ``scale`` (the :attr:`loss_scale`), the rule of its growth, and ``_growth_tracker``."""
+        state = super().state_dict()
+        return state | {"scale": self.loss_scale} if state else state
 
     @property
     @untraced
     def skipped_steps(self) -> int:
         """How many calls of ``step`` were skipped so far, those of all optimizers together; waits for the device."""
         return self._skips.read()
+
+    @property
+    def stepped(self) -> Tensor | None:
+        """Whether the last ``step`` was taken: 0-dim bool on the device, the same memory each time; None before it."""
+        return self._outcomes.stepped
+
+    @untraced
+    def poll_steps(self) -> list[bool]:
+        """Return what has become known of earlier steps since the last poll: True for a step taken, oldest first.
+
+        Waits for nothing: on a GPU an outcome is there when the device has come that far, usually one step late. So
+
+            for stepped in scaler.poll_steps():
+                if stepped:
+                    scheduler.step()
+
+        moves a schedule by just the steps that were taken. The last 256 outcomes are kept; those of replayed CUDA
+        graphs are in :attr:`stepped` alone.
+        """
+        return self._outcomes.poll()
 
     @untraced
     def overflowed(self) -> dict[str, int]:
@@ -234,56 +343,128 @@ class GradScaler(DeviceMode):
         """
         self._ledger.names.give(model, prefix)
 
+    # ---- what compiled graphs use ----
+
+    def attach(self) -> None:
+        """Let compiled backwards scale, unscale and check from now on; they report by :meth:`record_graph_flags`.
+
+        Raises:
+            OptionError: a loss was multiplied by the scale since the last update: nobody would divide its gradients.
+        """
+        self._graph.attach()
+
+    def graph_runs(self) -> None:
+        """Take note of what surrounds a compiled graph, whose forward begins."""
+        self._graph.note_forward()
+
+    def graph_scale(self, device: torch.device) -> Tensor:
+        """Return the scale, 0-dim float32 on ``device``; made if need be, and 1.0 if the scaler is disabled."""
+        if not self._enabled:
+            return torch.ones((), dtype=torch.float32, device=device)
+        return self._scale_on(device)
+
+    def record_graph_flags(
+        self, parameters: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor], square: Tensor | None = None
+    ) -> None:
+        """Take what one compiled backward found; waits for no device.
+
+        Args:
+            parameters: for each flag the parameter its gradient belongs to, a weak reference to it, or None for a
+                gradient that no parameter owns; its flag counts for every optimizer.
+            flags: bool or int32 ``[len(parameters)]``; nonzero for a gradient that holds an inf or NaN.
+            gradients: the true gradients, as they are returned to autograd. They are not kept alive; a parameter whose
+                ``.grad`` is another tensor at the step, or was written to, is checked again.
+            square: the sum of the squares of all these gradients, 0-dim float32; None if it is not known.
+
+        Raises:
+            OptionError: the scaler is not attached to a backend, or the lengths differ.
+        """
+        if not self._enabled:
+            return
+        self._graph.record(parameters, flags, gradients, square)
+
     # ---- inside ----
 
-    def _step(self, optimizer: torch.optim.Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        clipped = state["coefficient"] is not None
-        given = any(value is not None for value in (*args, *kwargs.values()))
-        prepared = self._ready_to_compile(optimizer, state, clipped, arguments=given)
-        if prepared is not None:
-            return self._step_compiled(optimizer, state, prepared)
-        self._settle(optimizer, state)
-        step = self._step_on_device if fused.decides_itself(optimizer) else self._step_on_host
-        return step(optimizer, state, *args, **kwargs)
+    def _scale_on(self, device: torch.device) -> Tensor:
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(device)
+        assert self._scale is not None
+        return self._scale.to(device, non_blocking=True)
 
-    def _step_on_host(self, optimizer: torch.optim.Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        if state["stage"] is OptState.READY:
-            self.unscale_(optimizer)
-        if not state["found_inf_per_device"]:
-            raise AssertionError("No inf checks were recorded for this optimizer.")
-        return self._maybe_opt_step(optimizer, state, *args, **kwargs)
+    def _scale_one(self, output: Tensor) -> Tensor:
+        scale = self._scale_on(output.device)
+        if self._graph.attached:
+            self._graph.refuse_float16_buckets()
+            return begin(output, self)
+        self._graph.scaled_losses = True
+        return output * scale
 
-    def _maybe_opt_step(
-        self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+    def _inverse(self) -> Tensor:
+        scale, _ = self._check_scale_growth_tracker("unscale_")
+        return reciprocal(scale)
+
+    def _holds_scale(self, record: OptimizerRecord) -> bool:
+        """Whether the optimizer's gradients in memory are still multiplied by the scale."""
+        return record.stage is OptState.READY and not self._graph.attached
+
+    def _maybe_opt_step(  # type: ignore[override]
+        self, optimizer: torch.optim.Optimizer, optimizer_state: OptimizerRecord, *args: Any, **kwargs: Any
     ) -> Any:
+        """Step if no gradient overflowed, and record whether it was skipped; waits for the device."""
         scale, _ = self._check_scale_growth_tracker("step")
-        optimizer_state["skipped"] = bool(total_found_inf(optimizer_state, scale.device).item())
-        return None if optimizer_state["skipped"] else optimizer.step(*args, **kwargs)
+        optimizer_state.skipped = bool(optimizer_state.found_inf(scale.device).item())
+        return None if optimizer_state.skipped else optimizer.step(*args, **kwargs)
 
-    def _step_on_device(
-        self, optimizer: torch.optim.Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
+    def _step_fused(
+        self, optimizer: torch.optim.Optimizer, record: OptimizerRecord, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """Call the step of an optimizer that skips on the device by itself, and record whether it was skipped."""
         scale, _ = self._check_scale_growth_tracker("step")
         if fused.takes_scaler(optimizer):
-            # Such an optimizer divides by the scale, which gradients from compiled graphs do not hold.
-            if self._graph is not None:
-                return self._step_on_host(optimizer, state, *args, **kwargs)
             value = fused.step_with_scaler(optimizer, self, args, kwargs)
-            state["skipped"] = total_found_inf(state, scale.device)
+            record.skipped = record.found_inf(scale.device)
             return value
         first = fused.lacks_state(optimizer)
-        if state["stage"] is OptState.READY and first and not fused.has_float16_gradients(optimizer):
+        if record.stage is OptState.READY and first and not fused.has_float16_gradients(optimizer):
             # First steps are those that raise. Then it must be known what the gradients hold.
             self.unscale_(optimizer)
-        scaled = state["stage"] is OptState.READY and self._graph is None
-        if state["stage"] is OptState.READY:
+        scaled = self._holds_scale(record)
+        if record.stage is OptState.READY:
             self._check_inf_per_device(optimizer)
-        found_inf = total_found_inf(state, scale.device)
+        found_inf = record.found_inf(scale.device)
         # Until the step is through, some of the gradients may be unscaled, and nobody can tell which.
-        state["half_unscaled"] = scaled
-        value, state["skipped"] = fused.step(optimizer, found_inf, scale if scaled else None, first, args, kwargs)
-        state["half_unscaled"] = False
+        record.half_unscaled = scaled
+        value, record.skipped = fused.step(optimizer, found_inf, scale if scaled else None, first, args, kwargs)
+        record.half_unscaled = False
         return value
+
+    def _apply_clipping(self, optimizer: torch.optim.Optimizer, record: OptimizerRecord) -> None:
+        """Do to the gradients in memory what a compiled step would have done as it reads them."""
+        if record.coefficient is None:
+            return
+        if record.stage is OptState.READY:
+            self.unscale_(optimizer)
+        clipping.multiply_(list(parameters_with_gradients(optimizer)), record.coefficient)
+        record.coefficient = None
+
+    def _norm(
+        self, optimizer: torch.optim.Optimizer, record: OptimizerRecord, parameters: list[Tensor], keep: bool
+    ) -> Tensor:
+        """The true gradients' norm, out of the check if that is still to be made; ``keep``: they stay scaled."""
+        scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
+        if record.stage is OptState.UNSCALED:
+            return clipping.norm_of(parameters, scale.device).sqrt()
+        flags = self._graph.flags
+        square = None if flags is None else flags.square(parameters, scale.device)
+        if square is not None:
+            self._check(optimizer, None, allow_fp16=False)
+        else:
+            square = torch.zeros((), dtype=torch.float32, device=scale.device)
+            self._check(optimizer, None if keep else self._inverse(), allow_fp16=False, squared_norm=square)
+        norm = square.sqrt() * self._inverse() if keep and flags is None else square.sqrt()
+        if not keep:
+            record.stage = OptState.UNSCALED
+        return norm
 
     def _check(
         self,
@@ -297,7 +478,7 @@ class GradScaler(DeviceMode):
         found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
         flags = self._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16, squared_norm)
         agree(flags.values(), scale.device, self._ranks)
-        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = flags
+        self._per_optimizer_states[id(optimizer)].found_inf_per_device = flags
         return flags
 
     def _unscale_grads_(
@@ -308,7 +489,7 @@ class GradScaler(DeviceMode):
         allow_fp16: bool,
         *norm: Tensor | None,
     ) -> dict[torch.device, Tensor]:
-        return check_optimizer(optimizer, found_inf, inv_scale, self._graph, self._ledger, allow_fp16, *norm)
+        return check_optimizer(optimizer, found_inf, inv_scale, self._graph.flags, self._ledger, allow_fp16, *norm)
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Tensor]:
         """Check gradients and leave them as they are; optimizers that step on the device may call it."""
@@ -320,11 +501,16 @@ class GradScaler(DeviceMode):
         if self._enabled:
             state["_init_scale"] = self.loss_scale
         state["_skips"] = SkipCount(self.skipped_steps)
-        del state["_ledger"], state["_outcomes"]
-        state["_graph"] = None
+        state["_choice"], state["_scaled_losses"] = self._compiled.choice, self._graph.scaled_losses
+        for part in ("_ledger", "_outcomes", "_compiled", "_graph"):
+            del state[part]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        # What is saved are settings, not parts: a scaler saved with "_graph", or without "_scaled_losses", loads too.
+        parts = {"_choice", "_scaled_losses", "_graph"}
+        super().__setstate__({name: value for name, value in state.items() if name not in parts})
+        self._compiled = CompiledSteps(state["_choice"])
+        self._graph = GraphLink(state.get("_scaled_losses", False))
         self._ledger = OverflowLedger()
         self._outcomes = Outcomes()

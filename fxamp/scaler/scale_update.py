@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.scaler.state import ScaleBounds, total_found_inf
+from fxamp.scaler.state import OptimizerRecord, ScaleBounds
 
 
 def adapt_scale_(
     scale: Tensor,
     tracker: Tensor,
-    optimizer_states: Iterable[dict[str, Any]],
+    records: Iterable[OptimizerRecord],
     rule: tuple[float, float, int],
     bounds: ScaleBounds,
 ) -> None:
@@ -22,7 +22,7 @@ def adapt_scale_(
     Args:
         scale: 0-dim float32.
         tracker: 0-dim int32, updates in a row without an overflow since the scale last changed.
-        optimizer_states: what the checks since the last update found.
+        records: what the checks since the last update found.
         rule: growth factor, back-off factor, growth interval.
         bounds: where back-off and growth stop.
 
@@ -31,7 +31,7 @@ def adapt_scale_(
     """
     from fxamp.kernels import update_scale_
 
-    flags = [total_found_inf(state, scale.device) for state in optimizer_states if state["found_inf_per_device"]]
+    flags = [record.found_inf(scale.device) for record in records if record.found_inf_per_device]
     if not flags:
         raise AssertionError("No inf checks were recorded prior to update.")
     update_scale_(

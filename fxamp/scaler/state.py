@@ -1,7 +1,8 @@
 """What a scaler remembers besides the scale: the stage of each optimizer, the scale's bounds, the steps it skipped."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -21,36 +22,60 @@ class StepResult(NamedTuple):
     """Whether the parameters and the optimizer's state were left as they were."""
 
 
-def fresh_optimizer_state() -> dict[str, Any]:
-    """One optimizer's record between two updates.
+@dataclass(eq=False)
+class OptimizerRecord(MutableMapping[str, Any]):
+    """What the scaler knows of one optimizer between two updates.
 
-    The keys ``stage`` and ``found_inf_per_device`` are those of torch's scaler: libraries read them. ``skipped`` is
-    False, True, or, where only the device knows, a 0-dim tensor that is nonzero for a skip. ``coefficient`` is what
-    ``clip_grad_norm_`` wants gradients multiplied by and nobody has multiplied them by yet: 0-dim float32, or None.
-    ``half_unscaled``: a fused step raised, and may have unscaled some of the gradients.
+    Also a mapping from the attributes' names, because other libraries read ``record["stage"]`` and
+    ``record["found_inf_per_device"]``, torch's keys, and may add keys of their own.
+
+    Attributes:
+        stage: READY, UNSCALED or STEPPED.
+        found_inf_per_device: device -> 0-dim float32 flag, nonzero if a gradient there overflowed; empty until checked.
+        skipped: whether the step was skipped; a 0-dim tensor, nonzero for a skip, where only the device knows.
+        coefficient: what ``clip_grad_norm_`` wants the gradients multiplied by, and nothing has multiplied them by yet:
+            0-dim float32, or None.
+        half_unscaled: whether a fused step raised, and may have unscaled some of the gradients.
     """
-    return {
-        "stage": OptState.READY,
-        "found_inf_per_device": {},
-        "skipped": False,
-        "coefficient": None,
-        "half_unscaled": False,
-    }
+
+    stage: OptState = OptState.READY
+    found_inf_per_device: dict[torch.device, Tensor] = field(default_factory=dict)
+    skipped: bool | Tensor = False
+    coefficient: Tensor | None = None
+    half_unscaled: bool = False
+
+    def __getitem__(self, key: str) -> Any:
+        return vars(self)[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        vars(self)[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del vars(self)[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(vars(self))
+
+    def __len__(self) -> int:
+        return len(vars(self))
+
+    def require_whole(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise RuntimeError if nobody knows which of the optimizer's gradients are unscaled."""
+        if self.half_unscaled:
+            raise RuntimeError(
+                f"{type(optimizer).__name__}.step raised, and may have unscaled some of the gradients: call zero_grad()"
+                " on the optimizer and update() on the scaler, and make the gradients anew"
+            )
+
+    def found_inf(self, device: torch.device) -> Tensor:
+        """Sum the flags: 0-dim float32 on ``device``, nonzero after an overflow; waits for no device."""
+        flags = [flag.to(device, non_blocking=True) for flag in self.found_inf_per_device.values()]
+        return reduce(torch.add, flags) if flags else torch.zeros((), dtype=torch.float32, device=device)
 
 
-def require_whole(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Raise RuntimeError if nobody knows which of the optimizer's gradients are unscaled."""
-    if state["half_unscaled"]:
-        raise RuntimeError(
-            f"{type(optimizer).__name__}.step raised, and may have unscaled some of the gradients: call zero_grad() on "
-            "the optimizer and update() on the scaler, and make the gradients anew"
-        )
-
-
-def total_found_inf(state: dict[str, Any], device: torch.device) -> Tensor:
-    """Sum an optimizer's flags: 0-dim float32 on ``device``, nonzero after an overflow; waits for no device."""
-    flags = [flag.to(device, non_blocking=True) for flag in state["found_inf_per_device"].values()]
-    return reduce(torch.add, flags) if flags else torch.zeros((), dtype=torch.float32, device=device)
+def fresh_optimizer_state() -> OptimizerRecord:
+    """Return the record of an optimizer that nothing was done to; saved scalers refer to this function by its name."""
+    return OptimizerRecord()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fxamp.scaler import GradScaler
 from fxamp.scaler.checks import group_gradients, stored_gradient
-from fxamp.scaler.state import total_found_inf
+from fxamp.scaler.state import OptimizerRecord
 
 Pair = namedtuple("Pair", "first second")
 
@@ -131,7 +131,7 @@ def test_gradients_are_grouped_by_device() -> None:
 def test_any_devices_flag_counts(bad: int | None) -> None:
     names = (torch.device("cuda", 0), torch.device("cuda", 1))
     flags = {name: torch.tensor(float(i == bad)) for i, name in enumerate(names)}
-    total = total_found_inf({"found_inf_per_device": flags}, torch.device("cpu"))
+    total = OptimizerRecord(found_inf_per_device=flags).found_inf(torch.device("cpu"))
     assert bool(total) is (bad is not None)
 
 

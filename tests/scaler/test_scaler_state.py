@@ -10,6 +10,7 @@ import torch
 from side_by_side import SCALERS, Scaler, assert_same
 from torch import nn
 
+from fxamp.errors import OptionError
 from fxamp.scaler import GradScaler, StepResult
 
 INHERITED = {
@@ -21,13 +22,11 @@ INHERITED = {
     "get_backoff_factor",
     "get_growth_factor",
     "get_growth_interval",
-    "get_scale",
     "is_enabled",
     "load_state_dict",
     "set_backoff_factor",
     "set_growth_factor",
     "set_growth_interval",
-    "state_dict",
 }
 """Plain data. Whatever touches losses, gradients or optimizers must be fxamp's own."""
 
@@ -152,6 +151,53 @@ def test_what_other_libraries_reach_for() -> None:
         scaler.update()
         assert len(scaler._per_optimizer_states) == 0
     assert_same(scalers[1].state_dict(), scalers[0].state_dict())
+
+
+def test_other_libraries_write_to_an_optimizers_state() -> None:
+    seen = []
+    for kind in SCALERS:
+        parameter = torch.ones(2, requires_grad=True)
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        scaler = kind("cpu", **TUNED)
+        scaler.scale(parameter.sum()).backward()
+        state = scaler._per_optimizer_states[id(optimizer)]
+        assert "note" not in state and state.get("note", 1) == 1
+        state["note"] = "theirs"
+        assert state["note"] == "theirs" and {"stage", "found_inf_per_device", "note"} <= {**state}.keys()
+        del state["note"]
+        with pytest.raises(KeyError):
+            state["note"]
+        state["found_inf_per_device"] = {torch.device("cpu"): torch.tensor(1.0)}
+        state["stage"] = torch.amp.grad_scaler.OptState.UNSCALED
+        # Their flag skips the step, and gradients are theirs to unscale.
+        scaler.step(optimizer)
+        with pytest.raises(RuntimeError, match=r"step\(\) has already been called"):
+            scaler.step(optimizer)
+        scaler.update()
+        seen.append((parameter.detach(), parameter.grad, scaler.state_dict()))
+    assert_same(seen[1], seen[0])
+    assert_same(seen[1][0], torch.ones(2))
+
+
+def test_a_pickle_remembers_a_scaled_loss() -> None:
+    scaler = GradScaler("cpu")
+    scaler.scale(torch.ones((), requires_grad=True))
+    again = pickle.loads(pickle.dumps(scaler))
+    with pytest.raises(OptionError, match="after it had scaled a loss itself"):
+        again.attach()
+
+
+def test_saved_are_settings_not_parts() -> None:
+    scaler = GradScaler("cpu", skip="device", step_lowering="aot_eager")
+    saved = scaler.__getstate__()
+    assert {"_choice", "_bounds", "_skips", "_ranks", "graph_norm"} <= saved.keys()
+    parts = {"_compiled", "_graph", "_ledger", "_outcomes"}
+    assert not parts & saved.keys()
+    del saved["_scaled_losses"]
+    again = GradScaler.__new__(GradScaler)
+    again.__setstate__({**saved, "_graph": None})
+    again.attach()
+    assert again.__getstate__()["_choice"] == saved["_choice"]
 
 
 def test_step_returns_what_the_optimizer_returns() -> None:

@@ -1,0 +1,75 @@
+"""The scaler's link to compiled graphs: whether it has one, and what their backwards reported since the last update."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fxamp.errors import OptionError
+from fxamp.scaler.compressed import refuse_float16_buckets
+from fxamp.scaler.graph_flags import GraphFlags, Owner
+from fxamp.torch_private import running_wrapper
+
+
+class GraphLink:
+    """Owned by one scaler. Detached, the scaler multiplies losses itself; attached, compiled backwards scale.
+
+    Attributes:
+        flags: what the backwards reported; None while the scaler is detached.
+        scaled_losses: whether the scaler has multiplied a loss itself since the last update.
+    """
+
+    def __init__(self, scaled_losses: bool = False) -> None:
+        self.flags: GraphFlags | None = None
+        self.scaled_losses = scaled_losses
+
+    @property
+    def attached(self) -> bool:
+        """Whether compiled backwards scale, unscale and check."""
+        return self.flags is not None
+
+    def attach(self) -> None:
+        """Attach the scaler; does nothing the second time.
+
+        Raises:
+            OptionError: the scaler has multiplied a loss itself since the last update.
+        """
+        if self.flags is not None:
+            return
+        if self.scaled_losses:
+            raise OptionError(
+                "the scaler was given to the backend after it had scaled a loss itself, whose gradients it would no "
+                "longer unscale; call update() before, or attach() as soon as the scaler is made"
+            )
+        self.flags = GraphFlags()
+
+    def note_forward(self) -> None:
+        """Remember the DistributedDataParallel whose forward is running, if any: a compiled graph runs inside it."""
+        wrapper = running_wrapper()
+        if wrapper is not None and self.flags is not None:
+            self.flags.wrappers.add(wrapper)
+
+    def refuse_float16_buckets(self) -> None:
+        """Raise UnscaledError if a DistributedDataParallel around a graph sums gradients in float16."""
+        if self.flags is not None:
+            refuse_float16_buckets(self.flags.wrappers)
+
+    @torch.no_grad()
+    def record(
+        self, parameters: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor], square: Tensor | None
+    ) -> None:
+        """Take what one compiled backward found; arguments and errors as of ``GradScaler.record_graph_flags``."""
+        if self.flags is None:
+            raise OptionError("record_graph_flags: call attach() first, so that scale() leaves losses to the graph")
+        if flags.shape != (len(parameters),) or len(gradients) != len(parameters):
+            raise OptionError(
+                f"record_graph_flags: {len(parameters)} parameters, {len(gradients)} gradients, flags of shape "
+                f"{tuple(flags.shape)}"
+            )
+        self.flags.record(parameters, flags, gradients, square)
+
+    def clear(self) -> None:
+        """Forget what was reported and scaled; the scaler stays attached."""
+        self.scaled_losses = False
+        if self.flags is not None:
+            self.flags.clear()
