@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from fxamp.backend.machine import resolve_here
 from fxamp.backend.once import warn_once
 from fxamp.backend.options import Options
-from fxamp.backend.place import resolve_here
 from fxamp.dtypes import NARROW
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy

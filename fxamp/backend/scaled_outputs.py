@@ -6,7 +6,7 @@ from torch.fx import GraphModule
 from fxamp.capture import OUTPUT_DTYPES
 from fxamp.graph import graph_output
 from fxamp.passes.base import all_graphs
-from fxamp.passes.shared.regions import ENTER
+from fxamp.passes.shared.autocast_regions import ENTER
 from fxamp.policy import Policy
 
 

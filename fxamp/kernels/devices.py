@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from fxamp.kernels.dispatch import perform
-from fxamp.kernels.work import Work
+from fxamp.kernels.work import UnscaleRequest
 
 
-def perform_everywhere(work: Work, home: torch.device, keep: bool) -> None:
-    """Do the work, as :class:`~fxamp.kernels.work.Work` describes it, for sources on any devices.
+def perform_everywhere(work: UnscaleRequest, home: torch.device, keep: bool) -> None:
+    """Do the work, as :class:`~fxamp.kernels.work.UnscaleRequest` describes it, for sources on any devices.
 
     Args:
         work: what to do; its sources may be on several devices, each target is on its source's device.
@@ -27,7 +27,9 @@ def perform_everywhere(work: Work, home: torch.device, keep: bool) -> None:
         _perform_share(work, positions, device, home, keep)
 
 
-def _perform_share(work: Work, positions: list[int], device: torch.device, home: torch.device, keep: bool) -> None:
+def _perform_share(
+    work: UnscaleRequest, positions: list[int], device: torch.device, home: torch.device, keep: bool
+) -> None:
     share = replace(
         work,
         sources=_chosen(work.sources, positions),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from fxamp.kernels import host, reference
-from fxamp.kernels.work import Work
+from fxamp.kernels.work import UnscaleRequest
 
 SMALLEST_CAPABILITY = (7, 0)  # the oldest CUDA capability that Triton compiles for
 
@@ -50,7 +50,7 @@ def forced(chosen: Implementation) -> Iterator[None]:
         _forced = before
 
 
-def perform(work: Work, keep: bool) -> None:
+def perform(work: UnscaleRequest, keep: bool) -> None:
     """Do the work where its tensors are; ``keep`` says whether tables of addresses may be kept for the next call."""
     if not work.sources:
         return

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fxamp.dtypes import NARROW
 from fxamp.kernels import reference
-from fxamp.kernels.work import Work
+from fxamp.kernels.work import UnscaleRequest
 
 
-def perform(work: Work) -> None:
+def perform(work: UnscaleRequest) -> None:
     """Do the work on CPU tensors; RuntimeError from torch for a gradient of a dtype that it cannot scale."""
     if work.targets is None:
         # No inf or NaN leaves a sum of squares finite: what makes the norm has made the check too.
@@ -27,7 +27,7 @@ def perform(work: Work) -> None:
         reference.perform(work)
 
 
-def _in_one_go(work: Work, targets: Sequence[Tensor], inv_scale: Tensor) -> bool:
+def _in_one_go(work: UnscaleRequest, targets: Sequence[Tensor], inv_scale: Tensor) -> bool:
     """Whether torch's op, in place on copies, rounds as the rule says, and keeps finite what is."""
     # The memory is read as it is: nothing waits for a CPU, and whoever counts waits by the ops should not see one.
     if not 0.0 < float(inv_scale.detach().numpy().reshape(-1)[0]) <= 1.0:
@@ -38,7 +38,7 @@ def _in_one_go(work: Work, targets: Sequence[Tensor], inv_scale: Tensor) -> bool
     return work.squared_norm is None or all(wanted not in NARROW for _, wanted in pairs)
 
 
-def _unscale(work: Work, targets: Sequence[Tensor], inv_scale: Tensor) -> None:
+def _unscale(work: UnscaleRequest, targets: Sequence[Tensor], inv_scale: Tensor) -> None:
     copied = [(target, source) for target, source in zip(targets, work.sources, strict=True) if target is not source]
     if copied:
         torch._foreach_copy_([target for target, _ in copied], [source for _, source in copied])
@@ -50,7 +50,7 @@ def _unscale(work: Work, targets: Sequence[Tensor], inv_scale: Tensor) -> None:
         _add_squares(targets, work.squared_norm)
 
 
-def _report(work: Work, bad: Tensor) -> None:
+def _report(work: UnscaleRequest, bad: Tensor) -> None:
     if work.found_inf is not None:
         work.found_inf.masked_fill_(bad.any(), 1.0)
     if work.flags is not None:

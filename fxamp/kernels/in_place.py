@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fxamp.errors import OptionError
 from fxamp.kernels.devices import perform_everywhere
-from fxamp.kernels.work import Work
+from fxamp.kernels.work import UnscaleRequest
 from fxamp.observe import GradientCheck, observed
 
 
@@ -37,7 +37,7 @@ def check_unscale_(
         OptionError: ``inv_scale`` or a result has the wrong dtype, size or device.
     """
     _expect("inv_scale", inv_scale, torch.float32, 1, found_inf.device)
-    work = Work(grads, grads, inv_scale, found_inf, flags, squared_norm)
+    work = UnscaleRequest(grads, grads, inv_scale, found_inf, flags, squared_norm)
     with observed(GradientCheck(grads, in_place=True)):
         _clear(grads, found_inf, flags, squared_norm)
         perform_everywhere(work, found_inf.device, keep=True)
@@ -51,7 +51,7 @@ def check_(
 
     Arguments and errors are those of :func:`check_unscale_`; ``squared_norm`` is of the gradients as they are.
     """
-    work = Work(grads, found_inf=found_inf, flags=flags, squared_norm=squared_norm)
+    work = UnscaleRequest(grads, found_inf=found_inf, flags=flags, squared_norm=squared_norm)
     with observed(GradientCheck(grads, in_place=False)):
         _clear(grads, found_inf, flags, squared_norm)
         perform_everywhere(work, found_inf.device, keep=True)

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.kernels.plan import ALIGNMENT, WARPS, Asked, Gradient, Group, Kernel, Plan, is_dense, make_plan
+from fxamp.kernels.plan import ALIGNMENT, WARPS, Asked, Gradient, Group, Kernel, LaunchPlan, is_dense, make_plan
 from fxamp.kernels.source import kernel_name, parameters, source_text
 from fxamp.kernels.store import load_function
-from fxamp.kernels.work import Work
+from fxamp.kernels.work import UnscaleRequest
 
 KEPT = 32
 # Fused multiply-adds would round the squares differently from compiler to compiler.
@@ -46,7 +46,7 @@ class _Prepared:
     left: tuple[int, ...]
 
 
-def perform(work: Work, keep: bool, interpret: bool = False) -> tuple[int, ...]:
+def perform(work: UnscaleRequest, keep: bool, interpret: bool = False) -> tuple[int, ...]:
     """Do the work on its device, asynchronously, and return the positions of the gradients that no kernel handles.
 
     Args:
@@ -68,7 +68,7 @@ def perform(work: Work, keep: bool, interpret: bool = False) -> tuple[int, ...]:
     return prepared.left
 
 
-def _launch(launch: _Launch, work: Work, partials: Tensor | None, interpret: bool) -> None:
+def _launch(launch: _Launch, work: UnscaleRequest, partials: Tensor | None, interpret: bool) -> None:
     kernel = launch.group.kernel
     available = {
         "table": launch.table,
@@ -92,7 +92,7 @@ def _function(kernel: Kernel, interpret: bool) -> Any:
     return Interpreted(function)
 
 
-def _prepare(work: Work, keep: bool) -> _Prepared:
+def _prepare(work: UnscaleRequest, keep: bool) -> _Prepared:
     """Return the launches for this work: those of an earlier call if nothing has moved since."""
     on_gpu = work.device.type == "cuda"
     if not keep or (on_gpu and torch.cuda.is_current_stream_capturing()):
@@ -120,11 +120,11 @@ def _layout(tensors: Sequence[Tensor]) -> Hashable:
     )
 
 
-def _asked(work: Work) -> Asked:
+def _asked(work: UnscaleRequest) -> Asked:
     return Asked(work.found_inf is not None, work.flags is not None, work.squared_norm is not None)
 
 
-def _prepare_anew(work: Work) -> _Prepared:
+def _prepare_anew(work: UnscaleRequest) -> _Prepared:
     sources = [tensor.data_ptr() for tensor in work.sources]
     targets = [tensor.data_ptr() for tensor in work.targets] if work.targets is not None else [0] * len(sources)
     dtypes = [tensor.dtype for tensor in work.targets] if work.targets is not None else [None] * len(sources)
@@ -136,7 +136,7 @@ def _prepare_anew(work: Work) -> _Prepared:
     return _Prepared(_upload(plan, sources, targets, work.device), plan.left)
 
 
-def _upload(plan: Plan, sources: list[int], targets: list[int], device: torch.device) -> tuple[_Launch, ...]:
+def _upload(plan: LaunchPlan, sources: list[int], targets: list[int], device: torch.device) -> tuple[_Launch, ...]:
     """Send all tables of the plan to the device in one copy, without waiting for it."""
     if not plan.groups:
         return ()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fxamp.kernels.devices import perform_everywhere
-from fxamp.kernels.work import Work
+from fxamp.kernels.work import UnscaleRequest
 
 
 @torch.library.custom_op("fxamp::check_unscale", mutates_args=())
@@ -30,7 +30,7 @@ def check_unscale(
         flags, int32 ``[len(gradients)]`` on the device of ``inv_scale``: 1 where a gradient holds inf or NaN, else 0.
     """
     true, flags = _outputs(gradients, inv_scale, dtype)
-    perform_everywhere(Work(gradients, true, inv_scale, flags=flags.zero_()), inv_scale.device, keep=False)
+    perform_everywhere(UnscaleRequest(gradients, true, inv_scale, flags=flags.zero_()), inv_scale.device, keep=False)
     return true, flags
 
 
@@ -49,7 +49,7 @@ def check_unscale_norm(
     """
     true, flags = _outputs(gradients, inv_scale, dtype)
     norm = _norm(inv_scale).zero_()
-    work = Work(gradients, true, inv_scale, flags=flags.zero_(), squared_norm=norm)
+    work = UnscaleRequest(gradients, true, inv_scale, flags=flags.zero_(), squared_norm=norm)
     perform_everywhere(work, inv_scale.device, keep=False)
     return true, flags, norm
 
@@ -69,7 +69,7 @@ def check(gradients: Sequence[Tensor]) -> Tensor:
         Flags, int32 ``[len(gradients)]`` on the first gradient's device: 1 where one holds inf or NaN, else 0.
     """
     flags = _flags(gradients, gradients[0])
-    perform_everywhere(Work(gradients, flags=flags.zero_()), flags.device, keep=False)
+    perform_everywhere(UnscaleRequest(gradients, flags=flags.zero_()), flags.device, keep=False)
     return flags
 
 

@@ -93,7 +93,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """How the work on gradients of one device is divided.
 
     Attributes:
@@ -106,7 +106,7 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=64)
-def make_plan(gradients: tuple[Gradient, ...], asked: Asked, wave: int) -> Plan:
+def make_plan(gradients: tuple[Gradient, ...], asked: Asked, wave: int) -> LaunchPlan:
     """Group the gradients of one device; ``wave`` is how many lanes a warp of the device has, 32 or 64."""
     members: dict[Kernel, list[int]] = {}
     left = []
@@ -120,10 +120,10 @@ def make_plan(gradients: tuple[Gradient, ...], asked: Asked, wave: int) -> Plan:
         Group(kernel, tuple(positions), tuple(gradients[position].numel for position in positions))
         for kernel, positions in members.items()
     )
-    return Plan(tuple(groups), tuple(left))
+    return LaunchPlan(tuple(groups), tuple(left))
 
 
-def bytes_moved(plan: Plan) -> int:
+def bytes_moved(plan: LaunchPlan) -> int:
     """Return how many bytes of gradients the plan's launches read and write: the floor of the memory traffic."""
     return sum(
         sum(group.numels)

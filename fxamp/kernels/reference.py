@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fxamp.dtypes import widest_float
-from fxamp.kernels.work import Work
+from fxamp.kernels.work import UnscaleRequest
 
 
-def perform(work: Work, positions: Sequence[int] | None = None) -> None:
+def perform(work: UnscaleRequest, positions: Sequence[int] | None = None) -> None:
     """Do the work, for the gradients at ``positions`` only if they are given.
 
     Raises:
@@ -35,7 +35,7 @@ def perform(work: Work, positions: Sequence[int] | None = None) -> None:
         torch._foreach_copy_([slots[position] for position in chosen], list(found.unbind()))
 
 
-def _check_and_unscale(work: Work, position: int, found: Tensor) -> None:
+def _check_and_unscale(work: UnscaleRequest, position: int, found: Tensor) -> None:
     """Do the work for one gradient, and set ``found`` (0-dim float32, holds 0.0) to 1.0 if it is not finite."""
     source = work.sources[position]
     if work.targets is not None and work.targets[position] is source and work.squared_norm is None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class UnscaleRequest:
     """Check gradients of one device for inf and NaN, and write their true values unless it is a check only.
 
     Attributes:

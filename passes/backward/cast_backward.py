@@ -22,10 +22,10 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxamp.graph import GraphWriter, computed, dtype_name, op_name, recompute, tensor_value
 from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.shared.autocast_regions import marked_lower
 from fxamp.passes.shared.backward_ops import backward_edit, follow_input_dtype, lacks_kernel
 from fxamp.passes.shared.decision import Decision, decide, decision, inserted_for, overrule
 from fxamp.passes.shared.refusals import refusal
-from fxamp.passes.shared.regions import marked_lower
 from fxamp.passes.shared.sites import site_of
 from fxamp.passes.shared.widening import CASTS, VIEWS
 from fxamp.torch_private import without_autocast

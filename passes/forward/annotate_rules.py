@@ -24,8 +24,8 @@ from fxamp.graph.aliases import AliasSets, is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.argument_names import require_arguments
+from fxamp.passes.shared.autocast_regions import ENTER, EXIT, AutocastRegion, mark_region, outermost, walk
 from fxamp.passes.shared.decision import Decision, decide, decision
-from fxamp.passes.shared.regions import ENTER, EXIT, Region, mark_region, outermost, walk
 from fxamp.passes.shared.sites import site_of
 from fxamp.policy import Category, Ruling
 
@@ -49,7 +49,7 @@ class AnnotateRules(Pass[CastContext]):
         return None
 
 
-def _annotate(gm: GraphModule, context: CastContext, region: Region) -> int:
+def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion) -> int:
     changed = 0
     aliases = cache(lambda: AliasSets(gm.graph))  # few policies have rules for views: mostly it is never made
     for node, here in walk(gm, context, region):
@@ -65,7 +65,7 @@ def _annotate(gm: GraphModule, context: CastContext, region: Region) -> int:
     return changed
 
 
-def _decide(node: Node, region: Region, context: CastContext, aliases: Callable[[], AliasSets]) -> Decision:
+def _decide(node: Node, region: AutocastRegion, context: CastContext, aliases: Callable[[], AliasSets]) -> Decision:
     if is_kept(node):
         return Decision(None, None, f"kept as captured: {node.meta[VERBATIM]}")
     ruling = rule_on(node, context)
@@ -110,7 +110,7 @@ def _refusal(node: Node, advice: str, context: CastContext) -> str:
     return f"{advice}\n  policy {context.policy.name}, at {describe_source(node)}{where}"
 
 
-def _annotate_function(node: Node, context: CastContext, region: Region) -> int:
+def _annotate_function(node: Node, context: CastContext, region: AutocastRegion) -> int:
     function = autograd_function(node)
     if function is None:
         return 0
@@ -121,7 +121,7 @@ def _annotate_function(node: Node, context: CastContext, region: Region) -> int:
     inside = region
     if request is not None and request.cast_inputs is not None and not baked:
         _cast_inputs(function.forward.module, request.cast_inputs, context)
-        inside = Region(None, None)
+        inside = AutocastRegion(None, None)
     if request is not None and request.decorated_backward and not baked:
         _drop_outermost_region(function.backward)
     return _annotate(function.forward.module, context, inside) + _annotate(function.backward, context, inside)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from fxamp.passes.base import CastContext, Pass, Result, all_graphs
-from fxamp.passes.shared.regions import ENTER, EXIT, concerns
+from fxamp.passes.shared.autocast_regions import ENTER, EXIT, concerns
 
 
 @dataclass(frozen=True)

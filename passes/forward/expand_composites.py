@@ -23,7 +23,7 @@ from fxamp.graph import fake_tensors, inherit_provenance, is_composite, module_c
 from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import CastContext, Pass, Result
-from fxamp.passes.shared.regions import Region, outermost, walk
+from fxamp.passes.shared.autocast_regions import AutocastRegion, outermost, walk
 from fxamp.passes.shared.sites import site_of
 
 #: The kernel that eager mode runs. ``OpOverload.decompose`` would prefer Python's where a compiler registered one.
@@ -48,7 +48,7 @@ class _Expander:
         self._hiding: dict[Hashable, bool] = {}
         self.expanded = 0
 
-    def expand(self, gm: GraphModule, region: Region) -> None:
+    def expand(self, gm: GraphModule, region: AutocastRegion) -> None:
         changed = False
         for node, here in walk(gm, self._context, region):
             changed |= self._node(gm, node, here)
@@ -61,7 +61,7 @@ class _Expander:
         if changed:
             gm.recompile()
 
-    def _node(self, gm: GraphModule, node: Node, region: Region) -> bool:
+    def _node(self, gm: GraphModule, node: Node, region: AutocastRegion) -> bool:
         inner = self._decomposed(node, region) if self._hides_rule(node, region, node) else None
         if inner is None:
             return False
@@ -70,7 +70,7 @@ class _Expander:
         self.expanded += 1
         return True
 
-    def _hides_rule(self, node: Node, region: Region, within: Node) -> bool:
+    def _hides_rule(self, node: Node, region: AutocastRegion, within: Node) -> bool:
         """Whether ``node`` is a composite without a rule that is made of ops of which one has, or hides, a rule.
 
         ``within`` is the node of the graph that ``node`` is, or is a part of. One call of a kind is traced for all.
@@ -96,7 +96,7 @@ class _Expander:
         ruling = policy.plain_ruling(op_name(node)) or policy.ruling(site_of(node, within=within))
         return ruling.rule is not None
 
-    def _signature(self, node: Node, region: Region, within: Node) -> Hashable:
+    def _signature(self, node: Node, region: AutocastRegion, within: Node) -> Hashable:
         """What decides whether a composite is expanded: how it decomposes, and where, if rules ask for that."""
         if not self._context.policy.conditional:
             return _signature(node), region.captured
@@ -105,7 +105,7 @@ class _Expander:
         )
         return _signature(node), region.captured, shapes, module_path(within), module_classes(within)
 
-    def _decomposed(self, node: Node, region: Region) -> GraphModule | None:
+    def _decomposed(self, node: Node, region: AutocastRegion) -> GraphModule | None:
         """One level of the op's own decomposition; None if it cannot be traced on values alone."""
         arguments = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         leaves, spec = pytree.tree_flatten(arguments)
@@ -124,7 +124,7 @@ class _Expander:
             except RuntimeError:
                 return None
 
-    def _autocast(self, region: Region) -> AbstractContextManager[None]:
+    def _autocast(self, region: AutocastRegion) -> AbstractContextManager[None]:
         """The state under which the program was captured: it may be valid only there."""
         if region.captured is None:
             return nullcontext()

@@ -27,7 +27,7 @@ from fxamp.graph import GraphWriter, computed, graph_output, is_layout_call, rec
 from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_rules import Edit, edit_for
-from fxamp.passes.shared.cast_writer import CastWriter, Origin
+from fxamp.passes.shared.cast_writer import AutogradInfo, CastWriter
 from fxamp.passes.shared.decision import WAS, decision, overrule
 from fxamp.passes.shared.refusals import cast_back, may_write_opaquely, refusal
 
@@ -53,7 +53,7 @@ class _Rewriter:
     """Walks one graph in order; ``captured`` holds the values that its nodes had before the walk."""
 
     def __init__(
-        self, gm: GraphModule, context: CastContext, grad: bool, outer: Sequence[Origin] | None = None
+        self, gm: GraphModule, context: CastContext, grad: bool, outer: Sequence[AutogradInfo] | None = None
     ) -> None:
         self._gm = gm
         self._context = context

@@ -15,16 +15,16 @@ _DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.detach_.de
 
 
 @dataclass(frozen=True)
-class Origin:
+class AutogradInfo:
     """Whether a value needs a gradient, and whether it is a leaf that does."""
 
     needs_grad: bool
     leaf: bool
 
 
-def _origin(value: torch.Tensor | None) -> Origin:
+def _origin(value: torch.Tensor | None) -> AutogradInfo:
     needs_grad = value is not None and value.requires_grad
-    return Origin(needs_grad, value is not None and needs_grad and value.is_leaf)
+    return AutogradInfo(needs_grad, value is not None and needs_grad and value.is_leaf)
 
 
 def _given(node: Node) -> Node | None:
@@ -38,7 +38,7 @@ class CastWriter:
     ``outer`` says of each placeholder of a body where it comes from; without it the placeholders' values tell.
     """
 
-    def __init__(self, graph: Graph, grad: bool, outer: Sequence[Origin] | None = None) -> None:
+    def __init__(self, graph: Graph, grad: bool, outer: Sequence[AutogradInfo] | None = None) -> None:
         self.grad_enabled = grad
         self.inserted = 0
         self.shared = 0
@@ -72,9 +72,9 @@ class CastWriter:
         if any(source in self._needs_grad for source in node.all_input_nodes):
             self._needs_grad.add(node)
 
-    def origin(self, argument: Any) -> Origin:
+    def origin(self, argument: Any) -> AutogradInfo:
         """What the placeholder of a body that is bound to ``argument`` must know of it."""
-        return Origin(argument in self._needs_grad, argument in self._leaves)
+        return AutogradInfo(argument in self._needs_grad, argument in self._leaves)
 
     def cast(self, source: Node, dtype: torch.dtype, user: Node, why: str) -> Node:
         """``source`` in ``dtype``, for ``user``; an existing cast where sharing it is right.

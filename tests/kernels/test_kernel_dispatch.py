@@ -14,7 +14,7 @@ from fxamp.errors import OptionError
 from fxamp.kernels import Implementation, check_unscale, check_unscale_, dispatch, forced
 from fxamp.kernels.devices import _perform_share, perform_everywhere
 from fxamp.kernels.dispatch import implementation
-from fxamp.kernels.work import Work
+from fxamp.kernels.work import UnscaleRequest
 
 CPU = torch.device("cpu")
 WITHOUT_TRITON = """
@@ -64,7 +64,7 @@ def test_shares_of_several_devices_are_brought_together() -> None:
     wanted = expected(gradients, inv_scale)
     assert 0 < sum(wanted.flags) < len(gradients)
     found_inf, flags, norm = torch.zeros(()), torch.zeros(len(gradients), dtype=torch.int32), torch.zeros(())
-    work = Work(gradients, gradients, inv_scale, found_inf, flags, norm)
+    work = UnscaleRequest(gradients, gradients, inv_scale, found_inf, flags, norm)
     for positions in ([0, 2, 4], [5, 1, 3]):
         _perform_share(work, positions, CPU, CPU, keep=False)
     assert flags.tolist() == wanted.flags
@@ -77,7 +77,7 @@ def test_a_share_for_each_device() -> None:
     """ "cpu:0" is another name of the same memory, and counts as another device."""
     gradients, kept = [torch.ones(3), torch.ones(2)], torch.zeros((), device="cpu:0")
     flags, norm = torch.zeros(2, dtype=torch.int32), torch.zeros(())
-    perform_everywhere(Work(gradients, None, None, kept, flags, norm), torch.device("cpu", 0), keep=False)
+    perform_everywhere(UnscaleRequest(gradients, None, None, kept, flags, norm), torch.device("cpu", 0), keep=False)
     assert (kept.item(), flags.tolist(), norm.item()) == (0.0, [0, 0], 5.0)
 
 
@@ -88,7 +88,7 @@ def test_16_byte_accesses_need_source_and_target_aligned() -> None:
     assert storage.data_ptr() % 16 == 0
     for source, target, aligned in [(0, 4, True), (0, 5, False), (1, 4, False), (1, 5, False)]:
         pair = [storage[source:][:8]], [storage[32 + target :][:8]]
-        (launch,) = _prepare_anew(Work(*pair, inv_scale)).launches
+        (launch,) = _prepare_anew(UnscaleRequest(*pair, inv_scale)).launches
         assert launch.group.kernel.aligned == aligned
 
 

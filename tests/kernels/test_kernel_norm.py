@@ -7,7 +7,7 @@ from kernel_cases import finite_bits
 from fxamp.kernels import check_, check_unscale_, check_unscale_norm
 from fxamp.kernels.dispatch import perform
 from fxamp.kernels.plan import CHUNK, block_size
-from fxamp.kernels.work import Work
+from fxamp.kernels.work import UnscaleRequest
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -97,5 +97,5 @@ def test_work_adds_to_the_norm() -> None:
     """Which lets launches, devices and gradients that no kernel handles contribute one after the other."""
     norm = torch.full((), 5.0)
     gradients = [torch.ones(3), torch.ones(2, dtype=torch.float16), torch.ones(4)[::2]]
-    perform(Work(gradients, gradients, torch.tensor(2.0), squared_norm=norm), keep=False)
+    perform(UnscaleRequest(gradients, gradients, torch.tensor(2.0), squared_norm=norm), keep=False)
     assert norm.item() == 5.0 + 4.0 * 7

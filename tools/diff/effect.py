@@ -13,7 +13,7 @@ from fxamp.listing.model import Entry, Listing
 from fxamp.listing.totals import Totals, is_op, totals
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.show.load import Request, prepare
-from fxamp.tools.show.prepare import Prepared
+from fxamp.tools.show.prepare import ProgramGraph
 from fxamp.tools.show.quiet import in_one_line, quiet
 
 #: The tool's name, for what is said on stderr.
@@ -96,7 +96,7 @@ def effects(file: str, old: Side, new: Side, trust: bool) -> Iterator[Effect]:
         print(f"{PROG}: warning: {text}", file=sys.stderr)
 
 
-def _effect(file: str, graph: Prepared, old: Side, new: Side) -> Effect:
+def _effect(file: str, graph: ProgramGraph, old: Side, new: Side) -> Effect:
     made = [_listing(graph, side) for side in (old, new)]
     before, after = made
     if isinstance(before, str) or isinstance(after, str):
@@ -112,7 +112,7 @@ def _effect(file: str, graph: Prepared, old: Side, new: Side) -> Effect:
     )
 
 
-def _listing(graph: Prepared, side: Side) -> Listing | str:
+def _listing(graph: ProgramGraph, side: Side) -> Listing | str:
     """The graph under a policy, or why the policy refuses it."""
     try:
         return graph.listing(side.policy, "compared by fxamp-diff")

@@ -43,7 +43,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """A model, its batches, and its loss. ``batches`` makes a new iterator at each call; it ends after ``most``."""
 
     file: str
@@ -83,7 +83,7 @@ class Work:
 
 
 def calling(mod: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls ``mod``; see :meth:`Work.callable`."""
+    """A function that calls ``mod``; see :meth:`Workload.callable`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return mod(*args, **kwargs)
@@ -94,7 +94,7 @@ def calling(mod: Callable[..., Any]) -> Callable[..., Any]:
 _numbers = count()
 
 
-def load_work(file: str, notice: Callable[[str], None], most: int | None = None) -> Work:
+def load_work(file: str, notice: Callable[[str], None], most: int | None = None) -> Workload:
     """Run ``file`` and return what it defines; ``notice`` is told before. At most ``most`` batches will be taken.
 
     Raises ListingError, with the line where the file raised, or naming what it lacks and what it does define; and for a
@@ -111,7 +111,7 @@ def load_work(file: str, notice: Callable[[str], None], most: int | None = None)
             raise ListingError(_lacking(file, defined))
         model = _model(file, defined["model"])
         source = defined["batches"] if "batches" in defined else (_called(file, defined["inputs"]),)
-    return Work(file, model, source, given_loss(file, defined.get("loss"), notice), most)
+    return Workload(file, model, source, given_loss(file, defined.get("loss"), notice), most)
 
 
 def failed(file: str, doing: str, error: BaseException) -> ListingError:

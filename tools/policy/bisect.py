@@ -14,7 +14,7 @@ from fxamp.tools.policy.bisect_units import ModuleTree, Unit, rule_units
 from fxamp.tools.policy.delta import hierarchical, is_minimal
 from fxamp.tools.policy.here import base_policy, refuse_overwriting
 from fxamp.tools.policy.patch import patch_text
-from fxamp.tools.policy.places import Place
+from fxamp.tools.policy.places import ModuleOp
 from fxamp.tools.show.output import write_text
 
 PROG = "fxamp-policy bisect"
@@ -88,7 +88,7 @@ def _bisect(given: Namespace) -> bool:
     return True
 
 
-def _search(trials: Trials, by: str, places: Sequence[Place]) -> tuple[Unit, ...] | None:
+def _search(trials: Trials, by: str, places: Sequence[ModuleOp]) -> tuple[Unit, ...] | None:
     """The minimal set, verified to be one; None if all units together miss the tolerance, which is said."""
     tree = ModuleTree(places)
     every: tuple[Unit, ...] = (tree.root,) if by == "modules" else rule_units(trials.policy, places)

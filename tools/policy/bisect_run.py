@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fxamp.tools.common.restored import restored
-from fxamp.tools.policy.batches import Batch, Work, calling
+from fxamp.tools.policy.batches import Batch, Workload, calling
 from fxamp.tools.policy.losses import floating
 
 
@@ -78,7 +78,7 @@ class Copy:
     batches: tuple[Batch, ...]
 
     @staticmethod
-    def of(work: Work, batches: Sequence[Batch], dtype: torch.dtype | None = None) -> "Copy":
+    def of(work: Workload, batches: Sequence[Batch], dtype: torch.dtype | None = None) -> "Copy":
         """Copy ``work``'s model, and ``batches``, with floating-point tensors in ``dtype`` if it is given."""
         model = copy.deepcopy(work.model)
         if isinstance(model, torch.nn.Module):
@@ -87,7 +87,7 @@ class Copy:
         return Copy(model, there)
 
     def run(
-        self, work: Work, call: Callable[..., Any], scaled: Callable[[Tensor], Tensor] | None, seed: int
+        self, work: Workload, call: Callable[..., Any], scaled: Callable[[Tensor], Tensor] | None, seed: int
     ) -> Results:
         """Run ``call``, which computes the model, on all batches, each with its own fixed seed.
 
@@ -97,7 +97,7 @@ class Copy:
             return self._run(work, call, scaled, seed)
 
     def _run(
-        self, work: Work, call: Callable[..., Any], scaled: Callable[[Tensor], Tensor] | None, seed: int
+        self, work: Workload, call: Callable[..., Any], scaled: Callable[[Tensor], Tensor] | None, seed: int
     ) -> Results:
         outputs: list[Tensor] = []
         for at, batch in enumerate(self.batches):

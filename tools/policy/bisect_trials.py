@@ -12,10 +12,10 @@ from fxamp.policy import LossScale, Policy
 from fxamp.scaler import GradScaler
 from fxamp.targets import SCALED_DTYPES
 from fxamp.tools.common.unlogged import unlogged
-from fxamp.tools.policy.batches import Batch, Work, failed
+from fxamp.tools.policy.batches import Batch, Workload, failed
 from fxamp.tools.policy.bisect_run import Copy, Errors, Results
 from fxamp.tools.policy.bisect_units import Unit, with_units
-from fxamp.tools.policy.places import Place, watched
+from fxamp.tools.policy.places import ModuleOp, watched
 from fxamp.tools.show.quiet import quiet
 
 #: A loss scale below this is given up: a gradient that overflows there would overflow unscaled.
@@ -26,7 +26,7 @@ _LEAST_SCALE = 2.0**-24
 class Trials:
     """Everything that is tried: ``passed`` and ``errors`` remember by the units that are in float32."""
 
-    work: Work
+    work: Workload
     batches: tuple[Batch, ...]
     policy: Policy
     tolerance: float
@@ -50,9 +50,9 @@ class Trials:
         """Whether the larger error is within the tolerance."""
         return self.errors(units).worst <= self.tolerance
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[ModuleOp]:
         """The places that the policy runs in 16 bits, in the order of the graphs."""
-        found: dict[Place, None] = {}
+        found: dict[ModuleOp, None] = {}
 
         def collect(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             uses = (use for uses in watched(gm, inputs, self.policy).uses for use in uses)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from fxamp.policy import Category, Policy, Rule
 from fxamp.tools.policy.calibrate_rules import exact, short
-from fxamp.tools.policy.places import Place
+from fxamp.tools.policy.places import ModuleOp
 
 
 class Unit(Protocol):
@@ -66,7 +66,7 @@ class Whole:
 class ModuleTree:
     """The modules with calls that the policy runs in 16 bits, as units: a unit's parts are what it is made of."""
 
-    def __init__(self, places: Iterable[Place]) -> None:
+    def __init__(self, places: Iterable[ModuleOp]) -> None:
         known = list(dict.fromkeys(places))
         self._paths = list(dict.fromkeys(place.module for place in known))
         self._ops = {path: tuple(place.op for place in known if place.module == path) for path in self._paths}
@@ -88,7 +88,7 @@ class ModuleTree:
         return Subtree(path, exact(path, self._paths) if path else "**")
 
 
-def rule_units(policy: Policy, places: Iterable[Place]) -> tuple[Whole, ...]:
+def rule_units(policy: Policy, places: Iterable[ModuleOp]) -> tuple[Whole, ...]:
     """The policy's rules for 16 bits that are for an op of ``places``, in their order."""
     ops = {place.op for place in places}
     lower = [rule for rule in policy.rules if rule.cast is Category.LOWER_PRECISION_FP]

@@ -9,13 +9,13 @@ from fxamp.errors import OptionError
 from fxamp.policy import LossScale, Policy
 from fxamp.targets import SCALED_DTYPES
 from fxamp.tools.common.command_line import Parser, guarded, positive
-from fxamp.tools.policy.batches import Work, load_work
+from fxamp.tools.policy.batches import Workload, load_work
 from fxamp.tools.policy.calibrate_rules import globs_for, rules_for, short
 from fxamp.tools.policy.calibrate_table import summary
 from fxamp.tools.policy.evidence import Evidence, Sample, gather
 from fxamp.tools.policy.here import base_policy, refuse_overwriting
 from fxamp.tools.policy.patch import patch_text
-from fxamp.tools.policy.places import Place
+from fxamp.tools.policy.places import ModuleOp
 from fxamp.tools.policy.ranges import Format
 from fxamp.tools.policy.troubles import UNDERFLOW, Limits, exponent, fitting_shift, share
 from fxamp.tools.show.output import write_text
@@ -123,7 +123,7 @@ def _shift(given: Namespace, policy: Policy, evidence: Evidence) -> int:
     return shift
 
 
-def _head(name: str, work: Work, evidence: Evidence, limits: Limits, scaled: bool) -> Iterator[str]:
+def _head(name: str, work: Workload, evidence: Evidence, limits: Limits, scaled: bool) -> Iterator[str]:
     yield f"What {work.file} needs beyond {name}, from {_many(evidence.batches, 'batch', 'batches')}, run in float32."
     values = sum(sample.forward.count for sample in evidence.samples if not sample.raised)
     graphs = _many(evidence.graphs, "graph")
@@ -148,7 +148,7 @@ def _notes(evidence: Evidence, limits: Limits) -> Iterator[str]:
         yield f"  {short(op)} in {', '.join(glob or 'the root module' for glob in found)}: {_largest(raised, op, bad)}"
 
 
-def _largest(raised: Sequence[Sample], op: str, bad: Collection[Place]) -> str:
+def _largest(raised: Sequence[Sample], op: str, bad: Collection[ModuleOp]) -> str:
     seen = [sample for sample in raised if sample.place.op == op and sample.place not in bad]
     return f"the largest value is {max(sample.forward.amax for sample in seen):.3g}"
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fxamp.policy import Category, Rule
 from fxamp.policy.model.module_globs import covers_module
-from fxamp.tools.policy.places import Place
+from fxamp.tools.policy.places import ModuleOp
 from fxamp.tools.policy.troubles import Trouble
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-def rules_for(troubles: Sequence[Trouble], places: Iterable[Place], taken: Iterable[str]) -> list[Rule]:
+def rules_for(troubles: Sequence[Trouble], places: Iterable[ModuleOp], taken: Iterable[str]) -> list[Rule]:
     """Return float32 rules for the places of ``troubles``; ``places`` are all places that the policy runs in 16 bits.
 
     A glob with ``*`` is used only where it covers no place that the paths themselves would not. ``taken`` are the ids

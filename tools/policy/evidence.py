@@ -13,8 +13,8 @@ from fxamp.errors import FxampError, ListingError
 from fxamp.passes.base import all_graphs
 from fxamp.policy import Policy
 from fxamp.tools.common.restored import restored
-from fxamp.tools.policy.batches import Batch, Work, failed, unlimited_recompiles
-from fxamp.tools.policy.places import Place, Watched, watched
+from fxamp.tools.policy.batches import Batch, Workload, failed, unlimited_recompiles
+from fxamp.tools.policy.places import ModuleOp, Watched, watched
 from fxamp.tools.policy.ranges import Format, Range
 from fxamp.tools.policy.watch import Show, Watch
 from fxamp.tools.show.quiet import quiet
@@ -24,7 +24,7 @@ from fxamp.tools.show.quiet import quiet
 class Sample:
     """One value of one call: what it is to the call, and the ranges of itself and of its gradient."""
 
-    place: Place
+    place: ModuleOp
     what: str
     raised: bool
     forward: Range
@@ -45,7 +45,7 @@ class Evidence:
     unseen: tuple[Sample, ...] = ()
 
 
-def gather(work: Work, policy: Policy, gradients: bool, progress: Callable[[str], None]) -> Evidence:
+def gather(work: Workload, policy: Policy, gradients: bool, progress: Callable[[str], None]) -> Evidence:
     """Run every batch of ``work``; with ``gradients`` also the backward from its loss. The model stays as it is.
 
     Raises ListingError where there is nothing to learn from: no batch, nothing that the policy would run in 16 bits,
@@ -68,7 +68,7 @@ def gather(work: Work, policy: Policy, gradients: bool, progress: Callable[[str]
     return Evidence(samples, count, len(watcher.graphs), unseen)
 
 
-def _run(work: Work, compiled: Callable[..., Any], batch: Batch, watcher: "_Watcher", number: int) -> None:
+def _run(work: Workload, compiled: Callable[..., Any], batch: Batch, watcher: "_Watcher", number: int) -> None:
     where = f"batch {number - 1}"
     try:
         with restored((batch.args, dict(batch.kwargs))):
@@ -90,7 +90,7 @@ def _run(work: Work, compiled: Callable[..., Any], batch: Batch, watcher: "_Watc
             parameter.grad = None
 
 
-def _backward(work: Work, loss: Tensor, where: str) -> None:
+def _backward(work: Workload, loss: Tensor, where: str) -> None:
     if not bool(loss.isfinite()):
         raise ListingError(f"{work.file}: {where}: the loss is {loss.item()} in float32; accepted: a finite one")
     if not loss.requires_grad:

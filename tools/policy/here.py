@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fxamp.backend.place import resolve_here
+from fxamp.backend.machine import resolve_here
 from fxamp.errors import OptionError, PolicyError
 from fxamp.policy import Policy
-from fxamp.tools.policy.batches import Work
+from fxamp.tools.policy.batches import Workload
 
 
 def base_policy(
-    given: str | None, work: Work, notice: Callable[[str], None], runs: bool, emulate: bool = False
+    given: str | None, work: Workload, notice: Callable[[str], None], runs: bool, emulate: bool = False
 ) -> tuple[str, Policy]:
     """Return the name (or path) and the policy to work on, resolved: ``given``, else float16 on the model's device.
 

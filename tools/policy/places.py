@@ -21,7 +21,7 @@ from fxamp.policy import Category, Policy
 
 
 @dataclass(frozen=True)
-class Place:
+class ModuleOp:
     """An op in a module: what one rule can name. ``module``: a dotted path, ``""`` for the root; ``op``: its name."""
 
     module: str
@@ -37,7 +37,7 @@ class Use:
     ``values`` are then those that it reads and makes.
     """
 
-    place: Place
+    place: ModuleOp
     values: Mapping[str, str]
     raised: bool = False
 
@@ -73,7 +73,7 @@ def _uses(shown: GraphModule, rewritten: GraphModule, policy: Policy) -> Iterato
         changed = after.get(node.name)
         if not _computes(node) or changed is None:
             continue
-        place = Place(module_path(node), op_name(node))
+        place = ModuleOp(module_path(node), op_name(node))
         read = {_origin(source).name: source for source in changed.all_input_nodes} | {node.name: changed}
         known = {name: label for name, label in _labels(node) if name in read}
         low = {name: label for name, label in known.items() if _dtype(read[name]) is lower}

@@ -7,7 +7,7 @@ import torch
 
 from fxamp.policy.model.loss_scale import FLOAT32_MAX
 from fxamp.tools.policy.evidence import Sample
-from fxamp.tools.policy.places import Place
+from fxamp.tools.policy.places import ModuleOp
 from fxamp.tools.policy.ranges import Format, Range
 
 #: Up to this share of values below the normal numbers, underflow adds no more error than rounding does anyway. Let u be
@@ -21,7 +21,7 @@ UNDERFLOW = 0.5
 class Trouble:
     """Why values at a place do not fit: ``kind`` is "overflow" or "underflow", ``words`` are the numbers."""
 
-    place: Place
+    place: ModuleOp
     kind: str
     share: float
     words: str

@@ -15,7 +15,7 @@ from fxamp.errors import ListingError
 from fxamp.graph import dtype_name, fake_tensors
 from fxamp.listing import Entry, Listing, TensorType
 from fxamp.tools.show.expressions import Opaque, Reader, Unreadable
-from fxamp.tools.show.prepare import Prepared
+from fxamp.tools.show.prepare import ProgramGraph
 from fxamp.tools.show.propagate import ANNOTATED, propagate
 from fxamp.tools.show.symbols import Symbols
 
@@ -238,12 +238,12 @@ def _picks(listing: Listing) -> dict[str, dict[int, TensorType]]:
     return found
 
 
-def prepare_listing(listing: Listing, file: str) -> Prepared:
+def prepare_listing(listing: Listing, file: str) -> ProgramGraph:
     """The graph of ``listing``, ready for policies. Raises ListingError as :func:`build` does."""
     built = build(listing, file)
     devices = {entry.name: entry.values[0].device for entry in listing.entries if _has_device(entry)}
     kinds = {device.partition(":")[0] for device in devices.values()}
-    return Prepared(
+    return ProgramGraph(
         listing.name,
         built.module,
         built.inputs,

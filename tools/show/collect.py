@@ -17,14 +17,14 @@ from fxamp.backend.breaks import why_ended
 from fxamp.errors import ListingError
 from fxamp.tools.common.restored import modules_in, restored, tensor_stores, tensors_beside_modules
 from fxamp.tools.show.model_file import Program, place
-from fxamp.tools.show.prepare import Prepared
+from fxamp.tools.show.prepare import ProgramGraph
 from fxamp.tools.show.quiet import one_line
 
 #: Errors of a call that would be the same with real tensors: the inputs do not fit.
 _MISFITS = (TorchRuntimeError, TypeError)
 
 
-def collect(program: Program, file: str, notice: Callable[[str], None]) -> list[Prepared]:
+def collect(program: Program, file: str, notice: Callable[[str], None]) -> list[ProgramGraph]:
     """The graphs of one call, in the order in which Dynamo makes them; nothing is computed on real tensors.
 
     If the code between the graphs needs the values of tensors, the model is run on its real inputs instead, which
@@ -60,12 +60,12 @@ def _misfit(file: str, error: Exception, more: str = "") -> ListingError:
 _FOUND = re.compile(r"got (\w+\(.*\))", re.MULTILINE)
 
 
-def _compiled(program: Program, device: str) -> list[Prepared]:
-    graphs: list[Prepared] = []
+def _compiled(program: Program, device: str) -> list[ProgramGraph]:
+    graphs: list[ProgramGraph] = []
 
     def take(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         name = f"graph_{len(graphs)}"
-        graphs.append(Prepared(name, _copy(gm), list(inputs), "" if device == "meta" else device, why_ended(gm)))
+        graphs.append(ProgramGraph(name, _copy(gm), list(inputs), "" if device == "meta" else device, why_ended(gm)))
         return gm.forward
 
     mod = program.model

@@ -11,10 +11,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxamp.errors import ListingError
 from fxamp.tools.show.model_file import as_module, guarded
-from fxamp.tools.show.prepare import Prepared
+from fxamp.tools.show.prepare import ProgramGraph
 
 
-def run_runnable(file: str, notice: Callable[[str], None]) -> Prepared:
+def run_runnable(file: str, notice: Callable[[str], None]) -> ProgramGraph:
     """The graph of a runnable and its inputs, by running the file; ``notice`` is told before.
 
     The graph itself is not run, and its inputs are FakeTensors. Symbolic sizes have the numbers of the program's run.
@@ -31,7 +31,7 @@ def run_runnable(file: str, notice: Callable[[str], None]) -> Prepared:
             raise ListingError(f"{file}: it defines no mod and load_args, as torch's fx_graph_runnable.py does")
         guarded(file, lambda: load_args(inputs))
         graph = GraphModule(mod, guarded(file, lambda: Tracer().trace(mod)))
-    return Prepared("graph_0", graph, inputs.args, min(inputs.devices - {"cpu", "meta"}, default="cpu"))
+    return ProgramGraph("graph_0", graph, inputs.args, min(inputs.devices - {"cpu", "meta"}, default="cpu"))
 
 
 class _Inputs:

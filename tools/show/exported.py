@@ -13,14 +13,14 @@ from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
 
 from fxamp.errors import ListingError
-from fxamp.tools.show.prepare import Prepared
+from fxamp.tools.show.prepare import ProgramGraph
 from fxamp.tools.show.quiet import one_line
 
 #: Files of an archive that hold pickled Python objects, which run code when they are read.
 _PICKLED = ("opaque_obj", "custom_obj")
 
 
-def prepare_exported(file: str, trust: bool) -> Prepared:
+def prepare_exported(file: str, trust: bool) -> ProgramGraph:
     """The graph of the exported program in ``file``.
 
     Tensors that were pickled are read without running code, unless ``trust`` says that the file may. Raises
@@ -68,7 +68,7 @@ def _weights_only(only: bool) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _prepared(exported: ExportedProgram) -> Prepared:
+def _prepared(exported: ExportedProgram) -> ProgramGraph:
     module = exported.graph_module
     for graph in (inner for inner in module.modules() if isinstance(inner, GraphModule)):
         _on_cpu(graph)
@@ -80,7 +80,7 @@ def _prepared(exported: ExportedProgram) -> Prepared:
     placeholders = module.graph.find_nodes(op="placeholder")
     devices = {node.name: node.meta["val"].device for node in placeholders if isinstance(node.meta.get("val"), Tensor)}
     kinds = {device.type for device in devices.values()}
-    return Prepared(
+    return ProgramGraph(
         "graph_0",
         module,
         [_input(node.name, node.meta.get("val"), trained) for node in placeholders],

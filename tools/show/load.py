@@ -21,7 +21,7 @@ from fxamp.tools.show.kinds import existing, kind_of, syntax
 from fxamp.tools.show.quiet import in_one_line, quiet
 
 if TYPE_CHECKING:
-    from fxamp.tools.show.prepare import Prepared
+    from fxamp.tools.show.prepare import ProgramGraph
 
 _T = TypeVar("_T")
 
@@ -55,7 +55,7 @@ def load(path: str, request: Request) -> Document:
     return Document(tuple(graphs), tuple(dict.fromkeys(notes)))
 
 
-def prepare(path: str, request: Request) -> "list[Prepared]":
+def prepare(path: str, request: Request) -> "list[ProgramGraph]":
     """The captured graphs of ``path``, to which policies can be applied one after another.
 
     Raises ListingError; among others for a graph that no policy can be applied to.
@@ -88,7 +88,7 @@ def _or_trust(build: Callable[[], _T]) -> _T:
         raise ListingError(f"{error}; accepted with --trust, which runs the file") from error
 
 
-def _prepare_text(file: str, request: Request) -> "list[Prepared]":
+def _prepare_text(file: str, request: Request) -> "list[ProgramGraph]":
     return _prepare_read(_readable(file), file)
 
 
@@ -100,7 +100,7 @@ def _readable(file: str) -> Document:
     return document
 
 
-def _prepare_read(document: Document, file: str) -> "list[Prepared]":
+def _prepare_read(document: Document, file: str) -> "list[ProgramGraph]":
     from fxamp.tools.show.build import prepare_listing
 
     prepared = [prepare_listing(listing, file) for listing in document.graphs]
@@ -125,7 +125,7 @@ def _run(file: str, request: Request) -> Document:
         return Document((run_runnable(file, _notice(request)).plain_listing(),))
 
 
-def _prepare_runnable(file: str, request: Request) -> "list[Prepared]":
+def _prepare_runnable(file: str, request: Request) -> "list[ProgramGraph]":
     if not request.trust:
         document = _readable(file)
         return _or_trust(partial(_prepare_read, document, file))
@@ -136,7 +136,7 @@ def _prepare_runnable(file: str, request: Request) -> "list[Prepared]":
     return [prepared]
 
 
-def _prepare_model(file: str, request: Request) -> "list[Prepared]":
+def _prepare_model(file: str, request: Request) -> "list[ProgramGraph]":
     from fxamp.tools.show.model_file import program
 
     tree = syntax(file)
@@ -150,7 +150,7 @@ def _prepare_model(file: str, request: Request) -> "list[Prepared]":
     return graphs
 
 
-def _prepare_exported(file: str, request: Request) -> "list[Prepared]":
+def _prepare_exported(file: str, request: Request) -> "list[ProgramGraph]":
     from fxamp.tools.show.exported import prepare_exported
 
     return [prepare_exported(file, request.trust)]
@@ -160,7 +160,7 @@ def _notice(request: Request) -> Callable[[str], None]:
     return lambda text: print(f"{request.prog}: {text}", file=sys.stderr)
 
 
-_PREPARE: "Mapping[str, Callable[[str, Request], list[Prepared]]]" = {
+_PREPARE: "Mapping[str, Callable[[str, Request], list[ProgramGraph]]]" = {
     "graph": _prepare_text,
     "runnable": _prepare_runnable,
     "model": _prepare_model,

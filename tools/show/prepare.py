@@ -27,7 +27,7 @@ def _none() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class ProgramGraph:
     """One graph of a program, with FakeTensors on the CPU for its inputs, whatever device it is for.
 
     ``devices`` are the devices that inputs had, by name. ``original`` gives the program's own names for symbols back,

@@ -22,7 +22,7 @@ CAPABILITY = "comparisons joined by commas, such as '>=8.0' or '>=8.0,<9.0'"
 
 
 @dataclass(frozen=True)
-class Place:
+class Machine:
     """The machine that a program runs on; None means unknown.
 
     ``torch``: its version. ``capability``: CUDA's compute capability, ``(8, 0)``, as torch reports it (of AMD's GPUs
@@ -36,11 +36,11 @@ class Place:
 
 def place(
     torch_version: str | None, capability: "str | tuple[int, ...] | None", cpu_features: Iterable[str] | None
-) -> Place:
+) -> Machine:
     """Return the place with these facts; the default for ``torch_version`` is the installed torch."""
     version = installed_torch_version() if torch_version is None else torch_version
     numbers = version_parts(capability) if isinstance(capability, str) else capability
-    return Place(version, numbers, None if cpu_features is None else frozenset(cpu_features))
+    return Machine(version, numbers, None if cpu_features is None else frozenset(cpu_features))
 
 
 def capability_condition(text: str) -> str:
@@ -76,7 +76,7 @@ def match_problems(device: str, torch: str, capability: str, features: tuple[str
             yield key, f"{key} is for device = {wanted!r}, but this policy has device = {device!r}"
 
 
-def mismatches(torch: str, capability: str, features: tuple[str, ...], here: Place) -> list[str]:
+def mismatches(torch: str, capability: str, features: tuple[str, ...], here: Machine) -> list[str]:
     """Return in words the conditions that ``here`` fails; empty ones always hold, unknown facts are not checked."""
     found = []
     if torch and not holds(torch, here.torch):
@@ -93,7 +93,7 @@ def _capable(condition: str, capability: tuple[int, ...]) -> bool:
     return not condition or meets(parse(condition, "compute capability", CAPABILITY), capability)
 
 
-def unchecked(capability: str, features: tuple[str, ...], here: Place) -> tuple[str, ...]:
+def unchecked(capability: str, features: tuple[str, ...], here: Machine) -> tuple[str, ...]:
     """Return the conditions that cannot be checked because the facts are unknown."""
     found = [f"capability {capability}"] if capability and here.capability is None else []
     if features and here.cpu_features is None:

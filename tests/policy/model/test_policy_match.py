@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
-from fxamp.backend import place
+from fxamp.backend import machine
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
 from fxamp.policy.model.match import CPU_FEATURES
@@ -80,9 +80,9 @@ def test_the_backend_checks_this_machine(device: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     conditions = {"cpu": ({"cpu_features": ("avx2",)}, {"cpu_features": ("amx_bf16",)})}
     good, bad = {**conditions, "cuda": ({"capability": "<8.0"}, {"capability": ">=8.0"})}[device]
-    assert place.resolve_here(policy(device=device, **good), device).unchecked == ()
+    assert machine.resolve_here(policy(device=device, **good), device).unchecked == ()
     with pytest.raises(PolicyError, match="lacks amx_bf16" if device == "cpu" else "has 7.5"):
-        place.resolve_here(policy(device=device, **bad), device)
+        machine.resolve_here(policy(device=device, **bad), device)
 
 
 def test_a_compile_under_a_policy_for_another_machine_is_refused() -> None:

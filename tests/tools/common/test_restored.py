@@ -11,7 +11,7 @@ import torch
 import fxamp
 from fxamp.policy import Policy
 from fxamp.tools.common.restored import restored
-from fxamp.tools.policy.batches import Work, load_work
+from fxamp.tools.policy.batches import Workload, load_work
 from fxamp.tools.policy.bisect_run import Copy
 from fxamp.tools.policy.bisect_trials import Trials
 from fxamp.tools.policy.evidence import gather
@@ -56,18 +56,18 @@ def tensors(defined: dict[str, Any]) -> list[torch.Tensor]:
     return [*net.parameters(), *net.buffers(), net.last, net.layer.weight.grad, *defined["inputs"]]
 
 
-def calibrate(work: Work) -> None:
+def calibrate(work: Workload) -> None:
     gather(work, Policy.load("cpu-bfloat16").resolve("cpu"), True, lambda text: None)
 
 
-def bisect(work: Work) -> None:
+def bisect(work: Workload) -> None:
     policy = Policy.load("cpu-bfloat16").resolve("cpu")
     trials = Trials(work, tuple(work.batches()), policy, 0.5, "both", lambda text: None)
     assert trials.places()
     trials.passes(())
 
 
-def rewrite(work: Work) -> None:
+def rewrite(work: Workload) -> None:
     (batch,) = list(work.batches())[:1]
     fxamp.rewrite(work.model, batch.args, policy="cpu-bfloat16")
 
@@ -79,7 +79,7 @@ def _no_other_models() -> None:
 
 
 @pytest.mark.parametrize("entry", [calibrate, bisect, rewrite])
-def test_no_tensor_is_changed(entry: Callable[[Work], None], file: str) -> None:
+def test_no_tensor_is_changed(entry: Callable[[Workload], None], file: str) -> None:
     for name in [name for name in sys.modules if name.startswith("__fxamp_batches_")]:
         del sys.modules[name]
     work = load_work(file, lambda text: None)

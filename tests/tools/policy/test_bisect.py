@@ -9,7 +9,7 @@ from fxamp.policy import Policy
 from fxamp.tools.policy.bisect_run import relative
 from fxamp.tools.policy.bisect_units import ModuleTree, Own, rule_units, with_units
 from fxamp.tools.policy.command import main
-from fxamp.tools.policy.places import Place
+from fxamp.tools.policy.places import ModuleOp
 
 MODEL = """
 import torch
@@ -160,8 +160,12 @@ def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_units_name_what_they_are_for() -> None:
-    places = [Place("", "aten::matmul.default"), Place("a.0", "aten::add.Tensor"), Place("a.0.b", "aten::mm.default")]
-    tree = ModuleTree([*places, Place("b", "aten::mm.default")])
+    places = [
+        ModuleOp("", "aten::matmul.default"),
+        ModuleOp("a.0", "aten::add.Tensor"),
+        ModuleOp("a.0.b", "aten::mm.default"),
+    ]
+    tree = ModuleTree([*places, ModuleOp("b", "aten::mm.default")])
     own, a, b = tree.parts(tree.root)
     assert (str(own), str(a), str(b)) == ("matmul in the root module", "a", "b")
     assert b.rule("x", "forward").modules == (".b",), "for a plain b would cover a.0.b too"
@@ -173,7 +177,7 @@ def test_units_name_what_they_are_for() -> None:
 
 def test_rules_that_have_nothing_to_do_are_no_units() -> None:
     policy = Policy.load("cpu-float16")
-    (unit,) = rule_units(policy, [Place("", "aten::linear.default"), Place("", "aten::relu.default")])
+    (unit,) = rule_units(policy, [ModuleOp("", "aten::linear.default"), ModuleOp("", "aten::relu.default")])
     assert str(unit) == "rule matrix-products"
     patched = with_units(policy, (unit,))
     assert [rule.id for rule in patched.rules] == [rule.id for rule in policy.rules]

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from fxamp.pipeline.kept import saved_tensors, total_bytes
 from fxamp.policy import Policy
-from fxamp.tools.show.prepare import Prepared
+from fxamp.tools.show.prepare import ProgramGraph
 
 
 class Layers(torch.nn.Module):
@@ -27,11 +27,11 @@ class Layers(torch.nn.Module):
 
 def _both(model: torch.nn.Module, *inputs: torch.Tensor) -> tuple[list[int | None], list[int | None]]:
     """What fxamp counts without and with casts, and what eager torch saves without and with autocast."""
-    found: list[Prepared] = []
+    found: list[ProgramGraph] = []
     policy = Policy.load("cpu-bfloat16").resolve("cpu")
 
     def take(gm: GraphModule, given: list[Any]) -> Callable[..., Any]:
-        found.append(Prepared("graph", gm, list(given)))
+        found.append(ProgramGraph("graph", gm, list(given)))
         counted.append(found[-1].listing(policy, ""))
         return gm.forward
 

@@ -10,11 +10,11 @@ from fxamp.graph import ENTER_AUTOCAST as ENTER
 from fxamp.graph import EXIT_AUTOCAST as EXIT
 from fxamp.passes.base import CastContext
 
-__all__ = ["ENTER", "EXIT", "Region", "concerns", "mark_region", "marked_lower", "outermost", "walk"]
+__all__ = ["ENTER", "EXIT", "AutocastRegion", "concerns", "mark_region", "marked_lower", "outermost", "walk"]
 
 
 @dataclass(frozen=True)
-class Region:
+class AutocastRegion:
     """The autocast state at a point of the program; a dtype, or None where autocast is off.
 
     ``lower`` is what shall hold under the policy, ``captured`` what held while the program was captured.
@@ -24,14 +24,14 @@ class Region:
     captured: torch.dtype | None
 
 
-def outermost(context: CastContext) -> Region:
+def outermost(context: CastContext) -> AutocastRegion:
     """The region that a whole program stands in."""
-    return Region(context.lower, context.captured_autocast)
+    return AutocastRegion(context.lower, context.captured_autocast)
 
 
-def walk(gm: GraphModule, context: CastContext, region: Region) -> Iterator[tuple[Node, Region]]:
+def walk(gm: GraphModule, context: CastContext, region: AutocastRegion) -> Iterator[tuple[Node, AutocastRegion]]:
     """Every node of one graph, in order, with the region that it stands in; the marks themselves are left out."""
-    outer: list[Region] = []
+    outer: list[AutocastRegion] = []
     for node in list(gm.graph.nodes):
         if node.target is ENTER:
             outer.append(region)
@@ -42,7 +42,7 @@ def walk(gm: GraphModule, context: CastContext, region: Region) -> Iterator[tupl
             yield node, region
 
 
-def mark_region(node: Node, region: Region, context: CastContext) -> None:
+def mark_region(node: Node, region: AutocastRegion, context: CastContext) -> None:
     """Note on ``node`` the region that it stands in, where that is not the policy's, for its backward to read.
 
     What is under ``"custom"`` AOTAutograd copies from an op of the forward to those of its backward.
@@ -68,11 +68,11 @@ def concerns(mark: Node, context: CastContext) -> bool:
     return context.every_device or mark.args[0] == context.policy.device
 
 
-def _entered(mark: Node, region: Region, context: CastContext) -> Region:
+def _entered(mark: Node, region: AutocastRegion, context: CastContext) -> AutocastRegion:
     if not concerns(mark, context):
         return region
     _, dtype, enabled, _ = mark.args
     if not enabled:
-        return Region(None, None)
+        return AutocastRegion(None, None)
     chosen = dtype if isinstance(dtype, torch.dtype) else region.lower or context.lower
-    return Region(chosen, chosen)
+    return AutocastRegion(chosen, chosen)
