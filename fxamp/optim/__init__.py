@@ -1,8 +1,8 @@
-"""The step that costs nothing: any optimizer's own step, compiled so that a flag on the device skips it.
+"""Any optimizer's own step, compiled so that a flag on the device skips it, without waiting for the device.
 
     step = guarded(optimizer, lowering="inductor")
-    ready = step.prepare(scaled=True, clipped=False)      None: the host has to decide, the log says why
-    ready(found_inf, Factors(inv_scale=inv_scale))        nothing waits for the device
+    bound = step.prepare(scaled=True, clipped=False)      None: the host has to decide, the log says why
+    bound(found_inf, Factors(inv_scale=inv_scale))        nothing waits for the device
 
 How it is done, a module a step:
 
@@ -25,9 +25,9 @@ from threading import RLock
 
 import torch
 
-from fxamp.optim.guarded_step import Factors, GuardedStep, Prepared, has_pre_hooks
+from fxamp.optim.guarded_step import BoundStep, Factors, GuardedStep, has_pre_hooks
 
-__all__ = ["Factors", "GuardedStep", "Prepared", "guarded", "has_pre_hooks"]
+__all__ = ["BoundStep", "Factors", "GuardedStep", "guarded", "has_pre_hooks"]
 
 _steps: "weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[str, str | None], GuardedStep]]"
 _steps = weakref.WeakKeyDictionary()

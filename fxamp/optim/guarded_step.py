@@ -18,8 +18,8 @@ from fxamp.optim.borrow import (
     wrapped_optimizer,
 )
 from fxamp.optim.complete import complete_state
-from fxamp.optim.layout import Layout, glance, read_layout, settings_of
-from fxamp.optim.lower import Lowered, Wish, decompositions, lower_step, must_lift
+from fxamp.optim.layout import Layout, quick_key, read_layout, settings_of
+from fxamp.optim.lower import Lowered, StepOptions, decompositions, lower_step, must_lift
 from fxamp.optim.state_dicts import plain_entry
 from fxamp.optim.trace import Traced, trace_step
 from fxamp.passes.step.lift_scalars import liftable, unliftable_inputs
@@ -49,10 +49,10 @@ class Factors:
 
 
 @dataclass(frozen=True, eq=False)
-class _Last:
-    """What the last step of one kind was: as long as it looks the same at a glance, the next is the same."""
+class _LastStep:
+    """The last step with the same options; if the next one has the same quick key, it reuses this one's layout."""
 
-    seen: Any
+    quick_key: Any
     layout: Layout
     floats: list[float]
     compiled: Compiled
@@ -77,14 +77,14 @@ class GuardedStep:
         self._compiled: dict[Hashable, list[Compiled]] = {}
         self._refused: dict[Hashable, str] = {}
         self._making: set[Hashable] = set()
-        self._last: dict[Wish, _Last] = {}
+        self._last: dict[StepOptions, _LastStep] = {}
         self._said: list[str] = []
         self._needs_arguments = needs_arguments(optimizer)
         self.compilations = 0
         own = weakref.ref(self)
         optimizer.register_state_dict_post_hook(lambda o, saved: _call(own, GuardedStep._saved, o, saved))
 
-    def prepare(self, scaled: bool, clipped: bool, arguments: bool = False) -> "Prepared | None":
+    def prepare(self, scaled: bool, clipped: bool, arguments: bool = False) -> "BoundStep | None":
         """Make ready to step: compile if need be. None where the host has to decide: the first step, which makes the
         optimizer's state, and steps that cannot be compiled; why is logged, once.
 
@@ -102,7 +102,7 @@ class GuardedStep:
             inner = wrapped_optimizer(optimizer)
             if inner is not None:
                 raise RefusedError(f"its step calls that of another optimizer, {type(inner).__name__}")
-            return self._prepare(optimizer, Wish(scaled, clipped, True, self._lowering, self._mode))
+            return self._prepare(optimizer, StepOptions(scaled, clipped, True, self._lowering, self._mode))
         except MakesStateError as made:
             log.debug("%s: the host decides on this step: %s", type(optimizer).__name__, made)
         except RefusedError as refused:
@@ -114,27 +114,27 @@ class GuardedStep:
         """Why the host had to decide, each reason once, in the order in which they came up."""
         return tuple(self._said)
 
-    def _prepare(self, optimizer: torch.optim.Optimizer, wish: Wish) -> "Prepared":
-        seen = glance(optimizer)
-        last = self._last.get(wish)
-        if last is not None and last.seen == seen:
+    def _prepare(self, optimizer: torch.optim.Optimizer, options: StepOptions) -> "BoundStep":
+        seen = quick_key(optimizer)
+        last = self._last.get(options)
+        if last is not None and last.quick_key == seen:
             layout = replace(
                 last.layout, gradients=[p.grad for p in last.layout.parameters], settings=settings_of(optimizer)
             )
             floats = layout.floats()
             if floats == last.floats or last.compiled[0].serves(floats):
-                return self._prepared(optimizer, last.compiled, layout)
+                return self._bind(optimizer, last.compiled, layout)
         layout = read_layout(optimizer)
-        key = (wish, layout.key())
+        key = (options, layout.key())
         found = self._find(key, layout)
         if found is None:
-            layout, found = self._compile_once(optimizer, layout, wish, key)
+            layout, found = self._compile_once(optimizer, layout, options, key)
         # Without the gradients, which would live on where the user drops them.
-        self._last[wish] = _Last(glance(optimizer), replace(layout, gradients=[]), layout.floats(), found)
-        return self._prepared(optimizer, found, layout)
+        self._last[options] = _LastStep(quick_key(optimizer), replace(layout, gradients=[]), layout.floats(), found)
+        return self._bind(optimizer, found, layout)
 
     def _compile_once(
-        self, optimizer: torch.optim.Optimizer, layout: Layout, wish: Wish, key: Hashable
+        self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions, key: Hashable
     ) -> tuple[Layout, Compiled]:
         """Complete the state and compile; what cannot be compiled is not tried again."""
         if key in self._refused:
@@ -144,7 +144,7 @@ class GuardedStep:
         try:
             if self._complete(optimizer, layout):
                 layout = read_layout(optimizer)
-            return layout, self._find((wish, layout.key()), layout) or self._compile(optimizer, layout, wish)
+            return layout, self._find((options, layout.key()), layout) or self._compile(optimizer, layout, options)
         except RefusedError as refused:
             self._refused[key] = str(refused)
             raise
@@ -154,8 +154,8 @@ class GuardedStep:
                 self._say(optimizer, "its steps make new state again and again")
             raise
 
-    def _prepared(self, optimizer: torch.optim.Optimizer, compiled: Compiled, layout: Layout) -> "Prepared":
-        return Prepared(optimizer, compiled[1], layout.tensors(), layout.floats())
+    def _bind(self, optimizer: torch.optim.Optimizer, compiled: Compiled, layout: Layout) -> "BoundStep":
+        return BoundStep(optimizer, compiled[1], layout.tensors(), layout.floats())
 
     def _find(self, key: Hashable, layout: Layout) -> Compiled | None:
         floats = layout.floats()
@@ -168,7 +168,7 @@ class GuardedStep:
             optimizer.state[owner].update(entry)
         return bool(changes)
 
-    def _compile(self, optimizer: torch.optim.Optimizer, layout: Layout, wish: Wish) -> Compiled:
+    def _compile(self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> Compiled:
         self.compilations += 1
         if self.compilations == MANY_COMPILATIONS:
             log.warning(
@@ -177,28 +177,28 @@ class GuardedStep:
                 type(optimizer).__name__,
                 self.compilations,
             )
-        traced = self._trace(optimizer, layout, wish)
-        compiled = traced, lower_step(traced, wish)
-        self._compiled.setdefault((wish, layout.key()), []).append(compiled)
+        traced = self._trace(optimizer, layout, options)
+        compiled = traced, lower_step(traced, options)
+        self._compiled.setdefault((options, layout.key()), []).append(compiled)
         return compiled
 
-    def _trace(self, optimizer: torch.optim.Optimizer, layout: Layout, wish: Wish) -> Traced:
+    def _trace(self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> Traced:
         """The best trace there is: floats as inputs rather than constants, counters in float64 rather than float32."""
         why = RefusedError("its step reads values on the host")
         wides = (True, False) if layout.parameters[0].device.type not in NO_FLOAT64 else (False,)
         every = tuple(range(len(layout.floats())))
         for lifted, wide in product(dict.fromkeys([every, ()]), wides):
             try:
-                traced = trace_step(optimizer, layout, lifted, wide, decompositions(wish))
-                stuck = unliftable_inputs(traced.module) if must_lift(traced.module, wish) else ()
+                traced = trace_step(optimizer, layout, lifted, wide, decompositions(options))
+                stuck = unliftable_inputs(traced.module) if must_lift(traced.module, options) else ()
                 if stuck:
                     free = [at for at in every if at not in stuck]
-                    traced = trace_step(optimizer, layout, free, wide, decompositions(wish))
+                    traced = trace_step(optimizer, layout, free, wide, decompositions(options))
             except RefusedError as refused:
                 log.debug("not traced with floats %s as inputs, wide=%s: %s", lifted, wide, refused)
                 why = refused
                 continue
-            if not must_lift(traced.module, wish) or liftable(traced.module):
+            if not must_lift(traced.module, options) or liftable(traced.module):
                 return traced
         raise why
 
@@ -216,8 +216,8 @@ class GuardedStep:
         return {**saved, "state": state}
 
 
-class Prepared:
-    """A step that is ready to run."""
+class BoundStep:
+    """A compiled step with the tensors and settings that it runs on."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, run: Lowered, tensors: Sequence[Tensor], floats: list[float]

@@ -91,10 +91,10 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{k: v for k, v in group.items() if k not in ("params", "param_names")} for group in optimizer.param_groups]
 
 
-def glance(optimizer: torch.optim.Optimizer) -> Any:
-    """As much of the layout as can change while the optimizer's objects stay the same, and which objects they are.
+def quick_key(optimizer: torch.optim.Optimizer) -> Any:
+    """Return a cheap key, computed in every step: which objects the optimizer holds, and what of them can change.
 
-    Cheap, for every step: two equal glances, while the first one's objects live, mean two layouts of one key.
+    While the objects live, two equal quick keys mean two layouts with equal :meth:`Layout.key`.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     gradients = [parameter.grad for parameter in parameters]

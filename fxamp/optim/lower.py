@@ -23,8 +23,8 @@ from fxamp.pipeline.list_graph import list_graph
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a step's graph is to do besides the step.
+class StepOptions:
+    """How one step is compiled, and what its graph does besides the step.
 
     ``scaled``: gradients hold the scale; ``clipped``: a clip coefficient is given; ``guarded``: a flag decides.
     ``lowering``: one of :data:`fxamp.lowerings.STEP_LOWERINGS`; ``mode``: one of Inductor's modes, or None.
@@ -37,9 +37,9 @@ class Wish:
     mode: str | None = None
 
 
-def decompositions(wish: Wish) -> dict[Any, Any]:
+def decompositions(options: StepOptions) -> dict[Any, Any]:
     """What the trace is to decompose: what Inductor wants decomposed, or nothing, so that eager's own kernels run."""
-    if wish.lowering == "aot_eager":
+    if options.lowering == "aot_eager":
         return {}
     from torch._inductor.decomposition import select_decomp_table
 
@@ -65,39 +65,39 @@ class Lowered:
             self.compiled(*tensors, *(given if self.numbers is None else [self.numbers.on_device(given)]), *extras)
 
 
-def lower_step(traced: Traced, wish: Wish) -> Lowered:
+def lower_step(traced: Traced, options: StepOptions) -> Lowered:
     """Rewrite the graph and compile it."""
     gm = traced.module
-    lift = must_lift(gm, wish)
-    run_passes(Captured(gm, traced.mode), Context(traced.mode), step_passes(wish, lift))
+    lift = must_lift(gm, options)
+    run_passes(Captured(gm, traced.mode), Context(traced.mode), step_passes(options, lift))
     stages = stages_by_environment()
     stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
     device = next(iter(gm.graph.nodes)).meta["val"].device
     numbers = _Numbers(device) if lift and traced.symbols else None
-    if wish.lowering == "aot_eager":
+    if options.lowering == "aot_eager":
         return Lowered(gm, traced, numbers)
-    compiled, source = _by_inductor(gm, traced, wish)
+    compiled, source = _by_inductor(gm, traced, options)
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
     return Lowered(compiled, traced, numbers, source)
 
 
-def step_passes(wish: Wish, lift: bool) -> PassSequence[Context]:
+def step_passes(options: StepOptions, lift: bool) -> PassSequence[Context]:
     return step(
         lifted=lift,
-        scaled=wish.scaled,
-        clipped=wish.clipped,
-        guarded=wish.guarded,
-        for_inductor=wish.lowering == "inductor",
+        scaled=options.scaled,
+        clipped=options.clipped,
+        guarded=options.guarded,
+        for_inductor=options.lowering == "inductor",
     )
 
 
-def must_lift(gm: GraphModule, wish: Wish) -> bool:
+def must_lift(gm: GraphModule, options: StepOptions) -> bool:
     """Whether the graph's symbolic floats have to become tensors: for Inductor, and where it reads one on the host."""
-    return wish.lowering == "inductor" or reads_on_host(gm)
+    return options.lowering == "inductor" or reads_on_host(gm)
 
 
-def _by_inductor(gm: GraphModule, traced: Traced, wish: Wish) -> tuple[Callable[..., Any], str | None]:
+def _by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[Callable[..., Any], str | None]:
     """The compiled graph, and the text that was generated for it."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -105,7 +105,7 @@ def _by_inductor(gm: GraphModule, traced: Traced, wish: Wish) -> tuple[Callable[
     from torch._inductor.utils import BoxedBool
 
     inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-    patches = mode_settings(wish.mode)
+    patches = mode_settings(options.mode)
     # Every parameter's kernel reads the same few scalars: each of them is no reason to try merging it with all others.
     patches["max_fusion_buffer_group_pairwise_attempts"] = 8
     # Parameters of different shapes are updated by one launch, not by one for each shape.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fxamp.optim import Factors, Prepared, guarded, has_pre_hooks
+from fxamp.optim import BoundStep, Factors, guarded, has_pre_hooks
 from fxamp.scaler import fused
 from fxamp.scaler.checks import parameters_with_gradients
 from fxamp.scaler.skip_choice import SkipChoice
@@ -31,7 +31,7 @@ class CompiledSteps:
 
     def prepare(
         self, optimizer: torch.optim.Optimizer, scaled: bool, clipped: bool, arguments: bool = False
-    ) -> Prepared | None:
+    ) -> BoundStep | None:
         """Return the optimizer's compiled step, compiled now if need be; None where the host decides.
 
         Args:
@@ -46,7 +46,7 @@ class CompiledSteps:
 
     def run(
         self,
-        prepared: Prepared,
+        step: BoundStep,
         optimizer: torch.optim.Optimizer,
         record: OptimizerRecord,
         inv_scale: Tensor | None,
@@ -61,5 +61,5 @@ class CompiledSteps:
             None if factor is None else factor.to(device, non_blocking=True)
             for factor in (inv_scale, record.coefficient)
         )
-        prepared(found_inf, Factors(inverse, coefficient))
+        step(found_inf, Factors(inverse, coefficient))
         return found_inf

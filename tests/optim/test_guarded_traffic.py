@@ -14,7 +14,7 @@ from torch._inductor.utils import run_and_get_code
 from fxamp.capture import Captured
 from fxamp.optim.complete import complete_state
 from fxamp.optim.layout import Layout, read_layout
-from fxamp.optim.lower import Wish, decompositions, lower_step, must_lift, step_passes
+from fxamp.optim.lower import StepOptions, decompositions, lower_step, must_lift, step_passes
 from fxamp.optim.trace import Traced, trace_step
 from fxamp.passes.base import Context
 from fxamp.passes.step.fold_unscale import GRADIENT
@@ -23,10 +23,10 @@ from fxamp.pipeline import run_passes
 
 SHAPE = (64, 32)
 COUNT = 3
-BOTH = Wish(scaled=True, clipped=True)
+BOTH = StepOptions(scaled=True, clipped=True)
 
 
-def prepared(name: str = "AdamW", wish: Wish = BOTH) -> tuple[Traced, Layout, torch.optim.Optimizer]:
+def prepared(name: str = "AdamW", options: StepOptions = BOTH) -> tuple[Traced, Layout, torch.optim.Optimizer]:
     """The traced step of an optimizer whose state is there, on float32 parameters of one shape."""
     generator = torch.Generator().manual_seed(0)
     parameters = [nn.Parameter(torch.randn(SHAPE, generator=generator)) for _ in range(COUNT)]
@@ -37,7 +37,7 @@ def prepared(name: str = "AdamW", wish: Wish = BOTH) -> tuple[Traced, Layout, to
     for owner, entry in complete_state(optimizer, read_layout(optimizer)).items():
         optimizer.state[owner].update(entry)
     layout = read_layout(optimizer)
-    return trace_step(optimizer, layout, range(len(layout.floats())), True, decompositions(wish)), layout, optimizer
+    return trace_step(optimizer, layout, range(len(layout.floats())), True, decompositions(options)), layout, optimizer
 
 
 def test_the_step_reads_16_and_writes_12_bytes_a_parameter_with_unscaling_and_clipping() -> None:
@@ -86,10 +86,10 @@ def test_generated_code_reads_every_gradient_in_one_kernel_and_keeps_nothing_in_
 def test_a_guarded_step_that_is_not_skipped_is_the_unguarded_one_bit_for_bit(name: str, lowering: str) -> None:
     results = []
     for guarded in (True, False):
-        wish = Wish(True, False, guarded, lowering)
-        traced, layout, _ = prepared(name, wish)
+        options = StepOptions(True, False, guarded, lowering)
+        traced, layout, _ = prepared(name, options)
         flag = [torch.tensor(0.0)] if guarded else []
-        run = lower_step(traced, wish)
+        run = lower_step(traced, options)
         for _ in range(3):
             run(layout.tensors(), layout.floats(), [torch.tensor(0.125), *flag])
         results.append(layout.tensors())
@@ -99,12 +99,12 @@ def test_a_guarded_step_that_is_not_skipped_is_the_unguarded_one_bit_for_bit(nam
 
 @pytest.mark.parametrize("lowering", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
 def test_a_skipped_step_changes_no_bit(lowering: str) -> None:
-    wish = Wish(True, False, True, lowering)
-    traced, layout, _ = prepared("AdamW", wish)
+    options = StepOptions(True, False, True, lowering)
+    traced, layout, _ = prepared("AdamW", options)
     tensors = layout.tensors()
     layout.active()[1].view(-1)[7] = float("nan")
     before = [tensor.clone() for tensor in tensors]
-    lower_step(traced, wish)(tensors, layout.floats(), [torch.tensor(0.125), torch.tensor(1.0)])
+    lower_step(traced, options)(tensors, layout.floats(), [torch.tensor(0.125), torch.tensor(1.0)])
     for a, b in zip(tensors, before, strict=True):
         assert torch.equal(a, b) or b.isnan().any()
 

@@ -14,7 +14,7 @@ from fxamp.capture import Captured
 from fxamp.optim import GuardedStep
 from fxamp.optim.complete import complete_state
 from fxamp.optim.layout import Layout, read_layout
-from fxamp.optim.lower import Wish
+from fxamp.optim.lower import StepOptions
 from fxamp.optim.trace import Traced
 from fxamp.passes.base import Context
 from fxamp.passes.step.lift_scalars import LiftScalars, liftable
@@ -49,7 +49,7 @@ def traced_for_inductor(make: Make) -> tuple[Traced, Layout]:
         optimizer.state[owner].update(entry)
     layout = read_layout(optimizer)
     step = GuardedStep(optimizer)
-    return step._trace(optimizer, layout, Wish()), layout
+    return step._trace(optimizer, layout, StepOptions()), layout
 
 
 def after(traced: Traced, layout: Layout, numbers: list[Any]) -> list[Tensor]:
