@@ -34,8 +34,8 @@ T = TypeVar("T")
 class GradScaler(torch.amp.GradScaler):
     """Multiplies losses by a scale, finds gradients that overflowed, skips their step, and adapts the scale.
 
-    It is a :class:`torch.amp.GradScaler`, because libraries ask ``isinstance``: what is plain data there (constructor,
-    accessors, ``state_dict``) is inherited, and all that touches losses, gradients or optimizers is defined here.
+    It subclasses :class:`torch.amp.GradScaler`, because libraries check ``isinstance``. It inherits plain data (setters
+    and getters, ``load_state_dict``) and defines every method that touches losses, gradients or optimizers.
 
     Alone it works as torch's does. Given to the backend (``torch.compile(model, backend="fxamp", options={"scaler":
     scaler})``) the compiled backward scales, unscales and checks, so that ``.grad`` always holds true gradients: the
@@ -49,8 +49,9 @@ class GradScaler(torch.amp.GradScaler):
         device: type of the device that losses are on, such as ``"cuda"`` or ``"cpu"``. ``"cuda"`` where CUDA is not
             available: warns, and disables the scaler.
         init_scale: the first scale.
-        growth_factor, growth_interval: the scale is multiplied so after so many updates in a row without an overflow.
-        backoff_factor: what the scale is multiplied by after an overflow.
+        growth_factor, growth_interval: after this many updates in a row without an overflow, the scale is multiplied by
+            ``growth_factor``.
+        backoff_factor: the scale is multiplied by it after an overflow.
         enabled: False makes every method do nothing, and ``step`` call the optimizer.
         min_scale, max_scale: back-off and growth stop here. None: as in torch, which may end at 0.0, and never recover.
         ranks: who agrees on a skip under torch.distributed: ``"world"``, a process group, or None for each rank alone.
