@@ -2,12 +2,19 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from programs.outcome import Outcome, observe
+from programs.outcome import Outcome, Run, observe
 from programs.program import Flavour, Program, Setting
 from programs.render import build
 from torch import Tensor
+
+import fxamp
+from fxamp.errors import OptionError
+
+#: Far from overflow and underflow for gradients around 1.
+_SCALE = 2.0**8
 
 
 class Refused(Exception):
@@ -17,18 +24,18 @@ class Refused(Exception):
 def differences(program: Program, setting: Setting) -> list[str]:
     """What fxamp does otherwise than eager autocast.
 
-    Raises Refused where eager autocast raises, and where torch.compile in float32, without fxamp, differs from eager
-    float32: what AOTAutograd or Dynamo change is not fxamp's doing.
+    Raises Refused where eager autocast raises, and where torch.compile without fxamp differs from eager mode: what
+    AOTAutograd or Dynamo change is not fxamp's doing.
     """
     with warnings.catch_warnings(action="ignore"):
-        wanted = _oracle(run_eager, program)
-        plain = wanted if setting.ambient else _oracle(run_plain, program)
-        found = _found(lambda: run_compiled(program, setting), wanted, plain)
+        wanted = _oracle(run_eager, program, setting)
+        plain = wanted if setting.ambient else _oracle(run_plain, program, setting)
+        found = _found(lambda: run_compiled(program, setting), wanted, plain, setting)
         if found and _breaks() and "graph_break" not in program.kinds():
             raise Refused(f"Dynamo breaks the graph: {_breaks()[0]}")
-        changed = _changed_by_torch(program, setting) if found else []
+        changed = _changed_by_torch(program, setting, found, wanted) if found else []
         if changed:
-            raise Refused(f"torch.compile in float32: {changed[0]}")
+            raise Refused(f"torch.compile alone: {changed[0]}")
     return found
 
 
@@ -37,45 +44,64 @@ def _breaks() -> list[str]:
     return [reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"]]
 
 
-def _oracle(run: Callable[[Program], Outcome], program: Program) -> Outcome:
+def _oracle(run: Callable[[Program, Setting], Outcome], program: Program, setting: Setting) -> Outcome:
     try:
-        return run(program)
+        return run(program, setting)
     except Exception as error:
         raise Refused(f"{type(error).__name__}: {error}") from error
 
 
-def _found(run: Callable[[], Outcome], wanted: Outcome, plain: Outcome) -> list[str]:
+def _found(run: Callable[[], Outcome], wanted: Outcome, plain: Outcome, setting: Setting) -> list[str]:
     try:
-        return list(_compare(run(), wanted, plain))
-    except Exception as error:  # whatever a compiler raises is a finding
+        return list(_compare(run(), wanted, plain, setting))
+    except Exception as error:  # whatever a compiler raises is a finding, but what fxamp refuses by name
+        if isinstance(error.__cause__ or error, OptionError):
+            raise Refused(f"{error.__cause__ or error}") from error
         return [f"raised {type(error).__name__}: {error}"]
 
 
-def _changed_by_torch(program: Program, setting: Setting) -> list[str]:
+def _changed_by_torch(program: Program, setting: Setting, found: list[str], wanted: Outcome) -> list[str]:
+    """What torch.compile changes in float32; for programs that need autocast, the very differences under autocast."""
     try:
-        plain = run_plain(program)
-    except Exception:  # it runs under autocast only, so float32 tells nothing
-        return []
-    return _found(lambda: run_compiled_plain(program, setting.lowering), plain, plain)
+        plain = run_plain(program, setting)
+    except Exception:  # it needs autocast
+        same = _found(lambda: run_compiled_by_torch(program, setting, ambient=True), wanted, wanted, setting)
+        return same if same == found else []
+    return _found(lambda: run_compiled_by_torch(program, setting), plain, plain, setting)
 
 
-def run_plain(program: Program) -> Outcome:
+def run_plain(program: Program, setting: Setting) -> Outcome:
     """In float32, as Dynamo captures it."""
     module, inputs = build(program)
-    return observe(module, module, inputs)
+    return observe(Run(module, module, inputs, _scaler(setting)), setting)
 
 
-def run_compiled_plain(program: Program, backend: str) -> Outcome:
-    """In float32 through torch.compile alone."""
+def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = False) -> Outcome:
+    """Through torch.compile alone, in float32 or under autocast."""
     torch._dynamo.reset()
     module, inputs = build(program)
-    return observe(torch.compile(module, backend=backend), module, inputs)
+    compiled = torch.compile(module, backend=setting.lowering)
+    call = _under_autocast(compiled, program) if ambient else compiled
+    return observe(Run(call, module, inputs, _scaler(setting)), setting)
 
 
-def run_eager(program: Program) -> Outcome:
-    """Under eager autocast, in the oracle's flavour."""
+def run_eager(program: Program, setting: Setting) -> Outcome:
+    """Under eager autocast, in the oracle's flavour, with torch's scaler."""
     module, inputs = build(program, Flavour.ORACLE)
-    return observe(_under_autocast(module, program), module, inputs)
+    outcome = observe(Run(_under_autocast(module, program), module, inputs, _scaler(setting)), setting)
+    if setting.scaled:  # torch's scaler leaves alone what no optimizer has
+        scaled = [
+            g
+            for name, g in outcome.gradients.items()
+            if g is not None and name not in module.state_dict(keep_vars=True)
+        ]
+        for gradient in scaled:
+            gradient /= _SCALE
+    return outcome
+
+
+def _scaler(setting: Setting) -> torch.amp.GradScaler | None:
+    return torch.amp.GradScaler("cpu", init_scale=_SCALE) if setting.scaled else None
 
 
 def run_compiled(program: Program, setting: Setting) -> Outcome:
@@ -83,8 +109,13 @@ def run_compiled(program: Program, setting: Setting) -> Outcome:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     module, inputs = build(program)
-    compiled = torch.compile(module, backend="fxamp", options=setting.options(program.lower))
-    return observe(_under_autocast(compiled, program) if setting.ambient else compiled, module, inputs)
+    options: dict[str, Any] = {"policy": setting.policy(program.lower), "lowering": setting.lowering}
+    scaler = fxamp.GradScaler("cpu", init_scale=_SCALE) if setting.scaled else None
+    if scaler is not None:
+        options["scaler"] = scaler
+    compiled = torch.compile(module, backend="fxamp", options=options)
+    call = _under_autocast(compiled, program) if setting.ambient else compiled
+    return observe(Run(call, module, inputs, scaler), setting)
 
 
 def _under_autocast(run: Callable[..., list[Tensor]], program: Program) -> Callable[..., list[Tensor]]:
@@ -95,20 +126,29 @@ def _under_autocast(run: Callable[..., list[Tensor]], program: Program) -> Calla
     return call
 
 
-def _compare(got: Outcome, wanted: Outcome, plain: Outcome) -> Iterator[str]:
+def _compare(got: Outcome, wanted: Outcome, plain: Outcome, setting: Setting) -> Iterator[str]:
     for i, (ours, theirs) in enumerate(zip(got.results, wanted.results, strict=True)):
-        wide = torch.promote_types(plain.results[i].dtype, theirs.dtype)
-        if ours.dtype not in (wide, theirs.dtype if plain.results[i].dtype.itemsize == 2 else wide):
+        if ours.dtype not in _result_dtypes(plain.results[i].dtype, theirs.dtype, setting):
             yield f"result {i} is {ours.dtype}, captured {plain.results[i].dtype}, with autocast {theirs.dtype}"
         yield from _values(f"result {i}", ours, theirs)
     for name, theirs in wanted.gradients.items():
         yield from _gradients(f"the gradient of {name}", got.gradients.get(name), theirs)
     for name, theirs in wanted.state.items():
         yield from _values(f"{name} after the call", got.state[name], theirs)
+    if got.scale != wanted.scale:
+        yield f"the scale becomes {got.scale}, with autocast {wanted.scale}"
     if got.same != wanted.same:
         yield f"one object: {sorted(got.same)}, with autocast {sorted(wanted.same)}"
     if got.shared != wanted.shared:
         yield f"shared memory: {sorted(got.shared)}, with autocast {sorted(wanted.shared)}"
+
+
+def _result_dtypes(captured: torch.dtype, autocast: torch.dtype, setting: Setting) -> set[torch.dtype]:
+    """What may leave a graph: the captured dtype, or what holds it and autocast's; float32 where a loss is scaled."""
+    wide = torch.promote_types(captured, autocast)
+    if setting.scaled:
+        return {wide, torch.promote_types(wide, torch.float32)}
+    return {wide, autocast} if captured.itemsize == 2 else {wide}
 
 
 def _gradients(what: str, ours: Tensor | None, theirs: Tensor | None) -> Iterator[str]:

@@ -87,9 +87,9 @@ class Draft:
         return tuple(self.values[name].shape)
 
     def value(self, fits: Callable[[Tensor], bool] = lambda value: True, floating: bool = True) -> str:
-        """The name of a value in sight, the latest first and most often; of floating dtype unless told otherwise."""
+        """The name of a value in sight, the latest two most often; of floating dtype unless told otherwise."""
         names = [name for name, v in self.values.items() if (v.is_floating_point() or not floating) and fits(v)][::-1]
-        return self.pick(names[:1] * (len(names) // 2) + names)
+        return self.pick(names[:2] * (len(names) // 3) + names)
 
     def ranked(self, *ranks: int) -> str:
         """The name of a floating value with that many dimensions."""
@@ -100,6 +100,9 @@ class Draft:
         shape = self.shape(name)
         return self.value(lambda v: tuple(v.shape) == shape)
 
+    def share_memory(self, a: str, b: str) -> bool:
+        return self.values[a].untyped_storage()._cdata == self.values[b].untyped_storage()._cdata
+
     def writable(self, least: int = 0) -> str:
         """The name of a floating value of ``least`` dimensions that may be written to: in a body, one made there."""
         values = self.values
@@ -108,7 +111,8 @@ class Draft:
 
     def input(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> str:
         """A new input of the program."""
-        grad = dtype.is_floating_point and self.pick((True, True, False))
+        may = dtype.is_floating_point and not self.setting.scaled  # fxamp checks gradients of inputs too
+        grad = may and self.pick((True, True, False))
         return self._declare(Declaration(self._count("x", "input"), "input", shape, dtype, grad))
 
     def parameter(self, *shape: int) -> str:

@@ -16,7 +16,7 @@ import torch
 from programs.place import Place
 from torch import Tensor
 
-_MARK = re.compile(r"lowered\(([\w.]+)\)")
+_MARK = re.compile(r"lowered\(([\w.]+(?:\.t\(\))?)\)")
 
 
 def unmarked(code: str) -> str:

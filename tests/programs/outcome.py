@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from programs.program import Setting
+from programs.render import larger
 from torch import Tensor, nn
 
 
@@ -12,30 +14,69 @@ from torch import Tensor, nn
 class Outcome:
     """All tensors are copies. ``gradients`` holds None where a parameter or an input has none.
 
-    ``state`` holds parameters, buffers and inputs after the call. ``same`` are pairs of results, inputs and state that
-    are one object, ``shared`` those of which one shows what is written to the other.
+    ``state`` holds parameters, buffers and inputs after all, ``scale`` is the scaler's. ``same`` are pairs of results,
+    inputs and state that are one object, ``shared`` those of which one shows what is written to the other.
     """
 
     results: tuple[Tensor, ...]
     gradients: dict[str, Tensor | None]
     state: dict[str, Tensor]
+    scale: float | None
     same: frozenset[tuple[str, str]]
     shared: frozenset[tuple[str, str]]
 
 
-def observe(call: Callable[..., Sequence[Tensor]], module: nn.Module, inputs: Sequence[Tensor]) -> Outcome:
-    """Call once and go backward from all results; ``call`` runs ``module``, which owns the parameters."""
+@dataclass(frozen=True)
+class Run:
+    """One way to run a program: ``call`` runs ``module``, which owns the parameters. ``scaler`` scales the loss."""
+
+    call: Callable[..., Sequence[Tensor]]
+    module: nn.Module
+    inputs: Sequence[Tensor]
+    scaler: torch.amp.GradScaler | None = None
+
+
+def observe(run: Run, setting: Setting) -> Outcome:
+    """Call and go backward as often as the setting says."""
     torch.manual_seed(7)
-    results = list(call(*inputs))
-    kept = tuple(result.detach().clone() for result in results)
-    named = _named(module, inputs)
-    total = _loss(results, {_memory(tensor) for tensor in named.values()})
-    if total is not None:
-        total.backward()
+    batches = [run.inputs]
+    if setting.schedule != "once":
+        batches.append(larger(run.inputs) if setting.schedule == "larger" else run.inputs)
+    kept: list[Tensor] = []
+    losses: list[Tensor] = []
+    for inputs in batches:
+        results = list(run.call(*inputs))
+        kept += [result.detach().clone() for result in results]
+        named = _named(run.module, inputs)
+        loss = _loss(results, {_memory(tensor) for tensor in named.values()})
+        losses += [] if loss is None else [loss * setting.factor]
+        if setting.schedule != "together":
+            _backward(losses, run.scaler)
+    _backward(losses, run.scaler)
+    step = None if run.scaler is None else _step(run.scaler, run.module)
     gradients = {name: None if t.grad is None else t.grad.clone() for name, t in named.items() if t.is_leaf}
     state = {name: tensor.detach().clone() for name, tensor in named.items()}
     everything = {f"result {i}": result for i, result in enumerate(results)} | named
-    return Outcome(kept, gradients, state, _same(everything), _shared(everything))
+    return Outcome(tuple(kept), gradients, state, step, _same(everything), _shared(everything))
+
+
+def _backward(losses: list[Tensor], scaler: torch.amp.GradScaler | None) -> None:
+    if losses:
+        total = torch.stack([loss.double() for loss in losses]).sum() if len(losses) > 1 else losses[0]
+        (total if scaler is None else scaler.scale(total)).backward()
+        losses.clear()
+
+
+def _step(scaler: torch.amp.GradScaler, module: nn.Module) -> float | None:
+    """One step of an optimizer; the scale that it leaves, or None where no parameter has a gradient."""
+    parameters = [parameter for parameter in module.parameters() if parameter.grad is not None]
+    if not parameters:
+        return None
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    return float(getattr(scaler, "loss_scale", None) or scaler.get_scale())
 
 
 def _named(module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Tensor]:

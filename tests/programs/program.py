@@ -94,15 +94,23 @@ def _kinds(statements: tuple[Statement, ...]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Setting:
-    """How fxamp runs a program. ``ambient``: the dtype comes from torch.autocast around the call, not from a policy."""
+    """How a program is run.
+
+    ``ambient``: the dtype comes from torch.autocast around the call, not from a policy. ``schedule``: "once"; "again",
+    a second call and backward, which adds to the gradients; "together", two calls before one backward; "larger", a
+    second call and backward with a larger first dimension. ``scaled``: with a loss scaler and a step of an optimizer;
+    ``factor`` multiplies the loss.
+    """
 
     lowering: str = "aot_eager"
     ambient: bool = False
+    schedule: str = "once"
+    scaled: bool = False
+    factor: float = 1.0
 
-    def options(self, lower: torch.dtype) -> dict[str, str]:
-        """fxamp's options for a program with that dtype."""
-        policy = "auto" if self.ambient else f"cpu-{str(lower).removeprefix('torch.')}"
-        return {"policy": policy, "lowering": self.lowering}
+    def policy(self, lower: torch.dtype) -> str:
+        """fxamp's policy for a program with that dtype."""
+        return "auto" if self.ambient else f"cpu-{str(lower).removeprefix('torch.')}"
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,9 @@ def source(program: Program, flavour: Flavour = Flavour.PROGRAM) -> str:
 def script(case: Case) -> str:
     """A file that runs by itself: the program under eager autocast and through fxamp, and what differs."""
     lower = case.program.lower
-    footer = _FOOTER.format(lower=lower, options=case.setting.options(lower), ambient=case.setting.ambient)
-    return f"{source(case.program)}\n\n{footer}"
+    options = {"policy": case.setting.policy(lower), "lowering": case.setting.lowering}
+    footer = _FOOTER.format(lower=lower, options=options, ambient=case.setting.ambient)
+    return f"# {case.setting}\n{source(case.program)}\n\n{footer}"
 
 
 def load(program: Program, flavour: Flavour = Flavour.PROGRAM) -> dict[str, Any]:
@@ -117,6 +118,12 @@ def build(program: Program, flavour: Flavour = Flavour.PROGRAM, draw: int = 0) -
     torch.manual_seed(draw)
     module = namespace["Program"]()
     return module, namespace["make_inputs"]()
+
+
+def larger(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs with two more rows each."""
+    with torch.no_grad():
+        return [torch.cat([value, value[:2]]).requires_grad_(value.requires_grad) for value in inputs]
 
 
 def _class(program: Program, flavour: Flavour) -> Iterator[str]:

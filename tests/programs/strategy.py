@@ -1,30 +1,37 @@
 """The hypothesis strategy that draws whole programs, and how to run them."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from hypothesis import strategies as st
-from programs.draft import Draft
+from programs.draft import Draft, Draw
 from programs.program import Case, Setting
 from programs.statements import STATEMENTS, WEIGHTS
 
 _SHAPES = ((4, 8), (8, 8), (2, 4, 8))
 _LOWER = (torch.bfloat16, torch.float16)
-_SETTINGS = tuple(Setting(lowering, ambient) for lowering in ("aot_eager", "eager") for ambient in (False, True))
+_LOWERINGS = ("aot_eager", "eager")
+_SCHEDULES = (*["once"] * 5, "again", "together", "larger")
 _DTYPES = (*[torch.float32] * 6, torch.bfloat16, torch.float16)
 
 
 @st.composite
-def cases(draw: Callable[[st.SearchStrategy[Any]], Any], kinds: Sequence[str] = (), longest: int = 30) -> Case:
+def cases(draw: Draw, kinds: Sequence[str] = (), longest: int = 30) -> Case:
     """Programs of up to ``longest`` statements of the given ``kinds``, all of them unless named."""
-    setting, lower = draw(st.sampled_from(_SETTINGS)), draw(st.sampled_from(_LOWER))
+    setting, lower = _setting(draw), draw(st.sampled_from(_LOWER))
     draft = Draft(draw, {kind: STATEMENTS[kind] for kind in kinds or STATEMENTS}, WEIGHTS, lower, setting)
     draft.input(draft.pick(_SHAPES))
     if draft.chance():
         draft.input(draft.pick(_SHAPES), draft.pick(_DTYPES))
     draft.statements(longest, usual=12)
     return draft.finish(_results(draft))
+
+
+def _setting(draw: Draw) -> Setting:
+    scaled = draw(st.sampled_from((False, False, False, True)))
+    factor = draw(st.sampled_from((1.0, 1.0, 1e6))) if scaled else 1.0
+    lowering, ambient = draw(st.sampled_from(_LOWERINGS)), draw(st.booleans())
+    return Setting(lowering, ambient, draw(st.sampled_from(_SCHEDULES)), scaled, factor)
 
 
 def _results(draft: Draft) -> list[str]:

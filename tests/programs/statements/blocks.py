@@ -42,8 +42,11 @@ def checkpointed(d: Draft) -> None:
 
 @statement()
 def graph_break(d: Draft) -> None:
-    """Each graph casts weights anew; under a policy every value crosses in the dtype that it was captured with."""
-    if d.place.depth:
+    """Each graph casts weights anew; under a policy every value crosses in the dtype that it was captured with.
+
+    With a scaler values of 16 bits cross in float32 under autocast too, whoever made them.
+    """
+    if d.place.depth or (d.setting.ambient and d.setting.scaled):
         raise Unfit
     wider = {} if d.setting.ambient else _wider(d)
     widened = "".join(f"; {name} = {name}.to({dtype})" for name, dtype in wider.items())

@@ -1,10 +1,10 @@
 """What autocast lowers: matrix products, convolutions, attention."""
 
-from programs.draft import Draft
+from programs.draft import Draft, Unfit
 from programs.statements.registry import statement
 
 
-@statement(weight=5)
+@statement(weight=7)
 def linear(d: Draft) -> None:
     x = d.value(lambda v: v.dim() >= 1)
     out = d.pick((8, 4))
@@ -14,30 +14,40 @@ def linear(d: Draft) -> None:
 
 
 _PRODUCTS = (
-    "{} @ {}", "torch.mm({}, {})", "torch.addmm({0}, {0}, {1})", "torch.einsum('ij,jk->ik', {}, {})",
-    "torch.tensordot({}, {}, 1)", "torch.linalg.multi_dot([{}, {}])", "{}.matmul({})", "torch.mv({}, {}[:, 0])",
-    "torch.chain_matmul({}, {})", "torch.addmm({1}[0], {0}, {1})", "torch.inner({}, {}.t())", "torch.kron({}, {})[:4]",
+    "{} @ {}", "torch.mm({}, {})", "torch.addmm({0}, {0}, {1})", "{}.matmul({})", "torch.addmm({1}[0], {0}, {1})",
+)  # fmt: skip
+_COMPOSITES = (
+    "torch.einsum('ij,jk->ik', {}, {})", "torch.tensordot({}, {}, 1)", "torch.linalg.multi_dot([{}, {}])",
+    "torch.mv({}, {}[:, 0])", "torch.chain_matmul({}, {})", "torch.inner({}, {}.t())", "torch.kron({}, {})[:4]",
 )  # fmt: skip
 
 
-@statement(weight=4)
+@statement(weight=6)
 def product(d: Draft) -> None:
+    d.let(d.pick(_PRODUCTS).format(*map(d.lowered, _factors(d))))
+
+
+@statement()
+def composite_product(d: Draft) -> None:
+    """Autocast acts inside of these, where the oracle cannot mark what it casts."""
+    if d.place.body or d.place.region:
+        raise Unfit
+    d.let(d.pick(_COMPOSITES).format(*_factors(d)))
+
+
+def _factors(d: Draft) -> tuple[str, str]:
     x = d.ranked(2)
     wanted = d.shape(x)[-1]
     if d.chance():
-        other = d.weight(wanted, d.pick((8, 4)))
-    else:
-        y = d.value(lambda v: v.dim() == 2 and wanted in v.shape)
-        other = d.lowered(y) if d.shape(y)[0] == wanted else f"{y}.t()"
-    d.let(d.pick(_PRODUCTS).format(d.lowered(x), other))
+        return x, d.parameter(wanted, d.pick((8, 4)))
+    y = d.value(lambda v: v.dim() == 2 and wanted in v.shape)
+    return x, y if d.shape(y)[0] == wanted else f"{y}.t()"
 
 
-_BATCHED = (
-    "torch.bmm({}, {})", "{} @ {}", "torch.baddbmm({0} @ {1}, {0}, {1})", "torch.einsum('bij,bjk->bik', {}, {})",
-)  # fmt: skip
+_BATCHED = ("torch.bmm({}, {})", "{} @ {}", "torch.baddbmm({0} @ {1}, {0}, {1})", "torch.matmul({}, {})")
 
 
-@statement(weight=2)
+@statement(weight=4)
 def batched_product(d: Draft) -> None:
     x = d.ranked(3)
     batch, rows, columns = d.shape(x)
@@ -46,7 +56,7 @@ def batched_product(d: Draft) -> None:
     d.let(d.pick(_BATCHED).format(d.lowered(x), other))
 
 
-@statement(weight=3)
+@statement(weight=4)
 def attention(d: Draft) -> None:
     q = d.ranked(3, 4)
     k, v = d.alike(q), d.alike(q)

@@ -41,7 +41,10 @@ _PRODUCTS = (
 @statement()
 def write_product(d: Draft) -> None:
     x = d.writable(2)
-    d.do(d.pick(_PRODUCTS).format(x, d.alike(x)))
+    y = d.alike(x)
+    if d.share_memory(x, y):
+        raise Unfit
+    d.do(d.pick(_PRODUCTS).format(x, y))
 
 
 _TO_BUFFER = (
