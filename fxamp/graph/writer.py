@@ -78,8 +78,10 @@ class GraphWriter:
 
 
 def computed(node: Node) -> Any:
-    """What the call ``node`` gives for its inputs' values, whose fake mode must be active."""
+    """What a call of a function or method gives for its inputs' values, whose fake mode must be active."""
     args, kwargs = map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 

@@ -49,11 +49,12 @@ def check_optimizer(
 
     if graph is not None:
         inv_scale = None
-        covered, parameters = graph.split(parameters) if squared_norm is None else ({}, parameters)
-        for device, owners in covered.items():
-            flags = graph.read(owners, device)
-            torch.maximum(flag_on(device), flags.max(), out=flag_on(device))
-            ledger.record(optimizer, owners, flags)
+        if squared_norm is None:
+            covered, parameters = graph.split(parameters)
+            for device, owners in covered.items():
+                flags = graph.read(owners, device)
+                _raise_flag(flag_on(device), flags)
+                ledger.record(optimizer, owners, flags)
     for group in group_gradients(parameters):
         inverse = None if inv_scale is None else inv_scale.to(group.device, non_blocking=True)
         square = None if squared_norm is None else torch.zeros_like(squared_norm, device=group.device)
@@ -62,10 +63,20 @@ def check_optimizer(
             squared_norm.add_(square.to(squared_norm.device, non_blocking=True))
         if graph is not None:
             flags = torch.maximum(flags, graph.read(group.parameters, group.device))
-            torch.maximum(flag_on(group.device), flags.max(), out=flag_on(group.device))
+            _raise_flag(flag_on(group.device), flags)
         ledger.record(optimizer, group.parameters, flags)
+    _read_unowned(found, graph)
+    return found
+
+
+def _raise_flag(flag: Tensor, flags: Tensor) -> None:
+    """Set the 0-dim ``flag`` to the largest of itself and ``flags``."""
+    torch.maximum(flag, flags.max(), out=flag)
+
+
+def _read_unowned(found: dict[torch.device, Tensor], graph: GraphFlags | None) -> None:
+    """Raise the flag of each device where a graph reported an overflow of a gradient whose owner it does not know."""
     for device, flag in found.items():
         unowned = None if graph is None else graph.read_unowned(device)
         if unowned is not None:
             torch.maximum(flag, unowned.squeeze(), out=flag)
-    return found

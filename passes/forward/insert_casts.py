@@ -29,7 +29,7 @@ from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import AutogradInfo, CastWriter
 from fxamp.passes.shared.decision import WAS, decision, overrule
-from fxamp.passes.shared.refusals import cast_back, may_write_opaquely, refusal
+from fxamp.passes.shared.refusals import cast_back, lacks_kernel, may_write_opaquely, refusal
 
 
 @dataclass(frozen=True)
@@ -120,17 +120,17 @@ class _Rewriter:
             edit = edit_for(made.rule, node, made.lower, self._context)
             self._apply(node, edit, f"rule {made.rule.id}")
         changed = any(self._changed(source) for source in node.all_input_nodes)
-        # Under autocast the captured values are as autocast makes them, not as this policy does.
-        stale = self._context.captured_autocast is not None
-        if not (changed or edit.casts or edit.kwargs or stale):
+        if not (changed or edit.casts or edit.kwargs or lacks_kernel(node)):
+            if self._context.captured_autocast is not None:
+                recompute(node)  # the captured value is as autocast makes it, not as this policy does
             return
-        why = refusal(node, self._captured)
-        if why is None:
-            why = recompute(node)
+        why = refusal(node, self._captured) or recompute(node)
         if why is not None:
             node.args, node.kwargs, node.target = call
             self._restore_inputs(node, why)
-            node.meta["val"] = computed(node)
+            if recompute(node) is not None:  # what is left are the inputs as they come
+                node.args, node.kwargs, node.target = call
+                node.meta["val"] = computed(node)
 
     def _apply(self, node: Node, edit: Edit, why: str) -> None:
         self._cast_uses(node, edit.casts, why)

@@ -95,7 +95,7 @@ _LINALG = """
     qr slogdet svd triangular_solve det linalg_cholesky linalg_cholesky_ex linalg_cond linalg_det linalg_eig linalg_eigh
     linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex linalg_ldl_factor
     linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve
-    linalg_matrix_exp linalg_matrix_norm linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet linalg_solve
+    linalg_matrix_exp linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet linalg_solve
     linalg_solve_ex linalg_solve_triangular linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve _linalg_det
     _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _lu_with_info
 """
@@ -117,8 +117,8 @@ _SPECIAL = """
 #: Ops without a 16-bit kernel on any device.
 LACKS_HALF_KERNEL = frozenset(f"aten::{name}" for name in (_LINALG + _SPECIAL).split())
 
-#: Ops whose 16-bit kernels, on GPUs alone, take some sizes only (powers of two).
-HAS_HALF_KERNEL_FOR_SOME_SIZES = frozenset(f"aten::{name}" for name in _FFT.split())
+#: Ops that take 16 bits in some calls only: Fourier transforms on GPUs powers of two, norms of matrices not all orders.
+HAS_HALF_KERNEL_FOR_SOME_SIZES = frozenset(f"aten::{name}" for name in (*_FFT.split(), "linalg_matrix_norm"))
 
 _CPU = """
     _cdist_forward _ctc_loss _histogramdd_bin_edges _histogramdd_from_bin_cts _pdist_forward _upsample_bilinear2d_aa

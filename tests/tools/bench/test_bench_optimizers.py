@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.fx import GraphModule
 
+from fxamp.graph import GraphWriter
 from fxamp.passes.base import Context, Result
-from fxamp.passes.step.guard_updates import FLAG, GuardUpdates, add_input
+from fxamp.passes.step.guard_updates import FLAG, GuardUpdates
 from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.optimizers.agreement import DIFFERS, EQUAL, ROUNDING, agreement
 from fxamp.tools.bench.optimizers.exact import Float64, train_exactly
@@ -31,9 +32,7 @@ class Unguarded(GuardUpdates):
     """Takes the flag and does not look at it."""
 
     def run(self, gm: GraphModule, context: Context) -> Result:
-        with context.mode:
-            flag = torch.empty(())
-        add_input(gm, FLAG, flag)
+        GraphWriter(gm.graph, context.mode).input(FLAG, dtype=torch.float32, device=torch.device("cpu"))
         gm.recompile()
         return Result(1)
 
