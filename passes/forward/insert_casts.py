@@ -23,7 +23,16 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.fakes import fake_like
-from fxamp.graph import GraphWriter, computed, graph_output, is_layout_call, recompute, set_argument, tensor_value
+from fxamp.graph import (
+    GraphWriter,
+    computed,
+    graph_output,
+    is_layout_call,
+    recompute,
+    set_argument,
+    tensor_value,
+    writes,
+)
 from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_rules import Edit, edit_for
@@ -120,7 +129,8 @@ class _Rewriter:
             edit = edit_for(made.rule, node, made.lower, self._context)
             self._apply(node, edit, f"rule {made.rule.id}")
         changed = any(self._changed(source) for source in node.all_input_nodes)
-        if not (changed or edit.casts or edit.kwargs or lacks_kernel(node)):
+        touched = bool(changed or edit.casts or edit.kwargs)
+        if not touched and (writes(node) or not lacks_kernel(node)):
             if self._context.captured_autocast is not None:
                 recompute(node)  # the captured value is as autocast makes it, not as this policy does
             return
@@ -130,7 +140,7 @@ class _Rewriter:
             self._restore_inputs(node, why)
             if recompute(node) is not None:  # what is left are the inputs as they come
                 node.args, node.kwargs, node.target = call
-                node.meta["val"] = computed(node)
+                node.meta["val"] = computed(node) if touched else self._captured[node]
 
     def _apply(self, node: Node, edit: Edit, why: str) -> None:
         self._cast_uses(node, edit.casts, why)
