@@ -83,22 +83,19 @@ ALLOWED: dict[str, tuple[Allowed, ...]] = {
     ),
     "wav2vec2": (
         Allowed(
-            4,
+            1,
             "native_layer_norm(bfloat16, float32, float32) -> bfloat16, float32, float32",
             "native_layer_norm(float32, float32, float32) -> float32, float32, float32",
             _BREAK,
         ),
-        Allowed(1, "add.Tensor(bfloat16, bfloat16) -> bfloat16", "add.Tensor(bfloat16, float32) -> float32", _BREAK),
-        Allowed(2, "add.Tensor(bfloat16, bfloat16) -> bfloat16", "add.Tensor(float32, bfloat16) -> float32", _BREAK),
         Allowed(
-            4,
+            1,
             "native_layer_norm_backward(bfloat16, bfloat16, float32, float32, float32, float32)"
             " -> bfloat16, float32, float32",
             "native_layer_norm_backward(float32, float32, float32, float32, float32, float32)"
             " -> float32, float32, float32",
             _BREAK,
         ),
-        Allowed(4, "add.Tensor(bfloat16, bfloat16) -> bfloat16", "add.Tensor(float32, float32) -> float32", _BREAK),
     ),
     "deberta-v2": (
         Allowed(6, "div.Tensor(bfloat16, bfloat16) -> bfloat16", "div.Tensor(bfloat16, float32) -> bfloat16", _SCALE),
