@@ -3,7 +3,7 @@
 1. A node's inputs get the dtypes of its rule (:mod:`~fxamp.passes.shared.cast_rules`); without a rule it follows its
    inputs.
 2. A cast is shared by all who need the value in that dtype where sharing changes no gradient beyond what autocast's
-   own weight cache does: values that need no gradient, and leaves that need one. Other values are cast once a use, and
+   own weight cache does: values that need no gradient, and float32 leaves that need one. Others are cast once a use;
    an op that reads one twice uses it twice, so that their gradients are summed in float32; AOTAutograd merges such
    casts in the forward.
 3. A cast is never shared over a write to the value's memory, nor between grad modes.

@@ -16,15 +16,16 @@ _DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.detach_.de
 
 @dataclass(frozen=True)
 class AutogradInfo:
-    """Whether a value needs a gradient, and whether it is a leaf that does."""
+    """Whether a value needs a gradient, and whether it is a float32 leaf that does: autocast caches casts of those."""
 
     needs_grad: bool
     leaf: bool
 
 
 def _origin(value: torch.Tensor | None) -> AutogradInfo:
-    needs_grad = value is not None and value.requires_grad
-    return AutogradInfo(needs_grad, value is not None and needs_grad and value.is_leaf)
+    if value is None or not value.requires_grad:
+        return AutogradInfo(False, False)
+    return AutogradInfo(True, value.is_leaf and value.dtype is torch.float32)
 
 
 def _given(node: Node) -> Node | None:

@@ -165,6 +165,21 @@ def test_gradients_of_what_an_op_reads_twice_meet_in_autocasts_order(name: str, 
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
+def test_gradients_of_a_bfloat16_input_do_not_meet_in_float16(lowering: str) -> None:
+    """Each is finite in float16, their sum is not."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return ((x @ w).float() + (x @ (w + 1)).float()).sum() * 120
+
+    x, w = torch.ones(4, 8, dtype=torch.bfloat16).requires_grad_(), torch.full((8, 8), 40.0)
+    with torch.autocast("cpu", torch.float16):
+        program(x, w).backward()
+    expected, x.grad = x.grad, None
+    compile_with(program, lowering, policy="cpu-float16")(x, w).backward()
+    assert x.grad is not None and x.grad.isfinite().all() and torch.equal(x.grad, expected)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
 def test_results_that_share_memory_still_do(lowering: str) -> None:
     got, gradients = run(written_to(compile_with(aliased, lowering)), (leaf(4, 4), leaf(4, 4)))
     want, expected = run(written_to(aliased), (leaf(4, 4), leaf(4, 4)), torch.bfloat16)

@@ -59,6 +59,12 @@ def test_a_weight_that_a_conversion_gave_back_is_still_the_weight(unchanged) -> 
     assert bench.run(*PASSES).counts["inserted"] == 2
 
 
+def test_a_16_bit_leaf_is_cast_once_a_use_for_its_gradients_may_not_fit_the_other_16_bits() -> None:
+    leaf = torch.ones(2, 2, dtype=torch.float16, requires_grad=True)
+    bench = workbench(lambda a, w: a.mm(w) + a.mm(w), leaf, torch.ones(2, 2, dtype=torch.float16))
+    assert bench.run(*PASSES).counts["inserted"] == 3
+
+
 def test_a_value_that_needs_no_gradient_is_cast_once() -> None:
     bench = workbench(lambda a: a.relu().mm(a) + a.relu().mm(a), torch.ones(2, 2))
     assert bench.run(*PASSES).counts["shared"] == 1
