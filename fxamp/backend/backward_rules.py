@@ -35,7 +35,7 @@ def backward_rules(policy: Policy | None, options: Options) -> BackwardRules | N
     """
     if policy is None or not policy.has_rules_for("backward"):
         return None
-    ids = ", ".join(repr(rule.id) for rule in policy.rules if rule.region != "forward")
+    ids = ", ".join(repr(rule.id) for rule in policy.rules if rule.region in ("backward", "both"))
     if options.lowering == "eager":
         raise OptionError(
             f"policy {policy.name!r} has rules for the backward ({ids}), but lowering = 'eager' leaves the backward to "

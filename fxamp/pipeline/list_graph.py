@@ -43,7 +43,7 @@ def kept_verbatim(node: Node) -> str:
 
 def rule_ref(rule: Rule) -> RuleRef:
     """``rule`` as listings name it."""
-    return RuleRef(rule.id, str(rule.origin or ""), str(rule.cast), rule.why)
+    return RuleRef(rule.id, str(rule.origin or ""), rule.asks, rule.why)
 
 
 def _entry(node: Node, inner: tuple[str, ...]) -> Entry:

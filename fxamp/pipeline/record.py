@@ -112,9 +112,10 @@ def untouched(chosen: str, ended: str = "") -> GraphRecord:
 
 
 def _with_unmatched(listing: Listing, policy: Policy) -> Listing:
-    """Name the rules that decided nothing; not a backward's, nor the built-in ones, which are for any program."""
+    """Name the rules that decided nothing; not those for later graphs, nor the built-in ones, for any program."""
     used = {entry.rule.id for _, entry in listing.walk() if entry.rule is not None}
     mine = [rule for rule in policy.rules if rule.origin is None or not is_built_in(rule.origin.file)]
     return replace(
-        listing, unmatched=tuple(rule_ref(rule) for rule in mine if rule.id not in used and rule.region != "backward")
+        listing,
+        unmatched=tuple(rule_ref(rule) for rule in mine if rule.id not in used and rule.region in ("forward", "both")),
     )

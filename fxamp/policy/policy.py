@@ -142,10 +142,10 @@ class Policy:
     @cached_property
     def conditional(self) -> bool:
         """Whether a rule for the forward has other conditions than the op's name."""
-        return any(rule.conditional and rule.region != "backward" for rule in self.rules)
+        return any(rule.conditional and rule.region in ("forward", "both") for rule in self.rules)
 
     def has_rules_for(self, region: str) -> bool:
-        """Say whether a rule is for the "forward" or the "backward"."""
+        """Say whether a rule is for a region: "forward", "backward" or "kept"."""
         return region in self._regions
 
     @cached_property
@@ -162,8 +162,8 @@ class Policy:
 
     @cached_property
     def _regions(self) -> frozenset[str]:
-        found = {rule.region for rule in self.rules}
-        return frozenset(("forward", "backward") if "both" in found else found)
+        found = frozenset(rule.region for rule in self.rules)
+        return found | {"forward", "backward"} if "both" in found else found
 
     @cached_property
     def _index(self) -> RuleIndex:

@@ -29,6 +29,7 @@ class Edit:
 
 def edit_for(rule: Rule, node: Node, lower: torch.dtype, context: CastContext) -> Edit:
     """The edit that ``rule`` asks for at ``node``, given the values that its inputs have now."""
+    assert rule.cast is not None, "a rule on kept values casts nothing"
     if rule.cast in _EDITS:
         return _EDITS[rule.cast](node, lower, context)
     dtypes = {Category.LOWER_PRECISION_FP: lower, Category.FP32: torch.float32}

@@ -57,4 +57,5 @@ def _op(change: OpChange) -> dict[str, Any]:
 def _decided(rule: Rule | None) -> dict[str, Any] | None:
     if rule is None:
         return None
-    return {"rule": rule.id, "cast": rule.cast.value, **({"inputs": dict(rule.inputs)} if rule.inputs else {})}
+    asked = {"keep": rule.asks} if rule.keep else {"cast": rule.asks}
+    return {"rule": rule.id, **asked, **({"inputs": dict(rule.inputs)} if rule.inputs else {})}

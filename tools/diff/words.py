@@ -38,7 +38,7 @@ def cast(rule: Rule | None) -> str:
     """What happens to the inputs of an op that ``rule`` decides."""
     if rule is None:
         return FOLLOWS
-    return f"{rule.cast} ({value(dict(rule.inputs))})" if rule.inputs else str(rule.cast)
+    return f"{rule.asks} ({value(dict(rule.inputs))})" if rule.inputs else rule.asks
 
 
 def rule_text(change: RuleChange) -> str:
@@ -52,9 +52,9 @@ def rule_text(change: RuleChange) -> str:
         return "; ".join(map(_key, change.keys))
     rule = old or new
     assert rule is not None
-    said = {key: item for key, item in rule.content().items() if key not in ("id", "cast", "ops", "advice")}
+    said = {key: item for key, item in rule.content().items() if key not in ("id", "cast", "keep", "ops", "advice")}
     more = "".join(f"; {key}: {value(item)}" for key, item in said.items())
-    return f"{rule.cast}: {value(rule.ops) if rule.ops else 'any op'}{more}"
+    return f"{rule.asks}: {value(rule.ops) if rule.ops else 'any op'}{more}"
 
 
 def written_at(change: RuleChange) -> str:
@@ -91,12 +91,15 @@ def groups(changes: Iterable[OpChange]) -> list[Group]:
     found: dict[str, dict[str, dict[str, None]]] = {}
     for change in changes:
         heading, label, item = _broad(change) or _narrow(change)
-        where = ", ".join([*(["in the backward"] if change.region == "backward" else []), *change.when])
+        where = ", ".join([*_REGION_WORDS.get(change.region, ()), *change.when])
         lines = found.setdefault(f"{heading}{', ' if where else ''}{where}", {})
         lines.setdefault(label, {})[item] = None
     return [
         Group(heading, tuple((label, tuple(items)) for label, items in by.items())) for heading, by in found.items()
     ]
+
+
+_REGION_WORDS = {"backward": ("in the backward",), "kept": ("kept for the backward",)}
 
 
 def _narrow(change: OpChange) -> tuple[str, str, str]:

@@ -2,8 +2,10 @@
 
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fxamp.errors import OptionError
+from fxamp.policy.model.op_names import canonical
 from fxamp.policy.model.site import REGIONS
 from fxamp.tools.common.command_line import Parser, guarded, natural, one_of
 from fxamp.tools.policy.explain_text import explain
@@ -28,9 +30,16 @@ def _parser() -> Parser:
     add(
         "--class", metavar="C", dest="classes", action="append", default=[], help="a module class around it; repeatable"
     )
-    add("--region", type=one_of(*REGIONS), default="forward", help="forward (default) or backward")
+    add(
+        "--region",
+        type=one_of(*REGIONS),
+        default="forward",
+        help="forward (default), backward, or kept: how its result waits for the backward",
+    )
     add("--arg", metavar="A", dest="args", action="append", default=[], help="dim=-1, self.size=4096; repeatable")
     add("--reduces", metavar="N", type=natural, help="how many elements go into one result of a reduction")
+    add("--elements", metavar="N", type=natural, help="of a kept value: how many elements it has")
+    add("--read-by", metavar="OP", dest="readers", action="append", default=[], help="of a kept value; repeatable")
     add_place(parser)
     return parser
 
@@ -38,6 +47,7 @@ def _parser() -> Parser:
 def _explain(given: Namespace) -> None:
     try:
         site = site_from(given.op, given.module, given.classes, given.region, given.args, given.reduces)
+        site = replace(site, elements=given.elements, readers=tuple(map(canonical, given.readers)))
     except ValueError as error:
         raise OptionError(str(error)) from error
     print(explain(resolved(PROG, given.policy, given), site))

@@ -32,11 +32,13 @@ def _lines(policy: Policy, site: Site) -> Iterator[str]:
         yield from _rule("unknown" if objection.unknown else "kept out", passed, objection.why)
 
 
-_UNCOVERED = {"forward": "it follows its inputs", "backward": "it runs in the dtypes that follow from its forward"}
+_UNCOVERED = {"forward": "it follows its inputs", "backward": "it runs in the dtypes that follow from its forward"} | {
+    "kept": "its result is kept as it is"
+}
 
 
 def _rule(label: str, rule: Rule, why: str) -> Iterator[str]:
-    yield f"  {label:<8}  {rule.id}: {rule.cast.value}  ({rule.origin or 'made in Python'})"
+    yield f"  {label:<8}  {rule.id}: {rule.asks}  ({rule.origin or 'made in Python'})"
     if why:
         yield f"            {why}"
     for name, dtype in dict(rule.inputs).items():

@@ -22,8 +22,8 @@ from fxamp.policy.policy import Policy
 class OpChange:
     """Ops that the two policies decide differently.
 
-    ``op``: in the spelling of policies. ``region``: "forward" or "backward". ``when``: further conditions on the call,
-    in words. ``old`` and ``new``: the deciding rules, None if the op follows its inputs.
+    ``op``: in the spelling of policies. ``region``: "forward", "backward" or "kept". ``when``: further conditions on
+    the call, in words. ``old`` and ``new``: the deciding rules, None if the op follows its inputs.
     """
 
     op: str
@@ -64,7 +64,7 @@ def _disagreements(old: Sequence[Rule | None], new: Sequence[Rule | None]) -> It
 
 
 def _asks(rule: Rule | None) -> object:
-    return None if rule is None else (rule.cast, rule.inputs, rule.advice)
+    return None if rule is None else (rule.asks, rule.inputs, rule.advice, rule.block)
 
 
 def _conceivable(one: Rule | None, other: Rule | None, later: Sequence[Rule | None]) -> bool:
@@ -103,6 +103,10 @@ def _conditions(rule: Rule) -> Iterator[str]:
         yield f"{name} {_asked(asked)}"
     if rule.reduces:
         yield f"reduces {_plain(rule.reduces)}"
+    if rule.elements:
+        yield f"of {_plain(rule.elements)} elements"
+    if rule.read_by:
+        yield f"read by {' or '.join(name.removeprefix('aten::') for name in rule.read_by)}"
 
 
 def _asked(condition: object) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fxamp.policy.model.rule import Rule
 
-LISTS = ("ops", "modules", "module_classes")
+LISTS = ("ops", "modules", "module_classes", "read_by")
 """The keys of a rule whose value is a list without a meaningful order."""
 
 

@@ -17,7 +17,7 @@ def implied(rule: Rule, by: Sequence[Rule]) -> bool:
     """Return whether the conditions of ``rule``, except op and region, follow from those of all rules in ``by``."""
     if not rule.ops and all(other.ops for other in by):
         return False
-    for listed in ("modules", "module_classes"):
+    for listed in ("modules", "module_classes", "read_by"):
         wanted = set(getattr(rule, listed))
         narrower = (set(getattr(other, listed)) for other in by)
         if wanted and not any(names and names <= wanted for names in narrower):
@@ -26,7 +26,13 @@ def implied(rule: Rule, by: Sequence[Rule]) -> bool:
         given = [has for other in by for argument, has in _args(other) if argument == name]
         if not any(_argument_implied(condition, has) for has in given):
             return False
-    return not rule.reduces or any(_size_implied(rule.reduces, other.reduces) for other in by)
+    return all(
+        not getattr(rule, size) or any(_size_implied(getattr(rule, size), getattr(other, size)) for other in by)
+        for size in _SIZES
+    )
+
+
+_SIZES = ("reduces", "elements")
 
 
 def exclusive(first: Rule, second: Rule) -> bool:
@@ -34,8 +40,10 @@ def exclusive(first: Rule, second: Rule) -> bool:
 
     Conditions on a tensor never exclude each other: different members of a list of tensors can meet them.
     """
-    if first.reduces and second.reduces and not _sizes_meeting(first.reduces, second.reduces):
-        return True
+    for size in _SIZES:
+        one, other = getattr(first, size), getattr(second, size)
+        if one and other and not _sizes_meeting(one, other):
+            return True
     if first.modules and second.modules and all(_apart(*pair) for pair in product(first.modules, second.modules)):
         return True
     values = dict(_args(first))

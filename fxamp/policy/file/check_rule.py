@@ -9,9 +9,10 @@ from fxamp.policy.file.lines import Path
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.comparisons import size_condition
 from fxamp.policy.model.conditions import ArgCondition
+from fxamp.policy.model.keep import keep_problems
 from fxamp.policy.model.module_globs import module_glob
 from fxamp.policy.model.op_names import canonical
-from fxamp.policy.model.rule import Rule, problems
+from fxamp.policy.model.rule import Rule, needed_key, problems
 from fxamp.policy.model.settings import UNLISTED_ID
 from fxamp.policy.model.versions import parse_condition
 
@@ -38,17 +39,20 @@ def check_rule(checker: Checker, path: Path, table: dict[str, Any], ids: dict[st
     parsed = {**good, **_conditions(checker, path, good)}
     checker.valid((*path, "torch"), parse_condition, good.get("torch"))
     _cast(checker, path, table, good)
+    for key, problem in keep_problems({**good, "ops": parsed["ops"]}):
+        checker.mistake((*path, *key), problem)
     if len(checker.mistakes) > before:
         return None
     if not enabled:
-        return Removal(good["id"], checker.lines.line(path), own="cast" in good)
+        return Removal(good["id"], checker.lines.line(path), own="cast" in good or "keep" in good)
     return Rule(**parsed, origin=checker.origin(path))
 
 
 def _needs(checker: Checker, path: Path, table: dict[str, Any], enabled: bool) -> None:
-    for key in ("id", "cast") if enabled else ("id",):
+    asked = needed_key(table.get("region", "forward"))
+    for key in ("id", asked) if enabled else ("id",):
         if key not in table:
-            checker.mistake(path, f"this [[rule]] has no {key}; a rule needs id, cast, and a condition such as ops")
+            checker.mistake(path, f"this [[rule]] has no {key}; a rule needs id, {asked}, and a condition such as ops")
     if enabled and not any(key in table for key in schema.CONDITIONS):
         conditions = ", ".join(schema.CONDITIONS)
         checker.mistake(path, f"this [[rule]] has no condition; a rule needs one at least of {conditions}")
@@ -74,13 +78,14 @@ def _conditions(checker: Checker, path: Path, good: dict[str, Any]) -> dict[str,
         name: checker.valid((*path, "args", name), ArgCondition.of, given)
         for name, given in good.get("args", {}).items()
     }
-    reduces = checker.valid((*path, "reduces"), size_condition, good.get("reduces"))
+    sizes = {key: checker.valid((*path, key), size_condition, good.get(key)) or "" for key in ("reduces", "elements")}
     return {
         "ops": checker.each((*path, "ops"), canonical, good.get("ops")),
         "modules": checker.each((*path, "modules"), module_glob, good.get("modules")),
         "module_classes": checker.each((*path, "module_classes"), _class_glob, good.get("module_classes")),
         "args": conditions,
-        "reduces": reduces or "",
+        "read_by": checker.each((*path, "read_by"), canonical, good.get("read_by")),
+        **sizes,
     }
 
 

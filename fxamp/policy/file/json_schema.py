@@ -9,8 +9,9 @@ from typing import Any
 
 from fxamp.policy.file import schema
 from fxamp.policy.model.conditions import DTYPES
+from fxamp.policy.model.keep import KEPT, SMALLEST_BLOCK
 from fxamp.policy.model.match import CPU_FEATURES
-from fxamp.policy.model.rule import INPUT_DTYPES
+from fxamp.policy.model.rule import INPUT_DTYPES, RULE_REGIONS
 
 _TERM = r"\s*(>=|<=|==|!=|>|<)\s*{}\s*"
 _SIZE, _VERSION = _TERM.format(r"\d+"), _TERM.format(r"\d+(\.\d+)*")
@@ -70,7 +71,11 @@ _DESCRIPTIONS = {
     "module_classes": "Globs on class names: *RMSNorm.",
     "args": "Conditions on arguments by name: a value, or dtype, rank, size and shape of a tensor.",
     "reduces": "How many elements go into one result of a reduction: '>4096'.",
-    "region": "Whether the rule is for the forward, the backward, or both.",
+    "region": "Whether the rule is for ops of the forward, the backward, or both, or for what is kept between them.",
+    "keep": "How the forward keeps a value for the backward; in place of cast, with region = 'kept'.",
+    "block": "How many elements share a scale in 8 bits.",
+    "elements": "How many elements the kept value has: '>=4096'.",
+    "read_by": "Ops of which one at least reads the kept value in the forward.",
     "torch": "Versions of torch: '>=2.12'.",
     "inputs": "Dtypes of single arguments, others than cast gives.",
     "advice": "What the error of a banned op tells the user.",
@@ -93,8 +98,14 @@ def _rule() -> dict[str, Any]:
     special = {
         "args": {"type": "object", "minProperties": 1, "additionalProperties": _ARGUMENT},
         "inputs": {"type": "object", "additionalProperties": {"enum": list(INPUT_DTYPES)}},
+        "block": {"type": "integer", "minimum": SMALLEST_BLOCK},
     }
-    whole = {"required": ["cast"], "anyOf": [{"required": [key]} for key in schema.CONDITIONS]}
+    on_ops = [region for region in RULE_REGIONS if region != KEPT]
+    whole = {
+        "anyOf": [{"required": [key]} for key in schema.CONDITIONS],
+        "if": {"properties": {"region": {"const": KEPT}}, "required": ["region", "keep"]},
+        "else": {"properties": {"region": {"enum": on_ops}}, "required": ["cast"]},
+    }
     off = {"properties": {"enabled": {"const": False}}, "required": ["enabled"]}
     return _object(schema.RULE_KEYS, special) | {"required": ["id"], "if": off, "else": whole}
 

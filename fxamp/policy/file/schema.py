@@ -2,6 +2,7 @@
 
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.conditions import CHECKS
+from fxamp.policy.model.keep import Keep
 from fxamp.policy.model.rule import RULE_REGIONS
 from fxamp.policy.model.settings import ACCEPTED_VALUES
 
@@ -38,18 +39,27 @@ RULE_KEYS = {
     "args": TABLE,
     "reduces": SIZE,
     "region": STRING,
+    "keep": STRING,
+    "block": COUNT,
+    "elements": SIZE,
+    "read_by": STRINGS,
     "torch": STRING,
     "inputs": TABLE,
     "advice": STRING,
     "enabled": SWITCH,
 }
-CONDITIONS = ("ops", "modules", "module_classes", "args", "reduces")
+CONDITIONS = ("ops", "modules", "module_classes", "args", "reduces", "elements", "read_by")
 """A rule needs at least one of these keys."""
 
 ARG_KEYS = tuple(CHECKS)
 """The keys of a condition on an argument that is written as a table."""
 
-CHOICES = {**ACCEPTED_VALUES, "cast": tuple(category.value for category in Category), "region": RULE_REGIONS}
+CHOICES = {
+    **ACCEPTED_VALUES,
+    "cast": tuple(category.value for category in Category),
+    "keep": tuple(keep.value for keep in Keep),
+    "region": RULE_REGIONS,
+}
 """Keys with a fixed set of accepted values."""
 
 

@@ -1,4 +1,4 @@
-"""One rule of a policy: the calls it covers, and the cast they get."""
+"""One rule of a policy: the calls it covers, and the cast they get, or how their results are kept."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,11 +7,12 @@ from fxamp.errors import nearest
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.comparisons import size_condition
 from fxamp.policy.model.conditions import ArgCondition, Objection, number_objection
+from fxamp.policy.model.keep import BLOCK, EIGHT_BITS, KEPT, Keep, keep_problems
 from fxamp.policy.model.module_globs import covers_class, covers_module, module_glob
 from fxamp.policy.model.op_names import canonical, covers
 from fxamp.policy.model.site import Site
 
-RULE_REGIONS = ("forward", "backward", "both")
+RULE_REGIONS = ("forward", "backward", "both", KEPT)
 INPUT_DTYPES = ("lower_precision_fp", "fp32", "follow")
 ONE_DTYPE = (Category.LOWER_PRECISION_FP, Category.FP32)
 """The categories that name one dtype for every input: those that ``inputs`` and the backward know."""
@@ -36,15 +37,19 @@ class Rule:
     ``"aten::sum.dim_IntList"`` another one; globs are fnmatch's; without ``ops`` every op that computes is covered.
     ``modules`` are globs on dotted module paths, ``module_classes`` on class names. ``args`` are conditions by argument
     name, ``reduces`` one on the number of elements that go into one result of a reduction. ``region``: "forward",
-    "backward" or "both". ``torch`` is a version condition such as ``">=2.12"``. ``inputs`` overrides ``cast`` for
-    single arguments: "lower_precision_fp", "fp32" or "follow".
+    "backward", "both" or "kept". ``torch`` is a version condition such as ``">=2.12"``. ``inputs`` overrides ``cast``
+    for single arguments: "lower_precision_fp", "fp32" or "follow".
+
+    A rule of region "kept" has no cast. It says how the results of the calls wait for the backward: ``keep``; ``block``
+    elements share a scale, 0 where there are none; ``elements`` is a condition on the size of the result, ``read_by``
+    names ops of which one at least reads it in the forward.
 
     ``advice`` is the hint in a banned op's error. ``why`` and ``origin`` explain the rule and do not count in equality.
     ``args`` and ``inputs`` may be given as mappings. Raises ValueError for values that a policy file could not hold.
     """
 
     id: str
-    cast: Category
+    cast: Category | None = None
     ops: tuple[str, ...] = ()
     why: str = field(default="", compare=False)
     torch: str | None = None
@@ -56,11 +61,18 @@ class Rule:
     reduces: str = ""
     region: str = "forward"
     inputs: "tuple[tuple[str, str], ...] | Mapping[str, str]" = ()
+    keep: Keep | None = None
+    block: int = 0
+    elements: str = ""
+    read_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         args = {name: ArgCondition.of(condition) for name, condition in dict(self.args).items()}
         tidy = {
-            "cast": Category(self.cast),
+            "cast": None if self.cast is None else Category(self.cast),
+            "keep": None if self.keep is None else Keep(self.keep),
+            "elements": size_condition(self.elements) if self.elements else "",
+            "read_by": tuple(canonical(op) for op in self.read_by),
             "ops": tuple(canonical(op) for op in self.ops),
             "modules": tuple(module_glob(glob) for glob in self.modules),
             "module_classes": tuple(self.module_classes),
@@ -74,17 +86,29 @@ class Rule:
             raise ValueError(
                 f"rule {self.id!r}: region = {self.region!r} is unknown; accepted: {', '.join(RULE_REGIONS)}"
             )
+        if (self.cast if self.region != KEPT else self.keep) is None:
+            raise ValueError(f"rule {self.id!r}: region = {self.region!r} goes with {needed_key(self.region)}")
         for _, problem in problems(self.cast, self.region, dict(self.inputs)):
             raise ValueError(f"rule {self.id!r}: {problem}")
+        for _, problem in keep_problems(self.content()):
+            raise ValueError(f"rule {self.id!r}: {problem}")
+        if self.keep in EIGHT_BITS and not self.block:
+            object.__setattr__(self, "block", BLOCK)
+
+    @property
+    def asks(self) -> str:
+        """What the rule asks for, in a word: its cast, or its keep."""
+        return str(self.keep or self.cast)
 
     @property
     def conditional(self) -> bool:
         """Whether the rule has other conditions than the op's name."""
-        return not self.ops or bool(self.modules or self.module_classes or self.args or self.reduces)
+        others = (self.modules, self.module_classes, self.args, self.reduces, self.elements, self.read_by)
+        return not self.ops or any(map(bool, others))
 
     def covers_op(self, op: str, region: str = "forward") -> bool:
         """Whether the rule is for this op and region; its other conditions are not checked."""
-        return self.region in (region, "both") and (not self.ops or any(covers(name, op) for name in self.ops))
+        return holds_in(self.region, region) and (not self.ops or any(covers(name, op) for name in self.ops))
 
     def objection(self, site: Site) -> Objection | None:
         """Return the first condition that fails for ``site``, or None if the rule covers the call."""
@@ -107,16 +131,25 @@ class Rule:
             yield ArgCondition.of(condition).objection(name, site)
         if self.reduces:
             yield number_objection("the number of elements reduced to one", site.reduces, self.reduces)
+        if self.elements:
+            yield number_objection("the number of its elements", site.elements, self.elements)
+        if self.read_by and not any(covers(name, op) for name in self.read_by for op in site.readers):
+            wanted = f"none of {', '.join(self.read_by)} is known to read it"
+            yield Objection(wanted, unknown=site.partial and not site.readers)
 
     def content(self) -> dict[str, object]:
         """Return the rule under the keys of a policy file, without ``why`` and without keys that have no value."""
         said: dict[str, object] = {
             "id": self.id,
-            "cast": self.cast.value,
+            "cast": self.cast and self.cast.value,
+            "keep": self.keep and self.keep.value,
+            "block": self.block,
             "ops": list(self.ops),
             "modules": list(self.modules),
             "module_classes": list(self.module_classes),
             "reduces": self.reduces,
+            "elements": self.elements,
+            "read_by": list(self.read_by),
             "region": "" if self.region == "forward" else self.region,
             "torch": self.torch,
             "advice": self.advice,
@@ -126,7 +159,17 @@ class Rule:
         return {key: value for key, value in said.items() if value}
 
 
-def problems(cast: Category, region: str, inputs: Mapping[str, object]) -> list[tuple[tuple[str, ...], str]]:
+def holds_in(rule_region: str, region: str) -> bool:
+    """Whether a rule of ``rule_region`` holds in ``region``; "both" is the forward and the backward."""
+    return rule_region == region or (rule_region == "both" and region != KEPT)
+
+
+def needed_key(region: str) -> str:
+    """The key that a rule of ``region`` must have."""
+    return "keep" if region == KEPT else "cast"
+
+
+def problems(cast: Category | None, region: str, inputs: Mapping[str, object]) -> list[tuple[tuple[str, ...], str]]:
     """Return ``(key, message)`` for every mistake in a rule's cast, region and inputs taken together."""
     found: list[tuple[tuple[str, ...], str]] = []
     for name, dtype in inputs.items():
@@ -134,7 +177,7 @@ def problems(cast: Category, region: str, inputs: Mapping[str, object]) -> list[
             hint = nearest(str(dtype), INPUT_DTYPES)
             accepted = ", ".join(map(repr, INPUT_DTYPES))
             found.append((("inputs", name), f"{name} = {dtype!r} is unknown; accepted: {accepted}{hint}"))
-    if cast in ONE_DTYPE:
+    if cast is None or cast in ONE_DTYPE:
         return found
     accepted = " or ".join(repr(each.value) for each in ONE_DTYPE)
     if inputs:

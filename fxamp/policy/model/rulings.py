@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fxamp.policy.model.conditions import Objection
 from fxamp.policy.model.op_names import glob_covers, is_glob, spellings
-from fxamp.policy.model.rule import Rule
+from fxamp.policy.model.rule import Rule, holds_in
 from fxamp.policy.model.site import Site
 
 
@@ -50,7 +50,7 @@ class RuleIndex:
             positions = {at for name in spellings(op) for at in self._exact.get(name, ())}
             positions |= {at for pattern, at in self._globs if glob_covers(pattern, op)}
             found = (self._rules[at] for at in sorted(positions.union(self._every_op)))
-            self._candidates[key] = tuple(rule for rule in found if rule.region in (region, "both"))
+            self._candidates[key] = tuple(rule for rule in found if holds_in(rule.region, region))
         return self._candidates[key]
 
     def plain(self, op: str, region: str) -> Ruling | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-REGIONS = ("forward", "backward")
+REGIONS = ("forward", "backward", "kept")
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,10 @@ class Site:
 
     ``op``: its name, ``"aten::mm.default"``. ``module``: the dotted path of the module whose code calls it, ``""`` for
     the root; ``module_classes``: the qualified class names of the modules around it. ``args``: what it is called with,
-    by the names of the op's schema, defaults included. ``region``: "forward" or "backward". ``reduces``: how many
+    by the names of the op's schema, defaults included. ``region``: one of :data:`REGIONS`. ``reduces``: how many
     elements go into one result of a reduction, None for other ops. ``computes``: False for a call that only moves or
-    views values, or names its dtype itself. ``partial``: what is left out is unknown, not absent.
+    views values, or names its dtype itself. ``elements``: how many its result has, and ``readers``: the ops that read
+    that in the forward; both for region "kept" only. ``partial``: what is left out is unknown, not absent.
     """
 
     op: str
@@ -72,6 +73,8 @@ class Site:
     reduces: Number | None = None
     computes: bool = True
     partial: bool = False
+    elements: Number | None = None
+    readers: tuple[str, ...] = ()
 
 
 def tensors_in(value: Value) -> tuple[TensorFacts, ...]:

@@ -21,6 +21,10 @@ BEYOND = {
     "a condition without what it is for": ("capability of a CPU", "features of a GPU", "advice without ban"),
     "values that depend on others": ("bounds that cross", "start below the floor", "inputs of a promotion"),
     "words that depend on others": ("promote in the backward", "banned without advice"),
+    "keys that do not go together": (
+        *("keep without region", "elements of an op", "readers of an op", "cast of a kept value"),
+        *("inputs of a kept value", "reduces of a kept value", "block of 16 bits", "recompute at random"),
+    ),
     "emptiness": (
         "no features",
         "no modules",

@@ -10,6 +10,7 @@ from fxamp.policy.file.lines import index_lines
 
 HEAD = 'lower_precision_fp = "float16"\n[match]\ndevice = "cpu"\n'  # three lines
 RULE = '[[rule]]\nid = "a"\ncast = "fp32"\nops = ["exp"]\n'  # four lines
+KEPT = '[[rule]]\nid = "a"\nkeep = "int8"\nregion = "kept"\nops = ["mm"]\n'  # five lines
 
 BROKEN = {
     "unknown key": ('outptus = "keep"\n' + HEAD, 1, "unknown key 'outptus' in a policy file; .*did you mean 'outputs'"),
@@ -63,6 +64,30 @@ BROKEN = {
     "wild sign": (HEAD + RULE + 'torch = "~=2.12"\n', 8, "'~=2.12' is not a version comparison"),
     "banned without advice": (HEAD + RULE.replace("fp32", "banned"), 4, "cast = 'banned' but no advice"),
     "advice without ban": (HEAD + RULE + 'advice = "no"\n', 8, "advice is for cast = 'banned', .* cast = 'fp32'"),
+    "keep without region": (
+        HEAD + RULE + 'keep = "int8"\n',
+        8,
+        "keep goes with region = 'kept', .* region = 'forward'",
+    ),
+    "elements of an op": (HEAD + RULE + 'elements = ">4"\n', 8, "elements goes with region = 'kept'"),
+    "readers of an op": (HEAD + RULE + 'read_by = ["mm"]\n', 8, "read_by goes with region = 'kept'"),
+    "kept without keep": (HEAD + KEPT.replace('keep = "int8"\n', ""), 4, "has no keep; a rule needs id, keep, and"),
+    "unknown keep": (HEAD + KEPT.replace("int8", "int9"), 6, "keep = 'int9' is unknown; .*did you mean 'int8'"),
+    "cast of a kept value": (HEAD + KEPT + 'cast = "fp32"\n', 9, "cast is for rules on ops, .* goes with keep"),
+    "inputs of a kept value": (HEAD + KEPT + 'inputs = { self = "fp32" }\n', 9, "inputs is for rules on ops"),
+    "reduces of a kept value": (HEAD + KEPT + 'reduces = ">4"\n', 9, "reduces is for rules on ops"),
+    "small block": (HEAD + KEPT + "block = 8\n", 9, "block = 8 is too small; accepted: whole numbers from 16 on"),
+    "block of 16 bits": (
+        HEAD + KEPT.replace("int8", "bfloat16") + "block = 64\n",
+        9,
+        "block goes with keep = 'int8' or",
+    ),
+    "elements in words": (HEAD + KEPT + 'elements = "many"\n', 9, "'many' is not a size"),
+    "recompute at random": (
+        HEAD + KEPT.replace("int8", "recompute").replace('"mm"', '"mm", "dropout"'),
+        8,
+        "keep = 'recompute' of aten::dropout, which draws random numbers",
+    ),
     "no dtype": (HEAD.partition("\n")[2], 1, "lower_precision_fp is not set: this is an op table, not a policy"),
     "no device": ('lower_precision_fp = "float16"\n', 1, r"\[match\] device is not set"),
     "missing file": (

@@ -1,0 +1,73 @@
+"""How a value is kept from the forward for the backward: the words of ``keep``, and what goes with them."""
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+from fxamp.policy.model.op_names import is_glob
+
+KEPT = "kept"
+"""The region of rules on what the forward keeps for the backward."""
+
+BLOCK = 128
+"""How many elements share a scale where a rule does not say."""
+
+SMALLEST_BLOCK = 16
+
+
+class Keep(StrEnum):
+    """In which form a value waits for the backward. The forward itself computes with the value as it is."""
+
+    INT8 = "int8"
+    """8-bit integers and a 16-bit scale for each block; infinities and NaN survive."""
+    FLOAT8_E4M3FN = "float8_e4m3fn"
+    """8-bit floats with 3 bits of mantissa and a scale for each block; infinities and NaN survive."""
+    FLOAT8_E5M2 = "float8_e5m2"
+    """8-bit floats with 2 bits of mantissa and a scale for each block; infinities and NaN survive."""
+    BFLOAT16 = "bfloat16"
+    """Rounded to bfloat16, if it is wider."""
+    FLOAT16 = "float16"
+    """Rounded to float16, if it is wider; what exceeds its range becomes infinite."""
+    RECOMPUTE = "recompute"
+    """Not at all: the backward computes it again."""
+    AS_IS = "as-is"
+    """As the forward made it."""
+
+
+EIGHT_BITS = (Keep.INT8, Keep.FLOAT8_E4M3FN, Keep.FLOAT8_E5M2)
+"""The forms with a scale for each block."""
+
+_RANDOM = """
+    alpha_dropout bernoulli dropout feature_alpha_dropout feature_dropout multinomial native_dropout normal poisson rand
+    rand_like randint randint_like randn randn_like randperm rrelu rrelu_with_noise
+"""
+
+RANDOM = frozenset(f"aten::{name}" for name in _RANDOM.split())
+"""Ops that draw random numbers: computed again they would give others."""
+
+
+def keep_problems(rule: dict[str, object]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield ``(key, message)`` for what does not fit in a rule, given by the keys of a policy file with a value."""
+    region, keep = rule.get("region", "forward"), rule.get("keep")
+    if region != KEPT:
+        for key in ("keep", "block", "elements", "read_by"):
+            if key in rule:
+                yield (key,), f"{key} goes with region = '{KEPT}', but this rule has region = {region!r}"
+        return
+    for key in ("cast", "inputs", "advice", "reduces"):
+        if key in rule:
+            yield (key,), f"{key} is for rules on ops, but this rule has region = '{KEPT}', which goes with keep"
+    if "block" in rule:
+        yield from _block_problems(rule["block"], keep)
+    ops = rule.get("ops")
+    if keep == Keep.RECOMPUTE and isinstance(ops, Sequence):
+        for op in ops:
+            if not is_glob(op) and op.partition(".")[0] in RANDOM:
+                yield ("ops",), f"keep = 'recompute' of {op}, which draws random numbers: it would draw others"
+
+
+def _block_problems(block: object, keep: object) -> Iterator[tuple[tuple[str, ...], str]]:
+    if not isinstance(block, int) or block < SMALLEST_BLOCK:
+        yield ("block",), f"block = {block!r} is too small; accepted: whole numbers from {SMALLEST_BLOCK} on"
+    if keep is not None and keep not in EIGHT_BITS:
+        accepted = " or ".join(repr(each.value) for each in EIGHT_BITS)
+        yield ("block",), f"block goes with keep = {accepted}, but this rule has keep = {str(keep)!r}"
