@@ -3,6 +3,7 @@
 from fxamp.policy.file.builtin import built_in_names, variant_names
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.loss_scale import LossScale
+from fxamp.policy.model.recipe import Recipe
 from fxamp.policy.model.rule import Origin, Rule
 from fxamp.policy.model.rulings import Ruling
 from fxamp.policy.model.site import Site, Symbol, TensorFacts
@@ -13,6 +14,7 @@ __all__ = [
     "LossScale",
     "Origin",
     "Policy",
+    "Recipe",
     "Rule",
     "Ruling",
     "Site",

@@ -32,7 +32,7 @@ def edit_for(rule: Rule, node: Node, lower: torch.dtype, context: CastContext) -
     assert rule.cast is not None, "a rule on kept values casts nothing"
     if rule.cast in _EDITS:
         return _EDITS[rule.cast](node, lower, context)
-    dtypes = {Category.LOWER_PRECISION_FP: lower, Category.FP32: torch.float32}
+    dtypes = {Category.LOWER_PRECISION_FP: lower, Category.FP8: lower, Category.FP32: torch.float32}
     return _cast_all(node, dtypes[rule.cast], context, _own_dtypes(rule, node, lower))
 
 

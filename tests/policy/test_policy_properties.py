@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fxamp.policy import Category, LossScale, Policy, Rule, Site, TensorFacts
+from fxamp.policy import Category, LossScale, Policy, Recipe, Rule, Site, TensorFacts
 
 HEAD = 'lower_precision_fp = "float16"\n[match]\ndevice = "cuda"\n'
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -14,7 +14,7 @@ quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 texts = st.one_of(st.text(st.characters(codec="utf-8"), max_size=12), st.just("\x7f \" ' \\ \r\n # é"))
 words = st.from_regex(r"[a-z][a-z0-9_]{0,6}", fullmatch=True)
 ops = st.sampled_from(["mm", "sum", "sum.dim_IntList", "exp", "s*", "mylib::op", "[em]*", "aten::relu.default"])
-sizes = st.one_of(st.integers(0, 99), st.sampled_from([">4096", ">=2,<64", " ==3 ", "!=1"]))
+sizes = st.one_of(st.integers(0, 99), st.sampled_from([">4096", ">=2,<64", " ==3 ", "!=1", " %16", "%3,<9"]))
 plain = st.one_of(st.booleans(), st.integers(-9, 9), st.floats(allow_nan=False, width=32), texts)
 tensors = st.fixed_dictionaries(
     {},
@@ -41,6 +41,7 @@ def rules(draw: st.DrawFn, name: str) -> Rule:
         why=draw(texts),
         torch=draw(st.sampled_from([None, ">=2.11", "<2.12"])),
         advice="do not" if cast is Category.BANNED else "",
+        recipe=draw(st.sampled_from(list(Recipe))) if cast is Category.FP8 else "",
         modules=tuple(draw(st.lists(st.sampled_from(["layers.*.router", ".norm", "a.**.b"]), max_size=2 * narrow))),
         module_classes=tuple(draw(st.lists(st.sampled_from(["*Norm", "torch.nn.Linear"]), max_size=2 * narrow))),
         args=draw(arguments) if narrow else {},

@@ -5,9 +5,10 @@ True is proven; False means unknown.
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from math import lcm
 
 from fxamp.policy.diff.glob_overlap import common_name
-from fxamp.policy.model.comparisons import SIZES, parse, size_meets
+from fxamp.policy.model.comparisons import MULTIPLE, size_meets, size_terms
 from fxamp.policy.model.conditions import ArgCondition
 from fxamp.policy.model.rule import Rule
 from fxamp.policy.model.site import Plain
@@ -71,18 +72,32 @@ def _size_implied(wanted: str, given: str) -> bool:
     """Return whether every number that meets ``given`` also meets ``wanted``; "" is no condition."""
     if not wanted:
         return True
-    return bool(given) and all(size_meets(wanted, number) for number in _telling(wanted, given, meets=given))
+    if not given:
+        return False
+    telling = _telling(wanted, given)
+    return telling is not None and all(size_meets(wanted, n) for n in telling if size_meets(given, n))
 
 
 def _sizes_meeting(first: str, second: str) -> bool:
-    return any(size_meets(second, number) for number in _telling(first, second, meets=first))
+    telling = _telling(first, second)
+    return telling is None or any(size_meets(first, number) and size_meets(second, number) for number in telling)
 
 
-def _telling(*conditions: str, meets: str) -> Iterator[int]:
-    """Yield numbers that meet ``meets``: one number between two neighbouring bounds stands for all between them."""
-    bounds = {bound[0] for condition in conditions for _, bound in parse(condition, "size", SIZES)}
-    numbers = sorted({0, *(bound + step for bound in bounds for step in (-1, 0, 1))})
-    return (number for number in numbers if number >= 0 and size_meets(meets, number))
+def _telling(*conditions: str) -> list[int] | None:
+    """Return numbers that stand for all numbers, None if they are too many.
+
+    Between two neighbouring bounds the conditions repeat with the common multiple of those that ask for a multiple.
+    """
+    terms = [term for condition in conditions for term in size_terms(condition)]
+    period = lcm(*(bound[0] for sign, bound in terms if sign == MULTIPLE))
+    if period > _LONGEST_PERIOD:
+        return None
+    bounds = {0, *(bound[0] for sign, bound in terms if sign != MULTIPLE)}
+    return sorted({number for bound in bounds for number in range(max(bound - 1, 0), bound + period + 1)})
+
+
+#: Beyond it two conditions are not proven to be related: too many numbers would have to be looked at.
+_LONGEST_PERIOD = 4096
 
 
 def _values_apart(first: ArgCondition, second: ArgCondition) -> bool:

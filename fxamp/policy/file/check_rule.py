@@ -99,8 +99,10 @@ def _cast(checker: Checker, path: Path, table: dict[str, Any], good: dict[str, A
     cast = good.get("cast")
     if cast is None:
         return
-    for key, problem in problems(Category(cast), good.get("region", "forward"), good.get("inputs", {})):
-        checker.mistake((*path, *key), problem)
+    given = good.get("region", "forward"), good.get("inputs", {}), good.get("recipe", "")
+    for key, problem in problems(Category(cast), *given):
+        if key != ("cast",) or "recipe" not in table:  # a recipe that is not accepted is not missing
+            checker.mistake((*path, *key), problem)
     banned = cast == Category.BANNED
     if banned and "advice" not in table:
         checker.mistake(path, "this [[rule]] has cast = 'banned' but no advice; say what the user should do instead")

@@ -14,7 +14,7 @@ from fxamp.policy.model.match import CPU_FEATURES
 from fxamp.policy.model.rule import INPUT_DTYPES, RULE_REGIONS
 
 _TERM = r"\s*(>=|<=|==|!=|>|<)\s*{}\s*"
-_SIZE, _VERSION = _TERM.format(r"\d+"), _TERM.format(r"\d+(\.\d+)*")
+_SIZE, _VERSION = _TERM.replace("(", "(%|", 1).format(r"\d+"), _TERM.format(r"\d+(\.\d+)*")
 
 
 def _listed(term: str) -> str:
@@ -65,6 +65,7 @@ _DESCRIPTIONS = {
     "rule": "The last rule whose conditions all hold decides a call.",
     "id": "A word that names the rule; a later file's rule of the same id takes its place.",
     "cast": "What happens to the floating-point inputs.",
+    "recipe": "How cast = 'fp8' scales.",
     "why": "A sentence that is shown where the rule decides.",
     "ops": "Op names: mm, aten::sum.dim_IntList, mylib::op, conv*.",
     "modules": "Globs on module paths: lm_head, layers.*.router.",

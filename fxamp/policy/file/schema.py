@@ -3,6 +3,7 @@
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.conditions import CHECKS
 from fxamp.policy.model.keep import Keep
+from fxamp.policy.model.recipe import Recipe
 from fxamp.policy.model.rule import RULE_REGIONS
 from fxamp.policy.model.settings import ACCEPTED_VALUES
 
@@ -32,6 +33,7 @@ LOSS_SCALE_KEYS = {
 RULE_KEYS = {
     "id": STRING,
     "cast": STRING,
+    "recipe": STRING,
     "why": STRING,
     "ops": STRINGS,
     "modules": STRINGS,
@@ -58,6 +60,7 @@ CHOICES = {
     **ACCEPTED_VALUES,
     "cast": tuple(category.value for category in Category),
     "keep": tuple(keep.value for keep in Keep),
+    "recipe": tuple(recipe.value for recipe in Recipe),
     "region": RULE_REGIONS,
 }
 """Keys with a fixed set of accepted values."""

@@ -22,3 +22,6 @@ class Category(StrEnum):
     """Every eligible input becomes float32 if one of them is float32; else all must have the policy's 16-bit dtype."""
     BANNED = "banned"
     """The call is refused, with the rule's advice."""
+    FP8 = "fp8"
+    """A product with a 2-d weight multiplies 8-bit values that are scaled by the rule's recipe, and gives the policy's
+    16-bit dtype; so do the two products of its backward. Autocast has no such category."""

@@ -1,4 +1,4 @@
-"""Comparisons as policies write them: ``">4096"``, ``">=2.11,<2.13"``, or a plain number for equality."""
+"""Comparisons as policies write them: ``">4096"``, ``">=2.11,<2.13"``, ``"%16"``, or a plain number for equality."""
 
 import operator
 import re
@@ -7,6 +7,9 @@ from collections.abc import Callable
 Numbers = tuple[int, ...]
 Comparison = tuple[str, Numbers]
 
+MULTIPLE = "%"
+"""The sign of a multiple of a number; for sizes alone."""
+
 _SIGNS: dict[str, Callable[[Numbers, Numbers], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -14,21 +17,24 @@ _SIGNS: dict[str, Callable[[Numbers, Numbers], bool]] = {
     "!=": operator.ne,
     ">": operator.gt,
     "<": operator.lt,
+    MULTIPLE: lambda numbers, bound: numbers[0] % bound[0] == 0,
 }
-_TERM = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(\d+(?:\.\d+)*)\s*")
+_TERM = re.compile(r"\s*(>=|<=|==|!=|>|<|%)\s*(\d+(?:\.\d+)*)\s*")
 
-SIZES = "a whole number, or comparisons joined by commas, such as '>4096' or '>=64,<1024'"
+_SIZE = "size"
+SIZES = "a whole number, or conditions joined by commas, such as '>4096', '>=64,<1024' or '%16' for a multiple of 16"
 
 
 def parse(text: str, kind: str, accepted: str) -> tuple[Comparison, ...]:
     """Return the comparisons in ``text``, all of which must hold, with dotted numbers as tuples.
 
-    ``kind`` and ``accepted`` appear in the message of the ValueError for text that holds something else.
+    ``kind`` and ``accepted`` appear in the message of the ValueError for text that holds something else. Only a
+    size may be a multiple.
     """
     terms = []
     for part in text.split(","):
         match = _TERM.fullmatch(part)
-        if match is None:
+        if match is None or (match[1] == MULTIPLE and kind != _SIZE):
             raise ValueError(f"{part.strip()!r} is not a {kind}; accepted: {accepted}")
         terms.append((match[1], tuple(int(number) for number in match[2].split("."))))
     return tuple(terms)
@@ -45,15 +51,20 @@ def size_condition(given: int | str) -> str:
         given = f"=={given}"
     if not isinstance(given, str):
         raise ValueError(f"{given!r} is not a size; accepted: {SIZES}")
-    terms = parse(given, "size", SIZES)
-    if any(len(bound) > 1 for _, bound in terms):
+    terms = size_terms(given)
+    if any(len(bound) > 1 or (sign == MULTIPLE and bound == (0,)) for sign, bound in terms):
         raise ValueError(f"{given!r} is not a size; accepted: {SIZES}")
     return ",".join(f"{sign}{bound[0]}" for sign, bound in terms)
 
 
 def size_meets(condition: str, size: int) -> bool:
     """Return whether ``size`` meets a condition in the form of :func:`size_condition`."""
-    return meets(parse(condition, "size", SIZES), (size,))
+    return meets(size_terms(condition), (size,))
+
+
+def size_terms(text: str) -> tuple[Comparison, ...]:
+    """Return the terms of a size condition, all of which must hold; raise ValueError if it is malformed."""
+    return parse(text, _SIZE, SIZES)
 
 
 def _first(parts: Numbers, count: int) -> Numbers:

@@ -53,7 +53,7 @@ def keep_problems(rule: dict[str, object]) -> Iterator[tuple[tuple[str, ...], st
             if key in rule:
                 yield (key,), f"{key} goes with region = '{KEPT}', but this rule has region = {region!r}"
         return
-    for key in ("cast", "inputs", "advice", "reduces"):
+    for key in ("cast", "recipe", "inputs", "advice", "reduces"):
         if key in rule:
             yield (key,), f"{key} is for rules on ops, but this rule has region = '{KEPT}', which goes with keep"
     if "block" in rule:

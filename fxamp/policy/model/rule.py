@@ -10,6 +10,8 @@ from fxamp.policy.model.conditions import ArgCondition, Objection, number_object
 from fxamp.policy.model.keep import BLOCK, EIGHT_BITS, KEPT, Keep, keep_problems
 from fxamp.policy.model.module_globs import covers_class, covers_module, module_glob
 from fxamp.policy.model.op_names import canonical, covers
+from fxamp.policy.model.recipe import Recipe
+from fxamp.policy.model.settings import unknown_value
 from fxamp.policy.model.site import Site
 
 RULE_REGIONS = ("forward", "backward", "both", KEPT)
@@ -44,7 +46,9 @@ class Rule:
     elements share a scale, 0 where there are none; ``elements`` is a condition on the size of the result, ``read_by``
     names ops of which one at least reads it in the forward.
 
-    ``advice`` is the hint in a banned op's error. ``why`` and ``origin`` explain the rule and do not count in equality.
+    ``recipe`` is how ``cast = "fp8"`` scales, one of :class:`Recipe`. ``advice`` is the hint in a banned op's error.
+    ``why`` and ``origin`` explain the rule and do not count in equality.
+
     ``args`` and ``inputs`` may be given as mappings. Raises ValueError for values that a policy file could not hold.
     """
 
@@ -65,6 +69,7 @@ class Rule:
     block: int = 0
     elements: str = ""
     read_by: tuple[str, ...] = ()
+    recipe: str = ""
 
     def __post_init__(self) -> None:
         args = {name: ArgCondition.of(condition) for name, condition in dict(self.args).items()}
@@ -88,7 +93,7 @@ class Rule:
             )
         if (self.cast if self.region != KEPT else self.keep) is None:
             raise ValueError(f"rule {self.id!r}: region = {self.region!r} goes with {needed_key(self.region)}")
-        for _, problem in problems(self.cast, self.region, dict(self.inputs)):
+        for _, problem in problems(self.cast, self.region, dict(self.inputs), self.recipe):
             raise ValueError(f"rule {self.id!r}: {problem}")
         for _, problem in keep_problems(self.content()):
             raise ValueError(f"rule {self.id!r}: {problem}")
@@ -97,8 +102,8 @@ class Rule:
 
     @property
     def asks(self) -> str:
-        """What the rule asks for, in a word: its cast, or its keep."""
-        return str(self.keep or self.cast)
+        """What the rule asks for, in a word: its cast, with its recipe, or its keep."""
+        return f"{self.cast} {self.recipe}" if self.recipe else str(self.keep or self.cast)
 
     @property
     def conditional(self) -> bool:
@@ -142,6 +147,7 @@ class Rule:
         said: dict[str, object] = {
             "id": self.id,
             "cast": self.cast and self.cast.value,
+            "recipe": str(self.recipe),
             "keep": self.keep and self.keep.value,
             "block": self.block,
             "ops": list(self.ops),
@@ -169,9 +175,11 @@ def needed_key(region: str) -> str:
     return "keep" if region == KEPT else "cast"
 
 
-def problems(cast: Category | None, region: str, inputs: Mapping[str, object]) -> list[tuple[tuple[str, ...], str]]:
-    """Return ``(key, message)`` for every mistake in a rule's cast, region and inputs taken together."""
-    found: list[tuple[tuple[str, ...], str]] = []
+def problems(
+    cast: Category | None, region: str, inputs: Mapping[str, object], recipe: str
+) -> list[tuple[tuple[str, ...], str]]:
+    """Return ``(key, message)`` for every mistake in a rule's cast, region, inputs and recipe taken together."""
+    found: list[tuple[tuple[str, ...], str]] = list(_recipe_problems(cast, recipe))
     for name, dtype in inputs.items():
         if dtype not in INPUT_DTYPES:
             hint = nearest(str(dtype), INPUT_DTYPES)
@@ -186,3 +194,13 @@ def problems(cast: Category | None, region: str, inputs: Mapping[str, object]) -
         message = f"region = {region!r} goes with cast = {accepted}, but this rule has cast = {cast.value!r}"
         found.append((("region",), message))
     return found
+
+
+def _recipe_problems(cast: Category | None, recipe: str) -> Iterable[tuple[tuple[str, ...], str]]:
+    accepted = tuple(each.value for each in Recipe)
+    if cast is not None and cast is not Category.FP8 and recipe:
+        yield ("recipe",), f"recipe goes with cast = 'fp8', but this rule has cast = {cast.value!r}"
+    elif cast is Category.FP8 and not recipe:
+        yield ("cast",), f"cast = 'fp8' needs a recipe; accepted: {', '.join(map(repr, accepted))}"
+    elif recipe and recipe not in accepted:
+        yield ("recipe",), unknown_value("recipe", recipe, accepted)

@@ -1,6 +1,7 @@
 """The settings of a policy that accept a fixed set of words."""
 
 from fxamp.errors import nearest
+from fxamp.policy.model.recipe import unsupported
 from fxamp.targets import DEVICES, DTYPES
 
 OUTPUTS = ("captured", "keep")
@@ -20,5 +21,7 @@ ACCEPTED_VALUES = {
 
 def unknown_value(key: str, given: object, accepted: tuple[str, ...]) -> str:
     """Return the error message for a value that is not in ``accepted``."""
-    hint = nearest(given, accepted) if isinstance(given, str) else ""
-    return f"{key} = {given!r} is unknown; accepted: {', '.join(map(repr, accepted))}{hint}"
+    named = unsupported(given) if isinstance(given, str) else ""
+    hint = nearest(given, accepted) if isinstance(given, str) and not named else ""
+    what = f": {named}" if named else " is unknown"
+    return f"{key} = {given!r}{what}; accepted: {', '.join(map(repr, accepted))}{hint}"

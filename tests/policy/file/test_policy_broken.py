@@ -108,6 +108,36 @@ BROKEN = {
         8,
         "inputs goes with cast = .*, but this rule has cast = 'promote'",
     ),
+    "fp8 without a recipe": (
+        HEAD + OPS.replace("fp32", "fp8"),
+        6,
+        "cast = 'fp8' needs a recipe; accepted: 'tensorwise'",
+    ),
+    "a recipe without fp8": (HEAD + OPS + 'recipe = "rowwise"\n', 8, "recipe goes with cast = 'fp8'"),
+    "unknown recipe": (
+        HEAD + OPS.replace("fp32", "fp8") + 'recipe = "tensor"\n',
+        8,
+        "recipe = 'tensor' is unknown; .*did you mean 'tensorwise'",
+    ),
+    "delayed scaling": (
+        HEAD + OPS.replace("fp32", "fp8") + 'recipe = "delayed_scaling"\n',
+        8,
+        "recipe = 'delayed_scaling': delayed scaling, .* is not supported; accepted: 'tensorwise', 'rowwise'",
+    ),
+    "NVFP4": (HEAD + OPS.replace("fp32", "nvfp4"), 6, "cast = 'nvfp4': NVFP4, .* is not supported; accepted: 'lower"),
+    "MXFP8": (HEAD + OPS.replace("fp32", "mxfp8"), 6, "cast = 'mxfp8': MXFP8, .* is not supported; accepted: 'lower"),
+    "fp8 in the backward": (
+        HEAD + OPS.replace("fp32", "fp8") + 'recipe = "rowwise"\nregion = "both"\n',
+        9,
+        "region = 'both' goes with cast = 'lower_precision_fp' or 'fp32', but this rule has cast = 'fp8'",
+    ),
+    "recipe of a kept value": (
+        HEAD + RULE.replace('cast = "fp32"', 'keep = "int8"') + 'ops = ["exp"]\nregion = "kept"\nrecipe = "rowwise"\n',
+        9,
+        "recipe is for rules on ops, but this rule has region = 'kept'",
+    ),
+    "multiple of nothing": (HEAD + RULE + '[rule.args]\nself = { size = "%0" }\n', 8, "'%0' is not a size"),
+    "multiple of a version": (HEAD + OPS + 'torch = "%2"\n', 8, "'%2' is not a version comparison"),
     "unknown input dtype": (
         HEAD + OPS + '[rule.inputs]\nbias = "fp32"\nweight = "float32"\n',
         10,

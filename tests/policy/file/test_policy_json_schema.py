@@ -18,12 +18,22 @@ SCHEMA = json.loads((folder() / "schema.json").read_text())
 TYPES: dict[str, Any] = {"object": dict, "array": list, "string": str, "number": (int, float), "integer": int}
 
 BEYOND = {
-    "a condition without what it is for": ("capability of a CPU", "features of a GPU", "advice without ban"),
+    "a condition without what it is for": (
+        *("capability of a CPU", "features of a GPU", "advice without ban", "a recipe without fp8"),
+    ),
     "values that depend on others": ("bounds that cross", "start below the floor", "inputs of a promotion"),
-    "words that depend on others": ("promote in the backward", "banned without advice"),
+    "words that depend on others": (
+        *("promote in the backward", "banned without advice", "fp8 in the backward", "fp8 without a recipe"),
+    ),
     "keys that do not go together": (
         *("keep without region", "elements of an op", "readers of an op", "cast of a kept value"),
-        *("inputs of a kept value", "reduces of a kept value", "block of 16 bits", "recompute at random"),
+        *(
+            "inputs of a kept value",
+            "reduces of a kept value",
+            "block of 16 bits",
+            "recompute at random",
+            "recipe of a kept value",
+        ),
     ),
     "emptiness": (
         "no features",
@@ -37,6 +47,7 @@ BEYOND = {
     ),
     "ranges of numbers": (
         *("negative scale", "infinite scale", "scale above float32", "shrinking growth", "growing back-off"),
+        "multiple of nothing",
     ),
     "names and globs": (
         *("op with a space", "op on a later line", "op in no style", "module with a space"),

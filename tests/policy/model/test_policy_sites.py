@@ -64,6 +64,11 @@ KNOWN = TensorFacts("float32", (2, 3, Symbol("s0")))
     [
         ({"rank": 3}, None, False),
         ({"rank": ">3"}, "the rank of x is 3, not >3", False),
+        ({"rank": "%3"}, None, False),
+        ({"shape": ["%2", "%3", "*"]}, None, False),
+        ({"shape": ["%2,>2", "..."]}, "size 0 of x is 2, not %2,>2", False),
+        ({"shape": ["%16", "..."]}, "size 0 of x is 2, not %16", False),
+        ({"shape": ["...", "%16"]}, "size 2 of x is not known (s0)", True),
         ({"size": ">=0"}, "the size of x is not known (s0)", True),
         ({"shape": [2, "*", "*"]}, None, False),
         ({"shape": [2, "..."]}, None, False),
@@ -127,6 +132,13 @@ def test_products_of_sizes() -> None:
         ({"modules": ("a b",)}, "'a b' is not a module path"),
         ({"args": {"x": {}}}, "is not a condition on an argument"),
         ({"reduces": "many"}, "'many' is not a size"),
+        ({"reduces": "%0"}, "'%0' is not a size"),
+        ({"recipe": "rowwise"}, "recipe goes with cast = 'fp8', but this rule has cast = 'fp32'"),
+        ({"cast": "fp8"}, "cast = 'fp8' needs a recipe; accepted: 'tensorwise', 'rowwise', 'rowwise_with_gw_hp'"),
+        ({"cast": "fp8", "recipe": "rowise"}, "recipe = 'rowise' is unknown; .*did you mean 'rowwise'"),
+        ({"cast": "fp8", "recipe": "MX-FP8"}, "recipe = 'MX-FP8': MXFP8, .* is not supported; accepted: 'tensorwise'"),
+        ({"cast": "fp8", "recipe": "rowwise", "region": "both"}, "region = 'both' goes with cast"),
+        ({"cast": "fp8", "recipe": "rowwise", "inputs": {"x": "fp32"}}, "inputs goes with cast"),
     ],
 )
 def test_a_rule_in_python_is_checked_too(arguments: dict[str, Any], message: str) -> None:
