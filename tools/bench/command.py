@@ -17,6 +17,10 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
         "fxamp.tools.bench.train.command",
         "training steps: eager, autocast, torch.compile and fxamp side by side",
     ),
+    "cost": (
+        "fxamp.tools.bench.cost.command",
+        "bytes, launches and FLOPs of a step on a GPU, counted without one",
+    ),
     "kernels": (
         "fxamp.tools.bench.kernels.command",
         "gradient kernels against torch's foreach ops and the speed of a copy",

@@ -82,6 +82,22 @@ def _bert(layers: int, width: int, heads: int, vocabulary: int, length: int, **_
     return model
 
 
+def _llama(layers: int, width: int, heads: int, vocabulary: int, length: int, **_: int) -> nn.Module:
+    hf = _transformers()
+    config = hf.LlamaConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 4,
+        intermediate_size=4 * width,
+        vocab_size=vocabulary,
+        max_position_embeddings=length,
+        use_cache=False,
+    )
+    model: nn.Module = hf.LlamaForCausalLM(config)
+    return model
+
+
 def _vit(layers: int, width: int, heads: int, image: int, patch: int, classes: int, **_: int) -> nn.Module:
     hf = _transformers()
     config = hf.ViTConfig(
@@ -156,6 +172,15 @@ MODELS: dict[str, Model] = {
         {
             "tiny": _SMALL_TEXT,
             "full": {"layers": 12, "width": 768, "heads": 12, "vocabulary": 30522, "length": 512, "batch": 16},
+        },
+        needs="transformers",
+    ),
+    "llama-1b": Model(
+        _llama,
+        _text,
+        {
+            "tiny": _SMALL_TEXT,
+            "full": {"layers": 16, "width": 2048, "heads": 32, "vocabulary": 32000, "length": 2048, "batch": 2},
         },
         needs="transformers",
     ),

@@ -1,0 +1,215 @@
+"""fxamp-bench cost: counts of small programs worked out by hand, and what it prints and refuses."""
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fxamp.errors import OptionError
+from fxamp.tools.bench import command as bench
+from fxamp.tools.bench.cost import command, hooks
+from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel
+from fxamp.tools.bench.cost.plan import Plan, Way
+from fxamp.tools.bench.cost.process import counts
+from fxamp.tools.bench.cost.row import Rates, extrapolated, row
+
+PROGRAM = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(128, 32)
+        self.table = nn.Parameter(torch.zeros(5000, 128))
+
+    def forward(self, index):
+        hidden = self.table[index]
+        logits = self.linear(hidden)
+        return logits.float().logsumexp(-1).sum(), logits
+
+model, inputs = Net(), (torch.zeros(64, dtype=torch.int64),)
+"""
+#: Elements of the program's tensors: the gathered rows, the weight, the logits, the table.
+ROWS, WEIGHT, LOGITS, TABLE = 64 * 128, 32 * 128, 64 * 32, 5000 * 128
+PARAMETERS = WEIGHT + 32 + TABLE
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Count]:
+    """The program under torch and under fxamp, float16 with a scaler."""
+    file = tmp_path_factory.mktemp("cost") / "net.py"
+    file.write_text(PROGRAM)
+    plan = Plan(str(file))
+    ways = {"torch": (plan, Way()), "fxamp": (plan, Way("cuda-float16")), "clipped": (replace(plan, clip=True), Way())}
+    return dict(zip(ways, counts(ways.values()), strict=True))
+
+
+def kernels(count: Count, stage: str, kind: str) -> list[Kernel]:
+    return [kernel for kernel in count.kernels if (kernel.stage, kernel.kind) == (stage, kind)]
+
+
+def moved(accesses: Iterable[Access]) -> list[tuple[int, str]]:
+    return sorted((each.bytes, each.dtype) for each in accesses)
+
+
+@pytest.mark.parametrize("way", ["torch", "fxamp"])
+def test_forward_of_a_small_program_is_what_pen_and_paper_say(counted: dict[str, Count], way: str) -> None:
+    """The gather reads 64 rows of 5000 and casts them; bias, rows and weight go into one product."""
+    count = counted[way]
+    gathers = [k for k in kernels(count, "forward", "triton") if (ROWS * 4, "float32") in moved(k.reads)]
+    assert [(moved(k.reads), moved(k.writes)) for k in gathers] == [
+        ([(64 * 8, "int64"), (ROWS * 4, "float32")], [(ROWS * 2, "float16")])
+    ]
+    (product,) = kernels(count, "forward", "matmul")
+    read = {each.bytes for each in product.reads}
+    assert {ROWS * 2, WEIGHT * 2} <= read and moved(product.writes) == [(LOGITS * 2, "float16")]
+    assert count.flops == {"float16": 2 * 64 * 128 * 32 * 3}  # forward, the gradients of rows and weight
+    assert (count.parameters, count.tensors, count.graphs) == (PARAMETERS, 3, 1)
+
+
+@pytest.mark.parametrize("way", ["torch", "fxamp"])
+def test_what_is_kept_says_what_it_is_and_where_it_comes_from(counted: dict[str, Count], way: str) -> None:
+    kept = counted[way].kept
+    assert (ROWS * 2, "float16", (64, 128)) in [(each.bytes, each.dtype, each.shape) for each in kept]
+    assert all(each.source.rpartition(":")[0].endswith("net.py") for each in kept if each.bytes > 1000)
+    assert any(each.module == "linear" for each in kept)
+
+
+def test_step_is_counted_by_hand(counted: dict[str, Count]) -> None:
+    """torch: check 2, fused AdamW 7 and the unscaled gradients 1; clipped: unscale 2, norm 1, multiply 2, AdamW 7."""
+    per = {way: count.bytes("step") / (4 * PARAMETERS) for way, count in counted.items()}
+    assert per == {"torch": 10, "fxamp": 7, "clipped": 12}
+
+
+def test_gradients_of_unused_results_and_the_check_are_counted(counted: dict[str, Count]) -> None:
+    (zeros,) = kernels(counted["torch"], "backward", "zeros")
+    assert moved(zeros.writes) == [(LOGITS * 2, "float16")]
+    assert not kernels(counted["torch"], "backward", "fxamp")
+    (check,) = kernels(counted["fxamp"], "backward", "fxamp")
+    assert check.bytes >= PARAMETERS * (2 + 4)
+    assert all(
+        "net.py" in source for kernel in kernels(counted["fxamp"], "forward", "triton") for source in kernel.sources
+    )
+
+
+def test_a_count_survives_json() -> None:
+    count = _count(3)
+    assert Count.from_dict(json.loads(json.dumps(count.as_dict()))) == count
+
+
+def test_numbers_extrapolate_over_layers() -> None:
+    rows = [row("torch", "", _count(layers)) for layers in (2, 4)]
+    assert extrapolated((2, 4), rows, 12) == row("torch", "", _count(12))
+
+
+def test_estimate_takes_products_by_flops_and_the_rest_by_bytes() -> None:
+    found = row("torch", "", _count(1))
+    assert found.milliseconds(Rates(bandwidth=1000, flops16=100)) == pytest.approx(1e3 * (300 / 1000 + 50 / 100))
+
+
+def _count(layers: int) -> Count:
+    kernels = (
+        Kernel("forward", "triton", "add", (Access("a", 100, "float32"),), (Access("b", 100, "float16"),), ("n.py:3",)),
+        Kernel("forward", "matmul", "mm", (Access("b", 10, "float16"),), ()),
+        Kernel("step", "by hand", "AdamW", (Access("c", 100, "float32"),), (), launches=2),
+    )
+    kept = (Kept(10, "float16", (5,), "mm", "head", "n.py:4"),)
+    return Count(kernels * layers, {"float16": 50 * layers}, kept * layers, 7, 2, 1)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, Way]]:
+    """The requests of a command whose counts are made up."""
+    asked: list[tuple[Plan, Way]] = []
+
+    def made_up(requests: Iterable[tuple[Plan, Way]]) -> Iterator[Count]:
+        for plan, way in requests:
+            asked.append((plan, way))
+            yield _count(plan.sizes.get("layers", 1))
+
+    monkeypatch.setattr(command, "counts", made_up)
+    return asked
+
+
+def test_json_and_tables_hold_every_way_and_the_whole_model(
+    uncompiled: list[tuple[Plan, Way]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["cost", "--layers", "2", "4", "--kernels", "1", "--kept", "1"]
+    assert bench.main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [each["layers"] for each in document["tables"]] == [2, 4, 12]
+    assert [r["policy"] for r in document["tables"][0]["rows"]] == ["", "auto", "cuda-float16"]
+    assert document["tables"][2]["rows"][0]["bytes"] == 12 * 310
+    assert [plan.sizes["layers"] for plan, _ in uncompiled] == [2, 2, 2, 4, 4, 4]
+    assert bench.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "extrapolated to 12 layers" in text and "n.py:3" in text and "head" in text and "estimate" in text
+    assert bench.main([*arguments, "--markdown"]) == 0
+    assert "| torch.compile + autocast" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--policy", "cuda-flot16"], "cuda-float16"),
+        (["nowhere.py"], "nowhere.py: there is no such file"),
+        (["nowhere.py", "--layers", "2"], "--layers are for the models"),
+        (["--optimizer", "AdamX"], "AdamW"),
+    ],
+)
+def test_mistakes_are_one_line(
+    uncompiled: list[tuple[Plan, Way]], arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = bench.main(["cost", *arguments])
+    except SystemExit as end:
+        status = int(str(end.code))
+    captured = capsys.readouterr()
+    assert status == 2 and expected in captured.err and captured.err.count("\n") == 1 and not uncompiled
+
+
+@pytest.mark.parametrize(
+    ("compiler", "expected"),
+    [
+        ("/nowhere/g++", "needs a C\\+\\+ compiler, and CXX is '/nowhere/g\\+\\+'"),
+        ("false", "cannot be made to compile"),
+    ],
+)
+def test_without_a_compiler_that_works_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str, expected: str
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with pytest.raises(OptionError, match=expected):
+        hooks.compiled_hooks(hooks.torch_home(), torch.__version__)
+    assert not list(tmp_path.rglob("*.so"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU nothing has to be pretended")
+def test_a_torch_that_cannot_be_fooled_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    build = "__version__ = '2.13.0+cu128'\ncuda = '12.8'\nhip = None\nxpu = None\n"
+    (tmp_path / "version.py").write_text(textwrap.dedent(build))
+    monkeypatch.setattr(hooks, "torch_home", lambda: tmp_path)
+    with pytest.raises(OptionError, match=r"torch 2.13.0.cu128 is built for cuda, and there is no NVIDIA GPU"):
+        hooks.prepare_torch()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_real_gpu_is_counted_as_it_is_compiled_for(tmp_path: Path) -> None:
+    """The bytes of the generated kernels' own text are those that were counted before they were generated."""
+    from fxamp.tools.bench.cost.compiler import Counted
+    from fxamp.tools.bench.cost.measure import measure
+    from fxamp.tools.bench.traffic import generated_traffic
+
+    file = tmp_path / "net.py"
+    file.write_text(PROGRAM.replace("self.table[index]", "self.table[:64]"))
+    counted = Counted(wants_text=True)
+    count = measure(Plan(str(file)), Way("cuda-float16"), False, counted)
+    counted_bytes = sum(k.bytes for k in count.kernels if k.kind == "triton")
+    assert sum(sum(generated_traffic(text)) for _, text in counted.texts) == pytest.approx(counted_bytes, rel=0.05)

@@ -1,0 +1,184 @@
+"""fxamp-bench cost: bytes, launches, FLOPs and kept bytes of a training step on a GPU, which need not be there."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fxamp.errors import OptionError
+from fxamp.policy import Policy
+from fxamp.tools.bench.cost import table
+from fxamp.tools.bench.cost.count import Count
+from fxamp.tools.bench.cost.plan import DTYPES, OPTIMIZERS, Plan, Way
+from fxamp.tools.bench.cost.process import counts
+from fxamp.tools.bench.cost.row import Rates, Row, extrapolated, row
+from fxamp.tools.bench.report import Report, add_styles
+from fxamp.tools.common.command_line import Parser, guarded, natural, one_of, positive, positive_number
+
+PROG = "fxamp-bench cost"
+_DEFAULT_MODEL = "gpt2-124m"
+_DEFAULT_LAYERS = 2
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Rows for a model of so many layers."""
+
+    title: str
+    layers: int
+    rows: Sequence[Row]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit status."""
+    given = parser(PROG).parse_args(arguments)
+    return guarded(PROG, lambda: print(run(given, lambda text: print(text, file=sys.stderr)).text(given)))
+
+
+def parser(prog: str) -> Parser:
+    """The options of this command."""
+    from fxamp.tools.bench.train.models import MODELS
+
+    result = Parser(prog, "Count what a training step moves on a GPU, from the kernels that Inductor generates for it.")
+    add = result.add_argument
+    add("file", nargs="?", metavar="MODEL.py", help="a file that defines model and inputs, as fxamp-show reads it")
+    add("--model", type=one_of(*MODELS), help=f"in its full size: {', '.join(MODELS)} (default {_DEFAULT_MODEL})")
+    add("--layers", type=positive, nargs="+", metavar="N", help="so many layers, or stages; two or more extrapolate")
+    add(
+        "--policy",
+        action="append",
+        metavar="P",
+        help='a name, a file, or "auto"; may be repeated (default: auto and the dtype\'s own)',
+    )
+    add(
+        "--dtype",
+        type=one_of(*DTYPES),
+        default="float16",
+        help=f"of the ambient autocast: {', '.join(DTYPES)} (float16)",
+    )
+    add("--scaler", action="store_true", help="scale the loss; float16 always does")
+    add(
+        "--optimizer",
+        type=one_of(*OPTIMIZERS),
+        default="AdamW",
+        help=f"{', '.join(OPTIMIZERS)}, in torch's fused form (AdamW)",
+    )
+    add("--clip", action="store_true", help="gradients are clipped to a norm")
+    add("--loss-only", action="store_true", help="nothing but the loss leaves the compiled graph")
+    add("--kernels", type=natural, default=0, metavar="N", help="list the N heaviest kernels of each")
+    add(
+        "--kept",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="list the N largest tensors that each keeps for the backward",
+    )
+    add("--bandwidth", type=positive_number, default=3000.0, help="of the GPU's memory, GB/s (default 3000)")
+    add(
+        "--tflops",
+        type=positive_number,
+        default=600.0,
+        help="of products in 16 bits; float32 at a twelfth (default 600)",
+    )
+    add_styles(result)
+    return result
+
+
+def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
+    """Count every way of training. Raises FxampError for a user's mistake, and where this machine cannot count."""
+    plan, full = _plan(given)
+    ways = [Way(), *map(Way, given.policy or _policies(given.dtype))]
+    for way in ways:
+        if way.policy not in ("", "auto"):
+            Policy.load(way.policy)
+    rates = Rates(1e9 * given.bandwidth, 1e12 * given.tflops, 1e12 * given.tflops / 12)
+    depth = _depth(plan)
+    layers = given.layers or ([min(_DEFAULT_LAYERS, full)] if depth else [0])
+    plans = [replace(plan, sizes={**plan.sizes, depth: each}) if depth else plan for each in layers]
+    found = counts(_said([(sized, way) for sized in plans for way in ways], say))
+    counted = [[next(found) for _ in ways] for _ in plans]
+    tables = [
+        _Table(_title(sized), each, [row(way.label, way.policy, count) for way, count in zip(ways, group, strict=True)])
+        for sized, each, group in zip(plans, layers, counted, strict=True)
+    ]
+    if len(set(layers)) > 1 and depth == "layers":
+        rows = [extrapolated(layers, [each.rows[at] for each in tables], full) for at in range(len(ways))]
+        tables.append(_Table(f"{plan.model}, extrapolated to {full} layers", full, rows))
+    texts = [f"{each.title}\n\n{table.ways(each.rows, rates, given.markdown)}" for each in tables]
+    for sized, group in zip(plans, counted, strict=True):
+        for way, count in zip(ways, group, strict=True):
+            texts += _lists(given, f"{way.label}, {_title(sized)}", count)
+    return _report(plan, rates, texts, tables)
+
+
+def _said(requests: Sequence[tuple[Plan, Way]], say: Callable[[str], None]) -> Iterator[tuple[Plan, Way]]:
+    for plan, way in requests:
+        say(f"{way.label}, {_title(plan)} ...")
+        yield plan, way
+
+
+def _report(plan: Plan, rates: Rates, texts: Sequence[str], tables: Sequence[_Table]) -> Report:
+    document: dict[str, Any] = {
+        "version": 1,
+        "plan": plan.as_dict(),
+        "rates": asdict(rates),
+        "tables": [
+            {"title": each.title, "layers": each.layers, "rows": [row.as_dict(rates) for row in each.rows]}
+            for each in tables
+        ],
+    }
+    text = "\n\n".join([*texts, _note(rates)])
+    return Report(document, text, text)
+
+
+def _note(rates: Rates) -> str:
+    return (
+        f"Counted, not measured. est. ms is an estimate: products at {rates.flops16 / 1e12:g} TFLOPS, everything else "
+        f"at {rates.bandwidth / 1e9:g} GB/s. The step's kernels are counted by hand."
+    )
+
+
+def _lists(given: argparse.Namespace, title: str, count: Count) -> list[str]:
+    """The heaviest kernels and the largest kept tensors, as far as they are asked for."""
+    texts = []
+    if given.kernels:
+        texts.append(f"{title}: the heaviest kernels\n\n{table.heaviest(count, given.kernels, given.markdown)}")
+    if given.kept:
+        texts.append(f"{title}: kept for the backward\n\n{table.kept(count, given.kept, given.markdown)}")
+    return texts
+
+
+def _plan(given: argparse.Namespace) -> tuple[Plan, int]:
+    """The plan, and how many layers the model has in its full size."""
+    common = {name: getattr(given, name) for name in ("dtype", "scaler", "optimizer", "clip", "loss_only")}
+    if given.file is None:
+        from fxamp.tools.bench.train.models import MODELS, require
+
+        name = given.model or _DEFAULT_MODEL
+        require(name)
+        sizes = dict(MODELS[name].sizes["full"])
+        return Plan(name, sizes=sizes, **common), sizes.get("layers", sizes.get("depth", 0))
+    if given.model or given.layers:
+        raise OptionError(f"{given.file} is a model of its own; --model and --layers are for the models of fxamp-bench")
+    if not Path(given.file).is_file():
+        raise OptionError(f"{given.file}: there is no such file")
+    return Plan(str(Path(given.file).resolve()), **common), 0
+
+
+def _depth(plan: Plan) -> str:
+    """The dimension that ``--layers`` sets; ``""`` where there is none."""
+    return next((name for name in ("layers", "depth") if name in plan.sizes), "")
+
+
+def _policies(dtype: str) -> list[str]:
+    return [] if dtype == "float32" else ["auto", f"cuda-{dtype}"]
+
+
+def _title(plan: Plan) -> str:
+    sizes = ", ".join(f"{name} {size}" for name, size in plan.sizes.items())
+    settings = [plan.dtype, f"{plan.optimizer}{' clipped' if plan.clip else ''}"]
+    settings += ["only the loss leaves the graph"] if plan.loss_only else []
+    name = plan.model if plan.sizes else Path(plan.model).name
+    return f"{name}{f' ({sizes})' if sizes else ''}: {', '.join(settings)}"

@@ -1,0 +1,136 @@
+"""In the place of Inductor's inner compiler: it lowers and schedules a graph, counts it, and runs nothing."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+import torch._inductor.compile_fx as compile_fx
+from torch import Tensor
+from torch._guards import TracingContext
+from torch._inductor.graph import GraphLowering
+from torch.fx import GraphModule, Node
+
+from fxamp.tools.bench.cost import schedule
+from fxamp.tools.bench.cost.count import Kept, Kernel
+
+
+@dataclass
+class Counted:
+    """What was counted so far. ``texts``: the generated modules by stage, if they are asked for."""
+
+    wants_text: bool = False
+    kernels: list[Kernel] = field(default_factory=list)
+    flops: dict[str, int] = field(default_factory=dict)
+    kept: list[Kept] = field(default_factory=list)
+    texts: list[tuple[str, str]] = field(default_factory=list)
+    graphs: int = 0
+
+
+class _Scheduled(Exception):
+    """The graph is scheduled and counted; nothing is to be compiled."""
+
+
+@contextlib.contextmanager
+def counting(counted: Counted) -> Iterator[None]:
+    """Inside, whatever Inductor compiles is counted instead, and gives empty results of the right shapes."""
+    whole, inner = compile_fx.compile_fx, _counting_inner(counted, compile_fx.compile_fx_inner)
+
+    def outer(*given: Any, inner_compile: Any = inner, **more: Any) -> Any:
+        return whole(*given, **{**more, "inner_compile": inner_compile})
+
+    with patch.object(compile_fx, "compile_fx_inner", inner), patch.object(compile_fx, "compile_fx", outer):
+        yield
+
+
+def _counting_inner(counted: Counted, real: Callable[..., Any]) -> Callable[..., Any]:
+    def inner(gm: GraphModule, examples: Sequence[Any], **kwargs: Any) -> Any:
+        stage = "backward" if kwargs.get("is_backward") else "forward"
+        results = _results(gm)
+        if stage == "forward":
+            counted.graphs += 1
+            counted.kept += _kept(gm)
+
+        def scheduled(self: GraphLowering) -> Any:
+            _count(self, stage, counted)
+            raise _Scheduled
+
+        with patch.object(GraphLowering, "_compile_to_module", scheduled):
+            try:
+                real(gm, examples, **kwargs)
+            except Exception as error:
+                if not _caused_by_counting(error):
+                    raise
+        return _empty(results)
+
+    return inner
+
+
+def _caused_by_counting(error: BaseException | None) -> bool:
+    """Inductor wraps what is raised while it compiles."""
+    while error is not None:
+        if isinstance(error, _Scheduled) or isinstance(getattr(error, "inner_exception", None), _Scheduled):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _count(graph: GraphLowering, stage: str, counted: Counted) -> None:
+    graph._update_scheduler()
+    counted.kernels += schedule.kernels(graph, stage)
+    for dtype, number in schedule.flops(cast(GraphModule, graph.module)).items():
+        counted.flops[dtype] = counted.flops.get(dtype, 0) + number
+    context = TracingContext.try_get()
+    if stage == "forward" and context is not None and context.output_strides is not None:
+        context.output_strides.extend(map(_strides, graph.graph_outputs or ()))
+    if counted.wants_text:
+        code, _ = graph.codegen()
+        counted.texts.append((stage, code.value))
+
+
+def _strides(result: Any) -> tuple[int, ...] | None:
+    """The strides that Inductor gives a result; None for what is no tensor, as Inductor says it."""
+    if not hasattr(result, "get_stride"):
+        return None
+    try:
+        return tuple(int(stride) for stride in result.get_stride())
+    except NotImplementedError:
+        return None
+
+
+def _results(gm: GraphModule) -> list[Any]:
+    (output,) = gm.graph.find_nodes(op="output")
+    return [each.meta.get("val") if isinstance(each, Node) else each for each in output.args[0]]
+
+
+def _empty(results: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
+    """A compiled graph that computes nothing: empty tensors for tensors, anything else as it was traced."""
+
+    def run(args: list[Any]) -> list[Any]:
+        args.clear()
+        return [_like(value) if isinstance(value, Tensor) else value for value in results]
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _like(value: Tensor) -> Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _kept(gm: GraphModule) -> list[Kept]:
+    """Distinct storages that the forward returns beyond its results, largest first."""
+    context = TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return []
+    (output,) = gm.graph.find_nodes(op="output")
+    storages: dict[int, Kept] = {}
+    for node in output.args[0][context.fw_metadata.num_forward_returns :]:
+        value = node.meta.get("val") if isinstance(node, Node) and node.op != "placeholder" else None
+        if isinstance(value, Tensor):
+            dtype, storage = str(value.dtype).removeprefix("torch."), value.untyped_storage()
+            where = schedule.module_of(node), schedule.source(node)
+            storages[storage._cdata] = Kept(storage.nbytes(), dtype, tuple(value.shape), schedule.op(node), *where)
+    return sorted(storages.values(), key=lambda kept: -kept.bytes)

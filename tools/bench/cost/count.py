@@ -1,0 +1,99 @@
+"""What was counted of a training step: plain values, which JSON can hold."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+#: The parts of a step, in order.
+STAGES = ("forward", "backward", "step")
+
+#: Kinds of kernels that multiply: their time is that of their FLOPs, not of their bytes.
+PRODUCTS = ("matmul", "convolution", "attention")
+
+
+@dataclass(frozen=True)
+class Access:
+    """One buffer that a kernel reads or writes, once: ``bytes`` of ``dtype``."""
+
+    buffer: str
+    bytes: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of a step, or several launches of the same work.
+
+    ``stage``: of :data:`STAGES`. ``kind``: "triton", one of :data:`PRODUCTS`, "fxamp" (its gradient kernels),
+    "library" (any other of a graph), "eager" (outside of the graphs), "zeros" (gradients of results that nobody used),
+    "by hand" (not seen, but known). ``ops``: what it computes. ``sources``: ``file:line`` of the program.
+    """
+
+    stage: str
+    kind: str
+    ops: str
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    sources: tuple[str, ...] = ()
+    launches: int = 1
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in (*self.reads, *self.writes))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One storage that the forward hands to the backward, and that is no input of it."""
+
+    bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    op: str
+    module: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Count:
+    """One way of training, counted.
+
+    ``flops``: of products, by the dtype of their first operand. ``parameters``, ``tensors``: of the model.
+    ``graphs``: compiled ones.
+    """
+
+    kernels: tuple[Kernel, ...]
+    flops: Mapping[str, int]
+    kept: tuple[Kept, ...]
+    parameters: int
+    tensors: int
+    graphs: int
+
+    def bytes(self, stage: str) -> int:
+        """Bytes that the kernels of ``stage`` move."""
+        return sum(kernel.bytes for kernel in self.kernels if kernel.stage == stage)
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(each.bytes for each in self.kept)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as JSON's values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(given: Mapping[str, Any]) -> "Count":
+        """The inverse of :meth:`as_dict`; lists may stand for tuples."""
+        kernels = (
+            Kernel(
+                **{**each, "reads": _accesses(each["reads"]), "writes": _accesses(each["writes"])}
+                | {"sources": tuple(each["sources"])}
+            )
+            for each in given["kernels"]
+        )
+        kept = (Kept(**{**each, "shape": tuple(each["shape"])}) for each in given["kept"])
+        return Count(**{**given, "kernels": tuple(kernels), "kept": tuple(kept)})
+
+
+def _accesses(given: Sequence[Mapping[str, Any]]) -> tuple[Access, ...]:
+    return tuple(Access(**each) for each in given)

@@ -1,0 +1,99 @@
+"""CUDA hooks and a device guard for a torch that was built without CUDA, loaded before torch is."""
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from fxamp.errors import OptionError
+
+_SOURCE = Path(__file__).with_name("hooks.cpp")
+_COMPILERS = ("g++", "clang++", "c++")
+
+
+def prepare_torch() -> bool:
+    """Let torch take FakeTensors on "cuda", and import it; returns whether the GPU is pretended.
+
+    Call it before anything imports torch: torch makes its CUDA hooks once, for the first who asks. With a GPU at hand
+    there is nothing to do. Raises OptionError where this torch cannot be made to, or where there is no C++ compiler.
+    """
+    home = torch_home()
+    build = runpy.run_path(str(home / "version.py"))
+    kind = next((name for name in ("cuda", "hip", "xpu") if build.get(name)), "cpu")
+    if kind == "cuda":
+        import torch
+
+        if torch.cuda.is_available():
+            return False
+    if kind != "cpu":
+        raise OptionError(
+            f"torch {build['__version__']} is built for {kind}, and there is no NVIDIA GPU that it can use; accepted: "
+            "a CPU build of torch (pip install torch --index-url https://download.pytorch.org/whl/cpu), or a GPU"
+        )
+    assert "torch" not in sys.modules, "torch has made its CUDA hooks already"
+    library = compiled_hooks(home, build["__version__"])
+    for name in ("libc10.so", "libtorch_cpu.so"):
+        ctypes.CDLL(str(home / "lib" / name), mode=ctypes.RTLD_GLOBAL)
+    hooks = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+    import torch
+
+    hooks.fxamp_add_device_guard()
+    return True
+
+
+def torch_home() -> Path:
+    """Where torch is installed."""
+    found = importlib.util.find_spec("torch")
+    assert found is not None and found.origin is not None
+    home = Path(found.origin).parent
+    if not (home / "lib" / "libtorch_cpu.so").exists():
+        raise OptionError(
+            f"counting for an absent GPU needs torch's libraries for Linux; there are none in {home / 'lib'}"
+        )
+    return home
+
+
+def compiled_hooks(home: Path, version: str) -> Path:
+    """The hooks' shared library for this torch, compiled on the first call; raises as :func:`prepare_torch`."""
+    compiler = _compiler()
+    text = _SOURCE.read_text()
+    key = hashlib.sha256(f"{text} {home} {version} {compiler}".encode()).hexdigest()[:16]
+    made = _folder() / f"absent_gpu_{key}.so"
+    if made.exists():
+        return made
+    with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+        fresh = Path(folder) / made.name
+        flags = ["-std=c++20", "-O1", "-shared", "-fPIC", f"-I{home}/include", f"-L{home}/lib", "-lc10", "-ltorch_cpu"]
+        done = subprocess.run(
+            [compiler, str(_SOURCE), *flags, "-o", str(fresh)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
+            raise OptionError(f"torch {version} cannot be made to compile for an absent GPU: {errors[0].strip()}")
+        fresh.replace(made)
+    return made
+
+
+def _compiler() -> str:
+    wanted = os.environ.get("CXX")
+    for name in (wanted,) if wanted else _COMPILERS:
+        found = shutil.which(name)
+        if found:
+            return found
+    tried = f"CXX is {wanted!r}, which is not there" if wanted else f"there is none of {', '.join(_COMPILERS)}"
+    raise OptionError(f"counting for an absent GPU needs a C++ compiler, and {tried}")
+
+
+def _folder() -> Path:
+    """Where the library is kept: in Inductor's cache if that has a place of its own, else in the user's."""
+    caches = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(caches) / "fxamp"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,100 @@
+"""Count one way of training; only for a process whose torch was prepared for it."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from fxamp.tools.bench.cost.by_hand import step_kernels
+from fxamp.tools.bench.cost.compiler import Counted, counting
+from fxamp.tools.bench.cost.count import Count
+from fxamp.tools.bench.cost.eager import EagerOps
+from fxamp.tools.bench.cost.gpu import compiling_for_gpu
+from fxamp.tools.bench.cost.plan import Plan, Way
+from fxamp.tools.bench.cost.program import as_unpadded_text, build
+from fxamp.tools.show.quiet import quiet
+
+
+def measure(plan: Plan, way: Way, pretended: bool, counted: Counted | None = None) -> Count:
+    """Compile the plan's model one way, for FakeTensors, and count what Inductor makes of it, forward and backward."""
+    counted = counted or Counted()
+    torch._dynamo.reset()
+    mode = FakeTensorMode()
+    scaled = is_scaled(plan, way)
+    with compiling_for_gpu(pretended), quiet(), as_unpadded_text(), _unrecorded():
+        called = build(plan, mode)
+        scaler = _scaler(way) if scaled else None
+        compiled = _compiled(called.model, way, scaler)
+        with mode, counting(counted), EagerOps(counted.kernels.append) as eager:
+            with _autocast(plan, way):
+                result = compiled(*called.args, **called.kwargs)
+            eager.stage = "backward"
+            losses = [loss if scaler is None else scaler.scale(loss) for loss in _losses(result)]
+            torch.autograd.backward(losses, [torch.empty_like(loss) for loss in losses])
+    return Count(
+        kernels=(*counted.kernels, *step_kernels(plan, way, scaled, called.parameters)),
+        flops=counted.flops,
+        kept=tuple(counted.kept),
+        parameters=sum(p.numel() for p in called.parameters),
+        tensors=len(called.parameters),
+        graphs=counted.graphs,
+    )
+
+
+def _losses(result: Any) -> list[Tensor]:
+    """What the program would run a backward from: its loss, if it is seen to have one; else all results.
+
+    A loss is what an attribute ``loss`` holds, or the only result that is a scalar.
+    """
+    loss = getattr(result, "loss", None)
+    if isinstance(loss, Tensor) and loss.requires_grad:
+        return [loss]
+    found = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    scalars = [tensor for tensor in found if tensor.dim() == 0]
+    return scalars if len(scalars) == 1 else found
+
+
+@contextlib.contextmanager
+def _unrecorded() -> Iterator[None]:
+    """Without the scaler's tables of flags, which are made on the host; their kernels are counted by hand."""
+    from fxamp.scaler import GradScaler
+
+    with patch.object(GradScaler, "record_graph_flags", lambda *_: None):
+        yield
+
+
+def is_scaled(plan: Plan, way: Way) -> bool:
+    """Whether this way of training scales the loss: with ``--scaler``, and wherever it computes in float16."""
+    if plan.scaler or way.policy in ("", "auto"):
+        return plan.scaler or plan.dtype == "float16"
+    from fxamp.policy import Policy
+
+    return Policy.load(way.policy).lower_precision_fp == "float16"
+
+
+def _scaler(way: Way) -> torch.amp.GradScaler:
+    if not way.policy:
+        return torch.amp.GradScaler("cuda")
+    import fxamp
+
+    return fxamp.GradScaler("cuda")
+
+
+def _compiled(model: Callable[..., Any], way: Way, scaler: torch.amp.GradScaler | None) -> Callable[..., Any]:
+    if not way.policy:
+        return torch.compile(model, dynamic=False)
+    options: dict[str, Any] = {"policy": way.policy}
+    if scaler is not None:
+        options["scaler"] = scaler
+    return torch.compile(model, backend="fxamp", options=options, dynamic=False)
+
+
+def _autocast(plan: Plan, way: Way) -> contextlib.AbstractContextManager[Any]:
+    if way.policy not in ("", "auto") or plan.dtype == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast("cuda", getattr(torch, plan.dtype))

@@ -1,0 +1,48 @@
+"""What is counted, and for which way of training: values that JSON can hold."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+#: The values of ``--dtype``.
+DTYPES = ("float16", "bfloat16", "float32")
+
+#: The values of ``--optimizer``: SGD has momentum; "none" leaves the step and the scaler's share of it out.
+OPTIMIZERS = ("AdamW", "SGD", "none")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One step of one model, the same for every way of training.
+
+    ``model``: a name of the models that :mod:`fxamp.tools.bench.train.models` makes, or a Python file. ``sizes``: the
+    dimensions of the former. ``dtype``: of the ambient autocast. ``loss_only``: whether the loss alone leaves the
+    graph. ``scaler``: whether losses are scaled, whatever the dtype. ``optimizer``: of
+    :data:`OPTIMIZERS`. ``clip``: whether gradients are clipped to a norm.
+    """
+
+    model: str
+    dtype: str = "float16"
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    loss_only: bool = False
+    scaler: bool = False
+    optimizer: str = "AdamW"
+    clip: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name; ``Plan(**fields)`` gives the plan back."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of training: torch.compile, under autocast where the plan has a 16-bit dtype, or fxamp with a policy.
+
+    ``policy``: ``""`` for torch; "auto" is taken under the ambient autocast, as an existing script has it.
+    """
+
+    policy: str = ""
+
+    @property
+    def label(self) -> str:
+        return {"": "torch.compile + autocast", "auto": "fxamp under autocast"}.get(self.policy, f"fxamp {self.policy}")

@@ -1,0 +1,145 @@
+"""Kernels, bytes and FLOPs of one graph, from Inductor's schedule of it: each operand of a kernel is moved once."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry
+
+from fxamp.tools.bench.cost.count import Access, Kernel
+
+#: GraphLowering and scheduler nodes of Inductor; torch gives them no stable types.
+Lowering = Any
+Scheduled = Any
+
+_MATMUL = re.compile(r"\b(mm|addmm|bmm|baddbmm|_scaled_mm)\b")
+
+
+def kernels(graph: Lowering, stage: str) -> list[Kernel]:
+    """The kernels of ``graph``, whose scheduler is made, and not yet emptied by code generation."""
+    return [_kernel(graph, node, stage) for node in graph.scheduler.nodes if _is_kernel(node)]
+
+
+def flops(gm: GraphModule) -> dict[str, int]:
+    """FLOPs of the products of a lowered graph, by the dtype of their first operand."""
+    found: dict[str, int] = defaultdict(int)
+    for node in gm.graph.nodes:
+        packet = getattr(node.target, "overloadpacket", None)
+        if node.op != "call_function" or packet not in flop_registry or "val" not in node.meta:
+            continue
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+        first = next(leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor))
+        found[_word(first.dtype)] += int(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))
+    return dict(found)
+
+
+def _is_kernel(node: Scheduled) -> bool:
+    if type(node).__name__ == "NopKernelSchedulerNode":
+        return False
+    return not (_is_library(node) and type(node.node).__name__ == "MultiOutput")
+
+
+def _is_library(node: Scheduled) -> bool:
+    return type(node).__name__.startswith("ExternKernel")
+
+
+def _kernel(graph: Lowering, node: Scheduled, stage: str) -> Kernel:
+    sides = []
+    for reads in (True, False):
+        found = node.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads)
+        moved = dict(found) if _is_library(node) else _moved(graph, node, found, "reads" if reads else "writes")
+        sides.append(tuple(Access(name, int(size), _dtype(graph, name)) for name, size in moved.items()))
+    origins = list(_origins(node))
+    ops = _overload(node) if _is_library(node) else "+".join(sorted({op(origin) for origin in origins}))
+    return Kernel(stage, _kind(node), ops, sides[0], sides[1], tuple(sorted({*filter(None, map(source, origins))})))
+
+
+def _kind(node: Scheduled) -> str:
+    if not _is_library(node):
+        return "triton"
+    overload = _overload(node)
+    if "attention" in overload:
+        return "attention"
+    if "convolution" in overload:
+        return "convolution"
+    if "fxamp" in overload:
+        return "fxamp"
+    return "matmul" if _MATMUL.search(overload.replace("_kernels", "")) else "library"
+
+
+def _overload(node: Scheduled) -> str:
+    inner = node.node
+    named = getattr(inner, "op_overload", None) or getattr(inner, "python_kernel_name", None)
+    return str(named or node.get_name())
+
+
+def _origins(node: Scheduled) -> Iterator[Node]:
+    for part in node.get_nodes():
+        yield from getattr(part.node, "origins", ())
+
+
+def op(origin: Node) -> str:
+    """The ATen op that a node was made of, in short."""
+    name = str(origin.meta.get("original_aten") or origin.target)
+    return name.replace("aten.", "").replace(".default", "").replace("prims.", "")
+
+
+def source(node: Node) -> str:
+    """``file:line`` of the innermost frame that a node comes from; ``""`` if nothing tells."""
+    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
+
+
+def module_of(node: Node) -> str:
+    """The path of the innermost module that a node comes from; ``""`` if nothing tells."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    innermost = list(stack.values())[-1:] if isinstance(stack, dict) else []
+    path = str(innermost[0][0]) if innermost else ""
+    return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", re.sub(r"_modules\['(\w+)'\]", r"\1", path)).removeprefix("L.self.")
+
+
+def _moved(graph: Lowering, node: Scheduled, found: Mapping[str, int], side: str) -> dict[str, int]:
+    """Bytes by buffer as Inductor has them, but of a gather or scatter no more than the elements that it asks for.
+
+    Inductor counts all of the buffer there wherever the kernel is fused. What the kernel has made itself is in
+    registers when it is read, or was counted when it was written.
+    """
+    parts = list(node.get_nodes())
+    if side == "reads":
+        made = {name for part in parts for name in part.get_buffer_names()}
+        found = {name: size for name, size in found.items() if name not in made}
+    if not all(hasattr(part, "get_ranges") for part in parts):
+        return dict(found)
+    asked: dict[str, dict[str, int]] = defaultdict(dict)
+    for part in parts:
+        elements = prod(int(size) for sizes in part.get_ranges() for size in sizes)
+        for dependency in getattr(part.read_writes, side):
+            if dependency.name in found:
+                index, count = _asked(graph, dependency, elements)
+                asked[dependency.name][index] = count * graph.get_dtype(dependency.name).itemsize
+    return {name: min(size, sum(asked[name].values())) if asked[name] else size for name, size in found.items()}
+
+
+def _asked(graph: Lowering, dependency: Any, elements: int) -> tuple[str, int]:
+    """The index of a read or write, as text, and how many elements of the buffer it touches."""
+    if type(dependency).__name__ != "MemoryDep":
+        return "", int(graph.get_numel(dependency.name))
+    index = str(dependency.index)
+    return index, elements if dependency.is_indirect() else int(dependency.get_numel())
+
+
+def _dtype(graph: Lowering, name: str) -> str:
+    """The dtype of a buffer; ``""`` for several results at once, and for names that stand for no buffer."""
+    try:
+        return _word(graph.get_dtype(name))
+    except (KeyError, NotImplementedError):
+        return ""
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,90 @@
+"""Counts as tables, for a terminal or as Markdown."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from fxamp.tools.bench.cost.count import Access, Count, Kernel
+from fxamp.tools.bench.cost.row import Rates, Row
+
+_GB, _MB = 1e9, 1e6
+
+
+def ways(rows: Sequence[Row], rates: Rates, markdown: bool) -> str:
+    """A row for each way of training; the last column is the estimate over that of the first row."""
+    headers = (
+        *("", "forward GB", "backward GB", "step GB", "all GB", "Triton", "library", "step"),
+        *("TFLOP", "kept MB", "graphs", "est. ms", "ratio"),
+    )
+    base = rows[0].milliseconds(rates)
+    cells = [
+        (
+            each.label,
+            *(f"{value / _GB:.4g}" for value in (each.forward, each.backward, each.step, each.bytes)),
+            *(f"{value:.0f}" for value in (each.triton, each.library, each.outside)),
+            ", ".join(f"{dtype} {flops / 1e12:.4g}" for dtype, flops in sorted(each.flops.items())),
+            f"{each.kept / _MB:.4g}",
+            each.graphs,
+            f"{each.milliseconds(rates):.4g}",
+            f"{each.milliseconds(rates) / base:.3f}" if base else "-",
+        )
+        for each in rows
+    ]
+    return _drawn(cells, headers, markdown)
+
+
+def heaviest(count: Count, most: int, markdown: bool) -> str:
+    """The kernels that move most bytes; kernels that do the same to as many bytes share a row."""
+    groups: dict[tuple[Any, ...], list[Kernel]] = defaultdict(list)
+    for kernel in count.kernels:
+        groups[kernel.stage, kernel.kind, kernel.ops, kernel.bytes].append(kernel)
+    ranked = sorted(groups.values(), key=lambda group: -sum(kernel.bytes for kernel in group))[:most]
+    cells = [
+        (
+            group[0].stage,
+            group[0].kind,
+            len(group),
+            f"{sum(kernel.bytes for kernel in group) / _MB:.4g}",
+            _operands(group[0].reads),
+            _operands(group[0].writes),
+            group[0].ops if len(group[0].ops) <= 80 else f"{group[0].ops[:77]}...",
+            ", ".join(_short(source) for source in group[0].sources[:3]),
+        )
+        for group in ranked
+    ]
+    headers = ("stage", "kind", "times", "MB", "reads, MB", "writes, MB", "ops", "from")
+    return _drawn(cells, headers, markdown)
+
+
+def kept(count: Count, most: int, markdown: bool) -> str:
+    """The largest tensors that the forward keeps for the backward."""
+    ranked = sorted(count.kept, key=lambda each: -each.bytes)[:most]
+    cells = [
+        (
+            f"{each.bytes / _MB:.4g}",
+            each.dtype,
+            "x".join(map(str, each.shape)),
+            each.op,
+            each.module,
+            _short(each.source),
+        )
+        for each in ranked
+    ]
+    return _drawn(cells, ("kept MB", "dtype", "shape", "op", "module", "from"), markdown)
+
+
+def _operands(accesses: Sequence[Access]) -> str:
+    """The large operands of a kernel: dtype and MB of each."""
+    return " ".join(f"{each.dtype or '?'}:{each.bytes / _MB:.4g}" for each in accesses if each.bytes > 1e5)
+
+
+def _short(source: str) -> str:
+    path, _, line = source.rpartition(":")
+    return f"{Path(path).name}:{line}" if path else ""
+
+
+def _drawn(cells: Sequence[Sequence[Any]], headers: Sequence[str], markdown: bool) -> str:
+    return tabulate(cells, headers, tablefmt="github" if markdown else "simple", disable_numparse=True)
