@@ -10,6 +10,7 @@ from typing import Protocol
 from fxamp import targets
 from fxamp.errors import OptionError
 from fxamp.tools.bench import show
+from fxamp.tools.bench.cost import command as cost
 from fxamp.tools.bench.kernels import command as kernels
 from fxamp.tools.bench.optimizers import command as optimizers
 from fxamp.tools.bench.passes import command as passes
@@ -123,12 +124,21 @@ def _show(given: argparse.Namespace) -> Iterator[_Task]:
     yield _Task("show", show, ["--sizes=100,400"] if given.size == "tiny" else [])
 
 
+def _cost(given: argparse.Namespace) -> Iterator[_Task]:
+    """Counted for a GPU on every device."""
+    layers = ["--layers=1"] if given.size == "tiny" else []
+    for model in given.models:
+        for dtype in (each for each in given.dtypes or targets.DTYPES if each != "auto"):
+            yield _Task(f"cost-{model}-{dtype}", cost, [f"--model={model}", f"--dtype={dtype}", *layers])
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[_Task]]] = {
     "train": _train,
     "optimizers": _optimizers,
     "kernels": _kernels,
     "passes": _passes,
     "show": _show,
+    "cost": _cost,
 }
 """The measurements of every other subcommand, by its name."""
 

@@ -20,7 +20,7 @@ def test_every_subcommand_has_a_part() -> None:
 def test_every_part_writes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All defaults: what is measured, by which subcommand, with which options; nothing is measured here."""
     asked: dict[str, argparse.Namespace] = {}
-    for part in ("train", "optimizers", "kernels", "passes", "show"):
+    for part in ("train", "optimizers", "kernels", "passes", "show", "cost"):
 
         def run(given: argparse.Namespace, say: object, part: str = part) -> Report:
             asked[f"{part} {getattr(given, 'model', '')} {getattr(given, 'dtype', '')}".strip()] = given
@@ -29,8 +29,10 @@ def test_every_part_writes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(getattr(bench_all, part), "run", run)
     assert bench.main(["all", "--output", str(tmp_path), "--device", "cuda"]) == 0
     trained = {f"train {model} {dtype}" for model in MODELS for dtype in ("float16", "bfloat16")}
-    assert asked.keys() == trained | {"optimizers", "kernels  float16", "kernels  float32", "passes", "show"}
-    assert {given.device for name, given in asked.items() if name not in ("passes", "show")} == {"cuda"}
+    counted = {f"cost {model} {dtype}" for model in MODELS for dtype in ("float16", "bfloat16")}
+    assert asked.keys() == trained | counted | {"optimizers", "kernels  float16", "kernels  float32", "passes", "show"}
+    anywhere = counted | {"passes", "show"}
+    assert {given.device for name, given in asked.items() if name not in anywhere} == {"cuda"}
     assert asked["optimizers"].optimizers is None
     names = {path.name for path in tmp_path.iterdir()}
     assert {"optimizers.json", "optimizers.md", "show.json", "passes.md", "kernels-float32.json"} <= names
