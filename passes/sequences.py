@@ -10,6 +10,8 @@ from fxamp.passes.forward.fit_constants import FitConstants
 from fxamp.passes.forward.fold_casts import FoldCasts
 from fxamp.passes.forward.insert_casts import InsertCasts
 from fxamp.passes.forward.restore_outputs import RestoreOutputs
+from fxamp.passes.partition.pack_kept import PackKept
+from fxamp.passes.partition.unpack_kept import UnpackKept
 from fxamp.passes.step.drop_copies import DropCopies
 from fxamp.passes.step.fold_unscale import FoldUnscale
 from fxamp.passes.step.guard_updates import GuardUpdates
@@ -30,6 +32,16 @@ FORWARD: PassSequence[CastContext] = PassSequence(
         DropRegions(),
     ),
 )
+
+
+def kept_forward(results: int) -> PassSequence[CastContext]:
+    """Over a partitioned forward, of whose outputs the first ``results`` are its results."""
+    return PassSequence("kept-forward", (PackKept(results),))
+
+
+def kept_backward(unpack: UnpackKept) -> PassSequence[CastContext]:
+    """Over the backward of the same partition."""
+    return PassSequence("kept-backward", (unpack,))
 
 
 def backward(*, rules: bool, scale: ScaleBackward | None) -> PassSequence[CastContext]:

@@ -12,6 +12,7 @@ from fxamp.backend.backward_rules import backward_rules
 from fxamp.backend.breaks import why_ended
 from fxamp.backend.choose import Choice, choose_policy
 from fxamp.backend.guards import guard_policy
+from fxamp.backend.kept_rules import kept_rules
 from fxamp.backend.lowering import Compilation, lower_graph
 from fxamp.backend.options import parse_options
 from fxamp.backend.registry import remember
@@ -52,7 +53,7 @@ def fxamp(
     parsed = parse_options(options, mode)
     choice = choose_policy(parsed, example_inputs)
     guard_policy(parsed, choice)
-    rules = backward_rules(choice.policy, parsed)
+    rules, kept = backward_rules(choice.policy, parsed), kept_rules(choice.policy, parsed)
     warn_unscaled(choice.policy, parsed, example_inputs)
     scaling = None
     if parsed.scaler is not None and choice.policy is not None:
@@ -69,7 +70,10 @@ def fxamp(
         stages.graph("captured", lambda: list_graph(capture(gm, example_inputs).module, stage="captured"))
     device = choice.policy.device if choice.policy else None
     with observed(CompileStage("lowering")):
-        compiled = lower_graph(module, example_inputs, parsed, Compilation(device, scaling, stages, rules))
+        compiled = lower_graph(module, example_inputs, parsed, Compilation(device, scaling, stages, rules, kept))
+    if kept is not None:
+        kept.log_unmatched()
+        record = replace(record, kept=tuple(kept.values))
     compiled = compiled if scaling is None else scaling.watching(compiled)
     return remember(record).noting(compiled, example_inputs)
 

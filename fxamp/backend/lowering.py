@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 
 from fxamp.backend.autocast_off import compiled_without_autocast, no_autocast
 from fxamp.backend.backward_rules import BackwardRules
+from fxamp.backend.kept_rules import KeptRules
 from fxamp.backend.options import Options
 from fxamp.backend.partition import list_partition
 from fxamp.backend.scaled import Scaling, boxed, uncached
@@ -30,18 +31,20 @@ class Compilation:
     """Per-graph state beyond the user's options.
 
     Autocast for ``device`` is off: the graph's casts are explicit already. With ``scaling`` the backward is scaled,
-    unscaled and checked. ``stages`` takes the graphs on their way. ``rules`` are the policy's for the backward.
+    unscaled and checked. ``stages`` takes the graphs on their way. ``rules`` are the policy's for the backward,
+    ``kept`` those for what is kept for it.
     """
 
     device: str | None
     scaling: Scaling | None
     stages: Stages
     rules: BackwardRules | None = None
+    kept: KeptRules | None = None
 
     @property
     def hooked(self) -> bool:
         """Whether AOTAutograd's graphs must pass through fxamp's hands."""
-        return self.scaling is not None or self.rules is not None or self.stages.kept
+        return any((self.scaling, self.rules, self.kept)) or self.stages.kept
 
     def compile(self, gm: GraphModule, inputs: Sequence[Any], backward: bool, compiler: InnerCompiler) -> Any:
         """Compile one of AOTAutograd's graphs by ``compiler``; a backward gets its own casts and is scaled first."""
@@ -86,6 +89,10 @@ def _inductor(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Com
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     patches = {**mode_settings(options.mode), **options.inductor}
+    if run.kept is not None:
+        from fxamp.backend.kept_partitioner import KeptPartitioner
+
+        patches["custom_partitioner_fn"] = KeptPartitioner(run.kept)
     if not run.hooked:
         return cast(Callable[..., Any], compile_fx(gm, list(inputs), config_patches=patches))
 
@@ -108,7 +115,7 @@ def _aot_eager(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Co
     lowered = aot_autograd(
         fw_compiler=compiler,
         bw_compiler=partial(compiler, backward=True),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=min_cut_rematerialization_partition if run.kept is None else run.kept.partition,
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = lowered(gm, list(inputs))

@@ -8,6 +8,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from fxamp.listing import Listing
+from fxamp.listing.kept import KeptValue
 from fxamp.listing.model import FLOATS
 from fxamp.listing.totals import is_op
 from fxamp.pipeline.list_graph import list_graph, rule_ref
@@ -27,10 +28,14 @@ class PassRecord:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One graph that the backend was given: the listing of what became of it, and the passes that ran, in order."""
+    """One graph that the backend was given: the listing of what became of it, and the passes that ran, in order.
+
+    ``kept``: what its forward keeps for its backward, where the policy has rules for that.
+    """
 
     listing: Listing
     passes: tuple[PassRecord, ...] = ()
+    kept: tuple[KeptValue, ...] = ()
 
     @property
     def policy(self) -> str:

@@ -58,7 +58,7 @@ def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion) -> 
         made = _decide(node, here, context, aliases)
         changed += made != decision(node)
         decide(node, made)
-        if context.policy.has_rules_for("backward"):
+        if context.policy.has_rules_for("backward") or context.policy.has_rules_for("kept"):
             mark_region(node, here, context)
         changed += sum(_annotate(body.module, context, here) for body in bodies(node))
         changed += _annotate_function(node, context, here)

@@ -1,0 +1,188 @@
+"""pack-kept: hand out what the backward needs in the form that the policy's rules of region "kept" name.
+
+1. The forward's results stay, and stay as they are. What it hands out past them changes, by position.
+2. One memory is one value, whichever views of it are handed out: it is packed once, right after it was made.
+3. What is there anyway (inputs, constants, results, views of them) and what no rule is for is handed out as it is.
+4. ``output.meta[RESTORE]`` says for every position what is in its place, for unpack-kept to read;
+   ``output.meta[KEPT_VALUES]`` what became of each memory, for reports.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fxamp.graph import GraphWriter, dtype_name, graph_output, module_path, tensor_value
+from fxamp.listing import RuleRef
+from fxamp.listing.kept import KeptValue
+from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.shared.packing import Packing, PackWriter, plan_packing
+from fxamp.passes.shared.saved_values import (
+    Memory,
+    Verdict,
+    judge,
+    maker,
+    memories,
+    names_of,
+    saved,
+    stored_bytes,
+    viewed,
+)
+from fxamp.policy import Rule
+from fxamp.policy.model.keep import Keep
+
+#: Key of the forward's output node's ``meta``: a :class:`Restore` or None for each position past the results.
+RESTORE = "fxamp_restore"
+
+#: Key of the same: a :class:`fxamp.listing.kept.KeptValue` for each memory, in the order of positions.
+KEPT_VALUES = "fxamp_kept_values"
+
+
+@dataclass(frozen=True)
+class Restore:
+    """How the backward gets back what stood at one position.
+
+    ``first``: the position of the packed memory's parts. ``views``: the forward's nodes that lead from the unpacked
+    value to this one.
+    """
+
+    packing: Packing
+    first: int
+    views: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class PackKept(Pass[CastContext]):
+    """Requires values on all nodes of a partitioned forward; ``results`` is the number of its results."""
+
+    results: int
+    name = "pack-kept"
+
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
+        output = graph_output(gm.graph)
+        if RESTORE in output.meta:
+            return Result(0)
+        handed = saved(gm, self.results)
+        restore: list[Restore | None] = [None] * len(handed)
+        parts: dict[int, list[Node]] = {}
+        values = []
+        writer = GraphWriter(gm.graph, context.mode)
+        with context.computing():
+            for memory in memories(gm, self.results):
+                verdict = judge(memory, context)
+                plan = _plan(memory, verdict)
+                made = _pack(memory, plan, verdict.rule, writer) if isinstance(plan, Packing) else None
+                if made is not None:
+                    node, packing, parts[memory.at[0]] = made
+                    for at, view in zip(memory.at, memory.views, strict=True):
+                        restore[at] = Restore(packing, memory.at[0], _views(node, view))
+                values.append(_told(memory, verdict, plan, None if made is None else made[2]))
+        _hand_out(output, self.results, restore, parts)
+        output.meta[RESTORE], output.meta[KEPT_VALUES] = tuple(restore), tuple(values)
+        gm.recompile()
+        return Result(len(parts), {"packed": len(parts)})
+
+    def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
+        restore = graph_output(gm.graph).meta[RESTORE]
+        wanted = sum(1 if r is None else r.packing.parts if r.first == at else 0 for at, r in enumerate(restore))
+        found = len(saved(gm, self.results))
+        return None if found == wanted else f"{found} values are handed out, but {wanted} are planned"
+
+
+def _plan(memory: Memory, verdict: Verdict) -> Packing | str:
+    """How to pack ``memory``, or why it stays as it is."""
+    rule = verdict.rule
+    if rule is None or verdict.reason:
+        return verdict.reason
+    if rule.keep is Keep.AS_IS:
+        return rule.why
+    if rule.keep is Keep.RECOMPUTE:
+        return "the partitioner keeps it nevertheless"
+    value = tensor_value(_packed_node(memory))
+    assert value is not None
+    plan = plan_packing(value, rule)
+    symbolic = [n for view in memory.views for n in _views(_packed_node(memory), view) if _reads_numbers(n)]
+    return "its views have sizes that are not known" if symbolic and isinstance(plan, Packing) else plan
+
+
+def _packed_node(memory: Memory) -> Node:
+    """What is packed: the one value that is handed out if it is all of its memory, else what owns the memory."""
+    owner, views = memory.owner, memory.views
+    if len(views) == 1 and _elements(views[0]) == _elements(owner) and _filled(views[0]):
+        return views[0]
+    return owner
+
+
+def _elements(node: Node) -> object:
+    value = tensor_value(node)
+    return None if value is None else value.numel()
+
+
+def _filled(node: Node) -> bool:
+    value = tensor_value(node)
+    return value is not None and 0 not in [stride for stride in value.stride() if isinstance(stride, int)]
+
+
+def _views(source: Node, node: Node) -> tuple[Node, ...]:
+    """The nodes from ``source``, exclusive, to its view ``node``, inclusive."""
+    found: list[Node] = []
+    while node is not source:
+        found.append(node)
+        owner = node.args[0]
+        if isinstance(owner, Node) and viewed(node) is not owner:  # one of several views, picked
+            found.append(owner)
+        source_of = viewed(node)
+        assert source_of is not None
+        node = source_of
+    return tuple(reversed(found))
+
+
+def _reads_numbers(view: Node) -> bool:
+    return any(not isinstance(n.meta.get("val"), (Tensor, list, tuple)) for n in view.all_input_nodes)
+
+
+def _pack(memory: Memory, packing: Packing, rule: Rule | None, writer: GraphWriter) -> tuple[Node, Packing, list[Node]]:
+    assert rule is not None
+    node = _packed_node(memory)
+    with writer.graph.inserting_before(node.next):
+        parts = PackWriter(writer).pack(node, packing, f"kept for the backward: rule {rule.id}")
+    for part in parts:
+        part.meta.update({key: node.meta[key] for key in _HANDED if key in node.meta})
+    return node, packing, parts
+
+
+#: What AOTAutograd asks of a node that it saves.
+_HANDED = ("saved_tensor_with_no_vc_check",)
+
+
+def _hand_out(output: Node, results: int, restore: list[Restore | None], parts: dict[int, list[Node]]) -> None:
+    """Put the parts in the places of what they stand for, with AOTAutograd's descriptors."""
+    returned: Any = output.args[0]
+    described: Any = output.meta.get("desc")
+    handed: list[Any] = []
+    descriptions: list[Any] = []
+    for at, node in enumerate(returned[results:]):
+        place = parts.get(at, []) if restore[at] is not None else [node]
+        handed += place
+        if described is not None:
+            descriptions += [described[results + at]] * len(place)
+    output.args = ((*returned[:results], *handed),)
+    if described is not None:
+        output.meta["desc"] = [*described[:results], *descriptions]
+
+
+def _told(memory: Memory, verdict: Verdict, plan: Packing | str, parts: list[Node] | None) -> KeptValue:
+    value = tensor_value(memory.owner)
+    assert value is not None
+    made, rule = maker(memory.owner), verdict.rule
+    before = stored_bytes([value])
+    after = before if parts is None else stored_bytes([part.meta["val"] for part in parts])
+    form = plan.words if isinstance(plan, Packing) else dtype_name(value.dtype)
+    ref = None if rule is None else RuleRef(rule.id, str(rule.origin or ""), rule.asks, rule.why)
+    reason = rule.why if isinstance(plan, Packing) and rule is not None else str(plan)
+    shape = tuple(size if isinstance(size, int) else str(size) for size in value.shape)
+    op = names_of(made)[-1]
+    return KeptValue(
+        memory.views[0].name, op, module_path(made), dtype_name(value.dtype), shape, form, before, after, ref, reason
+    )

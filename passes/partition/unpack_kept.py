@@ -1,0 +1,107 @@
+"""unpack-kept: let a backward take what pack-kept's forward hands out, and write the values back at their first use.
+
+1. The backward takes numbers first, then tensors in the order in which the forward hands them out; places change by
+   position, never by name.
+2. A packed memory is unpacked once, before the first op that reads it or a view of it; views are written again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxamp.graph import GraphWriter, graph_output, tensor_value
+from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.partition.pack_kept import Restore
+from fxamp.passes.shared.packing import PackWriter
+
+
+@dataclass(frozen=True)
+class UnpackKept(Pass[Context]):
+    """Requires the backward of the same partition.
+
+    ``handed``: what the forward handed out past its results before it was packed; ``restore``: pack-kept's plan for it;
+    ``parts``: what it hands out now.
+    """
+
+    handed: tuple[Any, ...]
+    restore: tuple[Restore | None, ...]
+    parts: tuple[Any, ...]
+    name = "unpack-kept"
+
+    def requires(self, gm: GraphModule, context: Context) -> str | None:
+        for node, place in zip(self._tensors(), self._places(gm), strict=False):
+            mine, theirs = tensor_value(node), tensor_value(place)
+            if mine is None or theirs is None or _kind(mine) != _kind(theirs):
+                return f"the backward takes {place.name} where the forward hands out {node.name}"
+        return None if len(self._places(gm)) == len(self._tensors()) else "the backward takes less than is handed out"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        places = self._places(gm)
+        order = {node: at for at, node in enumerate(gm.graph.nodes)}
+        groups: dict[int, list[tuple[Node, Restore]]] = {}
+        for place, plan in zip(places, self.restore, strict=False):
+            if plan is not None:
+                groups.setdefault(plan.first, []).append((place, plan))
+        with context.computing():
+            for first, members in groups.items():
+                _unpack(gm, context, places[first], self._parts_of(first), members, order)
+        gm.recompile()
+        return Result(len(groups), {"unpacked": len(groups)})
+
+    def _tensors(self) -> list[Node]:
+        """What was handed out, up to the numbers, which come last."""
+        return [node for node in self.handed if tensor_value(node) is not None]
+
+    def _places(self, gm: GraphModule) -> list[Node]:
+        numbers = sum(_is_number(node) for node in self.handed)
+        return list(gm.graph.find_nodes(op="placeholder"))[numbers : numbers + len(self._tensors())]
+
+    def _parts_of(self, first: int) -> Sequence[Node]:
+        before = sum(
+            1 if plan is None else plan.packing.parts if plan.first == at else 0
+            for at, plan in enumerate(self.restore[:first])
+        )
+        plan = self.restore[first]
+        assert plan is not None
+        return self.parts[before : before + plan.packing.parts]
+
+
+def _unpack(
+    gm: GraphModule,
+    context: Context,
+    place: Node,
+    parts: Sequence[Node],
+    members: Sequence[tuple[Node, Restore]],
+    order: dict[Node, int],
+) -> None:
+    writer = GraphWriter(gm.graph, context.mode)
+    inputs = []
+    for suffix, part in zip(("packed", "scale"), parts, strict=False):
+        with gm.graph.inserting_before(place):
+            taken = gm.graph.placeholder(f"{place.name}_{suffix}")
+        taken.meta["val"] = part.meta["val"]
+        inputs.append(taken)
+    users = [user for member, _ in members for user in member.users]
+    with gm.graph.inserting_before(min(users, key=lambda user: order[user], default=graph_output(gm.graph))):
+        value = PackWriter(writer).unpack(inputs, members[0][1].packing)
+        for member, plan in members:
+            replaced = {plan.views[0].all_input_nodes[0]: value} if plan.views else {}
+            result = value
+            for view in plan.views:
+                result = writer.copy(view, replaced)
+                replaced[view] = result
+            member.replace_all_uses_with(result)
+    for member, _ in members:
+        gm.graph.erase_node(member)
+
+
+def _is_number(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))
+
+
+def _kind(value: torch.Tensor) -> tuple[object, ...]:
+    return value.dtype, value.device, [size if isinstance(size, int) else None for size in value.shape]

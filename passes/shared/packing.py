@@ -1,0 +1,209 @@
+"""Write a floating-point value in fewer bits, and write it back: the nodes on both sides of the border.
+
+8 bits: the elements, divided by the scale of their block, as integers or floats. The scale is the largest finite
+magnitude of the block over the form's own largest, rounded to bfloat16, whose range is float32's. Codes beyond that
+largest stand for what is not finite, so that a mask of -inf and an overflow come back as they were. What is finite
+comes back finite. All is computed in float32; the ops are such as Inductor can lower after the partition.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from math import inf, nan, prod
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fxamp.dtypes import NARROW
+from fxamp.graph import GraphWriter, is_wrapper
+from fxamp.policy import Rule
+from fxamp.policy.model.keep import EIGHT_BITS, Keep
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class _Codes:
+    """How a form of 8 bits writes numbers: the largest finite code, and those of infinity and NaN."""
+
+    dtype: torch.dtype
+    largest: float
+    infinity: float
+    nan: float
+
+
+#: float8 conversions may saturate, so infinity has a code of its own there too: the largest number of the dtype.
+_CODES = {
+    Keep.INT8: _Codes(torch.int8, 126.0, 127.0, -128.0),
+    Keep.FLOAT8_E4M3FN: _Codes(torch.float8_e4m3fn, 416.0, 448.0, nan),
+    Keep.FLOAT8_E5M2: _Codes(torch.float8_e5m2, 49152.0, 57344.0, nan),
+}
+
+_NARROW_FORMS = {Keep.BFLOAT16: torch.bfloat16, Keep.FLOAT16: torch.float16}
+
+#: A block of zeros needs a scale too.
+_LEAST = 1e-30
+
+#: Where no divisor of the sizes is as large as this, a row has one scale.
+_SMALLEST_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How one value is packed.
+
+    ``dtype``: the value's own. ``order``: the permutation of its dimensions in which it is contiguous. ``trailing``:
+    the sizes, after that, of the last dimensions, which together are cut in blocks of ``block`` elements; 0 where a row
+    of unknown length has one scale. For forms without scales both are empty.
+    """
+
+    form: Keep
+    dtype: torch.dtype
+    order: tuple[int, ...] = ()
+    trailing: tuple[int, ...] = ()
+    block: int = 0
+
+    @property
+    def parts(self) -> int:
+        """How many tensors the packed value is."""
+        return 2 if self.form in EIGHT_BITS else 1
+
+    @property
+    def words(self) -> str:
+        """The form, with the size of the blocks: ``"int8/128"``."""
+        return f"{self.form}/{self.block or 'row'}" if self.form in EIGHT_BITS else str(self.form)
+
+
+def plan_packing(value: Tensor, rule: Rule) -> Packing | str:
+    """Return how ``rule`` packs ``value``, or why it cannot or would save nothing."""
+    assert rule.keep is not None
+    if is_wrapper(value) or value.layout is not torch.strided:
+        return "it is no plain dense tensor"
+    if value.dtype not in (*NARROW, torch.float32):
+        return f"it is {str(value.dtype).removeprefix('torch.')}"
+    if rule.keep in _NARROW_FORMS:
+        return "it has 16 bits already" if value.dtype in NARROW else Packing(rule.keep, value.dtype)
+    order = _contiguous_order(value)
+    if order is None:
+        return "its elements do not fill its memory"
+    sizes = [value.shape[dim] for dim in order]
+    if not sizes or 0 in [size for size in sizes if isinstance(size, int)]:
+        return "it has no row of elements"
+    trailing, block = _blocks(sizes, rule.block)
+    if block and block * value.element_size() <= block + 2:
+        return f"its rows of {block} are too short for scales"
+    return Packing(rule.keep, value.dtype, order, trailing, block)
+
+
+def _contiguous_order(value: Tensor) -> tuple[int, ...] | None:
+    """The order of dimensions in which ``value`` is contiguous; None if there is none, or none is known."""
+    dims = tuple(range(value.dim()))
+    if value.is_contiguous():
+        return dims
+    if not all(isinstance(number, int) for number in (*value.shape, *value.stride())):
+        return None
+    strides = value.stride()
+    order = tuple(sorted(dims, key=lambda dim: (strides[dim], value.shape[dim]), reverse=True))
+    return order if value.permute(order).is_contiguous() else None
+
+
+def _blocks(sizes: Sequence[int | torch.SymInt], wanted: int) -> tuple[tuple[int, ...], int]:
+    """The last sizes that are cut in blocks together, and the size of the blocks: ``wanted``, or else less.
+
+    The last dimension alone where ``wanted`` divides it, with as many before it as needed otherwise.
+    """
+    known = [size for size in takewhile(lambda size: isinstance(size, int), reversed(sizes)) if isinstance(size, int)]
+    if not known:
+        return (), 0
+    for count in range(1, len(known) + 1):
+        if prod(known[:count]) % wanted == 0:
+            return tuple(reversed(known[:count])), wanted
+    total = prod(known)
+    block = next(size for size in range(min(wanted, total), 0, -1) if total % size == 0)
+    if block >= _SMALLEST_BLOCK:
+        return tuple(reversed(known)), block
+    return (known[0],), known[0]
+
+
+class PackWriter:
+    """Writes into one graph by ``writer``."""
+
+    def __init__(self, writer: GraphWriter) -> None:
+        self._call, self._as = writer.call, writer.in_dtype
+
+    def pack(self, node: Node, packing: Packing, why: str) -> list[Node]:
+        """Write ``node`` packed: its codes and their scales, or its narrower self."""
+        if packing.form in _NARROW_FORMS:
+            narrow = self._as(node, _NARROW_FORMS[packing.form])
+            return [self._told(narrow, node, why)]
+        codes = _CODES[packing.form]
+        wide = self._as(self._in_blocks(node, packing), torch.float32)
+        magnitude = self._call(aten.abs.default, wide)
+        finite = self._call(aten.lt.Scalar, magnitude, inf)
+        top = self._call(aten.amax.default, self._where(finite, magnitude, 0.0), [-1], True)
+        top = self._call(aten.maximum.default, top, self._number(_LEAST, top))
+        scale = self._as(self._call(aten.div.Tensor, top, codes.largest), torch.bfloat16)
+        scaled = self._call(aten.div.Tensor, wide, self._as(scale, torch.float32))
+        if not codes.dtype.is_floating_point:
+            scaled = self._call(aten.round.default, scaled)
+        scaled = self._clamp(scaled, codes.largest)
+        endless = self._where(self._call(aten.gt.Scalar, wide, 0.0), codes.infinity, -codes.infinity, like=wide)
+        endless = self._where(self._call(aten.ne.Tensor, wide, wide), codes.nan, endless)
+        coded = self._as(self._where(finite, scaled, endless), codes.dtype)
+        return [self._told(part, node, why) for part in (coded, scale)]
+
+    def unpack(self, parts: Sequence[Node], packing: Packing) -> Node:
+        """Write the value that ``parts`` hold, in its own dtype, sizes and strides."""
+        if packing.form in _NARROW_FORMS:
+            return self._as(parts[0], packing.dtype)
+        codes = _CODES[packing.form]
+        coded, scale = (self._as(part, torch.float32) for part in parts)
+        value = self._clamp(self._call(aten.mul.Tensor, coded, scale), torch.finfo(packing.dtype).max)
+        for code, meaning in ((codes.infinity, inf), (-codes.infinity, -inf), (codes.nan, nan)):
+            if code == code:  # NaN stands for itself
+                value = self._where(self._call(aten.eq.Scalar, coded, code), meaning, value)
+        value = self._as(value, packing.dtype)
+        if packing.block:
+            lead = self._sizes(parts[0], len(packing.order) - len(packing.trailing))
+            value = self._call(aten.view.default, value, [*lead, *packing.trailing])
+        if packing.order != tuple(range(len(packing.order))):
+            back = [packing.order.index(dim) for dim in range(len(packing.order))]
+            value = self._call(aten.permute.default, value, back)
+        return value
+
+    def _in_blocks(self, node: Node, packing: Packing) -> Node:
+        if packing.order != tuple(range(len(packing.order))):
+            node = self._call(aten.permute.default, node, list(packing.order))
+        if not packing.block:
+            return node
+        lead = self._sizes(node, len(packing.order) - len(packing.trailing))
+        blocks = prod(packing.trailing) // packing.block
+        return self._call(aten.view.default, node, [*lead, blocks, packing.block])
+
+    def _sizes(self, node: Node, count: int) -> list[int | Node]:
+        """The first ``count`` sizes of ``node``, those that are not known as nodes."""
+        sizes = node.meta["val"].shape[:count]
+        return [
+            size if isinstance(size, int) else self._call(aten.sym_size.int, node, dim)
+            for dim, size in enumerate(sizes)
+        ]
+
+    def _clamp(self, node: Node, limit: float) -> Node:
+        node = self._call(aten.maximum.default, node, self._number(-limit, node))
+        return self._call(aten.minimum.default, node, self._number(limit, node))
+
+    def _where(self, condition: Node, yes: Node | float, no: Node | float, like: Node | None = None) -> Node:
+        near = next((each for each in (yes, no, like) if isinstance(each, Node)), condition)
+        both = (each if isinstance(each, Node) else self._number(each, near) for each in (yes, no))
+        return self._call(aten.where.self, condition, *both)
+
+    def _number(self, number: float, like: Node) -> Node:
+        """A 0-dim tensor: ``where`` and ``maximum`` take no plain numbers."""
+        value = like.meta["val"]
+        return self._call(aten.full.default, [], number, dtype=value.dtype, device=value.device)
+
+    def _told(self, part: Node, of: Node, why: str) -> Node:
+        part.meta.update({key: of.meta[key] for key in ("stack_trace", "nn_module_stack", "custom") if key in of.meta})
+        part.meta["fxamp_inserted"] = why
+        return part

@@ -1,0 +1,148 @@
+"""What a partitioned forward hands to its backward: which memory, who made it, who reads it, and which rule is for it.
+
+AOTAutograd saves nodes, several of which may be views of one memory. What counts is the memory: it is kept once.
+"""
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from fxamp.graph import graph_output, op_name, tensor_value
+from fxamp.graph.aliases import is_view
+from fxamp.passes.base import CastContext
+from fxamp.passes.shared.autocast_regions import marked_lower
+from fxamp.passes.shared.sites import site_of
+from fxamp.passes.shared.widening import CASTS
+from fxamp.policy import Rule, Symbol
+from fxamp.policy.model.keep import KEPT
+
+#: Views whose schemas do not say so.
+_HIDDEN_VIEWS = frozenset({torch.ops.aten._unsafe_view.default, torch.ops.aten.unsafe_split.Tensor})
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory that is kept: the value that it was made for, and those of its views that are saved, by position.
+
+    ``at`` are positions among what the forward returns past its results.
+    """
+
+    owner: Node
+    at: tuple[int, ...]
+    views: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The rule for one memory, None if none is; and why it does not hold, ``""`` if it does."""
+
+    rule: Rule | None
+    reason: str = ""
+
+
+def saved(gm: GraphModule, results: int) -> Sequence[Any]:
+    """What the forward ``gm`` returns past its first ``results`` outputs."""
+    returned: Any = graph_output(gm.graph).args[0]
+    return tuple(returned[results:])
+
+
+def memories(gm: GraphModule, results: int) -> list[Memory]:
+    """The memory that is kept for the backward alone, in the order in which the forward hands it out.
+
+    Left out is what is there anyway: inputs, constants, results, and whatever shares memory with them.
+    """
+    returned: Any = graph_output(gm.graph).args[0]
+    there = [node for node in returned[:results] if isinstance(node, Node)]
+    there += [node for node in gm.graph.nodes if node.op in ("placeholder", "get_attr")]
+    owners_there = {owner(node) for node in there}
+    storages_there = {key for node in there if (key := _storage(node)) is not None}
+    groups: dict[Node, list[tuple[int, Node]]] = {}
+    for at, node in enumerate(returned[results:]):
+        if tensor_value(node) is None or owner(node) in owners_there or _storage(node) in storages_there:
+            continue
+        groups.setdefault(owner(node), []).append((at, node))
+    return [Memory(own, *map(tuple, zip(*members, strict=True))) for own, members in groups.items()]
+
+
+def owner(node: Node) -> Node:
+    """The node that made the memory of ``node``: behind all views."""
+    while (source := viewed(node)) is not None:
+        node = source
+    return node
+
+
+def viewed(node: Node) -> Node | None:
+    """The node that ``node`` is a view of, or one of several views picked from; None if it is no view."""
+    made = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(made, Node) or not made.args:
+        return None
+    if made.target in _HIDDEN_VIEWS or is_view(made):
+        source = made.args[0]
+        return source if isinstance(source, Node) else None
+    return None
+
+
+def maker(node: Node) -> Node:
+    """The call that computed the values of ``node``, behind views and casts; of a cast input it is the cast."""
+    node = owner(node)
+    if node.target in CASTS and isinstance(node.args[0], Node):
+        source = maker(node.args[0])
+        return node if source.op in ("placeholder", "get_attr") else source
+    made = node.args[0] if node.target is operator.getitem else node
+    assert isinstance(made, Node)
+    return made
+
+
+def readers(node: Node) -> Iterator[Node]:
+    """The calls of the forward that read ``node``, directly or through views and casts."""
+    for user in node.users:
+        if user.op == "output":
+            continue
+        through = viewed(user) is not None or user.target in CASTS or is_view(user) or user.target in _HIDDEN_VIEWS
+        yield from readers(user) if through else (user,)
+
+
+def judge(memory: Memory, context: CastContext) -> Verdict:
+    """Which rule is for ``memory``. A rule names ops as they stand in the graph, or as they were before."""
+    made = maker(memory.owner)
+    if not isinstance(made.target, OpOverload):
+        return Verdict(None, f"{op_name(made)} made it, of which no rule can tell")
+    value = tensor_value(memory.owner)
+    elements = None if value is None else value.numel()
+    known = elements if elements is None or isinstance(elements, int) else Symbol(str(elements))
+    names = dict.fromkeys(name for reader in readers(memory.owner) for name in names_of(reader))
+    site = replace(site_of(made, KEPT), computes=True, elements=known, readers=tuple(names))
+    rulings = [context.policy.ruling(replace(site, op=name)) for name in names_of(made)]
+    order = {id(rule): at for at, rule in enumerate(context.policy.rules)}
+    rule = max((r.rule for r in rulings if r.rule), key=lambda rule: order[id(rule)], default=None)
+    if rule is None:
+        return Verdict(None, rulings[0].unknown or "no rule is for it")
+    if marked_lower(made, context) is None:
+        return Verdict(rule, "autocast is off where it is made")
+    return Verdict(rule)
+
+
+def names_of(node: Node) -> tuple[str, ...]:
+    """The name of the node's op, and of the op that it is a part of if that was decomposed."""
+    before = node.meta.get("original_aten")
+    names = [op_name(node)]
+    if isinstance(before, OpOverload):
+        names.append(f"{before.namespace}::{before._opname}.{before._overloadname}")
+    return tuple(dict.fromkeys(names))
+
+
+def stored_bytes(values: Sequence[object]) -> int | None:
+    """The bytes of the storages of tensors, each once; None if a size is not known."""
+    sizes = {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in values if isinstance(v, Tensor)}
+    return sum(sizes.values()) if all(isinstance(size, int) for size in sizes.values()) else None
+
+
+def _storage(node: object) -> int | None:
+    value = tensor_value(node)
+    return None if value is None else value.untyped_storage()._cdata

@@ -1,0 +1,227 @@
+"""Rules for what is kept: the forward is untouched, and gradients are those of eager autograd with the same packing."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch._functorch.partitioners as partitioners
+from kept_oracle import in_eight_bits, packed_gradients
+from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+
+import fxamp
+from fxamp import Policy, Rule
+
+BASE = Policy.load("cpu-bfloat16")
+LEAST = 512
+EIGHT = {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
+
+
+def policy(*rules: Rule, base: Policy = BASE) -> Policy:
+    return replace(base, name="kept", rules=(*base.rules, *rules))
+
+
+def all_in(keep: str, block: int = 0) -> Policy:
+    return policy(Rule("all", keep=keep, region="kept", elements=f">={LEAST}", block=block))  # type: ignore[arg-type]
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        for _ in range(2):
+            x = x + self.down(F.gelu(self.up(self.norm(x))))
+        return x.float().pow(2).mean()
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(4, 16, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(4, 16, 32)
+        return self.out(x).float().pow(2).mean()
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.first(x)))
+        return torch.sigmoid(self.second(F.max_pool2d(x, 2))).float().sum()
+
+
+class Masked(nn.Module):
+    """A mask of -inf is added and kept; a row of it is padded altogether but for one place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.value = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.arange(16) > torch.arange(16)[:, None]
+        scores = self.score(x) @ x.transpose(1, 2) + torch.zeros(16, 16).masked_fill(hidden, -torch.inf)
+        weights = torch.logsumexp(scores, -1, keepdim=True)
+        return (torch.exp(scores - weights) @ self.value(x)).float().pow(2).mean()
+
+
+X, IMAGES = torch.randn(4, 16, 32, generator=torch.Generator().manual_seed(0)), torch.randn(2, 3, 12, 12)
+PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "perceptron": (Perceptron, X),
+    "attention": (Attention, X),
+    "images": (Images, IMAGES),
+    "masked": (Masked, X),
+}
+
+
+@pytest.fixture
+def keeps_what_eager_keeps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The min cut chooses other values than autograd, and computes the rest again; this partitioner does not."""
+
+    def partition(gm: Any, inputs: Any, **given: Any) -> Any:
+        return partitioners.default_partition(gm, inputs, num_fwd_outputs=given["num_fwd_outputs"])
+
+    monkeypatch.setattr(partitioners, "min_cut_rematerialization_partition", partition)
+    yield
+
+
+def compiled_gradients(
+    model: nn.Module, x: Tensor, policy: Policy, lowering: str = "aot_eager", **options: Any
+) -> tuple[Tensor, dict[str, Tensor], Any]:
+    torch._dynamo.reset()
+    model.zero_grad()
+    compiled = torch.compile(model, backend="fxamp", options={"policy": policy, "lowering": lowering, **options})
+    loss = compiled(x)
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), gradients, fxamp.report(compiled)
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.usefixtures("keeps_what_eager_keeps")
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("keep", EIGHT)
+def test_gradients_are_those_of_eager_autograd_with_the_same_packing(program: str, keep: str) -> None:
+    make, x = PROGRAMS[program]
+    model = make().train()
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    loss, wanted = packed_gradients(model, [x], lambda flat: squeezed(flat, keep), LEAST)
+    model.load_state_dict(buffers, strict=False)
+    found_loss, found, report = compiled_gradients(model, x, all_in(keep))
+    packed = [value for value in report.graphs[-1].kept if value.form.startswith(keep)]
+    assert len(packed) >= 3 and all(gradient.isfinite().all() for gradient in wanted.values())
+    assert torch.equal(loss, found_loss)
+    assert same(wanted, found)
+    model.load_state_dict(buffers, strict=False)
+    _, plain, _ = compiled_gradients(model, x, BASE)
+    assert not same(plain, found), "packing in 8 bits leaves traces"
+
+
+def squeezed(flat: Tensor, keep: str) -> Tensor:
+    """By blocks of 128, or of what divides the images' sizes: 100 (8 * 10 * 10 * 2), 25 and 36."""
+    block = 128 if flat.numel() % 128 == 0 else next(b for b in range(128, 0, -1) if flat.numel() % b == 0)
+    return in_eight_bits(flat, EIGHT[keep], block)
+
+
+@pytest.mark.usefixtures("keeps_what_eager_keeps")
+def test_wide_values_are_kept_in_sixteen_bits() -> None:
+    model = Perceptron()
+    loss, wanted = packed_gradients(model, [X], lambda flat: flat.bfloat16().to(flat.dtype), LEAST)
+    found_loss, found, report = compiled_gradients(model, X, all_in("bfloat16"))
+    kept = {value.dtype: value for value in report.graphs[-1].kept if value.rule is not None}
+    assert kept["f32"].form == "bfloat16" and kept["f32"].after == 2 * X.numel()
+    assert kept["bf16"].form == "bf16" and "16 bits already" in kept["bf16"].reason
+    assert torch.equal(loss, found_loss) and same(wanted, found)
+
+
+def held(model: nn.Module, x: Tensor, policy: Policy, lowering: str) -> tuple[int, Any]:
+    """The bytes that autograd holds of a compiled model beyond what is there anyway, and the report."""
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="fxamp", options={"policy": policy, "lowering": lowering})
+    saved: list[Tensor] = []
+    with saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        loss = compiled(x)
+    there = {value.untyped_storage().data_ptr() for value in (x, loss, *model.parameters(), *model.buffers())}
+    storages = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in saved}
+    loss.backward()
+    return sum(size for at, size in storages.items() if at not in there), fxamp.report(compiled)
+
+
+@pytest.mark.parametrize("program", sorted(PROGRAMS.keys() - {"images"}))  # batch norm's fake kernel names other dtypes
+def test_autograd_holds_the_bytes_that_are_told(program: str) -> None:
+    make, x = PROGRAMS[program]
+    model = make()
+    before, _ = held(model, x, BASE, "aot_eager")
+    after, report = held(model, x, all_in("int8"), "aot_eager")
+    kept = report.graphs[-1].kept
+    assert (before, after) == (sum(value.before for value in kept), sum(value.after for value in kept))
+    assert after < 0.75 * before
+
+
+@pytest.mark.inductor
+def test_under_inductor_the_forward_is_the_same_and_less_is_held() -> None:
+    model = Perceptron()
+    before, _ = held(model, X, BASE, "inductor")
+    after, report = held(model, X, all_in("int8"), "inductor")
+    assert after == sum(value.after for value in report.graphs[-1].kept) and after < 0.65 * before
+    plain_loss, plain, _ = compiled_gradients(model, X, BASE, "inductor")
+    loss, found, _ = compiled_gradients(model, X, all_in("int8"), "inductor")
+    torch.testing.assert_close(loss, plain_loss, rtol=1e-6, atol=0)  # Inductor adds up in another order
+    assert not same(plain, found)
+    for name, gradient in plain.items():
+        assert (found[name] - gradient).norm() <= 0.03 * gradient.norm(), name
+    _, edited, _ = compiled_gradients(model, X, all_in("float8_e5m2"), "inductor")
+    assert not same(edited, found), "another policy is another graph, whatever caches know"
+
+
+def test_an_overflow_stays_visible_to_a_scaler() -> None:
+    """What overflows is kept as infinite, the gradients are not finite, and the scaler skips the step."""
+    rule = Rule("all", keep="int8", region="kept", elements=f">={LEAST}")  # type: ignore[arg-type]
+    low = policy(rule, base=Policy.load("cpu-float16"))
+    model, scaler = Perceptron(), fxamp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    options = {"policy": low, "lowering": "aot_eager", "scaler": scaler}
+    compiled = torch.compile(model, backend="fxamp", options=options)
+    for factor, scale in ((1.0, 2.0**10), (1e6, 2.0**9)):
+        with torch.no_grad():
+            model.up.weight.mul_(factor)
+        before = model.down.weight.clone()
+        optimizer.zero_grad()
+        scaler.scale(compiled(X)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.loss_scale == scale
+        assert torch.equal(model.down.weight, before) is (factor > 1.0)
+
+
+def test_eager_is_refused_by_name() -> None:
+    with pytest.raises(BackendCompilerFailed, match=r"rules for what is kept .*'all'.*lowering = 'eager'.*'aot_eager'"):
+        compiled_gradients(Perceptron(), X, all_in("int8"), "eager")
+
+
+def test_another_partitioner_is_refused_by_name() -> None:
+    inductor = {"custom_partitioner_fn": None}
+    with pytest.raises(BackendCompilerFailed, match="'inductor' sets custom_partitioner_fn"):
+        compiled_gradients(Perceptron(), X, all_in("int8"), "inductor", inductor=inductor)
+
+
+def test_a_rule_that_matches_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    odd = Rule("odd", keep="int8", region="kept", ops=("convolution",))  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING):
+        compiled_gradients(Perceptron(), X, policy(odd))
+    assert "rule 'odd'" in caplog.text

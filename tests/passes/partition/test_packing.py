@@ -1,0 +1,127 @@
+"""Packing and unpacking in a graph: what comes back, and what is refused."""
+
+from math import inf, nan
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule
+
+from fxamp.graph import GraphWriter
+from fxamp.passes.shared.packing import Packing, PackWriter, plan_packing
+from fxamp.policy import Rule
+from fxamp.policy.model.keep import EIGHT_BITS
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def rule(keep: str, block: int = 0) -> Rule:
+    return Rule("a", keep=keep, region="kept", ops=("mm",), block=block)  # type: ignore[arg-type]
+
+
+def round_trip(value: Tensor, keep: str, block: int = 0) -> tuple[Tensor, list[Tensor], Packing]:
+    """``value`` as it comes back, its parts, and how it was packed."""
+    plan = plan_packing(value, rule(keep, block))
+    assert isinstance(plan, Packing), plan
+    graph, mode = Graph(), FakeTensorMode()
+    source = graph.placeholder("value")
+    source.meta["val"] = mode.from_tensor(value)
+    writer = PackWriter(GraphWriter(graph, mode))
+    parts = writer.pack(source, plan, "a test")
+    graph.output((writer.unpack(parts, plan), parts))
+    with torch.no_grad():
+        back, packed = GraphModule(torch.nn.Module(), graph)(value)
+    assert back.shape == value.shape and back.stride() == value.stride() and back.dtype == value.dtype
+    return back, packed, plan
+
+
+@pytest.mark.parametrize("keep", EIGHT_BITS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_block_has_its_scale_and_what_is_not_finite_survives(keep: str, dtype: torch.dtype) -> None:
+    value = torch.randn(3, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
+    value[0, :128] *= 1e3  # another block's scale must not feel it
+    value[1] = 0.0
+    value[2, 3:6] = torch.tensor([inf, -inf, nan])
+    value[2, 200] = torch.finfo(dtype).max
+    back, (codes, scale), plan = round_trip(value, keep)
+    assert plan.block == 128 and codes.element_size() == 1 and scale.dtype is torch.bfloat16 and scale.numel() == 6
+    special = ~value.isfinite()
+    assert torch.equal(back.isnan(), value.isnan()) and torch.equal(back[value.isinf()], value[value.isinf()])
+    assert back[~special].isfinite().all(), "what was finite stays so"
+    assert torch.equal(back[1], value[1])
+    step = {"int8": 1 / 126 / 2, "float8_e4m3fn": 1 / 16, "float8_e5m2": 1 / 8}[keep]
+    for block in (value[0, :128], value[0, 128:]):
+        error = (back[0, :128] if block[0] == value[0, 0] else back[0, 128:]).double() - block.double()
+        assert error.abs().max() <= (1.02 * step + torch.finfo(dtype).eps) * block.abs().max().double()
+
+
+@given(
+    st.lists(st.floats(width=16, allow_nan=True, allow_infinity=True), min_size=16, max_size=48),
+    st.sampled_from(list(EIGHT_BITS)),
+    st.sampled_from(DTYPES),
+)
+def test_signs_kinds_and_order_survive(numbers: list[float], keep: str, dtype: torch.dtype) -> None:
+    value = torch.tensor(numbers).to(dtype)
+    back, _, _ = round_trip(value, keep)
+    assert torch.equal(back.isnan(), value.isnan()) and torch.equal(back.isinf(), value.isinf())
+    finite = value.isfinite()
+    assert (back[finite].double() * value[finite].double() >= 0).all()
+    ordered = value[finite].double().argsort()
+    assert (back[finite].double()[ordered].diff() >= 0).all()
+
+
+@pytest.mark.parametrize("keep", ["bfloat16", "float16"])
+def test_wide_values_are_rounded(keep: str) -> None:
+    value = torch.tensor([[1.0 + 2**-12, 7e4, inf, nan]])
+    back, (narrow,), plan = round_trip(value, keep)
+    assert narrow.dtype is getattr(torch, keep) and plan.words == keep
+    assert torch.equal(back.nan_to_num(5.0), value.to(narrow.dtype).float().nan_to_num(5.0))
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "trailing", "block"),
+    [
+        ((4, 256), (0, 1), (256,), 128),
+        ((4, 8, 64), (0, 1, 2), (8, 64), 128),  # two rows a block
+        ((3, 50), (0, 1), (3, 50), 75),  # 128 divides nothing: the largest divisor of all
+        ((1, 131), (0, 1), (131,), 131),  # one scale a row
+        ((8, 4, 7, 7), (0, 1, 2, 3), (8, 4, 7, 7), 112),
+        ((16,), (0,), (16,), 16),
+    ],
+)
+def test_blocks_fit_the_sizes(shape: tuple[int, ...], order: object, trailing: object, block: int) -> None:
+    value = torch.randn(shape)
+    back, (codes, scale), plan = round_trip(value, "int8")
+    assert (plan.order, plan.trailing, plan.block) == (order, trailing, block)
+    assert scale.numel() * block == value.numel() == codes.numel()
+    assert (back - value).abs().max() <= value.abs().max() / 126 / 2 * 1.02
+
+
+def test_permuted_values_are_packed_in_the_order_of_their_memory() -> None:
+    for value in (
+        torch.randn(2, 3, 64).permute(1, 2, 0),
+        torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last),
+    ):
+        back, _, plan = round_trip(value, "int8")
+        assert plan.order != tuple(range(value.dim()))
+        assert (back - value).abs().max() <= value.abs().max() / 126 / 2 * 1.02
+
+
+@pytest.mark.parametrize(
+    ("value", "keep", "reason"),
+    [
+        (torch.ones(4, 4, dtype=torch.float64), "int8", "it is float64"),
+        (torch.ones(4, 4, dtype=torch.bool), "int8", "it is bool"),
+        (torch.ones(4, 4, dtype=torch.bfloat16), "bfloat16", "16 bits already"),
+        (torch.ones(()), "int8", "no row"),
+        (torch.ones(4, 0), "int8", "no row"),
+        (torch.ones(4, 16)[:, ::2], "int8", "do not fill its memory"),
+        (torch.ones(1, 2, dtype=torch.bfloat16), "int8", "too short"),
+    ],
+)
+def test_what_cannot_be_packed_is_said(value: Tensor, keep: str, reason: str) -> None:
+    plan = plan_packing(value, rule(keep))
+    assert isinstance(plan, str) and reason in plan
