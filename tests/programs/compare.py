@@ -16,6 +16,8 @@ from fxamp.errors import OptionError
 #: Far from overflow and underflow for gradients around 1.
 _SCALE = 2.0**8
 
+_RAISED = "raised"
+
 
 class Refused(Exception):
     """The program says nothing about fxamp: eager autocast, or torch.compile alone, cannot run it as it stands."""
@@ -57,17 +59,25 @@ def _found(run: Callable[[], Outcome], wanted: Outcome, plain: Outcome, setting:
     except Exception as error:  # whatever a compiler raises is a finding, but what fxamp refuses by name
         if isinstance(error.__cause__ or error, OptionError):
             raise Refused(f"{error.__cause__ or error}") from error
-        return [f"raised {type(error).__name__}: {error}"]
+        return [f"{_RAISED} {type(error).__name__}: {error}"]
 
 
 def _changed_by_torch(program: Program, setting: Setting, found: list[str], wanted: Outcome) -> list[str]:
-    """What torch.compile changes in float32; for programs that need autocast, the very differences under autocast."""
+    """What torch.compile changes in float32; for programs that need autocast, the very differences under autocast.
+
+    That torch.compile raises excuses no other fault than an error.
+    """
     try:
         plain = run_plain(program, setting)
     except Exception:  # it needs autocast
         same = _found(lambda: run_compiled_by_torch(program, setting, ambient=True), wanted, wanted, setting)
         return same if same == found else []
-    return _found(lambda: run_compiled_by_torch(program, setting), plain, plain, setting)
+    changed = _found(lambda: run_compiled_by_torch(program, setting), plain, plain, setting)
+    return [] if _raised(changed) and not _raised(found) else changed
+
+
+def _raised(found: list[str]) -> bool:
+    return any(one.startswith(_RAISED) for one in found)
 
 
 def run_plain(program: Program, setting: Setting) -> Outcome:

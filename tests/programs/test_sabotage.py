@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from programs.search import Shrink, search
 from torch._dynamo.backends import common
 
@@ -31,6 +32,7 @@ def share_a_cast(patch: pytest.MonkeyPatch) -> None:
 
 def scale_a_gradient(patch: pytest.MonkeyPatch) -> None:
     """AOTAutograd's backward graphs return their first gradient times 1.001."""
+    torch._dynamo.list_backends()  # torch's own backends take the original
     backend = common.aot_autograd
 
     def scaled(*, bw_compiler: Any, **others: Any) -> Any:
@@ -53,7 +55,7 @@ def skip_a_region(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(autocast_regions, "_entered", lambda mark, region, context: region)
 
 
-SABOTAGES = (remove_a_cast, share_a_cast)
+SABOTAGES = (remove_a_cast, share_a_cast, scale_a_gradient, skip_a_region)
 
 
 @pytest.mark.parametrize("sabotage", SABOTAGES)
