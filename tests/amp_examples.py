@@ -195,15 +195,12 @@ def several(runner: Runner) -> Trained:
 def threads(runner: Runner) -> Trained:
     """As DataParallel does: each half of a batch in a thread of its own, which autocasts because the forward does."""
 
-    # A compiled graph hands out float32 if its backward is scaled: true gradients would underflow in float16.
-    expected = runner.dtype if runner.lowering is None else torch.float32
-
     def in_threads(net: Forward) -> Forward:
         def half(x: Tensor, into: dict[int, Tensor], key: int) -> None:
             with runner.autocast():
                 into[key] = net(x)
                 if runner.dtype is not None:
-                    assert into[key].dtype == expected
+                    assert into[key].dtype == runner.dtype
 
         def forward(x: Tensor) -> Tensor:
             outputs: dict[int, Tensor] = {}

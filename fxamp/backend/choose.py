@@ -29,19 +29,8 @@ def choose_policy(options: Options, inputs: Sequence[Any]) -> Choice:
     "auto" means: the device and dtype of an ambient torch.autocast; else float16 where a scaler was given; else
     bfloat16 where the device computes in it natively (:func:`native_bfloat16`); else none, which is said once in the
     log. Raises PolicyError if a named policy is for another device than the graph's tensors or does not match this
-    machine, or if it hands float16 from graph to graph and a scaler was given.
+    machine.
     """
-    choice = _choose(options, inputs)
-    if options.scaler is not None and choice.policy is not None and choice.policy.outputs == "keep":
-        raise PolicyError(
-            f"policy {choice.policy.name!r} has outputs = 'keep', which hands {choice.policy.lower_precision_fp} from "
-            f"graph to graph; with a scaler every gradient that leaves a graph is unscaled, and would underflow there. "
-            f"Accepted with a scaler: outputs = 'captured'"
-        )
-    return choice
-
-
-def _choose(options: Options, inputs: Sequence[Any]) -> Choice:
     device = device_of(inputs)
     if options.policy != "auto":
         policy = options.policy if isinstance(options.policy, Policy) else Policy.load(options.policy)

@@ -17,7 +17,6 @@ from fxamp.backend.lowering import Compilation, lower_graph
 from fxamp.backend.options import parse_options
 from fxamp.backend.registry import remember
 from fxamp.backend.scaled import Scaling
-from fxamp.backend.scaled_outputs import widen_outputs
 from fxamp.backend.unmatched import log_unmatched
 from fxamp.backend.unscaled import warn_unscaled
 from fxamp.capture import NARROW_OUTPUTS, Captured, capture
@@ -65,7 +64,7 @@ def fxamp(
     if choice.policy is not None:
         # What a checkpoint or an offloader packs is the program's, not what tracing saves.
         with without_saved_tensors_hooks():
-            module, record = _rewrite(gm, example_inputs, choice, stages, scaling is not None, ended)
+            module, record = _rewrite(gm, example_inputs, choice, stages, ended)
     elif stages.kept:
         stages.graph("captured", lambda: list_graph(capture(gm, example_inputs).module, stage="captured"))
     device = choice.policy.device if choice.policy else None
@@ -79,7 +78,7 @@ def fxamp(
 
 
 def _rewrite(
-    gm: GraphModule, inputs: Sequence[Any], choice: Choice, stages: Stages, scaled: bool, ended: str
+    gm: GraphModule, inputs: Sequence[Any], choice: Choice, stages: Stages, ended: str
 ) -> tuple[GraphModule, GraphRecord]:
     policy = choice.policy
     assert policy is not None
@@ -89,8 +88,6 @@ def _rewrite(
     kept = kept_bytes(captured.module, captured.mode) if stages.kept else None
     stages.graph("captured", lambda: list_graph(captured.module, stage="captured", kept_before=kept))
     graph_output(captured.module.graph).meta[NARROW_OUTPUTS] = _goes_on_in_16_bits(gm, inputs)
-    if scaled:
-        widen_outputs(captured.module, policy, ambient)
     record = apply_policy(captured, policy, ambient, choice.why, ended=ended)
     kept_after = kept_bytes(captured.module, captured.mode) if stages.kept else None
     stages.graph("cast", lambda: replace(record.listing, kept_before=kept, kept_after=kept_after))

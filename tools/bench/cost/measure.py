@@ -26,11 +26,11 @@ def measure(plan: Plan, way: Way, pretended: bool, counted: Counted | None = Non
     torch._dynamo.reset()
     mode = FakeTensorMode()
     scaled = is_scaled(plan, way)
-    with compiling_for_gpu(pretended), quiet(), as_unpadded_text(), _unrecorded():
+    with compiling_for_gpu(pretended), quiet(), _unrecorded():
         called = build(plan, mode)
         scaler = _scaler(way) if scaled else None
         compiled = _compiled(called.model, way, scaler)
-        with mode, counting(counted), EagerOps(counted.kernels.append) as eager:
+        with mode, as_unpadded_text(), counting(counted), EagerOps(counted.kernels.append) as eager:
             with _autocast(plan, way):
                 result = compiled(*called.args, **called.kwargs)
             eager.stage = "backward"
