@@ -1,1 +1,1 @@
-"""What the tools share: command lines, charts, and facts about the machine."""
+"""What the tools share: command lines, tables and charts, words, output files, and facts about the machine."""

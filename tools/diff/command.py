@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from fxamp.errors import OptionError
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
+from fxamp.tools.common.output import write_text
+from fxamp.tools.common.terminal import look_of
 from fxamp.tools.diff.result import Found, compare
 from fxamp.tools.diff.sides import Side, load_side
-from fxamp.tools.show.output import write_text
-from fxamp.tools.show.terminal import look_of
 
 PROG = "fxamp-diff"
 

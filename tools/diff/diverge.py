@@ -19,9 +19,9 @@ from fxamp.listing.model import Entry
 from fxamp.listing.totals import is_op
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.policy import Policy
+from fxamp.tools.common.quiet import in_one_line
 from fxamp.tools.diff.measured import moved
-from fxamp.tools.show.model_file import Program
-from fxamp.tools.show.quiet import in_one_line
+from fxamp.tools.inputs.model_file import Program
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any
 from fxamp.errors import BannedOpError, PolicyError
 from fxamp.listing.model import Entry, Listing
 from fxamp.listing.totals import Totals, is_op, totals
+from fxamp.tools.common.quiet import in_one_line, quiet
 from fxamp.tools.diff.sides import Side
-from fxamp.tools.show.load import Request, prepare
-from fxamp.tools.show.prepare import ProgramGraph
-from fxamp.tools.show.quiet import in_one_line, quiet
+from fxamp.tools.inputs.load import Request, prepare
+from fxamp.tools.inputs.prepare import ProgramGraph
 
 #: The tool's name, for what is said on stderr.
 PROG = "fxamp-diff"

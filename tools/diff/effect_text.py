@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 
 from fxamp.listing.totals import Totals
+from fxamp.tools.common.table import Column, printable, render
+from fxamp.tools.common.terminal import Look
+from fxamp.tools.common.words import counted, op_name, place, plural, size
 from fxamp.tools.diff.effect import Effect, OpEffect
-from fxamp.tools.show.table import Column, printable, render
-from fxamp.tools.show.terminal import Look
-from fxamp.tools.show.words import counted, op_name, place, plural, size
 
 OPS = (
     Column("node", "middle", least=10, good=24),

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from fxamp.errors import OptionError, PolicyError
 from fxamp.policy import Origin, Policy
+from fxamp.tools.common.output import write_text
+from fxamp.tools.common.terminal import look_of
 from fxamp.tools.diff.result import compare
 from fxamp.tools.diff.sides import Side, load_table, resolved
 from fxamp.tools.diff.text import text_lines
-from fxamp.tools.show.output import write_text
-from fxamp.tools.show.terminal import look_of
 
 _NONE = "/dev/null"
 _USE = "accepted: git's PATH OLD-FILE OLD-HEX OLD-MODE NEW-FILE NEW-HEX NEW-MODE; set it as diff.fxamp.command in git"

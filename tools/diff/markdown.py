@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from fxamp.tools.common.table import printable
+from fxamp.tools.common.words import plural
 from fxamp.tools.diff.result import Found
 from fxamp.tools.diff.words import SIGNS, groups, ops_counted, rule_text, value, verdict, written_at
-from fxamp.tools.show.table import printable
-from fxamp.tools.show.words import plural
 
 if TYPE_CHECKING:
     from fxamp.tools.diff.effect import Effect

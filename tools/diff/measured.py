@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fxamp.tools.show.model_file import Program
+from fxamp.tools.inputs.model_file import Program
 
 _SEED = 0
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import ListingError, PolicyError
+from fxamp.tools.common.quiet import one_line, quiet
 from fxamp.tools.diff.diverge import Divergence, first_divergence
 from fxamp.tools.diff.measured import Run, moved, run
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.diff.under_policy import run_under, unscaled
-from fxamp.tools.show.model_file import Program, program
-from fxamp.tools.show.quiet import one_line, quiet
+from fxamp.tools.inputs.model_file import Program, program
 
 PROG = "fxamp-diff"
 

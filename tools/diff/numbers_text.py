@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from fxamp.tools.common.table import Column, printable, render
+from fxamp.tools.common.terminal import Look
+from fxamp.tools.common.words import op_name, place
 from fxamp.tools.diff.diverge import Divergence
 from fxamp.tools.diff.numbers import Errors, Numbers
-from fxamp.tools.show.table import Column, printable, render
-from fxamp.tools.show.terminal import Look
-from fxamp.tools.show.words import op_name, place
 
 COLUMNS = (
     Column("relative error against float64", "middle", least=16, good=32),

@@ -4,11 +4,11 @@ import textwrap
 from collections.abc import Iterator
 
 from fxamp.policy.diff.policy_diff import SettingChange
+from fxamp.tools.common.table import printable
+from fxamp.tools.common.terminal import Look
+from fxamp.tools.common.words import plural
 from fxamp.tools.diff.result import Found
 from fxamp.tools.diff.words import SIGNS, groups, ops_counted, rule_text, value, verdict, written_at
-from fxamp.tools.show.table import printable
-from fxamp.tools.show.terminal import Look
-from fxamp.tools.show.words import plural
 
 #: ANSI colours of the marks.
 _COLOURS = {"+": "32", "-": "31", "~": "33", "!": "35"}

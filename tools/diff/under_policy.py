@@ -11,9 +11,9 @@ from fxamp.errors import FxampError, ListingError
 from fxamp.policy import LossScale, Policy
 from fxamp.scaler import GradScaler
 from fxamp.targets import SCALED_DTYPES
+from fxamp.tools.common.quiet import one_line
 from fxamp.tools.diff.measured import Run, moved, run
-from fxamp.tools.show.model_file import Program
-from fxamp.tools.show.quiet import one_line
+from fxamp.tools.inputs.model_file import Program
 
 #: A scale below this is given up: a gradient that overflows there would overflow unscaled.
 _LEAST_SCALE = 2.0**-24

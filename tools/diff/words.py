@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fxamp.policy.diff.op_changes import OpChange
 from fxamp.policy.diff.rule_changes import LISTS, KeyChange, RuleChange
 from fxamp.policy.model.rule import Rule
+from fxamp.tools.common.words import plural
 from fxamp.tools.diff.result import Found
-from fxamp.tools.show.words import plural
 
 SIGNS = {"added": "+", "removed": "-", "changed": "~", "renamed": "~", "moved": "~"}
 """The mark of each kind of change of a rule; ``!`` marks loss scaling."""

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fxamp.errors import ListingError, nearest
+from fxamp.tools.common.quiet import one_line, quiet
+from fxamp.tools.inputs.model_file import arguments, as_module, guarded, place
 from fxamp.tools.policy.losses import Loss, given_loss
-from fxamp.tools.show.model_file import arguments, as_module, guarded, place
-from fxamp.tools.show.quiet import one_line, quiet
 
 ACCEPTED = (
     "model (an nn.Module or function, or model() that makes it) and batches (an iterable, or batches() that returns "

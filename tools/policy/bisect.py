@@ -7,6 +7,7 @@ from math import isfinite
 
 from fxamp.errors import ListingError
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
+from fxamp.tools.common.output import write_text
 from fxamp.tools.policy.batches import load_work
 from fxamp.tools.policy.bisect_report import head, hopeless, lines, rules
 from fxamp.tools.policy.bisect_trials import Trials
@@ -15,7 +16,6 @@ from fxamp.tools.policy.delta import hierarchical, is_minimal
 from fxamp.tools.policy.here import base_policy, refuse_overwriting
 from fxamp.tools.policy.patch import patch_text
 from fxamp.tools.policy.places import ModuleOp
-from fxamp.tools.show.output import write_text
 
 PROG = "fxamp-policy bisect"
 

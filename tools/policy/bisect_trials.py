@@ -11,12 +11,12 @@ from fxamp.errors import FxampError, ListingError
 from fxamp.policy import LossScale, Policy
 from fxamp.scaler import GradScaler
 from fxamp.targets import SCALED_DTYPES
+from fxamp.tools.common.quiet import quiet
 from fxamp.tools.common.unlogged import unlogged
 from fxamp.tools.policy.batches import Batch, Workload, failed
 from fxamp.tools.policy.bisect_run import Copy, Errors, Results
 from fxamp.tools.policy.bisect_units import Unit, with_units
 from fxamp.tools.policy.places import ModuleOp, watched
-from fxamp.tools.show.quiet import quiet
 
 #: A loss scale below this is given up: a gradient that overflows there would overflow unscaled.
 _LEAST_SCALE = 2.0**-24

@@ -9,6 +9,7 @@ from fxamp.errors import OptionError
 from fxamp.policy import LossScale, Policy
 from fxamp.targets import SCALED_DTYPES
 from fxamp.tools.common.command_line import Parser, guarded, positive
+from fxamp.tools.common.output import write_text
 from fxamp.tools.policy.batches import Workload, load_work
 from fxamp.tools.policy.calibrate_rules import globs_for, rules_for, short
 from fxamp.tools.policy.calibrate_table import summary
@@ -18,7 +19,6 @@ from fxamp.tools.policy.patch import patch_text
 from fxamp.tools.policy.places import ModuleOp
 from fxamp.tools.policy.ranges import Format
 from fxamp.tools.policy.troubles import UNDERFLOW, Limits, exponent, fitting_shift, share
-from fxamp.tools.show.output import write_text
 
 PROG = "fxamp-policy calibrate"
 

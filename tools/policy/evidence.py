@@ -12,12 +12,12 @@ from torch.utils.hooks import RemovableHandle
 from fxamp.errors import FxampError, ListingError
 from fxamp.passes.base import all_graphs
 from fxamp.policy import Policy
+from fxamp.tools.common.quiet import quiet
 from fxamp.tools.common.restored import restored
 from fxamp.tools.policy.batches import Batch, Workload, failed, unlimited_recompiles
 from fxamp.tools.policy.places import ModuleOp, Watched, watched
 from fxamp.tools.policy.ranges import Format, Range
 from fxamp.tools.policy.watch import Show, Watch
-from fxamp.tools.show.quiet import quiet
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 from fxamp.errors import ListingError, OptionError
 from fxamp.listing.model import Document
 from fxamp.tools.common.command_line import Parser, guarded, natural, one_of, positive
-from fxamp.tools.show.output import write_text
+from fxamp.tools.common.output import write_text
+from fxamp.tools.common.terminal import look_of
 from fxamp.tools.show.select import Selection, select
-from fxamp.tools.show.terminal import look_of
 
 PROG = "fxamp-show"
 _SOURCE = "a graph as text, fx_graph_runnable.py, a .pt2, JSON of fxamp-show, or a Python file with model and inputs"
@@ -73,7 +73,7 @@ def _refuse_mixtures(options: Namespace) -> None:
 def _load(options: Namespace) -> Document:
     if options.source.endswith(".json"):
         return _load_json(options.source, options.policy)
-    from fxamp.tools.show.load import Request, load
+    from fxamp.tools.inputs.load import Request, load
 
     try:
         return load(options.source, Request(policy=options.policy, device=options.device, trust=options.trust))

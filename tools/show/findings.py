@@ -15,8 +15,8 @@ from fxamp.errors import PolicyError
 from fxamp.listing.model import Entry, Listing, Source
 from fxamp.listing.totals import Index, is_op, is_pick
 from fxamp.policy import Category, Policy, Rule
+from fxamp.tools.common.words import op_name, place, rule_name
 from fxamp.tools.show.select import Keep, everything
-from fxamp.tools.show.words import op_name, place, rule_name
 
 #: Ops that hand on the values they are given, in another shape or place.
 # fmt: off

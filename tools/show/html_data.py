@@ -6,7 +6,7 @@ from typing import Any
 
 from fxamp.listing import Document, Entry, Listing, RuleRef, Source
 from fxamp.listing.totals import Index, changed, is_op, is_pick, totals, was_dtype
-from fxamp.tools.show.words import op_name, place
+from fxamp.tools.common.words import op_name, place
 
 #: Lines of a source file that are shown before and after a line that the graph was made by.
 _AROUND = 4

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 
 from fxamp.listing.model import Entry, Listing
 from fxamp.listing.totals import Index, is_step, totals, was_dtype
+from fxamp.tools.common.table import Column, printable, render
+from fxamp.tools.common.terminal import Look
+from fxamp.tools.common.words import op_name, place, size
 from fxamp.tools.show.select import Selection
-from fxamp.tools.show.table import Column, printable, render
-from fxamp.tools.show.terminal import Look
 from fxamp.tools.show.totals_text import totals_lines
-from fxamp.tools.show.words import op_name, place, size
 
 _COLUMNS = (
     Column("node", "middle", least=10, good=24),

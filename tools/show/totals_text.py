@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from fxamp.listing.model import Listing
 from fxamp.listing.totals import Totals
-from fxamp.tools.show.table import printable
-from fxamp.tools.show.words import counted, plural, rule_name, size
+from fxamp.tools.common.table import printable
+from fxamp.tools.common.words import counted, plural, rule_name, size
 
 #: How many ops are named at most.
 _NAMED = 12

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fxamp.errors import OptionError, nearest
 from fxamp.listing.model import FLOATS, Entry, Listing
 from fxamp.listing.totals import Index, is_pick, was_dtype
-from fxamp.tools.show.table import printable
-from fxamp.tools.show.words import op_name, place, rule_name, size
+from fxamp.tools.common.table import printable
+from fxamp.tools.common.words import op_name, place, rule_name, size
 
 #: How many nodes a chain shows at most.
 _LONGEST = 60

@@ -11,11 +11,11 @@ import torch
 import fxamp
 from fxamp.policy import Policy
 from fxamp.tools.common.restored import restored
+from fxamp.tools.inputs.load import Request, load
 from fxamp.tools.policy.batches import Workload, load_work
 from fxamp.tools.policy.bisect_run import Copy
 from fxamp.tools.policy.bisect_trials import Trials
 from fxamp.tools.policy.evidence import gather
-from fxamp.tools.show.load import Request, load
 
 FILE = """
 import torch

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from golden_text import assert_golden
 
+from fxamp.tools.common.terminal import Look
 from fxamp.tools.diff.command import main
 from fxamp.tools.diff.result import compare
 from fxamp.tools.diff.sides import load_side
 from fxamp.tools.diff.text import text_lines
-from fxamp.tools.show.terminal import Look
 
 ROOT = Path(__file__).parents[3]
 

@@ -12,7 +12,7 @@ from fxamp.tools.diff.command import main
 from fxamp.tools.diff.diverge import _apart
 from fxamp.tools.diff.measured import run as run_once
 from fxamp.tools.diff.under_policy import unscaled
-from fxamp.tools.show.model_file import Program
+from fxamp.tools.inputs.model_file import Program
 
 MODEL = """
 import torch

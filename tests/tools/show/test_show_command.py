@@ -232,7 +232,7 @@ def test_every_op_of_a_large_graph_has_its_row(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_pipe_is_written_to_and_a_link_is_followed_not_replaced(tmp_path: Path) -> None:
-    from fxamp.tools.show.output import write_text
+    from fxamp.tools.common.output import write_text
 
     pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
     os.mkfifo(pipe)

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from fxamp.pipeline.kept import saved_tensors, total_bytes
 from fxamp.policy import Policy
-from fxamp.tools.show.prepare import ProgramGraph
+from fxamp.tools.inputs.prepare import ProgramGraph
 
 
 class Layers(torch.nn.Module):

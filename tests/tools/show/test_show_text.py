@@ -10,9 +10,9 @@ from show_samples import cast, document, given, gpt, op, plain
 
 from fxamp.errors import OptionError
 from fxamp.listing import Document, Entry, Listing
+from fxamp.tools.common.table import cut
+from fxamp.tools.common.terminal import Look
 from fxamp.tools.show.select import select
-from fxamp.tools.show.table import cut
-from fxamp.tools.show.terminal import Look
 from fxamp.tools.show.text import text_lines
 from fxamp.tools.show.why import why_lines
 
@@ -117,7 +117,7 @@ def test_no_control_character_of_a_dump_reaches_the_terminal() -> None:
 
 
 def test_files_are_named_from_the_working_directory_or_their_package_on() -> None:
-    from fxamp.tools.show.words import short_file
+    from fxamp.tools.common.words import short_file
 
     assert short_file(str(Path.cwd() / "models/net.py")) == "models/net.py"
     assert short_file("/env/lib/python3.11/site-packages/torch/nn/linear.py") == "torch/nn/linear.py"

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from fxamp.tools.bench.cost.plan import Plan
 from fxamp.tools.bench.train.models import MODELS
 from fxamp.tools.common.restored import modules_in, tensor_stores
-from fxamp.tools.show.model_file import Program, program
+from fxamp.tools.inputs.model_file import Program, program
 
 
 @dataclass(frozen=True)

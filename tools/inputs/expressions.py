@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fxamp.targets import DEVICES
-from fxamp.tools.show import trusted
+from fxamp.tools.inputs import trusted
 
 _CONSTANTS: Mapping[str, Any] = {
     "inf": float("inf"),

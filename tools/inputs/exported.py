@@ -13,8 +13,8 @@ from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
 
 from fxamp.errors import ListingError
-from fxamp.tools.show.prepare import ProgramGraph
-from fxamp.tools.show.quiet import one_line
+from fxamp.tools.common.quiet import one_line
+from fxamp.tools.inputs.prepare import ProgramGraph
 
 #: Files of an archive that hold pickled Python objects, which run code when they are read.
 _PICKLED = ("opaque_obj", "custom_obj")

@@ -11,7 +11,7 @@ from show_dumps import POLICY, Attention, Branches, Conv, Custom, Gpt, Mlp, dump
 
 from fxamp.errors import ListingError, OptionError, PolicyError
 from fxamp.listing import Listing
-from fxamp.tools.show.load import Request, load, prepare
+from fxamp.tools.inputs.load import Request, load, prepare
 
 PROGRAMS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], torch.Tensor]]] = {
     "mlp": (Mlp, lambda: torch.randn(5, 8)),
@@ -74,7 +74,7 @@ def test_a_cuda_dump_keeps_its_devices(tmp_path: Path) -> None:
 
 
 def test_several_policies_are_applied_to_one_graph(tmp_path: Path) -> None:
-    from fxamp.tools.show.apply import choose
+    from fxamp.tools.inputs.apply import choose
 
     ((file, expected),) = dumped(Mlp(), tmp_path, torch.randn(5, 8))
     (prepared,) = prepare(str(file), Request())
@@ -217,7 +217,7 @@ def test_text_alone_needs_no_torch(tmp_path: Path) -> None:
     file = tmp_path / "graph.txt"
     file.write_text(GRAPH.format(line="z = x + y"))
     program = (
-        "import sys; from fxamp.tools.show.load import load, Request; "
+        "import sys; from fxamp.tools.inputs.load import load, Request; "
         f"print(len(load({str(file)!r}, Request()).graphs), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -10,8 +10,8 @@ from torch.fx import GraphModule, Tracer
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxamp.errors import ListingError
-from fxamp.tools.show.model_file import as_module, guarded
-from fxamp.tools.show.prepare import ProgramGraph
+from fxamp.tools.inputs.model_file import as_module, guarded
+from fxamp.tools.inputs.prepare import ProgramGraph
 
 
 def run_runnable(file: str, notice: Callable[[str], None]) -> ProgramGraph:

@@ -5,7 +5,7 @@ import operator
 import pytest
 import torch
 
-from fxamp.tools.show import trusted
+from fxamp.tools.inputs import trusted
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from torch.utils import _pytree as pytree
 
 from fxamp.backend.breaks import why_ended
 from fxamp.errors import ListingError
+from fxamp.tools.common.quiet import one_line
 from fxamp.tools.common.restored import modules_in, restored, tensor_stores, tensors_beside_modules
-from fxamp.tools.show.model_file import Program, place
-from fxamp.tools.show.prepare import ProgramGraph
-from fxamp.tools.show.quiet import one_line
+from fxamp.tools.inputs.model_file import Program, place
+from fxamp.tools.inputs.prepare import ProgramGraph
 
 #: Errors of a call that would be the same with real tensors: the inputs do not fit.
 _MISFITS = (TorchRuntimeError, TypeError)

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxamp.errors import ListingError
-from fxamp.tools.show.load import Request, load
+from fxamp.tools.inputs.load import Request, load
 
 INPUTS = (torch.randn(4, 4), torch.randn(4), torch.randn(2, 4, dtype=torch.bfloat16), torch.ones(2, 1).bool())
 

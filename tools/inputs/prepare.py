@@ -13,7 +13,7 @@ from fxamp.listing import Entry, Listing, TensorType
 from fxamp.pipeline.kept import kept_bytes
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.policy import Policy
-from fxamp.tools.show.expressions import Opaque
+from fxamp.tools.inputs.expressions import Opaque
 
 _OPAQUE = "fxamp.opaque."
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fxamp.errors import ListingError
 from fxamp.listing import Document, Listing
-from fxamp.tools.show.apply import Request, choose, is_lowered, refuse
-from fxamp.tools.show.kinds import existing, kind_of, syntax
-from fxamp.tools.show.quiet import in_one_line, quiet
+from fxamp.tools.common.quiet import in_one_line, quiet
+from fxamp.tools.inputs.apply import Request, choose, is_lowered, refuse
+from fxamp.tools.inputs.kinds import existing, kind_of, syntax
 
 if TYPE_CHECKING:
-    from fxamp.tools.show.prepare import ProgramGraph
+    from fxamp.tools.inputs.prepare import ProgramGraph
 
 _T = TypeVar("_T")
 
@@ -73,7 +73,7 @@ def _read(file: str) -> Document:
 
 def _with_values(document: Document, file: str) -> Document:
     """``document`` with the types that a runnable's text does not hold."""
-    from fxamp.tools.show.build import fill_values
+    from fxamp.tools.inputs.build import fill_values
 
     with quiet(), in_one_line(f"{file}: the types of its values cannot be found"):
         graphs = [_or_trust(partial(fill_values, listing, file)) for listing in document.graphs]
@@ -101,7 +101,7 @@ def _readable(file: str) -> Document:
 
 
 def _prepare_read(document: Document, file: str) -> "list[ProgramGraph]":
-    from fxamp.tools.show.build import prepare_listing
+    from fxamp.tools.inputs.build import prepare_listing
 
     prepared = [prepare_listing(listing, file) for listing in document.graphs]
     notes = [
@@ -119,7 +119,7 @@ _LOWERED = (
 
 def _run(file: str, request: Request) -> Document:
     """The graph of a runnable that is run, without a policy."""
-    from fxamp.tools.show.executed import run_runnable
+    from fxamp.tools.inputs.executed import run_runnable
 
     with quiet(), in_one_line(f"{file}: its graph cannot be listed"):
         return Document((run_runnable(file, _notice(request)).plain_listing(),))
@@ -129,7 +129,7 @@ def _prepare_runnable(file: str, request: Request) -> "list[ProgramGraph]":
     if not request.trust:
         document = _readable(file)
         return _or_trust(partial(_prepare_read, document, file))
-    from fxamp.tools.show.executed import run_runnable
+    from fxamp.tools.inputs.executed import run_runnable
 
     prepared = run_runnable(file, _notice(request))
     refuse(prepared.plain_listing(), file)
@@ -137,12 +137,12 @@ def _prepare_runnable(file: str, request: Request) -> "list[ProgramGraph]":
 
 
 def _prepare_model(file: str, request: Request) -> "list[ProgramGraph]":
-    from fxamp.tools.show.model_file import program
+    from fxamp.tools.inputs.model_file import program
 
     tree = syntax(file)
     assert tree is not None
     found = program(file, tree, _notice(request))
-    from fxamp.tools.show.collect import collect
+    from fxamp.tools.inputs.collect import collect
 
     graphs = collect(found, file, _notice(request))
     if not graphs:
@@ -151,7 +151,7 @@ def _prepare_model(file: str, request: Request) -> "list[ProgramGraph]":
 
 
 def _prepare_exported(file: str, request: Request) -> "list[ProgramGraph]":
-    from fxamp.tools.show.exported import prepare_exported
+    from fxamp.tools.inputs.exported import prepare_exported
 
     return [prepare_exported(file, request.trust)]
 

@@ -7,8 +7,8 @@ import pytest
 from show_dumps import rows
 
 from fxamp.errors import ListingError
-from fxamp.tools.show.load import Request, load
-from fxamp.tools.show.model_file import arguments
+from fxamp.tools.inputs.load import Request, load
+from fxamp.tools.inputs.model_file import arguments
 
 NET = """
 import torch

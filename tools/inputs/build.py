@@ -14,10 +14,10 @@ from torch.utils._dtype_abbrs import dtype_abbrs
 from fxamp.errors import ListingError
 from fxamp.graph import dtype_name, fake_tensors
 from fxamp.listing import Entry, Listing, TensorType
-from fxamp.tools.show.expressions import Opaque, Reader, Unreadable
-from fxamp.tools.show.prepare import ProgramGraph
-from fxamp.tools.show.propagate import ANNOTATED, propagate
-from fxamp.tools.show.symbols import Symbols
+from fxamp.tools.inputs.expressions import Opaque, Reader, Unreadable
+from fxamp.tools.inputs.prepare import ProgramGraph
+from fxamp.tools.inputs.propagate import ANNOTATED, propagate
+from fxamp.tools.inputs.symbols import Symbols
 
 _DTYPES: Mapping[str, torch.dtype] = {short: dtype for dtype, short in dtype_abbrs.items()}
 

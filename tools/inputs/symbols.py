@@ -14,7 +14,7 @@ import torch
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from fxamp.tools.show.trusted import EXPRESSIONS
+from fxamp.tools.inputs.trusted import EXPRESSIONS
 
 _HINT = 64
 

@@ -13,7 +13,7 @@ from fxamp.capture import capture
 from fxamp.capture.dynamo import trace
 from fxamp.errors import ListingError, PolicyError
 from fxamp.policy import Policy
-from fxamp.tools.show.load import Request, load
+from fxamp.tools.inputs.load import Request, load
 
 PROGRAMS = {
     "mlp": (Mlp, lambda: torch.randn(5, 8)),

@@ -1,0 +1,1 @@
+"""What a tool is given: listings, dumps, exported programs, model files."""
