@@ -10,6 +10,7 @@ from fxamp.passes.forward.fit_constants import FitConstants
 from fxamp.passes.forward.fold_casts import FoldCasts
 from fxamp.passes.forward.insert_casts import InsertCasts
 from fxamp.passes.forward.restore_outputs import RestoreOutputs
+from fxamp.passes.forward.scale_products import ScaleProducts
 from fxamp.passes.partition.pack_kept import PackKept
 from fxamp.passes.partition.unpack_kept import UnpackKept
 from fxamp.passes.step.drop_copies import DropCopies
@@ -29,6 +30,7 @@ FORWARD: PassSequence[CastContext] = PassSequence(
         FitConstants(),
         RestoreOutputs(),
         FoldCasts(),
+        ScaleProducts(),
         DropRegions(),
     ),
 )

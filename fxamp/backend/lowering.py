@@ -18,6 +18,7 @@ from fxamp.capture import Captured
 from fxamp.graph import fake_mode_of, fake_tensors
 from fxamp.lowerings import mode_settings
 from fxamp.passes.base import CastContext
+from fxamp.passes.forward.scale_products import scaled_products
 from fxamp.passes.sequences import backward as backward_passes
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import Stages
@@ -93,7 +94,7 @@ def _inductor(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Com
         from fxamp.backend.kept_partitioner import KeptPartitioner
 
         patches["custom_partitioner_fn"] = KeptPartitioner(run.kept)
-    if not run.hooked:
+    if not run.hooked and not scaled_products(gm):
         return cast(Callable[..., Any], compile_fx(gm, list(inputs), config_patches=patches))
 
     def inner_compile(graph: GraphModule, examples: Sequence[Any], **kwargs: Any) -> Any:

@@ -154,6 +154,6 @@ def _check(gm: GraphModule) -> str:
 
 @contextmanager
 def uncached() -> Iterator[None]:
-    """AOTAutograd's cache is off inside: its key does not know that the backward is rewritten."""
+    """AOTAutograd's cache is off inside: its key does not know of a rewritten backward, nor what fxamp's ops do."""
     with functorch_config.patch(enable_autograd_cache=False):
         yield

@@ -7,6 +7,8 @@
     torch.ops.fxamp.check_unscale_norm(gradients, inv_scale, dtype)
     torch.ops.fxamp.check(gradients)
 
+Beside them, and made of ATen ops alone: ``torch.ops.fxamp.scaled_linear``, a linear layer in 8-bit floats.
+
 On a CUDA device this is a generated Triton kernel, elsewhere (or without Triton) its reference in ATen ops. One launch
 serves any number of gradients of one dtype pair, and reads each gradient once. Bytes of memory traffic a parameter:
 
@@ -37,6 +39,7 @@ from fxamp.kernels.dispatch import Implementation, forced
 from fxamp.kernels.in_place import check_, check_unscale_
 from fxamp.kernels.ops import check, check_unscale, check_unscale_norm
 from fxamp.kernels.plan import bytes_moved
+from fxamp.kernels.scaled_linear import scaled_linear
 from fxamp.kernels.update import update_scale_
 
 __all__ = [
@@ -48,5 +51,6 @@ __all__ = [
     "check_unscale_",
     "check_unscale_norm",
     "forced",
+    "scaled_linear",
     "update_scale_",
 ]

@@ -1,0 +1,152 @@
+"""A linear layer in 8-bit floats, as an op of captured graphs: ``torch.ops.fxamp.scaled_linear.default``.
+
+It is differentiable, and made of ATen ops that AOTAutograd traces: so a compiler fuses scales and casts with what makes
+the values, and decides what is kept for the backward. Its recipes are torchao.float8's, to the last bit.
+
+1. A scale maps the largest absolute value of a tensor, or of a row or column, to the largest of the 8-bit dtype.
+2. A largest value that is infinite or NaN gives results that are NaN: a loss scaler sees them.
+3. Every operand of ``torch._scaled_mm`` has the layout that GPUs want: the first row-major, the second column-major.
+   Sums over rows are padded with zeros to a multiple of 16.
+4. A second derivative is refused: ``_scaled_mm`` has none. (Breaks loudly if torch changes that op.)
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fxamp.policy import Recipe
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+MULTIPLE = 16
+"""What every size of an operand but the number of rows must be a multiple of."""
+
+#: The smallest value that a scale maps to the largest of a dtype; torchao has the same.
+_SMALLEST = 1e-12
+
+_LIBRARY = torch.library.Library("fxamp", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "scaled_linear(Tensor input, Tensor weight, Tensor? bias, str recipe, ScalarType dtype) -> Tensor"
+)
+
+
+@torch.library.impl(_LIBRARY, "scaled_linear", "CompositeImplicitAutograd")
+def scaled_linear(input: Tensor, weight: Tensor, bias: Tensor | None, recipe: str, dtype: torch.dtype) -> Tensor:
+    """Return ``input @ weight.T + bias``, multiplied in 8 bits.
+
+    Args:
+        input: floating ``[..., K]`` with at least one row; K a multiple of 16.
+        weight: floating ``[N, K]``; N a multiple of 16.
+        bias: what is added to the rounded product in its dtype; it may have any shape that expands to the result's.
+        recipe: one of :class:`fxamp.policy.Recipe`.
+        dtype: float16 or bfloat16, in which products return.
+
+    Returns:
+        ``[..., N]`` in ``dtype``. The gradients of ``input`` and ``weight`` have their dtypes.
+    """
+    product: Tensor = _Product.apply(input, weight, Recipe(recipe), dtype)  # type: ignore[no-untyped-call]
+    return product if bias is None else product + bias.to(dtype)
+
+
+class _Product(torch.autograd.Function):
+    """Three products: the output, the gradient of the input, the gradient of the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        ctx.recipe, ctx.dtype = recipe, dtype
+        rows = _rows(input)
+        if recipe is Recipe.TENSORWISE:
+            product = _multiply(*_cast(rows, E4M3), *_cast(weight.t(), E4M3), dtype, fast=True)
+        else:
+            product = _multiply_rowwise(*_cast(rows, E4M3, -1), *_cast(weight.t(), E4M3, 0), dtype, fast=True)
+        return product.reshape(*input.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        input, weight = ctx.saved_tensors
+        of_input, of_weight = None, None
+        if ctx.needs_input_grad[0]:
+            of_input = _input_gradient(_rows(gradient), weight, ctx.recipe, ctx.dtype)
+            of_input = of_input.reshape(input.shape).to(input.dtype)
+        if ctx.needs_input_grad[1]:
+            of_weight = _weight_gradient(_rows(gradient), _rows(input), ctx.recipe, ctx.dtype).to(weight.dtype)
+        return of_input, of_weight, None, None
+
+
+def _input_gradient(gradient: Tensor, weight: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
+    """``[rows, N] @ [N, K]``."""
+    if recipe is Recipe.TENSORWISE:
+        return _multiply(*_cast(gradient, E5M2), *_cast(weight, E4M3), dtype)
+    if recipe is Recipe.ROWWISE:
+        return _multiply_rowwise(*_cast(gradient, E4M3, -1), *_cast(weight, E4M3, 0), dtype)
+    whole, scale = _cast(weight, E4M3, powers=True)
+    return _multiply_rowwise(*_cast(gradient, E4M3, -1), whole, scale.expand(1, weight.shape[1]), dtype)
+
+
+def _weight_gradient(gradient: Tensor, rows: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
+    """``[N, rows] @ [rows, K]``: a sum over rows."""
+    if recipe is Recipe.ROWWISE_WITH_GW_HP:
+        return gradient.to(dtype).t() @ rows.to(dtype)
+    if recipe is Recipe.TENSORWISE:
+        return _multiply(*_cast(gradient.t(), E5M2, pad=-1), *_cast(rows, E4M3, pad=0), dtype)
+    return _multiply_rowwise(*_cast(gradient.t(), E4M3, -1, pad=-1), *_cast(rows, E4M3, 0, pad=0), dtype)
+
+
+def _rows(values: Tensor) -> Tensor:
+    return values.reshape(-1, values.shape[-1])
+
+
+def _cast(
+    values: Tensor, dtype: torch.dtype, dim: int | None = None, *, powers: bool = False, pad: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """A matrix in an 8-bit ``dtype``, and its scale: one, or for each vector along ``dim`` one, a power of two.
+
+    ``powers``: one scale for all is a power of two as well. ``pad``: the dimension that zeros fill to a multiple of 16.
+    """
+    largest = values.abs().amax() if dim is None else values.abs().amax(dim, keepdim=True)
+    limit = torch.finfo(dtype).max
+    # Compilers divide float32 otherwise than eager mode; of float64 both round to the same float32.
+    scale = (limit / largest.double().clamp(min=_SMALLEST)).float()
+    if powers or dim is not None:
+        scale = torch.exp2(torch.floor(torch.log2(scale)))
+    # Before torch 2.12, eager casts to 8 bits did not saturate. A NaN stays one.
+    scaled = (values.float() * scale).clamp(-limit, limit)
+    return (scaled if pad is None else _padded(scaled, pad)).to(dtype), scale
+
+
+def _padded(values: Tensor, dim: int) -> Tensor:
+    missing = -values.shape[dim] % MULTIPLE
+    if isinstance(missing, int) and missing == 0:
+        return values
+    return functional.pad(values, (0, missing) if dim == -1 else (0, 0, 0, missing))
+
+
+def _multiply(
+    left: Tensor, left_scale: Tensor, right: Tensor, right_scale: Tensor, dtype: torch.dtype, fast: bool = False
+) -> Tensor:
+    """The product of two scaled matrices; ``fast``: GPUs may accumulate with fewer bits."""
+    return torch._scaled_mm(
+        left.contiguous(),
+        right.t().contiguous().t(),
+        scale_a=left_scale.reciprocal(),
+        scale_b=right_scale.reciprocal(),
+        out_dtype=dtype,
+        use_fast_accum=fast,
+    )
+
+
+def _multiply_rowwise(
+    left: Tensor, left_scale: Tensor, right: Tensor, right_scale: Tensor, dtype: torch.dtype, fast: bool = False
+) -> Tensor:
+    """As :func:`_multiply`, with scales ``[rows, 1]`` and ``[1, columns]``; the kernels for these return bfloat16.
+
+    Without ``fast`` the product is scaled afterwards: there is no fast kernel that does both.
+    """
+    if fast:
+        return _multiply(left, left_scale, right, right_scale, torch.bfloat16, fast).to(dtype)
+    one = left_scale.new_ones(())
+    product = _multiply(left, one, right, one, torch.bfloat16)
+    return (product * (left_scale.reciprocal() * right_scale.reciprocal())).to(torch.bfloat16).to(dtype)

@@ -1,0 +1,196 @@
+"""scale-products: multiply in fp8 what rules with ``cast = "fp8"`` cover.
+
+1. ``linear``, ``addmm``, ``mm`` and ``matmul`` become :mod:`fxamp.kernels.scaled_linear`, which AOTAutograd traces
+   through. The activation is read in 16 bits; the weight as it is before the cast that fxamp inserted for the product.
+2. The second operand must be a weight: an input of the program or a constant, or a view or cast of one. ``linear``'s
+   always is.
+3. A product that fp8 kernels would refuse stays in 16 bits, and the record says why.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxamp.graph import INSERTED, GraphWriter, argument, is_wrapper, tensor_value
+from fxamp.graph.aliases import is_view
+from fxamp.graph.higher_order import autograd_function, bodies
+from fxamp.kernels.scaled_linear import MULTIPLE
+from fxamp.passes.base import CastContext, Pass, Result, all_graphs
+from fxamp.passes.shared.decision import Decision, decision, overrule
+from fxamp.policy import Category
+
+aten = torch.ops.aten
+
+DEVICES = ("cuda", "cpu")
+"""Where ``torch._scaled_mm`` has kernels for every recipe."""
+
+SCALED = torch.ops.fxamp.scaled_linear.default
+
+
+@dataclass(frozen=True)
+class ScaleProducts(Pass[CastContext]):
+    """Requires inserted casts; ensures that what rules put in fp8 is, or says why not."""
+
+    name = "scale-products"
+
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
+        if all(rule.cast is not Category.FP8 for rule in context.policy.rules):
+            return Result(0)
+        with context.computing():
+            scaled = _scale(gm, context, {})
+        return Result(scaled, {"scaled": scaled})
+
+    def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
+        left = [node.name for graph in all_graphs(gm) for node in graph.graph.nodes if _asked(node) is not None]
+        return f"products left in 16 bits: {', '.join(left)}" if left else None
+
+
+def scaled_products(gm: GraphModule) -> int:
+    """How many products ``gm`` and its bodies multiply in fp8."""
+    return sum(node.target is SCALED for graph in all_graphs(gm) for node in graph.graph.nodes)
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """``input @ weight + bias``, or with a ``transposed`` weight ``input @ weight.T + bias``."""
+
+    input: Node
+    weight: Node
+    bias: Node | None = None
+    transposed: bool = False
+
+
+def _asked(node: Node) -> Decision | None:
+    """The decision that puts ``node`` in fp8 and was not carried out yet."""
+    made = decision(node)
+    if made is None or made.rule is None or made.rule.cast is not Category.FP8:
+        return None
+    return made if made.lower is not None and not made.overruled and node.target is not SCALED else None
+
+
+def _scale(gm: GraphModule, context: CastContext, outer: Mapping[Node, Any]) -> int:
+    """``outer`` says what the inputs of a body are bound to."""
+    scaled = 0
+    for node in list(gm.graph.nodes):
+        made = _asked(node)
+        if made is not None:
+            why = _refusal(node, made.lower, context, outer)
+            if why:
+                overrule(node, f"in {made.lower}, not in fp8: {why}".replace("torch.", ""))
+            else:
+                _replace(node, made, context)
+                scaled += 1
+        for body in bodies(node):
+            inputs = body.module.graph.find_nodes(op="placeholder")
+            scaled += _scale(body.module, context, {**outer, **dict(zip(inputs, body.operands, strict=True))})
+        function = autograd_function(node)
+        if function is not None:
+            scaled += _scale(function.forward.module, context, outer) + _scale(function.backward, context, outer)
+    if scaled:
+        gm.recompile()
+    return scaled
+
+
+def _linear(node: Node) -> _Operands:
+    input, weight, bias = (argument(node, name) for name in ("input", "weight", "bias"))
+    return _Operands(input, weight, bias, transposed=True)
+
+
+def _product(node: Node) -> _Operands:
+    return _Operands(node.args[0], node.args[1])  # type: ignore[arg-type]
+
+
+def _sum(node: Node) -> _Operands:
+    bias, input, weight = node.args[:3]
+    return _Operands(input, weight, bias)  # type: ignore[arg-type]
+
+
+_PRODUCTS: Mapping[Any, Callable[[Node], _Operands]] = {
+    aten.linear.default: _linear,
+    aten.mm.default: _product,
+    aten.matmul.default: _product,
+    aten.addmm.default: _sum,
+}
+
+
+def _refusal(node: Node, lower: torch.dtype | None, context: CastContext, outer: Mapping[Node, Any]) -> str:
+    """Why the product cannot run in fp8, or ""."""
+    find = _PRODUCTS.get(node.target)
+    if find is None:
+        return "fp8 is for linear, addmm, mm and matmul"
+    operands = find(node)
+    values = [tensor_value(operand) for operand in (node, operands.input, operands.weight)]
+    result, input, weight = values
+    if result is None or input is None or weight is None or any(map(is_wrapper, values)):
+        return "its operands are no plain tensors"
+    if weight.dim() != 2:
+        return f"the second operand has {weight.dim()} dimensions, not 2"
+    if input.dim() < 2 - operands.transposed:
+        return "the first operand is a vector"
+    if not (operands.transposed or _is_weight(operands.weight, outer)):
+        return "the second operand is no weight: the program computes it"
+    if any(argument(node, name) not in (None, 1) for name in ("alpha", "beta")):
+        return "it scales its operands by alpha or beta"
+    if result.dtype is not lower:
+        return f"its result is {result.dtype}"
+    device = context.policy.device if context.every_device else weight.device.type
+    if device not in DEVICES:
+        return f"{device} has no kernels for it"
+    return _wrong_sizes(input, weight)
+
+
+def _wrong_sizes(input: torch.Tensor, weight: torch.Tensor) -> str:
+    for at, size in enumerate(weight.shape):
+        if not isinstance(size, int) or size % MULTIPLE or not size:
+            return f"size {at} of the weight is {size}, not a multiple of {MULTIPLE}"
+    for size in input.shape[:-1]:
+        if isinstance(size, torch.SymInt) and not _backed(size):
+            return f"the number of rows ({size}) is not known before it runs, and could be 0"
+        if isinstance(size, int) and not size:
+            return "it has no rows"
+    return ""
+
+
+def _backed(size: torch.SymInt) -> bool:
+    """Whether an example of a symbolic size is known: then it is 2 or more, since torch takes 0 and 1 for constants."""
+    return bool(size.node.has_hint())
+
+
+def _is_weight(node: Node, outer: Mapping[Node, Any]) -> bool:
+    """Whether ``node`` is an input of the program that is a leaf, or a constant; or a view or cast of one."""
+    while node.op not in ("placeholder", "get_attr"):
+        if not (is_view(node) or node.target in _CONVERSIONS) or not isinstance(node.args[0], Node):
+            return False
+        node = node.args[0]
+    if node in outer:
+        return isinstance(outer[node], Node) and _is_weight(outer[node], outer)
+    value = tensor_value(node)
+    return value is not None and value.is_leaf
+
+
+_CONVERSIONS = frozenset({aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, aten.contiguous.default})
+
+
+def _replace(node: Node, made: Decision, context: CastContext) -> None:
+    operands = _PRODUCTS[node.target](node)
+    weight = _before_cast(operands.weight)
+    if not operands.transposed:
+        with node.graph.inserting_before(node):
+            why = f"for {node.name}: its weight, transposed"
+            weight = GraphWriter(node.graph, context.mode).call(aten.t.default, weight, near=node, why=why)
+    assert made.rule is not None
+    node.target = SCALED
+    node.args = (operands.input, weight, operands.bias, str(made.rule.recipe), made.lower)
+    node.kwargs = {}
+    if operands.weight is not weight and INSERTED in operands.weight.meta and not operands.weight.users:
+        node.graph.erase_node(operands.weight)
+
+
+def _before_cast(weight: Node) -> Node:
+    """What fxamp's cast from float32 reads: it is rounded to 8 bits in one step."""
+    source = weight.args[0] if INSERTED in weight.meta and weight.target is aten.to.dtype else None
+    value = tensor_value(source)
+    return source if isinstance(source, Node) and value is not None and value.dtype is torch.float32 else weight

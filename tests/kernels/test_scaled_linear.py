@@ -1,0 +1,140 @@
+"""The scaled linear layer: torchao's numbers, layouts that GPUs accept, and values at the edges."""
+
+from typing import Any
+
+import pytest
+import torch
+from gpu_layouts import GpuLayouts
+from torch import Tensor, nn
+from torchao_beside import RECIPES, converted
+
+from fxamp.kernels import scaled_linear as product
+
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def scaled(
+    x: Tensor, weight: Tensor, recipe: str, dtype: torch.dtype = torch.bfloat16, bias: Tensor | None = None
+) -> Tensor:
+    return product(x, weight, bias, recipe, dtype)
+
+
+def leaves(rows: int, inner: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rows + columns)
+    x, weight = torch.randn(rows, inner, generator=generator), torch.randn(columns, inner, generator=generator)
+    return x.to(dtype).requires_grad_(), (weight / inner**0.5).requires_grad_()
+
+
+def error(value: Tensor | None, exact: Tensor) -> float:
+    assert value is not None
+    return float((value.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 16, 32), (48, 32)])
+def test_torchao_computes_the_same(recipe: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    theirs = converted(nn.Sequential(nn.Linear(32, 48).to(dtype)), recipe)
+    x, gradient = torch.randn(shape, dtype=dtype, requires_grad=True), torch.randn(*shape[:-1], 48, dtype=dtype)
+    layer: Any = theirs[0]
+    wanted = theirs(x)
+    wanted_gradients = torch.autograd.grad(wanted, (x, layer.weight, layer.bias), gradient)
+    got = scaled(x, layer.weight, recipe, dtype, layer.bias)
+    gradients = torch.autograd.grad(got, (x, layer.weight, layer.bias), gradient)
+    assert torch.equal(got, wanted) and got.dtype is dtype
+    for one, other in zip(gradients, wanted_gradients, strict=True):
+        assert torch.equal(one, other) and one.dtype is other.dtype
+
+
+def column_major(value: Tensor) -> Tensor:
+    return value.detach().t().contiguous().t().requires_grad_()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("rows", [1, 7, 16, 33])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gpus_accept_every_layout(recipe: str, rows: int, dtype: torch.dtype) -> None:
+    x, weight = leaves(rows, 32, 48, dtype)
+    gradient = torch.ones(rows, 48, dtype=dtype)
+    with GpuLayouts() as gpu:
+        for operands in ((x, weight), (column_major(x), weight), (x, column_major(weight))):
+            for given in (gradient, column_major(gradient).detach()):
+                scaled(*operands, recipe, dtype).backward(given)
+    assert gpu.products == 6 * (2 if recipe == "rowwise_with_gw_hp" else 3)
+
+
+def test_the_check_of_layouts_refuses() -> None:
+    e4m3, one = torch.zeros(16, 16).to(torch.float8_e4m3fn), torch.ones(())
+    with GpuLayouts(), pytest.raises(RuntimeError, match="col_major"):
+        torch._scaled_mm(e4m3, e4m3, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("rows", [1, 7, 33])
+def test_any_number_of_rows_has_gradients(recipe: str, rows: int) -> None:
+    x, weight = leaves(rows, 64, 48)
+    gradient = torch.randn(rows, 48)
+    scaled(x, weight, recipe).backward(gradient.bfloat16())
+    assert error(x.grad, gradient.double() @ weight.detach().double()) < 0.08
+    assert error(weight.grad, gradient.double().t() @ x.detach().double()) < 0.08
+    assert x.grad is not None and weight.grad is not None
+    assert x.grad.dtype is torch.bfloat16 and weight.grad.dtype is torch.float32
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_what_is_not_finite_stays_so(recipe: str, bad: float) -> None:
+    x, weight = leaves(16, 32, 48)
+    spoilt = x.detach().clone()
+    spoilt[3, 4] = bad
+    assert not scaled(spoilt, weight, recipe)[3].isfinite().any()
+    spoilt = weight.detach().clone()
+    spoilt[3, 4] = bad
+    assert not scaled(x, spoilt, recipe)[:, 3].isfinite().any()
+    gradient = torch.randn(16, 48, dtype=torch.bfloat16)
+    gradient[3, 4] = bad
+    scaled(x, weight, recipe).backward(gradient)
+    assert x.grad is not None and not x.grad[3].isfinite().any()
+    assert weight.grad is not None and not weight.grad[4].isfinite().any()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_zeros_give_zeros(recipe: str) -> None:
+    x, weight = leaves(16, 32, 48)
+    with torch.no_grad():
+        x[2], weight[5] = 0, 0
+    product = scaled(x, weight, recipe)
+    gradient = torch.randn(16, 48, dtype=torch.bfloat16)
+    gradient[7] = 0
+    product.backward(gradient)
+    assert x.grad is not None and weight.grad is not None
+    assert not product[2].any() and not product[:, 5].any() and not x.grad[7].any()
+    assert all(value.isfinite().all() for value in (product, x.grad, weight.grad))
+    nothing = torch.zeros(16, 32, dtype=torch.bfloat16, requires_grad=True)
+    scaled(nothing, torch.zeros(48, 32), recipe).backward(torch.zeros(16, 48, dtype=torch.bfloat16))
+    assert nothing.grad is not None and not nothing.grad.any()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("size", [2.0**-120, 2.0**-20, 1.0, 2.0**100])
+def test_scales_follow_the_size_of_the_values(recipe: str, size: float) -> None:
+    """A power of two changes no digit, until what is scaled is smaller than any value that is told from zero."""
+    x, weight = leaves(16, 32, 48)
+    product, same = scaled(x * size, weight, recipe), scaled(x, weight, recipe)
+    assert torch.equal(product, same * size) or (size < 1e-30 and not product.isnan().any())
+
+
+def test_gradients_are_made_for_what_needs_them_alone() -> None:
+    x, weight = leaves(16, 32, 48)
+    scaled(x.detach(), weight, "rowwise").sum().backward()
+    assert weight.grad is not None
+    scaled(x, weight.detach(), "rowwise").sum().backward()
+    assert x.grad is not None
+
+
+def test_a_second_derivative_is_refused() -> None:
+    x, weight = leaves(16, 32, 48)
+    (first,) = torch.autograd.grad(scaled(x, weight, "tensorwise").sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"derivative for .*_scaled_mm"):
+        first.sum().backward()

@@ -1,0 +1,154 @@
+"""scale-products: which products go to fp8, and why the others do not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from bench_graph import Workbench, policy, workbench
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from fxamp.graph import op_name
+from fxamp.passes.base import all_graphs
+from fxamp.passes.forward.annotate_rules import AnnotateRules
+from fxamp.passes.forward.insert_casts import InsertCasts
+from fxamp.passes.forward.scale_products import ScaleProducts
+from fxamp.passes.shared.decision import decision
+from fxamp.policy import Category, Policy, Rule
+
+PRODUCTS = ("linear", "addmm", "mm", "matmul", "bmm", "einsum", "softmax.int")
+
+
+def in_fp8(*others: Rule, ops: tuple[str, ...] = PRODUCTS, recipe: str = "tensorwise", **more: Any) -> Policy:
+    return policy(Rule("fp8", Category.FP8, ops, recipe=recipe, **more), *others)
+
+
+def bench_of(program: Callable[..., Any], *inputs: Any, under: Policy | None = None) -> Workbench:
+    bench = workbench(program, *inputs, under=under or in_fp8())
+    bench.run(AnnotateRules(), InsertCasts())
+    return bench
+
+
+def scaled(bench: Workbench) -> list[str]:
+    nodes = (node for graph in all_graphs(bench.captured.module) for node in graph.graph.nodes)
+    return [
+        node.name for node in nodes if node.op == "call_function" and op_name(node) == "fxamp::scaled_linear.default"
+    ]
+
+
+def refusals(bench: Workbench) -> list[str]:
+    made = [decision(node) for graph in all_graphs(bench.captured.module) for node in graph.graph.nodes]
+    return [each.overruled for each in made if each is not None and each.overruled]
+
+
+X, W = torch.ones(4, 32), torch.ones(32, 16)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu())
+
+
+def test_linear_layers() -> None:
+    bench = bench_of(Layers(), torch.ones(2, 3, 32), under=in_fp8(ops=("linear",)))
+    assert bench.golden("scale-products", ScaleProducts()).modified == 2
+    assert bench.run(ScaleProducts()).modified == 0 and not refusals(bench)
+
+
+def test_products_with_weights() -> None:
+    def program(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return x @ w + x.unsqueeze(0).matmul(w) + torch.mm(x, w) + torch.addmm(b, x, w) + F.linear(x, w.t(), b)
+
+    bench = bench_of(program, X, W, torch.ones(16))
+    assert bench.golden("scale-products-of-every-kind", ScaleProducts()).modified == 5
+    (value,) = bench.captured.module(X, W, torch.ones(16))
+    assert torch.equal(value, torch.full((1, 4, 16), 162.0).bfloat16())  # 5 * 32, and two biases
+
+
+@pytest.mark.parametrize(
+    ("program", "inputs", "why"),
+    [
+        (lambda x, w: x @ w.exp(), (X, W), "the second operand is no weight: the program computes it"),
+        (lambda x, w: (x @ w) @ (x @ w).t(), (X, W), "the second operand is no weight: the program computes it"),
+        (lambda x, w: x[0] @ w, (X, W), "the first operand is a vector"),
+        (lambda x, w: x @ w[:, 0], (X, W), "the second operand has 1 dimensions, not 2"),
+        (lambda x, w: x @ w.expand(2, 32, 16), (X, W), "the second operand has 3 dimensions, not 2"),
+        (lambda x, w: x @ w[:, :8], (X, W), "size 1 of the weight is 8, not a multiple of 16"),
+        (lambda x, w: x[:, :24] @ w[:24], (X, W), "size 0 of the weight is 24, not a multiple of 16"),
+        (lambda x, w: x[:, :0] @ w[:0], (X, W), "size 0 of the weight is 0, not a multiple of 16"),
+        (lambda x, w: x[:0] @ w, (X, W), "it has no rows"),
+        (
+            lambda x, w: torch.addmm(x, x, w, alpha=2),
+            (torch.ones(32, 32),) * 2,
+            "it scales its operands by alpha or beta",
+        ),
+        (lambda x, w: x.double() @ w.double(), (X, W), "its result is float64"),
+        (lambda x, w: torch.bmm(x[None], w[None]), (X, W), "fp8 is for linear, addmm, mm and matmul"),
+    ],
+)
+def test_what_stays_in_16_bits(program: Callable[..., Any], inputs: tuple[Tensor, ...], why: str) -> None:
+    bench = bench_of(program, *inputs)
+    before = bench.text
+    assert bench.run(ScaleProducts()).modified == len(scaled(bench))
+    assert scaled(bench) or bench.text == before
+    assert f"in bfloat16, not in fp8: {why}" in refusals(bench)
+
+
+def test_bodies_know_their_weights() -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        def body(a: Tensor, b: Tensor) -> Tensor:
+            return (a @ b).relu() @ (a @ b).t()
+
+        return checkpoint(body, x, w, use_reentrant=False) + torch.cond(x.sum() > 0, body, body, (x, w))
+
+    bench = bench_of(program, X, W.clone().requires_grad_())
+    assert bench.run(ScaleProducts()).modified == 6
+    assert (
+        refusals(bench).count("in bfloat16, not in fp8: the second operand is no weight: the program computes it") == 3
+    )
+
+
+def test_regions_keep_their_dtypes() -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            exact = x @ w
+        with torch.autocast("cpu", torch.float16):
+            half = x @ w
+        return exact + half.float() + x @ w
+
+    bench = bench_of(program, X, W)
+    assert bench.run(ScaleProducts()).modified == 2
+    dtypes = [n.args[4] for n in bench.captured.module.graph.nodes if op_name(n) == "fxamp::scaled_linear.default"]
+    assert dtypes == [torch.float16, torch.bfloat16]
+
+
+def test_a_weight_that_is_written_to_is_read_where_it_was_cast() -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        before = x @ w
+        w.mul_(2)
+        return before + x @ w
+
+    bench = bench_of(program, X, W)
+    assert bench.run(ScaleProducts()).modified == 2
+    (value, *_) = bench.captured.module(X, W.clone())
+    assert torch.equal(value, torch.full((4, 16), 96.0).bfloat16())
+
+
+def test_rules_with_conditions_decide_first() -> None:
+    args = {"weight": {"shape": ["%16", ">16"]}}
+    bench = bench_of(Layers(), torch.ones(2, 32), under=in_fp8(ops=("linear",), args=args))
+    assert bench.run(ScaleProducts()).modified == 2
+    wide = Rule("head", Category.FP32, modules=("second",))
+    bench = bench_of(Layers(), torch.ones(2, 32), under=in_fp8(wide, ops=("linear",), recipe="rowwise"))
+    assert bench.run(ScaleProducts()).modified == 1 and not refusals(bench)
+
+
+def test_without_rules_for_fp8_nothing_is_looked_at() -> None:
+    bench = bench_of(Layers(), torch.ones(2, 32), under=policy())
+    assert bench.run(ScaleProducts()).modified == 0 and not scaled(bench)
