@@ -11,17 +11,19 @@ if TYPE_CHECKING:
     from fxamp.backend.report import report
     from fxamp.backend.rewrite import rewrite
     from fxamp.errors import FxampError
+    from fxamp.optim.compile_optimizer import compile_optimizer
     from fxamp.policy import Policy, Rule
     from fxamp.scaler import GradScaler
 
 __version__ = "0.1.0"
-__all__ = ["FxampError", "GradScaler", "Policy", "Rule", "report", "rewrite"]
+__all__ = ["FxampError", "GradScaler", "Policy", "Rule", "compile_optimizer", "report", "rewrite"]
 
 _HOMES = {
     "FxampError": ("fxamp.errors", "FxampError"),
     "GradScaler": ("fxamp.scaler", "GradScaler"),
     "Policy": ("fxamp.policy", "Policy"),
     "Rule": ("fxamp.policy", "Rule"),
+    "compile_optimizer": ("fxamp.optim.compile_optimizer", "compile_optimizer"),
     "report": ("fxamp.backend.report", "report"),
     "rewrite": ("fxamp.backend.rewrite", "rewrite"),
 }

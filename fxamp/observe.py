@@ -36,9 +36,14 @@ class GradientCheck:
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A call of a compiled optimizer step; ``source``: the module that Inductor generated for it, None without one."""
+    """A call of a compiled optimizer step.
+
+    ``source``: what Inductor, or fxamp, generated for it; None without either. ``elements``: how many elements all its
+    parameters have together, where the source is for tensors of any size; None where it is for those of fixed sizes.
+    """
 
     source: str | None
+    elements: int | None = None
 
 
 Event = CompileStage | GradientCheck | CompiledStep

@@ -19,6 +19,7 @@ from fxamp.passes.step.guard_updates import GuardUpdates
 from fxamp.passes.step.lift_scalars import LiftScalars
 from fxamp.passes.step.realize_scalars import RealizeScalars
 from fxamp.passes.step.share_equal import ShareEqual
+from fxamp.passes.step.spread_fills import SpreadFills
 
 #: Over the captured graph.
 FORWARD: PassSequence[CastContext] = PassSequence(
@@ -57,16 +58,20 @@ def backward(*, rules: bool, scale: ScaleBackward | None) -> PassSequence[CastCo
     )
 
 
-def step(*, lifted: bool, scaled: bool, clipped: bool, guarded: bool, for_inductor: bool) -> PassSequence[Context]:
+def step(
+    *, lifted: bool, scaled: bool, clipped: bool, guarded: bool, for_inductor: bool, flat: bool = False
+) -> PassSequence[Context]:
     """Over an optimizer's step.
 
-    ``lifted``: its floats become one tensor. ``scaled``: gradients hold the scale. ``clipped``: a clip coefficient is
-    given. ``guarded``: a flag decides. ``for_inductor``: Inductor compiles it.
+    ``flat``: of one parameter, whose size is not to be named. ``lifted``: its floats become one tensor. ``scaled``:
+    gradients hold the scale. ``clipped``: a clip coefficient is given. ``guarded``: a flag decides. ``for_inductor``:
+    Inductor compiles it.
     """
     return PassSequence(
         "step",
         (
             DropCopies(),
+            *([SpreadFills()] if flat else []),
             *([LiftScalars()] if lifted else []),
             ShareEqual(),
             *([FoldUnscale(scaled, clipped)] if scaled or clipped else []),

@@ -6,6 +6,7 @@ same number of programs busy for their size.
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -86,10 +87,15 @@ class Group:
 
     def block_map(self) -> Tensor:
         """Return int64 ``[programs, 2]`` on the CPU: each program's row in the table of gradients, and its chunk."""
-        chunks = torch.tensor([-(-numel // CHUNK) for numel in self.numels], device="cpu")
-        rows = torch.repeat_interleave(torch.arange(len(chunks), device="cpu"), chunks)
-        first_programs = (chunks.cumsum(0) - chunks)[rows]
-        return torch.stack([rows, torch.arange(len(rows), device="cpu") - first_programs], dim=1)
+        return block_map(self.numels)
+
+
+def block_map(numels: Sequence[int]) -> Tensor:
+    """Return int64 ``[programs, 2]`` on the CPU: each program's row in the table, and its chunk of that row."""
+    chunks = torch.tensor([-(-numel // CHUNK) for numel in numels], device="cpu")
+    rows = torch.repeat_interleave(torch.arange(len(chunks), device="cpu"), chunks)
+    first_programs = (chunks.cumsum(0) - chunks)[rows]
+    return torch.stack([rows, torch.arange(len(rows), device="cpu") - first_programs], dim=1)
 
 
 @dataclass(frozen=True)

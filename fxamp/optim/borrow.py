@@ -72,20 +72,21 @@ def run_borrowed(
     optimizer: torch.optim.Optimizer,
     parameters: Sequence[Tensor],
     groups: Sequence[Mapping[str, Any]],
+    sizes: Sequence[int],
     state: Mapping[Any, Any],
 ) -> dict[Any, Any]:
     """Step ``parameters``, which carry gradients, and return the state after it.
 
     Args:
         optimizer: left as it was.
-        parameters: stand-ins for all parameters of all groups, in order.
+        parameters: stand-ins for parameters of all groups, in order.
         groups: the settings of each group, "params" aside.
+        sizes: how many of the parameters are in each group.
         state: the state by stand-in, or by the optimizer's own keys.
 
     Raises:
         RefusedError: the step changes more than parameters and state.
     """
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
     borrowed, at = [], 0
     for size, settings in zip(sizes, groups, strict=True):
         borrowed.append({**settings, "params": list(parameters[at : at + size]), **_device_step(settings)})

@@ -5,6 +5,7 @@ parameter's device. Entries that a step makes, as first steps do, are for the op
 is its own business (SGD's momentum is a copy of the gradient), and where the step is skipped there must be none.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fxamp.optim.borrow import MakesStateError, RefusedError
 from fxamp.optim.layout import Layout
-from fxamp.optim.trace import fake_mode, fakes_of, refusing, run_once
+from fxamp.optim.trace import run_once, run_without_values
 
 ROUNDS = 3
 """Runs until nothing new comes up: one shows which numbers count, one finds nothing."""
@@ -41,15 +42,13 @@ def _applied(layout: Layout, changes: Entries) -> Layout:
     state = {owner: dict(entry) for owner, entry in layout.state.items()}
     for owner, entry in changes.items():
         state.setdefault(owner, {}).update(entry)
-    return Layout(layout.parameters, layout.gradients, layout.settings, state, layout.attributes)
+    return replace(layout, state=state)
 
 
 def _replaced(optimizer: torch.optim.Optimizer, layout: Layout) -> Entries:
     """Run the step on fakes, and return tensors for the numbers that it changes."""
-    mode = fake_mode()
-    fakes = fakes_of(layout.tensors(), mode)
-    with mode, torch.no_grad(), refusing():
-        _, after = run_once(optimizer, layout, fakes, layout.floats())
+    tensors = layout.tensors()
+    _, after = run_without_values(tensors, lambda given: run_once(optimizer, layout, given, layout.floats()))
     found: Entries = {}
     for owner, entry in after.items():
         if not isinstance(entry, dict):

@@ -1,7 +1,8 @@
 """What an optimizer's next step will read: its tensors, its numbers, and everything that a trace depends on."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ class Layout:
         settings: each group's, "params" aside.
         state: entry by owner, which is a parameter or a key of the optimizer's own.
         attributes: the optimizer's own.
+        sizes: how many of the parameters are in each group.
     """
 
     parameters: list[Tensor]
@@ -30,6 +32,26 @@ class Layout:
     settings: list[dict[str, Any]]
     state: dict[Any, dict[str, Any]]
     attributes: dict[str, Any] = field(default_factory=dict)
+    sizes: tuple[int, ...] = ()
+
+    def group_of(self) -> list[int]:
+        """The group of each parameter."""
+        return [at for at, size in enumerate(self.sizes) for _ in range(size)]
+
+    def only(self, positions: Collection[int]) -> "Layout":
+        """The layout of an optimizer that has these of the parameters alone; its settings are all there."""
+        chosen = [at in positions for at in range(len(self.parameters))]
+        groups = [group for group, taken in zip(self.group_of(), chosen, strict=True) if taken]
+        parameters = list(compress(self.parameters, chosen))
+        known = {id(parameter) for parameter in parameters}
+        return Layout(
+            parameters,
+            list(compress(self.gradients, chosen)),
+            self.settings,
+            {owner: v for owner, v in self.state.items() if not isinstance(owner, Tensor) or id(owner) in known},
+            self.attributes,
+            tuple(groups.count(at) for at in range(len(self.sizes))),
+        )
 
     def _positions(self) -> dict[int, int]:
         return {id(parameter): at for at, parameter in enumerate(self.parameters)}
@@ -54,6 +76,21 @@ class Layout:
         """All inputs of the step that are tensors, in the compiled step's order."""
         return [*self.parameters, *self.active(), *self.setting_tensors(), *self.state_tensors()]
 
+    def places(self) -> list[list[int]]:
+        """For each parameter: where, in :meth:`tensors`, the tensors of ``only((position,))`` are, in their order."""
+        at, count = iter(range(len(self.tensors()))), len(self.parameters)
+        own = [[next(at)] for _ in range(count)]
+        for place, gradient in zip(own, self.gradients, strict=True):
+            place += [] if gradient is None else [next(at)]
+        settings = [next(at) for _ in self.setting_tensors()]
+        positions = self._positions()
+        state: list[list[int]] = [[] for _ in range(count)]
+        for owner, entry in self.state.items():
+            found = [next(at) for value in entry.values() if isinstance(value, Tensor)]
+            if id(owner) in positions:
+                state[positions[id(owner)]] += found
+        return [place + settings + found for place, found in zip(own, state, strict=True)]
+
     def key(self) -> Hashable:
         """Everything that a trace of the step depends on, the floats' values aside."""
         at = self._positions()
@@ -64,7 +101,7 @@ class Layout:
             tuple(looks(parameter) for parameter in self.parameters),
             tuple(None if gradient is None else looks(gradient) for gradient in self.gradients),
             tuple(tuple((name, _setting(value)) for name, value in group.items()) for group in self.settings),
-            tuple(len(group) for group in self.settings),
+            self.sizes,
             state,
             fingerprint(self.attributes),
         )
@@ -83,7 +120,8 @@ def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
     known = {id(parameter) for parameter in parameters}
     state = {o: v for o, v in optimizer.state.items() if v and (not isinstance(o, Tensor) or id(o) in known)}
     _require_plain(parameters, gradients, state)
-    return Layout(parameters, gradients, settings, state, own_attributes(optimizer))
+    sizes = tuple(len(group["params"]) for group in optimizer.param_groups)
+    return Layout(parameters, gradients, settings, state, own_attributes(optimizer), sizes)
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

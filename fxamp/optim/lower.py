@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fxamp.capture import Captured
+from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.lowerings import mode_settings
 from fxamp.observe import CompiledStep, observed
 from fxamp.optim.trace import Traced
@@ -37,9 +38,12 @@ class StepOptions:
     mode: str | None = None
 
 
-def decompositions(options: StepOptions) -> dict[Any, Any]:
-    """What the trace is to decompose: what Inductor wants decomposed, or nothing, so that eager's own kernels run."""
-    if options.lowering == "aot_eager":
+def decompositions(options: StepOptions, kernel_on: torch.device | None = None) -> dict[Any, Any]:
+    """What the trace is to decompose: what Inductor wants decomposed, or nothing, so that eager's own kernels run.
+
+    ``kernel_on``: where a kernel may be generated for it, which takes the ops as they are.
+    """
+    if options.lowering == "aot_eager" or (kernel_on is not None and generates(kernel_on)):
         return {}
     from torch._inductor.decomposition import select_decomp_table
 
@@ -55,7 +59,7 @@ class Lowered:
 
     compiled: Callable[..., Any]
     traced: Traced
-    numbers: "_Numbers | None" = None
+    numbers: "Numbers | None" = None
     source: str | None = None
 
     @torch.no_grad()
@@ -63,6 +67,26 @@ class Lowered:
         given = self.traced.inputs(floats)
         with observed(CompiledStep(self.source)):
             self.compiled(*tensors, *(given if self.numbers is None else [self.numbers.on_device(given)]), *extras)
+
+
+@dataclass(frozen=True, eq=False)
+class WholeStep:
+    """A step of some parameters, compiled as a whole. ``places``: where its tensors are among those of the layout."""
+
+    lowered: Lowered
+    places: tuple[int, ...]
+
+    def serves(self, floats: Sequence[float]) -> bool:
+        """Whether the program is that of these settings."""
+        return self.lowered.traced.serves(floats)
+
+    def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
+        self.lowered([tensors[place] for place in self.places], floats, extras)
+
+
+def generates(device: torch.device) -> bool:
+    """Whether steps on the device are generated Triton kernels."""
+    return implementation(device) in (Implementation.TRITON, Implementation.INTERPRETER)
 
 
 def lower_step(traced: Traced, options: StepOptions) -> Lowered:
@@ -73,22 +97,26 @@ def lower_step(traced: Traced, options: StepOptions) -> Lowered:
     stages = stages_by_environment()
     stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
     device = next(iter(gm.graph.nodes)).meta["val"].device
-    numbers = _Numbers(device) if lift and traced.symbols else None
+    numbers = Numbers(device) if lift and traced.symbols else None
     if options.lowering == "aot_eager":
         return Lowered(gm, traced, numbers)
-    compiled, source = _by_inductor(gm, traced, options)
+    compiled, source = by_inductor(gm, traced, options)
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
     return Lowered(compiled, traced, numbers, source)
 
 
-def step_passes(options: StepOptions, lift: bool) -> PassSequence[Context]:
+def step_passes(
+    options: StepOptions, lift: bool, kind: bool = False, for_kernel: bool = False
+) -> PassSequence[Context]:
+    """The passes over a step's graph. ``kind``: it is that of one flat parameter; ``for_kernel``: for a kernel."""
     return step(
+        flat=kind,
         lifted=lift,
         scaled=options.scaled,
         clipped=options.clipped,
         guarded=options.guarded,
-        for_inductor=options.lowering == "inductor",
+        for_inductor=options.lowering == "inductor" and not for_kernel,
     )
 
 
@@ -97,7 +125,7 @@ def must_lift(gm: GraphModule, options: StepOptions) -> bool:
     return options.lowering == "inductor" or reads_on_host(gm)
 
 
-def _by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[Callable[..., Any], str | None]:
+def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[Callable[..., Any], str | None]:
     """The compiled graph, and the text that was generated for it."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -129,7 +157,7 @@ def _static(gm: GraphModule) -> tuple[int, ...]:
     return tuple(at for at, node in inputs if GRADIENT not in node.meta and node.target not in moving)
 
 
-class _Numbers:
+class Numbers:
     """The settings' floats as one float64 tensor on the device, sent there when one of them has moved."""
 
     def __init__(self, device: torch.device) -> None:

@@ -7,22 +7,36 @@ about them (``weight_decay != 0``) is remembered: a graph serves only while the 
 State that a step makes is none of its inputs: a layout's state has to be complete, see ``complete``.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import SymFloat, Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from fxamp.graph.writer import computed
 from fxamp.optim.borrow import RefusedError, run_borrowed
 from fxamp.optim.counters import widened
 from fxamp.optim.layout import Layout, with_values
 from fxamp.passes.step.fold_unscale import GRADIENT
+from fxamp.passes.step.lift_scalars import NUMBERS
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+ROLE = "fxamp_role"
+"""Key of ``node.meta``: what an input of a step's graph is: "parameter", "gradient", or the name of its state."""
+
+SIZE_HINT = 1 << 20
+"""The size that Inductor is told to expect of a flat tensor: large enough to be shared among threads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +85,23 @@ def fakes_of(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
     return [mode.from_tensor(tensor.detach(), static_shapes=True) for tensor in tensors]
 
 
+def run_without_values(tensors: Sequence[Tensor], run: Callable[[list[Tensor]], Result]) -> Result:
+    """Return ``run`` of stand-ins for ``tensors``, which have no values: meta tensors, which cost little, or fakes.
+
+    Raises:
+        RefusedError: it cannot run on fakes either.
+    """
+    try:
+        with torch.no_grad(), refusing():
+            return run([torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors])
+    except RefusedError as refused:
+        log.debug("not run on meta tensors: %s", refused)
+    mode = fake_mode()
+    fakes = fakes_of(tensors, mode)
+    with mode, torch.no_grad(), refusing():
+        return run(fakes)
+
+
 def run_once(
     optimizer: torch.optim.Optimizer,
     layout: Layout,
@@ -97,19 +128,47 @@ def run_once(
             given = {name: widened(value) for name, value in given.items()}
         if given:
             state[owners.get(id(owner), owner) if isinstance(owner, Tensor) else owner] = given
-    after = run_borrowed(optimizer, parameters, settings, state)
+    after = run_borrowed(optimizer, parameters, settings, layout.sizes, state)
     named = {originals.get(id(o), o) if isinstance(o, Tensor) else o: entry for o, entry in after.items()}
     return parameters, named
 
 
+def flat_fakes(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
+    """Fakes of one dimension for tensors that have any; of 0-dim tensors plain ones."""
+    with mode:
+        sizes = [(each.numel(),) if each.dim() else () for each in tensors]
+        return [torch.empty(n, dtype=each.dtype, device=each.device) for n, each in zip(sizes, tensors, strict=True)]
+
+
+def of_any_size(gm: GraphModule, mode: FakeTensorMode) -> None:
+    """Give a flat step's graph, whose nodes name no size, the values that it has where the size is a symbol."""
+    environment, source = mode.shape_env, ConstantSource("numel")
+    assert environment is not None
+    symbol = environment.create_symbol(SIZE_HINT, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+    size = environment.create_symintnode(symbol, hint=SIZE_HINT, source=source)
+    with mode, torch.no_grad(), enable_python_dispatcher():
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                value = node.meta["val"]
+                if isinstance(value, Tensor) and value.dim() and node.target != NUMBERS:
+                    node.meta["val"] = torch.empty((size,), dtype=value.dtype, device=value.device)
+            elif node.op == "call_function":
+                node.meta["val"] = computed(node)
+
+
 def trace_step(
-    optimizer: torch.optim.Optimizer, layout: Layout, lifted: Sequence[int], wide: bool, decompositions: dict[Any, Any]
+    optimizer: torch.optim.Optimizer,
+    layout: Layout,
+    lifted: Sequence[int],
+    wide: bool,
+    decompositions: dict[Any, Any],
+    fakes: Callable[[Sequence[Tensor], FakeTensorMode], list[Tensor]] = fakes_of,
 ) -> Traced:
     """Trace the step of a layout whose state is complete.
 
     ``lifted``: which of the settings' floats become inputs of the graph rather than constants. ``wide``: whether the
     step computes with its counters in float64, as it does in Python; on a device without float64 it cannot.
-    ``decompositions``: as of ``make_fx``.
+    ``decompositions``: as of ``make_fx``. ``fakes``: makes the inputs of the layout's tensors.
 
     Raises:
         RefusedError: the step reads values of tensors on the host, or does what a graph cannot say.
@@ -118,7 +177,7 @@ def trace_step(
     constants = layout.floats()
     floats = [_symbol(mode, at, constants[at]) for at in lifted]
     symbols = tuple(number.node.expr for number in floats)
-    inputs = fakes_of(layout.tensors(), mode)
+    inputs = fakes(layout.tensors(), mode)
 
     def flat(*values: Any) -> tuple[()]:
         given: list[Any] = list(constants)
@@ -147,7 +206,8 @@ def _step(
         after = state.get(owner, {})
         for name, before in entry.items():
             if isinstance(before, Tensor):
-                next(slots).copy_(_fit(after.get(name), before, name))
+                slot = next(slots)
+                slot.copy_(_fit(after.get(name), slot, name))
             else:
                 _require_same(name, before, after.get(name))
 
@@ -181,11 +241,15 @@ def _symbol(mode: FakeTensorMode, at: int, value: float) -> SymFloat:
 
 
 def _describe(gm: GraphModule, layout: Layout, values: Sequence[Any]) -> None:
-    """Give the graph's inputs their values and mark the gradients; drop what nothing uses."""
+    """Give the graph's inputs their values and roles, and mark the gradients; drop what nothing uses."""
     gm.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _writes(node))
     start, end = len(layout.parameters), len(layout.parameters) + len(layout.active())
+    settings = [f"setting{at}" for at in range(len(layout.setting_tensors()))]
+    kept = [str(name) for entry in layout.state.values() for name, v in entry.items() if isinstance(v, Tensor)]
+    roles = ["parameter"] * start + ["gradient"] * (end - start) + settings + kept
     for at, (node, value) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), values, strict=True)):
         node.meta["val"] = value
+        node.meta[ROLE] = roles[at] if at < len(roles) else "number"
         if start <= at < end:
             node.meta[GRADIENT] = True
     gm.recompile()

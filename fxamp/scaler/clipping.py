@@ -1,24 +1,11 @@
 """The arithmetic of ``clip_grad_norm_``, as torch.nn.utils has it, without a pass over the gradients."""
 
-import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from fxamp.errors import OptionError
 from fxamp.scaler.checks import check_group, group_gradients
-
-
-def require_max_norm(max_norm: float) -> None:
-    """Raise OptionError unless ``max_norm`` is a number that is not negative."""
-    if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or math.isnan(max_norm) or max_norm < 0:
-        raise OptionError(f"clip_grad_norm_: max_norm={max_norm!r}: expected a number that is not negative")
-
-
-def coefficient(total_norm: Tensor, max_norm: float) -> Tensor:
-    """What gradients are multiplied by: ``min(max_norm / (total_norm + 1e-6), 1)``, 0-dim float32."""
-    return torch.clamp(max_norm / (total_norm + 1e-6), max=1.0)
 
 
 def norm_of(parameters: Iterable[Tensor], device: torch.device) -> Tensor:

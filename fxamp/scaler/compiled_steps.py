@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fxamp.optim import BoundStep, Factors, guarded, has_pre_hooks
+from fxamp.optim import BoundStep, Factors, clips, guarded, has_pre_hooks
 from fxamp.scaler import fused
 from fxamp.scaler.checks import parameters_with_gradients
 from fxamp.scaler.skip_choice import SkipChoice
@@ -20,8 +20,11 @@ class CompiledSteps:
         self.choice = choice
 
     def requested(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the optimizer's step is to run compiled; :meth:`prepare` says whether it can."""
-        if self.choice.skip != "device" or fused.takes_scaler(optimizer):
+        """Whether the optimizer's step is to run compiled; :meth:`prepare` says whether it can.
+
+        Never in the place of a ``step`` that clips, as ``compile_optimizer`` makes it: it has to be called.
+        """
+        if self.choice.skip != "device" or fused.takes_scaler(optimizer) or clips(optimizer):
             return False
         return next(parameters_with_gradients(optimizer), None) is not None
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 
+from fxamp.optim import clip
 from fxamp.policy import Policy
 from fxamp.scaler import clipping, fused
 from fxamp.scaler.borders import reciprocal
@@ -231,7 +232,7 @@ class GradScaler(torch.amp.GradScaler):
             RuntimeError: called after ``step``, or twice, since the last update.
             ValueError: a gradient is float16.
         """
-        clipping.require_max_norm(max_norm)
+        clip.require_max_norm(max_norm)
         parameters = list(parameters_with_gradients(optimizer))
         if not self._enabled:
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
@@ -250,7 +251,7 @@ class GradScaler(torch.amp.GradScaler):
         later = self._compiled.prepare(optimizer, self._holds_scale(record), clipped=True) is not None
         total = self._norm(optimizer, record, parameters, keep=later)
         clipping.flag_infinite_(record.found_inf_per_device.values(), total)
-        coefficient = clipping.coefficient(total, max_norm)
+        coefficient = clip.coefficient(total, max_norm)
         if later:
             record.coefficient = coefficient
             return total

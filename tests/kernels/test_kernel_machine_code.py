@@ -1,13 +1,11 @@
 """Machine code for GPUs that need not be here: 16-byte accesses and no spilled registers."""
 
-import re
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from machine_code import TARGETS, MachineCode, amd, compiled, nvidia
 
 from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.plan import Asked, Gradient, Kernel, make_plan
@@ -15,17 +13,6 @@ from fxamp.kernels.source import kernel_name, parameters, source_text
 from fxamp.kernels.store import load_function
 from fxamp.kernels.update_source import update_text
 
-triton = pytest.importorskip("triton", reason="machine code needs triton's compiler")
-
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
-
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-}
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 PAIRS = [
     (F16, F32),
@@ -38,44 +25,6 @@ PAIRS = [
     (F32, None),
     (F16, None),
 ]
-NVIDIA_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-
-
-@dataclass(frozen=True)
-class MachineCode:
-    """What matters of a kernel's machine code: counts of 16-byte accesses and of spills to memory."""
-
-    wide_loads: int
-    wide_stores: int
-    spills: int
-
-
-def compiled(function: Any, signature: dict[str, str], aligned: int, target: Any, options: dict[str, Any]) -> Any:
-    """Compile as a launch would, whose first ``aligned`` arguments start at multiples of 16 bytes."""
-    attributes = {(argument,): [["tt.divisibility", 16]] for argument in range(aligned)}
-    source = ASTSource(function, signature, constexprs={}, attrs=attributes)
-    return triton.compile(source, target=target, options=options)
-
-
-def nvidia(cubin: bytes, folder: Path) -> MachineCode:
-    path = folder / "kernel.cubin"
-    path.write_bytes(cubin)
-    if not (NVIDIA_TOOLS / "nvdisasm").exists():
-        pytest.skip(f"this triton ships no nvdisasm in {NVIDIA_TOOLS}")
-    text = subprocess.run([NVIDIA_TOOLS / "nvdisasm", "-c", path], capture_output=True, text=True, check=True).stdout
-    return MachineCode(
-        len(re.findall(r"LDG\.E[\w.]*\.128", text)),
-        len(re.findall(r"STG\.E[\w.]*\.128", text)),
-        len(re.findall(r"\b(?:LDL|STL)\b", text)),
-    )
-
-
-def amd(text: str) -> MachineCode:
-    return MachineCode(
-        len(re.findall(r"(?:global|buffer)_load_dwordx4", text)),
-        len(re.findall(r"(?:global|buffer)_store_dwordx4", text)),
-        sum(map(int, re.findall(r"[sv]gpr_spill_count:\s+(\d+)", text))),
-    )
 
 
 def machine_code(kernel: Kernel, target: Any, folder: Path) -> MachineCode:

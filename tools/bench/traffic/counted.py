@@ -76,7 +76,7 @@ def _counted(event: Event, traffic: Traffic) -> Iterator[None]:
         read, written = gradient_bytes(event.gradients, event.in_place)
         traffic.read, traffic.written = before.read + read, before.written + written
     elif isinstance(event, CompiledStep) and event.source is not None:
-        read, written = _generated(event.source)
+        read, written = _generated(event.source, event.elements)
         traffic.read, traffic.written = traffic.read + read, traffic.written + written
 
 

@@ -8,13 +8,18 @@ from math import prod
 
 #: Bytes of an element by the name of its type in C++ or Triton.
 _ITEM_BYTES = {
-    **dict.fromkeys(("double", "int64_t", "fp64", "i64", "uint64_t", "u64"), 8),
-    **dict.fromkeys(("float", "int32_t", "fp32", "i32", "uint32_t", "u32"), 4),
-    **dict.fromkeys(("half", "at::Half", "bfloat16", "at::BFloat16", "fp16", "bf16", "int16_t", "i16"), 2),
-    **dict.fromkeys(("bool", "i1", "int8_t", "uint8_t", "i8", "u8", "unsigned char"), 1),
+    **dict.fromkeys(("float64", "int64", "double", "int64_t", "fp64", "i64", "uint64_t", "u64"), 8),
+    **dict.fromkeys(("float", "float32", "int32", "int32_t", "fp32", "i32", "uint32_t", "u32"), 4),
+    **dict.fromkeys(
+        ("half", "float16", "uint16", "at::Half", "bfloat16", "at::BFloat16", "fp16", "bf16", "int16_t", "i16"), 2
+    ),
+    **dict.fromkeys(("bool", "int1", "int8", "uint8", "i1", "int8_t", "uint8_t", "i8", "u8", "unsigned char"), 1),
 }
 _CPP_SIGNATURE = re.compile(r"void\s+kernel\(([^)]*)\)")
 _TRITON_SIGNATURE = re.compile(r"'signature': \{([^}]*)\}")
+_STEP_POINTER = re.compile(r"^    (\w+)_at = .*pointer_type\(tl\.(\w+)\)", re.MULTILINE)
+_STEP_LOAD = re.compile(r"tl\.load\((\w+)_at \+ offsets")
+_STEP_STORE = re.compile(r"tl\.store\((\w+)_at \+ offsets")
 _TRITON_ARGUMENT = re.compile(r"'(\w+)': '([^']*)'")
 
 
@@ -27,22 +32,34 @@ class _Argument:
     writes: bool
 
 
-def generated_traffic(source: str) -> tuple[int, int]:
+def generated_traffic(source: str, elements: int | None = None) -> tuple[int, int]:
     """Return bytes read and bytes written by one call of a module that Inductor generated for CPU or GPU.
 
-    Only its own kernels count; a dispatch mode sees the ops that it calls. Raises ValueError if the text does not give
-    the size of a kernel's argument.
+    Only its own kernels count; a dispatch mode sees the ops that it calls. ``elements`` is the size that a module for
+    tensors of any size is called with: of all calls together, if there are several. The text may also be that of a
+    generated optimizer step (``fxamp/kernels/step_source.py``). Raises ValueError if the text does not give the size of
+    a kernel's argument.
     """
     module = ast.parse(source)
+    if elements is not None and _STEP_POINTER.search(source):
+        return _step_traffic(source, elements)
     kernels = dict(_kernels(module))
-    sizes = _sizes(module)
+    sizes = _sizes(module, elements)
     read = written = 0
     for name, given in _launches(module, kernels):
         for argument, value in zip(kernels[name], given, strict=False):
-            bytes_ = argument.item * _elements(value, sizes) if argument.item else 0
+            bytes_ = argument.item * _elements(value, sizes, elements) if argument.item else 0
             read += bytes_ * argument.reads
             written += bytes_ * argument.writes
     return read, written
+
+
+def _step_traffic(source: str, elements: int) -> tuple[int, int]:
+    """Of a generated step, by its loads and stores of whole blocks."""
+    whole = source.partition("elif start < left")[0]
+    items = {name: _ITEM_BYTES[kind] for name, kind in _STEP_POINTER.findall(source)}
+    read = sum(items[name] for name in set(_STEP_LOAD.findall(whole)))
+    return elements * read, elements * sum(items[name] for name in set(_STEP_STORE.findall(whole)))
 
 
 def _kernels(module: ast.Module) -> Iterator[tuple[str, list[_Argument]]]:
@@ -91,15 +108,15 @@ def _launches(module: ast.Module, kernels: dict[str, list[_Argument]]) -> Iterat
             yield called, node.args
 
 
-def _sizes(module: ast.Module) -> dict[str, int]:
+def _sizes(module: ast.Module, elements: int | None) -> dict[str, int]:
     """Return the number of elements of every buffer whose shape the text gives; views come after their bases."""
     sizes: dict[str, int] = {}
     for node in ast.walk(module):
         for name, shape in _asserted(node):
-            sizes[ast.unparse(name)] = _product(shape)
+            sizes[ast.unparse(name)] = _product(shape, elements)
     for node in ast.walk(module):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            count = _size(node.value, sizes)
+            count = _size(node.value, sizes, elements)
             if count is not None:
                 sizes[node.targets[0].id] = count
     return sizes
@@ -118,26 +135,28 @@ def _asserted(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
         yield from zip(names.elts, shapes.elts, strict=True)
 
 
-def _size(value: ast.expr, sizes: dict[str, int]) -> int | None:
+def _size(value: ast.expr, sizes: dict[str, int], elements: int | None) -> int | None:
     if isinstance(value, ast.Name):
         return sizes.get(value.id)
     if not isinstance(value, ast.Call):
         return None
     made = ast.unparse(value.func)
     if made.startswith("empty_strided"):
-        return _product(value.args[0])
-    return _product(value.args[1]) if made == "reinterpret_tensor" else None
+        return _product(value.args[0], elements)
+    return _product(value.args[1], elements) if made == "reinterpret_tensor" else None
 
 
-def _elements(value: ast.expr, sizes: dict[str, int]) -> int:
+def _elements(value: ast.expr, sizes: dict[str, int], elements: int | None) -> int:
     """Return the elements of a kernel's argument; one element counts as none."""
-    count = _size(value, sizes)
+    count = _size(value, sizes, elements)
     if count is None:
         raise ValueError(f"the generated text does not tell the size of {ast.unparse(value)}")
     return count if count > 1 else 0
 
 
-def _product(shape: ast.expr) -> int:
+def _product(shape: ast.expr, elements: int | None) -> int:
+    if elements is not None and isinstance(shape, ast.Tuple) and [type(each) for each in shape.elts] == [ast.Name]:
+        return elements
     try:
         return int(prod(ast.literal_eval(shape)))
     except ValueError as error:

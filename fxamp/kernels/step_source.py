@@ -1,0 +1,337 @@
+"""From the graph of one parameter's step to a Triton kernel that steps all parameters of its kind.
+
+0-dim values (counters, powers of beta, settings) are computed by every program, in float64 where the graph says so; the
+others element by element, each read once and written once. A program reads its parameter's counters, then signs off;
+the last one to do so writes the new counters, when nobody reads the old ones any more. So one launch does all.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fxamp.kernels.plan import ALIGNMENT, CHUNK
+from fxamp.kernels.source import CARRIER, WIDEN
+from fxamp.kernels.step_ops import ARITHMETIC, CARRIED, COMPARISONS, SAME, divide, power, root
+
+aten = torch.ops.aten
+
+NAME = "optimizer_step"
+
+KERNEL_NAMES = frozenset(
+    {"table", "blocks", "arrivals", "program", "which", "row", "first", "numel", "left", "start", "offsets", "inside"}
+    | {"arrived", "tl", "triton", "inv_scale", "clip_coefficient", "found_inf", NAME}
+)
+"""Names that the kernel has for itself."""
+
+HEAD = '''\
+"""An optimizer's step, for all parameters of one kind.
+
+Aligned to {alignment} bytes: {aligned}. Written by fxamp.kernels.step_source, not to be edited.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize_on_alignment={unaligned})
+def {name}({parameters}):
+    program = tl.program_id(0)
+    which = tl.load(blocks + 2 * program)
+    row = table + {row} * which
+    first = tl.load(blocks + 2 * program + 1) * {chunk}  # times a constant, so the compiler sees that it is aligned
+    numel = tl.load(row + {numel})
+    left = tl.minimum(numel - first, {chunk}).to(tl.int32)
+'''
+
+
+class NotGeneratedError(Exception):
+    """The graph has something that no kernel is generated for; the message says what. Never reaches the user."""
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """How the graph's inputs reach the kernel.
+
+    Attributes:
+        cells: inputs found in the row of each parameter, by their name in the kernel, in the order of the cells.
+        shared: 0-dim inputs that are the same for all parameters: parameters of the kernel by their name.
+    """
+
+    cells: Mapping[Node, str]
+    shared: Mapping[Node, str]
+
+
+def step_parameters(gm: GraphModule, inputs: StepInputs) -> dict[str, str]:
+    """Return the kernel's parameters, in order, each with its Triton type."""
+    signing = {"arrivals": "*i32"} if _counters(gm) else {}
+    return {"table": "*i64", "blocks": "*i64", **signing, **dict.fromkeys(inputs.shared.values(), "*fp32")}
+
+
+def step_text(gm: GraphModule, inputs: StepInputs, aligned: bool, block: int) -> str:
+    """Return the Python module that defines the kernel :data:`NAME`.
+
+    Args:
+        gm: functional, its writes final ``copy_`` to inputs; all its ops are pointwise, its values flat or 0-dim.
+        inputs: where to find what it reads. A row of the table has their addresses, then the number of elements.
+        aligned: whether all addresses are multiples of 16 bytes.
+        block: elements that a program handles at a time; it divides ``CHUNK``.
+
+    Raises:
+        NotGeneratedError: an op or a dtype that is not in the tables.
+    """
+    names = list(step_parameters(gm, inputs))
+    head = HEAD.format(
+        alignment=ALIGNMENT,
+        aligned="yes" if aligned else "no",
+        unaligned=names[2:],
+        name=NAME,
+        parameters=", ".join(names),
+        row=len(inputs.cells) + 1,
+        numel=len(inputs.cells),
+        chunk=CHUNK,
+    )
+    writer = _Writer(inputs, aligned)
+    scalars = [line for node in gm.graph.nodes if not _is_flat(node) for line in writer.lines(node, "")]
+    addresses = [writer.address(node) for node in inputs.cells if _is_flat(node)]
+    lines = [
+        *scalars,
+        *addresses,
+        f"for start in range(0, {CHUNK}, {block}):",
+        f"    offsets = start + tl.arange(0, {block})",
+        f"    if start + {block} <= left:  # a whole block: no mask, so accesses can be {ALIGNMENT} bytes wide",
+        *_indented(_body(gm, writer, ""), 8),
+        "    elif start < left:  # the last elements of the parameter",
+        "        inside = offsets < left",
+        *_indented(_body(gm, writer, ", mask=inside"), 8),
+        *_tail(gm, writer),
+    ]
+    return head + "\n".join(_indented(lines, 4)) + "\n"
+
+
+def _body(gm: GraphModule, writer: "_Writer", mask: str) -> list[str]:
+    return [line for node in gm.graph.nodes if _is_flat(node) for line in writer.lines(node, mask)]
+
+
+def _tail(gm: GraphModule, writer: "_Writer") -> list[str]:
+    """The last program of a parameter writes its counters."""
+    counters = _counters(gm)
+    if not counters:
+        return []
+    return [
+        "tl.debug_barrier()  # all threads have read the counters",
+        'arrived = tl.atomic_add(arrivals + which, 1, sem="acq_rel")',
+        f"if arrived == (numel + {CHUNK - 1}) // {CHUNK} - 1:",
+        "    tl.store(arrivals + which, 0)",
+        *_indented([line for node in counters for line in writer.store(node, "")], 4),
+    ]
+
+
+def _counters(gm: GraphModule) -> list[Node]:
+    copies = gm.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    return [node for node in copies if not _is_flat(node)]
+
+
+def _is_flat(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dim() > 0 and not _is_numbers(node)
+
+
+def _dtype(node: Node) -> torch.dtype:
+    value = node.meta["val"]
+    assert isinstance(value, Tensor)
+    if value.dtype not in CARRIED:
+        raise NotGeneratedError(f"{node.name} is {value.dtype}")
+    return value.dtype
+
+
+class _Writer:
+    """Writes the lines of each node; remembers the names of the inputs."""
+
+    def __init__(self, inputs: StepInputs, aligned: bool) -> None:
+        self._inputs, self._aligned = inputs, aligned
+        self._cell = {node: at for at, node in enumerate(inputs.cells)}
+
+    def address(self, node: Node) -> str:
+        """The line that makes the pointer to a program's share of an input; the hint has to follow the cast."""
+        name = self._inputs.cells[node]
+        pointer = f"tl.load(row + {self._cell[node]}).to(tl.pointer_type(tl.{_carrier(node)}))"
+        hinted = f"tl.multiple_of({pointer}, {ALIGNMENT})" if self._aligned else pointer
+        return f"{name}_at = {hinted} + first"
+
+    def lines(self, node: Node, mask: str) -> list[str]:
+        """The lines that compute or store the node's value; none for what is not computed in the kernel."""
+        if node.op == "placeholder":
+            return self._load(node, mask)
+        if node.op == "output":
+            return []
+        if node.target is aten.copy_.default:
+            return self.store(node, mask) if _is_flat(node) else []
+        if node.target is aten.select.int:
+            source, _, at = node.args
+            return [f"{self.name(node)} = tl.load({self.name(source)}_at + {at})"]
+        return [f"{self.name(node)} = {self._expression(node)}", *self._rounding(node)]
+
+    def name(self, node: object) -> str:
+        if not isinstance(node, Node):
+            raise NotGeneratedError(f"an op reads {node!r}")
+        if node in self._inputs.shared:
+            return f"{self._inputs.shared[node]}_value"
+        return self._inputs.cells.get(node) or f"{node.name}_"
+
+    def _load(self, node: Node, mask: str) -> list[str]:
+        name = self.name(node)
+        if node in self._inputs.shared:
+            return [f"{name} = tl.load({self._inputs.shared[node]})"] if node.users else []
+        if _is_numbers(node):
+            return [f"{name}_at = tl.load(row + {self._cell[node]}).to(tl.pointer_type(tl.float64))"]
+        if not _is_flat(node):
+            address = f"{name}_at = tl.load(row + {self._cell[node]}).to(tl.pointer_type(tl.{_carrier(node)}))"
+            return [address, f"{name} = {_widened(node, f'tl.load({name}_at)')}"] if node.users else []
+        if not any(user.target is not aten.copy_.default or user.args[1] is node for user in node.users):
+            return []
+        other = ", other=0" if mask else ""
+        return [f"{name} = {_widened(node, f'tl.load({name}_at + offsets{mask}{other})')}"]
+
+    def store(self, node: Node, mask: str) -> list[str]:
+        """The lines of a final ``copy_`` to an input."""
+        target, value = node.args[:2]
+        assert isinstance(target, Node)
+        if target not in self._inputs.cells:
+            raise NotGeneratedError(f"the step writes to {target.name}")
+        name, dtype = self.name(target), _dtype(target)
+        place = f"{name}_at + offsets" if _is_flat(target) else f"{name}_at"
+        lines = [f"{name}_new = {self._operand(value, dtype)}"]
+        if isinstance(value, Node) and _dtype(value) is not dtype:
+            lines += _rounded(f"{name}_new", dtype)
+        narrow = {
+            torch.bfloat16: f"({name}_new.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16)",
+            torch.float16: f"{name}_new.to(tl.float16)",
+            torch.bool: f"{name}_new.to(tl.int8)",
+        }
+        return [*lines, f"tl.store({place}, {narrow.get(dtype, f'{name}_new')}{mask})"]
+
+    def _expression(self, node: Node) -> str:
+        target, args, kwargs = node.target, list(node.args), node.kwargs
+        dtype = _dtype(node)
+        kind = CARRIED[dtype]
+        if target in SAME:
+            return self._operand(args[0], dtype)
+        if target is aten.copy.default:
+            return self._operand(args[1], dtype)
+        if target in (aten.full.default, aten.scalar_tensor.default):
+            return f"tl.full((), {_literal(args[-1] if target is not aten.full.default else args[1])}, tl.{kind})"
+        if target is aten.where.self:
+            return f"tl.where({self.name(args[0])}, {self._operand(args[1], dtype)}, {self._operand(args[2], dtype)})"
+        if target in COMPARISONS:
+            return self._comparison(node)
+        if target in (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar):
+            return self._sum(node, dtype)
+        if target in (aten.addcmul.default, aten.addcdiv.default):
+            a, b, c = (self._operand(value, dtype) for value in args[:3])
+            factor = kwargs.get("value", 1)
+            first = b if factor == 1 else f"({self._operand(factor, dtype)} * {b})"
+            return f"({a} + {f'{first} * {c}' if target is aten.addcmul.default else divide(first, c, kind)})"
+        if target in (aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar):
+            return self._power(node, dtype)
+        if target is aten.clamp.default:
+            return self._clamp(node, dtype)
+        if target in ARITHMETIC and not kwargs:
+            return ARITHMETIC[target](*(self._operand(value, dtype) for value in args), kind=kind)
+        raise NotGeneratedError(f"its step calls {target}")
+
+    def _sum(self, node: Node, dtype: torch.dtype) -> str:
+        a, b = (self._operand(value, dtype) for value in node.args[:2])
+        alpha = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
+        if node.target is aten.rsub.Scalar:
+            a, b = b, a
+        if alpha != 1:
+            b = f"{self._operand(alpha, dtype)} * {b}"
+        return f"({a} {'+' if node.target in (aten.add.Tensor, aten.add.Scalar) else '-'} {b})"
+
+    def _comparison(self, node: Node) -> str:
+        a, b = node.args[:2]
+        values: list[Any] = [each.meta["val"] if isinstance(each, Node) else each for each in (a, b)]
+        common = torch.result_type(*values)
+        return f"({self._operand(a, common)} {COMPARISONS[node.target]} {self._operand(b, common)})"
+
+    def _power(self, node: Node, dtype: torch.dtype) -> str:
+        base, exponent = node.args[:2]
+        small = {1: "{0}", 2: "({0} * {0})", 3: "({0} * {0} * {0})"}
+        if isinstance(exponent, (int, float)) and exponent in small:
+            return small[int(exponent)].format(self._operand(base, dtype))
+        if exponent == 0.5:
+            return root(self._operand(base, dtype), CARRIED[dtype])
+        if _is_flat(node):
+            raise NotGeneratedError(f"its step raises each element to the power {exponent}")
+        wide = torch.float64
+        return f"({power(self._operand(base, wide), self._operand(exponent, wide))}).to(tl.{CARRIED[dtype]})"
+
+    def _clamp(self, node: Node, dtype: torch.dtype) -> str:
+        value = self._operand(node.args[0], dtype)
+        low, high = (*node.args[1:], None, None)[:2]
+        low, high = node.kwargs.get("min", low), node.kwargs.get("max", high)
+        for bound, op in ((low, aten.clamp_min.default), (high, aten.clamp_max.default)):
+            if bound is not None:
+                value = ARITHMETIC[op](value, self._operand(bound, dtype), kind=CARRIED[dtype])
+        return value
+
+    def _operand(self, value: object, dtype: torch.dtype) -> str:
+        """A value in the type that ``dtype`` is computed in; values of 16-bit dtypes are exact in float32."""
+        if not isinstance(value, Node):
+            return _literal(value)
+        given = _dtype(value)
+        if given is torch.bool and not dtype.is_floating_point:
+            return self.name(value)
+        return self.name(value) if CARRIED[given] == CARRIED[dtype] else f"{self.name(value)}.to(tl.{CARRIED[dtype]})"
+
+    def _rounding(self, node: Node) -> list[str]:
+        dtype = _dtype(node)
+        sources = [source for source in node.all_input_nodes if isinstance(source.meta["val"], Tensor)]
+        if node.target in SAME and _dtype(sources[0]) is dtype:
+            return []
+        return _rounded(self.name(node), dtype) if node.target is not aten.where.self else []
+
+
+def _is_numbers(node: Node) -> bool:
+    """Whether it is the vector of settings, whose items are read one by one."""
+    return bool(node.users) and all(user.target is aten.select.int for user in node.users)
+
+
+def _carrier(node: Node) -> str:
+    dtype = _dtype(node)
+    return CARRIER.get(dtype) or {torch.bool: "int8"}.get(dtype, CARRIED[dtype])
+
+
+def _widened(node: Node, loaded: str) -> str:
+    dtype = _dtype(node)
+    return f"({loaded} != 0)" if dtype is torch.bool else WIDEN.get(dtype, "{loaded}").format(loaded=loaded)
+
+
+def _rounded(name: str, dtype: torch.dtype) -> list[str]:
+    """Lines that round a float32 of this name to a 16-bit dtype, in place; none for other dtypes."""
+    if dtype is torch.float16:
+        return [f"{name} = {name}.to(tl.float16).to(tl.float32)"]
+    if dtype is not torch.bfloat16:
+        return []
+    return [
+        f"{name}_bits = {name}.to(tl.uint32, bitcast=True)",
+        f"{name}_near = ({name}_bits + 0x7FFF + (({name}_bits >> 16) & 1)) >> 16 << 16  # to nearest, ties to even",
+        f"{name}_nan = ({name}_bits & 0x7FFFFFFF) > 0x7F800000",
+        f"{name} = tl.where({name}_nan, 0x7FC00000, {name}_near).to(tl.float32, bitcast=True)",
+    ]
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise NotGeneratedError(f"an op reads {value!r}")
+    if value in (float("inf"), float("-inf")) or value != value:
+        return f'float("{value}")'
+    return repr(value)
+
+
+def _indented(lines: list[str], spaces: int) -> list[str]:
+    return [" " * spaces + line for line in lines]

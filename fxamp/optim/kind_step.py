@@ -1,0 +1,177 @@
+"""The step of one kind of parameters: one program, traced once, for all of them.
+
+On a GPU it is a generated Triton kernel, launched once for all; on a CPU Inductor compiles it for flat tensors of any
+size, and it is called for each. With the lowering "aot_eager" its graph is run op by op for each.
+"""
+
+import keyword
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fxamp.capture import Captured
+from fxamp.kernels.dispatch import Implementation, implementation
+from fxamp.kernels.step_launch import StepKernel
+from fxamp.kernels.step_source import KERNEL_NAMES, NotGeneratedError, StepInputs
+from fxamp.observe import CompiledStep, observed
+from fxamp.optim.borrow import RefusedError
+from fxamp.optim.kinds import same_order
+from fxamp.optim.lower import Numbers, StepOptions, by_inductor, generates, must_lift, step_passes
+from fxamp.optim.trace import ROLE, Traced, of_any_size
+from fxamp.passes.base import Context
+from fxamp.passes.step.fold_unscale import COEFFICIENT, INVERSE
+from fxamp.passes.step.guard_updates import FLAG
+from fxamp.passes.step.lift_scalars import NUMBERS
+from fxamp.pipeline import run_passes
+from fxamp.pipeline.dumps import stages_by_environment
+from fxamp.pipeline.list_graph import list_graph
+
+SHARED = (INVERSE, COEFFICIENT, FLAG)
+
+Run = Callable[[list[list[Tensor]], list[Any], Sequence[Tensor]], None]
+
+
+@dataclass(frozen=True, eq=False)
+class KindStep:
+    """A kind's step that runs.
+
+    Attributes:
+        traced: of one flat parameter.
+        run: takes each member's tensors, the numbers, and the factors and the flag.
+        places: where the tensors of each member are among those of the layout.
+        numbers: the lifted floats on the device; None where they are given as they are.
+        source: what was generated for it; None for "aot_eager".
+    """
+
+    traced: Traced
+    run: Run
+    places: tuple[tuple[int, ...], ...]
+    numbers: Numbers | None
+    source: str | None
+
+    def serves(self, floats: Sequence[float]) -> bool:
+        """Whether the program is that of these settings."""
+        return self.traced.serves(floats)
+
+    @torch.no_grad()
+    def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
+        given: list[Any] = self.traced.inputs(floats)
+        if self.numbers is not None:
+            given = [self.numbers.on_device(given)]
+        rows = [_aligned([tensors[place] for place in places]) for places in self.places]
+        elements = None if self.source is None else sum(row[0].numel() for row in rows)
+        with observed(CompiledStep(self.source, elements)):
+            self.run(rows, given, extras)
+
+
+def _aligned(tensors: list[Tensor]) -> list[Tensor]:
+    """The same with the gradient in the parameter's order of memory."""
+    parameter, gradient = tensors[:2]
+    if not same_order(parameter, gradient):
+        tensors[1] = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
+    return tensors
+
+
+def lower_kind(traced: Traced, options: StepOptions, places: Sequence[Sequence[int]]) -> KindStep:
+    """Rewrite the graph and make it run.
+
+    Raises:
+        RefusedError: an op that is not pointwise, or that no kernel can be generated for.
+    """
+    gm = traced.module
+    lift = must_lift(gm, options)
+    device = next(iter(gm.graph.nodes)).meta["val"].device
+    kernel = options.lowering == "inductor" and generates(device)
+    run_passes(
+        Captured(gm, traced.mode), Context(traced.mode), step_passes(options, lift, kind=True, for_kernel=kernel)
+    )
+    _require_pointwise(gm)
+    stages = stages_by_environment()
+    stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
+    numbers = Numbers(device) if lift and traced.symbols else None
+    run, source = _lowered(gm, traced, options, kernel, implementation(device) is Implementation.INTERPRETER)
+    if source is not None:
+        stages.text("optimizer_kernels", lambda: source)
+    return KindStep(traced, run, tuple(map(tuple, places)), numbers, source)
+
+
+def _lowered(
+    gm: GraphModule, traced: Traced, options: StepOptions, kernel: bool, interpret: bool
+) -> tuple[Run, str | None]:
+    if kernel:
+        try:
+            generated = StepKernel(gm, kernel_inputs(gm), interpret)
+        except NotGeneratedError as why:
+            raise RefusedError(f"no kernel can be generated: {why}") from why
+        return lambda rows, given, extras: generated([[*row, *given] for row in rows], extras), generated.texts[True]
+    if options.lowering == "aot_eager":
+        return _for_each(gm), None
+    if device_type(gm) != "cpu":
+        raise RefusedError(f"parameters on {device_type(gm)} need Triton for a kernel of their own")
+    of_any_size(gm, traced.mode)
+    compiled, source = by_inductor(gm, traced, options)
+    return _for_each(compiled), source
+
+
+def device_type(gm: GraphModule) -> str:
+    """The type of the device that the graph's inputs are on."""
+    return str(next(iter(gm.graph.nodes)).meta["val"].device.type)
+
+
+def _for_each(compiled: Callable[..., Any]) -> Run:
+    def run(rows: list[list[Tensor]], given: list[Any], extras: Sequence[Tensor]) -> None:
+        for row in rows:
+            compiled(*map(_flat, row), *given, *extras)
+
+    return run
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A dense tensor's elements in the order of memory, as a view; 0-dim tensors as they are."""
+    tensor = tensor.detach()
+    if tensor.dim() == 1 or not tensor.dim():
+        return tensor
+    return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
+
+
+def kernel_inputs(gm: GraphModule) -> StepInputs:
+    nodes = gm.graph.find_nodes(op="placeholder")
+    shared = {node: str(node.target) for node in nodes if node.target in SHARED}
+    cells: dict[Node, str] = {}
+    for node in nodes:
+        if node not in shared:
+            cells[node] = _cell_name(node, {*cells.values(), *shared.values(), *KERNEL_NAMES})
+    return StepInputs(cells, shared)
+
+
+def _cell_name(node: Node, taken: Collection[str]) -> str:
+    """What the input is, as a name in the kernel."""
+    name = NUMBERS if node.target == NUMBERS else re.sub(r"\W", "_", node.meta[ROLE])
+    return f"{name}_{len(taken)}" if name in taken or keyword.iskeyword(name) or not name[0].isalpha() else name
+
+
+def _require_pointwise(gm: GraphModule) -> None:
+    """Each element of each result depends on the elements in its place alone, and on 0-dim values."""
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or node.target in _PLACED:
+            continue
+        value = node.meta.get("val")
+        tags = getattr(node.target, "tags", ())
+        pointwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+        if isinstance(value, Tensor) and not pointwise and _reads_flat(node):
+            raise RefusedError(f"its step calls {node.target}, which is not pointwise")
+
+
+def _reads_flat(node: Node) -> bool:
+    values = [source.meta.get("val") for source in node.all_input_nodes]
+    return any(isinstance(value, Tensor) and value.dim() for value in values)
+
+
+aten, prims = torch.ops.aten, torch.ops.prims
+_PLACED = frozenset({aten.copy_.default, aten.copy.default, prims.convert_element_type.default, aten.select.int})
+"""Ops that keep every element in its place, though torch does not call them pointwise."""

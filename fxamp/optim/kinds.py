@@ -1,0 +1,117 @@
+"""Kinds of parameters: those whose step is the same pointwise program, whatever their shapes.
+
+A parameter belongs to a kind if
+
+1. it has a gradient, and dense tensors of its own shape and strides for its state, besides 0-dim ones;
+2. its slice is that of the others of its group, and no other parameter's tensors come into it;
+3. alone, and as a tensor of one dimension, the step does the same to it.
+
+So one trace of a flat parameter serves all of the kind. The step of the others is compiled as a whole.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxamp.kernels.plan import is_dense
+from fxamp.optim.borrow import RefusedError
+from fxamp.optim.fingerprint import fingerprint
+from fxamp.optim.layout import Layout
+from fxamp.optim.slices import slices
+
+
+@dataclass(frozen=True)
+class Kind:
+    """``members``: positions of the parameters in the layout, which are of one group. The first stands for all."""
+
+    members: tuple[int, ...]
+
+
+@dataclass
+class Split:
+    """The kinds of a layout's parameters; ``others``: the positions of those that have none, by the reason."""
+
+    kinds: list[Kind]
+    others: dict[str, list[int]] = field(default_factory=dict)
+
+    def exclude(self, position: int, why: str) -> None:
+        """Note why a parameter belongs to no kind."""
+        self.others.setdefault(why, []).append(position)
+
+
+def split(optimizer: torch.optim.Optimizer, layout: Layout) -> Split:
+    """Sort the parameters of a layout, whose state is complete, into kinds.
+
+    Raises:
+        RefusedError: the step cannot be run on tensors without values.
+    """
+    found = slices(optimizer, layout)
+    groups, result = layout.group_of(), Split([])
+    members: dict[tuple[int, Hashable, Hashable], list[int]] = {}
+    shared = any(not isinstance(owner, Tensor) for owner in layout.state)
+    for at, gradient in enumerate(layout.gradients):
+        if gradient is None:
+            continue
+        why = "its state has keys that are no parameters" if shared else _misfit(layout, at)
+        if why is None and found[at] is None:
+            why = "the step reads other parameters too"
+        if why is not None:
+            result.exclude(at, why)
+            continue
+        members.setdefault((groups[at], _looks(layout, at), found[at]), []).append(at)
+    for (_, _, ops), positions in members.items():
+        if _alone(optimizer, layout, positions[0]) == ops:
+            result.kinds.append(Kind(tuple(positions)))
+        else:
+            for at in positions:
+                result.exclude(at, "the step depends on its shape, or on the other parameters")
+    return result
+
+
+def _misfit(layout: Layout, at: int) -> str | None:
+    """What keeps a parameter's tensors from being read in the order of their memory, one element of each at a time."""
+    parameter, gradient = layout.parameters[at], layout.gradients[at]
+    if not parameter.dim() or not parameter.numel():
+        return "it has no dimension, or no element"
+    if not is_dense(parameter):
+        return "its elements do not fill their memory"
+    if gradient is None or gradient.shape != parameter.shape:
+        return "its gradient has another shape"
+    for name, value in layout.state.get(parameter, {}).items():
+        if not isinstance(value, Tensor) or not value.dim():
+            continue
+        if value.shape != parameter.shape or not same_order(value, parameter):
+            return f"{name!r} of its state has another shape or order of memory"
+        if value.device != parameter.device:
+            return f"{name!r} of its state is on another device"
+    return None
+
+
+def same_order(one: Tensor, other: Tensor) -> bool:
+    """Whether two dense tensors of one shape have their elements in the same order of memory."""
+    return one.stride() == other.stride() or (one.is_contiguous() and other.is_contiguous())
+
+
+def _looks(layout: Layout, at: int) -> Hashable:
+    parameter, gradient = layout.parameters[at], layout.gradients[at]
+    assert gradient is not None
+    entry = layout.state.get(parameter, {})
+    state = tuple((name, _look(value)) for name, value in entry.items())
+    return parameter.dtype, gradient.dtype, state
+
+
+def _look(value: Any) -> Hashable:
+    return (value.dtype, value.dim() == 0) if isinstance(value, Tensor) else fingerprint(value)
+
+
+def _alone(optimizer: torch.optim.Optimizer, layout: Layout, at: int) -> Hashable | None:
+    """The slice of one parameter where it is flat, and the only one; None if the step cannot be run so."""
+    alone = layout.only((at,))
+    flat = [torch.empty(t.numel() if t.dim() else (), dtype=t.dtype, device="meta") for t in alone.tensors()]
+    try:
+        return slices(optimizer, alone, flat)[0]
+    except RefusedError:
+        return None

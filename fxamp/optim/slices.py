@@ -1,0 +1,141 @@
+"""What a step does to each parameter: its ops, parameter by parameter, from one run over all of them on fake tensors.
+
+Parameters with equal slices are stepped by one program. A value that is made of two parameters' tensors couples them:
+neither has a slice. Sizes equal to the parameter's shape are written as such, so that shapes do not tell slices apart
+unless the step's ops depend on them.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import SymFloat, SymInt, Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxamp.optim.borrow import RefusedError
+from fxamp.optim.layout import Layout
+from fxamp.optim.trace import run_once, run_without_values
+
+COUPLED = -1
+SIZES = "sizes"
+
+
+def slices(optimizer: torch.optim.Optimizer, layout: Layout, stand_ins: Sequence[Tensor] = ()) -> list[Hashable | None]:
+    """The slice of each parameter: None without a gradient, or where the step couples it to another.
+
+    ``stand_ins``: tensors of the shapes to run with, in place of the layout's own.
+
+    Raises:
+        RefusedError: the step cannot be run on fake tensors.
+    """
+    tensors = stand_ins or layout.tensors()
+    recorder = run_without_values(tensors, lambda given: _recorded(optimizer, layout, given))
+    found: list[Hashable | None] = []
+    for at, (parameter, gradient) in enumerate(zip(tensors, layout.gradients, strict=False)):
+        free = gradient is not None and not {at, COUPLED} & recorder.coupled
+        found.append(_shapeless(tuple(recorder.ops.get(at, [])), tuple(parameter.shape)) if free else None)
+    return found
+
+
+def _recorded(optimizer: torch.optim.Optimizer, layout: Layout, tensors: list[Tensor]) -> "_Recorder":
+    recorder = _Recorder(_owned(layout, tensors))
+    with recorder:
+        run_once(optimizer, layout, tensors, layout.floats())
+    return recorder
+
+
+def _owned(layout: Layout, fakes: Sequence[Tensor]) -> dict[int, tuple[Tensor, int | None, Hashable]]:
+    """By identity: each input, which parameter it belongs to (None: to all), and its name."""
+    left = iter(fakes)
+    owned: dict[int, tuple[Tensor, int | None, Hashable]] = {}
+
+    def note(owner: int | None, name: Hashable) -> None:
+        tensor = next(left)
+        owned[id(tensor)] = (tensor, owner, (name, tensor.dtype))
+
+    for at in range(len(layout.parameters)):
+        note(at, "parameter")
+    for at, gradient in enumerate(layout.gradients):
+        if gradient is not None:
+            note(at, "gradient")
+    for at in range(len(layout.setting_tensors())):
+        note(None, ("setting", at))
+    positions = {id(parameter): at for at, parameter in enumerate(layout.parameters)}
+    for owner, entry in layout.state.items():
+        for name, value in entry.items():
+            if isinstance(value, Tensor):
+                note(positions.get(id(owner), COUPLED), name)
+    return owned
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down the ops by the parameter that their inputs belong to."""
+
+    def __init__(self, owned: dict[int, tuple[Tensor, int | None, Hashable]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ops: dict[int, list[Hashable]] = {}
+        self.coupled: set[int] = set()
+        # The tensors are kept: an identity must not be given to another one.
+        self._known = owned
+        # Numbers that the step reads from tensors, in order: symbol -> its owner and its name.
+        self._read: dict[Any, tuple[int | None, Hashable]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        owners: set[int] = set()
+        line = (func, *(self._token(each, owners) for each in args), self._token(kwargs or {}, owners))
+        if len(owners) > 1:
+            self.coupled |= owners
+        owner = next(iter(owners), None)
+        name: Hashable = line
+        if owner is not None:
+            ops = self.ops.setdefault(owner, [])
+            ops.append(line)
+            name = len(ops)
+        for at, each in enumerate(result if isinstance(result, (list, tuple)) else [result]):
+            if isinstance(each, Tensor):
+                self._known[id(each)] = (each, owner, (name, at))
+            elif isinstance(each, (SymFloat, SymInt)):
+                self._read[each.node.expr] = (owner, name)
+        if owner is None and func._schema.is_mutable:
+            # What belongs to no parameter, or to all, changes: those that read it later depend on the order.
+            self.coupled.add(COUPLED)
+        return result
+
+    def _token(self, value: Any, owners: set[int]) -> Hashable:
+        if isinstance(value, Tensor):
+            known = self._known.get(id(value))
+            if known is None:
+                return self._constant(value)
+            if known[1] is not None:
+                owners.add(known[1])
+            return known[2]
+        if isinstance(value, (list, tuple)):
+            sizes = bool(value) and all(type(each) is int for each in value)
+            return (SIZES, *value) if sizes else tuple(self._token(each, owners) for each in value)
+        if isinstance(value, dict):
+            return tuple((key, self._token(each, owners)) for key, each in sorted(value.items()))
+        if isinstance(value, (SymFloat, SymInt)):
+            return self._expression(value.node.expr, owners)
+        return (type(value), value)
+
+    def _constant(self, value: Tensor) -> Hashable:
+        if value.numel() != 1 or value.is_meta:
+            raise RefusedError("its step reads a tensor that is neither a parameter nor state")
+        return ("constant", value.dtype, tuple(value.shape), value.item())
+
+    def _expression(self, expression: Any, owners: set[int]) -> Hashable:
+        """An expression of numbers that were read, with the names of what they were read from."""
+        symbols = [symbol for symbol in self._read if symbol in expression.free_symbols]
+        owners.update(owner for owner, _ in map(self._read.__getitem__, symbols) if owner is not None)
+        numbered = expression.xreplace({symbol: type(symbol)(f"read{at}") for at, symbol in enumerate(symbols)})
+        return (str(numbered), *(self._read[symbol][1] for symbol in symbols))
+
+
+def _shapeless(value: Any, shape: tuple[int, ...]) -> Any:
+    """``value`` with every list of sizes that is ``shape`` written as such."""
+    if not isinstance(value, tuple):
+        return value
+    if value == (SIZES, *shape):
+        return SIZES
+    return tuple(_shapeless(each, shape) for each in value)

@@ -1,0 +1,61 @@
+"""spread-fills: a tensor that holds one number everywhere is a 0-dim tensor.
+
+``full``, ``zeros``, ``ones`` and their ``_like`` forms lose their sizes: the ops that read them spread a 0-dim value
+over their other inputs. What is left of a pointwise program's graph names no size.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fxamp.graph import GraphWriter
+from fxamp.passes.base import Context, Pass, Result
+
+aten = torch.ops.aten
+
+#: Ops that fill, and the number that they fill with.
+_FILLED: dict[Any, Callable[[Node], Any]] = {
+    aten.full.default: lambda node: node.args[1],
+    aten.full_like.default: lambda node: node.args[1],
+    aten.fill.Scalar: lambda node: node.args[1],
+    aten.zeros.default: lambda node: 0,
+    aten.zeros_like.default: lambda node: 0,
+    aten.ones.default: lambda node: 1,
+    aten.ones_like.default: lambda node: 1,
+}
+
+
+@dataclass(frozen=True)
+class SpreadFills(Pass[Context]):
+    """Ensures that ``full``, without a dimension, is the only op that fills."""
+
+    name = "spread-fills"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        found = _sized(gm)
+        writer = GraphWriter(gm.graph, context.mode)
+        for node in found:
+            value = node.meta["val"]
+            with gm.graph.inserting_before(node):
+                number = _FILLED[node.target](node)
+                spread = writer.call(aten.full.default, [], number, dtype=value.dtype, device=value.device)
+            node.replace_all_uses_with(spread)
+            gm.graph.erase_node(node)
+        if found:
+            gm.graph.eliminate_dead_code()
+            gm.recompile()
+        return Result(len(found))
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        left = [node.name for node in _sized(gm)]
+        return f"filled tensors are left: {', '.join(left)}" if left else None
+
+
+def _sized(gm: GraphModule) -> list[Node]:
+    nodes = (node for node in gm.graph.nodes if node.target in _FILLED)
+    values = ((node, node.meta.get("val")) for node in nodes)
+    return [n for n, v in values if isinstance(v, Tensor) and (v.dim() or n.target is not aten.full.default)]

@@ -1,0 +1,160 @@
+"""The generated step: its text, its values in Triton's interpreter, its machine code for GPUs that need not be here."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from every_optimizer import ARGUMENTS, OPTIMIZERS
+from golden_text import assert_golden
+from machine_code import TARGETS, MachineCode, amd, compiled, nvidia
+from step_kernels import SHAPES, by_eager_ops, prepared
+from torch import Tensor
+from user_optimizers import Counting
+
+from fxamp.kernels import Implementation, forced
+from fxamp.kernels.launch import OPTIONS
+from fxamp.kernels.plan import block_size
+from fxamp.kernels.step_source import NAME, step_parameters, step_text
+from fxamp.kernels.store import load_function
+from fxamp.optim import Factors
+from fxamp.optim.kind_step import kernel_inputs
+
+KERNELS = {name: OPTIMIZERS[name] for name in ARGUMENTS if name not in ("LBFGS", "Muon", "Adafactor")}
+KERNELS["a user's own"] = Counting
+
+
+def test_the_text_for_adamw() -> None:
+    _, _, part = prepared(OPTIMIZERS["AdamW"])
+    assert part.source is not None
+    assert_golden("kernels/optimizer-step-adamw", part.source)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_values_are_those_of_eager_ops_bit_for_bit(name: str) -> None:
+    """Of all sizes: several chunks, a part of one, a single element. A skipped step in between changes nothing."""
+    step, optimizer, part = prepared(KERNELS[name])
+    tensors = _tensors(optimizer)
+    copies = [tensor.detach().clone() for tensor in tensors]
+    inverse, coefficient = torch.tensor(0.125), torch.tensor(0.75)
+    for flag in (0.0, 1.0, 0.0):
+        before = [tensor.detach().clone() for tensor in tensors]
+        with forced(Implementation.INTERPRETER):
+            bound = step.prepare(True, True)
+            assert bound is not None
+            bound(torch.tensor(flag), Factors(inverse, coefficient))
+        if flag:
+            assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
+            continue
+        rows = [[copies[place] for place in places] for places in part.places]
+        given = [] if part.numbers is None else [part.numbers.on_device(part.traced.inputs(bound._floats))]
+        by_eager_ops(part.traced.module, rows, [*given, inverse, coefficient, torch.tensor(flag)])
+    for a, b in zip(tensors, copies, strict=True):
+        assert torch.equal(a, b)
+
+
+def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    from fxamp.optim.layout import read_layout
+
+    return read_layout(optimizer).tensors()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_dtypes_bit_for_bit(dtype: torch.dtype) -> None:
+    step, optimizer, part = prepared(OPTIMIZERS["AdamW"], dtype=dtype)
+    tensors = _tensors(optimizer)
+    copies = [tensor.detach().clone() for tensor in tensors]
+    with forced(Implementation.INTERPRETER):
+        bound = step.prepare(True, True)
+        assert bound is not None
+        bound(torch.tensor(0.0), Factors(torch.tensor(0.125), torch.tensor(0.75)))
+    rows = [[copies[place] for place in places] for places in part.places]
+    assert part.numbers is not None
+    given = part.numbers.on_device(part.traced.inputs(bound._floats))
+    shared = [given, torch.tensor(0.125), torch.tensor(0.75), torch.tensor(0.0)]
+    by_eager_ops(part.traced.module, rows, shared)
+    for a, b in zip(tensors, copies, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_memory_that_is_not_aligned_or_not_contiguous() -> None:
+    """Unaligned views and transposed matrices step as others do; their neighbours in memory stay as they are."""
+    results = []
+    for moved in (False, True):
+        storage = torch.zeros(200)
+        values = torch.arange(24.0).view(4, 6)
+        own = storage[1:25].view(4, 6) if moved else torch.empty(4, 6)
+        turned = torch.empty(6, 4).t() if moved else torch.empty(4, 6)
+        parameters = [torch.nn.Parameter(own.copy_(values)), torch.nn.Parameter(turned.copy_(values))]
+        optimizer = torch.optim.AdamW(parameters, lr=0.1)
+        for at in range(3):
+            for parameter in parameters:
+                # A contiguous gradient, whatever the parameter's order is.
+                parameter.grad = torch.arange(24.0).view(4, 6).sub(11.5 + at)
+            with forced(Implementation.INTERPRETER):
+                from fxamp.optim import guarded
+
+                bound = guarded(optimizer).prepare(False, False, guarded=False)
+                if bound is None:
+                    optimizer.step()
+                else:
+                    bound(None, Factors())
+        results.append([parameter.detach().contiguous() for parameter in parameters])
+        assert storage[25:].eq(0).all() and storage[0] == 0
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_machine_code_has_16_byte_accesses_and_no_spills(target: str, tmp_path: Path) -> None:
+    """Of AdamW, clipped and unscaled: four tensors read and three written, 16 bytes at a time."""
+    _, _, part = prepared(OPTIMIZERS["AdamW"])
+    gm, inputs = part.traced.module, kernel_inputs(part.traced.module)
+    chosen = TARGETS[target]
+    text = step_text(gm, inputs, True, block_size(torch.float32, chosen.warp_size))
+    result = compiled(load_function(NAME, text), step_parameters(gm, inputs), 2, chosen, OPTIONS)
+    code = amd(result.asm["amdgcn"]) if chosen.backend == "hip" else nvidia(result.asm["cubin"], tmp_path)
+    assert code == MachineCode(wide_loads=8, wide_stores=6, spills=0)
+
+
+def test_bytes_of_the_generated_code() -> None:
+    """28 a parameter: each of the tensors of its size is loaded once and stored once at most."""
+    _, _, part = prepared(OPTIMIZERS["AdamW"])
+    assert part.source is not None
+    whole = part.source.partition("elif start < left")[0]
+    loads, stores = whole.count("_at + offsets)"), whole.count("tl.store(")
+    assert (loads, stores) == (4, 3)
+    assert 4 * (loads + stores) == 28
+
+
+def test_one_launch_for_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fxamp.kernels import interpreter
+
+    launches: list[tuple[int, ...]] = []
+    real = interpreter.Interpreted.__getitem__
+    monkeypatch.setattr(interpreter.Interpreted, "__getitem__", lambda s, grid: launches.append(grid) or real(s, grid))
+    step, optimizer, _ = prepared(OPTIMIZERS["AdamW"])
+    with forced(Implementation.INTERPRETER):
+        bound = step.prepare(True, True)
+        assert bound is not None
+        bound(torch.tensor(0.0), Factors(torch.tensor(1.0), torch.tensor(1.0)))
+    assert optimizer is not None and len(launches) == 1 and launches[0][0] == 2 + (len(SHAPES) - 1)
+
+
+def test_an_op_without_an_expression_keeps_the_whole_step() -> None:
+    class Odd(Counting):
+        @torch.no_grad()
+        def step(self, closure=None):  # type: ignore[no-untyped-def, override]
+            for parameter in self.param_groups[0]["params"]:
+                parameter.sub_(torch.special.i0(parameter.grad))
+
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    from fxamp.optim import GuardedStep
+    from fxamp.optim.lower import WholeStep
+
+    optimizer = Odd([parameter])
+    with forced(Implementation.INTERPRETER):
+        step = GuardedStep(optimizer)
+        assert step.prepare(False, False) is not None
+    (found,) = [each for compiled in step._compiled.values() for each in compiled]
+    assert [type(part) for part in found.parts] == [WholeStep]
