@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from fxamp.kernels.dispatch import perform
-from fxamp.kernels.work import UnscaleRequest
+from fxamp.kernels.request import UnscaleRequest
 
 
 def perform_everywhere(work: UnscaleRequest, home: torch.device, keep: bool) -> None:
-    """Do the work, as :class:`~fxamp.kernels.work.UnscaleRequest` describes it, for sources on any devices.
+    """Do the work, as :class:`~fxamp.kernels.request.UnscaleRequest` describes it, for sources on any devices.
 
     Args:
         work: what to do; its sources may be on several devices, each target is on its source's device.

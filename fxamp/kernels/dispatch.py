@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from fxamp.kernels import host, reference
-from fxamp.kernels.work import UnscaleRequest
+from fxamp.kernels.request import UnscaleRequest
 
 SMALLEST_CAPABILITY = (7, 0)  # the oldest CUDA capability that Triton compiles for
 

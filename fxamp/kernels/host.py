@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fxamp.dtypes import NARROW
 from fxamp.kernels import reference
-from fxamp.kernels.work import UnscaleRequest
+from fxamp.kernels.request import UnscaleRequest
 
 
 def perform(work: UnscaleRequest) -> None:

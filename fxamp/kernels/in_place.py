@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fxamp.errors import OptionError
 from fxamp.kernels.devices import perform_everywhere
-from fxamp.kernels.work import UnscaleRequest
+from fxamp.kernels.request import UnscaleRequest
 from fxamp.observe import GradientCheck, observed
 
 

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from fxamp.kernels.plan import ALIGNMENT, WARPS, Asked, Gradient, Group, Kernel, LaunchPlan, is_dense, make_plan
+from fxamp.kernels.request import UnscaleRequest
 from fxamp.kernels.source import kernel_name, parameters, source_text
 from fxamp.kernels.store import load_function
-from fxamp.kernels.work import UnscaleRequest
 
 KEPT = 32
 # Fused multiply-adds would round the squares differently from compiler to compiler.
 OPTIONS = {"num_warps": WARPS, "enable_fp_fusion": False}
 
-_kept: OrderedDict[Hashable, "_Prepared"] = OrderedDict()
+_kept: OrderedDict[Hashable, "_Launches"] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -41,7 +41,7 @@ class _Launch:
 
 
 @dataclass(frozen=True, eq=False)
-class _Prepared:
+class _Launches:
     launches: tuple[_Launch, ...]
     left: tuple[int, ...]
 
@@ -92,7 +92,7 @@ def _function(kernel: Kernel, interpret: bool) -> Any:
     return Interpreted(function)
 
 
-def _prepare(work: UnscaleRequest, keep: bool) -> _Prepared:
+def _prepare(work: UnscaleRequest, keep: bool) -> _Launches:
     """Return the launches for this work: those of an earlier call if nothing has moved since."""
     on_gpu = work.device.type == "cuda"
     if not keep or (on_gpu and torch.cuda.is_current_stream_capturing()):
@@ -124,7 +124,7 @@ def _asked(work: UnscaleRequest) -> Asked:
     return Asked(work.found_inf is not None, work.flags is not None, work.squared_norm is not None)
 
 
-def _prepare_anew(work: UnscaleRequest) -> _Prepared:
+def _prepare_anew(work: UnscaleRequest) -> _Launches:
     sources = [tensor.data_ptr() for tensor in work.sources]
     targets = [tensor.data_ptr() for tensor in work.targets] if work.targets is not None else [0] * len(sources)
     dtypes = [tensor.dtype for tensor in work.targets] if work.targets is not None else [None] * len(sources)
@@ -133,7 +133,7 @@ def _prepare_anew(work: UnscaleRequest) -> _Prepared:
         for tensor, dtype, source, target in zip(work.sources, dtypes, sources, targets, strict=True)
     )
     plan = make_plan(gradients, _asked(work), wave=64 if torch.version.hip else 32)
-    return _Prepared(_upload(plan, sources, targets, work.device), plan.left)
+    return _Launches(_upload(plan, sources, targets, work.device), plan.left)
 
 
 def _upload(plan: LaunchPlan, sources: list[int], targets: list[int], device: torch.device) -> tuple[_Launch, ...]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fxamp.kernels.devices import perform_everywhere
-from fxamp.kernels.work import UnscaleRequest
+from fxamp.kernels.request import UnscaleRequest
 
 
 @torch.library.custom_op("fxamp::check_unscale", mutates_args=())

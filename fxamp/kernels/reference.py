@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fxamp.dtypes import widest_float
-from fxamp.kernels.work import UnscaleRequest
+from fxamp.kernels.request import UnscaleRequest
 
 
 def perform(work: UnscaleRequest, positions: Sequence[int] | None = None) -> None:

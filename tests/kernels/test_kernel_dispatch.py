@@ -14,7 +14,7 @@ from fxamp.errors import OptionError
 from fxamp.kernels import Implementation, check_unscale, check_unscale_, dispatch, forced
 from fxamp.kernels.devices import _perform_share, perform_everywhere
 from fxamp.kernels.dispatch import implementation
-from fxamp.kernels.work import UnscaleRequest
+from fxamp.kernels.request import UnscaleRequest
 
 CPU = torch.device("cpu")
 WITHOUT_TRITON = """
@@ -189,7 +189,7 @@ def test_reference_and_kernels_do_not_know_each_other() -> None:
     folder = Path(dispatch.__file__).parent
     for kernels in ("plan", "source", "store", "launch", "interpreter", "update_source"):
         assert "reference" not in imports(folder / f"{kernels}.py")
-    assert imports(folder / "reference.py") == {"work"}
+    assert imports(folder / "reference.py") == {"request"}
 
 
 def imports(path: Path) -> set[str]:

@@ -17,8 +17,8 @@ from fxamp.tools.bench.passes import command as passes
 from fxamp.tools.bench.report import Report
 from fxamp.tools.bench.train import command as train
 from fxamp.tools.bench.train.contenders import BASELINES
+from fxamp.tools.bench.train.experiment import DTYPES
 from fxamp.tools.bench.train.models import MODELS
-from fxamp.tools.bench.train.plan import DTYPES
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
 
 PROG = "fxamp-bench all"

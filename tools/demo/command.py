@@ -22,7 +22,7 @@ from fxamp.tools.common.line_chart import Curve, line_chart, smooth
 from fxamp.tools.demo.model import Size
 from fxamp.tools.demo.table import table, verdict
 from fxamp.tools.demo.text import VOCABULARY, standard_library
-from fxamp.tools.demo.train import Plan, Run, train
+from fxamp.tools.demo.train import TrainingResult, TrainingSettings, train
 
 _TINY = Size(layers=2, heads=4, width=64, length=64, vocabulary=VOCABULARY)
 #: GPT-2's smallest: 124 million parameters, and 39 million in a head of its own. The text uses 256 tokens; the
@@ -31,13 +31,13 @@ _REAL = Size(layers=12, heads=12, width=768, length=1024, vocabulary=50304)
 
 #: By device: what is trained there, and the policy.
 _PLANS = {
-    "cpu": (Plan(_TINY, batch=8, steps=120, rate=3e-3, device="cpu", seed=0), "cpu-bfloat16"),
-    "cuda": (Plan(_REAL, batch=8, steps=200, rate=3e-4, device="cuda", seed=0), "auto"),
+    "cpu": (TrainingSettings(_TINY, batch=8, steps=120, rate=3e-3, device="cpu", seed=0), "cpu-bfloat16"),
+    "cuda": (TrainingSettings(_REAL, batch=8, steps=200, rate=3e-4, device="cuda", seed=0), "auto"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, or 2 after a user's mistake."""
+    """TrainingResult the command line; returns the exit status: 0, or 2 after a user's mistake."""
     given = _parser().parse_args(arguments)
     return guarded("fxamp-demo", lambda: _demo(given))
 
@@ -82,7 +82,7 @@ def _demo(given: argparse.Namespace) -> None:
     print(f"\n{verdict(reference, other, plan.device)}\nThe loss curves are in {given.picture}")
 
 
-def _chosen(given: argparse.Namespace) -> tuple[Plan, str]:
+def _chosen(given: argparse.Namespace) -> tuple[TrainingSettings, str]:
     """Return the plan and the policy, checked before training starts."""
     plan, policy = _PLANS[given.device]
     changes: dict[str, Any] = {"steps": given.steps or plan.steps, "seed": given.seed}
@@ -93,7 +93,7 @@ def _chosen(given: argparse.Namespace) -> tuple[Plan, str]:
         Policy.load(policy).resolve(given.device)
     if not given.picture.absolute().parent.is_dir():
         raise OptionError(f"--picture {given.picture}: there is no folder {given.picture.absolute().parent}")
-    return Plan(**{**vars(plan), **changes}), policy
+    return TrainingSettings(**{**vars(plan), **changes}), policy
 
 
 def _scaler(policy: str, device: str) -> GradScaler | None:
@@ -118,7 +118,7 @@ def _usable_lowering(device: str) -> str:
     return "inductor"
 
 
-def picture(reference: Run, other: Run) -> str:
+def picture(reference: TrainingResult, other: TrainingResult) -> str:
     """Return both loss curves as SVG; each point is the mean of the last ten steps."""
     policy = other.records[0].policy if other.records else "float32"
     curves = (

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from tabulate import tabulate
 
 from fxamp.backend.choose import native_bfloat16
-from fxamp.tools.demo.train import Run
+from fxamp.tools.demo.train import TrainingResult
 
 
-def gap(reference: Run, other: Run) -> float:
+def gap(reference: TrainingResult, other: TrainingResult) -> float:
     """Return the mean over all steps of the distance between the two losses, in nats per token."""
     return statistics.fmean(abs(a - b) for a, b in zip(reference.losses, other.losses, strict=True))
 
 
-def table(reference: Run, other: Run) -> str:
+def table(reference: TrainingResult, other: TrainingResult) -> str:
     """Return both runs side by side, as text."""
     rows = [(name, *(describe(run) for run in (reference, other))) for name, describe in _ROWS.items()]
     distance = gap(reference, other)
@@ -26,7 +26,7 @@ def table(reference: Run, other: Run) -> str:
     return tabulate(rows, headers=("", reference.label, other.label), disable_numparse=True)
 
 
-def verdict(reference: Run, other: Run, device: str) -> str:
+def verdict(reference: TrainingResult, other: TrainingResult, device: str) -> str:
     """Return a sentence on whether this device computes in 16 bits natively, and on the measured speed."""
     ratio = other.rate / reference.rate
     measured = f"fxamp ran {other.rate:.1f} steps/s, float32 {reference.rate:.1f}: {ratio:.2f} times the speed."
@@ -40,11 +40,11 @@ def verdict(reference: Run, other: Run, device: str) -> str:
     return measured
 
 
-def _casts(run: Run) -> int:
+def _casts(run: TrainingResult) -> int:
     return sum(record.casts for record in run.records)
 
 
-def _by_dtype(run: Run) -> str:
+def _by_dtype(run: TrainingResult) -> str:
     totals: dict[str, int] = {}
     for record in run.records:
         for dtype, count in record.ops_by_dtype.items():
@@ -52,7 +52,7 @@ def _by_dtype(run: Run) -> str:
     return ", ".join(f"{count} {dtype}" for dtype, count in sorted(totals.items(), key=lambda item: -item[1])) or "-"
 
 
-_ROWS: dict[str, Callable[[Run], str]] = {
+_ROWS: dict[str, Callable[[TrainingResult], str]] = {
     "policy": lambda run: ", ".join(dict.fromkeys(record.policy for record in run.records)) or "none",
     "why": lambda run: ", ".join(dict.fromkeys(record.chosen for record in run.records)) or "plain torch.compile",
     "graphs": lambda run: str(run.graphs),

@@ -19,7 +19,7 @@ from fxamp.tools.demo.text import Text
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingSettings:
     """The settings of the training in both columns. ``rate`` is AdamW's learning rate, ``batch`` counts passages."""
 
     size: Size
@@ -31,7 +31,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingResult:
     """The result of one training.
 
     ``losses``: nats a token, one a step, before that step's update. ``held_out``: the same on text never trained on,
@@ -59,12 +59,12 @@ class Run:
 
 def train(
     label: str,
-    plan: Plan,
+    plan: TrainingSettings,
     text: Text,
     compiler: Mapping[str, Any],
     stream: TextIO,
     scaler: GradScaler | None = None,
-) -> Run:
+) -> TrainingResult:
     """Train a GPT compiled by ``torch.compile(model, **compiler)`` and report progress on ``stream``.
 
     ``scaler`` is the one that ``compiler`` gives to the backend, if it does.
@@ -84,7 +84,7 @@ def train(
             losses.append(_step(compiled, optimizer, scaler or GradScaler(plan.device, enabled=False), inputs))
             seconds.append(time.perf_counter() - start)
             progress.step(step, losses[-1])
-    return Run(
+    return TrainingResult(
         label=label,
         losses=tuple(losses),
         held_out=_examine(compiled, plan, text),
@@ -107,7 +107,7 @@ def _step(compiled: Any, optimizer: torch.optim.Optimizer, scaler: GradScaler, i
     return loss.item()
 
 
-def _examine(compiled: Any, plan: Plan, text: Text, batches: int = 4) -> float:
+def _examine(compiled: Any, plan: TrainingSettings, text: Text, batches: int = 4) -> float:
     """Return the mean loss on held-out text. Gradients stay enabled to avoid a second compilation."""
     inputs, targets = text.examination(batches * plan.batch, plan.size.length)
     parts = zip(inputs.chunk(batches), targets.chunk(batches), strict=True)

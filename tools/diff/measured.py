@@ -20,7 +20,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class Run:
+class Measured:
     """Floating outputs in order, and gradients by the names of what they are of; all float64, on the CPU."""
 
     outputs: tuple[Tensor, ...]
@@ -48,7 +48,7 @@ def moved(program: Program, device: str, dtype: torch.dtype | None = None) -> Pr
     return Program(model, args, kwargs)
 
 
-def run(program: Program, call: Callable[..., Any], scaled: Callable[[Tensor], Tensor], seed: int = _SEED) -> Run:
+def run(program: Program, call: Callable[..., Any], scaled: Callable[[Tensor], Tensor], seed: int = _SEED) -> Measured:
     """Run ``call``, which computes the program's model, and its backward; ``scaled`` is applied to where it starts."""
     torch.manual_seed(seed)
     leaves = _leaves(program)
@@ -61,7 +61,7 @@ def run(program: Program, call: Callable[..., Any], scaled: Callable[[Tensor], T
     if start:
         torch.autograd.backward([scaled(value) for value in start], [_cotangent(value) for value in start])
     gradients = {name: _exact(leaf.grad) for name, leaf in leaves.items() if leaf.grad is not None}
-    return Run(tuple(map(_exact, outputs)), gradients)
+    return Measured(tuple(map(_exact, outputs)), gradients)
 
 
 def _leaves(program: Program) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fxamp.errors import ListingError, PolicyError
 from fxamp.tools.common.quiet import one_line, quiet
 from fxamp.tools.diff.diverge import Divergence, first_divergence
-from fxamp.tools.diff.measured import Run, moved, run
+from fxamp.tools.diff.measured import Measured, moved, run
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.diff.under_policy import run_under, unscaled
 from fxamp.tools.inputs.model_file import Program, program
@@ -87,7 +87,7 @@ def run_both(file: str, old: Side, new: Side) -> Numbers:
     return Numbers(file, (errors[0], errors[1]), where, random)
 
 
-def _reference(file: str, given: Program, seed: int) -> Run:
+def _reference(file: str, given: Program, seed: int) -> Measured:
     try:
         exact = moved(given, "cpu", torch.float64)
         return run(exact, exact.model, unscaled, seed)
@@ -116,7 +116,7 @@ def _program(file: str) -> Program:
     return program(file, tree, lambda text: print(f"{PROG}: {text}", file=sys.stderr))
 
 
-def _errors(reference: Run, found: Run, scale: float | None) -> Errors:
+def _errors(reference: Measured, found: Measured, scale: float | None) -> Errors:
     exact = reference.gradients
     other = {name: found.gradients.get(name, torch.zeros_like(gradient)) for name, gradient in exact.items()}
     parameters = {name: _error([gradient], [other[name]]) for name, gradient in exact.items()}

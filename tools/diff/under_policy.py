@@ -12,14 +12,14 @@ from fxamp.policy import LossScale, Policy
 from fxamp.scaler import GradScaler
 from fxamp.targets import SCALED_DTYPES
 from fxamp.tools.common.quiet import one_line
-from fxamp.tools.diff.measured import Run, moved, run
+from fxamp.tools.diff.measured import Measured, moved, run
 from fxamp.tools.inputs.model_file import Program
 
 #: A scale below this is given up: a gradient that overflows there would overflow unscaled.
 _LEAST_SCALE = 2.0**-24
 
 
-def run_under(file: str, given: Program, policy: Policy) -> tuple[Run, float | None]:
+def run_under(file: str, given: Program, policy: Policy) -> tuple[Measured, float | None]:
     """A run under ``policy``, and its loss scale: backed off, as in training, until all gradients are finite."""
     wanted = policy.loss_scale or LossScale(enabled=policy.lower_precision_fp in SCALED_DTYPES)
     if not wanted.enabled or policy.outputs == "keep":  # the backend refuses a scaler with outputs = "keep"
@@ -33,7 +33,7 @@ def run_under(file: str, given: Program, policy: Policy) -> tuple[Run, float | N
         scale = lower
 
 
-def _compiled(file: str, given: Program, policy: Policy, scaler: GradScaler | None) -> Run:
+def _compiled(file: str, given: Program, policy: Policy, scaler: GradScaler | None) -> Measured:
     there = moved(given, policy.device)
     options: dict[str, Any] = {"policy": policy, "lowering": "aot_eager", "scaler": scaler}
 

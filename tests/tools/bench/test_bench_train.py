@@ -15,9 +15,9 @@ from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.spread import spread
 from fxamp.tools.bench.train.contenders import CONTENDERS
 from fxamp.tools.bench.train.counted_ops import CountedOps
+from fxamp.tools.bench.train.experiment import Experiment
 from fxamp.tools.bench.train.models import MODELS, SIZES, build
 from fxamp.tools.bench.train.observe import observe
-from fxamp.tools.bench.train.plan import Plan
 from fxamp.tools.bench.train.process import ContenderFailed, Process
 from fxamp.tools.bench.train.result import Comparison, Measured
 from fxamp.tools.bench.train.table import table
@@ -25,7 +25,7 @@ from fxamp.tools.bench.train.training import Training
 from fxamp.tools.common.bar_chart import Bar, bar_chart
 from fxamp.tools.common.machine import machine
 
-PLAN = Plan("mlp", "tiny", "cpu", dtype="float16", steps=2, rounds=3, lowering="eager")
+PLAN = Experiment("mlp", "tiny", "cpu", dtype="float16", steps=2, rounds=3, lowering="eager")
 _NAMES = "eager-float32,eager-autocast,fxamp"
 
 

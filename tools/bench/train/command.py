@@ -8,7 +8,7 @@ from pathlib import Path
 from fxamp.errors import OptionError
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.bench.train.contenders import BASELINES, CONTENDERS
-from fxamp.tools.bench.train.plan import DTYPES, OPTIMIZERS, Plan
+from fxamp.tools.bench.train.experiment import DTYPES, OPTIMIZERS, Experiment
 from fxamp.tools.bench.train.result import Comparison
 from fxamp.tools.bench.train.table import table, title
 from fxamp.tools.common.bar_chart import Bar, bar_chart
@@ -66,7 +66,7 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
     require(given.model)
     size = given.size or ("full" if given.device == "cuda" else "tiny")
     fields = ("model", "device", "dtype", "steps", "rounds", "seed", "threads", "lowering", "optimizer", "max_norm")
-    plan = Plan(size=size, **{name: getattr(given, name) for name in fields})
+    plan = Experiment(size=size, **{name: getattr(given, name) for name in fields})
     names = _taking_part(given.contenders, plan)
     found = compare(plan, names, _baseline(given, names), say)
     failed = tuple(each.name for each in found.contenders if each.failed)
@@ -96,7 +96,7 @@ def _bench(given: argparse.Namespace) -> tuple[str, ...]:
     return report.failed
 
 
-def _taking_part(named: Sequence[str] | None, plan: Plan) -> Sequence[str]:
+def _taking_part(named: Sequence[str] | None, plan: Experiment) -> Sequence[str]:
     """The contenders that were named; else all, those that need a scaled loss only where losses are scaled."""
     scaled = plan.lower_dtype == "float16"
     for name in named or ():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fxamp.tools.bench.train.contenders import CONTENDERS, FLOAT32
-from fxamp.tools.bench.train.plan import Plan
+from fxamp.tools.bench.train.experiment import Experiment
 from fxamp.tools.bench.train.process import ContenderFailed, Process
 from fxamp.tools.bench.train.result import Comparison, Measured
 from fxamp.tools.bench.train.worker import WARM_UP
@@ -33,7 +33,7 @@ class _Runner:
     failed: str = ""
 
 
-def compare(plan: Plan, names: Sequence[str], baseline: str, say: Say) -> Comparison:
+def compare(plan: Experiment, names: Sequence[str], baseline: str, say: Say) -> Comparison:
     """Measure the contenders ``names``, each in a process of its own; ``say`` receives progress.
 
     A contender that fails leaves the rounds; its result says why.
@@ -65,7 +65,7 @@ def _attempt(runner: _Runner, task: Callable[[_Runner], None]) -> None:
         runner.failed = str(error)
 
 
-def _start(runner: _Runner, plan: Plan, cache: Path, stack: ExitStack, say: Say) -> None:
+def _start(runner: _Runner, plan: Experiment, cache: Path, stack: ExitStack, say: Say) -> None:
     """Compile with empty caches in a first process, if there is anything to compile; then start the lasting process."""
     if CONTENDERS[runner.name].compiler:
         say(f"{runner.name}: compiling with empty caches ...")
@@ -76,7 +76,7 @@ def _start(runner: _Runner, plan: Plan, cache: Path, stack: ExitStack, say: Say)
     runner.warm = runner.process.ask("warm_up")
 
 
-def _round(runner: _Runner, plan: Plan) -> None:
+def _round(runner: _Runner, plan: Experiment) -> None:
     assert runner.process is not None
     answer = runner.process.ask("steps", count=plan.steps)
     runner.seconds.append(answer["seconds"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fxamp.tools.bench.train.plan import Plan
+from fxamp.tools.bench.train.experiment import Experiment
 
 
 class ContenderFailed(Exception):
@@ -23,7 +23,7 @@ class Process:
     if the model or the contender cannot be set up, or if the process cannot answer a request.
     """
 
-    def __init__(self, plan: Plan, contender: str, cache: Path) -> None:
+    def __init__(self, plan: Experiment, contender: str, cache: Path) -> None:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by close()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fxamp.tools.bench.train.worker"],

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fxamp.tools.bench.spread import Spread, spread
-from fxamp.tools.bench.train.plan import Plan
+from fxamp.tools.bench.train.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Measured:
 class Comparison:
     """All contenders of one plan on one machine; ratios are taken to ``baseline``, losses compared with ``float32``."""
 
-    plan: Plan
+    plan: Experiment
     machine: Mapping[str, str]
     baseline: str
     float32: str

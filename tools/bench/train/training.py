@@ -10,8 +10,8 @@ from torch import Tensor
 from fxamp.backend.report import Report, report
 from fxamp.scaler import GradScaler
 from fxamp.tools.bench.train.contenders import Contender
+from fxamp.tools.bench.train.experiment import FUSED, OPTIMIZERS, Experiment
 from fxamp.tools.bench.train.models import build
-from fxamp.tools.bench.train.plan import FUSED, OPTIMIZERS, Plan
 
 #: The steps cycle through so many batches.
 BATCHES = 4
@@ -21,7 +21,7 @@ RATE = 1e-3
 class Training:
     """Trains ``plan.model`` as the contender does. The loss of each step stays on its device until it is read."""
 
-    def __init__(self, plan: Plan, contender: Contender) -> None:
+    def __init__(self, plan: Experiment, contender: Contender) -> None:
         module, batches = build(plan.model, plan.size, plan.seed, BATCHES)
         self.plan = plan
         self.contender = contender
@@ -99,7 +99,7 @@ class Training:
         return torch.autocast(self.plan.device, getattr(torch, self.plan.lower_dtype))
 
 
-def _optimizer(module: torch.nn.Module, plan: Plan, contender: Contender) -> torch.optim.Optimizer:
+def _optimizer(module: torch.nn.Module, plan: Experiment, contender: Contender) -> torch.optim.Optimizer:
     fused = {"fused": True} if contender.fused and plan.optimizer in FUSED else {}
     made: torch.optim.Optimizer = getattr(torch.optim, plan.optimizer)(
         module.parameters(), lr=RATE, **OPTIMIZERS[plan.optimizer], **fused
@@ -107,7 +107,7 @@ def _optimizer(module: torch.nn.Module, plan: Plan, contender: Contender) -> tor
     return made
 
 
-def _scaler(plan: Plan, contender: Contender) -> torch.amp.GradScaler:
+def _scaler(plan: Experiment, contender: Contender) -> torch.amp.GradScaler:
     enabled = bool(contender.scaler) and plan.lower_dtype == "float16"
     if contender.scaler == "fxamp":
         lowering = "inductor" if plan.lowering == "inductor" else "aot_eager"
@@ -116,7 +116,7 @@ def _scaler(plan: Plan, contender: Contender) -> torch.amp.GradScaler:
     return torch.amp.GradScaler(plan.device, enabled=enabled)
 
 
-def _compiled(module: torch.nn.Module, plan: Plan, contender: Contender, scaler: torch.amp.GradScaler) -> Any:
+def _compiled(module: torch.nn.Module, plan: Experiment, contender: Contender, scaler: torch.amp.GradScaler) -> Any:
     if not contender.compiler:
         return module
     if contender.compiler == "torch":

@@ -42,10 +42,10 @@ def _start(request: dict[str, Any]) -> Any:
     import torch
 
     from fxamp.tools.bench.train.contenders import CONTENDERS
-    from fxamp.tools.bench.train.plan import Plan
+    from fxamp.tools.bench.train.experiment import Experiment
     from fxamp.tools.bench.train.training import Training
 
-    plan = Plan(**request["plan"])
+    plan = Experiment(**request["plan"])
     if plan.device == "cpu":
         torch.set_num_threads(plan.threads)
     return Training(plan, CONTENDERS[request["contender"]])

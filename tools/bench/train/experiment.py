@@ -22,7 +22,7 @@ FUSED = ("AdamW", "Adam", "SGD", "Adagrad")
 
 
 @dataclass(frozen=True)
-class Plan:
+class Experiment:
     """One comparison.
 
     ``dtype`` is the 16-bit dtype of the contenders in mixed precision. "auto" leaves the choice to fxamp's
@@ -45,7 +45,7 @@ class Plan:
     max_norm: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name; ``Plan(**fields)`` gives the plan back."""
+        """The fields by name; ``Experiment(**fields)`` gives the plan back."""
         return asdict(self)
 
     @property
