@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from exhaustive import exhaustive
 from model_runs import Baseline, Compiled, baseline, compiled
 from zoo import MODELS
+
+#: Models that run by default: attention, convolution, recurrence, a model with and one without biases.
+ALWAYS = ("gpt2", "bert", "llama", "mamba", "resnet", "vit")
 
 #: Warnings of other people's code, which the models meet whatever the backend.
 _FOREIGN_WARNINGS = (
@@ -41,7 +45,7 @@ def as_in_a_new_process() -> None:
     """Tests of one model share what was compiled for it."""
 
 
-@pytest.fixture(scope="session", params=list(MODELS))
+@pytest.fixture(scope="session", params=exhaustive(MODELS, always=ALWAYS))
 def base(request: pytest.FixtureRequest) -> Baseline:
     """A model with its runs in float64 and under eager autocast."""
     return baseline(request.param)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from oracle.gaps import NO_FAKE_KERNEL, UNSEEN, UNTRACED, names_dimensions, really_refused
 from oracle.observe import Observation, observe, observe_call
 from oracle.reference import expected
@@ -75,7 +76,7 @@ def test_a_rule_covers_no_other_overload_that_autocast_leaves_alone(device: str)
     assert too_many == []
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", exhaustive(DTYPES, always=["float16"]))
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_policy_file_agrees(device: str, dtype: str) -> None:
     lower = DTYPES[dtype]
@@ -103,7 +104,7 @@ def test_only_the_named_ops_have_no_fake_kernel(device: str) -> None:
     assert failing <= set(NO_FAKE_KERNEL)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", exhaustive(DEVICES, always=["cuda", "cpu"]))
 def test_rewrite_agrees(device: str) -> None:
     policy = Policy.load(f"{device}-float16").resolve(device)
     differing, compared = [], []
