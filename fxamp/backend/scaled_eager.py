@@ -62,16 +62,15 @@ def _enter(value: Any, scaler: GradScaler) -> Any:
 
 
 def _leave(results: Any, args: Sequence[Any], entered: Sequence[Any], scaler: GradScaler) -> Any:
-    given = {id(inside): outside for inside, outside in zip(entered, args, strict=True)}
-    tensors = [value for value in (*args, *pytree.tree_leaves(results)) if isinstance(value, Tensor)]
-    shares = Counter(memory for value in tensors for memory in _memory(value))
+    outside = {id(inside): outer for inside, outer in zip(entered, args, strict=True)}
+    tensors = {id(value): value for value in (*args, *pytree.tree_leaves(results)) if isinstance(value, Tensor)}
+    shares = Counter(memory for value in tensors.values() for memory in _memory(value))
 
     def leave(value: Any) -> Any:
-        if id(value) in given:
-            return given[id(value)]
-        if not _differentiable(value):
-            return value
-        return _cross(_Leave, value, None, scaler, any(shares[memory] > 1 for memory in _memory(value)))
+        if id(value) not in outside and _differentiable(value):
+            shared = any(shares[memory] > 1 for memory in _memory(value))
+            outside[id(value)] = _cross(_Leave, value, None, scaler, shared)
+        return outside.get(id(value), value)
 
     return pytree.tree_map(leave, results)
 

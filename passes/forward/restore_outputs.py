@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.capture import NARROW_OUTPUTS, OUTPUT_DTYPES
 from fxamp.graph import AliasSets, GraphWriter, graph_output, tensor_value
-from fxamp.graph.aliases import alias_of, aliased_inputs
+from fxamp.graph.aliases import alias_of, aliased_inputs, given_back
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CastWriter
 
@@ -86,7 +86,7 @@ class _Rebuilder:
 
     def _build(self, node: Node, dtype: torch.dtype) -> Node:
         """Made from the cast of what it is a view of. All writes are done where the outputs are."""
-        same = alias_of(node)
+        same = alias_of(node) or given_back(node)
         if same is not None:
             return self._rebuilt(same, dtype)
         sources = aliased_inputs(node)

@@ -123,6 +123,16 @@ def function_and_its_input(x: Tensor, w: Tensor) -> Any:
     return Doubled.apply(h), h
 
 
+def checkpoint_that_returns_a_tensor_from_outside(x: Tensor, w: Tensor) -> Any:
+    h = x @ w
+    return checkpoint(lambda a: h, h, use_reentrant=False), h.contiguous()
+
+
+def converted_to_the_dtype_of_another(x: Tensor, w: Tensor) -> Any:
+    h = x @ w
+    return h.to(x @ x), h, h.type_as(h)[0]
+
+
 PROGRAMS = [
     written_twice,
     view_of_a_write,
@@ -133,6 +143,8 @@ PROGRAMS = [
     checkpoint_that_returns_its_input,
     checkpoint_written_to,
     function_and_its_input,
+    checkpoint_that_returns_a_tensor_from_outside,
+    converted_to_the_dtype_of_another,
 ]
 
 
@@ -154,6 +166,18 @@ def test_what_shares_memory_under_autocast_shares_it_here(program: Callable[...,
         for k, b in enumerate(got):
             shared = want[i].untyped_storage()._cdata == want[k].untyped_storage()._cdata
             assert (a.untyped_storage()._cdata == b.untyped_storage()._cdata) == shared, (i, k)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_one_tensor_under_autocast_is_one_here(program: Callable[..., Any], lowering: str, scaled: bool) -> None:
+    x, w = leaf(4, 4), leaf(4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        want = torch.utils._pytree.tree_leaves(program(x, w))
+    options = {"scaler": fxamp.GradScaler("cpu")} if scaled else {}
+    got = torch.utils._pytree.tree_leaves(compile_with(program, lowering, **options)(x, w))
+    assert [[a is b for a in got] for b in got] == [[a is b for a in want] for b in want]
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)

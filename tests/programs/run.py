@@ -7,6 +7,7 @@ failure as a shrunk program that runs by itself. Exits with 1 if there are failu
 """
 
 import argparse
+import logging
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -47,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _batch(numbers: range, kinds: list[str], shrink: Shrink) -> Tally:
     torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)  # torch would write a record of every graph
     return search(numbers, kinds, shrink)
 
 
