@@ -193,6 +193,19 @@ def guard_current_graph(name: str, holds: Callable[[], bool]) -> None:
     context.guards_context.dynamo_guards.add(Guard(GlobalStateSource(), create))
 
 
+def backend_of(compiled: Any) -> Any:
+    """The backend function that ``compiled`` was compiled with; None for what torch.compile did not return.
+
+    If torch keeps it elsewhere, nobody is warned that a compiled model runs no graph.
+    """
+    names = getattr(getattr(compiled, "__code__", None), "co_freevars", ())
+    context = compiled.__closure__[names.index("self")].cell_contents if "self" in names else compiled
+    callback: Any = getattr(getattr(context, "dynamo_ctx", context), "callback", None)
+    while hasattr(callback, "_torchdynamo_orig_backend"):
+        callback = callback._torchdynamo_orig_backend
+    return getattr(callback, "compiler_fn", None)
+
+
 # Optimizers and wrappers.
 
 

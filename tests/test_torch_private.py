@@ -43,6 +43,7 @@ SHARP = frozenset(
         "_opt_called",
         "_optimizer_step_post_hooks",
         "_optimizer_step_pre_hooks",
+        "_torchdynamo_orig_backend",
         "add_python_lambda_leaf_guard_to_root",
         "bw_donated_idxs",
         "compiled_bw",
@@ -262,6 +263,19 @@ def test_a_guard_recompiles_and_is_asked_on_each_call() -> None:
         counts.append(len(graphs))
     assert counts == [1, 1, 2, 2]
     private.guard_current_graph("__outside", lambda: False)
+
+
+def test_what_is_compiled_tells_its_backend() -> None:
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        return gm
+
+    module = nn.Linear(2, 2)
+    module.compile(backend=backend)
+
+    assert private.backend_of(module._compiled_call_impl) is backend
+    assert private.backend_of(torch.compile(module, backend=backend)) is backend
+    assert private.backend_of(torch.compile(torch.add, backend=backend)) is backend
+    assert private.backend_of(module) is None and private.backend_of(torch.add) is None
 
 
 def test_an_optimizers_hooks_are_called_in_torchs_order() -> None:

@@ -1,6 +1,7 @@
 """The torch.compile backend: options, choice of policy, capture, passes, lowering."""
 
 from fxamp.backend.compile import fxamp
+from fxamp.backend.idle import warn_idle
 from fxamp.backend.rewrite import rewrite
 
-__all__ = ["fxamp", "rewrite"]
+__all__ = ["fxamp", "rewrite", "warn_idle"]

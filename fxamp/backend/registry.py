@@ -1,6 +1,6 @@
 """The records of all graphs that this process compiled, in order of compilation, each with what it ran for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import RLock
 from typing import Any
 
@@ -43,6 +43,12 @@ def recent(since: int) -> list[GraphRecord]:
 def records_of(compiled: Any) -> list[GraphRecord]:
     """The records of the graphs that ran for ``compiled``, a module or function, in order of compilation."""
     return [graph.record for graph in _graphs_of(compiled)]
+
+
+def runs_for_any(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether a graph read one of ``parameters``."""
+    read = list(parameters)
+    return any(graph.reads(parameter) for graph in _graphs if graph is not None for parameter in read)
 
 
 def outside(compiled: Any) -> list[str]:

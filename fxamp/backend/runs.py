@@ -63,6 +63,10 @@ class Runs:
             return True
         return isinstance(owner, torch.nn.Module) and any(_holds(self._parameters, p) for p in owner.parameters())
 
+    def reads(self, parameter: torch.Tensor) -> bool:
+        """Whether the graph read this very parameter."""
+        return _holds(self._parameters, parameter)
+
     def parameters_read(self, module: torch.nn.Module) -> set[str]:
         """The names of the parameters of ``module`` that the graph read.
 

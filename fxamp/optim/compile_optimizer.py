@@ -15,6 +15,7 @@ from fxamp.kernels import check_
 from fxamp.lowerings import STEP_LOWERINGS
 from fxamp.optim.borrow import needs_arguments
 from fxamp.optim.clip import coefficient, require_max_norm
+from fxamp.optim.first_steps import stepped
 from fxamp.optim.guarded_step import BoundStep, Factors
 from fxamp.optim.registry import guarded
 
@@ -86,12 +87,14 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
             _clip_in_memory(self, settings, scale)
             given = (closure, *args) if closure is not None or args else ()
             result = original(*given, **kwargs)
+            stepped(self)
             return loss if loss is not None else result
         inverse = None if scale is None else scale.double().reciprocal().float().reshape(())
         bound(
             None if found_inf is None else found_inf.reshape(()),
             Factors(inverse, _coefficient(self, settings, inverse)),
         )
+        stepped(self)
         return loss
 
     return step

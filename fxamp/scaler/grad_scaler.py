@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 
 from fxamp.optim import clip
+from fxamp.optim.first_steps import stepped
 from fxamp.policy import Policy
 from fxamp.scaler import clipping, fused
 from fxamp.scaler.borders import reciprocal
@@ -175,6 +176,7 @@ class GradScaler(torch.amp.GradScaler):
         """
         if not self._enabled:
             value = optimizer.step(*args, **kwargs)
+            stepped(optimizer)
             return StepResult(value, False) if return_skipped else value
         if "closure" in kwargs:
             raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
@@ -210,6 +212,7 @@ class GradScaler(torch.amp.GradScaler):
         record.stage = OptState.STEPPED
         self._skips.add(record.skipped)
         self._outcomes.record(record.skipped, scale.device)
+        stepped(optimizer)
         return StepResult(value, bool(record.skipped)) if return_skipped else value
 
     @untraced

@@ -1,0 +1,184 @@
+"""Where fxamp takes part in training and none of its graphs runs, that is said once, with the reason and the remedy."""
+
+import copy
+import logging
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import fxamp
+from fxamp.backend import breaks
+
+OPTIONS = {"policy": "cpu-float16", "lowering": "eager"}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).relu()
+
+    def training_step(self, x: Tensor) -> Tensor:
+        return self.forward(x)
+
+
+class Skipped(Net):
+    """Dynamo skips a function with a graph break in a loop that it cannot resume from."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(1):
+            torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+def compiled_sequential(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model.compile(backend="fxamp", options=OPTIONS | {"scaler": scaler})
+    return model, model
+
+
+def compiled_wrapper(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    wrapped = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4)))
+    model = torch.compile(wrapped, backend="fxamp", options=OPTIONS | {"scaler": scaler})
+    return model, model
+
+
+def another_method(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    model = Net()
+    model.compile(backend="fxamp", options=OPTIONS | {"scaler": scaler})
+    return model, model.training_step
+
+
+def the_original(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    model = Net()
+    compiled = torch.compile(model, backend="fxamp", options=OPTIONS | {"scaler": scaler})
+    return compiled, model
+
+
+IDLE = {
+    compiled_sequential: "Sequential is compiled with fxamp, .* Sequential is torch's own",
+    compiled_wrapper: "DistributedDataParallel is compiled with fxamp, .* DistributedDataParallel is torch's own",
+    another_method: "Net is compiled with fxamp, .* it was not called",
+    the_original: "Net is compiled with fxamp, .* it was not called",
+}
+
+
+def train(call: Callable[[Tensor], Tensor], scaler: fxamp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(2):
+        scaler.scale(call(torch.ones(2, 4)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "fxamp.backend.idle"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    store = tmp_path_factory.mktemp("rank") / "store"
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["scaler", "disabled scaler"])
+@pytest.mark.parametrize("make", IDLE, ids=lambda make: make.__name__)
+def test_training_without_a_graph_is_said_once(make: Callable, enabled: bool, caplog: pytest.LogCaptureFixture) -> None:
+    scaler = fxamp.GradScaler("cpu", enabled=enabled)
+    model, call = make(scaler)
+
+    train(call, scaler, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    (said,) = warnings(caplog)
+    assert re.search(IDLE[make], said), said
+
+
+def test_a_switch_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    scaler = fxamp.GradScaler("cpu")
+    model = Net()
+    model.compile(backend="fxamp", options=OPTIONS | {"scaler": scaler})
+
+    with torch._dynamo.config.patch(disable=True):
+        train(model, scaler, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    (said,) = warnings(caplog)
+    assert "TORCH_COMPILE_DISABLE" in said
+
+
+def test_skipped_functions_are_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Skipped()
+    optimizer = fxamp.compile_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), lowering="aot_eager")
+    model.compile(backend="fxamp", options=OPTIONS)
+    monkeypatch.setattr(breaks, "skipped_functions", lambda compiled: ["net.py:1: forward: a loop"])
+    monkeypatch.setattr("fxamp.backend.idle.skipped_functions", breaks.skipped_functions)
+
+    model.body(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+    (said,) = warnings(caplog)
+    assert "Dynamo skips net.py:1: forward: a loop" in said
+
+
+def test_a_compiled_optimizer_says_it_too(caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizers = Net(), []
+    model.compile(backend="fxamp", options=OPTIONS)
+    copied = copy.deepcopy(model)
+    for each in (model, copied):
+        optimizers.append(fxamp.compile_optimizer(torch.optim.SGD(each.parameters(), lr=0.1), lowering="aot_eager"))
+
+    model.training_step(torch.ones(2, 4)).sum().backward()
+    copied(torch.ones(2, 4)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+    assert len(warnings(caplog)) == 1
+
+
+def plain(options: dict) -> Callable[[Tensor], Tensor]:
+    return Net()
+
+
+def compiled_whole(options: dict) -> Callable[[Tensor], Tensor]:
+    model = Net()
+    model.compile(backend="fxamp", options=options)
+    return model
+
+
+def returned_for_a_module_of_torch(options: dict) -> Callable[[Tensor], Tensor]:
+    return torch.compile(nn.Sequential(nn.Linear(4, 4)), backend="fxamp", options=options)
+
+
+def compiled_inside(options: dict) -> Callable[[Tensor], Tensor]:
+    model = nn.Sequential(Net(), nn.Linear(4, 4))
+    model[0].compile(backend="fxamp", options=options)
+    return model
+
+
+def other_backend(options: dict) -> Callable[[Tensor], Tensor]:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.compile(backend="eager")
+    return model
+
+
+RIGHT = [plain, compiled_whole, returned_for_a_module_of_torch, compiled_inside, other_backend]
+
+
+@pytest.mark.parametrize("make", RIGHT, ids=lambda make: make.__name__)
+def test_nothing_is_said_where_nothing_is_wrong(make: Callable, caplog: pytest.LogCaptureFixture) -> None:
+    beside = nn.Sequential(nn.Linear(4, 4))
+    beside.compile(backend="fxamp", options=OPTIONS)
+    scaler = fxamp.GradScaler("cpu", init_scale=2.0)
+    model = make(OPTIONS | {"scaler": scaler})
+
+    with caplog.at_level(logging.WARNING):
+        train(model, scaler, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    assert warnings(caplog) == []
