@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.tools.bench.cost import schedule
 from fxamp.tools.bench.cost.count import Kept, Kernel
+from fxamp.torch_private import current_metadata
 
 
 @dataclass
@@ -122,12 +123,12 @@ def _like(value: Tensor) -> Tensor:
 
 def _kept(gm: GraphModule) -> list[Kept]:
     """Distinct storages that the forward returns beyond its results, largest first."""
-    context = TracingContext.try_get()
-    if context is None or context.fw_metadata is None:
+    metadata = current_metadata()
+    if metadata is None:
         return []
     (output,) = gm.graph.find_nodes(op="output")
     storages: dict[int, Kept] = {}
-    for node in output.args[0][context.fw_metadata.num_forward_returns :]:
+    for node in output.args[0][metadata.num_forward_returns :]:
         value = node.meta.get("val") if isinstance(node, Node) and node.op != "placeholder" else None
         if isinstance(value, Tensor):
             dtype, storage = str(value.dtype).removeprefix("torch."), value.untyped_storage()
