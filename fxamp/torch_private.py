@@ -172,6 +172,17 @@ def without_saved_tensors_hooks() -> AbstractContextManager[None]:
 # Dynamo.
 
 
+def hint(number: int | torch.SymInt) -> int | None:
+    """``number`` for the sizes that the graph is compiled for, without a guard on them; None if it depends on values.
+
+    If torch renames the hint of a symbolic number, sizes of dynamic shapes count as unknown.
+    """
+    if isinstance(number, int):
+        return number
+    found = getattr(number.node, "hint", None)
+    return found if isinstance(found, int) else None
+
+
 def guard_current_graph(name: str, holds: Callable[[], bool]) -> None:
     """Recompile the graph that Dynamo compiles now once ``holds`` is false; it is called on each call of the graph.
 

@@ -11,6 +11,7 @@ from fxamp.passes.forward.fold_casts import FoldCasts
 from fxamp.passes.forward.insert_casts import InsertCasts
 from fxamp.passes.forward.restore_outputs import RestoreOutputs
 from fxamp.passes.forward.scale_products import ScaleProducts
+from fxamp.passes.partition.mark_recomputed import MarkRecomputed
 from fxamp.passes.partition.pack_kept import PackKept
 from fxamp.passes.partition.unpack_kept import UnpackKept
 from fxamp.passes.step.drop_copies import DropCopies
@@ -35,6 +36,11 @@ FORWARD: PassSequence[CastContext] = PassSequence(
         DropRegions(),
     ),
 )
+
+
+def joint(results: int) -> PassSequence[CastContext]:
+    """Over a joint graph of forward and backward, of whose outputs the first ``results`` are the forward's."""
+    return PassSequence("joint", (MarkRecomputed(results),))
 
 
 def kept_forward(results: int) -> PassSequence[CastContext]:

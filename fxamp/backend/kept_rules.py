@@ -5,21 +5,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
 from fxamp.backend.once import warn_once
 from fxamp.backend.options import Options
 from fxamp.capture import Captured
 from fxamp.errors import OptionError
-from fxamp.graph import fake_mode_of, fake_tensors, graph_output
+from fxamp.graph import fake_mode_of, fake_tensors, graph_output, tensor_value
 from fxamp.listing.kept import KeptValue
 from fxamp.passes.base import CastContext
-from fxamp.passes.partition.pack_kept import KEPT_VALUES, RESTORE
+from fxamp.passes.partition.mark_recomputed import RECOMPUTED
+from fxamp.passes.partition.pack_kept import KEPT_VALUES, RESTORE, told
 from fxamp.passes.partition.unpack_kept import UnpackKept
-from fxamp.passes.sequences import kept_backward, kept_forward
+from fxamp.passes.sequences import joint, kept_backward, kept_forward
 from fxamp.passes.shared.saved_values import saved
 from fxamp.pipeline import run_passes
 from fxamp.policy import Policy
+from fxamp.policy.file.builtin import is_built_in
+from fxamp.policy.model.keep import KEPT
 
 #: Makes a forward and a backward of a joint graph.
 Partitioner = Callable[..., tuple[GraphModule, GraphModule]]
@@ -38,17 +42,20 @@ class KeptRules:
         """Partition the joint graph ``gm`` by torch's min cut, and pack what it keeps."""
         from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
 
+        results = given["num_fwd_outputs"]
+        mode = _mode_of(gm)
+        if mode is None:
+            return min_cut(gm, inputs, **given)
+        context = CastContext(mode, self.policy)
+        run_passes(Captured(gm, mode), context, joint(results))
         forward, backward = min_cut(gm, inputs, **given)
-        self.pack(forward, backward, given["num_fwd_outputs"])
+        self.pack(forward, backward, results, context)
+        self.values.extend(_recomputed(backward))
         return forward, backward
 
-    def pack(self, forward: GraphModule, backward: GraphModule, results: int) -> None:
+    def pack(self, forward: GraphModule, backward: GraphModule, results: int, context: CastContext) -> None:
         """Pack what ``forward`` hands to ``backward`` past its first ``results`` outputs, in place."""
-        values = (value for node in forward.graph.nodes for value in fake_tensors(node.meta.get("val")))
-        mode = next((fake_mode_of(value) for value in values), None)
-        if mode is None:
-            return
-        context = CastContext(mode, self.policy)
+        mode = context.mode
         handed = tuple(saved(forward, results))
         run_passes(Captured(forward, mode), context, kept_forward(results))
         said = graph_output(forward.graph).meta
@@ -57,18 +64,30 @@ class KeptRules:
         self.values.extend(said[KEPT_VALUES])
 
     def log_unmatched(self) -> None:
-        """Log, once, each rule that decided nothing of what was kept."""
+        """Log, once, each rule of the user's that decided nothing of what was kept."""
         used = {value.rule.id for value in self.values if value.rule is not None}
-        for rule in self.policy.rules:
-            if rule.region == "kept" and rule.id not in used and self.values:
+        mine = [rule for rule in self.policy.rules if rule.origin is None or not is_built_in(rule.origin.file)]
+        for rule in mine:
+            if rule.region == KEPT and rule.id not in used and self.values:
                 warn_once(__name__, _UNMATCHED, self.policy.name, rule.id, str(rule.origin or "made in Python"))
+
+
+def _mode_of(gm: GraphModule) -> FakeTensorMode | None:
+    values = (value for node in gm.graph.nodes for value in fake_tensors(node.meta.get("val")))
+    return next((fake_mode_of(value) for value in values), None)
+
+
+def _recomputed(backward: GraphModule) -> list[KeptValue]:
+    """What the backward computes again because a rule says so; it takes no memory in between."""
+    marked = [node for node in backward.graph.nodes if RECOMPUTED in node.meta and tensor_value(node) is not None]
+    return [told(node, node.name, node.meta[RECOMPUTED], "recompute", (0, 0)) for node in marked]
 
 
 def kept_rules(policy: Policy | None, options: Options) -> KeptRules | None:
     """The rules for what is kept, if there are any. Raises OptionError where there is no partition to apply them to."""
-    if policy is None or not policy.has_rules_for("kept"):
+    if policy is None or not policy.has_rules_for(KEPT):
         return None
-    ids = ", ".join(repr(rule.id) for rule in policy.rules if rule.region == "kept")
+    ids = ", ".join(repr(rule.id) for rule in policy.rules if rule.region == KEPT)
     has = f"policy {policy.name!r} has rules for what is kept for the backward ({ids})"
     if options.lowering == "eager":
         raise OptionError(

@@ -98,7 +98,7 @@ def _plan(memory: Memory, verdict: Verdict) -> Packing | str:
     if rule.keep is Keep.AS_IS:
         return rule.why
     if rule.keep is Keep.RECOMPUTE:
-        return "the partitioner keeps it nevertheless"
+        return "the partitioner keeps it all the same"
     value = tensor_value(_packed_node(memory))
     assert value is not None
     plan = plan_packing(value, rule)
@@ -175,14 +175,21 @@ def _hand_out(output: Node, results: int, restore: list[Restore | None], parts: 
 def _told(memory: Memory, verdict: Verdict, plan: Packing | str, parts: list[Node] | None) -> KeptValue:
     value = tensor_value(memory.owner)
     assert value is not None
-    made, rule = maker(memory.owner), verdict.rule
     before = stored_bytes([value])
     after = before if parts is None else stored_bytes([part.meta["val"] for part in parts])
     form = plan.words if isinstance(plan, Packing) else dtype_name(value.dtype)
-    ref = None if rule is None else RuleRef(rule.id, str(rule.origin or ""), rule.asks, rule.why)
-    reason = rule.why if isinstance(plan, Packing) and rule is not None else str(plan)
+    reason = "" if isinstance(plan, Packing) else plan
+    return told(memory.owner, memory.views[0].name, verdict.rule, form, (before, after), reason)
+
+
+def told(
+    node: Node, name: str, rule: Rule | None, form: str, sizes: tuple[int | None, int | None], reason: str = ""
+) -> KeptValue:
+    """What became of the value of ``node``, called ``name``, for reports; ``sizes``: bytes before and after."""
+    value, made = tensor_value(node), maker(node)
+    assert value is not None
     shape = tuple(size if isinstance(size, int) else str(size) for size in value.shape)
-    op = names_of(made)[-1]
-    return KeptValue(
-        memory.views[0].name, op, module_path(made), dtype_name(value.dtype), shape, form, before, after, ref, reason
-    )
+    ref = None if rule is None else RuleRef(rule.id, str(rule.origin or ""), rule.asks, rule.why)
+    why = reason or ("" if rule is None else rule.why)
+    place = names_of(made)[-1], module_path(made), dtype_name(value.dtype), shape
+    return KeptValue(name, *place, form, *sizes, ref, why)

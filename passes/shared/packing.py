@@ -19,6 +19,7 @@ from fxamp.dtypes import NARROW
 from fxamp.graph import GraphWriter, is_wrapper
 from fxamp.policy import Rule
 from fxamp.policy.model.keep import EIGHT_BITS, Keep
+from fxamp.torch_private import hint
 
 aten = torch.ops.aten
 
@@ -45,8 +46,8 @@ _NARROW_FORMS = {Keep.BFLOAT16: torch.bfloat16, Keep.FLOAT16: torch.float16}
 #: A block of zeros needs a scale too.
 _LEAST = 1e-30
 
-#: Where no divisor of the sizes is as large as this, a row has one scale.
-_SMALLEST_BLOCK = 16
+#: Blocks of fewer elements spend too much on scales.
+_SMALLEST_BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,12 @@ def plan_packing(value: Tensor, rule: Rule) -> Packing | str:
         return f"it is {str(value.dtype).removeprefix('torch.')}"
     if rule.keep in _NARROW_FORMS:
         return "it has 16 bits already" if value.dtype in NARROW else Packing(rule.keep, value.dtype)
+    if not value.shape or 0 in [size for size in value.shape if isinstance(size, int)]:
+        return "it has no row of elements"
     order = _contiguous_order(value)
     if order is None:
         return "its elements do not fill its memory"
     sizes = [value.shape[dim] for dim in order]
-    if not sizes or 0 in [size for size in sizes if isinstance(size, int)]:
-        return "it has no row of elements"
     trailing, block = _blocks(sizes, rule.block)
     if block and block * value.element_size() <= block + 2:
         return f"its rows of {block} are too short for scales"
@@ -98,31 +99,32 @@ def plan_packing(value: Tensor, rule: Rule) -> Packing | str:
 
 def _contiguous_order(value: Tensor) -> tuple[int, ...] | None:
     """The order of dimensions in which ``value`` is contiguous; None if there is none, or none is known."""
-    dims = tuple(range(value.dim()))
-    if value.is_contiguous():
-        return dims
-    if not all(isinstance(number, int) for number in (*value.shape, *value.stride())):
+    keys = [(hint(value.stride(dim)), hint(value.shape[dim]), -dim) for dim in range(value.dim())]
+    if any(None in key for key in keys):
         return None
-    strides = value.stride()
-    order = tuple(sorted(dims, key=lambda dim: (strides[dim], value.shape[dim]), reverse=True))
-    return order if value.permute(order).is_contiguous() else None
+    order = tuple(sorted(range(value.dim()), key=lambda dim: keys[dim], reverse=True))
+    wanted: int | torch.SymInt = 1
+    for dim in reversed(order):
+        if keys[dim][1] != 1 and str(value.stride(dim)) != str(wanted):  # compared as texts, numbers get no guards
+            return None
+        wanted = wanted * value.shape[dim]
+    return order
 
 
 def _blocks(sizes: Sequence[int | torch.SymInt], wanted: int) -> tuple[tuple[int, ...], int]:
     """The last sizes that are cut in blocks together, and the size of the blocks: ``wanted``, or else less.
 
-    The last dimension alone where ``wanted`` divides it, with as many before it as needed otherwise.
+    Blocks stay within a row where they can: a norm magnifies what a row next to much larger ones would lose. Rows that
+    are too short for a scale of their own are joined.
     """
     known = [size for size in takewhile(lambda size: isinstance(size, int), reversed(sizes)) if isinstance(size, int)]
     if not known:
         return (), 0
     for count in range(1, len(known) + 1):
-        if prod(known[:count]) % wanted == 0:
-            return tuple(reversed(known[:count])), wanted
-    total = prod(known)
-    block = next(size for size in range(min(wanted, total), 0, -1) if total % size == 0)
-    if block >= _SMALLEST_BLOCK:
-        return tuple(reversed(known)), block
+        total = prod(known[:count])
+        block = next(size for size in range(min(wanted, total), 0, -1) if total % size == 0)
+        if block >= min(_SMALLEST_BLOCK, wanted):
+            return tuple(reversed(known[:count])), block
     return (known[0],), known[0]
 
 

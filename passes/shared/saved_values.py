@@ -15,12 +15,14 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import graph_output, op_name, tensor_value
 from fxamp.graph.aliases import is_view
+from fxamp.listing.kept import total
 from fxamp.passes.base import CastContext
 from fxamp.passes.shared.autocast_regions import marked_lower
-from fxamp.passes.shared.sites import site_of
+from fxamp.passes.shared.sites import facts_of, site_of
 from fxamp.passes.shared.widening import CASTS
-from fxamp.policy import Rule, Symbol
-from fxamp.policy.model.keep import KEPT
+from fxamp.policy import Rule
+from fxamp.policy.model.keep import KEPT, RESULT
+from fxamp.torch_private import hint
 
 #: Views whose schemas do not say so.
 _HIDDEN_VIEWS = frozenset({torch.ops.aten._unsafe_view.default, torch.ops.aten.unsafe_split.Tensor})
@@ -88,6 +90,11 @@ def viewed(node: Node) -> Node | None:
     return None
 
 
+def in_backward(node: Node) -> bool:
+    """Whether AOTAutograd says that ``node`` is the backward's."""
+    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+
+
 def maker(node: Node) -> Node:
     """The call that computed the values of ``node``, behind views and casts; of a cast input it is the cast."""
     node = owner(node)
@@ -102,7 +109,7 @@ def maker(node: Node) -> Node:
 def readers(node: Node) -> Iterator[Node]:
     """The calls of the forward that read ``node``, directly or through views and casts."""
     for user in node.users:
-        if user.op == "output":
+        if user.op == "output" or in_backward(user):
             continue
         through = viewed(user) is not None or user.target in CASTS or is_view(user) or user.target in _HIDDEN_VIEWS
         yield from readers(user) if through else (user,)
@@ -114,10 +121,11 @@ def judge(memory: Memory, context: CastContext) -> Verdict:
     if not isinstance(made.target, OpOverload):
         return Verdict(None, f"{op_name(made)} made it, of which no rule can tell")
     value = tensor_value(memory.owner)
-    elements = None if value is None else value.numel()
-    known = elements if elements is None or isinstance(elements, int) else Symbol(str(elements))
+    elements = None if value is None else hint(value.numel())
     names = dict.fromkeys(name for reader in readers(memory.owner) for name in names_of(reader))
-    site = replace(site_of(made, KEPT), computes=True, elements=known, readers=tuple(names))
+    site = site_of(made, KEPT)
+    args = {**site.args, RESULT: facts_of(value)} if value is not None else site.args
+    site = replace(site, args=args, computes=True, elements=elements, readers=tuple(names))
     rulings = [context.policy.ruling(replace(site, op=name)) for name in names_of(made)]
     order = {id(rule): at for at, rule in enumerate(context.policy.rules)}
     rule = max((r.rule for r in rulings if r.rule), key=lambda rule: order[id(rule)], default=None)
@@ -138,9 +146,9 @@ def names_of(node: Node) -> tuple[str, ...]:
 
 
 def stored_bytes(values: Sequence[object]) -> int | None:
-    """The bytes of the storages of tensors, each once; None if a size is not known."""
-    sizes = {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in values if isinstance(v, Tensor)}
-    return sum(sizes.values()) if all(isinstance(size, int) for size in sizes.values()) else None
+    """The bytes of the storages of tensors, each once, for the sizes of this compilation; None if one is not known."""
+    sizes = {v.untyped_storage()._cdata: hint(v.untyped_storage().nbytes()) for v in values if isinstance(v, Tensor)}
+    return total(sizes.values())
 
 
 def _storage(node: object) -> int | None:

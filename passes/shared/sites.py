@@ -51,11 +51,16 @@ def computes(node: Node, dtype: object) -> bool:
     return base_name(node) not in _MOVES and not is_view(node) and dtype is None
 
 
+def facts_of(tensor: torch.Tensor) -> TensorFacts:
+    """What conditions can ask of a tensor."""
+    return TensorFacts(str(tensor.dtype).removeprefix("torch."), tuple(map(_size, tensor.shape)))
+
+
 def _value(given: Any) -> Value:
     if isinstance(given, Node):
         given = given.meta.get("val")
     if isinstance(given, torch.Tensor):
-        return TensorFacts(str(given.dtype).removeprefix("torch."), tuple(map(_size, given.shape)))
+        return facts_of(given)
     if isinstance(given, (list, tuple)):
         return tuple(_value(item) for item in given)
     if isinstance(given, (torch.SymInt, torch.SymFloat, torch.SymBool)):

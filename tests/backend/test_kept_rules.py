@@ -18,7 +18,7 @@ import fxamp
 from fxamp import Policy, Rule
 
 BASE = Policy.load("cpu-bfloat16")
-LEAST = 512
+LEAST, BLOCK = 512, 32
 EIGHT = {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 
 
@@ -26,7 +26,9 @@ def policy(*rules: Rule, base: Policy = BASE) -> Policy:
     return replace(base, name="kept", rules=(*base.rules, *rules))
 
 
-def all_in(keep: str, block: int = 0) -> Policy:
+def all_in(keep: str) -> Policy:
+    """All that is large, in blocks of 32 elements: all sizes of the programs allow for that."""
+    block = BLOCK if keep in EIGHT else 0
     return policy(Rule("all", keep=keep, region="kept", elements=f">={LEAST}", block=block))  # type: ignore[arg-type]
 
 
@@ -133,9 +135,7 @@ def test_gradients_are_those_of_eager_autograd_with_the_same_packing(program: st
 
 
 def squeezed(flat: Tensor, keep: str) -> Tensor:
-    """By blocks of 128, or of what divides the images' sizes: 100 (8 * 10 * 10 * 2), 25 and 36."""
-    block = 128 if flat.numel() % 128 == 0 else next(b for b in range(128, 0, -1) if flat.numel() % b == 0)
-    return in_eight_bits(flat, EIGHT[keep], block)
+    return in_eight_bits(flat, EIGHT[keep], BLOCK)
 
 
 @pytest.mark.usefixtures("keeps_what_eager_keeps")

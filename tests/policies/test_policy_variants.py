@@ -17,15 +17,15 @@ def test_a_variant_extends_the_policy_that_it_is_named_after(name: str) -> None:
     device, dtype, variant = name.split("-", 2)
     loaded, exact = Policy.load(name), Policy.load(f"{device}-{dtype}")
     assert (loaded.name, loaded.device, loaded.lower_precision_fp) == (name, device, dtype)
-    tables = {"moe": {"moe"}, "fast-norms": {"fast-norms", "fast-norms-cpu"}}[variant]
+    tables = {"moe": {"moe"}, "fast-norms": {"fast-norms", "fast-norms-cpu"}, "lean": {"lean"}}[variant]
     changed = [rule for rule in loaded.rules if rule not in exact.rules]
     assert changed and {Path(rule.origin.file).stem for rule in changed if rule.origin} <= tables
     assert all(rule.why.endswith(".") for rule in loaded.rules)
     assert {rule.id for rule in exact.rules} <= {rule.id for rule in loaded.rules}
 
 
-def test_the_variants_are_four_a_device_and_no_table_is_taken_for_one() -> None:
-    kinds = ("fast-norms", "moe")
+def test_the_variants_are_six_a_device_and_no_table_is_taken_for_one() -> None:
+    kinds = ("fast-norms", "lean", "moe")
     wanted = [f"{d}-{t}-{k}" for d in ("cpu", "cuda") for t in ("bfloat16", "float16") for k in kinds]
     assert list(variant_names()) == wanted and not set(wanted) & set(built_in_names())
 

@@ -8,6 +8,9 @@ from fxamp.policy.model.op_names import is_glob
 KEPT = "kept"
 """The region of rules on what the forward keeps for the backward."""
 
+RESULT = "result"
+"""The name by which conditions on arguments speak of the kept value itself."""
+
 BLOCK = 128
 """How many elements share a scale where a rule does not say."""
 

@@ -85,10 +85,11 @@ def test_wide_values_are_rounded(keep: str) -> None:
     ("shape", "order", "trailing", "block"),
     [
         ((4, 256), (0, 1), (256,), 128),
-        ((4, 8, 64), (0, 1, 2), (8, 64), 128),  # two rows a block
-        ((3, 50), (0, 1), (3, 50), 75),  # 128 divides nothing: the largest divisor of all
+        ((4, 8, 64), (0, 1, 2), (64,), 64),  # blocks stay within a row
+        ((3, 200), (0, 1), (200,), 100),  # the largest divisor
+        ((4, 8, 16), (0, 1, 2), (8, 16), 128),  # short rows are joined
         ((1, 131), (0, 1), (131,), 131),  # one scale a row
-        ((8, 4, 7, 7), (0, 1, 2, 3), (8, 4, 7, 7), 112),
+        ((8, 4, 7, 7), (0, 1, 2, 3), (7, 7), 49),
         ((16,), (0,), (16,), 16),
     ],
 )

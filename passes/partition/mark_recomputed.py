@@ -1,0 +1,75 @@
+"""mark-recomputed: tell AOTAutograd's partitioner which values the backward computes again: rules keep = "recompute".
+
+1. A value of the forward that such a rule decides is marked, with the call that makes it. The partitioner hands out
+   what these calls read instead.
+2. Random ops are never marked: computed again they would give other numbers. What a checkpoint of the program has
+   marked stays as the program wants it, and so do results and inputs.
+"""
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fxamp.graph import graph_output, tensor_value
+from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.shared.saved_values import Memory, in_backward, judge, owner
+from fxamp.policy import Rule
+from fxamp.policy.model.keep import Keep
+
+#: Key of a marked node's ``meta``: the rule that wants it computed again.
+RECOMPUTED = "fxamp_recomputed"
+
+#: Where torch's partitioners look. If torch moves it, rules have no effect, and the values are told as kept.
+_MARK = "recompute"
+
+
+@dataclass(frozen=True)
+class MarkRecomputed(Pass[CastContext]):
+    """Requires a joint graph with values; ``results`` is the number of the forward's results."""
+
+    results: int
+    name = "mark-recomputed"
+
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
+        marked = 0
+        returned: Any = graph_output(gm.graph).args[0]
+        there = {owner(node) for node in returned[: self.results] if isinstance(node, Node)}
+        for node in _forward_values(gm):
+            if node in there or _MARK in node.meta:
+                continue
+            rule = judge(Memory(node, (), ()), context).rule
+            if rule is not None and rule.keep is Keep.RECOMPUTE and not _random(node):
+                marked += _mark(node, rule)
+        return Result(marked, {"marked": marked})
+
+
+def _forward_values(gm: GraphModule) -> Iterator[Node]:
+    """The forward's tensors that are no views; of these the partitioner knows what to do by itself."""
+    for node in gm.graph.nodes:
+        mine = node.op == "call_function" and tensor_value(node) is not None and not in_backward(node)
+        if mine and owner(node) is node:
+            yield node
+
+
+def _random(node: Node) -> bool:
+    target = _call(node).target
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def _call(node: Node) -> Node:
+    made = node.args[0] if node.target is operator.getitem else node
+    assert isinstance(made, Node)
+    return made
+
+
+def _mark(node: Node, rule: Rule) -> int:
+    for each in {node, _call(node)}:
+        each.meta[_MARK] = CheckpointPolicy.MUST_RECOMPUTE
+        each.meta[RECOMPUTED] = rule
+    return 1

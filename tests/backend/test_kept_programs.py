@@ -1,0 +1,188 @@
+"""Kept values in all kinds of programs: computed again, at random, checkpointed, scaled, twice, of any shape."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from test_kept_rules import BASE, LEAST, Attention, Perceptron, X, all_in, compiled_gradients, held, policy, same
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import fxamp
+from fxamp import Policy, Rule
+
+AGAIN = Rule("again", keep="recompute", region="kept", elements=">=1")  # type: ignore[arg-type]
+
+
+class Dropout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.down(F.gelu(F.dropout(self.up(x), 0.3))), 0.5).float().pow(2).mean()
+
+
+@pytest.mark.parametrize("make", [Perceptron, Attention, Dropout])
+def test_computing_again_changes_no_bit_and_holds_less(make: type[nn.Module]) -> None:
+    model = make()
+    torch.manual_seed(1)
+    loss, plain, _ = compiled_gradients(model, X, BASE)
+    torch.manual_seed(1)
+    found_loss, found, report = compiled_gradients(model, X, policy(AGAIN))
+    assert torch.equal(loss, found_loss) and same(plain, found)
+    again = [value for value in report.graphs[-1].kept if value.form == "recompute"]
+    assert again and all(value.rule is not None and value.rule.id == "again" for value in again)
+    assert held(model, X, policy(AGAIN), "aot_eager")[0] < held(model, X, BASE, "aot_eager")[0]
+
+
+@pytest.mark.inductor
+def test_under_inductor_norms_and_activations_are_computed_again() -> None:
+    ops = ("gelu", "native_layer_norm")
+    again = Rule("again", keep="recompute", region="kept", ops=ops)  # type: ignore[arg-type]
+    model = Perceptron()
+    before, _ = held(model, X, BASE, "inductor")
+    after, _ = held(model, X, policy(again), "inductor")
+    assert after < 0.7 * before
+    loss, plain, _ = compiled_gradients(model, X, BASE, "inductor")
+    found_loss, found, _ = compiled_gradients(model, X, policy(again), "inductor")
+    torch.testing.assert_close(loss, found_loss, rtol=1e-6, atol=0)
+    for name, gradient in plain.items():
+        assert (found[name] - gradient).norm() <= 5e-3 * gradient.norm(), name
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Perceptron(), nn.Linear(32, 32)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return self.first.down(F.gelu(self.first.up(self.second(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.inner, self.second(x), use_reentrant=False)
+        return self.second(x).float().pow(2).mean()
+
+
+class Broken(nn.Module):
+    """Two graphs; the first one's result is the second one's input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sigmoid(self.first(x))
+        torch._dynamo.graph_break()
+        return torch.sigmoid(self.second(x)).float().pow(2).mean()
+
+
+@pytest.mark.parametrize("make", [Checkpointed, Broken])
+def test_gradients_are_close_to_those_without(make: type[nn.Module]) -> None:
+    model = make()
+    loss, plain, _ = compiled_gradients(model, X, BASE)
+    found_loss, found, report = compiled_gradients(model, X, all_in("int8"))
+    assert torch.equal(loss, found_loss) and plain.keys() == found.keys()
+    assert not same(plain, found)
+    packed = [value for graph in report.graphs for value in graph.kept if value.form.startswith("int8")]
+    assert packed
+    for name, gradient in plain.items():
+        assert (found[name] - gradient).norm() <= 0.03 * gradient.norm(), name
+
+
+def test_a_value_is_packed_once_however_often_the_backward_runs() -> None:
+    model, rules = Perceptron(), all_in("int8")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="fxamp", options={"policy": rules, "lowering": "aot_eager"})
+    loss = compiled(X)
+    loss.backward(retain_graph=True)
+    first = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and torch.equal(parameter.grad, 2 * first[name])
+
+
+@pytest.mark.parametrize("keep", ["int8", "float8_e4m3fn"])
+def test_a_scaled_backward_unpacks_the_same(keep: str) -> None:
+    """A power of two scales gradients exactly in float32 and bfloat16."""
+    model, rules = Perceptron(), all_in(keep)
+    _, plain, _ = compiled_gradients(model, X, rules)
+    scaler = fxamp.GradScaler("cpu", init_scale=2.0**8)
+    _, scaled, _ = compiled_gradients(model, X, rules, scaler=scaler)
+    assert same(plain, scaled)
+
+
+class AnyShape(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.up, self.down = (
+            nn.LayerNorm(32),
+            nn.Linear(32, 96),
+            nn.Linear(32, 64),
+            nn.Linear(64, 32),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        x = x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, width)
+        x = torch.softmax(self.norm(x) @ x.transpose(1, 2), -1) @ x
+        return (x + self.down(F.gelu(self.up(self.norm(x))))).float().pow(2).mean()
+
+
+def test_shapes_may_change() -> None:
+    torch._dynamo.reset()
+    model = AnyShape()
+    rules = policy(Rule("all", keep="int8", region="kept", elements=f">={LEAST}"))  # type: ignore[arg-type]
+    options: dict[str, Any] = {"policy": rules, "lowering": "aot_eager"}
+    compiled = torch.compile(model, backend="fxamp", dynamic=True, options=options)
+    for x in shapes():
+        compiled(x).backward()
+        found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+        model(x).backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            assert (found[name] - parameter.grad).norm() <= 0.05 * parameter.grad.norm(), name
+        model.zero_grad()
+    graphs = fxamp.report(compiled).graphs
+    assert len(graphs) == 1
+    packed = {value.op for value in graphs[0].kept if value.form.startswith("int8")}
+    assert {"aten::gelu.default", "aten::_softmax.default", "aten::native_layer_norm.default"} <= packed
+
+
+def shapes() -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    for batch, length in ((3, 17), (5, 40), (2, 128)):
+        yield torch.randn(batch, length, 32, generator=generator)
+
+
+def test_where_autocast_is_off_nothing_is_packed() -> None:
+    class Off(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(32, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", enabled=False):
+                x = torch.sigmoid(self.inner(x))
+            return torch.sigmoid(x * 2).pow(2).mean()
+
+    _, _, report = compiled_gradients(Off(), X, all_in("int8"))
+    kept = {value.name: (value.form, value.reason) for value in report.graphs[-1].kept}
+    assert ("f32", "autocast is off where it is made") in kept.values()
+    assert any(form.startswith("int8") for form, _ in kept.values())
+
+
+def test_the_shipped_policy_keeps_what_it_promises() -> None:
+    lean = Policy.load("cpu-bfloat16-lean")
+    x = torch.randn(4, 64, 32)
+    _, _, report = compiled_gradients(AnyShape(), x, lean)
+    forms = {(value.op, value.dtype): value.form for value in report.graphs[-1].kept}
+    attention = "aten::_scaled_dot_product_flash_attention_for_cpu.default"
+    assert forms[attention, "bf16"] == "bf16" and forms[attention, "f32"] == "f32"
+    assert forms["aten::_softmax.default", "bf16"] == "bf16"
+    assert forms["aten::gelu.default", "bf16"] == "recompute"
+    assert forms["aten::addmm.default", "bf16"] == "int8/64"
