@@ -17,6 +17,8 @@ from programs.place import Place
 from torch import Tensor
 
 _MARK = re.compile(r"lowered\(([\w.]+(?:\.t\(\))?)\)")
+_PART = re.compile(_MARK.pattern + r"(?=\[)")
+"""A part of a leaf is no leaf: autocast casts it by itself."""
 
 
 def unmarked(code: str) -> str:
@@ -27,6 +29,7 @@ def unmarked(code: str) -> str:
 def marked(code: str, place: Place, lower: torch.dtype) -> str:
     """``code`` with the calls of :class:`Lowered` that it needs at ``place``."""
     special = place.body or (place.region and place.lower not in (None, lower))
+    code = _PART.sub(r"\1", code)
     return _MARK.sub(rf'lowered(\1, "\1", "{place.body}")', code) if special else unmarked(code)
 
 
