@@ -11,7 +11,7 @@ from threading import RLock
 from typing import Any, TypeVar
 
 import torch
-from torch._guards import TracingContext
+from torch._guards import CompileContext, TracingContext, compile_context, tracing
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as _optimizers
 
@@ -106,6 +106,21 @@ def current_metadata() -> Any:
     """
     context = TracingContext.try_get()
     return None if context is None else context.fw_metadata
+
+
+def compiling_again() -> Callable[[], AbstractContextManager[None]]:
+    """What gives the contexts back in which AOTAutograd compiles now, for a graph that is compiled later.
+
+    Breaks loudly; if torch notes more in contexts of its own, its logs of the later compilation lack that.
+    """
+    noted, compilation = TracingContext.try_get(), CompileContext.try_get()
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        with tracing(noted), compile_context(compilation), without_autocast():
+            yield
+
+    return again
 
 
 def keep_saved_tensors() -> None:

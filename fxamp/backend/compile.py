@@ -19,6 +19,7 @@ from fxamp.backend.registry import remember
 from fxamp.backend.scaled import Scaling
 from fxamp.backend.unmatched import log_unmatched
 from fxamp.backend.unscaled import warn_unscaled
+from fxamp.backend.unused_results import may_be_unused
 from fxamp.capture import NARROW_OUTPUTS, Captured, capture
 from fxamp.capture.autocast_state import ambient_autocast
 from fxamp.dtypes import NARROW
@@ -69,7 +70,10 @@ def fxamp(
         stages.graph("captured", lambda: list_graph(capture(gm, example_inputs).module, stage="captured"))
     device = choice.policy.device if choice.policy else None
     with observed(CompileStage("lowering")):
-        compiled = lower_graph(module, example_inputs, parsed, Compilation(device, scaling, stages, rules, kept))
+        unused = choice.policy is not None and (scaling is not None or not ended) and may_be_unused(gm)
+        compiled = lower_graph(
+            module, example_inputs, parsed, Compilation(device, scaling, stages, rules, kept, unused)
+        )
     if kept is not None:
         kept.log_unmatched()
         record = replace(record, kept=tuple(kept.values))

@@ -14,6 +14,7 @@ from fxamp.backend.options import Options
 from fxamp.backend.partition import list_partition
 from fxamp.backend.scaled import Scaling, boxed, uncached
 from fxamp.backend.scaled_eager import scale_eagerly
+from fxamp.backend.unused_results import asking_for_none, by_used_results
 from fxamp.capture import Captured
 from fxamp.graph import fake_mode_of, fake_tensors
 from fxamp.lowerings import mode_settings
@@ -22,6 +23,7 @@ from fxamp.passes.forward.scale_products import scaled_products
 from fxamp.passes.sequences import backward as backward_passes
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import Stages
+from fxamp.torch_private import keep_saved_tensors
 
 #: Compiles one of AOTAutograd's graphs for its example inputs.
 InnerCompiler = Callable[[GraphModule, Sequence[Any]], Any]
@@ -33,7 +35,8 @@ class Compilation:
 
     Autocast for ``device`` is off: the graph's casts are explicit already. With ``scaling`` the backward is scaled,
     unscaled and checked. ``stages`` takes the graphs on their way. ``rules`` are the policy's for the backward,
-    ``kept`` those for what is kept for it.
+    ``kept`` those for what is kept for it. With ``unused`` the backward is compiled for those results that have
+    gradients.
     """
 
     device: str | None
@@ -41,11 +44,12 @@ class Compilation:
     stages: Stages
     rules: BackwardRules | None = None
     kept: KeptRules | None = None
+    unused: bool = False
 
     @property
     def hooked(self) -> bool:
         """Whether AOTAutograd's graphs must pass through fxamp's hands."""
-        return any((self.scaling, self.rules, self.kept)) or self.stages.kept
+        return any((self.scaling, self.rules, self.kept)) or self.stages.kept or self.unused
 
     def compile(self, gm: GraphModule, inputs: Sequence[Any], backward: bool, compiler: InnerCompiler) -> Any:
         """Compile one of AOTAutograd's graphs by ``compiler``; a backward gets its own casts and is scaled first."""
@@ -58,14 +62,15 @@ class Compilation:
                 self.stages.text(f"{stage}_kernels", lambda: compiled.source_code)
             return compiled
 
-        if backward:
-            self._rewrite_backward(gm)
-        if self.scaling is None:
-            return inner(gm, inputs)
+        def compile_backward(graph: GraphModule, examples: Sequence[Any]) -> Any:
+            self._rewrite_backward(graph)
+            return self.scaling.compile_backward(graph, examples, inner) if self.scaling else inner(graph, examples)
+
+        if self.scaling is not None:
+            keep_saved_tensors() if backward else self.scaling.mark_forward()
         if not backward:
-            self.scaling.mark_forward()
             return inner(gm, inputs)
-        return self.scaling.compile_backward(gm, inputs, inner)
+        return by_used_results(gm, inputs, compile_backward) if self.unused else compile_backward(gm, inputs)
 
     def _rewrite_backward(self, gm: GraphModule) -> None:
         values = (value for node in gm.graph.nodes for value in fake_tensors(node.meta.get("val")))
@@ -83,10 +88,12 @@ class Compilation:
 def lower_graph(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Compilation) -> Callable[..., Any]:
     """Make ``gm`` callable by the lowering that ``options`` name."""
     with compiled_without_autocast(run.device):
-        return _LOWERINGS[options.lowering](gm, inputs, options, run)
+        compiled = _LOWERINGS[options.lowering](gm, inputs, options, run)
+    return asking_for_none(compiled) if run.unused and options.lowering != "eager" else compiled
 
 
 def _inductor(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Compilation) -> Callable[..., Any]:
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     patches = {**mode_settings(options.mode), **options.inductor}
@@ -97,9 +104,12 @@ def _inductor(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Com
     if not run.hooked and not scaled_products(gm):
         return cast(Callable[..., Any], compile_fx(gm, list(inputs), config_patches=patches))
 
+    # A backward may be compiled when it first runs, outside of compile_fx.
+    patched = config.patch(patches)
+
     def inner_compile(graph: GraphModule, examples: Sequence[Any], **kwargs: Any) -> Any:
         backward = bool(kwargs.get("is_backward"))
-        return run.compile(graph, examples, backward, lambda g, e: compile_fx_inner(g, e, **kwargs))
+        return run.compile(graph, examples, backward, patched(lambda g, e: compile_fx_inner(g, e, **kwargs)))
 
     with uncached():
         compiled = compile_fx(gm, list(inputs), inner_compile=inner_compile, config_patches=patches)

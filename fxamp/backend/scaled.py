@@ -22,7 +22,7 @@ from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward, 
 from fxamp.policy import Policy
 from fxamp.scaler import GradScaler
 from fxamp.scaler.borders import SCALED_BY, crossed, product, reciprocal, scaled_by
-from fxamp.torch_private import current_metadata, keep_saved_tensors, running_node
+from fxamp.torch_private import current_metadata, running_node
 
 #: A compiled graph that takes its inputs in one list, which it empties.
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -68,7 +68,6 @@ class Scaling:
         self, gm: GraphModule, inputs: Sequence[Any], compiler: Callable[[GraphModule, list[Any]], Boxed]
     ) -> Boxed:
         """Compile the rewritten backward graph ``gm`` by ``compiler``, which returns a boxed callable; wrap that."""
-        keep_saved_tensors()
         flagged = graph_output(gm.graph).meta.get(FLAGGED, ())
         if not flagged:
             return compiler(gm, list(inputs))

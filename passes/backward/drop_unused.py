@@ -1,0 +1,110 @@
+"""drop-unused: a backward graph without the gradients of results that nobody used.
+
+Autograd would write zeros for them, which the graph would read. A backward is linear in what enters it, so:
+
+1. The tangents that are named are no inputs any more; each stands for zeros.
+2. An op of :data:`LINEAR` that reads zeros where it is linear gives zeros.
+3. Zeros added to a tensor leave it as it is.
+4. What any other op reads, and what is a result, is written as zeros; Inductor writes them where they are read.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fxamp.graph import GraphWriter
+from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.shared.widening import CASTS, VIEWS
+
+aten = torch.ops.aten
+
+#: Ops that give zeros for zeros, and the positions of the arguments of which one is enough.
+LINEAR: dict[Any, tuple[int, ...]] = {
+    **dict.fromkeys((*VIEWS, *CASTS), (0,)),
+    **dict.fromkeys((aten.reshape.default, aten._unsafe_view.default, aten.expand.default, aten.clone.default), (0,)),
+    **dict.fromkeys((aten.neg.default, aten.sum.default, aten.sum.dim_IntList, aten.slice.Tensor), (0,)),
+    **dict.fromkeys((aten.select.int, aten.slice_backward.default, aten.select_backward.default), (0,)),
+    aten.div.Tensor: (0,),
+    **dict.fromkeys((aten.mul.Tensor, aten.mm.default, aten.bmm.default), (0, 1)),
+}
+
+
+@dataclass(frozen=True)
+class DropUnused(Pass[Context]):
+    """Requires values on all nodes; ensures rule 1. ``inputs``: names of the tangents' nodes, of fixed sizes."""
+
+    inputs: tuple[str, ...] = ()
+    name = "drop-unused"
+
+    def requires(self, gm: GraphModule, context: Context) -> str | None:
+        missing = set(self.inputs) - {node.name for node in gm.graph.find_nodes(op="placeholder")}
+        return f"there are no inputs {sorted(missing)}" if missing else None
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        if not self.inputs:
+            return Result(0)
+        dropped = [node for node in gm.graph.find_nodes(op="placeholder") if node.name in self.inputs]
+        zeros = set(dropped)
+        for node in list(gm.graph.nodes):
+            if _is_zeros(node, zeros):
+                zeros.add(node)
+            else:
+                _add(node, zeros, GraphWriter(gm.graph, context.mode))
+        _write(gm, zeros, GraphWriter(gm.graph, context.mode))
+        for node in reversed(list(gm.graph.nodes)):
+            if node in zeros:
+                gm.graph.erase_node(node)
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+        return Result(len(dropped), {"dropped": len(dropped)})
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        left = set(self.inputs) & {node.name for node in gm.graph.find_nodes(op="placeholder")}
+        return f"inputs {sorted(left)} are still there" if left else None
+
+
+def _is_zeros(node: Node, zeros: set[Node]) -> bool:
+    """Rule 2; and the sum of zeros and zeros."""
+    if node.target is aten.add.Tensor:
+        return all(argument in zeros for argument in node.args[:2])
+    return any(at < len(node.args) and node.args[at] in zeros for at in LINEAR.get(node.target, ()))
+
+
+def _add(node: Node, zeros: set[Node], writer: GraphWriter) -> None:
+    """Rule 3, for one term that is zeros and another one of the result's shape."""
+    if node.target is not aten.add.Tensor or node.kwargs or not any(term in zeros for term in node.args[:2]):
+        return
+    other, value = node.args[int(node.args[0] in zeros)], node.meta["val"]
+    if not isinstance(other, Node) or other.meta["val"].shape != value.shape:
+        return
+    with node.graph.inserting_before(node):
+        kept = writer.in_dtype(other, value.dtype)
+    node.replace_all_uses_with(kept)
+    node.graph.erase_node(node)
+
+
+def _write(gm: GraphModule, zeros: set[Node], writer: GraphWriter) -> None:
+    """Rule 4."""
+    for node in list(gm.graph.nodes):
+        readers = [reader for reader in node.users if reader not in zeros] if node in zeros else []
+        if not readers:
+            continue
+        first = next(reader for reader in gm.graph.nodes if reader in readers)
+        with gm.graph.inserting_before(first):
+            written = _zeros(node, writer)
+        for reader in readers:
+            reader.replace_input_with(node, written)
+
+
+def _zeros(node: Node, writer: GraphWriter) -> Node:
+    """Zeros of the node's shape, strides, dtype and device."""
+    value: Tensor = node.meta["val"]
+    options: dict[str, Any] = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+    if value.is_contiguous():
+        return writer.call(aten.full.default, list(value.shape), 0, near=node, **options)
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    flat = writer.call(aten.full.default, [reach], 0, near=node, **options)
+    return writer.call(aten.as_strided.default, flat, list(value.shape), list(value.stride()), near=node)
