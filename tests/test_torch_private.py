@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import make_boxed_func
+from torch._guards import CompileContext
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, make_fx
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -68,6 +69,26 @@ class Doubled(torch.autograd.Function):
 def doubled(x: Tensor) -> Tensor:
     result: Tensor = Doubled.apply(x)  # type: ignore[no-untyped-call]
     return result
+
+
+def test_a_graph_that_is_compiled_later_has_the_contexts_of_its_compilation() -> None:
+    again: list[Any] = []
+
+    def compiler(gm: Any, _: Any) -> Any:
+        again.append((private.current_metadata(), CompileContext.try_get(), private.compiling_again()))
+        return make_boxed_func(gm.forward)
+
+    torch.compile(quadrupled, backend=aot_autograd(fw_compiler=compiler))(torch.ones(2, requires_grad=True))
+    metadata, compilation, contexts = again[0]
+    assert metadata is not None and compilation is not None and private.current_metadata() is None
+    with torch.autocast("cpu"), contexts():
+        assert private.current_metadata() is metadata and CompileContext.try_get() is compilation
+        assert not torch.is_autocast_enabled("cpu")
+    assert private.current_metadata() is None and CompileContext.try_get() is None
+
+
+def quadrupled(x: Tensor) -> Tensor:
+    return x * 4
 
 
 def test_no_other_file_reaches_for_what_is_private_here() -> None:
