@@ -1,6 +1,6 @@
 """``fxamp-policy``: check policy files, show what they come to, and explain what they decide.
 
-Each subcommand is a module of its own, imported when it is asked for; the first three import no torch.
+Each subcommand is a module of its own, imported when it is asked for; the first four import no torch.
 """
 
 import sys
@@ -13,6 +13,7 @@ PROG = "fxamp-policy"
 
 #: Subcommand -> (its module, what it does). A module's ``main(arguments)`` returns the exit status.
 _SUBCOMMANDS: dict[str, tuple[str, str]] = {
+    "list": ("fxamp.tools.policy.list", "list the shipped policies: where each runs, and what it does"),
     "check": ("fxamp.tools.policy.check", "validate policy files: all mistakes at once, each with its line"),
     "show": ("fxamp.tools.policy.show", "print a resolved policy, with the place where each line was written"),
     "explain": ("fxamp.tools.policy.explain", "say which rule decides a call, and what became of the others"),

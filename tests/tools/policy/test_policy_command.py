@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fxamp.policy import Policy
+from fxamp.policy.file.builtin import built_in_names, variant_names
 from fxamp.tools.policy.command import main
 
 MINE = """
@@ -135,11 +136,15 @@ def test_explain_shows_overloads_and_the_nearest_op(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chek"], "fxamp-policy: unknown subcommand 'chek' (did you mean 'check'?); accepted: check, show, explain"),
+        (
+            ["chek"],
+            "unknown subcommand 'chek' (did you mean 'check'?); accepted: list, check, show, explain",
+        ),
         (["show", "cpu-float61"], "fxamp-policy show: no policy is named 'cpu-float61'"),
         (["show", "cpu-float16", "--device", "cuda"], "is for device 'cpu', but the program runs on 'cuda'"),
         (["show", "cpu-float16", "--torch", "new"], "'new' is not a torch version"),
         (["check", "nowhere.toml"], "fxamp-policy check: there is no policy file 'nowhere.toml'"),
+        (["list", "--device", "cude"], "'cude' is unknown (did you mean 'cuda'?)"),
         (["explain", "mm"], "fxamp-policy explain: the following arguments are required: --policy"),
         (["explain", "m m", "--policy", "cpu-float16"], "'m m' is not an op name"),
         (
@@ -163,17 +168,32 @@ def test_a_mistake_in_the_command_is_one_line(
     assert (status, out, err.count("\n")) == (2, "", 1) and message in err
 
 
+def test_list_says_what_each_shipped_policy_does(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "list")
+    listed = {line.split()[0]: line.split() for line in out.splitlines()[2:]}
+    assert status == 0 and set(listed) == {*built_in_names(), *variant_names()}
+    assert all(len(words) > 3 for words in listed.values())
+    assert all(words[1] == words[0].partition("-")[0] for words in listed.values())
+
+
+def test_list_of_one_device(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "list", "--device", "xpu")
+    assert [line.split()[0] for line in out.splitlines()[2:]] == ["xpu-bfloat16", "xpu-float16"]
+
+
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys)[0] == 2
     status, out, _ = run(capsys, "--help")
     assert status == 0 and all(name in out for name in ("check", "show", "explain"))
 
 
-@pytest.mark.parametrize("command", [["check"], ["show"], ["explain", "mm", "--policy"]])
+@pytest.mark.parametrize("command", [["check"], ["show"], ["explain", "mm", "--policy"], ["list"]])
 def test_it_starts_no_torch(command: list[str], mine: str) -> None:
     code = (
         "import sys; from fxamp.tools.policy.command import main; status = main(sys.argv[1:]); "
         "sys.exit(status or bool({'torch', 'numpy', 'triton'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code, *command, mine], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command, *([] if command == ["list"] else [mine])], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,25 @@
+"""``python -m fxamp``: the policy that "auto" takes here, and every tool that is installed."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from fxamp.__main__ import TOOLS, overview
+
+
+@pytest.mark.parametrize(("units", "policy"), [({"avx512_bf16": True}, "cpu-bfloat16"), ({}, "float32, no casts")])
+def test_it_tells_what_auto_takes(
+    units: dict[str, bool], policy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: units)
+    lines = list(overview())
+    assert any(line.startswith(f"  cpu     {policy}: ") for line in lines)
+    assert f"  torch   {torch.__version__}" in lines
+    assert not caplog.records
+
+
+def test_it_names_every_command() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    assert set(TOOLS) == set(project["project"]["scripts"])
