@@ -1,4 +1,4 @@
-"""Run time of loss scaling: the scaler that a training loop talks to, and what it is made of.
+"""Loss scaling at run time: the scaler that a training loop calls, and its parts.
 
     scaler = fxamp.GradScaler("cuda", min_scale=1.0)
     scaler.name_parameters(model)
@@ -10,28 +10,29 @@
         scaler.update()
     print(scaler.loss_scale, scaler.skipped_steps, scaler.overflowed())
 
-Given to the backend, every compiled graph is a scaled island: gradients enter it true and leave it true. float16 code
-outside of the graphs is followed from the loss that is scaled: its gradients hold the scale there, and true ones come
-out of it, as out of a graph. What cannot be followed is refused by name. An overflow is never lost: a gradient is
-trusted only while it is the very tensor that a graph checked, else its values are read again; the flag of a gradient
-that no parameter owns (an activation's, a leaf input's) counts for every optimizer; flags last until ``update``.
+If the scaler is given to the backend, every compiled graph scales its gradients inside: gradients enter and leave the
+graph unscaled. float16 code outside the graphs is found by a walk from the scaled loss: its gradients are scaled there
+and unscaled where they leave it. Code that fxamp cannot follow raises an error that names it. No overflow is lost: a
+graph's check counts only while ``.grad`` is the tensor that the graph checked, unmodified; otherwise the gradient is
+checked again. The flag of a gradient that belongs to no parameter (an activation's, a leaf input's) counts for every
+optimizer. Flags are kept until ``update``.
 
-How an optimizer's step flows, a module a step:
+The modules, in the order in which an optimizer's step uses them:
 
-    grad_scaler       the public face: order of calls, and who decides
-    optimizer_check   one optimizer's gradients: flags that compiled graphs left, kernels for the others
+    grad_scaler       the public class: order of calls, and whether the host or the device decides on a skip
+    optimizer_check   one optimizer's gradients: flags from compiled graphs, kernels for the others
     checks            find the gradients, call the kernels
-    graph_link        the scaler's link to compiled graphs: attached or not, what they reported
-    float16_flow      the walk from a scaled loss; borders: what it meets; nested, compressed: what is refused
-    graph_flags       what the compiled backwards said since the last update
-    distributed       all ranks agree
-    compiled_steps    skip="device": steps compiled by fxamp.optim; clipping: the rule of clip_grad_norm_
+    graph_link        the scaler's link to compiled graphs: whether it is attached, what they reported
+    float16_flow      the walk from a scaled loss; borders: the nodes it finds; nested, compressed: unsupported cases
+    graph_flags       what the compiled backwards reported since the last update
+    distributed       all ranks agree on a skip
+    compiled_steps    skip="device": steps compiled by fxamp.optim; clipping: clip_grad_norm_'s rule
     fused             torch's optimizers that decide on the device
-    outcomes          was it taken? told to schedulers without waiting
-    scale_update      the rule of growth and back-off
-    names             who overflowed, how often; flag_table counts it on the device
-    state, outputs    what is remembered; what is scaled
-    untraced          none of it is traced by torch.compile
+    outcomes          whether a step was taken, reported to schedulers without waiting
+    scale_update      growth and backoff of the scale
+    names             which parameters overflowed, and how often; flag_table counts on the device
+    state, outputs    the scaler's saved state; walks the outputs that are scaled
+    untraced          keeps torch.compile from tracing the scaler
 """
 
 from fxamp.scaler.grad_scaler import GradScaler

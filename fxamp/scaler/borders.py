@@ -1,6 +1,6 @@
-"""The nodes of autograd's graph at which compiled graphs begin and end, and what is known of gradients that cross them.
+"""The nodes of the autograd graph at which compiled graphs begin and end, and what is known of gradients there.
 
-``follow`` (float16_flow) leaves a word on the nodes that it has seen; a border reads it when its backward runs.
+``follow`` (float16_flow) marks the nodes that it has visited; a border reads the mark when its backward runs.
 """
 
 import weakref
@@ -13,20 +13,20 @@ from torch import Tensor
 from fxamp.dtypes import widest_float
 from fxamp.torch_private import Node, compiled_by_aot, function_of, graph_metadata
 
-#: Attribute of AOTAutograd's metadata of a graph: a weak reference to the scaler that its backward is scaled by.
+#: Attribute of AOTAutograd's metadata of a graph: a weak reference to the scaler that scales its backward.
 SCALED_BY = "fxamp_scaled_by"
 
-#: Key of a node's ``metadata``, and the words there: a border that gradients in float16 cross with the scale in them; a
-#: node of others that got hooks.
+#: Keys of a node's ``metadata``: the node is a border that float16 gradients cross while scaled; the node is not
+#: fxamp's and already has hooks.
 _WORD, _CROSSED, _HOOKED = "fxamp", "crossed", "hooked"
 
 
 @dataclass(frozen=True)
 class Border:
-    """A node that fxamp made.
+    """A node that fxamp created.
 
-    ``way``: "graph" for a whole compiled graph; of an eager region "out" for the way out of it, and "in" for the way
-    into it, as the forward goes. ``scaler``: None if it is gone.
+    ``way``: "graph" for a whole compiled graph. For an eager region, in forward order: "in" for its entry, "out" for
+    its exit. ``scaler``: None if the scaler no longer exists.
     """
 
     way: str
@@ -34,7 +34,7 @@ class Border:
 
 
 def border_of(node: Node) -> Border | None:
-    """What ``node`` is, if fxamp made it."""
+    """Return the border that ``node`` is; None if fxamp did not create the node."""
     function = function_of(node)
     if function is None:
         return None
@@ -49,27 +49,27 @@ def border_of(node: Node) -> Border | None:
 
 
 def scaled_by(scaler: Any) -> "weakref.ref[Any]":
-    """What :data:`SCALED_BY` is set to."""
+    """Return the value for :data:`SCALED_BY`."""
     return weakref.ref(scaler)
 
 
 def made_by_hand(node: Node) -> bool:
-    """Whether ``node`` is of a custom autograd Function, and no operator's of torch's own."""
+    """Whether ``node`` belongs to a custom autograd Function, not to an operator of torch."""
     return function_of(node) is not None
 
 
 def compiled_by_others(node: Node) -> bool:
-    """Whether ``node`` is a graph compiled by AOTAutograd, for those who know that it is none of fxamp's."""
+    """Whether ``node`` is a graph that AOTAutograd compiled; the caller knows that the graph is not fxamp's."""
     return compiled_by_aot(function_of(node))
 
 
 def note_crossed(node: Node) -> None:
-    """Gradients in float16 hold the scale when they cross the border ``node``, either way."""
+    """Record that float16 gradients are scaled when they cross the border ``node``, in either direction."""
     node.metadata[_WORD] = _CROSSED
 
 
 def note_hooked(node: Node) -> bool:
-    """Whether ``node`` is seen for the first time; it is to get its hooks then."""
+    """Return True at the first call for ``node``, which is when it gets its hooks."""
     first = _WORD not in node.metadata
     if first:
         node.metadata[_WORD] = _HOOKED
@@ -77,17 +77,17 @@ def note_hooked(node: Node) -> bool:
 
 
 def crossed(node: Node) -> bool:
-    """Whether gradients in float16 hold the scale when they cross the border ``node``.
+    """Whether float16 gradients are scaled when they cross the border ``node``.
 
     Raises:
-        RuntimeError: the node was taken for somebody else's: its gradients would be scaled twice.
+        RuntimeError: the walk did not recognise the node as fxamp's, so its gradients would be scaled twice.
     """
     if node is None:
         return False
     word = node.metadata.get(_WORD)
     if word == _HOOKED:
         raise RuntimeError(
-            f"fxamp does not recognise its own graphs in autograd's graph under torch {torch.__version__}; leave "
+            f"fxamp does not recognise its own graphs in the autograd graph of torch {torch.__version__}; leave "
             "'scaler' out of the options: the scaler then works as torch.amp.GradScaler does"
         )
     return bool(word == _CROSSED)
@@ -100,5 +100,5 @@ def product(value: Tensor, factor: Tensor) -> Tensor:
 
 
 def reciprocal(scale: Tensor) -> Tensor:
-    """1 / scale, 0-dim float32: in float64, rounded once, is what torch multiplies by; mps has no float64."""
+    """1 / scale, 0-dim float32, computed in float64 and rounded once as torch does; in float32 on mps."""
     return scale.to(widest_float(scale.device)).reciprocal().float()

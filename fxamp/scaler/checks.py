@@ -1,4 +1,4 @@
-"""Find an optimizer's gradients and check them, in one call for each device; the kernels sort them by dtype."""
+"""Find an optimizer's gradients and check them: one call per device; the kernels sort the gradients by dtype."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GradientGroup:
-    """Gradients of one device, which one call checks, and the parameters they belong to."""
+    """The gradients on one device, checked in one call, and the parameters they belong to."""
 
     device: torch.device
     parameters: list[Tensor] = field(default_factory=list)
@@ -31,10 +31,10 @@ def parameters_with_gradients(optimizer: torch.optim.Optimizer) -> Iterator[Tens
 
 
 def stored_gradient(parameter: Tensor) -> Tensor:
-    """Return the plain tensor that stores the parameter's gradient: sparse values, or a sharded gradient's own shard.
+    """Return the plain tensor that stores the parameter's gradient: a sparse one's values, a DTensor's local shard.
 
-    A float16 sparse gradient is coalesced first, and replaced by the result: summing the values of one index is where
-    scaled float16 overflows, so the check has to see the sums.
+    A float16 sparse gradient is coalesced first, and the result replaces it: summing the values of one index is where
+    scaled float16 overflows, so the check must see the sums.
     """
     gradient = parameter.grad
     assert gradient is not None
@@ -42,7 +42,7 @@ def stored_gradient(parameter: Tensor) -> Tensor:
         if gradient.dtype == torch.float16:
             gradient = parameter.grad = gradient.coalesce()
         return gradient._values()
-    # Exact type first: only a subclass can be a DTensor, and this runs once for every parameter and step.
+    # Test the exact type first: only a subclass can be a DTensor, and this runs for every parameter at every step.
     if type(gradient) is not Tensor and hasattr(gradient, "to_local"):
         local: Tensor = gradient.to_local()
         return local
@@ -50,7 +50,7 @@ def stored_gradient(parameter: Tensor) -> Tensor:
 
 
 def refuse_float16(parameters: Iterable[Tensor]) -> None:
-    """Raise ValueError if a gradient is float16: unscaled in that dtype, what the scale kept would underflow again."""
+    """Raise ValueError if a gradient is float16: unscaling in float16 would underflow again."""
     if any(parameter.grad is not None and parameter.grad.dtype == torch.float16 for parameter in parameters):
         raise ValueError("Attempting to unscale FP16 gradients.")
 
@@ -72,13 +72,13 @@ def group_gradients(parameters: Iterable[Tensor]) -> list[GradientGroup]:
 def check_group(
     group: GradientGroup, inv_scale: Tensor | None, found_inf: Tensor, squared_norm: Tensor | None = None
 ) -> Tensor:
-    """Check a group for inf and NaN, and multiply it by ``inv_scale`` in place unless that is None.
+    """Check a group for inf and NaN, and multiply it by ``inv_scale`` in place if that is given.
 
     Args:
         group: gradients of one device.
-        inv_scale: 0-dim float32 on the group's device, or None to leave the gradients as they are.
+        inv_scale: 0-dim float32 on the group's device; None leaves the gradients unchanged.
         found_inf: 0-dim float32 on the group's device; set to 1.0 if any value is inf or NaN.
-        squared_norm: 0-dim float32 on the group's device; becomes the sum of squares of the values left behind.
+        squared_norm: 0-dim float32 on the group's device; set to the sum of squares of the resulting gradients.
 
     Returns:
         int32 ``[len(group.gradients)]`` on the group's device: 1 for each gradient that holds an inf or NaN.

@@ -1,4 +1,4 @@
-"""The arithmetic of ``clip_grad_norm_``, as torch.nn.utils has it, without a pass over the gradients."""
+"""The arithmetic of ``torch.nn.utils.clip_grad_norm_``, split so that another step can apply the coefficient."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from fxamp.scaler.checks import check_group, group_gradients
 
 
 def norm_of(parameters: Iterable[Tensor], device: torch.device) -> Tensor:
-    """The sum of squares of the parameters' gradients as they are: 0-dim float32 on ``device``; reads them all."""
+    """Return the sum of squares of the parameters' gradients as stored: 0-dim float32 on ``device``; reads them all."""
     total = torch.zeros((), dtype=torch.float32, device=device)
     for group in group_gradients(parameters):
         found, square = (torch.zeros((), dtype=torch.float32, device=group.device) for _ in range(2))
@@ -29,7 +29,7 @@ def multiply_(parameters: Iterable[Tensor], factor: Tensor) -> None:
 
 
 def flag_infinite_(flags: Iterable[Tensor], total_norm: Tensor) -> None:
-    """Set flags, 0-dim float32 each, if the norm is inf or NaN: a coefficient made of it would spoil the step."""
+    """Set each flag, 0-dim float32, if the norm is inf or NaN: the clip coefficient would then be invalid."""
     bad = torch.isfinite(total_norm).logical_not()
     for flag in flags:
         flag.masked_fill_(bad.to(flag.device, non_blocking=True), 1.0)

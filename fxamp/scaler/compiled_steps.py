@@ -1,4 +1,4 @@
-"""The scaler's compiled steps: with ``skip="device"`` the optimizer's own step runs compiled, and the device skips."""
+"""The scaler's compiled steps: with ``skip="device"`` the step is compiled, and the device decides whether to skip."""
 
 import torch
 from torch import Tensor
@@ -11,37 +11,37 @@ from fxamp.scaler.state import OptimizerRecord
 
 
 class CompiledSteps:
-    """Owned by one scaler. Says which steps run compiled, and runs them; waits for no device.
+    """Owned by one scaler. Decides which steps run compiled, and runs them; never waits for the device.
 
-    ``choice``: whether any do, and how they are compiled.
+    ``choice``: whether steps run compiled, and how they are compiled.
     """
 
     def __init__(self, choice: SkipChoice) -> None:
         self.choice = choice
 
     def requested(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the optimizer's step is to run compiled; :meth:`prepare` says whether it can.
+        """Whether the optimizer's step should run compiled; :meth:`prepare` says whether it can.
 
-        Never in the place of a ``step`` that clips, as ``compile_optimizer`` makes it: it has to be called.
+        False for a ``step`` from ``compile_optimizer`` that clips: that step itself must be called.
         """
         if self.choice.skip != "device" or fused.takes_scaler(optimizer) or clips(optimizer):
             return False
         return next(parameters_with_gradients(optimizer), None) is not None
 
     def needs_true_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether gradients must be unscaled in memory before a compiled step: hooks read them there."""
+        """Whether gradients must be unscaled in memory before a compiled step, because step hooks read them."""
         return has_pre_hooks(optimizer) and self.requested(optimizer)
 
     def prepare(
         self, optimizer: torch.optim.Optimizer, scaled: bool, clipped: bool, arguments: bool = False
     ) -> BoundStep | None:
-        """Return the optimizer's compiled step, compiled now if need be; None where the host decides.
+        """Return the optimizer's compiled step, compiling it if necessary; None if the host must decide.
 
         Args:
-            optimizer: its gradients are as the step will find them.
-            scaled: whether they hold the scale, which the step divides by.
+            optimizer: its gradients must be in the state in which the step will read them.
+            scaled: whether the gradients are scaled; the step then multiplies them by the inverse scale.
             clipped: whether the step multiplies them by a clip coefficient.
-            arguments: whether the caller gives the step arguments, such as a closure.
+            arguments: whether the caller passes arguments to the step, such as a closure.
         """
         if not self.requested(optimizer) or (scaled and has_pre_hooks(optimizer)):
             return None
@@ -56,7 +56,7 @@ class CompiledSteps:
     ) -> Tensor:
         """Run a compiled step on checked gradients; return its flag, 0-dim float32, nonzero if the step was skipped.
 
-        ``inv_scale``: 0-dim float32 that gradients are multiplied by as the step reads them; None: they are true.
+        ``inv_scale``: 0-dim float32 by which the step multiplies gradients as it reads them; None: they are unscaled.
         """
         device = next(parameters_with_gradients(optimizer)).device
         found_inf = record.found_inf(device)

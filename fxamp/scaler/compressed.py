@@ -1,7 +1,7 @@
-"""Gradients that DistributedDataParallel rounds to float16 on their way between ranks.
+"""Detect DistributedDataParallel wrappers that round gradients to float16 for communication between ranks.
 
-With a scaler in the options they are true when they come there, and would underflow. Which wrappers there are is known
-from the graphs that run inside of them.
+With a scaler in the options, gradients are unscaled at that point and would underflow in float16. fxamp finds the
+wrappers through the compiled graphs that run inside them.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from fxamp.scaler.nested import REMEDY
 def refuse_float16_buckets(wrappers: Iterable[DistributedDataParallel]) -> None:
     """Raise UnscaledError if one of ``wrappers`` sums gradients in float16.
 
-    torch's own hooks are known by their names, which say "fp16"; what a user's own hook does nobody can tell.
+    torch's own hooks are recognised by "fp16" in their names. A user's own hook cannot be checked.
     """
     for wrapper in wrappers:
         hook = str(wrapper._get_ddp_logging_data().get("comm_hook", ""))  # type: ignore[no-untyped-call]

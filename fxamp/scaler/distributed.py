@@ -1,4 +1,4 @@
-"""Ranks agree on the overflow flag before any of them steps: if one skips, all skip, and all scales stay the same."""
+"""All ranks agree on the overflow flag before any rank steps, so that all ranks skip together and keep equal scales."""
 
 from collections.abc import Iterable
 from typing import TypeAlias
@@ -9,22 +9,22 @@ from torch import Tensor
 
 from fxamp.errors import OptionError
 
-# As text, because a torch built without distributed has no ProcessGroup.
+# A string, because a torch built without distributed has no ProcessGroup.
 Ranks: TypeAlias = "dist.ProcessGroup | str | None"
-"""Who agrees: the ranks of a process group, all ranks (``"world"``), or nobody (None: each rank decides alone)."""
+"""The ranks that agree: those of a process group, all ranks (``"world"``), or None: each rank decides alone."""
 
 
 def require_ranks(ranks: Ranks) -> None:
-    """Raise OptionError if ``ranks`` is a word other than "world"."""
+    """Raise OptionError if ``ranks`` is a string other than "world"."""
     if isinstance(ranks, str) and ranks != "world":
         raise OptionError(f"ranks={ranks!r}: expected 'world', a process group, or None")
 
 
 def agree(found_infs: Iterable[Tensor], device: torch.device, ranks: Ranks) -> None:
-    """Set a rank's flags, one 0-dim float32 tensor per device, to the largest of all ranks' flags; all must call this.
+    """Set this rank's flags, one 0-dim float32 tensor per device, to the maximum over all ranks. A collective call.
 
-    Does nothing where torch.distributed is not initialised, or where ``ranks`` holds one rank or does not hold this
-    one. ``device`` is where the flags meet: the process group's backend must serve it.
+    Does nothing if torch.distributed is not initialised, if ``ranks`` holds only one rank, or if it does not include
+    this rank. The all-reduce runs on ``device``, so the process group's backend must support it.
     """
     if ranks is None or not (dist.is_available() and dist.is_initialized()):
         return
@@ -32,7 +32,7 @@ def agree(found_infs: Iterable[Tensor], device: torch.device, ranks: Ranks) -> N
     if dist.get_world_size(group) <= 1:
         return
     flags = list(found_infs)
-    # A rank without gradients takes part too: the others would wait for it for ever.
+    # A rank without gradients takes part too; otherwise the other ranks would wait forever.
     combined = torch.zeros((), dtype=torch.float32, device=device)
     for flag in flags:
         combined = torch.maximum(combined, flag.to(device, non_blocking=True))

@@ -1,4 +1,4 @@
-"""Counters of flags, one per parameter, that live on the parameters' device and are added to without waiting for it."""
+"""Counters of overflow flags, one per parameter, kept and incremented on the parameters' device without waiting."""
 
 import weakref
 from collections.abc import Iterator, Sequence
@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 NOBODY = 0
-"""The slot that takes the flags of gradients that belong to no living parameter; it is never read."""
+"""The slot for flags of gradients that belong to no living parameter; never read."""
 
 MAX_INDICES = 64
-"""Index tensors kept: more patterns than this (gradients that come and go at random) are not worth remembering."""
+"""Maximum number of cached index tensors; if more sets of gradients occur than this, they are not worth caching."""
 
 
 class FlagTable:
-    """One int32 counter per parameter on one device. Parameters are known by identity and not kept alive."""
+    """One int32 counter per parameter on one device. Parameters are identified by id and not kept alive."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -28,7 +28,7 @@ class FlagTable:
         """Add ``flags``, bool or int32 ``[len(parameters)]`` on the table's device, to the parameters' counters."""
         counts = flags.detach().to(torch.int32)
         if len(parameters) == 1:
-            # Gradients that come one by one would each need an index tensor of their own.
+            # Each single gradient would need its own index tensor.
             (slot,) = self._slots_of(parameters)
             self._counts[slot : slot + 1].add_(counts)
             return
@@ -37,7 +37,7 @@ class FlagTable:
 
     def read(self, parameters: Sequence[Tensor]) -> Tensor:
         """Return the parameters' counters: int32 ``[len(parameters)]`` on the table's device."""
-        # The index comes first: it makes room for parameters not seen before.
+        # Build the index first: it makes room for new parameters.
         index = self._index(parameters)
         return self._counts.index_select(0, index)
 
@@ -46,7 +46,7 @@ class FlagTable:
         self._counts.zero_()
 
     def nonzero(self) -> Iterator[tuple[Tensor, int]]:
-        """Yield each living parameter whose counter is not zero, and the counter; waits for the device."""
+        """Yield each living parameter with a nonzero counter, and the counter; waits for the device."""
         counts = self._counts.tolist()
         for key, slot in list(self._slots.items()):
             parameter = self._owners[key]()
@@ -67,7 +67,7 @@ class FlagTable:
         return self._indices[key]
 
     def _slots_of(self, parameters: Sequence[Tensor | None]) -> list[int]:
-        """The parameters' slots, with room made for those not seen before."""
+        """Return the parameters' slots; makes room for new parameters."""
         slots = [NOBODY if parameter is None else self._slot(parameter) for parameter in parameters]
         missing = self._next_slot - len(self._counts)
         if missing > 0:
@@ -83,6 +83,6 @@ class FlagTable:
         return self._slots[key]
 
     def _forget(self, key: int) -> None:
-        """Drop a dead parameter before another tensor can take over its id; its slot is not used again."""
+        """Remove a dead parameter before another tensor can reuse its id; its slot is not reused."""
         del self._slots[key], self._owners[key]
         self._indices.clear()

@@ -1,18 +1,18 @@
-"""float16 outside of compiled graphs: its gradients hold the scale, and all others are true.
+"""float16 outside compiled graphs: gradients in float16 are scaled, all others are unscaled.
 
-What runs before, between and behind compiled graphs is eager code, and in float16 under an ambient torch.autocast. True
-gradients would underflow there. So a gradient that is outside of the graphs is what its dtype says:
+Code before, between and after compiled graphs is eager, and computes in float16 under an ambient torch.autocast.
+Unscaled gradients would underflow there. So outside the graphs a gradient's dtype says whether it is scaled:
 
-    float16     it holds the scale, as every gradient does under torch.amp.GradScaler
-    any other   it is true
-    ``.grad``   it is true, whatever its dtype
+    float16     scaled, as every gradient is under torch.amp.GradScaler
+    any other   unscaled
+    ``.grad``   unscaled, whatever its dtype
 
-When a loss is scaled, :func:`follow` walks autograd's graph from it, and gives hooks to those nodes of eager code at
-which one becomes the other: a node multiplies what enters it in float32 by the scale, and divides what leaves it in
-float32, if the other side of it is float16. Backwards are linear in what enters them, so the hooks change nothing but
-the range. Compiled graphs are told that float16 tangents hold the scale, and let float16 gradients leave with it.
+When a loss is scaled, :func:`follow` walks the autograd graph from it and registers hooks on the eager nodes that have
+float16 on one side and a wider dtype on the other. Such a node multiplies incoming float32 gradients by the scale and
+divides outgoing ones by it. A backward is linear in its incoming gradients, so the hooks change only the range of the
+values. Compiled graphs are told that float16 tangents are scaled, and return float16 gradients scaled.
 
-It costs a walk over the nodes of eager code for each scaled loss, and a product where the kind changes.
+Cost: one walk over the eager nodes for each scaled loss, and one product wherever the dtype changes.
 """
 
 from collections.abc import Sequence
@@ -41,20 +41,21 @@ Gradients = tuple[Tensor | None, ...]
 
 
 class Scales(Protocol):
-    """A scaler."""
+    """The part of a scaler that this module uses."""
 
     def graph_scale(self, device: torch.device) -> Tensor:
-        """The scale, 0-dim float32 on ``device``."""
+        """Return the scale, 0-dim float32 on ``device``."""
 
 
 def begin(loss: Tensor, scaler: Scales) -> Tensor:
-    """Return ``loss``, ready for a backward in which float16 gradients hold the scale.
+    """Return ``loss``, prepared for a backward in which float16 gradients are scaled.
 
-    The same tensor, unless it is float16 itself: of dimension 0 it becomes float32, as times a scale; else a copy.
+    Returns the same tensor unless ``loss`` is float16: a 0-dim float16 loss becomes float32, as multiplication by the
+    scale would make it; any other float16 loss is copied.
 
     Raises:
-        UnscaledError: gradients would reach a float16 parameter, a reentrant checkpoint that computes in float16, or
-            another scaler's graph by way of float16.
+        UnscaledError: gradients would reach a float16 parameter, a reentrant checkpoint that computes in float16, or,
+            through float16 code, a graph of another scaler.
     """
     if loss.dtype in HALVES:
         loss = loss.float() if loss.dtype == torch.float16 and loss.dim() == 0 else loss.clone()
@@ -68,7 +69,7 @@ def begin(loss: Tensor, scaler: Scales) -> Tensor:
 
 
 def follow(root: Node, scaler: Scales) -> None:
-    """Walk from ``root`` to the leaves, and give every node what the rule asks for; raises as :func:`begin`."""
+    """Walk from ``root`` to the leaves, and mark or hook each node by the rule above; raises as :func:`begin` does."""
     dtypes: dict[Node, list[bool]] = {}
 
     def halves(node: Node) -> list[bool]:
@@ -80,7 +81,7 @@ def follow(root: Node, scaler: Scales) -> None:
     while left:
         node, inside = left.pop()
         border, edges = border_of(node), node.next_functions
-        # Within an eager region every gradient holds the scale; it begins, as backwards go, at the way out of it.
+        # Inside an eager region every gradient is scaled. In backward order the region begins at its exit node.
         within = inside if border is None else border.way == "out"
         if not (inside and within):
             entering = [] if inside else halves(node)
@@ -96,9 +97,9 @@ def follow(root: Node, scaler: Scales) -> None:
 
 @dataclass(frozen=True)
 class _Site:
-    """A node, and which of its gradients are float16: of those that enter it, and of those that leave by its edges.
+    """A node; which of its incoming gradients are float16, and which of its outgoing ones, by edge.
 
-    ``leaving`` is None where nothing leaves.
+    ``leaving`` holds None for an edge without a gradient.
     """
 
     node: Node
@@ -109,11 +110,11 @@ class _Site:
 
     @property
     def crossing(self) -> bool:
-        """Whether there is float16 on either side."""
+        """Whether a gradient on either side is float16."""
         return True in self.entering or True in self.leaving
 
     def float16_leaves(self) -> frozenset[int]:
-        """Which of the gradients end in a float16 ``.grad``; UnscaledError if that is a parameter's."""
+        """Return which gradients end in a float16 ``.grad``; raise UnscaledError if one is a parameter's."""
         ends = [(at, self.edges[at][0]) for at, half in enumerate(self.leaving) if half]
         leaves = {at: function.variable for at, function in ends if is_leaf(function)}
         for variable in leaves.values():
@@ -127,7 +128,7 @@ class _Site:
 
 
 def _prepare(site: _Site, scaler: Scales) -> None:
-    """Refuse, mark or hook a node, as the rule asks for."""
+    """Reject, mark or hook one node by the rule above."""
     node, leaves = site.node, site.float16_leaves()
     if site.border is not None:
         if site.crossing:
@@ -151,14 +152,14 @@ def _prepare(site: _Site, scaler: Scales) -> None:
 
 
 def _computes_in_float16(node: Node) -> bool:
-    """Whether a node of Python may compute in float16 though its gradients are wider: nobody sees inside."""
+    """Whether a Python-defined node may compute in float16 inside, even if its gradients have a wider dtype."""
     return autocast_dtype_of(node) in HALVES or compiled_by_others(node)
 
 
 def _require_own(border: Border, scaler: Scales) -> None:
     if border.scaler is not scaler:
         raise UnscaledError(
-            "float16 gradients of a loss that one scaler scales would cross into a graph compiled with another one; "
+            "float16 gradients of a loss scaled by one scaler would enter a graph compiled with another scaler; "
             "accepted: one scaler for both, or float32 between them"
         )
 

@@ -1,4 +1,4 @@
-"""The settings that a policy has for a loss scaler."""
+"""Read a loss scaler's settings from a policy."""
 
 from os import PathLike
 from typing import Any
@@ -8,10 +8,10 @@ from fxamp.targets import SCALED_DTYPES
 
 
 def scaler_settings(policy: "Policy | str | PathLike[str]", device: str | None) -> dict[str, Any]:
-    """Return the arguments of a scaler for ``policy``, a built-in name, a path or a Policy.
+    """Return the constructor arguments of a scaler for ``policy``, a built-in name, a path or a Policy.
 
-    Those of its ``[loss_scale]``; without that table the defaults, enabled for float16 alone, whose range needs it.
-    Raises PolicyError for a policy that does not exist or is mistaken.
+    They come from the policy's ``[loss_scale]``. Without that table they are the defaults, and the scaler is enabled
+    only for float16. Raises PolicyError if the policy does not exist or is invalid.
     """
     loaded = policy if isinstance(policy, Policy) else Policy.load(policy)
     settings: dict[str, Any] = {"device": loaded.device if device is None else device}

@@ -1,4 +1,4 @@
-"""fxamp.GradScaler: torch.amp.GradScaler's whole contract, in generated kernels or inside the compiled backward."""
+"""fxamp.GradScaler: the contract of torch.amp.GradScaler, in generated kernels or inside the compiled backward."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -34,40 +34,44 @@ T = TypeVar("T")
 
 
 class GradScaler(torch.amp.GradScaler):
-    """Multiplies losses by a scale, finds gradients that overflowed, skips their step, and adapts the scale.
+    """Multiplies losses by a scale, detects overflowed gradients, skips their step, and adapts the scale.
 
     It subclasses :class:`torch.amp.GradScaler`, because libraries check ``isinstance``. It inherits plain data (setters
     and getters, ``load_state_dict``) and defines every method that touches losses, gradients or optimizers.
 
-    Alone it works as torch's does. Given to the backend (``torch.compile(model, backend="fxamp", options={"scaler":
-    scaler})``) the compiled backward scales, unscales and checks, so that ``.grad`` always holds true gradients: the
-    training loop stays as it is, while :meth:`scale` returns its input and :meth:`unscale_` divides nothing.
-    :meth:`get_scale` is 1.0 then, the factor that losses and gradients hold; the factor inside is :attr:`loss_scale`.
+    Used alone, it works as torch's scaler does. If it is given to the backend (``torch.compile(model, backend="fxamp",
+    options={"scaler": scaler})``), the compiled backward scales, unscales and checks, so ``.grad`` always holds
+    unscaled gradients. The training loop does not change: :meth:`scale` then returns its input, :meth:`unscale_` only
+    checks, and :meth:`get_scale` returns 1.0, the factor by which losses and gradients are multiplied outside the
+    graphs. The factor inside the graphs is :attr:`loss_scale`.
 
-    Departures from torch: growth tests ``tracker >= interval``, so that a lowered interval still grows the scale;
-    ``new_scale`` may be an int; a fused optimizer's first step waits (``fxamp/scaler/fused.py``); ranks agree.
+    Differences from torch: growth tests ``tracker >= interval``, so the scale still grows after the interval was
+    lowered; ``new_scale`` may be an int; a fused optimizer's first step waits for the device
+    (``fxamp/scaler/fused.py``); ranks agree on a skip.
 
     Args:
-        device: type of the device that losses are on, such as ``"cuda"`` or ``"cpu"``. ``"cuda"`` where CUDA is not
-            available: warns, and disables the scaler.
-        init_scale: the first scale.
-        growth_factor, growth_interval: after this many updates in a row without an overflow, the scale is multiplied by
-            ``growth_factor``.
+        device: the device type of the losses, such as ``"cuda"`` or ``"cpu"``. ``"cuda"`` without an available CUDA
+            device warns and disables the scaler.
+        init_scale: the initial scale.
+        growth_factor, growth_interval: the scale is multiplied by ``growth_factor`` after ``growth_interval``
+            consecutive updates without an overflow.
         backoff_factor: the scale is multiplied by it after an overflow.
-        enabled: False makes every method do nothing, and ``step`` call the optimizer.
-        min_scale, max_scale: back-off and growth stop here. None: as in torch, which may end at 0.0, and never recover.
-        ranks: who agrees on a skip under torch.distributed: ``"world"``, a process group, or None for each rank alone.
-            Every rank of it must check its gradients (``unscale_`` or ``step``) equally often.
-        skip: "host": ``step`` waits for the flag, unless the optimizer is fused. "device": the optimizer's own step is
-            compiled once, and skips on the device, but for the first, which makes its state. The log says, once, why
-            others are left to the host. Gradients stay scaled in memory without ``unscale_``.
-        graph_norm: compiled backwards also sum the squares of their gradients, so that :meth:`clip_grad_norm_` need
-            not read them. Do not change gradients through ``.grad.data`` then: nobody could tell.
+        enabled: False makes every method a no-op; ``step`` then only calls the optimizer's step.
+        min_scale, max_scale: the limits of backoff and growth. None: no limit, as in torch, where the scale can reach
+            0.0 and never recover.
+        ranks: which ranks agree on a skip under torch.distributed: ``"world"``, a process group, or None: each rank
+            decides alone. All these ranks must check their gradients (``unscale_`` or ``step``) equally often.
+        skip: "host": ``step`` waits for the overflow flag, unless the optimizer is fused. "device": the optimizer's
+            step is compiled once, and the device decides whether to skip. The first step, which creates the optimizer's
+            state, still runs on the host; the log says, once, why any other step does. Gradients in memory stay scaled
+            unless ``unscale_`` is called.
+        graph_norm: compiled backwards also sum the squares of their gradients, so that :meth:`clip_grad_norm_` does
+            not have to read them. Do not change gradients through ``.grad.data`` then: fxamp cannot detect it.
         step_lowering: how compiled steps run: "inductor", or "aot_eager", op by op. ``step_mode``: Inductor's mode.
 
     Raises:
         AssertionError: ``growth_factor <= 1`` or ``backoff_factor >= 1``.
-        OptionError: a bound is not positive and finite, ``init_scale`` is outside the bounds, or a word is unknown.
+        OptionError: a bound is not positive and finite, ``init_scale`` is outside the bounds, or a string is unknown.
     """
 
     _per_optimizer_states: defaultdict[int, OptimizerRecord]  # type: ignore[assignment]
@@ -107,13 +111,13 @@ class GradScaler(torch.amp.GradScaler):
     def from_policy(
         cls, policy: "Policy | str | PathLike[str]", device: str | None = None, **arguments: Any
     ) -> "GradScaler":
-        """Return a scaler with the settings of a policy's ``[loss_scale]``; ``arguments`` of the constructor win.
+        """Return a scaler with the settings of a policy's ``[loss_scale]``; ``arguments`` override them.
 
-        A policy without that table gives the defaults, enabled for float16 and disabled for bfloat16. ``policy`` is a
-        built-in name, a path or a Policy; ``device`` is the policy's unless given.
+        Without that table the scaler has the defaults, enabled for float16 and disabled for bfloat16. ``policy`` is a
+        built-in name, a path or a Policy; ``device`` defaults to the policy's.
 
         Raises:
-            PolicyError: the policy does not exist or is mistaken.
+            PolicyError: the policy does not exist or is invalid.
         """
         return cls(**{**scaler_settings(policy, device), **arguments})
 
@@ -123,12 +127,13 @@ class GradScaler(torch.amp.GradScaler):
     def scale(self, outputs: T) -> T:
         """Return ``outputs`` times the scale: a Tensor, or a nested iterable whose lists and tuples keep their type.
 
-        Given to the backend: returns ``outputs`` as they are, and lets gradients in float16 that are outside of
-        compiled graphs hold the scale; those that ``torch.autograd.grad`` returns too. A 0-dim float16 loss becomes
-        float32.
+        If the scaler is given to the backend, this returns ``outputs`` unchanged. Gradients in float16 outside the
+        compiled graphs are then scaled, including those that ``torch.autograd.grad`` returns. A 0-dim float16 loss
+        becomes float32.
 
         Raises:
-            UnscaledError: float16 outside of the graphs cannot be followed; see ``fxamp/scaler/float16_flow.py``.
+            UnscaledError: float16 code outside the graphs that fxamp cannot follow; see
+                ``fxamp/scaler/float16_flow.py``.
             ValueError: ``outputs`` holds something that is neither a tensor nor an iterable.
         """
         if not self._enabled:
@@ -140,13 +145,14 @@ class GradScaler(torch.amp.GradScaler):
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the optimizer's gradients by the scale, in place, and check them; waits for no device.
 
-        Call it once per optimizer and update, after the last backward, where gradients are to be read; else ``step``
-        does it. Given to the backend: gradients are true already, and are checked only.
+        Call it at most once per optimizer and update, after the last backward, if you need to read the gradients;
+        otherwise ``step`` does it. If the scaler is given to the backend, gradients are unscaled already, and this
+        only checks them.
 
         Raises:
             AssertionError: nothing has been scaled yet.
-            RuntimeError: called twice, or after ``step``, since the last update; or after a ``step`` that raised inside
-                of a fused optimizer.
+            RuntimeError: called twice, or after ``step``, since the last update; or after a fused optimizer's ``step``
+                raised.
             ValueError: a gradient is float16.
         """
         if not self._enabled:
@@ -163,16 +169,16 @@ class GradScaler(torch.amp.GradScaler):
 
     @untraced
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, return_skipped: bool = False, **kwargs: Any) -> Any:
-        """Call ``optimizer.step(*args, **kwargs)`` unless a gradient overflowed; gradients are unscaled before.
+        """Call ``optimizer.step(*args, **kwargs)`` unless a gradient overflowed; unscales the gradients first.
 
         Returns:
-            What the optimizer returned; None if the step was skipped or is compiled. With ``return_skipped=True`` a
-            :class:`StepResult` ``(value, skipped)``, which waits for the device where that decides.
+            The optimizer's return value; None if the step was skipped or is compiled. With ``return_skipped=True`` a
+            :class:`StepResult` ``(value, skipped)``; this waits for the device if the device decides.
 
         Raises:
             AssertionError: nothing has been scaled yet, or no parameter of the optimizer has a gradient.
             RuntimeError: called twice since the last update, or with a keyword ``closure``; or the last call raised
-                inside of a fused optimizer, which may have unscaled some of the gradients.
+                inside a fused optimizer, which may have unscaled some of the gradients.
         """
         if not self._enabled:
             value = optimizer.step(*args, **kwargs)
@@ -199,7 +205,7 @@ class GradScaler(torch.amp.GradScaler):
             record.skipped = self._compiled.run(compiled, optimizer, record, inv_scale)
         else:
             self._apply_clipping(optimizer, record)
-            # An optimizer that takes the scaler divides by the scale, which compiled graphs' gradients do not hold.
+            # An optimizer that takes the scaler divides by the scale, but gradients of compiled graphs are unscaled.
             if fused.decides_itself(optimizer) and not (self._graph.attached and fused.takes_scaler(optimizer)):
                 value = self._step_fused(optimizer, record, args, kwargs)
             else:
@@ -218,20 +224,20 @@ class GradScaler(torch.amp.GradScaler):
     @untraced
     @torch.no_grad()
     def clip_grad_norm_(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
-        """Scale the optimizer's true gradients so that their common 2-norm is at most ``max_norm``; waits for nothing.
+        """Clip the optimizer's unscaled gradients to a common 2-norm of at most ``max_norm``; waits for no device.
 
-        The norm comes out of the check that the step needs anyway. With ``skip="device"`` gradients stay as they are in
-        memory: the step multiplies them as it reads them. Else they are unscaled, and multiplied in place.
+        The norm comes from the check that the step needs anyway. With ``skip="device"`` the gradients in memory do not
+        change: the step multiplies them as it reads them. Otherwise they are unscaled and multiplied in place.
 
-        A gradient that holds inf or NaN skips the step, as without clipping; so does a norm beyond float32: of the
-        gradients as they are, scaled or not, at 1.8e19. The scale backs off then.
+        A gradient that holds inf or NaN skips the step, as without clipping. So does a norm that overflows float32:
+        a norm of the stored gradients, scaled or not, above 1.8e19. The scale then backs off.
 
         Returns:
-            The norm before clipping, 0-dim float32 on the scale's device: ``torch.nn.utils.clip_grad_norm_``'s.
+            The norm before clipping, 0-dim float32 on the scale's device, as ``torch.nn.utils.clip_grad_norm_``.
 
         Raises:
             AssertionError: nothing has been scaled yet.
-            OptionError: ``max_norm`` is no number, or negative.
+            OptionError: ``max_norm`` is not a number, or negative.
             RuntimeError: called after ``step``, or twice, since the last update.
             ValueError: a gradient is float16.
         """
@@ -247,7 +253,7 @@ class GradScaler(torch.amp.GradScaler):
         if record.coefficient is not None:
             raise RuntimeError("clip_grad_norm_() has already been called on this optimizer since the last update().")
         if any(type(parameter.grad) is not Tensor or parameter.grad.is_sparse for parameter in parameters):
-            # Sharded gradients need the other ranks' shards, and sparse ones a sum of their values, which torch knows.
+            # The norm of sharded gradients needs the other ranks, and sparse ones must be summed: torch does both.
             if record.stage is OptState.READY:
                 self.unscale_(optimizer)
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
@@ -263,12 +269,12 @@ class GradScaler(torch.amp.GradScaler):
 
     @untraced
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Back the scale off if a check found an overflow, else count towards its growth; or set it to ``new_scale``.
+        """Back the scale off if a check found an overflow, else count towards growth; or set it to ``new_scale``.
 
         Call it once, after the steps of all optimizers; waits for no device.
 
         Args:
-            new_scale: a number, or a tensor of one element on the scaler's device without grad; the bounds do not hold.
+            new_scale: a number, or a one-element tensor on the scaler's device without grad. The bounds do not apply.
 
         Raises:
             AssertionError: nothing has been scaled yet, no gradients were checked, or ``new_scale`` is something else.
@@ -286,56 +292,58 @@ class GradScaler(torch.amp.GradScaler):
 
     @untraced
     def get_scale(self) -> float:
-        """Return the factor that ``scale`` multiplies losses by, which gradients hold before ``unscale_``.
+        """Return the factor that ``scale`` multiplies losses by; gradients hold it until ``unscale_``.
 
-        That is 1.0 if the scaler is disabled, or given to the backend: a loop that divides by it stays right. Waits for
-        the device.
+        It is 1.0 if the scaler is disabled or given to the backend, so a loop that divides by it stays correct. Waits
+        for the device.
         """
         return 1.0 if self._graph.attached else super().get_scale()
 
     @property
     @untraced
     def loss_scale(self) -> float:
-        """The scale, wherever it is applied: to losses, or inside compiled backwards; waits for the device."""
+        """The scale, whether it is applied to losses or inside compiled backwards; waits for the device."""
         return super().get_scale()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return torch's state: ``scale`` (the :attr:`loss_scale`), the rule of its growth, and ``_growth_tracker``."""
+        """Return torch's state: ``scale`` (the :attr:`loss_scale`), the growth settings, and ``_growth_tracker``."""
         state = super().state_dict()
         return state | {"scale": self.loss_scale} if state else state
 
     @property
     @untraced
     def skipped_steps(self) -> int:
-        """How many calls of ``step`` were skipped so far, those of all optimizers together; waits for the device."""
+        """The number of skipped calls of ``step`` so far, over all optimizers; waits for the device."""
         return self._skips.read()
 
     @property
     def stepped(self) -> Tensor | None:
-        """Whether the last ``step`` was taken: 0-dim bool on the device, the same memory each time; None before it."""
+        """Whether the last ``step`` was taken: 0-dim bool on the device, always the same memory; None before it."""
         return self._outcomes.stepped
 
     @untraced
     def poll_steps(self) -> list[bool]:
-        """Return what has become known of earlier steps since the last poll: True for a step taken, oldest first.
+        """Return the outcomes of earlier steps that became known since the last poll: True for a step taken, in order.
 
-        Waits for nothing: on a GPU an outcome is there when the device has come that far, usually one step late. So
+        Waits for nothing. On a GPU an outcome is known when the device has finished that step, usually one step late.
+        For example
 
             for stepped in scaler.poll_steps():
                 if stepped:
                     scheduler.step()
 
-        moves a schedule by just the steps that were taken. The last 256 outcomes are kept; those of replayed CUDA
-        graphs are in :attr:`stepped` alone.
+        advances a schedule only for the steps that were taken. The last 256 outcomes are kept. Replayed CUDA graphs
+        report only through :attr:`stepped`.
         """
         return self._outcomes.poll()
 
     @untraced
     def overflowed(self) -> dict[str, int]:
-        """Return parameter name -> in how many checks its gradient held an inf or NaN; waits for the device.
+        """Return parameter name -> number of checks in which its gradient held an inf or NaN; waits for the device.
 
-        This rank's. A name is the one given to :meth:`name_parameters`, else the optimizer's own
-        (``optim.AdamW(model.named_parameters())``), else its place, as ``"group0.param3"``. The counts are not saved.
+        Counts this rank only. A name is the one given to :meth:`name_parameters`, else the optimizer's
+        (``optim.AdamW(model.named_parameters())``), else its position, such as ``"group0.param3"``. Counts are not
+        saved.
         """
         return self._ledger.read()
 
@@ -344,26 +352,26 @@ class GradScaler(torch.amp.GradScaler):
         """Give :meth:`overflowed` the names of ``model.named_parameters(prefix=prefix)``.
 
         Raises:
-            OptionError: another model's parameter has one of these names.
+            OptionError: a parameter of another model has one of these names.
         """
         self._ledger.names.give(model, prefix)
 
     # ---- what compiled graphs use ----
 
     def attach(self) -> None:
-        """Let compiled backwards scale, unscale and check from now on; they report by :meth:`record_graph_flags`.
+        """Let compiled backwards scale, unscale and check from now on; they report to :meth:`record_graph_flags`.
 
         Raises:
-            OptionError: a loss was multiplied by the scale since the last update: nobody would divide its gradients.
+            OptionError: a loss was scaled since the last update; its gradients would never be unscaled.
         """
         self._graph.attach()
 
     def graph_runs(self) -> None:
-        """Take note of what surrounds a compiled graph, whose forward begins."""
+        """Record the DistributedDataParallel, if any, around a compiled graph whose forward begins."""
         self._graph.note_forward()
 
     def graph_scale(self, device: torch.device) -> Tensor:
-        """Return the scale, 0-dim float32 on ``device``; made if need be, and 1.0 if the scaler is disabled."""
+        """Return the scale, 0-dim float32 on ``device``; created if necessary; 1.0 if the scaler is disabled."""
         if not self._enabled:
             return torch.ones((), dtype=torch.float32, device=device)
         return self._scale_on(device)
@@ -371,15 +379,15 @@ class GradScaler(torch.amp.GradScaler):
     def record_graph_flags(
         self, parameters: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor], square: Tensor | None = None
     ) -> None:
-        """Take what one compiled backward found; waits for no device.
+        """Record the flags of one compiled backward; waits for no device.
 
         Args:
-            parameters: for each flag the parameter its gradient belongs to, a weak reference to it, or None for a
-                gradient that no parameter owns; its flag counts for every optimizer.
+            parameters: for each flag the parameter whose gradient it is, a weak reference to it, or None for a
+                gradient that no parameter owns; such a flag counts for every optimizer.
             flags: bool or int32 ``[len(parameters)]``; nonzero for a gradient that holds an inf or NaN.
-            gradients: the true gradients, as they are returned to autograd. They are not kept alive; a parameter whose
-                ``.grad`` is another tensor at the step, or was written to, is checked again.
-            square: the sum of the squares of all these gradients, 0-dim float32; None if it is not known.
+            gradients: the unscaled gradients, as they are returned to autograd. They are not kept alive. A parameter
+                whose ``.grad`` at the step is another tensor, or was written to, is checked again.
+            square: the sum of the squares of all these gradients, 0-dim float32; None if unknown.
 
         Raises:
             OptionError: the scaler is not attached to a backend, or the lengths differ.
@@ -415,7 +423,7 @@ class GradScaler(torch.amp.GradScaler):
     def _maybe_opt_step(  # type: ignore[override]
         self, optimizer: torch.optim.Optimizer, optimizer_state: OptimizerRecord, *args: Any, **kwargs: Any
     ) -> Any:
-        """Step if no gradient overflowed, and record whether it was skipped; waits for the device."""
+        """Step if no gradient overflowed, and record whether the step was skipped; waits for the device."""
         scale, _ = self._check_scale_growth_tracker("step")
         optimizer_state.skipped = bool(optimizer_state.found_inf(scale.device).item())
         return None if optimizer_state.skipped else optimizer.step(*args, **kwargs)
@@ -423,7 +431,7 @@ class GradScaler(torch.amp.GradScaler):
     def _step_fused(
         self, optimizer: torch.optim.Optimizer, record: OptimizerRecord, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call the step of an optimizer that skips on the device by itself, and record whether it was skipped."""
+        """Call the step of an optimizer that itself skips on the device, and record whether it skipped."""
         scale, _ = self._check_scale_growth_tracker("step")
         if fused.takes_scaler(optimizer):
             value = fused.step_with_scaler(optimizer, self, args, kwargs)
@@ -431,20 +439,20 @@ class GradScaler(torch.amp.GradScaler):
             return value
         first = fused.lacks_state(optimizer)
         if record.stage is OptState.READY and first and not fused.has_float16_gradients(optimizer):
-            # First steps are those that raise. Then it must be known what the gradients hold.
+            # A first step is the most likely to raise. Unscale before it, so that the gradients' state stays known.
             self.unscale_(optimizer)
         scaled = self._holds_scale(record)
         if record.stage is OptState.READY:
             self._check_inf_per_device(optimizer)
         found_inf = record.found_inf(scale.device)
-        # Until the step is through, some of the gradients may be unscaled, and nobody can tell which.
+        # If the step raises, some gradients may be unscaled and others not.
         record.half_unscaled = scaled
         value, record.skipped = fused.step(optimizer, found_inf, scale if scaled else None, first, args, kwargs)
         record.half_unscaled = False
         return value
 
     def _apply_clipping(self, optimizer: torch.optim.Optimizer, record: OptimizerRecord) -> None:
-        """Do to the gradients in memory what a compiled step would have done as it reads them."""
+        """Apply a pending clip coefficient to the gradients in memory, in place of a compiled step."""
         if record.coefficient is None:
             return
         if record.stage is OptState.READY:
@@ -455,7 +463,7 @@ class GradScaler(torch.amp.GradScaler):
     def _norm(
         self, optimizer: torch.optim.Optimizer, record: OptimizerRecord, parameters: list[Tensor], keep: bool
     ) -> Tensor:
-        """The true gradients' norm, out of the check if that is still to be made; ``keep``: they stay scaled."""
+        """Return the norm of the unscaled gradients, from the check if it is still due; ``keep``: leave them scaled."""
         scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
         if record.stage is OptState.UNSCALED:
             return clipping.norm_of(parameters, scale.device).sqrt()
@@ -497,7 +505,7 @@ class GradScaler(torch.amp.GradScaler):
         return check_optimizer(optimizer, found_inf, inv_scale, self._graph.flags, self._ledger, allow_fp16, *norm)
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Tensor]:
-        """Check gradients and leave them as they are; optimizers that step on the device may call it."""
+        """Check gradients without changing them; optimizers that step on the device may call it."""
         return self._check(optimizer, None, allow_fp16=True)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -512,7 +520,7 @@ class GradScaler(torch.amp.GradScaler):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # What is saved are settings, not parts: a scaler saved with "_graph", or without "_scaled_losses", loads too.
+        # Pickles hold settings, not parts: a scaler saved with "_graph", or without "_scaled_losses", loads too.
         parts = {"_choice", "_scaled_losses", "_graph"}
         super().__setstate__({name: value for name, value in state.items() if name not in parts})
         self._compiled = CompiledSteps(state["_choice"])

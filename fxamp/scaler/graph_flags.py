@@ -1,4 +1,4 @@
-"""What the compiled backwards said about their gradients since the last update."""
+"""What the compiled backwards reported about their gradients since the last update."""
 
 import weakref
 from collections.abc import Iterable, Sequence
@@ -12,15 +12,15 @@ from torch.nn.parallel import DistributedDataParallel
 from fxamp.scaler.flag_table import FlagTable
 
 Owner = Tensor | weakref.ReferenceType[Tensor] | None
-"""The parameter that a gradient of a compiled graph belongs to; None for a gradient of something else."""
+"""The parameter that a compiled graph's gradient belongs to; None if it belongs to no parameter."""
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """A gradient as it was when it was checked: its memory, where it begins there, how often it had been written to.
+    """A gradient's identity when it was checked: its storage, its offset, and its version (number of writes).
 
-    It holds no gradient alive, nor keeps autograd from taking it over as ``.grad``. While the mark lives no other
-    storage can get the address of this one, even after its memory is freed.
+    It does not keep the gradient alive, and autograd can still take the tensor over as ``.grad``. While the mark
+    exists, no other storage can have the same address, even after the memory is freed.
     """
 
     storage: StorageWeakRef
@@ -41,23 +41,24 @@ class _Mark:
 
 @dataclass(frozen=True, eq=False)
 class _Square:
-    """The sum of the squares of the gradients of ``owners``, ids of parameters, as one backward left them."""
+    """The sum of squares that one backward reported for the gradients of ``owners`` (ids of parameters)."""
 
     owners: frozenset[int]
     total: Tensor
 
 
 class GraphFlags:
-    """Sticky flags: an overflow in one backward is remembered through those that follow, until :meth:`clear`.
+    """Sticky flags: an overflow in one backward is kept through later backwards, until :meth:`clear`.
 
-    So one bad micro-batch skips the whole accumulated step, and a parameter whose gradient is summed from several
-    graphs is bad if any of them said so.
+    So one bad micro-batch skips the whole accumulated step. If a parameter's gradient is summed from several graphs,
+    it is bad if any of them reported an overflow.
 
-    A clean flag vouches for the gradient as it was. What became of it since (a sum with another gradient, a bucket of
-    DistributedDataParallel, the work of a hook) is for others to check: :meth:`split` tells which are as they were.
+    A clean flag holds only for the gradient as the graph returned it. If the gradient changed since (summed with
+    another one, all-reduced by DistributedDataParallel, changed by a hook), it must be checked again: :meth:`split`
+    says which gradients are unchanged.
 
-    The flag of a gradient that no parameter owns, which went on into an earlier graph or into eager code, counts for
-    every optimizer: what it spoilt there may not show, where a hook clamped it, say.
+    A gradient that belongs to no parameter went on into an earlier graph or into eager code. Its flag counts for every
+    optimizer: the overflow may be invisible later, for example after a hook that clamps.
     """
 
     def __init__(self) -> None:
@@ -67,20 +68,20 @@ class GraphFlags:
         self._marks: dict[int, _Mark] = {}
         self._squares: list[_Square] = []
         self.wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-        """Those in which graphs of this scaler have run; never forgotten."""
+        """The DistributedDataParallel wrappers in which this scaler's graphs ran; never cleared."""
 
     def record(
         self, owners: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor], square: Tensor | None = None
     ) -> None:
-        """Take one backward's flags, bool or int32 ``[len(owners)]``, and the gradients; waits for no device.
+        """Record one backward's flags, bool or int32 ``[len(owners)]``, and its gradients; waits for no device.
 
-        ``square``: the sum of the squares of these gradients, 0-dim float32, if the backward made it.
+        ``square``: the sum of the squares of these gradients, 0-dim float32, if the backward computed it.
         """
         if flags.device not in self._tables:
             self._tables[flags.device] = FlagTable(flags.device)
         living = [owner() if isinstance(owner, weakref.ReferenceType) else owner for owner in owners]
         slots = [self._everybody if owner is None else alive for owner, alive in zip(owners, living, strict=True)]
-        # Not by ``in``, which asks tensors whether they equal None.
+        # Do not use ``in``: it would compare tensors to None with ``==``.
         self._unowned = self._unowned or any(owner is None for owner in owners)
         self._tables[flags.device].add(slots, flags)
         for owner, gradient in zip(living, gradients, strict=True):
@@ -90,7 +91,7 @@ class GraphFlags:
             self._squares.append(_Square(frozenset(map(id, living)), square))
 
     def split(self, parameters: Iterable[Tensor]) -> tuple[dict[torch.device, list[Tensor]], list[Tensor]]:
-        """Return the parameters whose gradient is just what a graph checked, by device, and the others."""
+        """Return the parameters whose gradient is exactly what a graph checked, by device, and all others."""
         covered: dict[torch.device, list[Tensor]] = {}
         others: list[Tensor] = []
         for parameter in parameters:
@@ -104,7 +105,7 @@ class GraphFlags:
     def square(self, parameters: Sequence[Tensor], device: torch.device) -> Tensor | None:
         """Return the sum of the squares of the parameters' gradients, 0-dim float32 on ``device``; None if unknown.
 
-        It is known where each gradient is just what a backward left, and those backwards left no others.
+        It is known if every gradient is unchanged since a backward returned it, and those backwards returned no others.
         """
         wanted, others = {*map(id, parameters)}, self.split(parameters)[1]
         found = [each for each in self._squares if each.owners & wanted]
@@ -121,11 +122,11 @@ class GraphFlags:
         return flags.clamp(max=1)
 
     def read_unowned(self, device: torch.device) -> Tensor | None:
-        """Return the flag that counts for every optimizer, int32 ``[1]`` on ``device``; None if nothing raised it."""
+        """Return the flag that counts for every optimizer, int32 ``[1]`` on ``device``; None if there is none."""
         return self.read([self._everybody], device) if self._unowned else None
 
     def clear(self) -> None:
-        """Forget every flag, and which gradients were checked."""
+        """Drop all flags, and the record of which gradients were checked."""
         for table in self._tables.values():
             table.clear()
         self._marks.clear()

@@ -1,4 +1,4 @@
-"""The scaler's link to compiled graphs: whether it has one, and what their backwards reported since the last update."""
+"""The scaler's link to compiled graphs: whether it is attached, and what their backwards reported since the update."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ class GraphLink:
         return self.flags is not None
 
     def attach(self) -> None:
-        """Attach the scaler; does nothing the second time.
+        """Attach the scaler; later calls do nothing.
 
         Raises:
             OptionError: the scaler has multiplied a loss itself since the last update.
@@ -38,8 +38,8 @@ class GraphLink:
             return
         if self.scaled_losses:
             raise OptionError(
-                "the scaler was given to the backend after it had scaled a loss itself, whose gradients it would no "
-                "longer unscale; call update() before, or attach() as soon as the scaler is made"
+                "the scaler was given to the backend after it had scaled a loss itself; it would no longer unscale "
+                "that loss's gradients. Call update() first, or call attach() right after creating the scaler"
             )
         self.flags = GraphFlags()
 
@@ -58,7 +58,7 @@ class GraphLink:
     def record(
         self, parameters: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor], square: Tensor | None
     ) -> None:
-        """Take what one compiled backward found; arguments and errors as of ``GradScaler.record_graph_flags``."""
+        """Record what one compiled backward found; arguments and errors as in ``GradScaler.record_graph_flags``."""
         if self.flags is None:
             raise OptionError("record_graph_flags: call attach() first, so that scale() leaves losses to the graph")
         if flags.shape != (len(parameters),) or len(gradients) != len(parameters):
@@ -69,7 +69,7 @@ class GraphLink:
         self.flags.record(parameters, flags, gradients, square)
 
     def clear(self) -> None:
-        """Forget what was reported and scaled; the scaler stays attached."""
+        """Clear what was reported and scaled; the scaler stays attached."""
         self.scaled_losses = False
         if self.flags is not None:
             self.flags.clear()

@@ -1,4 +1,4 @@
-"""Which parameter overflowed: names for parameters, and a count of overflows for each."""
+"""Parameter names and overflow counts per parameter."""
 
 import weakref
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,11 @@ from fxamp.scaler.flag_table import FlagTable
 
 
 class ParameterNames:
-    """Names by the identity of parameters and optimizers; keeps neither alive.
+    """Names of parameters and optimizers, by identity; keeps neither alive.
 
-    A parameter's name is, in this order: the one given by :meth:`give`; the one its optimizer was given
-    (``optim.AdamW(model.named_parameters())``); its place, ``"group0.param3"``. The last two start with
-    ``"optimizer1."`` in the second optimizer seen, and so on.
+    A parameter's name is the first of these that exists: the name given by :meth:`give`; the name in its optimizer
+    (``optim.AdamW(model.named_parameters())``); its position, ``"group0.param3"``. The last two are prefixed with
+    ``"optimizer1."`` for the second optimizer seen, and so on.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class ParameterNames:
         """Name the model's parameters as ``model.named_parameters(prefix)`` does.
 
         Raises:
-            OptionError: another model's parameter has one of the names already.
+            OptionError: a parameter of another model already has one of the names.
         """
         taken = {name: parameter for parameter, name in self._living()}
         for name, parameter in model.named_parameters(prefix=prefix):
@@ -39,7 +39,7 @@ class ParameterNames:
             self._given[id(parameter)] = weakref.ref(parameter), name
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
-        """Remember an optimizer, whose parameter groups are read when a name is asked for."""
+        """Register an optimizer; its parameter groups are read when a name is asked for."""
         if optimizer not in self._optimizers:
             self._optimizers[optimizer] = self._optimizers_seen
             self._optimizers_seen += 1
@@ -63,14 +63,14 @@ class ParameterNames:
 
 
 class OverflowLedger:
-    """Counts, for each parameter, the checks in which its gradient held an inf or NaN."""
+    """Counts, per parameter, the checks in which its gradient held an inf or NaN."""
 
     def __init__(self) -> None:
         self.names = ParameterNames()
         self._tables: dict[torch.device, FlagTable] = {}
 
     def record(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], flags: Tensor) -> None:
-        """Add flags, 0 or 1, int32 ``[len(parameters)]``, of an optimizer's parameters; waits for no device."""
+        """Add the flags (0 or 1, int32 ``[len(parameters)]``) of an optimizer's parameters; waits for no device."""
         self.names.meet(optimizer)
         if flags.device not in self._tables:
             self._tables[flags.device] = FlagTable(flags.device)

@@ -1,7 +1,7 @@
-"""Nodes of autograd's graph that run a backward of their own, which no walk from the loss can see.
+"""Autograd nodes whose backward runs another backward, which a walk from the loss cannot see.
 
-What such a backward leaves in ``.grad`` would keep the scale. torch's reentrant checkpoint is one and known by its
-name; reversible layers and other libraries' checkpoints are found when they do it.
+The gradients that the inner backward leaves in ``.grad`` would stay scaled. torch's reentrant checkpoint does this, and
+is recognised by its name. Reversible layers and other libraries' checkpoints are detected when they run.
 """
 
 from functools import cache
@@ -21,15 +21,15 @@ REMEDY = "Or leave 'scaler' out of the options: the scaler then works as torch.a
 def refuse_reentrant(node: Node, crossing: bool) -> None:
     """Raise UnscaledError for a reentrant checkpoint that computes in float16.
 
-    ``crossing``: whether float16 gradients enter or leave it. If not, what it computes itself is float16 under
-    autocast, unless it was compiled.
+    ``crossing``: whether float16 gradients enter or leave it. If they do not, it still computes in float16 if it runs
+    under autocast and its function was not compiled.
     """
     if function_of(node) is not CheckpointFunction:
         return
     if crossing or (_recomputes_in_float16(node) and not _compiled(node.run_function)):
         raise UnscaledError(
-            "a reentrant checkpoint outside of the compiled graphs computes in float16, and hides its backward: "
-            f"accepted with a scaler in the options: checkpoint(..., use_reentrant=False). {REMEDY}"
+            "a reentrant checkpoint outside the compiled graphs computes in float16, and its backward cannot be "
+            f"followed; accepted with a scaler in the options: checkpoint(..., use_reentrant=False). {REMEDY}"
         )
 
 
@@ -46,7 +46,7 @@ def _compiled(function: Any) -> bool:
 
 
 def refuse_nested(node: Node) -> None:
-    """Let ``node``, a custom Function's, raise UnscaledError if its backward runs a backward."""
+    """Make ``node``, a custom Function's, raise UnscaledError if its backward runs another backward."""
     before: list[int] = []
 
     def entering(_: Any) -> None:
@@ -55,8 +55,9 @@ def refuse_nested(node: Node) -> None:
     def leaving(*_: Any) -> None:
         if _backwards().count() != before.pop():
             raise UnscaledError(
-                f"{node_name} runs a backward of its own, whose gradients would keep the scale; accepted with a scaler "
-                f"in the options: a backward that returns all its gradients, or one in a compiled graph. {REMEDY}"
+                f"{node_name} runs another backward inside its own; the gradients of that backward would stay scaled. "
+                f"Accepted with a scaler in the options: a backward that returns all its gradients, or one in a "
+                f"compiled graph. {REMEDY}"
             )
 
     node_name = node.name().removesuffix("Backward")
@@ -65,7 +66,7 @@ def refuse_nested(node: Node) -> None:
 
 
 class _Backwards:
-    """Counts the backwards that autograd has run in this process, its own probes aside."""
+    """Counts the backwards that autograd has run in this process, except this class's own probes."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -77,7 +78,7 @@ class _Backwards:
         self._probe.register_hook(self._told)  # type: ignore[no-untyped-call]
 
     def count(self) -> int:
-        """How many there were. Autograd numbers them, and tells a backward its number; so one is run to ask."""
+        """Return the count. Autograd numbers its backwards and tells each its number, so this runs one to read it."""
         with self._lock:
             torch.autograd.grad(self._probe, self._leaf, retain_graph=True)
             self._probes += 1

@@ -1,6 +1,6 @@
-"""Check all gradients of one optimizer: those that a compiled graph checked by its flags, the others by kernels.
+"""Check all gradients of one optimizer: flags for those that a compiled graph checked, kernels for the others.
 
-A gradient that a graph checked and that was written to since is both: its flags count, and its values are read.
+A gradient that was written to after a graph checked it gets both: its flag counts, and its values are read.
 """
 
 import torch
@@ -24,14 +24,15 @@ def check_optimizer(
     """Return, for each device that holds gradients, a copy of ``found_inf`` that is 1.0 if one of them overflowed.
 
     Args:
-        optimizer: parameters whose gradient is None are passed over.
-        found_inf: 0-dim float32; where the flags start, usually 0.0.
-        inv_scale: 0-dim float32 that gradients are multiplied by in place; None to check only.
-        graph: where compiled graphs report; None if there are none. With it gradients are true, and never multiplied.
-        ledger: is told which parameters overflowed.
-        allow_fp16: False refuses float16 gradients.
-        squared_norm: 0-dim float32, to which the squares of all gradients, as they are afterwards, are added. Every
-            gradient is read then, those that a graph vouches for too.
+        optimizer: parameters whose gradient is None are ignored.
+        found_inf: 0-dim float32; the initial value of the flags, usually 0.0.
+        inv_scale: 0-dim float32 by which gradients are multiplied in place; None to check only.
+        graph: the reports of compiled graphs; None if there are none. If given, gradients are unscaled already and
+            are not multiplied.
+        ledger: records which parameters overflowed.
+        allow_fp16: False raises for float16 gradients.
+        squared_norm: 0-dim float32; the squares of all resulting gradients are added to it. Every gradient is then
+            read, including those that a graph has checked.
 
     Raises:
         AssertionError: a parameter group holds something that is not a tensor.
@@ -75,7 +76,7 @@ def _raise_flag(flag: Tensor, flags: Tensor) -> None:
 
 
 def _read_unowned(found: dict[torch.device, Tensor], graph: GraphFlags | None) -> None:
-    """Raise the flag of each device where a graph reported an overflow of a gradient whose owner it does not know."""
+    """Raise the flag of each device on which a graph reported an overflow of a gradient that no parameter owns."""
     for device, flag in found.items():
         unowned = None if graph is None else graph.read_unowned(device)
         if unowned is not None:

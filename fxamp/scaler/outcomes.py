@@ -1,4 +1,4 @@
-"""Whether steps were taken: a flag on the device, and what of it has arrived on the host, which never waits for it."""
+"""Whether steps were taken: a flag on the device, and the outcomes that the host knows so far without waiting."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 KEPT = 256
-"""Outcomes kept for a host that does not ask."""
+"""Maximum number of outcomes kept until the host asks for them."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Travelling:
-    """A flag on its way to the host: there once ``event`` has happened, at once where there is none."""
+    """A flag being copied to the host: ready when ``event`` has completed; at once if ``event`` is None."""
 
     host: Tensor
     event: torch.cuda.Event | None
@@ -21,26 +21,26 @@ class _Travelling:
         return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
 
     def read(self) -> bool:
-        # Through numpy: host memory that has arrived is no reason to wait for a device.
+        # Read through numpy: the value is already in host memory, and ``item`` could wait for the device.
         return bool(self.host.numpy()[()])
 
 
 class Outcomes:
-    """Told of every step; read by schedulers."""
+    """Records every step; schedulers read it."""
 
     def __init__(self) -> None:
         self._stepped: Tensor | None = None
         self._queue: deque[bool | _Travelling] = deque(maxlen=KEPT)
 
     def record(self, skipped: bool | Tensor, device: torch.device) -> None:
-        """Take a step's outcome: a bool, or a 0-dim tensor on the device that is nonzero for a skip."""
+        """Record a step's outcome: a bool, or a 0-dim tensor on the device that is nonzero for a skip."""
         if self._stepped is None or self._stepped.device != device:
             self._stepped = torch.ones((), dtype=torch.bool, device=device)
         if isinstance(skipped, bool):
             self._stepped.fill_(not skipped)
             self._queue.append(not skipped)
             return
-        # In place: a replayed CUDA graph writes to the memory that the user holds.
+        # Write in place: a replayed CUDA graph writes to the memory that the user holds.
         self._stepped.copy_(skipped == 0, non_blocking=True)
         if device.type != "cuda":
             self._queue.append(_Travelling(self._stepped.to("cpu", copy=True), None))
@@ -55,11 +55,11 @@ class Outcomes:
 
     @property
     def stepped(self) -> Tensor | None:
-        """0-dim bool on the device: whether the last step was taken; None before the first."""
+        """Whether the last step was taken, 0-dim bool on the device; None before the first step."""
         return self._stepped
 
     def poll(self) -> list[bool]:
-        """Return and forget the outcomes that have arrived, oldest first."""
+        """Return the outcomes that have arrived, oldest first, and remove them."""
         found = []
         while self._queue:
             first = self._queue[0]

@@ -1,4 +1,4 @@
-"""The two ways in which the scale changes: by the rule of growth and back-off, or because the user says so."""
+"""The two ways to change the scale: growth and backoff, or a value from the user."""
 
 from collections.abc import Iterable
 from functools import reduce
@@ -17,14 +17,14 @@ def adapt_scale_(
     rule: tuple[float, float, int],
     bounds: ScaleBounds,
 ) -> None:
-    """Back off if any optimizer's flag is set, else count, and grow when the count reaches the interval; in place.
+    """Back off if any optimizer's flag is set; else count, and grow when the count reaches the interval. In place.
 
     Args:
         scale: 0-dim float32.
-        tracker: 0-dim int32, updates in a row without an overflow since the scale last changed.
-        records: what the checks since the last update found.
-        rule: growth factor, back-off factor, growth interval.
-        bounds: where back-off and growth stop.
+        tracker: 0-dim int32, consecutive updates without an overflow since the scale last changed.
+        records: the checks since the last update.
+        rule: growth factor, backoff factor, growth interval.
+        bounds: the limits of backoff and growth.
 
     Raises:
         AssertionError: no optimizer's gradients were checked.
@@ -40,10 +40,10 @@ def adapt_scale_(
 
 
 def set_scale_(scale: Tensor, new_scale: Any, device_type: str) -> None:
-    """Copy ``new_scale``, a number or a tensor of one element on such a device without grad, into ``scale``.
+    """Copy ``new_scale`` into ``scale``: a number, or a one-element tensor on a ``device_type`` device, without grad.
 
     Raises:
-        AssertionError: it is something else.
+        AssertionError: ``new_scale`` is something else.
     """
     if isinstance(new_scale, (int, float)) and not isinstance(new_scale, bool):
         scale.fill_(new_scale)

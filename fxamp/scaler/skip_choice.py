@@ -1,4 +1,4 @@
-"""Who decides whether a step is skipped, and how a step that the device decides on is made to run."""
+"""Whether the host or the device decides to skip a step, and how steps that the device decides on are compiled."""
 
 from dataclasses import dataclass
 
@@ -17,13 +17,13 @@ class SkipChoice:
     mode: str | None
 
     def __post_init__(self) -> None:
-        """Raise OptionError for a word that is not known."""
+        """Raise OptionError for an unknown value."""
         _require("skip", self.skip, SKIPS)
         _require("step_lowering", self.lowering, STEP_LOWERINGS)
         if self.mode is not None:
             _require("step_mode", self.mode, inductor_modes())
             if self.lowering != "inductor":
-                raise OptionError(f"step_mode={self.mode!r} is Inductor's: it needs step_lowering='inductor'")
+                raise OptionError(f"step_mode={self.mode!r} is a mode of Inductor: it needs step_lowering='inductor'")
 
 
 def _require(name: str, given: object, accepted: tuple[str, ...]) -> None:

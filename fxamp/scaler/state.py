@@ -1,4 +1,4 @@
-"""What a scaler remembers besides the scale: the stage of each optimizer, the scale's bounds, the steps it skipped."""
+"""What a scaler stores besides the scale: each optimizer's stage, the bounds of the scale, the skipped steps."""
 
 import math
 from collections.abc import Iterator, MutableMapping
@@ -17,25 +17,25 @@ class StepResult(NamedTuple):
     """What ``scaler.step(optimizer, return_skipped=True)`` returns."""
 
     value: Any
-    """What ``optimizer.step`` returned; None where it was not called."""
+    """The return value of ``optimizer.step``; None if it was not called."""
     skipped: bool
-    """Whether the parameters and the optimizer's state were left as they were."""
+    """Whether the step was skipped: the parameters and the optimizer's state are unchanged."""
 
 
 @dataclass(eq=False)
 class OptimizerRecord(MutableMapping[str, Any]):
-    """What the scaler knows of one optimizer between two updates.
+    """The scaler's record of one optimizer between two updates.
 
-    Also a mapping from the attributes' names, because other libraries read ``record["stage"]`` and
-    ``record["found_inf_per_device"]``, torch's keys, and may add keys of their own.
+    It is also a mapping from the attributes' names, because other libraries read torch's keys ``record["stage"]`` and
+    ``record["found_inf_per_device"]``, and may add their own keys.
 
     Attributes:
         stage: READY, UNSCALED or STEPPED.
         found_inf_per_device: device -> 0-dim float32 flag, nonzero if a gradient there overflowed; empty until checked.
-        skipped: whether the step was skipped; a 0-dim tensor, nonzero for a skip, where only the device knows.
-        coefficient: what ``clip_grad_norm_`` wants the gradients multiplied by, and nothing has multiplied them by yet:
-            0-dim float32, or None.
-        half_unscaled: whether a fused step raised, and may have unscaled some of the gradients.
+        skipped: whether the step was skipped; a 0-dim tensor, nonzero for a skip, if only the device knows.
+        coefficient: the clip coefficient that ``clip_grad_norm_`` computed and that was not applied yet: 0-dim float32,
+            or None.
+        half_unscaled: whether a fused step raised and may have unscaled only some of the gradients.
     """
 
     stage: OptState = OptState.READY
@@ -60,11 +60,11 @@ class OptimizerRecord(MutableMapping[str, Any]):
         return len(vars(self))
 
     def require_whole(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise RuntimeError if nobody knows which of the optimizer's gradients are unscaled."""
+        """Raise RuntimeError if it is unknown which of the optimizer's gradients are unscaled."""
         if self.half_unscaled:
             raise RuntimeError(
                 f"{type(optimizer).__name__}.step raised, and may have unscaled some of the gradients: call zero_grad()"
-                " on the optimizer and update() on the scaler, and make the gradients anew"
+                " on the optimizer and update() on the scaler, and compute the gradients again"
             )
 
     def found_inf(self, device: torch.device) -> Tensor:
@@ -74,13 +74,13 @@ class OptimizerRecord(MutableMapping[str, Any]):
 
 
 def fresh_optimizer_state() -> OptimizerRecord:
-    """Return the record of an optimizer that nothing was done to; saved scalers refer to this function by its name."""
+    """Return the record of an unused optimizer; saved scalers refer to this function by its name."""
     return OptimizerRecord()
 
 
 @dataclass(frozen=True)
 class ScaleBounds:
-    """The floor and the ceiling that back-off and growth stop at; None for none."""
+    """The lower and upper bound of the scale; None for no bound."""
 
     min_scale: float | None
     max_scale: float | None
@@ -101,7 +101,7 @@ class ScaleBounds:
 
 
 class SkipCount:
-    """Counts skipped steps, those that only the device knows of included, and waits for it only when read."""
+    """Counts skipped steps, including those that only the device knows; waits for the device only when read."""
 
     def __init__(self, known: int = 0) -> None:
         self._known = known
@@ -115,9 +115,9 @@ class SkipCount:
         if self._on_device is None or self._on_device.device != skipped.device:
             self._known = self.read()
             self._on_device = torch.zeros((), dtype=torch.int64, device=skipped.device)
-        # In place: a replayed CUDA graph counts on in the same memory.
+        # Add in place: a replayed CUDA graph adds to the same memory.
         self._on_device.add_(skipped.ne(0))
 
     def read(self) -> int:
-        """Return the count so far, waiting for the device if need be."""
+        """Return the count; waits for the device if necessary."""
         return self._known + (0 if self._on_device is None else int(self._on_device.item()))

@@ -426,7 +426,7 @@ def reentrant(stage: nn.Module, x: Tensor) -> Tensor:
 REFUSED: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], str]] = {
     "a reentrant checkpoint": (reentrant, r"reentrant checkpoint.*use_reentrant=False"),
     "one between float32": (lambda s, x: reentrant(lambda y: s(y).float(), x.float()), r"use_reentrant=False"),
-    "a nested backward": (lambda s, x: Nested.apply(s, x), r"^Nested runs a backward of its own"),
+    "a nested backward": (lambda s, x: Nested.apply(s, x), r"^Nested runs another backward inside its own"),
     "a float16 parameter": (lambda s, x: s.half()(x), r"a float16 parameter of shape \(8,\)|\(8, 8\)"),
 }
 
