@@ -9,7 +9,6 @@ failure as a shrunk program that runs by itself. Exits with 1 if there are failu
 import argparse
 import logging
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
@@ -36,9 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     starts = range(first, first + given.programs, _BATCH)
     batches = [range(start, min(start + _BATCH, first + given.programs)) for start in starts]
     total = Tally()
-    spawn = get_context("spawn")
-    with ProcessPoolExecutor(given.processes, mp_context=spawn, max_tasks_per_child=20) as pool:
-        for tally in pool.map(work, batches):
+    with get_context("spawn").Pool(given.processes, maxtasksperchild=20) as pool:
+        for tally in pool.imap(work, batches):
             total.add(tally)
             for failure in tally.failures:
                 print(f"{'=' * 100}\nprogram {tally.numbers}\n{failure}", flush=True)
