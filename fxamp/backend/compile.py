@@ -14,6 +14,7 @@ from fxamp.backend.choose import Choice, choose_policy
 from fxamp.backend.guards import guard_policy
 from fxamp.backend.kept_rules import kept_rules
 from fxamp.backend.lowering import Compilation, lower_graph
+from fxamp.backend.nothing_in_fp8 import warn_nothing_in_fp8
 from fxamp.backend.options import parse_options
 from fxamp.backend.registry import remember
 from fxamp.backend.scaled import Scaling
@@ -96,6 +97,7 @@ def _rewrite(
     kept_after = kept_bytes(captured.module, captured.mode) if stages.kept else None
     stages.graph("cast", lambda: replace(record.listing, kept_before=kept, kept_after=kept_after))
     log_unmatched(record)
+    warn_nothing_in_fp8(policy, record)
     log.info(
         "policy %s (%s): %d ops, %d casts, passes took %.0f ms",
         policy.name,

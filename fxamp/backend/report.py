@@ -1,6 +1,7 @@
 """``fxamp.report``: what mixed precision did to a compiled model, in words and numbers."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -10,6 +11,7 @@ from tabulate import tabulate
 from fxamp.backend.breaks import skipped_functions
 from fxamp.backend.registry import outside, records_of
 from fxamp.listing import Document, RuleRef
+from fxamp.listing.totals import totals
 from fxamp.pipeline import GraphRecord
 
 _NOTHING = (
@@ -91,7 +93,7 @@ class Report:
         numbered = list(enumerate(self.graphs))
         kept = [f"  graph {i}: {name}: {why}" for i, g in numbered for name, why in g.verbatim.items()]
         breaks = [f"  after graph {i}: {g.ended}" for i, g in numbered if g.ended]
-        notes = []
+        notes = list(self._fp8())
         if kept:
             notes.append(("Kept as captured, in the dtypes they were captured with:", kept))
         if breaks:
@@ -106,6 +108,15 @@ class Report:
         if len(self.graphs) > 1 or breaks:
             notes.append(("What is in none of these graphs runs outside them, in the dtypes it is written for.", []))
         return notes
+
+    def _fp8(self) -> Iterator[tuple[str, list[str]]]:
+        sums = [totals(graph.listing) for graph in self.graphs]
+        counted = sum((Counter(each.fp8) for each in sums), Counter())
+        out = [f"  graph {i}: {node}: {why}" for i, each in enumerate(sums) for node, why in each.not_fp8.items()]
+        if counted:
+            yield "Products in fp8, by recipe:", [f"  {recipe}: {count}" for recipe, count in counted.items()]
+        if out:
+            yield "Products that rules for fp8 name and that run in 16 bits:", out
 
     def _outside(self) -> list[str]:
         owners = Counter(name.rpartition(".")[0] or "the model itself" for name in self.outside)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 PREFIX = "# fxamp: "
 
-_FIELD = re.compile(r'([A-Za-z_]+)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?:\s+|$)')
+_FIELD = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?:\s+|$)')
 _BARE = re.compile(r"[^\s\"\\\x00-\x1f\x7f\ud800-\udfff]+")
 _JSON = json.JSONDecoder(strict=False)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")

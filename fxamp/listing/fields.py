@@ -19,6 +19,7 @@ _TEXTS = {
     "region": "region",
     "inserted": "inserted",
     "verbatim": "verbatim",
+    "not_fp8": "not_fp8",
 }
 #: A part of a rule up to the next ``|`` that is not escaped.
 _PART = re.compile(r"(?:^|(?<=\|))((?:[^|\\]|\\.)*)(?:\||$)", re.DOTALL)

@@ -34,6 +34,9 @@ ITEM_BYTES = {
 #: What casts a tensor: in a forward as it is captured, in a backward as AOTAutograd makes it.
 _CASTS = ("aten::to.dtype", "prims::convert_element_type.default")
 
+#: What a product in 8-bit floats runs in: its operands are of two dtypes, its result is of a third.
+FP8 = "fp8"
+
 FLOATS = frozenset({"f64", "f32", "f16", "bf16", "f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz"})
 
 
@@ -108,6 +111,7 @@ class Entry:
     not hold. ``region`` is the lower-precision dtype of the autocast region it stands in, ``"off"`` where autocast is
     off, ``""`` if unknown. ``inserted`` says why fxamp inserted this node, ``""`` for the user's own. ``verbatim`` says
     why fxamp kept it as captured without looking inside. ``bodies`` names the listings of a higher-order op's bodies.
+    ``not_fp8`` says why a product runs in 16 bits though a rule for fp8 names its op, ``""`` for every other node.
     """
 
     name: str
@@ -130,6 +134,7 @@ class Entry:
     inserted: str = ""
     verbatim: str = ""
     bodies: tuple[str, ...] = ()
+    not_fp8: str = ""
 
     @property
     def is_cast(self) -> bool:
@@ -143,9 +148,14 @@ class Entry:
 
     @property
     def dtype(self) -> str:
-        """The dtype it runs in: of its first floating-point result, else of its first result; ``""`` if unknown."""
+        """The dtype of its first floating-point result, else of its first result; ``""`` if unknown."""
         dtypes = [value.dtype for value in self.values]
         return next((dtype for dtype in dtypes if dtype in FLOATS), dtypes[0] if dtypes else "")
+
+    @property
+    def runs_in(self) -> str:
+        """The dtype that it computes in: that of its result, but of a product in 8 bits ``"fp8"``."""
+        return FP8 if self.target == "fxamp::scaled_linear.default" else self.dtype
 
 
 @dataclass(frozen=True)

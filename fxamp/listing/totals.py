@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fxamp.listing.model import Entry, Listing
+from fxamp.listing.model import FP8, Entry, Listing
 
 #: Calls that are no operations of the program: they pick one of several results, or compute a size.
 _PICKS = frozenset({"_operator.getitem", "operator.getitem", "builtins.getitem", "getitem"})
@@ -14,11 +14,12 @@ _PICKS = frozenset({"_operator.getitem", "operator.getitem", "builtins.getitem",
 class Totals:
     """What one graph and its bodies hold.
 
-    ``ops`` counts operations without the inserted casts, ``ops_by_dtype`` the same by the dtype that they run in
+    ``ops`` counts operations without the inserted casts, ``ops_by_dtype`` the same by what they run in
     (``"other"``: no tensor, or unknown), most first. ``casts`` counts the inserted casts, ``cast_bytes`` the bytes that
     they read and write together, without those of the ``casts_of_unknown_size``. ``shared`` and ``folded`` are the
     passes' counts, None if they were not recorded. ``without_rule`` counts, by name, the ops that no rule decides, most
-    first; it is empty where no policy was applied. ``verbatim`` says by node what is kept as captured, and why.
+    first; it is empty where no policy was applied. ``verbatim`` says by node what is kept as captured, and why. ``fp8``
+    counts the products in fp8 by recipe, ``not_fp8`` says by node why other products are not.
     """
 
     ops: int
@@ -30,6 +31,8 @@ class Totals:
     folded: int | None
     without_rule: Mapping[str, int]
     verbatim: Mapping[str, str]
+    fp8: Mapping[str, int]
+    not_fp8: Mapping[str, str]
 
 
 def totals(listing: Listing, keep: Callable[[Entry], bool] = lambda entry: True) -> Totals:
@@ -42,7 +45,7 @@ def totals(listing: Listing, keep: Callable[[Entry], bool] = lambda entry: True)
     without_rule = [entry.target for entry in ops if entry.rule is None] if listing.policy else []
     return Totals(
         ops=len(ops),
-        ops_by_dtype=dict(Counter(entry.dtype or "other" for entry in ops).most_common()),
+        ops_by_dtype=dict(Counter(entry.runs_in or "other" for entry in ops).most_common()),
         casts=len(moved),
         cast_bytes=sum(known),
         casts_of_unknown_size=len(moved) - len(known),
@@ -50,7 +53,13 @@ def totals(listing: Listing, keep: Callable[[Entry], bool] = lambda entry: True)
         folded=listing.counts.get("folded"),
         without_rule=dict(Counter(without_rule).most_common()),
         verbatim={entry.name: entry.verbatim for _, entry in kept if entry.verbatim},
+        fp8=dict(Counter(_recipe(entry) for entry in ops if entry.runs_in == FP8).most_common()),
+        not_fp8={entry.name: entry.not_fp8 for entry in ops if entry.not_fp8},
     )
+
+
+def _recipe(entry: Entry) -> str:
+    return "" if entry.rule is None else entry.rule.cast.removeprefix(f"{FP8} ")
 
 
 def is_pick(entry: Entry) -> bool:

@@ -104,6 +104,7 @@ def _entry_fields(entry: Entry) -> Iterator[tuple[str, str]]:
     yield "region", entry.region
     yield "inserted", entry.inserted
     yield "verbatim", entry.verbatim
+    yield "not_fp8", entry.not_fp8
 
 
 def write_rule(rule: RuleRef) -> str:

@@ -76,6 +76,7 @@ def _decided(made: Decision) -> dict[str, Any]:
         "lost": tuple(rule_ref(rule) for rule in made.lost),
         "reason": made.reason,
         "overruled": " ".join(made.overruled.split()),
+        "not_fp8": made.not_fp8,
         "region": "off" if made.lower is None else dtype_name(made.lower),
     }
 

@@ -64,9 +64,9 @@ class GraphRecord:
 
     @cached_property
     def ops_by_dtype(self) -> dict[str, int]:
-        """The ops by the dtype of their first floating result; ``"other"`` without one."""
+        """The ops by what they run in: the dtype of their first floating result, or fp8; ``"other"`` without one."""
         ops = [entry for _, entry in self.listing.walk() if is_op(entry)]
-        return dict(Counter(entry.dtype if entry.dtype in FLOATS else "other" for entry in ops))
+        return dict(Counter(entry.runs_in if entry.dtype in FLOATS else "other" for entry in ops))
 
     @cached_property
     def rules(self) -> dict[str, int]:

@@ -69,6 +69,25 @@ def _decide(node: Node, region: AutocastRegion, context: CastContext, aliases: C
     if is_kept(node):
         return Decision(None, None, f"kept as captured: {node.meta[VERBATIM]}")
     ruling = rule_on(node, context)
+    made = _ruled(node, ruling, region, context, aliases)
+    why = _not_fp8(ruling, made)
+    return replace(made, not_fp8=why) if why else made
+
+
+def _not_fp8(ruling: Ruling, made: Decision) -> str:
+    """Why a call does not run in fp8 that a rule for fp8 names; "" for every other call."""
+    if ruling.rule is not None and ruling.rule.cast is Category.FP8:
+        return "" if made.rule is not None else made.reason
+    won = [rule.id for rule in ruling.lost if rule.cast is Category.FP8]
+    if won and ruling.rule is not None:
+        return _joined(f"rule {ruling.rule.id} comes after {won[-1]}", ruling.rule.why)
+    passed = ((rule, objection) for rule, objection in ruling.passed_over if rule.cast is Category.FP8)
+    return _joined(*(f"rule {rule.id} is passed over: {objection.why}" for rule, objection in passed))
+
+
+def _ruled(
+    node: Node, ruling: Ruling, region: AutocastRegion, context: CastContext, aliases: Callable[[], AliasSets]
+) -> Decision:
     rule = ruling.rule
     if region.captured is None and _asked_for_captured(node, context):
         return Decision(None, None, "inside a forward with custom_fwd(cast_inputs=...)", captured=True)

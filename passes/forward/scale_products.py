@@ -19,7 +19,7 @@ from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.kernels.scaled_linear import MULTIPLE
 from fxamp.passes.base import CastContext, Pass, Result, all_graphs
-from fxamp.passes.shared.decision import Decision, decision, overrule
+from fxamp.passes.shared.decision import Decision, decision, keep_out_of_fp8
 from fxamp.policy import Category
 
 aten = torch.ops.aten
@@ -79,7 +79,7 @@ def _scale(gm: GraphModule, context: CastContext, outer: Mapping[Node, Any]) -> 
         if made is not None:
             why = _refusal(node, made.lower, context, outer)
             if why:
-                overrule(node, f"in {made.lower}, not in fp8: {why}".replace("torch.", ""))
+                keep_out_of_fp8(node, why)
             else:
                 _replace(node, made, context)
                 scaled += 1
@@ -120,7 +120,7 @@ def _refusal(node: Node, lower: torch.dtype | None, context: CastContext, outer:
     """Why the product cannot run in fp8, or ""."""
     find = _PRODUCTS.get(node.target)
     if find is None:
-        return "fp8 is for linear, addmm, mm and matmul"
+        return "it names its dtype"
     operands = find(node)
     values = [tensor_value(operand) for operand in (node, operands.input, operands.weight)]
     result, input, weight = values
@@ -135,7 +135,7 @@ def _refusal(node: Node, lower: torch.dtype | None, context: CastContext, outer:
     if any(argument(node, name) not in (None, 1) for name in ("alpha", "beta")):
         return "it scales its operands by alpha or beta"
     if result.dtype is not lower:
-        return f"its result is {result.dtype}"
+        return f"its result is {result.dtype}".replace("torch.", "")
     device = context.policy.device if context.every_device else weight.device.type
     if device not in DEVICES:
         return f"{device} has no kernels for it"

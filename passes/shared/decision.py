@@ -22,7 +22,7 @@ class Decision:
     autocast region that the node stands in, None where autocast is off. ``reason`` says in words why. ``captured`` asks
     for inputs in the dtypes that they were captured with. ``overruled`` says what became of the rule: inputs were
     cast back because the op refused them, for example. ``lost`` are the rules that matched too and that ``rule``
-    overrides, in their order.
+    overrides, in their order. ``not_fp8`` says why a call that a rule for fp8 names is left in 16 bits.
     """
 
     rule: Rule | None
@@ -31,6 +31,7 @@ class Decision:
     captured: bool = False
     overruled: str = ""
     lost: tuple[Rule, ...] = ()
+    not_fp8: str = ""
 
 
 def decision(node: Node) -> Decision | None:
@@ -49,6 +50,13 @@ def overrule(node: Node, why: str) -> None:
     made = decision(node)
     if made is not None:
         decide(node, replace(made, overruled=why))
+
+
+def keep_out_of_fp8(node: Node, why: str) -> None:
+    """Note that the product runs in the 16 bits that its inputs were cast to, and why."""
+    made = decision(node)
+    if made is not None:
+        decide(node, replace(made, overruled=f"not in fp8: {why}", not_fp8=why))
 
 
 def inserted_for(node: Node) -> str | None:

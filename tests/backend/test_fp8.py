@@ -9,9 +9,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torchao_beside import RECIPES, autocast, converted
 from transformers.pytorch_utils import Conv1D
 
+import fxamp
+from fxamp.backend.once import warn_once
 from fxamp.policy import Category, Policy, Rule
 
 PRODUCTS = ("linear", "addmm.default", "mm.default", "matmul")
@@ -127,3 +130,126 @@ def test_language_models_are_torchaos(make: Callable[[], nn.Module], recipe: str
     wanted = {n: g.t() if n.endswith("weight") and n[:-7] in swapped else g for n, g in wanted.items()}
     ours = compiled(model, policy=policy(recipe), lowering=lowering)
     assert same(gradients(ours, ours, input_ids=tokens, labels=tokens), wanted) == []
+
+
+class Head(Layers):
+    """Beside what runs in fp8: a head, a layer of odd size, and a product of activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd, self.lm_head = nn.Linear(32, 20), nn.Linear(32, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.down(F.gelu(self.norm(self.up(x))))[0]
+        return (hidden @ hidden.t()).mean() + self.odd(hidden).mean() + self.lm_head(hidden).float().square().mean()
+
+
+def test_the_report_says_what_runs_in_fp8_and_why_the_rest_does_not() -> None:
+    model = compiled(Head(), policy="cpu-bfloat16-fp8", lowering="aot_eager")
+    model(torch.randn(1, 16, 32))
+    report = fxamp.report(model)
+    assert report.graphs[0].ops_by_dtype["fp8"] == 2
+    assert str(report).endswith("""
+Products in fp8, by recipe:
+  tensorwise: 2
+
+Products that rules for fp8 name and that run in 16 bits:
+  graph 0: matmul: the second operand is no weight: the program computes it
+  graph 0: linear_2: rule fp8-linear is passed over: size 0 of weight is 20, not %16
+  graph 0: linear_3: rule fp8-heads comes after fp8-linear; Logits over a large vocabulary decide between words whose \
+scores are close: 3 bits of mantissa are too few.""")
+
+
+def test_a_policy_under_which_nothing_runs_in_fp8_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
+    small = nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 24))
+    compiled(Wrapped(small), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(2, 24))
+    compiled(Wrapped(small[0]), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(4, 24))
+    convolution = nn.Conv1d(4, 4, 3)
+    compiled(Wrapped(convolution), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(1, 4, 8))
+    compiled(Layers(), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(2, 16, 32))
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    start, why = "policy cpu-bfloat16-fp8: nothing of a compiled graph runs in fp8: ", "size 0 of weight is 24, not %16"
+    assert said == [
+        f"{start}linear stays in 16 bits: rule fp8-linear is passed over: {why}, and 1 more",
+        f"{start}linear stays in 16 bits: rule fp8-linear is passed over: {why}",
+        f"{start}it has no product of an op that a rule for fp8 names",
+    ]
+
+
+class Wrapped(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Tied(nn.Module):
+    """Tied weights, a checkpoint, a region without autocast, and a number of rows that is no multiple of 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.up, self.down = nn.Embedding(48, 32), nn.Linear(32, 64), nn.Linear(64, 32, bias=False)
+
+    def block(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(x)))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.block(checkpoint(self.block, self.embed(tokens), use_reentrant=False))
+        with torch.autocast("cpu", enabled=False):
+            exact = self.up(x.to(self.up.weight.dtype)).mean()
+        logits = x @ self.embed.weight.t()
+        return F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten()) + exact
+
+
+def distance(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
+    """The largest error of a gradient, relative to that gradient."""
+    return max(float((ours[name].double() - value).norm() / value.norm()) for name, value in exact.items())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "base"),
+    [("tensorwise", "cpu-bfloat16"), ("rowwise", "cpu-float16"), ("rowwise_with_gw_hp", "cpu-bfloat16")],
+)
+def test_every_way_to_run_it_gives_the_same(recipe: str, base: str) -> None:
+    torch.manual_seed(0)
+    model, tokens = Tied(), torch.randint(48, (2, 17))
+    twin = copy.deepcopy(model).double()
+    exact = gradients(twin, twin, tokens)
+    plain = compiled(model, policy=policy(recipe, base=base), lowering="eager")
+    wanted = gradients(plain, plain, tokens)
+    assert distance(wanted, exact) < 0.35
+    whole = compiled(model, policy=policy(recipe, base=base), lowering="aot_eager")
+    assert same(gradients(whole, whole, tokens), wanted) == []
+    torch._dynamo.mark_dynamic(tokens, 1)
+    moving = compiled(model, policy=policy(recipe, base=base), lowering="aot_eager")
+    assert same(gradients(moving, moving, tokens), wanted) == []
+    shorter = tokens[:, :9].contiguous()
+    fresh = gradients(twin, twin, shorter)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert distance(gradients(moving, moving, shorter), fresh) < 0.35
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_a_scaler_sees_what_overflows(recipe: str) -> None:
+    torch.manual_seed(0)
+    model, x = Layers(), torch.randn(2, 16, 32)
+    exact = gradients(model, model, x)
+    scaler = fxamp.GradScaler("cpu", init_scale=2.0**10)
+    ours = compiled(model, policy=policy(recipe, base="cpu-float16"), lowering="aot_eager", scaler=scaler)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.0)
+
+    def step(value: Tensor) -> None:
+        optimizer.zero_grad()
+        scaler.scale(ours(value)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    step(x)
+    found = {name: p.grad for name, p in ours.named_parameters() if p.grad is not None}
+    assert distance(found, {name: exact[name] for name in found}) < 0.2 and scaler.skipped_steps == 0
+    x[0, 3, 4] = torch.inf
+    step(x)
+    assert scaler.skipped_steps == 1

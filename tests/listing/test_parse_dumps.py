@@ -102,6 +102,7 @@ def entries(draw: Callable[[Any], Any], kind: str) -> Entry:
         region=draw(TEXT),
         inserted=draw(TEXT),
         verbatim=draw(TEXT),
+        not_fp8=draw(TEXT),
     )
 
 

@@ -1,5 +1,6 @@
 """The shipped variants: each loads, departs from autocast where it says so alone, and has the effect it promises."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,18 @@ import torch
 from torch import Tensor, nn
 
 import fxamp
+from fxamp.errors import PolicyError
 from fxamp.graph import op_name
-from fxamp.policy import Category, Policy, Site, built_in_names, variant_names
+from fxamp.policy import Category, Policy, Site, TensorFacts, built_in_names, variant_names
+
+#: The tables that a variant may change rules by.
+TABLES = {
+    "moe": {"moe"},
+    "lean": {"lean"},
+    "fast-norms": {"fast-norms", "fast-norms-cpu"},
+    "fp8": {"fp8", "fp8-small"},
+    "fp8-rowwise": {"fp8-rowwise", "fp8-rowwise-small"},
+}
 
 
 @pytest.mark.parametrize("name", variant_names())
@@ -17,17 +28,17 @@ def test_a_variant_extends_the_policy_that_it_is_named_after(name: str) -> None:
     device, dtype, variant = name.split("-", 2)
     loaded, exact = Policy.load(name), Policy.load(f"{device}-{dtype}")
     assert (loaded.name, loaded.device, loaded.lower_precision_fp) == (name, device, dtype)
-    tables = {"moe": {"moe"}, "fast-norms": {"fast-norms", "fast-norms-cpu"}, "lean": {"lean"}}[variant]
+    tables = TABLES[variant]
     changed = [rule for rule in loaded.rules if rule not in exact.rules]
     assert changed and {Path(rule.origin.file).stem for rule in changed if rule.origin} <= tables
     assert all(rule.why.endswith(".") for rule in loaded.rules)
     assert {rule.id for rule in exact.rules} <= {rule.id for rule in loaded.rules}
 
 
-def test_the_variants_are_six_a_device_and_no_table_is_taken_for_one() -> None:
-    kinds = ("fast-norms", "lean", "moe")
-    wanted = [f"{d}-{t}-{k}" for d in ("cpu", "cuda") for t in ("bfloat16", "float16") for k in kinds]
-    assert list(variant_names()) == wanted and not set(wanted) & set(built_in_names())
+def test_the_variants_are_for_both_dtypes_and_no_table_is_taken_for_one() -> None:
+    kinds = {"cpu": [kind for kind in TABLES if not kind.startswith("fp8")], "cuda": list(TABLES)}
+    wanted = {f"{d}-{t}-{kind}" for d, each in kinds.items() for t in ("bfloat16", "float16") for kind in each}
+    assert set(variant_names()) == wanted | {"cpu-bfloat16-fp8"} and not wanted & set(built_in_names())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -128,3 +139,29 @@ def test_which_modules_are_routers(module: str, class_name: str, wide: bool) -> 
     policy = Policy.load("cuda-float16-moe").resolve("cuda")
     rule = policy.ruling(Site("aten::linear.default", module, (class_name,))).rule
     assert rule is not None and (rule.cast is Category.FP32) is wide
+
+
+@pytest.mark.parametrize(("variant", "recipe"), [("fp8", "tensorwise"), ("fp8-rowwise", "rowwise")])
+def test_fp8_leaves_out_what_torchao_leaves_out(variant: str, recipe: str) -> None:
+    utils = pytest.importorskip("torchao.float8.float8_linear_utils", exc_type=ImportError)
+    wanted = utils._auto_filter_for_recipe(recipe, ["lm_head"])
+    policy = Policy.load(f"cuda-bfloat16-{variant}").resolve("cuda", capability="9.0")
+    in_fp8 = set()
+    for columns, inner in product((16, 1000, 1024, 1040, 2048, 2064, 4096, 4112, 8192), repeat=2):
+        layer = nn.Linear(inner, columns, device="meta")
+        for op, name, shape in (
+            ("linear.default", "weight", (columns, inner)),
+            ("mm.default", "mat2", (inner, columns)),
+            ("addmm.default", "mat2", (inner, columns)),
+            ("matmul.default", "other", (inner, columns)),
+        ):
+            for module in ("layers.0.mlp", "lm_head"):
+                rule = policy.ruling(Site(f"aten::{op}", module, args={name: TensorFacts("float32", shape)})).rule
+                assert rule is not None and (rule.cast is Category.FP8) is wanted(layer, module)
+                in_fp8.add(rule.recipe)
+    assert in_fp8 == {"", recipe}
+
+
+def test_fp8_is_for_gpus_that_have_it() -> None:
+    with pytest.raises(PolicyError, match=r"needs compute capability >=8\.9, but this device has 8\.0"):
+        Policy.load("cuda-bfloat16-fp8").resolve("cuda", capability="8.0")

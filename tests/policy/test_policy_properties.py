@@ -37,7 +37,7 @@ def rules(draw: st.DrawFn, name: str) -> Rule:
     return Rule(
         name,
         cast,
-        tuple(draw(st.lists(ops, min_size=1, max_size=3))),
+        ("mm",) if cast is Category.FP8 else tuple(draw(st.lists(ops, min_size=1, max_size=3))),
         why=draw(texts),
         torch=draw(st.sampled_from([None, ">=2.11", "<2.12"])),
         advice="do not" if cast is Category.BANNED else "",

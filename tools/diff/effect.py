@@ -38,7 +38,7 @@ class OpEffect:
     @property
     def dtypes(self) -> tuple[str, str]:
         """The dtypes that it runs in; ``""`` where it is not."""
-        return self.old.dtype if self.old else "", self.new.dtype if self.new else ""
+        return self.old.runs_in if self.old else "", self.new.runs_in if self.new else ""
 
     @property
     def rules(self) -> tuple[str, str]:

@@ -17,6 +17,9 @@ from fxamp.tools.show.select import Keep, Selection, select
 #: The name and version of the schema; a change that breaks readers raises the number.
 VERSION = "fxamp-show/1"
 
+#: Totals that only policies for fp8 have.
+_OF_FP8 = ("fp8", "not_fp8")
+
 _DERIVED = ("dtype", "bytes")
 
 
@@ -95,7 +98,8 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _totals(listing: Listing, keep: Keep) -> dict[str, Any]:
-    return {key: value for key, value in vars(totals(listing, keep)).items() if value is not None}
+    counted = vars(totals(listing, keep))
+    return {key: value for key, value in counted.items() if value is not None and (value or key not in _OF_FP8)}
 
 
 def _some(data: dict[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def _namespace(entry: Entry) -> str:
 
 def _attributes(listing: Listing, entry: Entry, index: Index) -> Iterator[tuple[str, str]]:
     moved = index.bytes_cast(listing, entry) if entry.is_cast else None
-    yield "dtype", entry.dtype
+    yield "dtype", entry.runs_in
     yield "dtype as captured", was_dtype(entry)
     yield "call", entry.call
     yield "source", place(entry.source)
@@ -79,6 +79,7 @@ def _attributes(listing: Listing, entry: Entry, index: Index) -> Iterator[tuple[
     yield "reason", entry.reason
     yield "lost", ", ".join(rule_name(rule) for rule in entry.lost)
     yield "overruled", entry.overruled
+    yield "not in fp8", entry.not_fp8
     yield "autocast region", entry.region
     yield "inserted", entry.inserted
     yield "kept as captured", entry.verbatim

@@ -77,7 +77,7 @@ def _row(where: Listing, entry: Entry, names: Index, records: bool, indent: str)
         entry.module,
         op_name(entry),
         _before(where, entry, names, records),
-        entry.dtype,
+        entry.runs_in,
         size(moved) if moved is not None else "?" if entry.is_cast else "",
         entry.rule.id if entry.rule is not None else "",
         entry.rule.origin if entry.rule is not None else "",

@@ -20,6 +20,9 @@ def totals_lines(listing: Listing, sums: Totals, whole: bool) -> Iterator[str]:
     if whole:
         lines += [("kept for the backward", _kept(listing))]
     lines += [("ops that no rule matched", _named(dict(sums.without_rule)))]
+    lines += [("products in fp8", counted(dict(sums.fp8)))]
+    lines += [("in 16 bits, not in fp8", f"{node}: {why}") for node, why in list(sums.not_fp8.items())[:_NAMED]]
+    lines += [("", f"and {len(sums.not_fp8) - _NAMED} more")] if len(sums.not_fp8) > _NAMED else []
     lines += [("kept as captured", f"{node}: {why}") for node, why in sums.verbatim.items()]
     if whole:
         lines += [("rule that matched nothing", rule_name(rule)) for rule in listing.unmatched]

@@ -106,6 +106,8 @@ def _decision(entry: Entry) -> Iterator[tuple[str, str]]:
         yield "lost", f"{rule_name(rule)}: {rule.cast or 'a rule'} matched too, and a later rule wins"
     if entry.overruled:
         yield "overruled", entry.overruled
+    elif entry.not_fp8:
+        yield "not fp8", entry.not_fp8
     if entry.region:
         off = entry.region == "off"
         yield "region", "autocast is off here" if off else f"autocast's lower precision here is {entry.region}"

@@ -38,7 +38,7 @@ def check_rule(checker: Checker, path: Path, table: dict[str, Any], ids: dict[st
     _id(checker, path, good, ids)
     parsed = {**good, **_conditions(checker, path, good)}
     checker.valid((*path, "torch"), parse_condition, good.get("torch"))
-    _cast(checker, path, table, good)
+    _cast(checker, path, table, {**good, "ops": parsed["ops"]})
     for key, problem in keep_problems({**good, "ops": parsed["ops"]}):
         checker.mistake((*path, *key), problem)
     if len(checker.mistakes) > before:
@@ -99,9 +99,9 @@ def _cast(checker: Checker, path: Path, table: dict[str, Any], good: dict[str, A
     cast = good.get("cast")
     if cast is None:
         return
-    given = good.get("region", "forward"), good.get("inputs", {}), good.get("recipe", "")
+    given = good.get("region", "forward"), good.get("inputs", {}), good.get("recipe", ""), good["ops"]
     for key, problem in problems(Category(cast), *given):
-        if key != ("cast",) or "recipe" not in table:  # a recipe that is not accepted is not missing
+        if key[0] not in table or good.get(key[0]):  # else what is given is not accepted, which is noted
             checker.mistake((*path, *key), problem)
     banned = cast == Category.BANNED
     if banned and "advice" not in table:

@@ -16,6 +16,9 @@ from fxamp.policy.model.site import Site
 
 RULE_REGIONS = ("forward", "backward", "both", KEPT)
 INPUT_DTYPES = ("lower_precision_fp", "fp32", "follow")
+PRODUCTS = ("aten::linear", "aten::mm", "aten::addmm", "aten::matmul")
+"""The ops that rules with ``cast = "fp8"`` may name."""
+
 ONE_DTYPE = (Category.LOWER_PRECISION_FP, Category.FP32)
 """The categories that name one dtype for every input: those that ``inputs`` and the backward know."""
 
@@ -93,7 +96,7 @@ class Rule:
             )
         if (self.cast if self.region != KEPT else self.keep) is None:
             raise ValueError(f"rule {self.id!r}: region = {self.region!r} goes with {needed_key(self.region)}")
-        for _, problem in problems(self.cast, self.region, dict(self.inputs), self.recipe):
+        for _, problem in problems(self.cast, self.region, dict(self.inputs), self.recipe, self.ops):
             raise ValueError(f"rule {self.id!r}: {problem}")
         for _, problem in keep_problems(self.content()):
             raise ValueError(f"rule {self.id!r}: {problem}")
@@ -176,10 +179,10 @@ def needed_key(region: str) -> str:
 
 
 def problems(
-    cast: Category | None, region: str, inputs: Mapping[str, object], recipe: str
+    cast: Category | None, region: str, inputs: Mapping[str, object], recipe: str, ops: tuple[str, ...]
 ) -> list[tuple[tuple[str, ...], str]]:
-    """Return ``(key, message)`` for every mistake in a rule's cast, region, inputs and recipe taken together."""
-    found: list[tuple[tuple[str, ...], str]] = list(_recipe_problems(cast, recipe))
+    """Return ``(key, message)`` for every mistake in a rule's keys taken together; ``ops`` are canonical."""
+    found: list[tuple[tuple[str, ...], str]] = list(_fp8_problems(cast, recipe, ops))
     for name, dtype in inputs.items():
         if dtype not in INPUT_DTYPES:
             hint = nearest(str(dtype), INPUT_DTYPES)
@@ -196,11 +199,16 @@ def problems(
     return found
 
 
-def _recipe_problems(cast: Category | None, recipe: str) -> Iterable[tuple[tuple[str, ...], str]]:
+def _fp8_problems(cast: Category | None, recipe: str, ops: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], str]]:
+    others = [op for op in ops if op.partition(".")[0] not in PRODUCTS]
+    if cast is Category.FP8 and (others or not ops):
+        named = ", ".join(op.removeprefix("aten::") for op in PRODUCTS)
+        given = f"not for {others[0]!r}" if others else "but this rule names no ops"
+        yield ("ops",), f"cast = 'fp8' is for the ops {named}, {given}"
     accepted = tuple(each.value for each in Recipe)
     if cast is not None and cast is not Category.FP8 and recipe:
         yield ("recipe",), f"recipe goes with cast = 'fp8', but this rule has cast = {cast.value!r}"
     elif cast is Category.FP8 and not recipe:
-        yield ("cast",), f"cast = 'fp8' needs a recipe; accepted: {', '.join(map(repr, accepted))}"
+        yield ("recipe",), f"cast = 'fp8' needs a recipe; accepted: {', '.join(map(repr, accepted))}"
     elif recipe and recipe not in accepted:
         yield ("recipe",), unknown_value("recipe", recipe, accepted)

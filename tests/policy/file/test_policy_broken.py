@@ -11,6 +11,7 @@ from fxamp.policy import Policy
 HEAD = 'lower_precision_fp = "float16"\n[match]\ndevice = "cpu"\n'  # three lines
 RULE = '[[rule]]\nid = "a"\ncast = "fp32"\n'  # three lines, and no condition yet
 OPS = RULE + 'ops = ["exp"]\n'
+FP8 = RULE.replace("fp32", "fp8") + 'ops = ["mm"]\n'
 CUDA = HEAD.replace("cpu", "cuda")
 SCALE = HEAD + "[loss_scale]\n"  # four lines
 
@@ -108,26 +109,32 @@ BROKEN = {
         8,
         "inputs goes with cast = .*, but this rule has cast = 'promote'",
     ),
-    "fp8 without a recipe": (
-        HEAD + OPS.replace("fp32", "fp8"),
-        6,
-        "cast = 'fp8' needs a recipe; accepted: 'tensorwise'",
+    "fp8 without a recipe": (HEAD + FP8, 4, "cast = 'fp8' needs a recipe; accepted: 'tensorwise'"),
+    "fp8 without ops": (
+        HEAD + RULE.replace("fp32", "fp8") + 'recipe = "rowwise"\nmodules = ["mlp"]\n',
+        4,
+        "cast = 'fp8' is for the ops linear, mm, addmm, matmul, but this rule names no ops",
+    ),
+    "fp8 of a softmax": (
+        HEAD + FP8.replace('"mm"', '"mm", "softmax.int"') + 'recipe = "rowwise"\n',
+        7,
+        "cast = 'fp8' is for the ops linear, mm, addmm, matmul, not for 'aten::softmax.int'",
     ),
     "a recipe without fp8": (HEAD + OPS + 'recipe = "rowwise"\n', 8, "recipe goes with cast = 'fp8'"),
     "unknown recipe": (
-        HEAD + OPS.replace("fp32", "fp8") + 'recipe = "tensor"\n',
+        HEAD + FP8 + 'recipe = "tensor"\n',
         8,
         "recipe = 'tensor' is unknown; .*did you mean 'tensorwise'",
     ),
     "delayed scaling": (
-        HEAD + OPS.replace("fp32", "fp8") + 'recipe = "delayed_scaling"\n',
+        HEAD + FP8 + 'recipe = "delayed_scaling"\n',
         8,
         "recipe = 'delayed_scaling': delayed scaling, .* is not supported; accepted: 'tensorwise', 'rowwise'",
     ),
     "NVFP4": (HEAD + OPS.replace("fp32", "nvfp4"), 6, "cast = 'nvfp4': NVFP4, .* is not supported; accepted: 'lower"),
     "MXFP8": (HEAD + OPS.replace("fp32", "mxfp8"), 6, "cast = 'mxfp8': MXFP8, .* is not supported; accepted: 'lower"),
     "fp8 in the backward": (
-        HEAD + OPS.replace("fp32", "fp8") + 'recipe = "rowwise"\nregion = "both"\n',
+        HEAD + FP8 + 'recipe = "rowwise"\nregion = "both"\n',
         9,
         "region = 'both' goes with cast = 'lower_precision_fp' or 'fp32', but this rule has cast = 'fp8'",
     ),

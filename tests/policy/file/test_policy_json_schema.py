@@ -24,6 +24,7 @@ BEYOND = {
     "values that depend on others": ("bounds that cross", "start below the floor", "inputs of a promotion"),
     "words that depend on others": (
         *("promote in the backward", "banned without advice", "fp8 in the backward", "fp8 without a recipe"),
+        *("fp8 without ops", "fp8 of a softmax"),
     ),
     "keys that do not go together": (
         *("keep without region", "elements of an op", "readers of an op", "cast of a kept value"),

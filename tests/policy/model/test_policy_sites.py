@@ -137,6 +137,8 @@ def test_products_of_sizes() -> None:
         ({"cast": "fp8"}, "cast = 'fp8' needs a recipe; accepted: 'tensorwise', 'rowwise', 'rowwise_with_gw_hp'"),
         ({"cast": "fp8", "recipe": "rowise"}, "recipe = 'rowise' is unknown; .*did you mean 'rowwise'"),
         ({"cast": "fp8", "recipe": "MX-FP8"}, "recipe = 'MX-FP8': MXFP8, .* is not supported; accepted: 'tensorwise'"),
+        ({"cast": "fp8", "recipe": "rowwise", "ops": ("exp",)}, "cast = 'fp8' is for the ops linear, .*'aten::exp'"),
+        ({"cast": "fp8", "recipe": "rowwise", "ops": ()}, "cast = 'fp8' is for the ops .* names no ops"),
         ({"cast": "fp8", "recipe": "rowwise", "region": "both"}, "region = 'both' goes with cast"),
         ({"cast": "fp8", "recipe": "rowwise", "inputs": {"x": "fp32"}}, "inputs goes with cast"),
     ],

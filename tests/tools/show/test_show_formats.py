@@ -33,6 +33,7 @@ FULL_ENTRY = Entry(
     lost=(RuleRef("l"),),
     reason="reason",
     overruled="overruled",
+    not_fp8="not in fp8",
     region="off",
     inserted="inserted",
     verbatim="verbatim",
