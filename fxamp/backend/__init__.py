@@ -1,4 +1,4 @@
-"""The torch.compile backend: options, choice of policy, capture, passes, lowering."""
+"""The torch.compile backend: options, policy selection, capture, passes, lowering."""
 
 from fxamp.backend.compile import fxamp
 from fxamp.backend.idle import warn_idle

@@ -1,17 +1,17 @@
-"""Keep torch.autocast away from graphs whose casts are explicit already."""
+"""Disable torch.autocast for graphs whose casts are already explicit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fxamp.capture.autocast_state import autocast_state
 
-#: A device type that autocast knows and no tensor of a user lives on.
+#: A device type that autocast supports and that user tensors never have.
 _UNUSED_DEVICE = "ipu"
 
 
 @contextmanager
 def no_autocast(device: str | None) -> Iterator[None]:
-    """Autocast is off for ``device`` inside; for None nothing changes."""
+    """Disable autocast for ``device`` inside the context; None changes nothing."""
     if device is None:
         yield
         return
@@ -21,10 +21,10 @@ def no_autocast(device: str | None) -> Iterator[None]:
 
 @contextmanager
 def compiled_without_autocast(device: str | None) -> Iterator[None]:
-    """Off for ``device`` while AOTAutograd compiles inside, and whenever what it compiled runs, its backward too.
+    """Disable autocast for ``device`` while AOTAutograd compiles, and whenever the compiled code and its backward run.
 
-    AOTAutograd turns autocast off around a compiled graph if it was on for any device during compilation. So it is
-    on here for a device that nothing lives on.
+    AOTAutograd turns autocast off around a compiled graph if it was on for any device during compilation. So this
+    turns it on for a device type that no tensor has.
     """
     if device is None:
         yield

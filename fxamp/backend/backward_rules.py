@@ -1,4 +1,4 @@
-"""The rules of a policy for the backward: applied to the graph that AOTAutograd derives and partitions."""
+"""Apply a policy's rules for the backward to the graph that AOTAutograd derives and partitions."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ _UNMATCHED = "policy %s: rule %r (%s) matched no op of a backward graph"
 
 @dataclass(frozen=True)
 class BackwardRules:
-    """A policy that has rules for the backward."""
+    """A policy with rules for the backward."""
 
     policy: Policy
 
     def log_unmatched(self, gm: GraphModule) -> None:
-        """Log, once, each rule that decided no op of the rewritten backward graph ``gm``."""
+        """Log, once, each rule that matched no op of the rewritten backward graph ``gm``."""
         used = {made.rule.id for node in gm.graph.nodes if (made := decision(node)) is not None and made.rule}
         for rule in self.policy.rules:
             if rule.region == "backward" and rule.id not in used:
@@ -29,9 +29,9 @@ class BackwardRules:
 
 
 def backward_rules(policy: Policy | None, options: Options) -> BackwardRules | None:
-    """The rules for the backward, if there are any.
+    """Return the policy's rules for the backward; None if it has none.
 
-    Raises OptionError where there is no backward graph that they could hold for.
+    Raises OptionError if there will be no backward graph to apply them to.
     """
     if policy is None or not policy.has_rules_for("backward"):
         return None
@@ -44,7 +44,7 @@ def backward_rules(policy: Policy | None, options: Options) -> BackwardRules | N
     if torch._dynamo.config.compiled_autograd:
         raise OptionError(
             f"policy {policy.name!r} has rules for the backward ({ids}), but torch._dynamo.config.compiled_autograd "
-            "traces AOTAutograd's backward graphs past their compiler; accepted with these rules: "
+            "bypasses the compiler of AOTAutograd's backward graphs; accepted with these rules: "
             "compiled_autograd = False"
         )
     return BackwardRules(policy)

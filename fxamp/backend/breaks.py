@@ -1,8 +1,8 @@
-"""Why Dynamo ended a graph although the program goes on, and which functions it left outside as a whole.
+"""Why Dynamo ended a graph before the end of the program, and which functions it skipped entirely.
 
-Dynamo names the reason of most breaks at the graph. Of the rest it keeps the message alone, in its counters: a break
-that it cannot resume from, a branch on a value, a function that it skips. Without those counters the reasons are less
-exact, and functions that were skipped are not named.
+Dynamo stores the reason for most breaks on the graph. For the others it only counts the message: a break that it cannot
+resume from, a branch on a tensor value, a function that it skips. Without those counters fxamp reports less exact
+reasons and no skipped functions.
 """
 
 import re
@@ -16,7 +16,7 @@ from torch._dynamo.callback import callback_handler, on_compile_start
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
-#: The counts of Dynamo's messages when it began to compile.
+#: The counts of Dynamo's messages when the current compilation started.
 _before: Counter[str] = Counter()
 
 _EXPLANATION = re.compile(r"^ *Explanation: (.*)$", re.MULTILINE)
@@ -24,9 +24,9 @@ _SKIPPED = re.compile(r"frame skipped: (?P<name>\S+) \((?P<file>.*) line (?P<lin
 
 
 def why_ended(gm: GraphModule) -> str:
-    """Dynamo's reason for the graph break that ended ``gm``, and where it is; ``""`` if the program returned.
+    """Return the reason and location of the graph break that ended ``gm``; ``""`` if the program returned there.
 
-    To be called while ``gm`` is compiled.
+    Call it while ``gm`` is being compiled.
     """
     fresh = _fresh()
     reason = getattr(gm, "compile_subgraph_reason", None)
@@ -39,7 +39,7 @@ def why_ended(gm: GraphModule) -> str:
 
 
 def skipped_functions(compiled: Any) -> list[str]:
-    """The functions of ``compiled``, a module or function, that Dynamo runs as they are written: where, and why."""
+    """List the functions of ``compiled``, a module or function, that Dynamo skips, with location and reason."""
     found = []
     codes = {(code.co_filename, code.co_firstlineno) for code in _codes(compiled)}
     for message in _messages():
@@ -58,9 +58,9 @@ on_compile_start(_begin)
 
 
 def _fresh() -> list[str]:
-    """The messages of this compilation, without those that led to a function's being skipped.
+    """Return the messages of this compilation, except those that led to a skipped function.
 
-    ``torch._dynamo.reset`` drops the callback; for the first graph after one, messages of earlier frames count too.
+    ``torch._dynamo.reset`` removes the callback, so the first graph after a reset includes messages of earlier frames.
     """
     messages = _messages()
     fresh = [message for message, count in messages.items() if count > _before[message]]
@@ -80,13 +80,13 @@ def _skipped(message: str) -> re.Match[str] | None:
 
 
 def _first(message: str) -> str:
-    """The explanation of a message, of the first where one break led to another; else its first line."""
+    """Return a message's explanation, the first one if one break led to another; else its first line."""
     explained = _EXPLANATION.search(message)
     return explained[1] if explained else message.strip().splitlines()[0].strip()
 
 
 def _codes(compiled: Any) -> Iterator[CodeType]:
-    """The code of a function; of a module, all methods of it and its submodules."""
+    """Yield the code of a function, or of all methods of a module and its submodules."""
     if not isinstance(compiled, torch.nn.Module):
         code = getattr(getattr(compiled, "_torchdynamo_orig_callable", compiled), "__code__", None)
         return iter(() if code is None else (code,))

@@ -1,4 +1,4 @@
-"""Which policy a graph gets, and why."""
+"""Select the policy for a graph, and say why."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,19 +17,18 @@ from fxamp.targets import KINDS
 
 @dataclass(frozen=True)
 class Choice:
-    """A resolved policy, or None for plain float32; and the reason in words."""
+    """A resolved policy, or None for plain float32; and the reason as text."""
 
     policy: Policy | None
     why: str
 
 
 def choose_policy(options: Options, inputs: Sequence[Any]) -> Choice:
-    """Pick and resolve the policy for a graph with these ``inputs``.
+    """Select and resolve the policy for a graph with these ``inputs``.
 
-    "auto" means: the device and dtype of an ambient torch.autocast; else float16 where a scaler was given; else
-    bfloat16 where the device computes in it natively (:func:`native_bfloat16`); else none, which is said once in the
-    log. Raises PolicyError if a named policy is for another device than the graph's tensors or does not match this
-    machine.
+    "auto" selects, in this order: the device and dtype of an ambient torch.autocast; float16 if a scaler was given;
+    bfloat16 if the device computes in it natively (:func:`native_bfloat16`); else no policy, which is logged once.
+    Raises PolicyError if a named policy is for another device than the graph's tensors, or for another machine.
     """
     device = device_of(inputs)
     if options.policy != "auto":
@@ -50,7 +49,7 @@ def _automatic(device: str | None, options: Options) -> Choice:
     if native:
         return _named(device, torch.bfloat16, f"{device} computes in bfloat16 natively")
     why = f"{device} has no native bfloat16: float32 is faster there"
-    warn_once(__name__, "policy 'auto' chose float32, so nothing is cast: %s. Name a policy to cast all the same.", why)
+    warn_once(__name__, "policy 'auto' chose float32, so nothing is cast: %s. Name a policy to cast anyway.", why)
     return Choice(None, why)
 
 
@@ -62,17 +61,17 @@ def _named(device: str, dtype: torch.dtype, why: str) -> Choice:
 
 
 def device_of(inputs: Sequence[Any]) -> str | None:
-    """The device type a graph runs on: that of an accelerator among its tensors, else "cpu"; None without tensors."""
+    """Return the graph's device type: that of an accelerator among its tensors, else "cpu"; None without tensors."""
     kinds = {value.device.type for value in inputs if isinstance(value, torch.Tensor)}
     accelerators = sorted(kinds - {"cpu", "meta"})
     return accelerators[0] if accelerators else "cpu" if "cpu" in kinds else None
 
 
 def native_bfloat16(device: str) -> bool:
-    """Whether the device has bfloat16 arithmetic of its own.
+    """Whether the device has native bfloat16 arithmetic.
 
-    CUDA from capability 8.0, ROCm's matrix cores as PyTorch reports them, CPUs with avx512_bf16 or amx_bf16 (x86) or
-    bf16 (Arm); other devices as :data:`fxamp.targets.KINDS` says, and none that it does not list.
+    CUDA from capability 8.0, ROCm as PyTorch reports it, CPUs with avx512_bf16 or amx_bf16 (x86) or bf16 (Arm). For
+    other devices :data:`fxamp.targets.KINDS` decides; a device that it does not list has none.
     """
     if device == "cpu":
         return _cpu_bfloat16()

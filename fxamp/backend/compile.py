@@ -48,8 +48,8 @@ def fxamp(
 ) -> Callable[..., Any]:
     """Compile ``gm`` in mixed precision; ``example_inputs`` are its inputs, real or fake, in placeholder order.
 
-    ``options`` and ``mode`` are torch.compile's. The callable takes the same inputs and returns the outputs as a tuple,
-    in the dtypes that Dynamo captured. Raises OptionError or PolicyError before anything is traced.
+    ``options`` and ``mode`` are torch.compile's. The returned callable takes the same inputs and returns the outputs as
+    a tuple, in the dtypes that Dynamo captured. Raises OptionError or PolicyError before it traces anything.
     """
     parsed = parse_options(options, mode)
     choice = choose_policy(parsed, example_inputs)
@@ -64,7 +64,7 @@ def fxamp(
     ended = why_ended(gm)
     module, record = gm, untouched(choice.why, ended)
     if choice.policy is not None:
-        # What a checkpoint or an offloader packs is the program's, not what tracing saves.
+        # Saved-tensor hooks of the program (a checkpoint, an offloader) must not pack what tracing saves.
         with without_saved_tensors_hooks():
             module, record = _rewrite(gm, example_inputs, choice, stages, ended)
     elif stages.kept:
@@ -111,9 +111,9 @@ def _rewrite(
 
 
 def _goes_on_in_16_bits(gm: GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether code after the graph was, or will be, traced with the 16-bit dtypes that the graph was captured with.
+    """Whether code after the graph was or will be traced with the 16-bit dtypes that the graph was captured with.
 
-    So it is behind a graph break; and in a model whose parameters are 16-bit, which would refuse wider results.
+    True before a graph break, and for a model with 16-bit parameters, whose code would fail on wider tensors.
     """
     parameters = (value for value in inputs if isinstance(value, torch.nn.Parameter))
     return bool(why_ended(gm)) or any(value.dtype in NARROW for value in parameters)
@@ -129,8 +129,8 @@ def apply_policy(
 ) -> GraphRecord:
     """Run the passes over ``captured``, in place.
 
-    ``policy`` is resolved; ``ambient`` is the dtype of the autocast that the program was captured under, if any;
-    ``ended`` says why the graph ended, if that was a graph break.
+    ``policy`` is resolved. ``ambient`` is the dtype of the autocast that the program was captured under, if any.
+    ``ended`` is the reason for the graph break that ended the graph, if there was one.
     """
     context = CastContext(captured.mode, policy, ambient, every_device)
     with observed(CompileStage("passes")):
@@ -139,7 +139,7 @@ def apply_policy(
 
 
 def strip_values(gm: GraphModule) -> None:
-    """Forget all values: they belong to fxamp's fake mode, and AOTAutograd must not meet two modes in one graph."""
+    """Remove all values: they belong to fxamp's fake mode, and AOTAutograd rejects a graph with two fake modes."""
     for module in gm.modules():
         if not isinstance(module, GraphModule):
             continue

@@ -1,7 +1,7 @@
-"""A compiled graph is used only while the policy that it was compiled with is the one that would be chosen again.
+"""Recompile a graph if its policy would no longer be chosen.
 
-torch.compile compares options by value: a path stays equal while the file behind it changes. So a guard is added to
-those of Dynamo that compares the files' stamps, and the environment variable, on each call; a change recompiles.
+torch.compile compares options by value, so a path stays equal while the file behind it changes. fxamp adds a guard to
+Dynamo's that compares the files' size and time, and the environment variable, on each call; a change recompiles.
 """
 
 import os
@@ -17,12 +17,12 @@ _NAME = "__fxamp_policy_is_unchanged"
 
 
 def guard_policy(options: Options, choice: Choice) -> None:
-    """Guard the graph being compiled against a change of its policy; does nothing outside a torch.compile call."""
+    """Guard the graph being compiled against a change of its policy; does nothing outside torch.compile."""
     guard_current_graph(_NAME, _freshness(options, choice))
 
 
 def _freshness(options: Options, choice: Choice) -> Callable[[], bool]:
-    """A cheap test whether the policy would still be read the same."""
+    """Return a cheap test whether the policy would be read the same again."""
     variable = os.environ.get("FXAMP_POLICY")
     files = _files(options, choice)
     stamps = _stamps(files)

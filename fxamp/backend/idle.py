@@ -1,4 +1,4 @@
-"""Says so where a model was compiled with fxamp, and trains without any of its graphs."""
+"""Warn if a model was compiled with fxamp but trains without any of its graphs."""
 
 import gc
 import logging
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 def warn_idle(optimizer: torch.optim.Optimizer) -> None:
     """Warn if ``optimizer`` steps parameters of modules compiled with fxamp, and no graph ran for any of them.
 
-    Training that no module compiled with fxamp takes part in is nobody's mistake: ``GradScaler`` serves it too. All
-    objects of the process are looked through, but only where no graph read any of the parameters.
+    Training without any module compiled with fxamp is valid: ``GradScaler`` supports it too. The search covers all
+    objects of the process, but runs only if no graph read any of the parameters.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if runs_for_any(parameters):
@@ -34,38 +34,38 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> None:
 
 
 def why_idle(compiled: torch.nn.Module) -> str:
-    """That nothing is cast, the likely reason, and the remedy, for a module of which no graph ran."""
-    return f"no graph of it ran in the first step, so it trains as it is written, uncast: {_reason(compiled)}"
+    """Explain for a module of which no graph ran: nothing is cast, the likely reason, and the remedy."""
+    return f"no graph of it ran in the first step, so it trains without casts: {_reason(compiled)}"
 
 
 def _reason(compiled: torch.nn.Module) -> str:
     module = getattr(compiled, "_orig_mod", compiled)
     if config.disable:
-        return "torch.compile is switched off (torch._dynamo.config.disable, TORCH_COMPILE_DISABLE)"
+        return "torch.compile is disabled (torch._dynamo.config.disable, TORCH_COMPILE_DISABLE)"
     if type(module).__module__.startswith("torch."):
         return (
-            f"{type(module).__name__} is torch's own, and Dynamo skips the code of such calls. Compile your own model "
-            'before you wrap it; of a module of torch.nn, train what torch.compile(module, backend="fxamp") returns'
+            f"{type(module).__name__} is a class of torch, and Dynamo skips calls to those. Compile your own model "
+            'before you wrap it; for a module of torch.nn, train what torch.compile(module, backend="fxamp") returns'
         )
     skipped = skipped_functions(compiled)
     if skipped:
         return "Dynamo skips " + "; ".join(skipped)
     return (
-        "what was compiled is its call, and it was not called. Another of its methods was (Lightning calls "
-        "training_step: use fxamp.frameworks.lightning), or a copy of it (copy.deepcopy, EMA: compile the copy too), "
-        "or the original of what torch.compile returned"
+        "its forward was compiled but never called. Either another method was called (Lightning calls training_step: "
+        "use fxamp.frameworks.lightning), or a copy (copy.deepcopy, EMA: compile the copy too), or the original module "
+        "instead of what torch.compile returned"
     )
 
 
 def _compiled_modules() -> Iterator[torch.nn.Module]:
-    """All modules of the process that were compiled with fxamp, in place or by ``torch.compile``."""
+    """Yield all modules of the process that were compiled with fxamp, in place or by ``torch.compile``."""
     for each in gc.get_objects():
         if issubclass(type(each), torch.nn.Module) and backend_of(_entry(each)) is fxamp:
             yield each
 
 
 def _entry(module: Any) -> Any:
-    """What torch.compile made of the module's call, if it did."""
+    """Return the callable that torch.compile made of the module's forward, if any."""
     return module if isinstance(module, torch._dynamo.OptimizedModule) else vars(module).get("_compiled_call_impl")
 
 

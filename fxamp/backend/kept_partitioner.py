@@ -1,4 +1,4 @@
-"""Rules for what is kept, as Inductor takes them: a partitioner. Imports Inductor."""
+"""The partitioner object that applies rules for kept values under Inductor. Imports Inductor."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from fxamp.passes.shared import packing, saved_values
 
 
 class KeptPartitioner(CustomPartitionerFn):
-    """The partitioner of ``rules`` as Inductor takes it; Inductor's caches tell it from others by :meth:`uuid`."""
+    """A partitioner in the form that Inductor expects; Inductor's caches identify it by :meth:`uuid`."""
 
     def __init__(self, rules: KeptRules) -> None:
         self._rules = rules
@@ -21,10 +21,10 @@ class KeptPartitioner(CustomPartitionerFn):
         return self._rules.partition(gm, joint_inputs, **kwargs)
 
     def uuid(self) -> str:
-        """What decides the outcome: the policy, and the code that packs."""
+        """Return an id of everything that affects the result: the policy, and the code that packs."""
         files = tuple(str(module.__file__) for module in (packing, saved_values, pack_kept, unpack_kept))
         return f"fxamp {self._rules.policy.digest} {get_hash_for_files(files)!r}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "KeptPartitioner":
-        """Itself: Inductor copies its settings, and what it compiles is to be noted here."""
+        """Return self: Inductor copies its settings, but fxamp must see what gets compiled."""
         return self

@@ -1,4 +1,4 @@
-"""The rules of a policy for what is kept between forward and backward: applied to AOTAutograd's partition."""
+"""Apply a policy's rules for kept values to AOTAutograd's partition of forward and backward."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from fxamp.policy import Policy
 from fxamp.policy.file.builtin import is_built_in
 from fxamp.policy.model.keep import KEPT
 
-#: Makes a forward and a backward of a joint graph.
+#: Splits a joint graph into a forward and a backward.
 Partitioner = Callable[..., tuple[GraphModule, GraphModule]]
 
 _UNMATCHED = "policy %s: rule %r (%s) matched nothing that a compiled forward keeps"
@@ -33,13 +33,13 @@ _UNMATCHED = "policy %s: rule %r (%s) matched nothing that a compiled forward ke
 
 @dataclass(frozen=True)
 class KeptRules:
-    """A policy that has rules for what is kept; ``values`` fills with what became of each value, as graphs compile."""
+    """A policy with rules for kept values; ``values`` fills with the outcome for each value as graphs are compiled."""
 
     policy: Policy
     values: list[KeptValue] = field(default_factory=list)
 
     def partition(self, gm: GraphModule, inputs: Sequence[Any], **given: Any) -> tuple[GraphModule, GraphModule]:
-        """Partition the joint graph ``gm`` by torch's min cut, and pack what it keeps."""
+        """Partition the joint graph ``gm`` with torch's min-cut, and pack the values that it keeps."""
         from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
 
         results = given["num_fwd_outputs"]
@@ -54,7 +54,7 @@ class KeptRules:
         return forward, backward
 
     def pack(self, forward: GraphModule, backward: GraphModule, results: int, context: CastContext) -> None:
-        """Pack what ``forward`` hands to ``backward`` past its first ``results`` outputs, in place."""
+        """Pack the values that ``forward`` returns to ``backward`` after its first ``results`` outputs, in place."""
         mode = context.mode
         handed = tuple(saved(forward, results))
         run_passes(Captured(forward, mode), context, kept_forward(results))
@@ -64,7 +64,7 @@ class KeptRules:
         self.values.extend(said[KEPT_VALUES])
 
     def log_unmatched(self) -> None:
-        """Log, once, each rule of the user's that decided nothing of what was kept."""
+        """Log, once, each of the user's rules that matched no kept value."""
         used = {value.rule.id for value in self.values if value.rule is not None}
         mine = [rule for rule in self.policy.rules if rule.origin is None or not is_built_in(rule.origin.file)]
         for rule in mine:
@@ -78,13 +78,13 @@ def _mode_of(gm: GraphModule) -> FakeTensorMode | None:
 
 
 def _recomputed(backward: GraphModule) -> list[KeptValue]:
-    """What the backward computes again because a rule says so; it takes no memory in between."""
+    """Return the values that the backward recomputes because of a rule; they use no memory between the two."""
     marked = [node for node in backward.graph.nodes if RECOMPUTED in node.meta and tensor_value(node) is not None]
     return [told(node, node.name, node.meta[RECOMPUTED], "recompute", (0, 0)) for node in marked]
 
 
 def kept_rules(policy: Policy | None, options: Options) -> KeptRules | None:
-    """The rules for what is kept, if there are any. Raises OptionError where there is no partition to apply them to."""
+    """Return the rules for kept values; None without any. Raises OptionError if no partition can apply them."""
     if policy is None or not policy.has_rules_for(KEPT):
         return None
     ids = ", ".join(repr(rule.id) for rule in policy.rules if rule.region == KEPT)
@@ -96,11 +96,11 @@ def kept_rules(policy: Policy | None, options: Options) -> KeptRules | None:
         )
     if "custom_partitioner_fn" in options.inductor:
         raise OptionError(
-            f"{has}, and option 'inductor' sets custom_partitioner_fn; accepted: one of the two, since both partition"
+            f"{has}, and option 'inductor' sets custom_partitioner_fn; accepted: only one of them, since both partition"
         )
     if torch._dynamo.config.compiled_autograd:
         raise OptionError(
-            f"{has}, but torch._dynamo.config.compiled_autograd traces backwards past their compiler; accepted with "
+            f"{has}, but torch._dynamo.config.compiled_autograd bypasses the compiler of backwards; accepted with "
             "these rules: compiled_autograd = False"
         )
     return KeptRules(policy)

@@ -1,4 +1,4 @@
-"""What becomes of the rewritten graph: Inductor, AOTAutograd alone, or eager."""
+"""Lower the rewritten graph: by Inductor, by AOTAutograd alone, or eagerly."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ InnerCompiler = Callable[[GraphModule, Sequence[Any]], Any]
 class Compilation:
     """Per-graph state beyond the user's options.
 
-    Autocast for ``device`` is off: the graph's casts are explicit already. With ``scaling`` the backward is scaled,
-    unscaled and checked. ``stages`` takes the graphs on their way. ``rules`` are the policy's for the backward,
-    ``kept`` those for what is kept for it. With ``unused`` the backward is compiled for those results that have
-    gradients.
+    ``device``: autocast is off for it, because the graph's casts are explicit. ``scaling``: how the backward is scaled,
+    unscaled and checked; None: it is not. ``stages`` receives the graph of each stage. ``rules``: the policy's rules
+    for the backward. ``kept``: its rules for kept values. ``unused``: compile the backward without the gradients of
+    unused results.
     """
 
     device: str | None
@@ -48,11 +48,11 @@ class Compilation:
 
     @property
     def hooked(self) -> bool:
-        """Whether AOTAutograd's graphs must pass through fxamp's hands."""
+        """Whether fxamp must rewrite AOTAutograd's graphs."""
         return any((self.scaling, self.rules, self.kept)) or self.stages.kept or self.unused
 
     def compile(self, gm: GraphModule, inputs: Sequence[Any], backward: bool, compiler: InnerCompiler) -> Any:
-        """Compile one of AOTAutograd's graphs by ``compiler``; a backward gets its own casts and is scaled first."""
+        """Compile one of AOTAutograd's graphs with ``compiler``; a backward first gets its casts and its scaling."""
         stage = "backward" if backward else "forward"
 
         def inner(graph: GraphModule, examples: Sequence[Any]) -> Any:
@@ -86,7 +86,7 @@ class Compilation:
 
 
 def lower_graph(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Compilation) -> Callable[..., Any]:
-    """Make ``gm`` callable by the lowering that ``options`` name."""
+    """Compile ``gm`` with the lowering that ``options`` name, and return a callable."""
     with compiled_without_autocast(run.device):
         compiled = _LOWERINGS[options.lowering](gm, inputs, options, run)
     return asking_for_none(compiled) if run.unused and options.lowering != "eager" else compiled
@@ -104,7 +104,7 @@ def _inductor(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Com
     if not run.hooked and not scaled_products(gm):
         return cast(Callable[..., Any], compile_fx(gm, list(inputs), config_patches=patches))
 
-    # A backward may be compiled when it first runs, outside of compile_fx.
+    # A backward may be compiled only when it first runs, outside compile_fx.
     patched = config.patch(patches)
 
     def inner_compile(graph: GraphModule, examples: Sequence[Any], **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What policies ask of the machine: the compute capability of its GPU, the features of its CPU."""
+"""Facts about the machine that policies can test: the GPU's compute capability, the CPU's features."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from fxamp.policy import Policy
 
 
 def resolve_here(policy: Policy, device: str | None) -> Policy:
-    """Resolve ``policy`` for a graph whose tensors are on ``device``, None if it has none.
+    """Resolve ``policy`` for a graph with tensors on ``device``; None if it has no tensors.
 
-    A device that is not in this machine (FakeTensors on a laptop) leaves conditions on it unchecked. Raises PolicyError
-    where the policy does not hold.
+    If this machine lacks the device (FakeTensors on a laptop), conditions on it are not checked. Raises PolicyError if
+    the policy does not apply.
     """
     return policy.resolve(device, **_facts(policy.device))
 

@@ -1,4 +1,4 @@
-"""Warnings that every graph would repeat: each is logged once in a process."""
+"""Warnings that would repeat for every graph: each is logged once per process."""
 
 import logging
 from functools import cache
@@ -6,5 +6,5 @@ from functools import cache
 
 @cache
 def warn_once(logger: str, message: str, *arguments: str) -> None:
-    """Log ``message`` as a warning of the logger of this name, with ``arguments`` as logging formats them."""
+    """Log ``message`` as a warning on the logger named ``logger``; logging formats it with ``arguments``."""
     logging.getLogger(logger).warning(message, *arguments)

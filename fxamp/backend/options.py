@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for, by the names of ``torch.compile(..., options=...)``.
+    """The user's options, named as in ``torch.compile(..., options=...)``.
 
     ``policy``: "auto", a built-in name, a path, or a Policy. ``lowering``: one of :data:`fxamp.lowerings.LOWERINGS`.
-    ``inductor``: Inductor config patches. ``mode``: Inductor's mode. ``scaler``: scales, unscales and checks in the
-    backward graphs; a disabled one counts as none. ``dump``: a folder that gets every stage's graph as text.
+    ``inductor``: Inductor config patches. ``mode``: Inductor's mode. ``scaler``: the backward graphs scale, unscale and
+    check with it; a disabled one counts as none. ``dump``: the graph of every stage is written to this folder as text.
     """
 
     policy: str | Policy = "auto"
@@ -35,8 +35,8 @@ class Options:
 def parse_options(given: Mapping[str, Any] | None, mode: str | None = None) -> Options:
     """Check ``given`` and fill in the defaults; ``mode`` is torch.compile's own argument.
 
-    The environment variables ``FXAMP_POLICY`` and ``FXAMP_DUMP`` stand in for a missing "policy" and "dump". Raises
-    OptionError for an unknown option, a value of the wrong kind, or two different modes.
+    The environment variables ``FXAMP_POLICY`` and ``FXAMP_DUMP`` replace a missing "policy" and "dump". Raises
+    OptionError for an unknown option, a value of the wrong type, or two different modes.
     """
     given = dict(given or {})
     for name in given:

@@ -1,4 +1,4 @@
-"""The listing of one of AOTAutograd's partitioned graphs, with the bytes that the forward keeps for the backward."""
+"""Build the listing of one of AOTAutograd's partitioned graphs, with the bytes that the forward keeps."""
 
 from typing import Any, TypeGuard
 
@@ -12,12 +12,12 @@ from fxamp.torch_private import current_metadata
 
 
 def list_partition(gm: GraphModule, stage: str) -> Listing:
-    """The listing of ``gm``, whose ``stage`` is "forward" or "backward"."""
+    """Return the listing of ``gm``; ``stage`` is "forward" or "backward"."""
     return list_graph(gm, stage=stage, kept_after=_kept(gm) if stage == "forward" else None)
 
 
 def _kept(gm: GraphModule) -> int | None:
-    """Bytes of what the forward returns for the backward beyond its results; its inputs are there anyway."""
+    """Return the bytes that the forward returns for the backward besides its results; inputs do not count."""
     metadata = current_metadata()
     if metadata is None:
         return None

@@ -1,4 +1,4 @@
-"""The records of all graphs that this process compiled, in order of compilation, each with what it ran for."""
+"""The records of all graphs that this process compiled, in order of compilation, with the models they ran for."""
 
 from collections.abc import Callable, Iterable
 from threading import RLock
@@ -9,13 +9,13 @@ import torch
 from fxamp.backend.runs import Runs
 from fxamp.pipeline import GraphRecord
 
-#: In order of compilation; None where nobody is left to ask. A graph comes back when it runs for another.
+#: In order of compilation; None if every model of the graph is gone. A graph returns when it runs for a new model.
 _graphs: list[Runs | None] = []
 _remembering = RLock()
 
 
 def remember(record: GraphRecord) -> Runs:
-    """Keep ``record`` as long as something exists that its graph ran for."""
+    """Keep ``record`` as long as a model exists that its graph ran for."""
     with _remembering:
         _graphs[:] = [None if graph is None or graph.forgotten else graph for graph in _graphs]
         graph = Runs(record, _keep_as(len(_graphs)))
@@ -31,17 +31,17 @@ def _keep_as(number: int) -> Callable[[Runs], None]:
 
 
 def count() -> int:
-    """How many graphs were compiled so far."""
+    """Return how many graphs were compiled so far."""
     return len(_graphs)
 
 
 def recent(since: int) -> list[GraphRecord]:
-    """The records from number ``since`` on, in order of compilation, as far as their models still exist."""
+    """Return the records from number ``since`` on, in order of compilation, of models that still exist."""
     return [graph.record for graph in _graphs[since:] if graph is not None]
 
 
 def records_of(compiled: Any) -> list[GraphRecord]:
-    """The records of the graphs that ran for ``compiled``, a module or function, in order of compilation."""
+    """Return the records of graphs that ran for ``compiled``, a module or function, in order of compilation."""
     return [graph.record for graph in _graphs_of(compiled)]
 
 
@@ -52,7 +52,7 @@ def runs_for_any(parameters: Iterable[torch.Tensor]) -> bool:
 
 
 def outside(compiled: Any) -> list[str]:
-    """The names of the parameters of ``compiled`` that no graph read."""
+    """Return the names of the parameters of ``compiled`` that no graph read."""
     module = getattr(compiled, "_orig_mod", compiled)
     if not isinstance(module, torch.nn.Module):
         return []

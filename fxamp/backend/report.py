@@ -1,4 +1,4 @@
-"""``fxamp.report``: what mixed precision did to a compiled model, in words and numbers."""
+"""``fxamp.report``: what mixed precision did to a compiled model, as text and numbers."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from fxamp.listing.totals import totals
 from fxamp.pipeline import GraphRecord
 
 _NOTHING = (
-    "0 graphs: nothing of it was compiled by fxamp, so all of it runs as it is written. Either it has not been called "
-    "yet, or Dynamo skipped it: calling a module of torch.nn itself compiles nothing, put it in a model of your own."
+    "0 graphs: fxamp compiled none of it, so all of it runs unchanged. Either it has not been called yet, or Dynamo "
+    "skipped it: calling a module of torch.nn itself compiles nothing; put it in your own module."
 )
-_SKIPPED = "Functions that Dynamo skips, so that they run as they are written:"
+_SKIPPED = "Functions that Dynamo skips, so they run unchanged:"
 _RIGHT = ("graph", "ops", "casts", "shared", "folded")
 
 
@@ -26,9 +26,9 @@ _RIGHT = ("graph", "ops", "casts", "shared", "folded")
 class Report:
     """The graphs of one compiled model or function; prints as a table, in a terminal and in a notebook.
 
-    The graphs are those that ran when it was called, and those that read its parameters. ``outside`` names the
-    parameters that no graph read: what uses them runs outside, as it is written. ``skipped`` are functions that Dynamo
-    compiles nothing of, and why: a graph break inside of a loop, say.
+    It lists the graphs that ran when the model was called, and those that read its parameters. ``outside`` names the
+    parameters that no graph read: the code that uses them runs unchanged. ``skipped`` lists functions that Dynamo does
+    not compile, with the reason: for example a graph break inside a loop.
     """
 
     graphs: tuple[GraphRecord, ...]
@@ -37,22 +37,22 @@ class Report:
 
     @property
     def casts(self) -> int:
-        """Inserted casts in all graphs together."""
+        """The number of inserted casts in all graphs together."""
         return sum(graph.casts for graph in self.graphs)
 
     @property
     def ops(self) -> int:
-        """Calls of ATen ops in all graphs together, without the inserted casts."""
+        """The number of calls of ATen ops in all graphs together, without the inserted casts."""
         return sum(graph.ops for graph in self.graphs)
 
     @property
     def breaks(self) -> tuple[str, ...]:
-        """Why graphs ended though the program went on, a reason each."""
+        """The reasons of all graph breaks, one per break."""
         return tuple(graph.ended for graph in self.graphs if graph.ended)
 
     @property
     def unmatched(self) -> tuple[RuleRef, ...]:
-        """The rules, other than those of the built-in files, that decided no op in any of the graphs."""
+        """The rules, except those of the built-in files, that matched no op in any of the graphs."""
         if not self.graphs:
             return ()
         first, *rest = [graph.listing.unmatched for graph in self.graphs]
@@ -60,7 +60,7 @@ class Report:
 
     @property
     def document(self) -> Document:
-        """Every node of every graph with what was decided for it, as fxamp-show reads it from a dump."""
+        """Return every node of every graph with the decision made for it, as fxamp-show reads it from a dump."""
         return Document(tuple(graph.listing for graph in self.graphs))
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class Report:
         return "\n\n".join([table, *("\n".join([title, *lines]) for title, lines in self._notes())])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML for a notebook."""
         if not self.graphs:
             first, *rest = self._nothing()
             return f"<p>{escape(first)}</p><pre>{escape(chr(10).join(rest))}</pre>"
@@ -80,7 +80,7 @@ class Report:
         return "".join([table, *notes])
 
     def _nothing(self) -> list[str]:
-        return ["0 graphs: nothing of it was compiled by fxamp.", "", *self._skips()] if self.skipped else [_NOTHING]
+        return ["0 graphs: fxamp compiled none of it.", "", *self._skips()] if self.skipped else [_NOTHING]
 
     def _skips(self) -> list[str]:
         return [_SKIPPED, *(f"  {function}" for function in self.skipped)]
@@ -89,7 +89,7 @@ class Report:
         return [_row(number, graph) for number, graph in enumerate(self.graphs)]
 
     def _notes(self) -> list[tuple[str, list[str]]]:
-        """What the table leaves out: a title and lines each."""
+        """Return the notes below the table, each a title and lines."""
         numbered = list(enumerate(self.graphs))
         kept = [f"  graph {i}: {name}: {why}" for i, g in numbered for name, why in g.verbatim.items()]
         breaks = [f"  after graph {i}: {g.ended}" for i, g in numbered if g.ended]
@@ -97,16 +97,16 @@ class Report:
         if kept:
             notes.append(("Kept as captured, in the dtypes they were captured with:", kept))
         if breaks:
-            notes.append(("The program goes on outside of a graph (a graph break):", breaks))
+            notes.append(("The program continues outside a graph (a graph break):", breaks))
         if self.skipped:
             notes.append((_SKIPPED, self._skips()[1:]))
         if self.outside:
-            notes.append(("Parameters that no graph reads; what uses them runs as it is written:", self._outside()))
+            notes.append(("Parameters that no graph reads; the code that uses them runs unchanged:", self._outside()))
         if self.unmatched:
             rules = [f"  {rule.id} ({rule.origin or 'made in Python'})" for rule in self.unmatched]
             notes.append(("Rules that matched no op:", rules))
         if len(self.graphs) > 1 or breaks:
-            notes.append(("What is in none of these graphs runs outside them, in the dtypes it is written for.", []))
+            notes.append(("Code that is in none of these graphs runs unchanged, in its own dtypes.", []))
         return notes
 
     def _fp8(self) -> Iterator[tuple[str, list[str]]]:
@@ -140,6 +140,6 @@ def _row(number: int, graph: GraphRecord) -> dict[str, Any]:
 def report(compiled: Any) -> Report:
     """Report on a model or function that was compiled with backend "fxamp" and called at least once.
 
-    ``compiled`` is what torch.compile returned, or the module whose ``.compile()`` was called.
+    ``compiled`` is the return value of torch.compile, or the module whose ``.compile()`` was called.
     """
     return Report(tuple(records_of(compiled)), tuple(outside(compiled)), tuple(skipped_functions(compiled)))

@@ -1,4 +1,4 @@
-"""``fxamp.rewrite``: the casts of a policy, made explicit in a module that runs eagerly."""
+"""``fxamp.rewrite``: insert a policy's casts into a module that runs eagerly."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,16 +26,15 @@ def rewrite(
     example_inputs: Sequence[Any],
     policy: "str | PathLike[str] | Policy" = "auto",
 ) -> GraphModule:
-    """Capture ``source`` at the pre-dispatch ATen level, insert the casts of ``policy``, return the new module.
+    """Capture ``source`` at the pre-dispatch ATen level, insert the casts of ``policy``, and return the new module.
 
     ``source`` is a function, an nn.Module, a GraphModule or an ExportedProgram. ``example_inputs`` are its positional
-    arguments; FakeTensors of any device are welcome, whether this machine has the device or not. The numbers among
-    them, and the sizes of tensors, are constants of the result. It takes the same arguments and runs eagerly; what it
-    returns has the dtypes that the policy gives, as under eager autocast. Every node carries its value in
-    ``meta["val"]``.
+    arguments; FakeTensors of any device work, even if this machine lacks the device. Numbers among them and tensor
+    sizes become constants. The new module takes the same arguments and runs eagerly. Its outputs have the dtypes that
+    the policy gives, as under eager autocast. Every node carries its value in ``meta["val"]``.
 
-    Raises OptionError or PolicyError for a policy that does not exist or is for another device, CaptureError if
-    ``source`` cannot be captured as one graph.
+    Raises OptionError or PolicyError if the policy does not exist or is for another device, CaptureError if ``source``
+    cannot be captured as one graph.
     """
     if not isinstance(example_inputs, (tuple, list)):
         raise OptionError(
@@ -54,11 +53,11 @@ def rewrite(
 
 
 def _captured_for(policy: Policy, source: Any, inputs: Sequence[Any]) -> tuple[Traced, Captured, torch.dtype | None]:
-    """``source`` captured under the policy's own autocast, or outside of autocast; and the dtype of the former.
+    """Capture ``source`` under the policy's autocast if possible, else without autocast; also return that dtype.
 
-    Under autocast a program reads the dtypes that it will meet (``y.to(x.dtype)``), and may be valid only there. It
-    may be valid only outside, as autocast refuses some. And a call that is kept as it stands runs outside, in the
-    dtypes that it was captured with.
+    Under autocast a program reads the dtypes that it will get (``y.to(x.dtype)``), and some programs are valid only
+    there. Others are valid only without it, because autocast rejects some ops. A call that fxamp keeps verbatim runs
+    without autocast, in the dtypes that it was captured with.
     """
     lower: torch.dtype = getattr(torch, policy.lower_precision_fp)
     with autocast_state(policy.device, True, lower):

@@ -1,8 +1,8 @@
-"""What each compiled graph runs for: whose calls it runs in, and which parameters it reads.
+"""What each compiled graph ran for: which callables called it, and which parameters it read.
 
-Dynamo compiles code, and runs the graphs of one model for every model of the same class. So a graph notes it as it
-runs. In the steady state that is one look-up: the Python stack is walked only when another compiled callable, or other
-parameters, come by.
+Dynamo compiles code, and reuses the graphs of one model for every model of the same class. So each graph records this
+as it runs. In the steady state the cost is one lookup; the Python stack is walked only if the callable or the
+parameters are new.
 """
 
 import sys
@@ -15,18 +15,18 @@ import torch
 
 from fxamp.pipeline import GraphRecord
 
-#: After so many notes of one graph no more are taken: its parameters are new tensors at each call.
+#: After this many records for one graph, recording stops: its parameters are new tensors at each call.
 _MOST = 4096
 
-#: How torch qualifies the name of the function that torch.compile returns. Where torch renames it, functions have no
-#: graphs in their reports; modules keep theirs.
+#: The qualified name of the function that torch.compile returns. If torch renames it, reports of functions list no
+#: graphs; reports of modules still work.
 _COMPILED_CALL = "_TorchDynamoContext."
 
 
 class Runs:
-    """One compiled graph, and what it ran for so far, held weakly: callables, modules, parameters.
+    """One compiled graph, and what it ran for so far, as weak references: callables, modules, parameters.
 
-    ``noted`` is called with it whenever it ran for another.
+    ``noted`` is called with this object whenever the graph ran for something new.
     """
 
     def __init__(self, record: GraphRecord, noted: "Callable[[Runs], None]") -> None:
@@ -39,7 +39,7 @@ class Runs:
         self._seen: set[tuple[int, ...]] = set()
 
     def noting(self, compiled: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
-        """``compiled``, which takes what ``inputs`` are examples of, with each call noted."""
+        """Return ``compiled``, which takes values like ``inputs``, with each call recorded."""
         at = [position for position, value in enumerate(inputs) if isinstance(value, torch.nn.Parameter)]
 
         def call(*args: Any) -> Any:
@@ -54,7 +54,7 @@ class Runs:
 
     @property
     def forgotten(self) -> bool:
-        """Whether nothing is left that it ran for."""
+        """Whether nothing that the graph ran for still exists."""
         return self._ran and not self._owners
 
     def ran_for(self, owner: object) -> bool:
@@ -68,9 +68,9 @@ class Runs:
         return _holds(self._parameters, parameter)
 
     def parameters_read(self, module: torch.nn.Module) -> set[str]:
-        """The names of the parameters of ``module`` that the graph read.
+        """Return the names of the parameters of ``module`` that the graph read.
 
-        FSDP puts other tensors under the same names while a module runs, so names are noted too.
+        FSDP replaces the tensors under these names while a module runs, so names are recorded too.
         """
         noted = self._names.get(id(module), set()) if _holds(self._owners, module) else set()
         return noted | {name for name, value in module.named_parameters() if _holds(self._parameters, value)}
@@ -87,7 +87,7 @@ class Runs:
                 self._names.setdefault(id(owner), set()).update(name for name, value in named if id(value) in ids)
 
     def _forget(self, dead: weakref.ref[Any]) -> None:
-        """Another object may now get the ids of ``dead``."""
+        """Drop the ids of ``dead``: another object may reuse them."""
         self._seen.clear()
         for noted in (self._owners, self._parameters):
             for key in [key for key, reference in noted.items() if reference is dead]:
@@ -100,7 +100,7 @@ def _holds(noted: dict[int, weakref.ref[Any]], value: object) -> bool:
 
 
 def _compiled_call(frame: FrameType | None) -> object:
-    """The function that the innermost torch.compile call on the Python stack runs."""
+    """Return the function that the innermost torch.compile call on the Python stack runs."""
     while frame is not None:
         if frame.f_code.co_qualname.startswith(_COMPILED_CALL):
             return frame.f_locals.get("fn")
@@ -109,9 +109,9 @@ def _compiled_call(frame: FrameType | None) -> object:
 
 
 def _called(frame: FrameType | None) -> Iterator[Any]:
-    """The modules and compiled functions whose calls are on the Python stack.
+    """Yield the modules and compiled functions whose calls are on the Python stack.
 
-    Lightning compiles a module's methods and calls those: a method's module is called with it.
+    Lightning compiles and calls a module's methods, so the module of a called method is included.
     """
     while frame is not None:
         if frame.f_code.co_filename == torch.nn.modules.module.__file__:

@@ -1,7 +1,8 @@
-"""Run time and compile time of a scaled backward under AOTAutograd: the pass, the scale, the flags.
+"""Scale a backward under AOTAutograd: the pass at compile time, the scale and the flags at run time.
 
-AOTAutograd hands the partitioned backward graph to a compiler. Here the pass ``scale-backward`` rewrites it first, and
-what comes back is wrapped: it appends the scale as it is when the backward runs, strips the flags, and reports them.
+AOTAutograd passes the partitioned backward graph to a compiler. fxamp first rewrites it with the pass
+``scale-backward``, and wraps the compiled result: the wrapper appends the scale to the inputs, removes the flags
+from the outputs, and reports them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,28 +25,28 @@ from fxamp.scaler import GradScaler
 from fxamp.scaler.borders import SCALED_BY, crossed, product, reciprocal, scaled_by
 from fxamp.torch_private import current_metadata, running_node
 
-#: A compiled graph that takes its inputs in one list, which it empties.
+#: A compiled graph that takes its inputs in one list and empties the list.
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """A scaler and the policy of the graphs that it scales."""
+    """A scaler, and the policy of the graphs that it scales."""
 
     scaler: GradScaler
     policy: Policy
 
     def begin(self) -> None:
-        """Attach the scaler. Raises OptionError where a backward would be run by something that leaves it unscaled."""
+        """Attach the scaler. Raises OptionError if compiled autograd would run the backward without scaling it."""
         if torch._dynamo.config.compiled_autograd:
             raise OptionError(
-                "torch._dynamo.config.compiled_autograd traces AOTAutograd's backward graphs past their compiler, so "
-                "that option 'scaler' would have no effect; accepted with a scaler: compiled_autograd = False"
+                "torch._dynamo.config.compiled_autograd bypasses the compiler of AOTAutograd's backward graphs, so "
+                "option 'scaler' would have no effect; accepted with a scaler: compiled_autograd = False"
             )
         self.scaler.attach()
 
     def watching(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """``compiled``, whose runs the scaler is told of."""
+        """Return ``compiled``, with each run reported to the scaler."""
         runs = self.scaler.graph_runs
 
         def call(*args: Any) -> Any:
@@ -55,19 +56,19 @@ class Scaling:
         return call
 
     def mark_forward(self) -> None:
-        """Let autograd's node of the graph that AOTAutograd compiles now say by which scaler its backward is scaled."""
+        """Record on the graph that AOTAutograd is compiling which scaler scales its backward."""
         metadata = current_metadata()
         if metadata is not None:
             setattr(metadata, SCALED_BY, scaled_by(self.scaler))
 
     def backward_pass(self, gm: GraphModule) -> ScaleBackward:
-        """The pass over the backward graph ``gm``."""
+        """Return the pass for the backward graph ``gm``."""
         return ScaleBackward(_check(gm), self.scaler.graph_norm)
 
     def compile_backward(
         self, gm: GraphModule, inputs: Sequence[Any], compiler: Callable[[GraphModule, list[Any]], Boxed]
     ) -> Boxed:
-        """Compile the rewritten backward graph ``gm`` by ``compiler``, which returns a boxed callable; wrap that."""
+        """Compile the rewritten backward graph ``gm`` with ``compiler``, which returns a boxed callable; wrap that."""
         flagged = graph_output(gm.graph).meta.get(FLAGGED, ())
         if not flagged:
             return compiler(gm, list(inputs))
@@ -77,7 +78,7 @@ class Scaling:
 
 
 def boxed(function: Callable[..., Any]) -> Boxed:
-    """``function`` with its arguments in one list."""
+    """Return ``function`` with all its arguments in one list."""
 
     def run(args: list[Any]) -> Any:
         return function(*args)
@@ -88,9 +89,9 @@ def boxed(function: Callable[..., Any]) -> Boxed:
 
 @dataclass(frozen=True)
 class _Halves:
-    """Where float16 gradients cross the border of a backward graph: they hold the scale there, see the pass.
+    """The float16 gradients that enter or leave a backward graph; the pass expects them scaled.
 
-    Outside they do only where ``scale`` has walked through the graph, and not in the ``.grad`` of a leaf.
+    Outside the graph they are scaled only if the scaler's walk found the graph, and never in the ``.grad`` of a leaf.
     ``entering``: positions among the inputs; ``leaving``: among the outputs.
     """
 
@@ -99,7 +100,7 @@ class _Halves:
 
     @staticmethod
     def of(gm: GraphModule) -> "_Halves":
-        """Those of a graph that the pass has rewritten."""
+        """Return those of a graph that the pass has rewritten."""
         found = {node for node in tangents(gm) if in_float16(node)}
         inputs, outputs = gm.graph.find_nodes(op="placeholder"), graph_output(gm.graph).args[0]
         return _Halves(
@@ -108,12 +109,12 @@ class _Halves:
         )
 
     def enter(self, args: list[Any], scale: Tensor) -> None:
-        """Scale the true gradients among the graph's inputs."""
+        """Scale the unscaled gradients among the graph's inputs."""
         for at in self.entering:
             args[at] = product(args[at], scale.to(args[at].device))
 
     def leave(self, results: list[Any], scale: Tensor, node: Any, crossed: bool) -> None:
-        """Unscale what is to be true outside."""
+        """Unscale the results that must be unscaled outside the graph."""
         if not self.leaving:
             return
         ends = leaves(node, len(results))
@@ -145,7 +146,7 @@ def _wrap(
 
 
 def _check(gm: GraphModule) -> str:
-    """Which way of checking is the cheaper one; see the pass."""
+    """Return the cheaper way to check this graph; see the pass."""
     values = (node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder"))
     on_cuda = any(isinstance(value, Tensor) and value.device.type == "cuda" for value in values)
     return "kernel" if on_cuda else "ops"
@@ -153,6 +154,6 @@ def _check(gm: GraphModule) -> str:
 
 @contextmanager
 def uncached() -> Iterator[None]:
-    """AOTAutograd's cache is off inside: its key does not know of a rewritten backward, nor what fxamp's ops do."""
+    """Disable AOTAutograd's cache: its key covers neither a rewritten backward nor the code of fxamp's ops."""
     with functorch_config.patch(enable_autograd_cache=False):
         yield

@@ -1,17 +1,17 @@
-"""The scaled backward without a backward graph: what crosses the border of an eager region is scaled on its way back.
+"""Scale a backward without a backward graph: scale gradients where they enter and leave an eager region.
 
-Inputs enter the region, outputs leave it; forward, both are the identity. Within, every gradient is kept times the
-scale. So a gradient that enters is multiplied by the scale, and one that leaves by its inverse, whichever pass it is:
-the backward of entering is leaving, that of leaving is entering. If the first pass multiplied by ``factor`` on the way,
-the derivative has that factor too:
+Inputs enter the region and outputs leave it; in the forward both are the identity. Inside, every gradient is scaled. So
+a gradient that enters the region is multiplied by the scale, and one that leaves it by the inverse, in every
+differentiation: the backward of entering is leaving, and the reverse. If the first pass multiplied by ``factor``, its
+derivative has that factor too:
 
     forward     enter 1                  leave 1
     backward    leave 1/scale            enter scale
     second      enter 1/scale * scale    leave scale * 1/scale
     third       leave ...                and so on: gradient penalties work, at any depth
 
-Gradients that leave are checked, and reported with the parameter that they belong to. Gradients in float16 hold the
-scale outside too, where ``scale`` has walked through, and cross as they are (fxamp/scaler/float16_flow.py).
+Gradients that leave are checked, and reported with the parameter that they belong to. float16 gradients that the
+scaler's walk found are scaled outside the region too, and cross unchanged (fxamp/scaler/float16_flow.py).
 """
 
 from collections import Counter
@@ -32,10 +32,10 @@ from fxamp.torch_private import is_leaf
 
 
 def scale_eagerly(run: Callable[..., Any], gm: GraphModule, scaler: GradScaler) -> Callable[..., Any]:
-    """Wrap ``run``, which runs ``gm`` eagerly on the same inputs, so that its backward is scaled by ``scaler``.
+    """Wrap ``run``, which runs ``gm`` eagerly on the same inputs, so that ``scaler`` scales its backward.
 
-    Raises OptionError for a call in which ``gm`` writes to an input that gradients flow through: what the caller does
-    with that input afterwards would send true gradients into the region.
+    Raises OptionError for a call in which ``gm`` writes to an input that needs a gradient: later uses of that input
+    outside the region would send unscaled gradients into the region.
     """
     aliases = AliasSets(gm.graph)
     inputs = gm.graph.find_nodes(op="placeholder")
@@ -76,7 +76,7 @@ def _leave(results: Any, args: Sequence[Any], entered: Sequence[Any], scaler: Gr
 
 
 def _memory(value: Tensor) -> set[int]:
-    """What tells memory apart: the storages of the tensor, or of those inside it."""
+    """Return ids of the memory of a tensor: its storage, or those of the tensors inside a wrapper."""
     return {
         inner.untyped_storage()._cdata if inner.layout is torch.strided else id(inner) for inner in inner_tensors(value)
     }
@@ -86,13 +86,13 @@ def _refuse_writes(args: Sequence[Any], written: Sequence[tuple[int, str]]) -> N
     for at, name in written:
         if _differentiable(args[at]):
             raise OptionError(
-                f"a compiled graph writes in place to its input {name!r}, through which gradients flow: with a scaler, "
-                "lowering = 'eager' cannot follow that; accepted: 'aot_eager', 'inductor', or to write to a copy"
+                f"a compiled graph writes in place to its input {name!r}, which needs a gradient: with a scaler, "
+                "lowering = 'eager' does not support that; accepted: 'aot_eager', 'inductor', or writing to a copy"
             )
 
 
 class _Enter(torch.autograd.Function):
-    """The way into the region; backward, out of it."""
+    """The entry of the region; in the backward, its exit."""
 
     fxamp_border = "in"
 
@@ -111,14 +111,14 @@ class _Enter(torch.autograd.Function):
         stays = _holds_the_scale(ctx, gradient) and not is_leaf(ctx.next_functions[0][0])
         true = _cross(_Leave, gradient, ctx.factor if stays else _joined(ctx.factor, inverse), ctx.scaler, False)
         with torch.no_grad():
-            parts = inner_tensors(true)  # of a DTensor this rank's: ranks agree at the step
+            parts = inner_tensors(true)  # of a DTensor only this rank's part: the ranks agree at the step
             found = torch.stack([torch.isfinite(part).all().logical_not() for part in parts])
         ctx.scaler.record_graph_flags([ctx.owner] * len(parts), found, parts)
         return true, None, None, None
 
 
 class _Leave(torch.autograd.Function):
-    """The way out of the region; backward, into it. ``shared``: other tensors outside lie in the same memory."""
+    """The exit of the region; in the backward, its entry. ``shared``: other tensors outside use the same memory."""
 
     fxamp_border = "out"
 
@@ -128,8 +128,8 @@ class _Leave(torch.autograd.Function):
         ctx.factor, ctx.scaler = factor, scaler
         if factor is not None:
             return product(value, factor)
-        # Views of a custom function refuse to be written to, which is right where another tensor would not learn of
-        # it. A detached tensor is none, and still counts as written to where the region saved it.
+        # torch forbids writes to views from a custom Function. That is right if another tensor shares the memory.
+        # Otherwise return a detached tensor: writes work, and still invalidate what the region saved.
         return value.view_as(value) if shared else value.detach()
 
     @staticmethod
@@ -151,5 +151,5 @@ def _joined(factor: Tensor | None, other: Tensor) -> Tensor:
 
 
 def _holds_the_scale(node: Any, gradient: Tensor) -> bool:
-    """Whether ``gradient`` holds the scale outside of the region too: float16 does, where ``scale`` walked through."""
+    """Whether ``gradient`` is scaled outside the region too: it is float16 and the scaler's walk found the region."""
     return crossed(node) and gradient.dtype in HALVES

@@ -1,8 +1,8 @@
-"""Whose gradients a running backward makes.
+"""Find the parameters that a running backward computes gradients for.
 
-One compiled graph serves all modules of the same code and shapes, so the parameters that it was compiled with say
-nothing. But autograd knows: the running node's next edges lead to where each gradient goes, a parameter's accumulator,
-or an earlier node.
+One compiled graph serves all modules of the same code and shapes, so its compile-time parameters do not identify them.
+The running autograd node does: its next edges lead to where each gradient goes, to a parameter's accumulator or to an
+earlier node.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from fxamp.torch_private import function_of, subclass_metadata
 
 
 def owners(node: Any, outputs: int, positions: Sequence[int]) -> list[Tensor | None]:
-    """The parameter that each of the node's gradients at ``positions`` of ``outputs`` belongs to.
+    """Return the parameter of each of the node's gradients at ``positions`` among ``outputs`` outputs.
 
-    A graph knows a wrapper such as DTensor by the tensors inside; each of their gradients belongs to the wrapper. None
-    for a gradient of anything else, and where it cannot be told which of the node's inputs the outputs are of.
+    In a graph, a wrapper such as DTensor appears as its inner tensors; their gradients belong to the wrapper. None for
+    any other gradient, and if AOTAutograd does not tell which input an output is the gradient of.
     """
     ends = leaves(node, outputs)
     return [leaf if isinstance(leaf := ends[at], nn.Parameter) else None for at in positions]
 
 
 def leaves(node: Any, outputs: int) -> list[Tensor | None]:
-    """The leaf in whose ``.grad`` each of the node's ``outputs`` gradients ends; None as :func:`owners`."""
+    """Return the leaf whose ``.grad`` each of the node's ``outputs`` gradients goes to; None as in :func:`owners`."""
     needed = getattr(node, "needs_input_grad", None)
     inputs = None if needed is None else _inputs_of_outputs(node, len(needed))
     if needed is None or inputs is None or len(inputs) != outputs:
@@ -35,10 +35,10 @@ def leaves(node: Any, outputs: int) -> list[Tensor | None]:
 
 
 def _inputs_of_outputs(node: Any, inputs: int) -> list[int] | None:
-    """For each output of the graph the node's input that it is a gradient of; None if AOTAutograd does not tell.
+    """Return, for each output of the graph, the node's input that it is the gradient of; None if it is unknown.
 
-    AOTAutograd's notes are private: where a torch keeps them elsewhere, no gradient of a wrapper has an owner, and its
-    flags count for every optimizer.
+    This reads private metadata of AOTAutograd. If another torch keeps it elsewhere, no wrapper's gradient has an owner,
+    and its flags count for every optimizer.
     """
     wrapped = subclass_metadata(function_of(node))
     if wrapped is None:

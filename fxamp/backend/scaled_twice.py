@@ -1,4 +1,4 @@
-"""A compiled backward cannot be differentiated: say so, and which lowering can, when somebody tries."""
+"""Explain that a compiled backward cannot be differentiated, and which lowering can, when a program tries it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +12,12 @@ from fxamp.torch_private import keeps_graph
 
 _MESSAGE = (
     "the gradients of a graph compiled by AOTAutograd cannot be differentiated again (backward with create_graph=True, "
-    "as in a gradient penalty). options={'lowering': 'eager'} can: it has the same casts and the same scaling."
+    "as in a gradient penalty). options={'lowering': 'eager'} supports it, with the same casts and the same scaling."
 )
 
 
 class _Refuse(torch.autograd.Function):
-    """The identity, which cannot be differentiated."""
+    """The identity; differentiating it raises."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
@@ -34,12 +34,12 @@ def _refused(gradient: Tensor) -> Tensor:
 
 
 def explain_double_backward(node: Any) -> None:
-    """If the running ``node`` may run under create_graph, make its gradients refuse to be differentiated, in words."""
+    """If the running ``node`` runs with create_graph, make its gradients raise an explanation if differentiated."""
     if node is None or not keeps_graph():
         return
 
     def refuse(gradients: Sequence[Tensor | None], _: Any) -> tuple[Tensor | None, ...] | None:
-        # The next run of this node registers its own.
+        # The next run of this node registers its own hook.
         handle.remove()
         if not torch.is_grad_enabled():
             return None

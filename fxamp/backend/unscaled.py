@@ -1,4 +1,4 @@
-"""A policy that wants the loss scaled, in a training run without a scaler: it is said, once."""
+"""Warn once if a policy asks for loss scaling and training runs without a scaler."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _UNSCALED = (
 
 
 def warn_unscaled(policy: Policy | None, options: Options, inputs: Sequence[Any]) -> None:
-    """Log that ``policy`` has a ``[loss_scale]`` which has no effect, if gradients will flow through the graph."""
+    """Log that the ``[loss_scale]`` of ``policy`` has no effect, if gradients will flow through the graph."""
     if policy is None or policy.loss_scale is None or not policy.loss_scale.enabled or options.scaler is not None:
         return
     trained = any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)

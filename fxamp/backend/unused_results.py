@@ -1,7 +1,7 @@
-"""Backwards of graphs some of whose results nobody used: no zeros are written and read in their gradients' place.
+"""Compile backwards without the gradients of unused results, instead of writing and reading zeros for them.
 
-Whether a result is used is known when the backward runs. So autograd is asked to hand over None, the backward graph is
-compiled when it first runs, without the gradients that are None then, and once more for another choice of them.
+Whether a result is used is known only when the backward runs. So autograd is asked to pass None, and the backward graph
+is compiled when it first runs, without the gradients that are None; another set of them compiles it again.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +24,12 @@ from fxamp.torch_private import compiled_by_aot, compiling_again, function_of, r
 #: Compiles a backward graph for its example inputs; the result takes its inputs in one list.
 Compiler = Callable[[GraphModule, list[Any]], Callable[[list[Any]], Any]]
 
-#: So many choices of results are compiled for; zeros stand for missing gradients in all further ones.
+#: Maximum number of compiled variants; further sets of unused results get zeros for their gradients.
 MOST = 3
 
 
 def may_be_unused(gm: GraphModule) -> bool:
-    """Whether ``gm``, a graph of Dynamo's, has several differentiable results, of fixed sizes, and not only scalars."""
+    """Whether Dynamo's graph ``gm`` has several differentiable results, of fixed sizes, and not only scalars."""
     found = [node.meta.get("example_value") for node in graph_output(gm.graph).all_input_nodes]
     values = [value for value in found if isinstance(value, Tensor) and value.requires_grad]
     fixed = all(type(size) is int for value in values for size in value.shape)
@@ -37,10 +37,10 @@ def may_be_unused(gm: GraphModule) -> bool:
 
 
 def asking_for_none(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """``compiled``, whose backward gets None for the gradients of results that nobody used.
+    """Return ``compiled``, whose backward gets None for the gradients of unused results.
 
-    For graphs whose backward is compiled :func:`by_used_results`. Wrappers such as DTensor keep zeros. So does compiled
-    autograd, which compiles the backward itself: it runs hooks, but not before it has traced.
+    Use it for graphs whose backward is compiled :func:`by_used_results`. Wrappers such as DTensor still get zeros. So
+    does compiled autograd, which compiles the backward itself and traces before the hooks run.
     """
 
     def call(*args: Any) -> Any:
@@ -57,14 +57,14 @@ def asking_for_none(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ask(_: Any) -> None:
-    """A hook that holds no node: one that held its own would keep all that it saved."""
+    """A hook without a reference to its node: with one, the node would keep alive all that it saved."""
     node = running_node()
-    if node is not None:  # as it is in compiled autograd
+    if node is not None:  # None under compiled autograd
         node.set_materialize_grads(False)
 
 
 def by_used_results(gm: GraphModule, inputs: Sequence[Any], compiler: Compiler) -> Callable[[list[Any]], Any]:
-    """The backward graph ``gm``, which takes None for tangents; ``compiler`` is called when it first runs."""
+    """Return a callable for the backward graph ``gm`` that accepts None for tangents; compiles when it first runs."""
     nodes = list(gm.graph.find_nodes(op="placeholder"))
     entering = set(tangents(gm))
     positions = [at for at, node in enumerate(nodes) if node in entering]
