@@ -1,23 +1,23 @@
-"""Any optimizer's own step, compiled so that a flag on the device skips it, without waiting for the device.
+"""Compile any optimizer's step so that a flag on the device can skip it, without waiting for the device.
 
     step = guarded(optimizer, lowering="inductor")
-    bound = step.prepare(scaled=True, clipped=False)      None: the host has to decide, the log says why
-    bound(found_inf, Factors(inv_scale=inv_scale))        nothing waits for the device
+    bound = step.prepare(scaled=True, clipped=False)      None: the host must decide, and the log says why
+    bound(found_inf, Factors(inv_scale=inv_scale))        never waits for the device
 
     compile_optimizer(optimizer)                          the same for optimizer.step(), without a scaler
 
-How it is done, a module a step:
+The modules, in order of use:
 
-    layout           what the optimizer's next step will read; fingerprint: what of it a trace depends on
-    complete         make tensors of what the step changes in the state
-    slices, kinds    which parameters are stepped by one and the same pointwise program, whatever their shapes
-    borrow, trace    run the optimizer's own Python on fake tensors, and write down the ops
-    lower            rewrite by the passes of :func:`fxamp.passes.sequences.step`, compile
+    layout           what the optimizer's next step will read; fingerprint: which of its properties a trace depends on
+    complete         turn the numbers in the state that the step changes into tensors
+    slices, kinds    group the parameters that one pointwise program can step, whatever their shapes
+    borrow, trace    run the optimizer's own Python code on fake tensors, and record the ops
+    lower            rewrite with the passes of :func:`fxamp.passes.sequences.step`, then compile
     kind_step        the same for one kind: a generated kernel, or Inductor's code for one flat parameter
-    guarded_step     keep, choose and run what was compiled; registry: one of them for each optimizer
-    state_dicts      what is saved looks as if the optimizer had stepped alone
+    guarded_step     cache, select and run compiled steps; registry: one cache for each optimizer
+    state_dicts      save the state in the form that the uncompiled optimizer saves
 
-Bytes of memory traffic a parameter, float32 parameters, gradients and two states (Adam), as generated:
+Bytes of memory traffic per parameter, for float32 parameters, gradients and two states (Adam), from the generated code:
 
     the step, unscaling and clipping included              28    p, g, m, v read; p, m, v written
     check, or check with the norm, by the scaler alone      4    every gradient must be read before the first is used

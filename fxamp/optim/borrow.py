@@ -1,4 +1,4 @@
-"""Run an optimizer's own step on other tensors: its parameters, gradients and state are borrowed, then given back."""
+"""Run an optimizer's own step on other tensors: replace its parameters, gradients and state, then restore them."""
 
 import copy
 import inspect
@@ -13,51 +13,51 @@ from torch import Tensor
 from fxamp.optim.fingerprint import fingerprint
 from fxamp.torch_private import compiling_flag
 
-#: Attributes of every optimizer, which say nothing about what its step does.
+#: Attributes of every optimizer; a step's result does not depend on them.
 COMMON = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_opt_called", "step", "grad_scale", "found_inf"}
 
 
-#: An optimizer that is lent to two traces at once would be given back the stand-ins of one.
+#: One trace at a time: a second one would restore the stand-ins of the first.
 _borrowing = RLock()
 
 
 class RefusedError(Exception):
-    """A step cannot be compiled so that it skips on the device; the message says why. Never reaches the user."""
+    """A step cannot be compiled so that the device can skip it; the message says why. Never reaches the user."""
 
 
 class MakesStateError(Exception):
-    """A step makes state, which only the optimizer itself can do; the message says what. Never reaches the user."""
+    """A step creates state, which only the optimizer itself can do; the message says what. Never reaches the user."""
 
 
 def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The attributes that this kind of optimizer adds to every optimizer's."""
+    """Return the attributes that this optimizer has besides those of every optimizer."""
     return {name: value for name, value in vars(optimizer).items() if name not in COMMON}
 
 
 def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], Any]:
-    """The class's own step, without the wrapper that torch puts around it for hooks and the profiler."""
+    """Return the class's own step, without the wrapper that torch adds for hooks and the profiler."""
     step: Any = type(optimizer).step
     return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
 
 
 def needs_arguments(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step cannot be called without arguments: LBFGS's needs a closure."""
+    """Whether the step has required arguments: LBFGS's needs a closure."""
     _, *parameters = inspect.signature(plain_step(optimizer)).parameters.values()
     kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     return any(each.default is each.empty and each.kind not in kinds for each in parameters)
 
 
 def replaced_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether ``optimizer.step`` is another function than the class's, schedulers' counting wrapper aside."""
+    """Whether ``optimizer.step`` is not the class's step; the counting wrapper of schedulers does not count."""
     own = vars(optimizer).get("step")
     return own is not None and inspect.unwrap(own) is not inspect.unwrap(type(optimizer).step)
 
 
 def wrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
-    """An optimizer that ``optimizer`` holds, as ZeroRedundancyOptimizer does; None if it holds none.
+    """Return an optimizer that ``optimizer`` holds, as ZeroRedundancyOptimizer does; None if it holds none.
 
-    Its step would call that optimizer's, whose parameters and state are its own: they are not borrowed, so a trace
-    would run on the real ones.
+    Its step would call that optimizer's step. The inner optimizer's parameters and state are not replaced, so a trace
+    would change the real ones.
     """
     held = [value for name, value in vars(optimizer).items() if name not in COMMON]
     for value in held:
@@ -78,10 +78,10 @@ def run_borrowed(
     """Step ``parameters``, which carry gradients, and return the state after it.
 
     Args:
-        optimizer: left as it was.
-        parameters: stand-ins for parameters of all groups, in order.
-        groups: the settings of each group, "params" aside.
-        sizes: how many of the parameters are in each group.
+        optimizer: unchanged afterwards.
+        parameters: stand-ins for the parameters of all groups, in order.
+        groups: the settings of each group, without "params".
+        sizes: the number of parameters in each group.
         state: the state by stand-in, or by the optimizer's own keys.
 
     Raises:
@@ -116,9 +116,9 @@ def run_borrowed(
 
 
 def _device_step(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The forms of torch's optimizers that keep step counters on the device, and that are made of plain ops.
+    """Return the settings that make torch's optimizers keep step counters on the device and use plain ops.
 
-    Lists of tensors (``foreach``) are no plain ops: their scalars cannot be lifted, and the kernels are merged anyway.
+    ``foreach`` is off: the scalars of ops on lists of tensors cannot be lifted, and the kernels are fused anyway.
     """
     forms = {"capturable": True, "fused": False, "foreach": False}
     return {name: value for name, value in forms.items() if name in settings}

@@ -1,4 +1,4 @@
-"""``compile_optimizer``: the same optimizer, whose ``step()`` runs as one generated program for all parameters."""
+"""``compile_optimizer``: make an optimizer's ``step()`` run as one compiled program for all parameters."""
 
 import weakref
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from fxamp.optim.registry import guarded
 
 @dataclass(frozen=True)
 class StepSettings:
-    """How one optimizer's step was compiled: see :func:`compile_optimizer`."""
+    """The settings of one compiled optimizer: see :func:`compile_optimizer`."""
 
     clip_norm: float | None
     lowering: str
@@ -34,21 +34,21 @@ _settings: "weakref.WeakKeyDictionary[torch.optim.Optimizer, StepSettings]" = we
 def compile_optimizer(
     optimizer: torch.optim.Optimizer, clip_norm: float | None = None, lowering: str = "inductor"
 ) -> torch.optim.Optimizer:
-    """Let ``optimizer.step()`` run compiled; returns the same object.
+    """Make ``optimizer.step()`` run compiled; returns the same object.
 
-    The optimizer's own step is traced once for each kind of parameter, and runs as one program: a generated Triton
-    kernel on a GPU, launched once for all parameters, or Inductor's code on a CPU. Its settings, state, ``state_dict``,
-    hooks and schedulers stay what they are. The first step, which makes the state, and steps that cannot be traced are
-    the optimizer's own; the log says why. Called again, it changes the settings.
+    The optimizer's own step is traced once for each kind of parameter. It then runs as one program: a generated Triton
+    kernel on a GPU, launched once for all parameters, or Inductor's code on a CPU. Settings, state, ``state_dict``,
+    hooks and schedulers work as before. The first step, which creates the state, and steps that cannot be traced run
+    uncompiled; the log says why. Another call changes the settings.
 
     Args:
-        optimizer: any; what it keeps and how it steps may be of a user's own.
-        clip_norm: gradients count as if ``torch.nn.utils.clip_grad_norm_(parameters, clip_norm)`` had come before; they
-            stay as they are in memory where the step is compiled. None: no clipping.
+        optimizer: any optimizer, including user-defined ones.
+        clip_norm: the step clips gradients as ``torch.nn.utils.clip_grad_norm_(parameters, clip_norm)`` would. If the
+            step runs compiled, the gradients in memory do not change. None: no clipping.
         lowering: "inductor", or "aot_eager" to run the traced ops one by one.
 
     Raises:
-        OptionError: ``optimizer`` is no optimizer, or an argument has a value that is not accepted.
+        OptionError: ``optimizer`` is not an optimizer, or an argument has a value that is not accepted.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(f"compile_optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
@@ -64,13 +64,13 @@ def compile_optimizer(
 
 
 def clips(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer's own ``step()`` clips gradients, so that nobody else may step in its place."""
+    """Whether the optimizer's ``step()`` clips gradients, so that no other code may step in place of it."""
     settings = _settings.get(optimizer)
     return settings is not None and settings.clip_norm is not None
 
 
 def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The method that takes the place of ``original``, a bound ``step``; unwrapping it finds the class's."""
+    """Return the method that replaces ``original``, a bound ``step``; ``__wrapped__`` leads to the class's step."""
 
     @wraps(original)
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ def _prepared(
 
 
 def _calls_closure_first(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step calls its closure once, before all else: as all of torch's do that can be called without."""
+    """Whether the step calls its closure once, before anything else: true for all of torch's that do not need one."""
     return type(optimizer).__module__.startswith("torch.optim.") and not needs_arguments(optimizer)
 
 
@@ -121,7 +121,7 @@ def _gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 @torch.no_grad()
 def _coefficient(optimizer: torch.optim.Optimizer, settings: StepSettings, inverse: Tensor | None) -> Tensor | None:
-    """What true gradients are to be multiplied by: 0-dim float32 on their device; waits for nothing."""
+    """Return the factor for unscaled gradients: 0-dim float32 on their device; waits for no device."""
     if settings.clip_norm is None:
         return None
     gradients = _gradients(optimizer)
@@ -133,7 +133,7 @@ def _coefficient(optimizer: torch.optim.Optimizer, settings: StepSettings, inver
 
 @torch.no_grad()
 def _clip_in_memory(optimizer: torch.optim.Optimizer, settings: StepSettings, scale: Tensor | None) -> None:
-    """Clip for a step that the optimizer takes itself, whose gradients may hold a scale that it divides by."""
+    """Clip in memory before the optimizer steps by itself; gradients may still be multiplied by ``scale``."""
     if settings.clip_norm is None:
         return
     gradients = _gradients(optimizer)

@@ -1,8 +1,8 @@
-"""Complete an optimizer's state before a compiled step: all that the step changes becomes a tensor on the device.
+"""Complete an optimizer's state before a compiled step: everything that the step changes becomes a device tensor.
 
-Counters that are Python numbers become 0-dim tensors, and step counters that torch keeps on the CPU move to their
-parameter's device. Entries that a step makes, as first steps do, are for the optimizer itself to make: how they start
-is its own business (SGD's momentum is a copy of the gradient), and where the step is skipped there must be none.
+Counters that are Python numbers become 0-dim tensors. Step counters that torch keeps on the CPU move to their
+parameter's device. State entries that a step creates, as first steps do, are left to the optimizer: it decides their
+initial values (SGD's momentum is a copy of the gradient), and a skipped step must not create any.
 """
 
 from dataclasses import replace
@@ -16,13 +16,13 @@ from fxamp.optim.layout import Layout
 from fxamp.optim.trace import run_once, run_without_values
 
 ROUNDS = 3
-"""Runs until nothing new comes up: one shows which numbers count, one finds nothing."""
+"""Maximum number of runs until no new number is found: one run finds the numbers, another finds none."""
 
 Entries = dict[Any, dict[str, Any]]
 
 
 def complete_state(optimizer: torch.optim.Optimizer, layout: Layout) -> Entries:
-    """Return what has to be replaced in the state's entries; nothing is changed.
+    """Return the replacements for the state's entries; changes nothing.
 
     Raises:
         MakesStateError: the step adds to the state.
@@ -46,7 +46,7 @@ def _applied(layout: Layout, changes: Entries) -> Layout:
 
 
 def _replaced(optimizer: torch.optim.Optimizer, layout: Layout) -> Entries:
-    """Run the step on fakes, and return tensors for the numbers that it changes."""
+    """Run the step on fake tensors, and return tensors for the numbers that it changes."""
     tensors = layout.tensors()
     _, after = run_without_values(tensors, lambda given: run_once(optimizer, layout, given, layout.floats()))
     found: Entries = {}
@@ -64,7 +64,7 @@ def _replaced(optimizer: torch.optim.Optimizer, layout: Layout) -> Entries:
 
 
 def _number(name: str, before: Any, after: Any, owner: Any) -> Tensor | None:
-    """A tensor for the number that the step changes; None if what is there will do."""
+    """Return a tensor for a number that the step changes; None if no replacement is needed."""
     if isinstance(before, Tensor) or (not isinstance(after, Tensor) and (before is after or before == after)):
         return None
     if isinstance(before, (int, float)) and not isinstance(before, bool):

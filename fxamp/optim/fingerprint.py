@@ -1,4 +1,4 @@
-"""What a value is, as far as a trace that read it depends on it: hashable and comparable."""
+"""Reduce a value to what a trace that reads it depends on: hashable and comparable."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -10,7 +10,7 @@ PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.d
 
 
 def fingerprint(value: Any) -> Hashable:
-    """Plain values by type and value, containers by their items, tensors by what they look like, others by identity."""
+    """Plain values by type and value, containers by their items, tensors by :func:`looks`, others by identity."""
     if isinstance(value, Tensor):
         return looks(value)
     if isinstance(value, PLAIN):
@@ -23,7 +23,7 @@ def fingerprint(value: Any) -> Hashable:
 
 
 def looks(tensor: Tensor) -> Hashable:
-    """What compiled code assumes of a tensor."""
+    """Return the properties of a tensor that compiled code assumes."""
     if tensor.layout is not torch.strided:
         return (tensor.layout, tensor.shape, tensor.dtype, tensor.device)
     return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)

@@ -1,4 +1,4 @@
-"""The first step of each optimizer that fxamp takes part in, told to whoever checks then that training is as asked."""
+"""Run checks after the first step of each optimizer that fxamp takes part in."""
 
 import weakref
 from collections.abc import Callable
@@ -12,13 +12,13 @@ _checked: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
 
 
 def on_first_step(check: Check) -> Check:
-    """Call ``check`` with each optimizer once, after its first step from now on that fxamp takes part in."""
+    """Register ``check``: it is called once with each optimizer, after the next first step that uses fxamp."""
     _checks.append(check)
     return check
 
 
 def stepped(optimizer: torch.optim.Optimizer) -> None:
-    """Take note of a step, skipped or not, in which a scaler, a compiled step or a plugin of fxamp took part."""
+    """Record a step, skipped or not, that used a scaler, a compiled step or a plugin of fxamp."""
     if not _checks or optimizer in _checked:
         return
     _checked.add(optimizer)

@@ -1,4 +1,4 @@
-"""One optimizer's step, compiled once, that a flag on the device can turn into no step at all."""
+"""One optimizer's step, compiled once, which a flag on the device can skip."""
 
 import logging
 import weakref
@@ -31,44 +31,44 @@ from fxamp.torch_private import note_step, step_post_hooks, step_pre_hooks
 log = logging.getLogger(__name__)
 
 MANY_COMPILATIONS = 9
-"""As many as torch.compile allows one function before it gives up (its recompile_limit), and one more."""
+"""The number of compilations at which to warn: one more than torch.compile's recompile_limit."""
 MOST_MAKING = 16
-"""Kinds of steps that make state, after which the user is told: experts that come one by one are no fault."""
+"""Kinds of steps that create state before the user is told: experts that get their first gradient late are normal."""
 
 Part = WholeStep | KindStep
 
 
 @dataclass(frozen=True, eq=False)
 class CompiledParts:
-    """A layout's step: that of each kind, and that of the parameters that are of none."""
+    """A layout's compiled step: one part for each kind, and one for the parameters that belong to none."""
 
     parts: tuple[Part, ...]
 
     def serves(self, floats: Sequence[float]) -> bool:
-        """Whether all programs are those of these settings."""
+        """Whether all programs are valid for these settings."""
         return all(part.serves(floats) for part in self.parts)
 
     def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
-        """Step; ``tensors`` and ``floats`` are the layout's, ``extras`` the factors and the flag."""
+        """Step; ``tensors`` and ``floats`` are the layout's, ``extras`` are the factors and the flag."""
         for part in self.parts:
             part(tensors, floats, extras)
 
 
 @dataclass(frozen=True)
 class Factors:
-    """What a step's gradients are multiplied by as they are read: 0-dim float32 tensors, None for nothing."""
+    """The factors that a step multiplies gradients by as it reads them: 0-dim float32 tensors, or None."""
 
     inv_scale: Tensor | None = None
     coefficient: Tensor | None = None
 
     def given(self) -> list[Tensor]:
-        """The factors that there are, in the compiled step's order."""
+        """Return the factors that are not None, in the compiled step's order."""
         return [factor for factor in (self.inv_scale, self.coefficient) if factor is not None]
 
 
 @dataclass(frozen=True, eq=False)
 class _LastStep:
-    """The last step with the same options; if the next one has the same quick key, it reuses this one's layout."""
+    """The last step with the same options; the next one reuses its layout if the quick key is equal."""
 
     quick_key: Any
     layout: Layout
@@ -79,9 +79,10 @@ class _LastStep:
 class GuardedStep:
     """Compiles and runs one optimizer's step, without waiting for the device.
 
-    A step is compiled again where what it reads has changed its kind: another parameter has a gradient, a group was
-    added, ``weight_decay`` became nonzero. The optimizer's settings, state and ``state_dict`` stay its own. A step that
-    makes state, as an optimizer's first one does, is left to the host: the optimizer takes it, or nothing is made.
+    The step is compiled again when a property that it was compiled for changes: another parameter has a gradient, a
+    group was added, ``weight_decay`` became nonzero. The optimizer still owns its settings, state and ``state_dict``. A
+    step that creates state, as an optimizer's first step does, is left to the host: either the optimizer runs it, or
+    nothing is created.
 
     Args:
         optimizer: is not kept alive.
@@ -103,13 +104,15 @@ class GuardedStep:
         optimizer.register_state_dict_post_hook(lambda o, saved: _call(own, GuardedStep._saved, o, saved))
 
     def prepare(self, scaled: bool, clipped: bool, arguments: bool = False, guarded: bool = True) -> "BoundStep | None":
-        """Make ready to step: compile if need be. None where the host has to decide: the first step, which makes the
-        optimizer's state, and steps that cannot be compiled; why is logged, once.
+        """Return the step, ready to run, compiling it if necessary; None if the host must decide.
+
+        The host decides on the first step, which creates the optimizer's state, and on steps that cannot be compiled.
+        The log says why, once.
 
         Args:
             scaled, clipped: which factors the step will be given.
-            arguments: whether the step is called with any: a closure, which only the host can call.
-            guarded: whether it will be given a flag that can skip it.
+            arguments: whether the step is called with arguments, such as a closure, which only the host can call.
+            guarded: whether the step will be given a flag that can skip it.
         """
         optimizer = self._optimizer()
         assert optimizer is not None
@@ -130,7 +133,7 @@ class GuardedStep:
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Why the host had to decide, each reason once, in the order in which they came up."""
+        """Why the host had to decide, each reason once, in order of occurrence."""
         return tuple(self._said)
 
     def _prepare(self, optimizer: torch.optim.Optimizer, options: StepOptions) -> "BoundStep":
@@ -148,14 +151,14 @@ class GuardedStep:
         found = self._find(key, layout)
         if found is None:
             layout, found = self._compile_once(optimizer, layout, options, key)
-        # Without the gradients, which would live on where the user drops them.
+        # Drop the gradients; otherwise they would stay alive after the user drops them.
         self._last[options] = _LastStep(quick_key(optimizer), replace(layout, gradients=[]), layout.floats(), found)
         return self._bind(optimizer, found, layout)
 
     def _compile_once(
         self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions, key: Hashable
     ) -> tuple[Layout, CompiledParts]:
-        """Complete the state and compile; what cannot be compiled is not tried again."""
+        """Complete the state and compile; a step that failed to compile is not tried again."""
         if key in self._refused:
             raise RefusedError(self._refused[key])
         if key in self._making:
@@ -181,7 +184,7 @@ class GuardedStep:
         return next((each for each in self._compiled.get(key, ()) if each.serves(floats)), None)
 
     def _complete(self, optimizer: torch.optim.Optimizer, layout: Layout) -> bool:
-        """Make tensors of what the step changes in the state; whether there was any."""
+        """Replace the numbers in the state that the step changes by tensors; whether there were any."""
         changes = complete_state(optimizer, layout)
         for owner, entry in changes.items():
             optimizer.state[owner].update(entry)
@@ -191,7 +194,7 @@ class GuardedStep:
         self.compilations += 1
         if self.compilations == MANY_COMPILATIONS:
             log.warning(
-                "%s: its step was compiled %d times, as a setting or a gradient changed its kind each time; "
+                "%s: its step was compiled %d times, because a setting or a gradient changed each time; "
                 'skip="host" compiles nothing',
                 type(optimizer).__name__,
                 self.compilations,
@@ -201,7 +204,7 @@ class GuardedStep:
         return compiled
 
     def _parts(self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> Iterator[Part]:
-        """The step of each kind, then that of the parameters of none, as a whole."""
+        """Yield the step of each kind, then one step for the parameters that belong to none."""
         places = layout.places()
         found = self._split(optimizer, layout, options)
         for kind in found.kinds:
@@ -215,7 +218,7 @@ class GuardedStep:
                 yield step
         for why, members in found.others.items():
             log.info(
-                "%s: %d of %d parameters have no program of their own: %s",
+                "%s: %d of %d parameters do not share a program: %s",
                 type(optimizer).__name__,
                 len(members),
                 len(layout.parameters),
@@ -237,14 +240,14 @@ class GuardedStep:
         except RefusedError as refused:
             return Split([], {str(refused): active})
         if any("other parameters" in why for why in found.others):
-            # What is left out of a program must not be what another one reads.
+            # Parameters that one program updates must not be read by another program.
             return Split([], dict.fromkeys(list(found.others)[:1], active))
         return found
 
     def _trace(
         self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions, flat: bool = False
     ) -> Traced:
-        """The best trace there is: floats as inputs rather than constants, counters in float64 rather than float32."""
+        """Return the best possible trace: floats as inputs, else constants; float64 counters, else float32."""
         why = RefusedError("its step reads values on the host")
         wides = (True, False) if layout.parameters[0].device.type not in NO_FLOAT64 else (False,)
         every = tuple(range(len(layout.floats())))
@@ -273,7 +276,7 @@ class GuardedStep:
             )
 
     def _saved(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-        """The state as the optimizer alone would have it."""
+        """Return the saved state as the uncompiled optimizer would save it."""
         groups = {at: packed for packed in saved["param_groups"] for at in packed["params"]}
         state = {at: plain_entry(entry, groups.get(at, {})) for at, entry in saved["state"].items()}
         return {**saved, "state": state}
@@ -290,17 +293,16 @@ class BoundStep:
     def __call__(self, found_inf: Tensor | None, factors: Factors) -> None:
         """Step unless ``found_inf`` (0-dim float32 on the parameters' device) is nonzero; calls the step's hooks.
 
-        None for a step that is not guarded.
-
-        Hooks are called for skipped steps too: the host does not know. Raises RuntimeError if a hook changes the
-        step's arguments: there are none.
+        ``found_inf`` is None for a step that is not guarded. Hooks are called for skipped steps too, because the host
+        does not know that the step is skipped. Raises RuntimeError if a pre-hook gives the step arguments: a compiled
+        step takes none.
         """
         optimizer = self._optimizer
         for hook in step_pre_hooks(optimizer):
             result: Any = hook(optimizer, (), {})
             if result is not None and result != ((), {}):
                 raise RuntimeError(
-                    f"a pre-hook gave the step arguments, which a compiled step does not take: {result!r}"
+                    f"a pre-hook passed arguments to the step, but a compiled step takes none: {result!r}"
                 )
         self._run(self._tensors, self._floats, [*factors.given(), *([] if found_inf is None else [found_inf])])
         for post in step_post_hooks(optimizer):
@@ -309,7 +311,7 @@ class BoundStep:
 
 
 def has_pre_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether something looks at the gradients just before the step: it has to find true ones."""
+    """Whether hooks run just before the step: they must find unscaled gradients."""
     return bool(step_pre_hooks(optimizer))
 
 

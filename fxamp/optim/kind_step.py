@@ -1,7 +1,8 @@
 """The step of one kind of parameters: one program, traced once, for all of them.
 
-On a GPU it is a generated Triton kernel, launched once for all; on a CPU Inductor compiles it for flat tensors of any
-size, and it is called for each. With the lowering "aot_eager" its graph is run op by op for each.
+On a GPU the program is a generated Triton kernel, launched once for all parameters. On a CPU Inductor compiles it for
+flat tensors of any size, and it is called for each parameter. With the lowering "aot_eager" its graph runs op by op for
+each parameter.
 """
 
 import keyword
@@ -38,14 +39,14 @@ Run = Callable[[list[list[Tensor]], list[Any], Sequence[Tensor]], None]
 
 @dataclass(frozen=True, eq=False)
 class KindStep:
-    """A kind's step that runs.
+    """The compiled step of one kind.
 
     Attributes:
-        traced: of one flat parameter.
+        traced: the trace for one flat parameter.
         run: takes each member's tensors, the numbers, and the factors and the flag.
-        places: where the tensors of each member are among those of the layout.
-        numbers: the lifted floats on the device; None where they are given as they are.
-        source: what was generated for it; None for "aot_eager".
+        places: the indices of each member's tensors among the layout's tensors.
+        numbers: the lifted floats on the device; None if floats are passed as Python numbers.
+        source: the generated source code; None for "aot_eager".
     """
 
     traced: Traced
@@ -55,7 +56,7 @@ class KindStep:
     source: str | None
 
     def serves(self, floats: Sequence[float]) -> bool:
-        """Whether the program is that of these settings."""
+        """Whether the program is valid for these settings."""
         return self.traced.serves(floats)
 
     @torch.no_grad()
@@ -70,7 +71,7 @@ class KindStep:
 
 
 def _aligned(tensors: list[Tensor]) -> list[Tensor]:
-    """The same with the gradient in the parameter's order of memory."""
+    """Return the tensors, with the gradient in the parameter's memory order."""
     parameter, gradient = tensors[:2]
     if not same_order(parameter, gradient):
         tensors[1] = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
@@ -78,10 +79,10 @@ def _aligned(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def lower_kind(traced: Traced, options: StepOptions, places: Sequence[Sequence[int]]) -> KindStep:
-    """Rewrite the graph and make it run.
+    """Rewrite and compile the graph.
 
     Raises:
-        RefusedError: an op that is not pointwise, or that no kernel can be generated for.
+        RefusedError: an op is not pointwise, or no kernel can be generated for it.
     """
     gm = traced.module
     lift = must_lift(gm, options)
@@ -112,14 +113,14 @@ def _lowered(
     if options.lowering == "aot_eager":
         return _for_each(gm), None
     if device_type(gm) != "cpu":
-        raise RefusedError(f"parameters on {device_type(gm)} need Triton for a kernel of their own")
+        raise RefusedError(f"parameters on {device_type(gm)} need Triton for their own kernel")
     of_any_size(gm, traced.mode)
     compiled, source = by_inductor(gm, traced, options)
     return _for_each(compiled), source
 
 
 def device_type(gm: GraphModule) -> str:
-    """The type of the device that the graph's inputs are on."""
+    """Return the device type of the graph's inputs."""
     return str(next(iter(gm.graph.nodes)).meta["val"].device.type)
 
 
@@ -132,7 +133,7 @@ def _for_each(compiled: Callable[..., Any]) -> Run:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """A dense tensor's elements in the order of memory, as a view; 0-dim tensors as they are."""
+    """Return a view of a dense tensor's elements in memory order; 0-dim tensors unchanged."""
     tensor = tensor.detach()
     if tensor.dim() == 1 or not tensor.dim():
         return tensor
@@ -150,13 +151,13 @@ def kernel_inputs(gm: GraphModule) -> StepInputs:
 
 
 def _cell_name(node: Node, taken: Collection[str]) -> str:
-    """What the input is, as a name in the kernel."""
+    """Return a name for the input in the kernel."""
     name = NUMBERS if node.target == NUMBERS else re.sub(r"\W", "_", node.meta[ROLE])
     return f"{name}_{len(taken)}" if name in taken or keyword.iskeyword(name) or not name[0].isalpha() else name
 
 
 def _require_pointwise(gm: GraphModule) -> None:
-    """Each element of each result depends on the elements in its place alone, and on 0-dim values."""
+    """Raise RefusedError unless each result element depends only on 0-dim values and elements at the same index."""
     for node in gm.graph.nodes:
         if node.op != "call_function" or node.target in _PLACED:
             continue
@@ -174,4 +175,4 @@ def _reads_flat(node: Node) -> bool:
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _PLACED = frozenset({aten.copy_.default, aten.copy.default, prims.convert_element_type.default, aten.select.int})
-"""Ops that keep every element in its place, though torch does not call them pointwise."""
+"""Ops that keep every element at its index, although torch does not tag them as pointwise."""

@@ -1,12 +1,12 @@
-"""Kinds of parameters: those whose step is the same pointwise program, whatever their shapes.
+"""Kinds of parameters: those that the same pointwise program steps, whatever their shapes.
 
 A parameter belongs to a kind if
 
-1. it has a gradient, and dense tensors of its own shape and strides for its state, besides 0-dim ones;
-2. its slice is that of the others of its group, and no other parameter's tensors come into it;
-3. alone, and as a tensor of one dimension, the step does the same to it.
+1. it has a gradient, and its state consists of dense tensors of its shape and strides, and of 0-dim tensors;
+2. it has the same slice as the others of its group, and its step reads no other parameter's tensors;
+3. the step performs the same ops on it alone, and on it as a one-dimensional tensor.
 
-So one trace of a flat parameter serves all of the kind. The step of the others is compiled as a whole.
+So one trace of a flat parameter serves the whole kind. The other parameters' step is compiled as one program.
 """
 
 from collections.abc import Hashable
@@ -25,20 +25,20 @@ from fxamp.optim.slices import slices
 
 @dataclass(frozen=True)
 class Kind:
-    """``members``: positions of the parameters in the layout, which are of one group. The first stands for all."""
+    """``members``: positions of the kind's parameters in the layout, all of one group. The first one is traced."""
 
     members: tuple[int, ...]
 
 
 @dataclass
 class Split:
-    """The kinds of a layout's parameters; ``others``: the positions of those that have none, by the reason."""
+    """The kinds of a layout's parameters; ``others``: by reason, the positions of the parameters without a kind."""
 
     kinds: list[Kind]
     others: dict[str, list[int]] = field(default_factory=dict)
 
     def exclude(self, position: int, why: str) -> None:
-        """Note why a parameter belongs to no kind."""
+        """Record why a parameter belongs to no kind."""
         self.others.setdefault(why, []).append(position)
 
 
@@ -72,7 +72,7 @@ def split(optimizer: torch.optim.Optimizer, layout: Layout) -> Split:
 
 
 def _misfit(layout: Layout, at: int) -> str | None:
-    """What keeps a parameter's tensors from being read in the order of their memory, one element of each at a time."""
+    """Return why a parameter's tensors cannot be read element by element in memory order; None if they can."""
     parameter, gradient = layout.parameters[at], layout.gradients[at]
     if not parameter.dim() or not parameter.numel():
         return "it has no dimension, or no element"
@@ -91,7 +91,7 @@ def _misfit(layout: Layout, at: int) -> str | None:
 
 
 def same_order(one: Tensor, other: Tensor) -> bool:
-    """Whether two dense tensors of one shape have their elements in the same order of memory."""
+    """Whether two dense tensors of one shape store their elements in the same order."""
     return one.stride() == other.stride() or (one.is_contiguous() and other.is_contiguous())
 
 
@@ -108,7 +108,7 @@ def _look(value: Any) -> Hashable:
 
 
 def _alone(optimizer: torch.optim.Optimizer, layout: Layout, at: int) -> Hashable | None:
-    """The slice of one parameter where it is flat, and the only one; None if the step cannot be run so."""
+    """Return the slice of one parameter, flat and alone; None if the step cannot be run so."""
     alone = layout.only((at,))
     flat = [torch.empty(t.numel() if t.dim() else (), dtype=t.dtype, device="meta") for t in alone.tensors()]
     try:

@@ -1,4 +1,4 @@
-"""What an optimizer's next step will read: its tensors, its numbers, and everything that a trace depends on."""
+"""What an optimizer's next step will read: tensors, numbers, and all else that a trace depends on."""
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,15 +16,15 @@ _LIFTED = "a number that is given when the step runs"
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """One optimizer at one moment; tensors and numbers in a fixed order, which the compiled step takes them in.
+    """One optimizer at one moment; its tensors and numbers have a fixed order, in which the compiled step takes them.
 
     Attributes:
         parameters: all of them, group by group.
-        gradients: one for each parameter, None where it has none.
-        settings: each group's, "params" aside.
-        state: entry by owner, which is a parameter or a key of the optimizer's own.
+        gradients: one for each parameter, None if it has none.
+        settings: each group's, without "params".
+        state: the entry of each owner: a parameter, or one of the optimizer's own keys.
         attributes: the optimizer's own.
-        sizes: how many of the parameters are in each group.
+        sizes: the number of parameters in each group.
     """
 
     parameters: list[Tensor]
@@ -35,11 +35,11 @@ class Layout:
     sizes: tuple[int, ...] = ()
 
     def group_of(self) -> list[int]:
-        """The group of each parameter."""
+        """Return the group index of each parameter."""
         return [at for at, size in enumerate(self.sizes) for _ in range(size)]
 
     def only(self, positions: Collection[int]) -> "Layout":
-        """The layout of an optimizer that has these of the parameters alone; its settings are all there."""
+        """Return the layout of an optimizer with only these parameters; all groups' settings are kept."""
         chosen = [at in positions for at in range(len(self.parameters))]
         groups = [group for group, taken in zip(self.group_of(), chosen, strict=True) if taken]
         parameters = list(compress(self.parameters, chosen))
@@ -57,27 +57,27 @@ class Layout:
         return {id(parameter): at for at, parameter in enumerate(self.parameters)}
 
     def active(self) -> list[Tensor]:
-        """The gradients that there are."""
+        """Return the gradients that are not None."""
         return [gradient for gradient in self.gradients if gradient is not None]
 
     def state_tensors(self) -> list[Tensor]:
-        """Every tensor of the state, owner by owner."""
+        """Return every tensor of the state, owner by owner."""
         return [value for entry in self.state.values() for value in entry.values() if isinstance(value, Tensor)]
 
     def setting_tensors(self) -> list[Tensor]:
-        """Every tensor among the settings: a learning rate kept on the device, say."""
+        """Return every tensor among the settings: for example, a learning rate that is a tensor."""
         return [v for group in self.settings for v in _leaves(group.values()) if isinstance(v, Tensor)]
 
     def floats(self) -> list[float]:
-        """Every float among the settings, in order."""
+        """Return every float among the settings, in order."""
         return [v for group in self.settings for v in _leaves(group.values()) if type(v) is float]
 
     def tensors(self) -> list[Tensor]:
-        """All inputs of the step that are tensors, in the compiled step's order."""
+        """Return all tensor inputs of the step, in the compiled step's order."""
         return [*self.parameters, *self.active(), *self.setting_tensors(), *self.state_tensors()]
 
     def places(self) -> list[list[int]]:
-        """For each parameter: where, in :meth:`tensors`, the tensors of ``only((position,))`` are, in their order."""
+        """Return, for each parameter, the indices in :meth:`tensors` of the tensors of ``only((position,))``."""
         at, count = iter(range(len(self.tensors()))), len(self.parameters)
         own = [[next(at)] for _ in range(count)]
         for place, gradient in zip(own, self.gradients, strict=True):
@@ -92,7 +92,7 @@ class Layout:
         return [place + settings + found for place, found in zip(own, state, strict=True)]
 
     def key(self) -> Hashable:
-        """Everything that a trace of the step depends on, the floats' values aside."""
+        """Return everything that a trace of the step depends on, except the values of floats."""
         at = self._positions()
         state = tuple(
             (at.get(id(o), o) if isinstance(o, Tensor) else o, fingerprint(entry)) for o, entry in self.state.items()
@@ -108,11 +108,11 @@ class Layout:
 
 
 def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
-    """Read what the optimizer's next step will read.
+    """Read the layout of the optimizer's next step.
 
     Raises:
-        RefusedError: something that a compiled step cannot take: sparse gradients, tensor subclasses, several devices,
-            state that is not a dict of tensors and constants.
+        RefusedError: something that a compiled step does not support: sparse gradients, tensor subclasses, several
+            devices, state that is not a dict of tensors and constants.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     gradients = [parameter.grad for parameter in parameters]
@@ -125,14 +125,14 @@ def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Each group's settings: all but the parameters and their names."""
+    """Return each group's settings: everything but the parameters and their names."""
     return [{k: v for k, v in group.items() if k not in ("params", "param_names")} for group in optimizer.param_groups]
 
 
 def quick_key(optimizer: torch.optim.Optimizer) -> Any:
-    """Return a cheap key, computed in every step: which objects the optimizer holds, and what of them can change.
+    """Return a cheap key, computed in every step: the identities of the optimizer's objects, and their mutable parts.
 
-    While the objects live, two equal quick keys mean two layouts with equal :meth:`Layout.key`.
+    While the objects exist, two equal quick keys mean two layouts with equal :meth:`Layout.key`.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     gradients = [parameter.grad for parameter in parameters]
@@ -156,7 +156,7 @@ def _strides(tensor: Tensor) -> tuple[int, ...]:
 def with_values(
     settings: Sequence[Mapping[str, Any]], floats: Iterator[Any], tensors: Iterator[Any]
 ) -> list[dict[str, Any]]:
-    """The settings with their floats and tensors replaced, in the order of :class:`Layout`."""
+    """Return the settings with their floats and tensors replaced, in the order of :class:`Layout`."""
 
     def replaced(value: Any) -> Any:
         if type(value) is float:

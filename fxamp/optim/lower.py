@@ -1,4 +1,4 @@
-"""From a step's graph to something that runs: unscaling folded in, every update guarded, then compiled."""
+"""Lower a step's graph: fold in unscaling, guard every update, then compile."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ from fxamp.pipeline.list_graph import list_graph
 class StepOptions:
     """How one step is compiled, and what its graph does besides the step.
 
-    ``scaled``: gradients hold the scale; ``clipped``: a clip coefficient is given; ``guarded``: a flag decides.
-    ``lowering``: one of :data:`fxamp.lowerings.STEP_LOWERINGS`; ``mode``: one of Inductor's modes, or None.
+    ``scaled``: gradients are scaled. ``clipped``: a clip coefficient is given. ``guarded``: a flag can skip the step.
+    ``lowering``: one of :data:`fxamp.lowerings.STEP_LOWERINGS`. ``mode``: one of Inductor's modes, or None.
     """
 
     scaled: bool = False
@@ -39,9 +39,9 @@ class StepOptions:
 
 
 def decompositions(options: StepOptions, kernel_on: torch.device | None = None) -> dict[Any, Any]:
-    """What the trace is to decompose: what Inductor wants decomposed, or nothing, so that eager's own kernels run.
+    """Return the trace's decompositions: Inductor's, or none, so that eager's own kernels run.
 
-    ``kernel_on``: where a kernel may be generated for it, which takes the ops as they are.
+    ``kernel_on``: the device if a kernel may be generated; the kernel generator takes the ops undecomposed.
     """
     if options.lowering == "aot_eager" or (kernel_on is not None and generates(kernel_on)):
         return {}
@@ -52,7 +52,7 @@ def decompositions(options: StepOptions, kernel_on: torch.device | None = None) 
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A step that runs. ``source`` is the module that Inductor generated, None where it did not.
+    """A compiled step. ``source`` is the module that Inductor generated, None for other lowerings.
 
     ``lowered(tensors, floats, extras)`` writes to ``tensors`` in place; ``extras`` are the factors and the flag.
     """
@@ -71,13 +71,13 @@ class Lowered:
 
 @dataclass(frozen=True, eq=False)
 class WholeStep:
-    """A step of some parameters, compiled as a whole. ``places``: where its tensors are among those of the layout."""
+    """The step of some parameters, compiled as one program. ``places``: indices of its tensors in the layout's."""
 
     lowered: Lowered
     places: tuple[int, ...]
 
     def serves(self, floats: Sequence[float]) -> bool:
-        """Whether the program is that of these settings."""
+        """Whether the program is valid for these settings."""
         return self.lowered.traced.serves(floats)
 
     def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
@@ -85,7 +85,7 @@ class WholeStep:
 
 
 def generates(device: torch.device) -> bool:
-    """Whether steps on the device are generated Triton kernels."""
+    """Whether steps on the device run as generated Triton kernels."""
     return implementation(device) in (Implementation.TRITON, Implementation.INTERPRETER)
 
 
@@ -109,7 +109,7 @@ def lower_step(traced: Traced, options: StepOptions) -> Lowered:
 def step_passes(
     options: StepOptions, lift: bool, kind: bool = False, for_kernel: bool = False
 ) -> PassSequence[Context]:
-    """The passes over a step's graph. ``kind``: it is that of one flat parameter; ``for_kernel``: for a kernel."""
+    """Return the passes for a step's graph. ``kind``: of one flat parameter; ``for_kernel``: to generate a kernel."""
     return step(
         flat=kind,
         lifted=lift,
@@ -121,12 +121,12 @@ def step_passes(
 
 
 def must_lift(gm: GraphModule, options: StepOptions) -> bool:
-    """Whether the graph's symbolic floats have to become tensors: for Inductor, and where it reads one on the host."""
+    """Whether symbolic floats must become tensors: for Inductor, or if the graph reads a tensor on the host."""
     return options.lowering == "inductor" or reads_on_host(gm)
 
 
 def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[Callable[..., Any], str | None]:
-    """The compiled graph, and the text that was generated for it."""
+    """Return the compiled graph, and its generated source code."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
@@ -134,9 +134,9 @@ def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[
 
     inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
     patches = mode_settings(options.mode)
-    # Every parameter's kernel reads the same few scalars: each of them is no reason to try merging it with all others.
+    # All parameters' kernels read the same few scalars; without a limit Inductor would try to fuse every pair of them.
     patches["max_fusion_buffer_group_pairwise_attempts"] = 8
-    # Parameters of different shapes are updated by one launch, not by one for each shape.
+    # One launch updates parameters of different shapes, instead of one launch per shape.
     patches |= {"combo_kernels": True} if inputs[0].is_cuda else {}
     with config.patch(patches), tracing(TracingContext(traced.mode)), torch.no_grad():
         graphs = bool(config.triton.cudagraphs) and inputs[0].is_cuda
@@ -151,14 +151,14 @@ def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[
 
 
 def _static(gm: GraphModule) -> tuple[int, ...]:
-    """Inputs that keep their addresses from step to step: all but gradients, factors and the flag."""
+    """Return the inputs whose addresses stay the same from step to step: all but gradients, factors and the flag."""
     moving = (FLAG, INVERSE, COEFFICIENT)
     inputs = enumerate(gm.graph.find_nodes(op="placeholder"))
     return tuple(at for at, node in inputs if GRADIENT not in node.meta and node.target not in moving)
 
 
 class Numbers:
-    """The settings' floats as one float64 tensor on the device, sent there when one of them has moved."""
+    """The settings' floats as one float64 tensor on the device; copied there when one of them changes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""Each optimizer's compiled step: made once, and not what keeps the optimizer alive."""
+"""Each optimizer's compiled step: created once; does not keep the optimizer alive."""
 
 import weakref
 from threading import RLock
@@ -13,7 +13,7 @@ _making = RLock()
 
 
 def guarded(optimizer: torch.optim.Optimizer, lowering: str = "inductor", mode: str | None = None) -> GuardedStep:
-    """Return the optimizer's guarded step; the same one each time."""
+    """Return the optimizer's guarded step; the same object each time."""
     with _making:
         known = _steps.setdefault(optimizer, {})
         if (lowering, mode) not in known:

@@ -1,8 +1,8 @@
-"""What a step does to each parameter: its ops, parameter by parameter, from one run over all of them on fake tensors.
+"""Slices: the ops that a step performs on each parameter, recorded in one run over all parameters on fake tensors.
 
-Parameters with equal slices are stepped by one program. A value that is made of two parameters' tensors couples them:
-neither has a slice. Sizes equal to the parameter's shape are written as such, so that shapes do not tell slices apart
-unless the step's ops depend on them.
+One program steps all parameters with equal slices. A value computed from two parameters' tensors couples the two:
+neither has a slice. Sizes equal to the parameter's shape are replaced by a marker, so that slices of different shapes
+are equal unless the ops depend on the shape.
 """
 
 from collections.abc import Hashable, Sequence
@@ -21,9 +21,9 @@ SIZES = "sizes"
 
 
 def slices(optimizer: torch.optim.Optimizer, layout: Layout, stand_ins: Sequence[Tensor] = ()) -> list[Hashable | None]:
-    """The slice of each parameter: None without a gradient, or where the step couples it to another.
+    """Return the slice of each parameter; None without a gradient, or if the step couples it to another parameter.
 
-    ``stand_ins``: tensors of the shapes to run with, in place of the layout's own.
+    ``stand_ins``: tensors with the shapes to run with, instead of the layout's own.
 
     Raises:
         RefusedError: the step cannot be run on fake tensors.
@@ -45,7 +45,7 @@ def _recorded(optimizer: torch.optim.Optimizer, layout: Layout, tensors: list[Te
 
 
 def _owned(layout: Layout, fakes: Sequence[Tensor]) -> dict[int, tuple[Tensor, int | None, Hashable]]:
-    """By identity: each input, which parameter it belongs to (None: to all), and its name."""
+    """Return, by id, each input, the parameter that it belongs to (None: to all), and its name."""
     left = iter(fakes)
     owned: dict[int, tuple[Tensor, int | None, Hashable]] = {}
 
@@ -69,15 +69,15 @@ def _owned(layout: Layout, fakes: Sequence[Tensor]) -> dict[int, tuple[Tensor, i
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down the ops by the parameter that their inputs belong to."""
+    """Records the ops by the parameter that their inputs belong to."""
 
     def __init__(self, owned: dict[int, tuple[Tensor, int | None, Hashable]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops: dict[int, list[Hashable]] = {}
         self.coupled: set[int] = set()
-        # The tensors are kept: an identity must not be given to another one.
+        # Keeps the tensors alive: otherwise a new tensor could reuse an id.
         self._known = owned
-        # Numbers that the step reads from tensors, in order: symbol -> its owner and its name.
+        # Numbers that the step reads from tensors, in order: symbol -> owner and name.
         self._read: dict[Any, tuple[int | None, Hashable]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -98,7 +98,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif isinstance(each, (SymFloat, SymInt)):
                 self._read[each.node.expr] = (owner, name)
         if owner is None and func._schema.is_mutable:
-            # What belongs to no parameter, or to all, changes: those that read it later depend on the order.
+            # A value that belongs to no single parameter changes: later reads of it depend on the order of ops.
             self.coupled.add(COUPLED)
         return result
 
@@ -125,7 +125,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return ("constant", value.dtype, tuple(value.shape), value.item())
 
     def _expression(self, expression: Any, owners: set[int]) -> Hashable:
-        """An expression of numbers that were read, with the names of what they were read from."""
+        """Return an expression of numbers that were read, with the names of the values they were read from."""
         symbols = [symbol for symbol in self._read if symbol in expression.free_symbols]
         owners.update(owner for owner, _ in map(self._read.__getitem__, symbols) if owner is not None)
         numbered = expression.xreplace({symbol: type(symbol)(f"read{at}") for at, symbol in enumerate(symbols)})
@@ -133,7 +133,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _shapeless(value: Any, shape: tuple[int, ...]) -> Any:
-    """``value`` with every list of sizes that is ``shape`` written as such."""
+    """Return ``value`` with every list of sizes equal to ``shape`` replaced by a marker."""
     if not isinstance(value, tuple):
         return value
     if value == (SIZES, *shape):

@@ -1,4 +1,4 @@
-"""An optimizer's saved state as it would be without compiled steps, so that it loads anywhere."""
+"""Convert an optimizer's saved state to the form that it has without compiled steps, so that it loads anywhere."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def plain_entry(entry: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
-    """One owner's entry, with counters where an eager step has them.
+    """Return one owner's entry, with its step counter where an eager step keeps it.
 
     Args:
         entry: as the compiled step keeps it.
-        group: the owner's settings. Unless they say "capturable" or "fused", torch keeps ``step`` on the CPU.
+        group: the owner's settings. Unless they enable "capturable" or "fused", torch keeps ``step`` on the CPU.
     """
     on_device = group.get("capturable") or group.get("fused")
     return {

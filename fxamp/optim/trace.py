@@ -1,10 +1,11 @@
-"""Trace an optimizer's own step into a functional graph of ATen ops, whose writes are final copies to its inputs.
+"""Trace an optimizer's own step into a functional ATen graph, whose only writes are final copies to its inputs.
 
-The step's Python runs once, on fake tensors, on the path that torch's optimizers take under torch.compile. Floats of
-the settings are symbols, so a scheduler that moves a learning rate moves an input of the graph. What the step asked
-about them (``weight_decay != 0``) is remembered: a graph serves only while the answers stay the same.
+The step's Python code runs once, on fake tensors, on the path that torch's optimizers take under torch.compile. The
+floats of the settings are symbols, so a scheduler that changes a learning rate only changes an input of the graph. The
+conditions on them that the step tested (``weight_decay != 0``) are recorded: the graph is valid only while the results
+stay the same.
 
-State that a step makes is none of its inputs: a layout's state has to be complete, see ``complete``.
+State that the step creates is not an input, so a layout's state must be complete; see ``complete``.
 """
 
 import logging
@@ -33,10 +34,10 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 ROLE = "fxamp_role"
-"""Key of ``node.meta``: what an input of a step's graph is: "parameter", "gradient", or the name of its state."""
+"""Key of ``node.meta``: the role of an input of a step's graph: "parameter", "gradient", or the name of its state."""
 
 SIZE_HINT = 1 << 20
-"""The size that Inductor is told to expect of a flat tensor: large enough to be shared among threads."""
+"""The size hint that Inductor gets for a flat tensor: large enough to use several threads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +45,12 @@ class Traced:
     """A step's graph.
 
     Attributes:
-        module: takes the layout's tensors, then those floats that are lifted; writes to its inputs.
+        module: takes the layout's tensors, then the lifted floats; writes to its inputs.
         mode: owns the values in the graph.
-        guards: what the step found true of the floats, as sympy expressions of ``symbols``.
+        guards: the conditions on the floats that the step tested, as sympy expressions of ``symbols``.
         symbols: the lifted floats' symbols, in order.
-        floats: all floats that it was traced with; those that are not lifted are constants in it.
-        lifted: which of them are inputs, in order.
+        floats: the values of all floats when it was traced; floats that are not lifted are constants in the graph.
+        lifted: the indices of the floats that are inputs, in order.
     """
 
     module: GraphModule
@@ -60,11 +61,11 @@ class Traced:
     lifted: tuple[int, ...] = ()
 
     def inputs(self, floats: Sequence[float]) -> list[float]:
-        """Those of all floats that the graph takes."""
+        """Return those of all floats that the graph takes as inputs."""
         return [floats[at] for at in self.lifted]
 
     def serves(self, floats: Sequence[float]) -> bool:
-        """Whether constants are as they were, and nothing that the step asked of the others has another answer."""
+        """Whether the constants are equal, and all recorded conditions on the other floats have the same result."""
         if any(floats[at] != value for at, value in enumerate(self.floats) if at not in self.lifted):
             return False
         if not self.guards:
@@ -76,20 +77,20 @@ class Traced:
 
 
 def fake_mode() -> FakeTensorMode:
-    """A mode in which shapes are constants and floats may be symbols."""
+    """Return a mode in which shapes are constants and floats may be symbols."""
     return FakeTensorMode(shape_env=ShapeEnv())
 
 
 def fakes_of(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
-    """Plain fakes, one for each tensor, the same for the same."""
+    """Return plain fakes, one for each tensor; the same fake for the same tensor."""
     return [mode.from_tensor(tensor.detach(), static_shapes=True) for tensor in tensors]
 
 
 def run_without_values(tensors: Sequence[Tensor], run: Callable[[list[Tensor]], Result]) -> Result:
-    """Return ``run`` of stand-ins for ``tensors``, which have no values: meta tensors, which cost little, or fakes.
+    """Return ``run`` of stand-ins without values for ``tensors``: meta tensors, which are cheap, or else fakes.
 
     Raises:
-        RefusedError: it cannot run on fakes either.
+        RefusedError: it fails on fakes too.
     """
     try:
         with torch.no_grad(), refusing():
@@ -109,14 +110,14 @@ def run_once(
     floats: Sequence[Any],
     wide: bool = False,
 ) -> tuple[list[Tensor], dict[Any, dict[str, Any]]]:
-    """Run the step on stand-ins for ``layout.tensors()``; returns the parameters and the state by the layout's owners.
+    """Run the step on stand-ins for ``layout.tensors()``; return the parameters, and the state by the layout's owners.
 
     ``wide``: counters are float64.
     """
     left = iter(tensors)
     parameters = [next(left) for _ in layout.parameters]
     for parameter, gradient in zip(parameters, layout.gradients, strict=True):
-        # A copy: a step that works in the gradient's memory must not change what the user, or the other run, sees.
+        # A copy: a step that writes to the gradient must not change what the user, or the other run, sees.
         parameter.grad = None if gradient is None else next(left).clone()
     settings = with_values(layout.settings, iter(floats), left)
     owners = {id(p): stand_in for p, stand_in in zip(layout.parameters, parameters, strict=True)}
@@ -134,14 +135,14 @@ def run_once(
 
 
 def flat_fakes(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
-    """Fakes of one dimension for tensors that have any; of 0-dim tensors plain ones."""
+    """Return one-dimensional fakes for tensors with dimensions, plain fakes for 0-dim tensors."""
     with mode:
         sizes = [(each.numel(),) if each.dim() else () for each in tensors]
         return [torch.empty(n, dtype=each.dtype, device=each.device) for n, each in zip(sizes, tensors, strict=True)]
 
 
 def of_any_size(gm: GraphModule, mode: FakeTensorMode) -> None:
-    """Give a flat step's graph, whose nodes name no size, the values that it has where the size is a symbol."""
+    """Recompute the values of a flat step's graph with a symbolic size; its nodes must not name a size."""
     environment, source = mode.shape_env, ConstantSource("numel")
     assert environment is not None
     symbol = environment.create_symbol(SIZE_HINT, source=source, dynamic_dim=DimDynamic.DYNAMIC)
@@ -166,12 +167,12 @@ def trace_step(
 ) -> Traced:
     """Trace the step of a layout whose state is complete.
 
-    ``lifted``: which of the settings' floats become inputs of the graph rather than constants. ``wide``: whether the
-    step computes with its counters in float64, as it does in Python; on a device without float64 it cannot.
-    ``decompositions``: as of ``make_fx``. ``fakes``: makes the inputs of the layout's tensors.
+    ``lifted``: the settings' floats that become inputs of the graph; others are constants. ``wide``: the step computes
+    with its counters in float64, as in Python; not possible on a device without float64. ``decompositions``: as for
+    ``make_fx``. ``fakes``: creates the inputs from the layout's tensors.
 
     Raises:
-        RefusedError: the step reads values of tensors on the host, or does what a graph cannot say.
+        RefusedError: the step reads values of tensors on the host, or does something that a graph cannot express.
     """
     mode = fake_mode()
     constants = layout.floats()
@@ -197,7 +198,7 @@ def trace_step(
 def _step(
     optimizer: torch.optim.Optimizer, layout: Layout, values: list[Tensor], floats: Sequence[Any], wide: bool
 ) -> None:
-    """The step on ``values``, in place, all writes last."""
+    """Run the step on ``values`` in place, with all writes at the end."""
     new, state = run_once(optimizer, layout, [value.clone() for value in values], floats, wide)
     for target, value in zip(values, new, strict=False):
         target.copy_(value)
@@ -218,7 +219,7 @@ def _require_same(name: str, before: Any, after: Any) -> None:
 
 
 def _fit(value: Any, like: Tensor, name: str) -> Tensor:
-    """``value`` as a tensor of the shape that its slot has."""
+    """Return ``value`` as a tensor of the shape of ``like``."""
     if isinstance(value, (int, float)):
         return torch.full((), value, dtype=like.dtype, device=like.device)
     if (
@@ -241,7 +242,7 @@ def _symbol(mode: FakeTensorMode, at: int, value: float) -> SymFloat:
 
 
 def _describe(gm: GraphModule, layout: Layout, values: Sequence[Any]) -> None:
-    """Give the graph's inputs their values and roles, and mark the gradients; drop what nothing uses."""
+    """Give the graph's inputs their values and roles, and mark the gradients; remove unused nodes."""
     gm.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _writes(node))
     start, end = len(layout.parameters), len(layout.parameters) + len(layout.active())
     settings = [f"setting{at}" for at in range(len(layout.setting_tensors()))]
@@ -260,7 +261,7 @@ def _writes(node: torch.fx.Node) -> bool:
 
 
 class refusing:
-    """Turn whatever a trace fails with into a RefusedError that says so."""
+    """Turn any exception of a trace into a RefusedError with its message."""
 
     def __enter__(self) -> None:
         return None
