@@ -1,5 +1,6 @@
 """The shipped variants: each loads, departs from autocast where it says so alone, and has the effect it promises."""
 
+from copy import deepcopy
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fxamp.policy import Category, Policy, Site, TensorFacts, built_in_names, va
 TABLES = {
     "moe": {"moe"},
     "lean": {"lean"},
+    "fast": {"fast", "fast-norms", "fast-norms-cpu"},
     "fast-norms": {"fast-norms", "fast-norms-cpu"},
     "fp8": {"fp8", "fp8-small"},
     "fp8-rowwise": {"fp8-rowwise", "fp8-rowwise-small"},
@@ -83,6 +85,51 @@ def test_fast_norms_read_16_bits_and_keep_statistics_in_float32() -> None:
     assert got.dtype is torch.bfloat16
     # The statistics are right to float32; only the result is rounded, to half a unit in bfloat16's last place.
     assert (got.double() - wanted).abs().max() <= 2**-8 * wanted.abs().max()
+
+
+class Stream(nn.Module):
+    """Blocks that add to a stream, whose start is float32; a loss that tells small differences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_fast_stream_is_in_16_bits_and_errs_at_most_twice_as_much(dtype: str) -> None:
+    """Gradients of all parameters, against float64."""
+    torch.manual_seed(0)
+    model, x, weight = Stream(), torch.randn(2, 8, 64), torch.randn(2, 8, 64)
+    exact = deepcopy(model).double()
+    wanted = torch.autograd.grad((exact(x.double()) * weight).sum(), list(exact.parameters()))
+    errors = {}
+    for end in ("", "-fast"):
+        function = fxamp.rewrite(model, (x,), policy=f"cpu-{dtype}{end}")
+        made = function(x)
+        assert made.dtype is (getattr(torch, dtype) if end else torch.float32)
+        got = torch.autograd.grad((made.float() * weight).sum(), list(model.parameters()))
+        off = [(ours.double() - theirs).square().sum() for ours, theirs in zip(got, wanted, strict=True)]
+        errors[end] = float(sum(off, torch.zeros(())).sqrt())
+    assert errors["-fast"] <= 2 * errors[""]
+
+
+def test_small_sums_stay_as_they_are() -> None:
+    """What a norm written by hand adds, a variance and an epsilon, is no residual stream."""
+
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        variance = x.float().square().mean(-1, keepdim=True)
+        return variance + y.float().square().mean(-1, keepdim=True), variance + 1e-6, x + y
+
+    given = torch.randn(2, 8, 64), torch.randn(2, 8, 64)
+    made = fxamp.rewrite(program, given, policy="cpu-bfloat16-fast")(*given)
+    assert [value.dtype for value in made] == [torch.float32, torch.float32, torch.bfloat16]
 
 
 class Expert(nn.Module):
