@@ -30,12 +30,16 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> None:
     stepped = set(map(id, parameters))
     compiled = [each for each in _compiled_modules() if not stepped.isdisjoint(map(id, each.parameters()))]
     if compiled and not any(map(records_of, compiled)):
-        log.warning("%s is compiled with fxamp, but %s", _name(compiled[0]), why_idle(compiled[0]))
+        warn_of(compiled[0])
 
 
-def why_idle(compiled: torch.nn.Module) -> str:
-    """Explain for a module of which no graph ran: nothing is cast, the likely reason, and the remedy."""
-    return f"no graph of it ran in the first step, so it trains without casts: {_reason(compiled)}"
+def warn_of(compiled: torch.nn.Module) -> None:
+    """Warn of a module of which no graph ran: nothing is cast, the likely reason, and the remedy."""
+    log.warning(
+        "%s is compiled with fxamp, but no graph of it ran in the first step, so it trains without casts: %s",
+        _name(compiled),
+        _reason(compiled),
+    )
 
 
 def _reason(compiled: torch.nn.Module) -> str:

@@ -1,0 +1,130 @@
+"""Hugging Face Trainer: a callback that compiles the model, and lets the optimizer step by a scaler in float16."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from fxamp.errors import OptionError
+from fxamp.frameworks.accelerate import make_scale, take_over
+from fxamp.frameworks.setup import ScalerLike, setup
+from fxamp.policy import Policy
+
+#: Stands for what JSON cannot hold.
+_LOST = "an object of the process that saved it"
+
+
+class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """``Trainer(..., callbacks=[FxampCallback(policy="cuda-float16")])``: nothing else changes.
+
+    The model is compiled in place when the Trainer is made, so its checkpoints keep their names; training, evaluation
+    and generation call it. In float16 the optimizer steps by ``scaler``, gradients are true from the backward on, the
+    logs show ``loss_scale`` and ``skipped_steps``, and checkpoints hold the scaler's state.
+
+    Args:
+        policy: "auto", a built-in name, a path, or a Policy.
+        scaler: a GradScaler; a dict of its arguments (``{"skip": "device"}``); None: as the policy says.
+        options: further options of the backend.
+        compile_arguments: torch.compile's, such as ``dynamic``.
+
+    Raises:
+        OptionError: an argument has a value that is not accepted; in training, ``TrainingArguments(fp16=True)``, which
+            brings another scaler, or a Trainer whose optimizer is not Accelerate's.
+    """
+
+    def __init__(
+        self,
+        policy: str | Policy = "auto",
+        scaler: ScalerLike = None,
+        options: Mapping[str, Any] | None = None,
+        **compile_arguments: Any,
+    ) -> None:
+        self._given = {"policy": policy, "scaler": scaler, "options": options, **compile_arguments}
+        if _LOST in self._given.values():
+            raise OptionError(
+                "FxampCallback was made with objects that a checkpoint cannot hold; leave "
+                "restore_callback_states_from_checkpoint out: the scaler's state is restored without it"
+            )
+        self._setup = setup(policy, scaler, options, compile_arguments)
+        self._compiled: torch.nn.Module | None = None
+        self.restored: dict[str, Any] | None = None
+
+    @property
+    def scaler(self) -> Any:
+        """The scaler; None where the policy needs none."""
+        return self._setup.scaler
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        """Compile the model, for evaluation alone too."""
+        self._compile(given.get("model"))
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Compile the model if it is another one by now, and take over the step."""
+        if args.fp16:
+            raise OptionError(
+                "TrainingArguments(fp16=True) brings a scaler of its own; leave it out: float16 and its scaler come "
+                'with FxampCallback(policy="cuda-float16")'
+            )
+        model = given["model"]
+        self._compile(model)
+        if self.scaler is not None and any(p.dtype == torch.float16 for p in model.parameters()):
+            raise OptionError("the model's parameters are float16; a scaler needs parameters in float32")
+        make_scale(self._setup, model)
+        take_over(given["optimizer"], self.scaler)
+        saved = self.restored or _saved(state)
+        if saved is not None and self.scaler is not None:
+            self.scaler.load_state_dict(saved)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Let the scaler refuse what it cannot follow: losses do not go through it."""
+        if self.scaler is not None:
+            self.scaler.scale(torch.zeros(()))
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **given: Any,
+    ) -> None:
+        """Add the scale and the skipped steps to what is logged, and to the history; waits for the device."""
+        if self.scaler is None or logs is None or "loss" not in logs:
+            return
+        shown = {"loss_scale": self.scaler.loss_scale, "skipped_steps": self.scaler.skipped_steps}
+        logs.update(shown)
+        if state.log_history:
+            state.log_history[-1].update(shown)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of it: its arguments, and the scaler's state."""
+        attributes = {} if self.scaler is None else {"restored": self.scaler.state_dict()}
+        return {"args": {name: _plain(value) for name, value in self._given.items()}, "attributes": attributes}
+
+    def _compile(self, model: Any) -> None:
+        if model is None or model is self._compiled:
+            return
+        self._setup.compile_in_place(model)
+        self._compiled = model
+
+
+def _saved(state: TrainerState) -> Any:
+    """The scaler's state in a checkpoint that training resumes from."""
+    saved: Any = state.stateful_callbacks
+    return saved.get(FxampCallback.__name__, {}).get("attributes", {}).get("restored")
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else _LOST

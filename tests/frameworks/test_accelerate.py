@@ -1,0 +1,182 @@
+"""fxamp.frameworks.accelerate beside Accelerate's own mixed precision, in the same loop."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from guarded_runs import HostReads
+from small import STEPS, assert_same, batches, net, weights
+from torch import nn
+
+import fxamp
+
+accelerate = pytest.importorskip("accelerate")
+
+from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
+
+from fxamp.frameworks.accelerate import prepare  # noqa: E402
+
+LOWERING = {"lowering": "aot_eager"}
+POLICIES = {"bf16": "cpu-bfloat16", "fp16": "cpu-float16"}
+SCALE = 2.0**10
+
+Prepare = Callable[..., tuple[Any, ...]]
+
+
+@pytest.fixture(autouse=True)
+def as_the_first_accelerator() -> Iterator[None]:
+    yield
+    reset()
+
+
+def reset() -> None:
+    """Accelerate keeps its state for the process, which may hold one kind of accelerator."""
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+def accelerator(mixed_precision: str = "no") -> Any:
+    reset()
+    return accelerate.Accelerator(cpu=True, mixed_precision=mixed_precision, gradient_accumulation_steps=2)
+
+
+def by_accelerate(dtype: str) -> tuple[Any, Prepare]:
+    """Its own way; on a CPU it makes no scaler, so it is given what it makes on a GPU."""
+    made = accelerator("bf16")
+    if dtype == "fp16":
+        made.state._mixed_precision = "fp16"
+        made.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    return made, made.prepare
+
+
+def by_fxamp(dtype: str, **scaler: Any) -> tuple[Any, Prepare]:
+    made = accelerator()
+    given = {"scaler": {"init_scale": SCALE, **scaler}} if dtype == "fp16" else {}
+
+    def prepared(*objects: Any) -> tuple[Any, ...]:
+        return prepare(made, *objects, policy=POLICIES[dtype], options=LOWERING, **given)
+
+    return made, prepared
+
+
+class Loop:
+    """Accelerate's own documentation's loop: accumulation, clipping, a schedule."""
+
+    def __init__(self, made: tuple[Any, Prepare]) -> None:
+        self.accelerator, prepared = made
+        model = net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        self.model, self.optimizer, self.schedule = prepared(model, optimizer, schedule)
+        self.seen: list[float] = []
+
+    def run(self, data: list[Any], counting: HostReads | None = None) -> "Loop":
+        for x, target in data:
+            with self.accelerator.accumulate(self.model):
+                loss = self.model(x, target)
+                self.accelerator.backward(loss)
+                self.seen.append(loss.item())
+                if self.accelerator.sync_gradients:
+                    norm = self.accelerator.clip_grad_norm_(self.model.parameters(), 0.1)
+                    self.seen.append(norm.item())
+                with counting or torch.no_grad():
+                    self.optimizer.step()
+                    self.schedule.step()
+                self.optimizer.zero_grad()
+        self.seen.append(self.schedule.get_last_lr()[0])
+        with torch.no_grad():
+            self.seen.append(self.model.eval()(*data[0]).item())
+        self.model.train()
+        return self
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return weights(self.accelerator.unwrap_model(self.model))
+
+
+@pytest.mark.parametrize(("dtype", "loud"), [("bf16", False), ("fp16", False), ("fp16", True)])
+def test_training_is_that_under_accelerates_own_mixed_precision(dtype: str, loud: bool) -> None:
+    data = batches(loud) * 2
+
+    theirs = Loop(by_accelerate(dtype)).run(data)
+    ours = Loop(by_fxamp(dtype)).run(data)
+
+    torch.testing.assert_close(ours.seen, theirs.seen, rtol=0, atol=0, equal_nan=True)
+    assert_same(ours.weights, theirs.weights)
+    assert len(fxamp.report(ours.model).graphs) > 0
+    if dtype == "fp16":
+        assert ours.accelerator.scaler.loss_scale == theirs.accelerator.scaler.get_scale()
+        assert ours.accelerator.scaler.skipped_steps == (2 if loud else 0)
+
+
+def test_the_device_skips_and_the_schedule_follows() -> None:
+    counting = HostReads()
+    host = Loop(by_fxamp("fp16")).run(batches(loud=True) * 2)
+
+    device = Loop(by_fxamp("fp16", skip="device", step_lowering="aot_eager"))
+    device.run(batches()[:2]).run(batches(loud=True)[2:] + batches(loud=True), counting)
+
+    assert counting.count == 0
+    assert device.accelerator.scaler.skipped_steps == host.accelerator.scaler.skipped_steps == 2
+    assert device.schedule.get_last_lr() == host.schedule.get_last_lr()
+    for name, value in device.weights.items():
+        torch.testing.assert_close(value, host.weights[name], rtol=1e-5, atol=1e-6)
+
+
+def test_training_resumes_from_a_saved_state(tmp_path: Path) -> None:
+    data = batches(loud=True)
+    first = Loop(by_fxamp("fp16")).run(data)
+    first.accelerator.save_state(str(tmp_path))
+    whole = first.run(data)
+
+    again = Loop(by_fxamp("fp16", growth_interval=7))
+    again.accelerator.load_state(str(tmp_path))
+    again.run(data)
+
+    assert_same(again.weights, whole.weights)
+    assert list(again.weights) == list(net().state_dict())
+    assert again.accelerator.scaler.state_dict() == whole.accelerator.scaler.state_dict()
+    torch.testing.assert_close(again.seen, whole.seen[len(again.seen) :], rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_model_of_which_no_graph_runs_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model, optimizer = prepare(
+        accelerate.Accelerator(cpu=True), model, torch.optim.SGD(model.parameters(), lr=0.1), policy="cpu-float16"
+    )
+
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+    assert "Sequential is compiled with fxamp, but no graph" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"scaler": 2.0}, "scaler=2.0, of type builtins.float"),
+        ({"options": {"policy": "auto"}}, "options has 'policy'"),
+        ({"scaler": torch.amp.GradScaler("cpu")}, "of type torch.amp.grad_scaler.GradScaler"),
+    ],
+)
+def test_arguments_are_checked(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(fxamp.FxampError, match=message):
+        prepare(accelerator(), net(), **given)
+
+
+def test_two_scalers_are_refused() -> None:
+    made = accelerator()
+    made.scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(fxamp.FxampError, match="has a scaler already, GradScaler"):
+        prepare(made, net(), policy="cpu-float16")
+    made.state._mixed_precision = "fp16"
+    with pytest.raises(fxamp.FxampError, match="scales losses itself"):
+        prepare(made, net(), policy="cpu-float16")
+
+
+def test_the_schedule_of_every_step_that_was_taken_moves() -> None:
+    run = Loop(by_fxamp("fp16")).run(batches(loud=True) * 2)
+
+    assert run.schedule.get_last_lr() == [0.1 * 0.5 ** (STEPS - 2)]

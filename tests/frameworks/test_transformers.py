@@ -1,0 +1,196 @@
+"""fxamp.frameworks.transformers beside the Trainer's own mixed precision."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from guarded_runs import HostReads
+from small import WIDTH, assert_same, net, weights
+from torch import Tensor, nn
+
+import fxamp
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+
+from fxamp.frameworks.transformers import FxampCallback  # noqa: E402
+
+LOWERING = {"lowering": "aot_eager"}
+SCALE = 2.0**10
+STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def as_the_first_trainer() -> None:
+    reset()
+
+
+def reset() -> None:
+    """Accelerate keeps its state for the process."""
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+class Classifier(nn.Module):
+    """As models of transformers call it and return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.net(x, labels)}
+
+
+def data(number: int, loud: bool = False) -> list[dict[str, Tensor]]:
+    """``loud``: one of them holds values that float16 does not."""
+    generator = torch.Generator().manual_seed(number)
+    made = [
+        {"x": torch.randn(WIDTH, generator=generator), "labels": torch.randint(4, (), generator=generator)}
+        for _ in range(number)
+    ]
+    if loud:
+        made[5]["x"].mul_(1e6)
+    return made
+
+
+class Own(TrainerCallback):
+    """The float16 that the Trainer has on GPUs alone."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        given["model"].forward = torch.autocast("cpu", torch.float16)(given["model"].forward)
+
+
+def trainer(folder: Path, *callbacks: TrainerCallback, loud: bool = False, **arguments: Any) -> Any:
+    reset()
+    given = {"max_steps": STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, **arguments}
+    args = TrainingArguments(
+        str(folder),
+        use_cpu=True,
+        report_to=[],
+        logging_steps=1,
+        learning_rate=0.1,
+        optim="adamw_torch",  # of the fused one Accelerate does not see that it skips
+        max_grad_norm=0.5,
+        per_device_eval_batch_size=2,
+        save_steps=2,
+        disable_tqdm=True,
+        **given,
+    )
+    train = data(16, loud)
+    return Trainer(Classifier(), args, train_dataset=train, eval_dataset=data(2), callbacks=list(callbacks))
+
+
+def by_fxamp(folder: Path, policy: str, *callbacks: TrainerCallback, scaler: Any = None, **arguments: Any) -> Any:
+    given = {"init_scale": SCALE, **(scaler or {})} if policy == "cpu-float16" else None
+    return trainer(folder, FxampCallback(policy, given, LOWERING), *callbacks, **arguments)
+
+
+def in_float16(folder: Path, loud: bool) -> Any:
+    """By torch alone: what Accelerate does on a GPU, whose scaler it does not make on a CPU."""
+    made = trainer(folder, Own(), loud=loud)
+    made.accelerator.native_amp, made.accelerator.scaler = True, torch.amp.GradScaler("cpu", init_scale=SCALE)
+    made.accelerator.state._mixed_precision = "fp16"
+    return made
+
+
+def history(made: Any, *names: str) -> list[list[Any]]:
+    return [[entry.get(name) for name in names] for entry in made.state.log_history if "loss" in entry]
+
+
+def seen(made: Any) -> str:
+    """What was logged, as text: a norm may be nan."""
+    return repr(history(made, "loss", "grad_norm", "learning_rate"))
+
+
+def scaler_of(made: Any) -> fxamp.GradScaler:
+    (callback,) = (each for each in made.callback_handler.callbacks if isinstance(each, FxampCallback))
+    return callback.scaler
+
+
+def test_bfloat16_is_the_trainers_own(tmp_path: Path) -> None:
+    theirs, ours = trainer(tmp_path / "theirs", bf16=True), by_fxamp(tmp_path / "ours", "cpu-bfloat16")
+    theirs.train(), ours.train()
+
+    assert seen(ours) == seen(theirs)
+    assert ours.evaluate()["eval_loss"] == theirs.evaluate()["eval_loss"]
+    assert_same(weights(ours.model), weights(theirs.model))
+    assert len(fxamp.report(ours.model).graphs) > 0
+
+
+@pytest.mark.parametrize("loud", [False, True], ids=["calm", "overflow"])
+def test_float16_is_torchs_own(tmp_path: Path, loud: bool) -> None:
+    theirs = in_float16(tmp_path / "theirs", loud)
+    theirs.train()
+    ours = by_fxamp(tmp_path / "ours", "cpu-float16", loud=loud)
+    ours.train()
+
+    assert seen(ours) == seen(theirs)
+    assert_same(weights(ours.model), weights(theirs.model))
+    assert history(ours, "loss_scale")[-1] == [theirs.accelerator.scaler.get_scale()]
+    assert history(ours, "skipped_steps")[-1] == [int(loud)]
+    assert history(ours, "loss_scale")[0] == [SCALE]
+
+
+class Counting(TrainerCallback):
+    """Counts what the host reads while the optimizer steps."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.mode = HostReads().__enter__()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.mode.__exit__(None, None, None)
+        self.counts.append(self.mode.count)
+
+
+def test_the_device_skips_and_the_schedule_follows(tmp_path: Path) -> None:
+    counting, skip = Counting(), {"skip": "device", "step_lowering": "aot_eager"}
+
+    host = by_fxamp(tmp_path / "host", "cpu-float16", loud=True)
+    device = by_fxamp(tmp_path / "device", "cpu-float16", counting, scaler=skip, loud=True)
+    host.train(), device.train()
+
+    assert counting.counts[0] > 0 == sum(counting.counts[1:]) and len(counting.counts) == STEPS
+    assert scaler_of(device).skipped_steps == scaler_of(host).skipped_steps == 1
+    assert device.lr_scheduler.get_last_lr() == host.lr_scheduler.get_last_lr()
+    for name, value in weights(device.model).items():
+        torch.testing.assert_close(value, weights(host.model)[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("restore", [False, True], ids=["a new callback", "callbacks restored"])
+def test_training_resumes_with_its_scale(tmp_path: Path, restore: bool) -> None:
+    arguments = {"loud": True, "restore_callback_states_from_checkpoint": restore}
+    whole = by_fxamp(tmp_path, "cpu-float16", **arguments)
+    whole.train()
+    checkpoint = tmp_path / "checkpoint-2"
+
+    again = by_fxamp(tmp_path, "cpu-float16", scaler={"growth_interval": 7}, **arguments)
+    again.train(resume_from_checkpoint=str(checkpoint))
+
+    assert_same(weights(again.model), weights(whole.model))
+    assert scaler_of(again).state_dict() == scaler_of(whole).state_dict()
+    saved = json.loads((checkpoint / "trainer_state.json").read_text())["stateful_callbacks"]["FxampCallback"]
+    assert saved["attributes"]["restored"]["scale"] <= SCALE
+    assert list(load_file(checkpoint / "model.safetensors")) == sorted(Classifier().state_dict())
+
+
+def test_another_scaler_is_refused(tmp_path: Path) -> None:
+    made = by_fxamp(tmp_path, "cpu-float16", fp16=True)
+    with pytest.raises(fxamp.FxampError, match="brings a scaler of its own"):
+        made.train()
+
+
+def test_a_callback_that_cannot_be_restored_is_refused(tmp_path: Path) -> None:
+    saved = FxampCallback(fxamp.Policy.load("cpu-bfloat16")).state()
+    json.dumps(saved)
+    with pytest.raises(fxamp.FxampError, match="objects that a checkpoint cannot hold"):
+        FxampCallback(**saved["args"])
