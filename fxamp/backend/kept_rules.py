@@ -13,7 +13,7 @@ from fxamp.backend.options import Options
 from fxamp.capture import Captured
 from fxamp.errors import OptionError
 from fxamp.graph import fake_mode_of, fake_tensors, graph_output, tensor_value
-from fxamp.listing.kept import KeptValue
+from fxamp.listing import KeptValue
 from fxamp.passes.base import CastContext
 from fxamp.passes.partition.mark_recomputed import RECOMPUTED
 from fxamp.passes.partition.pack_kept import KEPT_VALUES, RESTORE, told

@@ -56,7 +56,8 @@ class Compilation:
         stage = "backward" if backward else "forward"
 
         def inner(graph: GraphModule, examples: Sequence[Any]) -> Any:
-            self.stages.graph(stage, lambda: list_partition(graph, stage))
+            kept = () if self.kept is None else tuple(self.kept.values)
+            self.stages.graph(stage, lambda: list_partition(graph, stage, kept))
             compiled = compiler(graph, examples)
             if getattr(compiled, "source_code", None):
                 self.stages.text(f"{stage}_kernels", lambda: compiled.source_code)

@@ -11,6 +11,7 @@ from tabulate import tabulate
 from fxamp.backend.breaks import skipped_functions
 from fxamp.backend.registry import outside, records_of
 from fxamp.listing import Document, RuleRef
+from fxamp.listing.kept import totals_of
 from fxamp.listing.totals import totals
 from fxamp.pipeline import GraphRecord
 
@@ -19,7 +20,7 @@ _NOTHING = (
     "skipped it: calling a module of torch.nn itself compiles nothing; put it in your own module."
 )
 _SKIPPED = "Functions that Dynamo skips, so they run unchanged:"
-_RIGHT = ("graph", "ops", "casts", "shared", "folded")
+_RIGHT = ("graph", "ops", "casts", "shared", "folded", "kept")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,15 @@ class Report:
         """Return every node of every graph with the decision made for it, as fxamp-show reads it from a dump."""
         return Document(tuple(graph.listing for graph in self.graphs))
 
+    @property
+    def kept(self) -> tuple[int | None, int | None]:
+        """Bytes that the forwards keep for the backwards, without and with the policy's rules for that, in all graphs.
+
+        None where no graph has such rules, or a size is not known.
+        """
+        values = [value for graph in self.graphs for value in graph.kept]
+        return totals_of(values) if values else (None, None)
+
     def __str__(self) -> str:
         if not self.graphs:
             return "\n".join(self._nothing())
@@ -86,7 +96,8 @@ class Report:
         return [_SKIPPED, *(f"  {function}" for function in self.skipped)]
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [_row(number, graph) for number, graph in enumerate(self.graphs)]
+        kept = any(graph.kept for graph in self.graphs)
+        return [_row(number, graph, kept) for number, graph in enumerate(self.graphs)]
 
     def _notes(self) -> list[tuple[str, list[str]]]:
         """Return the notes below the table, each a title and lines."""
@@ -94,6 +105,11 @@ class Report:
         kept = [f"  graph {i}: {name}: {why}" for i, g in numbered for name, why in g.verbatim.items()]
         breaks = [f"  after graph {i}: {g.ended}" for i, g in numbered if g.ended]
         notes = list(self._fp8())
+        before, after = self.kept
+        if before is not None and after is not None:
+            notes.append(
+                (f"Kept for the backward: {_size(before)} without rules for it, {_size(after)} with them.", [])
+            )
         if kept:
             notes.append(("Kept as captured, in the dtypes they were captured with:", kept))
         if breaks:
@@ -123,8 +139,14 @@ class Report:
         return [f"  {owner}: {count}" for owner, count in owners.items()]
 
 
-def _row(number: int, graph: GraphRecord) -> dict[str, Any]:
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
+
+
+def _row(number: int, graph: GraphRecord, kept: bool) -> dict[str, Any]:
     dtypes = ", ".join(f"{dtype} {count}" for dtype, count in sorted(graph.ops_by_dtype.items()))
+    after = totals_of(graph.kept)[1]
+    told = {"kept": "" if after is None else _size(after)} if kept else {}
     return {
         "graph": number,
         "policy": graph.policy,
@@ -134,6 +156,7 @@ def _row(number: int, graph: GraphRecord) -> dict[str, Any]:
         "casts": graph.casts,
         "shared": graph.shared,
         "folded": graph.folded,
+        **told,
     }
 
 

@@ -1,5 +1,5 @@
 """What fxamp knows of a graph, as plain values and as text. Imports no torch."""
 
-from fxamp.listing.model import Document, Entry, Listing, RuleRef, Source, TensorType
+from fxamp.listing.model import Document, Entry, KeptValue, Listing, RuleRef, Source, TensorType
 
-__all__ = ["Document", "Entry", "Listing", "RuleRef", "Source", "TensorType"]
+__all__ = ["Document", "Entry", "KeptValue", "Listing", "RuleRef", "Source", "TensorType"]

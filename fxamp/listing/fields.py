@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fxamp.listing.annotations import tensor_type
-from fxamp.listing.model import RuleRef, TensorType
+from fxamp.listing.model import KeptValue, RuleRef, TensorType
 from fxamp.listing.write import FORMAT
 
 Fields = list[tuple[str, str]]
@@ -65,6 +65,7 @@ def graph_fields(fields: Fields) -> tuple[dict[str, Any], list[str]]:
     given: dict[str, Any] = {}
     counts: dict[str, int] = {}
     unmatched: list[RuleRef] = []
+    kept: list[KeptValue] = []
     unknown: list[str] = []
     for key, value in fields:
         if key in _OF_A_GRAPH:
@@ -76,11 +77,13 @@ def graph_fields(fields: Fields) -> tuple[dict[str, Any], list[str]]:
             counts[name] = _number(f"count {name}", number)
         elif key == "unmatched":
             unmatched.append(_rule(value))
+        elif key == "kept":
+            kept.append(_kept(value))
         elif key == "format":
             _check_format(value)
         elif key != "graph":
             unknown.append(key)
-    return {**given, "counts": counts, "unmatched": tuple(unmatched)}, unknown
+    return {**given, "counts": counts, "unmatched": tuple(unmatched), "kept": tuple(kept)}, unknown
 
 
 def _check_format(value: str) -> None:
@@ -96,9 +99,24 @@ def _number(what: str, text: str) -> int:
 
 def _rule(text: str) -> RuleRef:
     """A rule as :func:`fxamp.listing.write.write_rule` wrote it."""
-    parts = [_ESCAPED.sub(r"\1", part) for part in _PART.findall(text)]
-    name, origin, cast, why = [*parts, "", "", "", ""][:4]
+    name, origin, cast, why = [*_parts(text), "", "", "", ""][:4]
     return RuleRef(name, origin, cast, why)
+
+
+def _kept(text: str) -> KeptValue:
+    """A kept value as :func:`fxamp.listing.write.write_kept` wrote it."""
+    parts = _parts(text)
+    if len(parts) not in (9, 13):
+        raise ValueError(f"kept has {len(parts)} parts; accepted: 9, or 13 with a rule")
+    name, op, module, dtype, shape, form, before, after, reason, *of_rule = parts
+    sizes = tuple(int(size) if size.isdecimal() else size for size in shape.split(",") if size)
+    known = [_number(f"bytes of {name}", count) if count else None for count in (before, after)]
+    rule = RuleRef(*of_rule) if of_rule else None
+    return KeptValue(name, op, module, dtype, sizes, form, known[0], known[1], rule, reason)
+
+
+def _parts(text: str) -> list[str]:
+    return [_ESCAPED.sub(r"\1", part) for part in _PART.findall(text)]
 
 
 def _types(text: str) -> tuple[TensorType, ...]:

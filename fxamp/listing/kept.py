@@ -1,31 +1,8 @@
-"""What one graph's forward keeps for its backward, as plain values."""
+"""What a graph's forward keeps for its backward: totals, and the order of size."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from fxamp.listing.model import RuleRef
-
-
-@dataclass(frozen=True)
-class KeptValue:
-    """One piece of memory that waits for the backward; parameters, inputs and results are none, they are there anyway.
-
-    ``op`` made the value, in the code of ``module``; ``dtype`` and ``shape`` are its own, with short names ("bf16").
-    ``form`` is how it waits: its dtype, or ``"int8/128"``. ``before`` and ``after`` are bytes, for the sizes that the
-    graph was compiled for where these may change, None where nothing is known. ``rule`` decided, None if none did;
-    ``reason`` says why it is kept so.
-    """
-
-    name: str
-    op: str
-    module: str
-    dtype: str
-    shape: tuple[int | str, ...]
-    form: str
-    before: int | None
-    after: int | None
-    rule: RuleRef | None = None
-    reason: str = ""
+from fxamp.listing.model import KeptValue
 
 
 def total(sizes: Iterable[int | None]) -> int | None:
@@ -33,3 +10,14 @@ def total(sizes: Iterable[int | None]) -> int | None:
     every = list(sizes)
     known = [size for size in every if size is not None]
     return sum(known) if len(known) == len(every) else None
+
+
+def totals_of(values: Iterable[KeptValue]) -> tuple[int | None, int | None]:
+    """The bytes of all ``values`` before and after, None for what is not known."""
+    listed = list(values)
+    return total(value.before for value in listed), total(value.after for value in listed)
+
+
+def largest_first(values: Iterable[KeptValue]) -> list[KeptValue]:
+    """``values`` by the bytes that they take, then by those that they would."""
+    return sorted(values, key=lambda value: (-(value.after or 0), -(value.before or 0)))

@@ -92,6 +92,28 @@ class RuleRef:
 
 
 @dataclass(frozen=True)
+class KeptValue:
+    """One piece of memory that waits for the backward; parameters, inputs and results are none, they are there anyway.
+
+    ``op`` made the value, in the code of ``module``; ``dtype`` and ``shape`` are its own, with short names ("bf16").
+    ``form`` is how it waits: its dtype, or ``"int8/128"``. ``before`` and ``after`` are bytes, for the sizes that the
+    graph was compiled for where these may change, None where nothing is known. ``rule`` decided, None if none did;
+    ``reason`` says why it is kept so.
+    """
+
+    name: str
+    op: str
+    module: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    form: str
+    before: int | None
+    after: int | None
+    rule: RuleRef | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Entry:
     """One node of a graph.
 
@@ -166,7 +188,8 @@ class Listing:
     if unknown. ``policy``, ``device`` and ``chosen`` (why this policy) are ``""`` where no policy was applied.
     ``counts`` are named numbers of the passes (``shared``, ``folded``); ``unmatched`` are the rules that decided
     nothing; ``ended`` says why the graph ended where the program goes on (a graph break), ``""`` if it did not.
-    ``kept_before`` and ``kept_after`` are the bytes that autograd keeps for the backward, without and with the casts.
+    ``kept_before`` and ``kept_after`` are the bytes that autograd keeps for the backward, without and with the casts;
+    of a partitioned forward, without and with the rules for what is kept. ``kept`` are these values, one by one.
     """
 
     name: str
@@ -181,6 +204,7 @@ class Listing:
     ended: str = ""
     kept_before: int | None = None
     kept_after: int | None = None
+    kept: tuple[KeptValue, ...] = ()
 
     def walk(self) -> Iterator[tuple["Listing", Entry]]:
         """Every entry with the listing it stands in, in order; a higher-order op is followed by its bodies."""

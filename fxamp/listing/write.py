@@ -7,7 +7,7 @@ All of a listing is in it, but for the source lines of inputs.
 from collections.abc import Iterator
 
 from fxamp.listing.comments import write_comment
-from fxamp.listing.model import Entry, Listing, RuleRef
+from fxamp.listing.model import Entry, KeptValue, Listing, RuleRef
 
 #: The version of the comments that these dumps carry.
 FORMAT = "1"
@@ -20,6 +20,7 @@ def write_listing(listing: Listing, number: int | None = None) -> str:
     graph = "" if number is None else str(number)
     lines = [write_comment([("format", FORMAT), ("graph", graph), *_graph_fields(listing)])]
     lines += [write_comment([("unmatched", write_rule(rule))]) for rule in listing.unmatched]
+    lines += [write_comment([("kept", write_kept(value))]) for value in listing.kept]
     return "\n".join([*lines, *_class(listing, listing.name or "GraphModule", "")]) + "\n"
 
 
@@ -109,5 +110,18 @@ def _entry_fields(entry: Entry) -> Iterator[tuple[str, str]]:
 
 def write_rule(rule: RuleRef) -> str:
     r"""Return ``rule`` as one value of a comment: ``id|origin|cast|why``; a ``|`` or ``\`` inside a part is escaped."""
-    parts = (rule.id, rule.origin, rule.cast, rule.why)
+    return _joined(rule.id, rule.origin, rule.cast, rule.why)
+
+
+def write_kept(value: KeptValue) -> str:
+    """Return ``value`` as one value of a comment: its fields in their order, then the rule's, if there is one."""
+    shape = ",".join(map(str, value.shape))
+    sizes = ("" if size is None else str(size) for size in (value.before, value.after))
+    rule = value.rule
+    of_rule = () if rule is None else (rule.id, rule.origin, rule.cast, rule.why)
+    place = value.name, value.op, value.module, value.dtype, shape, value.form
+    return _joined(*place, *sizes, value.reason, *of_rule)
+
+
+def _joined(*parts: str) -> str:
     return "|".join(part.replace("\\", "\\\\").replace("|", "\\|") for part in parts)

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fxamp.listing import Listing
-from fxamp.listing.kept import KeptValue
+from fxamp.listing import KeptValue, Listing
 from fxamp.listing.model import FLOATS
 from fxamp.listing.totals import is_op
 from fxamp.pipeline.list_graph import list_graph, rule_ref

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, dtype_name, graph_output, module_path, tensor_value
-from fxamp.listing import RuleRef
-from fxamp.listing.kept import KeptValue
+from fxamp.listing import KeptValue, RuleRef
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.packing import Packing, PackWriter, plan_packing
 from fxamp.passes.shared.saved_values import (
@@ -180,6 +179,11 @@ def _told(memory: Memory, verdict: Verdict, plan: Packing | str, parts: list[Nod
     form = plan.words if isinstance(plan, Packing) else dtype_name(value.dtype)
     reason = "" if isinstance(plan, Packing) else plan
     return told(memory.owner, memory.views[0].name, verdict.rule, form, (before, after), reason)
+
+
+def kept_as_they_are(gm: GraphModule, results: int) -> tuple[KeptValue, ...]:
+    """What a partitioned forward keeps where no rule says how."""
+    return tuple(_told(memory, Verdict(None), "", None) for memory in memories(gm, results))
 
 
 def told(

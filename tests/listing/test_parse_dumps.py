@@ -12,7 +12,7 @@ from printed_graphs import PROGRAMS
 
 import fxamp
 from fxamp.errors import ListingError
-from fxamp.listing import Entry, Listing, RuleRef, Source, TensorType
+from fxamp.listing import Entry, KeptValue, Listing, RuleRef, Source, TensorType
 from fxamp.listing.parse import parse_text, read_file
 from fxamp.listing.write import write_listing
 from fxamp.pipeline.list_graph import list_graph
@@ -106,6 +106,10 @@ def entries(draw: Callable[[Any], Any], kind: str) -> Entry:
     )
 
 
+SHAPES = st.lists(st.one_of(st.integers(0, 10**6), st.sampled_from(["s0", "s1*s2"])), max_size=3).map(tuple)
+BYTES = st.none() | st.integers(0, 10**15)
+KEPT = st.builds(KeptValue, TEXT, TEXT, TEXT, TEXT, SHAPES, TEXT, BYTES, BYTES, st.none() | RULES, TEXT)
+
 LISTINGS = st.builds(
     Listing,
     NAME.map(lambda name: f"C{name}"),
@@ -119,6 +123,7 @@ LISTINGS = st.builds(
     ended=TEXT,
     kept_before=st.none() | st.integers(0, 10**15),
     kept_after=st.none() | st.integers(0, 10**15),
+    kept=st.lists(KEPT, max_size=2).map(tuple),
 )
 
 
@@ -131,7 +136,7 @@ def test_any_text_in_any_field(listing: Listing) -> None:
     assert read_back(outer) == outer
 
 
-ABOUT = ("stage", "policy", "device", "chosen", "counts", "unmatched", "ended", "kept_before", "kept_after")
+ABOUT = ("stage", "policy", "device", "chosen", "counts", "unmatched", "ended", "kept_before", "kept_after", "kept")
 SMALL = Listing("G", (Entry("output", "output", "output", "(None,)", reason="a"),), stage="cast")
 
 

@@ -37,6 +37,7 @@ def _parser() -> Parser:
     add("--only", metavar="WHAT", help="casts, changed (ops whose dtype differs from the captured one) or a rule's id")
     add("--module", metavar="GLOB", help="only what is in these modules and below, such as 'h.0' or '*.attn'")
     add("--why", metavar="NODE", help="the whole chain of reasons for one node: NODE, BODY/NODE or GRAPH:NODE")
+    add("--kept", action="store_true", help="only what the forward keeps for the backward, the largest first")
     add("--check", action="store_true", help="print what looks wrong; exit status 1 if anything does")
     add("--graph", metavar="N", type=natural, help="only this graph of the input, counted from 0")
     add("--trust", action="store_true", help="allow running fx_graph_runnable.py where reading it is not enough")
@@ -59,15 +60,16 @@ def _show(options: Namespace) -> bool:
 
 
 def _refuse_mixtures(options: Namespace) -> None:
-    given = {"--why": options.why is not None, "--check": options.check}
-    accepted = {"--why": ("text",), "--check": ("text", "json")}
+    given = {"--why": options.why is not None, "--check": options.check, "--kept": options.kept}
+    accepted = {"--why": ("text",), "--check": ("text", "json"), "--kept": ("text",)}
     for name, formats in accepted.items():
         if given[name] and options.format not in formats:
             raise OptionError(
                 f"{name} cannot be written as {options.format}; accepted: --format {' or '.join(formats)}"
             )
-    if all(given.values()):
-        raise OptionError("--why and --check exclude each other; give one of them")
+    both = [name for name, chosen in given.items() if chosen]
+    if len(both) > 1:
+        raise OptionError(f"{' and '.join(both)} exclude each other; give one of them")
 
 
 def _load(options: Namespace) -> Document:
@@ -123,9 +125,10 @@ def _text(document: Document, selection: Selection, options: Namespace) -> str:
         from fxamp.tools.show.model_explorer import to_model_explorer
 
         return to_model_explorer(selection.document(), title)
-    from fxamp.tools.show.text import text_lines
+    from fxamp.tools.show.text import kept_text, text_lines
 
-    return _joined(text_lines(selection, title, look_of(sys.stdout, options.width, options.output is not None)))
+    lines = kept_text if options.kept else text_lines
+    return _joined(lines(selection, title, look_of(sys.stdout, options.width, options.output is not None)))
 
 
 def _joined(lines: Iterable[str]) -> str:

@@ -31,6 +31,7 @@ def _graph(listing: Listing, number: int) -> dict[str, Any]:
         "chosen": listing.chosen,
         "ended": listing.ended,
         "kept": [listing.kept_before, listing.kept_after],
+        "kept_values": [[value.module, value.name, value.form, value.before, value.after] for value in listing.kept],
         "totals": {
             "ops": counts.ops,
             "dtypes": dict(counts.ops_by_dtype),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fxamp.errors import ListingError
-from fxamp.listing.model import Document, Entry, Listing, RuleRef, Source, TensorType
+from fxamp.listing.model import Document, Entry, KeptValue, Listing, RuleRef, Source, TensorType
 from fxamp.listing.totals import Index, totals
 from fxamp.tools.show.findings import Finding
 from fxamp.tools.show.schema import mistakes
@@ -61,6 +61,7 @@ def _graph(listing: Listing, index: Index, keep: Keep) -> dict[str, Any]:
         **vars(listing),
         "counts": dict(listing.counts),
         "unmatched": list(map(_rule, listing.unmatched)),
+        "kept": list(map(_kept, listing.kept)),
         "entries": (),
         "bodies": bodies,
     }
@@ -88,6 +89,11 @@ def _rule(rule: RuleRef) -> dict[str, Any]:
     return {"id": rule.id, **_some(vars(rule))}
 
 
+def _kept(value: KeptValue) -> dict[str, Any]:
+    rule = None if value.rule is None else _rule(value.rule)
+    return {"name": value.name, "shape": list(value.shape), **_some({**vars(value), "rule": rule, "shape": None})}
+
+
 def _source(source: Source | None) -> dict[str, Any] | None:
     return None if source is None else dict(vars(source))
 
@@ -112,13 +118,24 @@ def _some(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _listing(data: dict[str, Any]) -> Listing:
-    own = {key: value for key, value in data.items() if key not in ("number", "totals", "nodes", "bodies", "unmatched")}
+    own = {
+        key: value
+        for key, value in data.items()
+        if key not in ("number", "totals", "nodes", "bodies", "unmatched", "kept")
+    }
     return Listing(
         **own,
         entries=tuple(map(_entry, data["nodes"])),
         bodies={name: _listing(body) for name, body in data.get("bodies", {}).items()},
         unmatched=tuple(RuleRef(**rule) for rule in data.get("unmatched", ())),
+        kept=tuple(map(_kept_value, data.get("kept", ()))),
     )
+
+
+def _kept_value(data: dict[str, Any]) -> KeptValue:
+    rule = RuleRef(**data["rule"]) if "rule" in data else None
+    own = {"module": "", "before": None, "after": None, **data, "shape": tuple(data["shape"]), "rule": rule}
+    return KeptValue(**own)
 
 
 def _entry(data: dict[str, Any]) -> Entry:

@@ -7,6 +7,7 @@ from fxamp.listing.totals import Index, is_step, totals, was_dtype
 from fxamp.tools.common.table import Column, printable, render
 from fxamp.tools.common.terminal import Look
 from fxamp.tools.common.words import op_name, place, size
+from fxamp.tools.show.kept_text import kept_lines
 from fxamp.tools.show.select import Selection
 from fxamp.tools.show.totals_text import totals_lines
 
@@ -41,7 +42,19 @@ def text_lines(selection: Selection, title: str, look: Look) -> Iterator[str]:
         else:
             yield "no ops"
         yield ""
+        if listing.kept and not selection.narrows:
+            yield from kept_lines(listing, look, by_size=False)
+            yield ""
         yield from totals_lines(listing, totals(listing, selection.scope), whole=not selection.scoped)
+
+
+def kept_text(selection: Selection, title: str, look: Look) -> Iterator[str]:
+    """Yield what ``--kept`` shows of the selected graphs."""
+    for at, (number, listing) in enumerate(selection.graphs):
+        yield from [""] if at else []
+        yield from _header(listing, number, title)
+        yield ""
+        yield from kept_lines(listing, look, by_size=True)
 
 
 def has_records(listing: Listing) -> bool:

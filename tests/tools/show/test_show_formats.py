@@ -8,7 +8,7 @@ import pytest
 from show_samples import document, gpt, plain, tensor
 
 from fxamp.errors import ListingError
-from fxamp.listing import Document, Entry, Listing, RuleRef, Source
+from fxamp.listing import Document, Entry, KeptValue, Listing, RuleRef, Source
 from fxamp.tools.show.findings import Finding, findings
 from fxamp.tools.show.json_format import from_json, to_json
 from fxamp.tools.show.model_explorer import to_model_explorer
@@ -52,6 +52,9 @@ FULL = Listing(
     ended="end",
     kept_before=0,
     kept_after=5,
+    kept=(
+        KeptValue("k", "aten::mm.default", "m", "f32", (2, "s0"), "int8/128", 8, 3, RuleRef("r", "p:1", "int8"), "why"),
+    ),
 )
 
 

@@ -67,8 +67,19 @@ function showBox(box) {
   row(list, "class", box.className);
   row(list, "ops", `${box.ops}: ${Object.entries(box.dtypes).map(([name, count]) => `${name} ${count}`).join(", ")}`);
   row(list, "casts", box.casts ? `${box.casts}, ${bytesText(box.bytes)} read and written per step` : "none");
+  row(list, "kept for the backward", keptText(box));
   const inside = nodesIn(box);
   if (inside.length) showSource(panel, inside.find((node) => node.file) || inside[0], inside);
+}
+
+/** What the forward keeps of a box's ops, and the largest of it. */
+function keptText(box) {
+  const path = box.path || "";
+  const mine = state.model.graph.kept_values.filter(([module]) => !path || module === path || module.startsWith(`${path}.`));
+  if (!mine.length) return "";
+  const sum = (at) => mine.reduce((all, value) => all + (value[at] || 0), 0);
+  const largest = [...mine].sort((a, b) => (b[4] || 0) - (a[4] || 0)).slice(0, 12);
+  return [`${bytesText(sum(3))} → ${bytesText(sum(4))}`, ...largest.map(([, name, form, , after]) => `${name}  ${form}  ${bytesText(after || 0)}`)];
 }
 
 function nodesIn(box) {

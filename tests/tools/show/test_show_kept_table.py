@@ -1,0 +1,84 @@
+"""The table of kept values: from a dump to every format, and the order of ``--kept``."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fxamp
+from fxamp.tools.show.command import main
+
+POLICY = """
+extends = ["cpu-bfloat16"]
+
+[[rule]]
+id = "large"
+keep = "int8"
+region = "kept"
+elements = ">=1024"
+why = "Half the memory."
+
+[[rule]]
+id = "again"
+keep = "recompute"
+region = "kept"
+ops = ["gelu"]
+why = "It is cheap."
+"""
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The forward's file of a program under the policy, and what the report says."""
+    folder = tmp_path_factory.mktemp("dump")
+    (folder / "mine.toml").write_text(POLICY)
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+    options = {"policy": str(folder / "mine.toml"), "lowering": "aot_eager", "dump": str(folder)}
+    compiled = torch.compile(lambda x: model(x * 2).float().pow(2).mean(), backend="fxamp", options=options)
+    compiled(torch.randn(64, 32)).backward()
+    return str(folder / "graph_0_forward.py"), str(fxamp.report(compiled))
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main([*arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_largest_come_first_with_their_rules_and_totals(
+    dump: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(capsys, dump[0], "--kept", "--width", "200")
+    table = text.splitlines()[text.splitlines().index("") + 3 :]
+    assert re.match(r"\S+ +addmm +\S* +64x64 +bf16 +int8/64 +8.0 KiB +4.1 KiB +large +Half the memory.", table[0]), text
+    assert any(re.search(r"gelu .* recompute +0 B +0 B +again +It is cheap.", line) for line in table)
+    last = text.splitlines()[-1]
+    assert last.startswith("kept for the backward  ") and "before" in last
+    whole = shown(capsys, dump[0], "--width", "200")
+    assert "int8/64" in whole and whole.index("addmm") < whole.index("int8/64")
+
+
+def test_every_format_has_them(dump: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (graph,) = json.loads(shown(capsys, dump[0], "--format", "json"))["graphs"]
+    packed = [value for value in graph["kept"] if value["form"] == "int8/64"]
+    assert packed and packed[0]["rule"]["id"] == "large" and packed[0]["before"] == 2 * packed[0]["after"] - 256
+    assert graph["kept_after"] == sum(value["after"] for value in graph["kept"]) < graph["kept_before"]
+    page = shown(capsys, dump[0], "--format", "html")
+    assert '"int8/64"' in page and "keptText" in page
+    (tmp_path / "kept.json").write_text(shown(capsys, dump[0], "--format", "json"))
+    again = shown(capsys, str(tmp_path / "kept.json"), "--kept", "--width", "200")
+    assert again.splitlines()[2:] == shown(capsys, dump[0], "--kept", "--width", "200").splitlines()[2:]
+
+
+def test_the_report_has_the_total(dump: tuple[str, str]) -> None:
+    assert re.search(r"Kept for the backward: [\d.]+ KiB without rules for it, [\d.]+ KiB with them\.", dump[1])
+    assert dump[1].splitlines()[0].split()[-1] == "kept"
+
+
+def test_where_nothing_is_known_that_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "graph.py"
+    path.write_text("class G(torch.nn.Module):\n    def forward(self, x):\n        return (x,)\n")
+    assert "nothing is known of kept values" in shown(capsys, str(path), "--kept")
