@@ -1,4 +1,4 @@
-"""From what the user has (a Dynamo graph, a callable, an ExportedProgram) to the pre-dispatch ATen graph."""
+"""Capture: convert the user's input (a Dynamo graph, a callable, an ExportedProgram) to the pre-dispatch ATen graph."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ __all__ = [
 #: Key of ``node.meta``: the :class:`CustomAutocast` of an autograd.Function's node.
 CUSTOM_AUTOCAST = "fxamp_custom_autocast"
 
-#: Key of the output node's ``meta``: the captured dtype of every leaf of the output, None for what is not a tensor.
+#: Key of the output node's ``meta``: the captured dtype of every leaf of the output, None if it is not a tensor.
 OUTPUT_DTYPES = "fxamp_output_dtypes"
 
 
-#: Key of the output node's ``meta``: whether results that the program holds in 16 bits must be handed out in 16 bits.
-#: True where nothing is said.
+#: Key of the output node's ``meta``: whether outputs that are 16-bit in the program must be returned in 16 bits.
+#: A missing key means True.
 NARROW_OUTPUTS = "fxamp_narrow_outputs"
 
 
@@ -50,7 +50,7 @@ def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
     """Lower ``gm`` (torch functions, methods, higher-order ops) for ``inputs``, real or fake, in placeholder order.
 
     The bodies of checkpoints, conds and custom autograd.Functions are lowered too; the bodies of other higher-order
-    ops stay as they are. Nothing is executed on real tensors; ``gm`` is not changed.
+    ops are not changed. Nothing runs on real tensors; ``gm`` is not changed.
     """
     fakes, mode = fake_inputs(inputs)
     lowered = _lower_tree(gm, fakes, mode)
@@ -61,7 +61,7 @@ def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
 
 
 def is_kept(node: Node) -> bool:
-    """Whether a call was kept as it stands, and fxamp does not look into it."""
+    """Whether a call was kept verbatim, so that fxamp does not look inside."""
     return VERBATIM in node.meta and not bodies(node) and autograd_function(node) is None
 
 
@@ -88,5 +88,5 @@ def _lower_function(node: Node, function: AutogradFunction, mode: FakeTensorMode
 
 
 def _values(arguments: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
-    """Values of fx arguments; tensors are remade, so that a body's in-place ops cannot reach the outer values."""
+    """Return the values of fx arguments; tensors are new fakes, so a body's in-place ops cannot change outer values."""
     return [fake_like(a.meta["val"], mode) if isinstance(a, Node) else a for a in arguments]

@@ -1,4 +1,4 @@
-"""torch.autocast's state as a context, for any device: ``torch.autocast`` itself refuses those this build lacks."""
+"""torch.autocast's state as a context, for any device; ``torch.autocast`` raises for devices missing in this build."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,15 +7,15 @@ import torch
 
 
 def ambient_autocast(device: str) -> torch.dtype | None:
-    """The dtype of the autocast that is on for ``device``, None if it is off."""
+    """Return the dtype of the active autocast for ``device``; None if it is off."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 @contextmanager
 def autocast_state(device: str, enabled: bool, dtype: torch.dtype | None = None) -> Iterator[None]:
-    """Autocast for ``device`` is on or off inside, to ``dtype`` (None keeps the present one); as before on leaving.
+    """Set autocast for ``device`` on or off, to ``dtype`` (None keeps the current one); restore it on exit.
 
-    Autocast's cache of weights is off: a cast made while tracing must not be met outside of the trace.
+    Autocast's weight cache is off: code outside the trace must not find casts that were made inside it.
     """
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     cached = torch.is_autocast_cache_enabled()

@@ -1,8 +1,8 @@
-"""What ``custom_fwd`` and ``custom_bwd`` asked for, for an autograd.Function that Dynamo inlined.
+"""Recover the arguments of ``custom_fwd`` and ``custom_bwd`` for an autograd.Function that Dynamo inlined.
 
-Dynamo runs the decorators while tracing and keeps only their effect under the autocast state of that moment. Outside
-autocast that effect is none, and the request ``cast_inputs=torch.float32`` would be lost. The class is still alive,
-so it is found again by the code object that the traced nodes name, and its decorators are read.
+Dynamo runs the decorators while tracing and keeps only their effect under the current autocast state. Without autocast
+they have no effect, so the request ``cast_inputs=torch.float32`` would be lost. The class still exists, so fxamp finds
+it by the code object that the traced nodes refer to, and reads its decorators.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from fxamp.graph import SourceFrame, source_frames
 
 @dataclass(frozen=True)
 class CustomAutocast:
-    """The decorators of one Function: the device they are for, ``cast_inputs``, and whether backward is decorated."""
+    """The decorators of one Function: their device, ``cast_inputs``, and whether the backward is decorated."""
 
     device: str
     cast_inputs: torch.dtype | None
@@ -26,15 +26,15 @@ class CustomAutocast:
 
 
 def custom_autocast(*traced: GraphModule) -> CustomAutocast | None:
-    """The ``custom_fwd``/``custom_bwd`` request of the Function whose forward or backward gave the ``traced`` bodies.
+    """Return the ``custom_fwd``/``custom_bwd`` arguments of the Function that the ``traced`` bodies come from.
 
-    None for an undecorated Function, or if no node of the bodies tells where it comes from.
+    None for an undecorated Function, or if no node of the bodies has a source location.
     """
     return _request_at({frame for gm in traced for node in gm.graph.nodes for frame in source_frames(node)})
 
 
 def inlined_request(node: Node) -> CustomAutocast | None:
-    """The same for one node of a Function that Dynamo inlined whole, as it does where no gradient is needed."""
+    """Return the same for one node of a Function that Dynamo inlined entirely, because no gradient is needed."""
     frames = source_frames(node)
     return _request_at(set(frames)) if any(frame.function == "decorate_fwd" for frame in frames) else None
 
@@ -82,7 +82,7 @@ def _request(forward: Any, backward: Any) -> CustomAutocast | None:
 
 
 def _decorator_cells(function: Any, name: str) -> dict[str, Any] | None:
-    """The closure of torch.amp's decorator of that name, wherever it stands in a chain of decorators."""
+    """Return the closure of torch.amp's decorator ``name``, anywhere in a chain of decorators."""
     while function is not None:
         code = getattr(function, "__code__", None)
         if code is not None and code.co_name == name and code.co_filename == torch.amp.autocast_mode.__file__:

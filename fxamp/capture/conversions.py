@@ -1,7 +1,7 @@
-"""``Tensor.to`` and its kin, recorded as they were written.
+"""Record ``Tensor.to`` and similar conversions without the dtype that the Python binding adds.
 
-The Python binding looks up the dtype that the call leaves open: ``x.to("cpu")`` and ``x.to(y)`` reach ATen with the
-dtype that the tensor has now, as if the user had asked for it. Under a policy ``x`` and ``y`` may have other dtypes.
+If a call names no dtype, the Python binding fills in the tensor's current one: ``x.to("cpu")`` and ``x.to(y)`` reach
+ATen as if the user had asked for that dtype. Under a policy ``x`` and ``y`` may have other dtypes.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ _POSITIONAL = {Tensor: ("other",), torch.dtype: ("dtype",)}
 
 
 def conversion(method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
-    """The result of ``Tensor.<method>(*args, **kwargs)``, if the method converts and leaves the dtype open, else None.
+    """Return the result of ``Tensor.<method>(*args, **kwargs)`` if the method converts and names no dtype, else None.
 
-    ``args`` start with the tensor. The call is made of an ATen overload that leaves the dtype open too.
+    ``args`` start with the tensor. The result comes from an ATen overload that names no dtype either.
     """
     tensor, *rest = args
     if method in ("cpu", "cuda"):
@@ -43,7 +43,7 @@ def conversion(method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tens
 
 
 def _to_arguments(rest: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of ``Tensor.to`` after the tensor, by name; its three signatures differ in the first ones."""
+    """Return the arguments of ``Tensor.to`` after the tensor, by name; its three signatures start differently."""
     first = next(
         (names for kind, names in _POSITIONAL.items() if rest and isinstance(rest[0], kind)), ("device", "dtype")
     )

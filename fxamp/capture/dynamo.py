@@ -1,4 +1,4 @@
-"""A callable, a module or an exported program becomes a graph with flat inputs, without running it."""
+"""Trace a callable, a module or an exported program to a graph with flat inputs, without running it."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -17,9 +17,9 @@ from fxamp.errors import CaptureError
 
 @dataclass(frozen=True)
 class Traced:
-    """A graph, the values of its placeholders (parameters and buffers among them), and the way back to the caller.
+    """A graph, the values of its placeholders (including parameters and buffers), and the caller's calling convention.
 
-    ``given`` are the caller's arguments, flat. ``source`` is the module that was traced, if it was one.
+    ``given`` are the caller's arguments, flattened. ``source`` is the traced module, None if it was not a module.
     """
 
     module: GraphModule
@@ -28,10 +28,10 @@ class Traced:
     source: torch.nn.Module | None = None
 
     def bind(self, rewritten: GraphModule) -> GraphModule:
-        """Make ``rewritten``, which has the same placeholders, take the source's arguments and return its structure.
+        """Make ``rewritten``, with the same placeholders, take the source's arguments and return its output structure.
 
-        It holds the parameters and buffers of a source that is a module, under their names. Other tensors that the
-        source does not get as arguments are read from where it has them, at each call.
+        If the source is a module, ``rewritten`` holds its parameters and buffers under the same names. It reads other
+        tensors that are not arguments from the source at each call.
         """
         if self.source is not None:
             share_state(rewritten, self.source)
@@ -50,7 +50,7 @@ class Traced:
 
 @dataclass(frozen=True)
 class _Picked:
-    """Some of the values that ``flatten`` returns."""
+    """Selects some of the values that ``flatten`` returns."""
 
     flatten: Callable[..., Sequence[Any]]
     positions: list[int]
@@ -60,7 +60,7 @@ class _Picked:
         return [flat[position] for position in self.positions]
 
 
-#: What was traced before has no say: Dynamo would take a number or a size that differs from last time for a symbol.
+#: Ignore earlier traces: Dynamo would make a number or size symbolic if it differs from the last trace.
 _CONSTANTS = {"specialize_int": True, "specialize_float": True, "automatic_dynamic_shapes": False}
 
 _FLATTEN = "_dynamo_bytecode_flatten"
@@ -70,9 +70,8 @@ _UNFLATTEN = "_dynamo_bytecode_unflatten"
 def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Sequence[Any]) -> Traced:
     """Trace ``source`` called with the positional ``inputs``, real or fake.
 
-    A GraphModule is taken as it is: its placeholders are the inputs. Anything else is captured by Dynamo as one graph.
-    The numbers among the inputs become constants.
-    Raises CaptureError if that is impossible, naming Dynamo's reason.
+    A GraphModule is used as is: its placeholders are the inputs. Dynamo captures anything else as one graph. Numbers
+    among the inputs become constants. Raises CaptureError, with Dynamo's reason, if that is impossible.
     """
     call = _without_guards(source.module()) if isinstance(source, ExportedProgram) else source
     held = call if isinstance(call, torch.nn.Module) else None
@@ -98,7 +97,7 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
 
 
 def _without_guards(module: torch.nn.Module) -> GraphModule:
-    """An exported module without the call that checks its inputs: the capture is for these inputs anyway."""
+    """Remove the call that checks the inputs from an exported module: the capture is valid only for these inputs."""
     assert isinstance(module, GraphModule)
     for node in list(module.graph.nodes):
         if node.op == "call_module" and not node.users:

@@ -1,4 +1,4 @@
-"""FakeTensor stand-ins for the inputs of a graph, so that tracing never touches a user's buffer."""
+"""Create FakeTensors for the inputs of a graph, so that tracing never changes a user's buffer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +14,12 @@ from fxamp.graph import fake_mode_of, is_wrapper
 
 
 def fake_inputs(inputs: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
-    """Return stand-ins for ``inputs`` and the one fake mode that they live in.
+    """Return FakeTensors for ``inputs``, and their common fake mode.
 
-    Inside a torch.compile call the stand-ins share the ambient ShapeEnv and follow Dynamo's symbolic contexts, so
-    dynamic sizes stay the symbols that Dynamo guards on. The mode is of its own: AOTAutograd memoises its fakes by the
-    real tensor, and an op that changes metadata in place would otherwise reach them. FakeTensors keep their mode.
-    Anything that is not a tensor is returned as it is.
+    Inside torch.compile the FakeTensors share the ambient ShapeEnv and follow Dynamo's symbolic contexts, so dynamic
+    sizes stay the symbols that Dynamo guards on. The mode is a new one: AOTAutograd caches its fakes by the real
+    tensor, and an op that changes metadata in place would change them. FakeTensors keep their mode. Anything that is
+    not a tensor is returned unchanged.
     """
     modes = [fake_mode_of(value) for value in inputs if isinstance(value, torch.Tensor)]
     mode = next((mode for mode in modes if mode is not None), None)
@@ -42,7 +42,7 @@ def fake_inputs(inputs: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
 
 
 def fake_like(value: Any, mode: FakeTensorMode) -> Any:
-    """The same value with every tensor in it remade, empty, in ``mode``: sizes, strides, dtype and device are kept."""
+    """Return the value with every tensor replaced by an empty one in ``mode`` with its metadata."""
     if isinstance(value, torch.Tensor):
         return _refake(value, mode)
     if isinstance(value, (tuple, list)):
@@ -51,7 +51,7 @@ def fake_like(value: Any, mode: FakeTensorMode) -> Any:
 
 
 def _refake(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    while torch._C._functorch.is_functorch_wrapped_tensor(value):  # outside its transform only the inside can be read
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):  # outside its transform, read the tensor inside
         value = torch._C._functorch.get_unwrapped(value)
     own = fake_mode_of(value)
     if own is mode:

@@ -1,6 +1,6 @@
-"""The tensors that a module holds, as FakeTensors: what is traced must not write to a tensor of the user.
+"""Replace the tensors that a module holds by FakeTensors while it is traced, so that tracing writes to no user tensor.
 
-An in-place op on a parameter, a buffer or a constant of the graph would otherwise run for real while it is traced.
+Otherwise an in-place op on a parameter, a buffer or a constant of the graph would run for real during tracing.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,9 +17,9 @@ from fxamp.graph import hold
 
 
 class HeldTensors:
-    """Stand-ins for the tensors of a traced module; each is a ``get_attr`` node of the new graph.
+    """FakeTensors for the tensors of a traced module; each is a ``get_attr`` node of the new graph.
 
-    The new graph's module holds the same tensors under the same names, so it shares the module's state.
+    The new graph's module holds the same real tensors under the same names, so it shares the module's state.
     """
 
     def __init__(self, fake_mode: FakeTensorMode, tracing: OwnResults) -> None:
@@ -28,7 +28,7 @@ class HeldTensors:
         self._fakes: dict[int, Tensor] = {}
 
     def fake(self, path: str, tensor: Tensor) -> Tensor:
-        """The stand-in for ``tensor``, which the traced module holds under the dotted ``path``."""
+        """Return the FakeTensor for ``tensor``, which the traced module holds under the dotted ``path``."""
         if id(tensor) not in self._fakes:
             tracer: Any = self._tracing.tracer
             with proxy_tensor.disable_proxy_modes_tracing():
@@ -40,7 +40,7 @@ class HeldTensors:
 
     @contextmanager
     def standing_in(self, path: str, module: nn.Module) -> Iterator[None]:
-        """Inside, ``module``, held under ``path``, computes with stand-ins; on leaving, its state is as before."""
+        """Replace the tensors of ``module``, held under ``path``, by FakeTensors; restore its state on exit."""
         with _tensors_replaced(module, lambda name, tensor: self.fake(f"{path}.{name}", tensor)):
             yield
 
@@ -61,5 +61,5 @@ def _tensors_replaced(module: nn.Module, replacement: Callable[[str, Tensor], Te
 
 
 def _stores(module: nn.Module) -> list[dict[str, object]]:
-    """The dicts in which a module keeps tensors: parameters, buffers, plain attributes."""
+    """Return the dicts in which a module keeps tensors: parameters, buffers, plain attributes."""
     return [module._parameters, module._buffers, vars(module)]  # type: ignore[list-item]

@@ -1,8 +1,8 @@
-"""A graph of torch functions (Dynamo's) becomes the pre-dispatch ATen graph, node by node.
+"""Lower a graph of torch functions (Dynamo's) to the pre-dispatch ATen graph, node by node.
 
-The level is the one at which torch.autocast acts: composite ops such as ``aten.linear`` are still whole. Every new
-node carries the user's stack, module path and a value. What must not be traced through is kept verbatim: higher-order
-ops, whose naive retrace drops custom gradients, and anything that fails to trace.
+torch.autocast acts at this level: composite ops such as ``aten.linear`` are not decomposed yet. Every new node carries
+the user's stack trace, module path and a value. fxamp keeps verbatim what it must not trace through: higher-order ops,
+because a naive retrace drops custom gradients, and anything that fails to trace.
 """
 
 import itertools
@@ -37,7 +37,7 @@ from fxamp.graph import (
 )
 from fxamp.targets import DEVICES
 
-#: Key of ``node.meta`` under which a node that was kept as it stood says why.
+#: Key of ``node.meta`` of a node that was kept verbatim: the reason.
 VERBATIM = "fxamp_verbatim"
 
 _PLACEHOLDER_ATTRIBUTES = ("_dynamo_source", "_dynamo_param_name")
@@ -46,7 +46,7 @@ _PLACEHOLDER_ATTRIBUTES = ("_dynamo_source", "_dynamo_param_name")
 def lower(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
     """Lower ``gm`` for inputs ``fakes``, all of ``mode``; placeholders keep their order, names and metadata.
 
-    Bodies of higher-order ops are left as they are. Returns a new module; ``gm`` is not changed.
+    Bodies of higher-order ops are not lowered. Returns a new module; ``gm`` is not changed.
     """
     trace = proxy_tensor.make_fx(
         lambda *args: _Lowering(gm, mode).run(*args, enable_io_processing=False),
@@ -106,7 +106,7 @@ class _Lowering(Interpreter):
 
     @contextmanager
     def _undone_on_failure(self, n: Node) -> Iterator[None]:
-        """If tracing ``n`` fails inside, nothing of it is left: no nodes, and its inputs are known by theirs."""
+        """If tracing ``n`` fails inside this context, remove its nodes and restore the nodes of its inputs."""
         graph = self._tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
         inputs = [leaf for source in n.all_input_nodes for leaf in pytree.tree_leaves(self.env[source])]
@@ -121,7 +121,7 @@ class _Lowering(Interpreter):
             raise
 
     def _require_known(self, last: Node | None) -> None:
-        """Raise CaptureError if a node after ``last`` holds a stand-in, as of a call that looked inside of a tensor."""
+        """Raise CaptureError if a node after ``last`` reads a tensor inside a wrapper: the graph lacks it."""
         for node in itertools.takewhile(lambda node: node is not last, reversed(self._tracer.graph.nodes)):
             held = getattr(self._tracer.root, str(node.target), None) if node.op == "get_attr" else None
             if isinstance(held, torch.Tensor) and fake_mode_of(held) is not None:
@@ -141,21 +141,21 @@ class _Lowering(Interpreter):
             return self._trace(n)
 
     def _forced_autocast(self, n: Node) -> AbstractContextManager[None]:
-        """Autocast for the device of the node's inputs: the policy's casts may make a call valid that is not yet."""
+        """Set autocast for the device of the node's inputs: the policy's casts may make an invalid call valid."""
         tensors = [self.env[source] for source in n.all_input_nodes if isinstance(self.env[source], torch.Tensor)]
         return autocast_state(tensors[0].device.type if tensors else "cpu", True)
 
     def _inside_transform(self, n: Node) -> bool:
-        """Whether the node belongs to a torch.func transform, the calls that open and close it included."""
+        """Whether the node is part of a torch.func transform, including the calls that open and close it."""
         before = self._transforms
         self._transforms += nesting_change(n.target)
         return max(before, self._transforms) > 0
 
     def _mark_region(self, n: Node) -> Any:
-        """Record the mark, and make its autocast state hold while the region is traced.
+        """Record the mark, and set its autocast state while the region is traced.
 
-        A program may be valid only under autocast (``mm`` of float32 and bfloat16); the state is set without
-        ``torch.autocast``, which refuses devices that this build of torch lacks.
+        A program may be valid only under autocast (``mm`` of float32 and bfloat16). ``torch.autocast`` is not used
+        here, because it raises for devices missing in this build of torch.
         """
         args, _ = self.fetch_args_kwargs_from_env(n)
         mark = self._tracer.graph.create_node("call_function", n.target, tuple(args), {})
@@ -173,7 +173,7 @@ class _Lowering(Interpreter):
         return mark
 
     def _layout(self, n: Node) -> Any:
-        """Record a DTensor's way in or out, or its redistribution, as it stands; its value is computed."""
+        """Record a DTensor's creation, unwrapping or redistribution verbatim; its value is computed."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         args, kwargs = pytree.tree_map(maybe_unwrap_fake_script_object, (args, kwargs))
         with proxy_tensor.disable_proxy_modes_tracing():
@@ -181,7 +181,7 @@ class _Lowering(Interpreter):
         return self._record(n, value)
 
     def _keep(self, n: Node, reason: str) -> Any:
-        """Record the node as it stands; its value is what Dynamo saw."""
+        """Record the node verbatim; its value is the one that Dynamo recorded."""
         with proxy_tensor.disable_proxy_modes_tracing():
             value = pytree.tree_map_only(torch.Tensor, _result, fake_like(n.meta.get("example_value"), self._mode))
         return self._record(n, value, reason)
@@ -195,12 +195,12 @@ class _Lowering(Interpreter):
         if reason:
             node.meta[VERBATIM] = reason
         node.meta["val"] = value
-        with proxy_tensor.disable_proxy_modes_tracing():  # it copies values, and those of DTensors are unknown yet
+        with proxy_tensor.disable_proxy_modes_tracing():  # it copies values; a DTensor's inner values have no node yet
             proxy_tensor.track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)
         return value
 
     def _graph_argument(self, value: Any) -> Any:
-        """The fx argument for a run-time value: the node of a tracked tensor or symbol, the name of what is held."""
+        """Return the fx argument for a run-time value: a tracked value's node, or a ``get_attr`` of a held tensor."""
         tracer = self._tracer
         if isinstance(value, torch.nn.Module):
             return tracer.graph.get_attr(register(tracer.root, "body", value))
@@ -211,7 +211,7 @@ class _Lowering(Interpreter):
 
 
 def _result(value: torch.Tensor) -> torch.Tensor:
-    """The same value as the result of a computation: in-place ops refuse leaves that need a gradient."""
+    """Return a copy that is the result of a computation if needed: in-place ops reject leaves that need a gradient."""
     if not value.requires_grad or not value.is_leaf or not torch.is_grad_enabled():
         return value
     return value.clone()
@@ -225,7 +225,7 @@ def _erase_after(last: Node | None, graph: Graph) -> None:
 
 
 def _adopt_placeholders(gm: GraphModule, lowered: GraphModule, fakes: Sequence[Any]) -> None:
-    """Give the new placeholders the metadata of the old: compilers read sources and static inputs there."""
+    """Copy the old placeholders' metadata to the new ones: compilers read sources and static inputs there."""
     old = gm.graph.find_nodes(op="placeholder")
     new = lowered.graph.find_nodes(op="placeholder")
     for source, target, fake in zip(old, new, fakes, strict=True):
@@ -241,7 +241,7 @@ def _adopt_placeholders(gm: GraphModule, lowered: GraphModule, fakes: Sequence[A
 
 @contextmanager
 def _preserved_global_state() -> Iterator[None]:
-    """Grad mode and every device's autocast state are as before on leaving, whatever the traced program set."""
+    """Restore grad mode and every device's autocast state on exit, whatever the traced program sets."""
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
         for device in DEVICES:

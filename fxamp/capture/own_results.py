@@ -1,14 +1,14 @@
-"""Every result of a traced call is a tensor of its own.
+"""Give every result of a traced call its own tensor.
 
-Many calls return their own input where there is nothing to do: ``h.float()`` on float32, ``h.contiguous()``, dropout in
-eval mode. make_fx knows tensors by identity, so it would take every later use of ``h`` for a use of the call. Under a
-policy the call may convert, and then ``h`` and its result are two tensors. So:
+Many calls return their input if there is nothing to do: ``h.float()`` on float32, ``h.contiguous()``, dropout in eval
+mode. make_fx identifies tensors by object, so it would treat every later use of ``h`` as a use of the call. Under a
+policy the call may convert; then ``h`` and the result differ. So:
 
 1. The result becomes an alias of the input, and the input keeps its node.
 2. A call that writes to its input gives the input a new node, as in make_fx.
 3. If the schema does not say that the result may be the input, the call is left out: it does not convert, and
-   functionalization would take its result for a copy, which later writes do not reach.
-4. So is dropout that drops nothing: eager mode returns the input, torch's decomposition a copy.
+   functionalization would treat its result as a copy that later writes do not change.
+4. Dropout that drops nothing is left out too: eager mode returns the input, but torch's decomposition copies it.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from fxamp.torch_private import replace_tracing_mode
 
 
 class OwnResults(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
-    """make_fx's tracing mode, with results that never take over their input's node."""
+    """make_fx's tracing mode, in which a result never replaces its input's node."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _DROPOUTS and _drops_nothing(*args, **(kwargs or {})):
@@ -38,11 +38,11 @@ class OwnResults(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
         return pytree.tree_map_only(Tensor, lambda tensor: self._own(tensor, nodes.get(id(tensor))), result)
 
     def node_of(self, tensor: Tensor) -> Any:
-        """What the tracer knows the tensor by; None if it was not traced."""
+        """Return the tracer's entry for the tensor; None if it was not traced."""
         return get_proxy_slot(tensor, self.tracer, None)
 
     def restore(self, tensor: Tensor, node: Any) -> None:
-        """Make the tracer know the tensor by ``node`` again, an earlier answer of :meth:`node_of`."""
+        """Set the tracer's entry for the tensor back to ``node``, an earlier result of :meth:`node_of`."""
         set_proxy_slot(tensor, self.tracer, node)
 
     def _leave_out(self, tensor: Tensor, earlier: Any) -> Tensor:
@@ -56,7 +56,7 @@ class OwnResults(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
         made = self.node_of(tensor)
         if earlier is None or made is earlier:
             return tensor
-        # A view that is made without grad mode refuses to be written to within it; a detached tensor does not.
+        # torch forbids writes under grad mode to a view made in no_grad mode; a detached tensor has no such limit.
         own = torch.ops.aten.alias.default(tensor) if torch.is_grad_enabled() else tensor.detach()
         self.restore(tensor, earlier)
         self.restore(own, made)
@@ -78,5 +78,5 @@ def _drops_nothing(input: Tensor, p: float, train: bool) -> bool:
 
 
 def tracing_mode() -> OwnResults:
-    """The tracing mode of the make_fx call that is running, as :class:`OwnResults`."""
+    """Return the tracing mode of the running make_fx call, as :class:`OwnResults`."""
     return replace_tracing_mode(OwnResults)

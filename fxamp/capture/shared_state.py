@@ -1,4 +1,4 @@
-"""A rewritten graph holds its source's parameters and buffers: the same tensors, under the same names."""
+"""Let a rewritten graph share its source's parameters and buffers: the same tensors, under the same names."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,9 +8,9 @@ from torch.fx import GraphModule, Node
 
 
 def share_state(rewritten: GraphModule, source: nn.Module) -> None:
-    """Give ``rewritten`` the parameters and buffers of ``source`` under its names, in its order.
+    """Give ``rewritten`` the parameters and buffers of ``source``, under the same names and in the same order.
 
-    Its ``state_dict`` then has the source's keys: what else ``rewritten`` holds is left out.
+    Its ``state_dict`` then has the source's keys; other tensors that ``rewritten`` holds are not in it.
     """
     for _, owner in rewritten.named_modules():
         owner._non_persistent_buffers_set.update(owner._buffers)
@@ -29,10 +29,10 @@ def share_state(rewritten: GraphModule, source: nn.Module) -> None:
 
 
 def read_state(rewritten: GraphModule, source: nn.Module, inputs: Sequence[Any], given: Sequence[Any]) -> list[int]:
-    """Let the placeholders of ``rewritten`` that stand for tensors of ``source`` read them from ``rewritten``.
+    """Replace the placeholders of ``rewritten`` that are tensors of ``source`` by attributes of ``rewritten``.
 
-    ``inputs`` are the placeholders' values; those among ``given``, the caller's arguments, stay. Returns the positions
-    of the placeholders that are left.
+    ``inputs`` are the placeholders' values. Placeholders for values in ``given``, the caller's arguments, stay. Returns
+    the positions of the placeholders that stay.
     """
     names = {id(tensor): name for name, tensor in _state(source).items()}
     for value in given:
@@ -55,7 +55,7 @@ def _read(placeholder: Node, name: str, before: Node) -> None:
 
 
 def _state(source: nn.Module) -> dict[str, Tensor]:
-    """The first name of each parameter and buffer."""
+    """Return each parameter and buffer by its first name."""
     return {**dict(source.named_buffers()), **dict(source.named_parameters())}
 
 
