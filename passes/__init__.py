@@ -1,1 +1,1 @@
-"""The graph-rewriting passes, one a file. Import as ``fxamp.passes``."""
+"""The graph-rewriting passes, one per file. Import as ``fxamp.passes``."""

@@ -1,4 +1,4 @@
-"""What every pass is: a frozen dataclass that states what it requires, runs, and states what it ensures."""
+"""The base of all passes: a frozen dataclass that states what it requires, runs, and states what it ensures."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -19,15 +19,15 @@ from fxamp.torch_private import without_autocast
 
 @dataclass(frozen=True)
 class Context:
-    """What every pass may read besides the graph: ``mode`` owns every value in the graph."""
+    """What every pass can read besides the graph: ``mode``, the fake mode that owns every value in the graph."""
 
     mode: FakeTensorMode
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Inside, ops on the graph's values give new values as they would in eager mode without autocast.
+        """Inside this context, ops on the graph's values compute new values, as in eager mode without autocast.
 
-        ATen's composite ops ask for sizes as numbers, which symbolic sizes refuse; the Python dispatcher's do not.
+        ATen's composite ops need sizes as numbers, which symbolic sizes do not allow; the Python dispatcher avoids it.
         """
         with ExitStack() as stack:
             for context in (tracing(None), without_autocast(), torch.no_grad(), self.mode):
@@ -39,11 +39,11 @@ class Context:
 
 @dataclass(frozen=True)
 class CastContext(Context):
-    """What passes that decide on dtypes read too.
+    """What passes that decide on dtypes can read as well.
 
-    ``policy`` is resolved for this device and this torch. ``captured_autocast`` is the dtype of the autocast under
-    which the program was captured, None if there was none. ``every_device`` makes tensors of all devices eligible, so
-    that a GPU's policy can be read on a machine without one.
+    ``policy`` is resolved for this device and this torch. ``captured_autocast`` is the dtype of the autocast that the
+    program was captured under, None if there was none. ``every_device`` makes tensors of all devices eligible, so that
+    a GPU's policy can be inspected on a machine without a GPU.
     """
 
     policy: Policy
@@ -52,24 +52,24 @@ class CastContext(Context):
 
     @property
     def lower(self) -> torch.dtype:
-        """The policy's lower-precision dtype."""
+        """Return the policy's lower-precision dtype."""
         dtype: torch.dtype = getattr(torch, self.policy.lower_precision_fp)
         return dtype
 
     def eligible(self, value: object) -> bool:
-        """Whether autocast may cast ``value``: a floating-point tensor of the policy's device, but not float64."""
+        """Whether autocast may cast ``value``: a floating-point tensor on the policy's device, but not float64."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype is torch.float64:
             return False
         return self.every_device or value.device.type == self.policy.device
 
 
-#: What a pass needs to know: a pass that needs less runs where more is known.
+#: The context that a pass needs. It is contravariant: a pass for ``Context`` also runs with a ``CastContext``.
 ContextT = TypeVar("ContextT", bound=Context, contravariant=True)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a pass did: how many places it changed, and named counts worth reporting."""
+    """What a pass did: the number of changes, and named counts for reports."""
 
     modified: int
     counts: dict[str, int] = field(default_factory=dict)
@@ -77,12 +77,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Pass(ABC, Generic[ContextT]):
-    """A graph-rewriting pass. Subclasses are frozen dataclasses whose fields are the pass's options."""
+    """A graph-rewriting pass. Subclasses are frozen dataclasses; their fields are the pass's options."""
 
     name: ClassVar[str]
 
     def requires(self, gm: GraphModule, context: ContextT) -> str | None:
-        """What is missing before the pass may run, or None."""
+        """Return what is missing before the pass can run, or None."""
         return None
 
     @abstractmethod
@@ -90,20 +90,20 @@ class Pass(ABC, Generic[ContextT]):
         """Rewrite ``gm`` in place."""
 
     def ensures(self, gm: GraphModule, context: ContextT) -> str | None:
-        """What the result lacks of the pass's promise, or None. Reads only the result."""
+        """Return how the result violates the pass's guarantee, or None. Reads only the result."""
         return None
 
 
 @dataclass(frozen=True)
 class PassSequence(Pass[ContextT]):
-    """Passes that run one after the other; itself a pass, so that sequences can stand in sequences."""
+    """A sequence of passes; it is itself a pass, so sequences can contain sequences."""
 
     title: str
     passes: tuple[Pass[ContextT], ...]
     name = "sequence"
 
     def requires(self, gm: GraphModule, context: ContextT) -> str | None:
-        """What the first pass misses. What the others require, the runner checks when they are due."""
+        """Return what is missing for the first pass. The runner checks the other passes before each one runs."""
         return self.passes[0].requires(gm, context) if self.passes else None
 
     def run(self, gm: GraphModule, context: ContextT) -> Result:
@@ -111,14 +111,14 @@ class PassSequence(Pass[ContextT]):
 
     @property
     def steps(self) -> tuple[Pass[ContextT], ...]:
-        """The passes that are no sequences, first to last."""
+        """Return the passes in order, with nested sequences expanded."""
         return tuple(
             step for part in self.passes for step in (part.steps if isinstance(part, PassSequence) else [part])
         )
 
 
 def all_graphs(gm: GraphModule) -> Iterator[GraphModule]:
-    """``gm`` and, depth first, the bodies of its higher-order ops."""
+    """Yield ``gm`` and, depth first, the bodies of its higher-order ops."""
     yield gm
     for node in list(gm.graph.nodes):
         for _, body in subgraphs(node):

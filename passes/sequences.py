@@ -1,4 +1,4 @@
-"""Every order of passes, first to last. What a pass needs of those before it, it states in ``requires``."""
+"""The order of all passes. Each pass states in ``requires`` what it needs from earlier passes."""
 
 from fxamp.passes.backward.cast_backward import CastBackward
 from fxamp.passes.backward.scale_backward import ScaleBackward
@@ -22,7 +22,7 @@ from fxamp.passes.step.realize_scalars import RealizeScalars
 from fxamp.passes.step.share_equal import ShareEqual
 from fxamp.passes.step.spread_fills import SpreadFills
 
-#: Over the captured graph.
+#: For the captured graph.
 FORWARD: PassSequence[CastContext] = PassSequence(
     "forward",
     (
@@ -39,22 +39,22 @@ FORWARD: PassSequence[CastContext] = PassSequence(
 
 
 def joint(results: int) -> PassSequence[CastContext]:
-    """Over a joint graph of forward and backward, of whose outputs the first ``results`` are the forward's."""
+    """Return the passes for a joint graph, whose first ``results`` outputs are those of the forward."""
     return PassSequence("joint", (MarkRecomputed(results),))
 
 
 def kept_forward(results: int) -> PassSequence[CastContext]:
-    """Over a partitioned forward, of whose outputs the first ``results`` are its results."""
+    """Return the passes for a partitioned forward, whose first ``results`` outputs are its results."""
     return PassSequence("kept-forward", (PackKept(results),))
 
 
 def kept_backward(unpack: UnpackKept) -> PassSequence[CastContext]:
-    """Over the backward of the same partition."""
+    """Return the passes for the backward of the same partition."""
     return PassSequence("kept-backward", (unpack,))
 
 
 def backward(*, rules: bool, scale: ScaleBackward | None) -> PassSequence[CastContext]:
-    """Over AOTAutograd's backward graph: ``rules`` if the policy has some for it, ``scale`` if the loss is scaled."""
+    """Return the passes for AOTAutograd's backward; ``rules``: the policy has some for it; ``scale``: if scaled."""
     return PassSequence(
         "backward",
         (
@@ -67,11 +67,11 @@ def backward(*, rules: bool, scale: ScaleBackward | None) -> PassSequence[CastCo
 def step(
     *, lifted: bool, scaled: bool, clipped: bool, guarded: bool, for_inductor: bool, flat: bool = False
 ) -> PassSequence[Context]:
-    """Over an optimizer's step.
+    """Return the passes for an optimizer's step.
 
-    ``flat``: of one parameter, whose size is not to be named. ``lifted``: its floats become one tensor. ``scaled``:
-    gradients hold the scale. ``clipped``: a clip coefficient is given. ``guarded``: a flag decides. ``for_inductor``:
-    Inductor compiles it.
+    ``flat``: the step of one parameter; the graph must not name its size. ``lifted``: its floats become one tensor.
+    ``scaled``: gradients are scaled. ``clipped``: a clip coefficient is given. ``guarded``: a flag can skip the step.
+    ``for_inductor``: Inductor compiles it.
     """
     return PassSequence(
         "step",

@@ -1,1 +1,1 @@
-"""Passes over the backward graph that AOTAutograd derives and partitions. Each file is one pass."""
+"""Passes for the backward graph that AOTAutograd derives and partitions. Each file is one pass."""

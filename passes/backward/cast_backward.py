@@ -1,14 +1,14 @@
-"""cast-backward: run ops of a backward graph in the dtypes that the policy's backward rules give them.
+"""cast-backward: run ops of a backward graph in the dtypes of the policy's backward rules.
 
-The graph is AOTAutograd's, after its partition: derived from a forward whose casts are explicit, so that without this
-pass every gradient is computed in the dtypes of its forward.
+The graph is AOTAutograd's, after its partition. It is derived from a forward with explicit casts, so without this pass
+every gradient is computed in the dtypes of its forward.
 
-1. Only what belongs to the backward is looked at: a forward op that is computed again must give what it gave before.
-2. A covered op's eligible inputs are cast as the rule asks; its results are cast back, so that every other op reads the
-   dtypes it was made for. Between two covered ops a value stays in the dtype that both run in, and a result that the
-   graph itself widens to that dtype (a 16-bit weight's gradient) is not rounded before.
-3. Where ``torch.autocast(enabled=False)`` was on in the forward, no rule holds in its backward either.
-4. An op that refuses the dtypes keeps those that it had, and the record says so.
+1. Only ops of the backward are considered: a recomputed forward op must return what it returned in the forward.
+2. The pass casts a covered op's eligible inputs as the rule says, and casts its results back, so that every other op
+   reads its original dtypes. Between two covered ops that run in one dtype a value stays in it. If the graph itself
+   widens a result to that dtype (the gradient of a 16-bit weight), the result is not rounded first.
+3. If ``torch.autocast(enabled=False)`` was active in the forward, no rule applies to its backward.
+4. If an op rejects the new dtypes, the pass restores the original ones and records why.
 """
 
 import operator
@@ -30,7 +30,7 @@ from fxamp.passes.shared.sites import site_of
 from fxamp.passes.shared.widening import CASTS, VIEWS
 from fxamp.torch_private import without_autocast
 
-#: What ``node.meta["partitioner_tag"]`` says of the backward's own ops.
+#: The value of ``node.meta["partitioner_tag"]`` on the backward's own ops.
 _BACKWARD = ("is_backward", "must_be_in_backward")
 
 _cast = torch.ops.prims.convert_element_type.default
@@ -38,7 +38,7 @@ _cast = torch.ops.prims.convert_element_type.default
 
 @dataclass(frozen=True)
 class CastBackward(Pass[CastContext]):
-    """Requires values on all nodes; ensures rule 2 for every op that a rule covers and that does not refuse."""
+    """Requires values on all nodes; ensures rule 2 for every op that a rule covers and that accepts its dtypes."""
 
     name = "cast-backward"
 
@@ -65,7 +65,7 @@ class CastBackward(Pass[CastContext]):
 
 
 def _covered(node: Node, context: CastContext) -> bool:
-    """Whether a rule decides the node; its decision is recorded then."""
+    """Whether a rule applies to the node; if so, record the decision."""
     if not isinstance(node.target, OpOverload) or node.meta.get("partitioner_tag") not in _BACKWARD:
         return False
     if decision(node) is not None or node.target._schema.is_mutable:
@@ -80,7 +80,7 @@ def _covered(node: Node, context: CastContext) -> bool:
 
 
 class _Writer:
-    """Writes casts into one graph, one for each value and dtype; ``behind`` is the value before a cast back."""
+    """Writes casts into one graph, one per value and dtype; ``behind`` maps a cast back to the value it casts."""
 
     def __init__(self, graph: Graph, mode: FakeTensorMode) -> None:
         self._graph = graph
@@ -91,7 +91,7 @@ class _Writer:
 
     @property
     def inserted(self) -> int:
-        """How many casts are in the graph."""
+        """Return the number of casts in the graph."""
         return len(self._made)
 
     @property
@@ -99,7 +99,7 @@ class _Writer:
         return [node for node in (*self._casts.values(), *self._behind) if not node._erased]
 
     def rewrite(self, node: Node, context: CastContext) -> bool:
-        """Run ``node`` as its decision asks; whether that changed anything."""
+        """Run ``node`` as its decision says; return whether that changed anything."""
         made = decision(node)
         assert made is not None and made.rule is not None and made.lower is not None
         edit = backward_edit(made.rule, node, made.lower, context)
@@ -120,7 +120,7 @@ class _Writer:
         return True
 
     def skip_rounding(self, node: Node) -> None:
-        """If ``node`` casts a result back to the dtype that it was computed in, read the result itself."""
+        """If ``node`` casts a result back to the dtype that it was computed in, use the result itself."""
         if node.target not in CASTS or inserted_for(node):
             return
         views: list[Node] = []
@@ -138,7 +138,7 @@ class _Writer:
         self._rounded += [node, *views]
 
     def erase_unused(self) -> None:
-        """Remove the casts that nobody reads: those between two covered ops, and of ops that refused."""
+        """Remove unused casts: those between two covered ops, and those of ops that rejected them."""
         for node in (*self._rounded, *reversed(self._made)):
             if not node.users:
                 self._graph.erase_node(node)
@@ -153,7 +153,7 @@ class _Writer:
         return self._casts[source, dtype]
 
     def _restore(self, node: Node, before: Any) -> None:
-        """Let the users of the node's results read them in the dtypes that these had ``before``."""
+        """Give the users of the node's results the dtypes that these had ``before``."""
         if isinstance(before, torch.Tensor):
             self._cast_back(node, before.dtype)
             return
@@ -180,12 +180,12 @@ class _Writer:
         return cast
 
 
-#: What a cast takes from the op that it is for.
+#: The metadata that a cast inherits from its op.
 _PLACE = ("stack_trace", "fwd_nn_module_stack", "fwd_source_fn_stack", "seq_nr", "partitioner_tag", "custom")
 
 
 def _only_converts(node: Node, wide: Node) -> bool:
-    """Whether a cast gives the dtype and device of ``wide`` and asks for nothing else."""
+    """Whether a cast converts to the dtype and device of ``wide`` and does nothing else."""
     before, after = wide.meta["val"], node.meta["val"]
     same = (before.dtype, before.device, before.layout) == (after.dtype, after.device, after.layout)
     return same and node.kwargs.keys() <= {"dtype", "device", "layout"}

@@ -1,11 +1,11 @@
-"""drop-unused: a backward graph without the gradients of results that nobody used.
+"""drop-unused: remove the gradients of unused results from a backward graph.
 
-Autograd would write zeros for them, which the graph would read. A backward is linear in what enters it, so:
+Otherwise autograd would write zeros for them, and the graph would read them. A backward is linear in its tangents, so:
 
-1. The tangents that are named are no inputs any more; each stands for zeros.
-2. An op of :data:`LINEAR` that reads zeros where it is linear gives zeros.
-3. Zeros added to a tensor leave it as it is.
-4. What any other op reads, and what is a result, is written as zeros; Inductor writes them where they are read.
+1. The named tangents are no longer inputs; each is known to be zeros.
+2. An op in :data:`LINEAR` returns zeros if an argument in which it is linear is zeros.
+3. Adding zeros to a tensor does not change it.
+4. Zeros that another op reads or that are an output are written as a node; Inductor fuses it into the op that reads it.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from fxamp.passes.shared.widening import CASTS, VIEWS
 
 aten = torch.ops.aten
 
-#: Ops that give zeros for zeros, and the positions of the arguments of which one is enough.
+#: Ops that return zeros for zeros, and the argument positions of which one must be zeros.
 LINEAR: dict[Any, tuple[int, ...]] = {
     **dict.fromkeys((*VIEWS, *CASTS), (0,)),
     **dict.fromkeys((aten.reshape.default, aten._unsafe_view.default, aten.expand.default, aten.clone.default), (0,)),
@@ -34,7 +34,7 @@ LINEAR: dict[Any, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class DropUnused(Pass[Context]):
-    """Requires values on all nodes; ensures rule 1. ``inputs``: names of the tangents' nodes, of fixed sizes."""
+    """Requires values on all nodes; ensures rule 1. ``inputs``: the names of the tangents' nodes, of fixed sizes."""
 
     inputs: tuple[str, ...] = ()
     name = "drop-unused"
@@ -67,14 +67,14 @@ class DropUnused(Pass[Context]):
 
 
 def _is_zeros(node: Node, zeros: set[Node]) -> bool:
-    """Rule 2; and the sum of zeros and zeros."""
+    """Rule 2, and the sum of zeros and zeros."""
     if node.target is aten.add.Tensor:
         return all(argument in zeros for argument in node.args[:2])
     return any(at < len(node.args) and node.args[at] in zeros for at in LINEAR.get(node.target, ()))
 
 
 def _add(node: Node, zeros: set[Node], writer: GraphWriter) -> None:
-    """Rule 3, for one term that is zeros and another one of the result's shape."""
+    """Rule 3, if one term is zeros and the other has the result's shape."""
     if node.target is not aten.add.Tensor or node.kwargs or not any(term in zeros for term in node.args[:2]):
         return
     other, value = node.args[int(node.args[0] in zeros)], node.meta["val"]
@@ -100,7 +100,7 @@ def _write(gm: GraphModule, zeros: set[Node], writer: GraphWriter) -> None:
 
 
 def _zeros(node: Node, writer: GraphWriter) -> Node:
-    """Zeros of the node's shape, strides, dtype and device."""
+    """Return a new node of zeros with the node's shape, strides, dtype and device."""
     value: Tensor = node.meta["val"]
     options: dict[str, Any] = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
     if value.is_contiguous():

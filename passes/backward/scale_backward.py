@@ -1,28 +1,29 @@
-"""scale-backward: multiply what enters a backward graph by the loss scale; hand out true, checked gradients.
+"""scale-backward: multiply the tangents of a backward graph by the loss scale; return unscaled, checked gradients.
 
-1. The graph gets a new last input: the scale, 0-dim float32, given when the backward runs.
-2. Every tangent is multiplied by it, in float32 at least, and rounded to the tangent's dtype: between here and 4 all
-   gradients are scaled, out of reach of float16's underflow. A float16 tangent holds the scale as it comes.
-3. The inverse is taken in float64 and rounded once, as torch.amp.GradScaler does, but on mps, which has no float64.
-4. Every gradient is multiplied by the inverse, in float32 at least, and rounded to the dtype that it had. A float16
-   gradient keeps the scale.
-5. A new last output holds a flag for each gradient: nonzero if it holds an inf or NaN. Which outputs these are is in
-   ``output.meta[FLAGGED]``. Outputs that are no gradients (random states, tokens) stay as they are.
-6. If asked for, one more output is the sum of the squares of all true gradients, 0-dim float32: of all but float16's.
-   It is made where the check is made, so that clipping by the norm needs no pass over the gradients of its own.
+1. The graph gets a new last input: the scale, 0-dim float32, passed when the backward runs.
+2. Every tangent is multiplied by the scale, in float32 at least, and rounded to the tangent's dtype. From here to rule
+   4 all gradients are scaled, so float16 does not underflow. A float16 tangent arrives scaled.
+3. The inverse is computed in float64 and rounded once, as torch.amp.GradScaler does; in float32 on mps.
+4. Every gradient is multiplied by the inverse, in float32 at least, and rounded to its dtype. A float16 gradient stays
+   scaled.
+5. A new last output holds a flag for each gradient: nonzero if it holds an inf or NaN. ``output.meta[FLAGGED]`` lists
+   the positions of these gradients. Outputs that are not gradients (random states, tokens) do not change.
+6. If requested, one more output is the sum of the squares of all unscaled gradients, 0-dim float32, without float16
+   ones. It is computed together with the check, so clipping by the norm needs no extra pass over the gradients.
 
-Tangents and gradients are known by AOTAutograd's descriptors, ``node.meta["desc"]``; all ops are such as Inductor can
-lower after the partition (``aten.isfinite`` is not).
+Tangents and gradients are identified by AOTAutograd's descriptors, ``node.meta["desc"]``. The pass uses only ops that
+Inductor can lower after the partition (``aten.isfinite`` is not one of them).
 
-Two ways to check. ``"ops"`` writes plain ops, which Inductor fuses into whatever makes the gradient: nothing is read
-twice, but the check is a reduction or two of its own for each gradient. ``"kernel"`` collects the gradients of one
-device and dtype in one ``fxamp::check_unscale``, and hands it what a last cast widens (a weight's float16 gradient)
-unwidened. For a model of n parameters, k of them tensors, float16 products, and float32 gradients:
+There are two ways to check. ``"ops"`` writes plain ops, which Inductor fuses into the op that computes the gradient:
+nothing is read twice, but each gradient needs one or two reductions. ``"kernel"`` passes all gradients of one device
+and dtype to one ``fxamp::check_unscale``. If the last op of a gradient is a widening cast (a weight's float16
+gradient), the kernel reads the value before the cast. For n parameters in k tensors, float16 products, and float32
+gradients:
 
-    "ops"       6n bytes where Inductor fuses cast, product and check     2k launches at worst
-    "kernel"    6n bytes where a cast is last, else 8n                    1 launch for a pair of dtypes
+    "ops"       6n bytes if Inductor fuses cast, product and check        at most 2k launches
+    "kernel"    6n bytes if a cast is last, else 8n                       1 launch for a pair of dtypes
 
-Launches cost microseconds on a GPU and nothing on a CPU: "kernel" is for CUDA, "ops" for the others.
+A launch costs microseconds on a GPU and nothing on a CPU, so CUDA uses "kernel" and other devices "ops".
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.shared.unscale_writer import UnscaleWriter
 from fxamp.passes.shared.widening import erase_unused
 
-#: Key of the output node's ``meta``: positions of the outputs that flags were added for, in the flags' order.
+#: Key of the output node's ``meta``: the positions of the outputs that have flags, in the flags' order.
 FLAGGED = "fxamp_flagged"
 
 #: Name of the new input.
@@ -49,7 +50,7 @@ CHECKS = ("ops", "kernel")
 class ScaleBackward(Pass[Context]):
     """Requires AOTAutograd's descriptors of inputs and outputs; ensures rules 1 and 5 for every gradient.
 
-    ``check``: "ops" or "kernel"; ``norm``: whether rule 6 is asked for. A graph without gradients is left as it is.
+    ``check``: "ops" or "kernel"; ``norm``: whether to apply rule 6. A graph without gradients does not change.
     """
 
     check: str = "ops"
@@ -70,7 +71,7 @@ class ScaleBackward(Pass[Context]):
             return Result(0)
         entering = tangents(gm)
         graph_writer = GraphWriter(gm.graph, context.mode)
-        # Rule 1; the scale lives where the first tangent does.
+        # Rule 1; the scale is on the first tangent's device.
         scale = graph_writer.input(SCALE, dtype=torch.float32, device=entering[0].meta["val"].device)
         writer = UnscaleWriter(graph_writer, scale, self.norm)
         for tangent in entering:
@@ -101,19 +102,19 @@ class ScaleBackward(Pass[Context]):
 
 
 def tangents(gm: GraphModule) -> list[Node]:
-    """The inputs that are gradients of the forward's results, and differentiable."""
+    """Return the inputs that are gradients of the forward's results, and differentiable."""
     return [node for node in _inputs(gm) if _described(node.meta.get("desc"), "is_tangent") and _differentiable(node)]
 
 
 def gradients(gm: GraphModule) -> list[int]:
-    """The positions of the outputs that are gradients of the forward's inputs."""
+    """Return the positions of the outputs that are gradients of the forward's inputs."""
     output = graph_output(gm.graph)
     pairs = zip(output.args[0], output.meta.get("desc") or (), strict=False)  # type: ignore[arg-type]
     return [at for at, (node, desc) in enumerate(pairs) if _described(desc, "is_grad") and _differentiable(node)]
 
 
 def in_float16(node: object) -> bool:
-    """Whether ``node`` is of a range so small that its gradients hold the scale outside of graphs."""
+    """Whether ``node`` is float16: its range is so small that its gradients stay scaled outside graphs."""
     return isinstance(node, Node) and node.meta["val"].dtype in HALVES
 
 

@@ -1,1 +1,1 @@
-"""Passes over the captured forward graph: they decide on dtypes and insert casts. Each file is one pass."""
+"""Passes for the captured forward graph: they decide on dtypes and insert casts. Each file is one pass."""

@@ -1,12 +1,12 @@
-"""annotate-rules: give every operation the decision that the policy makes for it.
+"""annotate-rules: give every operation the policy's decision for it.
 
-1. A call's rule is the policy's last rule that covers it; a call that none covers gets what ``unlisted`` says, but for
-   those that only move values or name their dtype.
-2. Inside ``torch.autocast(enabled=False)`` no rule holds; inside another region its dtype replaces the policy's.
-3. In-place and ``out=`` calls, views of memory that the program writes to, and what fxamp keeps verbatim follow their
-   inputs, whatever a rule says.
-4. The backward of a custom autograd.Function is under the same region as its forward, unless ``custom_fwd``'s
-   ``cast_inputs`` turned autocast off in both. What Dynamo inlined of such a forward keeps its captured dtypes.
+1. The last rule of the policy that covers a call applies. If none covers it, ``unlisted`` applies, except to calls that
+   only move values or that name their dtype.
+2. Inside ``torch.autocast(enabled=False)`` no rule applies; inside another region its dtype replaces the policy's.
+3. In-place and ``out=`` calls, views of memory that the program writes to, and calls that fxamp keeps verbatim follow
+   their inputs, whatever a rule says.
+4. The backward of a custom autograd.Function is in the same region as its forward, unless ``custom_fwd``'s
+   ``cast_inputs`` turned autocast off in both. If Dynamo inlined such a forward, its ops keep their captured dtypes.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from fxamp.policy import Category, Ruling
 
 @dataclass(frozen=True)
 class AnnotateRules(Pass[CastContext]):
-    """Requires a captured graph; ensures a decision on every call of an op. Changes no node but its metadata."""
+    """Requires a captured graph; ensures a decision on every call of an op. Changes only the metadata of nodes."""
 
     name = "annotate-rules"
 
@@ -51,7 +51,7 @@ class AnnotateRules(Pass[CastContext]):
 
 def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion) -> int:
     changed = 0
-    aliases = cache(lambda: AliasSets(gm.graph))  # few policies have rules for views: mostly it is never made
+    aliases = cache(lambda: AliasSets(gm.graph))  # computed on demand: few policies have rules for views
     for node, here in walk(gm, context, region):
         if node.op not in ("call_function", "call_method", "call_module"):
             continue
@@ -75,7 +75,7 @@ def _decide(node: Node, region: AutocastRegion, context: CastContext, aliases: C
 
 
 def _not_fp8(ruling: Ruling, made: Decision) -> str:
-    """Why a call does not run in fp8 that a rule for fp8 names; "" for every other call."""
+    """Return why a call that a rule for fp8 names does not run in fp8; "" for every other call."""
     if ruling.rule is not None and ruling.rule.cast is Category.FP8:
         return "" if made.rule is not None else made.reason
     won = [rule.id for rule in ruling.lost if rule.cast is Category.FP8]
@@ -105,7 +105,7 @@ def _ruled(
 
 
 def rule_on(node: Node, context: CastContext) -> Ruling:
-    """What the policy says of a call: by its rules, else by ``unlisted``; nothing of what is no op."""
+    """Return the policy's ruling for a call: by its rules, else by ``unlisted``; an empty one if it is no op."""
     if not isinstance(node.target, OpOverload):
         return Ruling(None)
     policy = context.policy
@@ -147,7 +147,7 @@ def _annotate_function(node: Node, context: CastContext, region: AutocastRegion)
 
 
 def _cast_inputs(body: GraphModule, dtype: torch.dtype, context: CastContext) -> None:
-    """What ``custom_fwd(cast_inputs=dtype)`` does to the inputs of a forward that runs under autocast."""
+    """Apply ``custom_fwd(cast_inputs=dtype)`` to the inputs of a forward that runs under autocast."""
     if body.meta.get("fxamp_inputs_cast"):
         return
     body.meta["fxamp_inputs_cast"] = True
@@ -162,7 +162,7 @@ def _cast_inputs(body: GraphModule, dtype: torch.dtype, context: CastContext) ->
 
 
 def _drop_outermost_region(body: GraphModule) -> None:
-    """Remove the region that ``custom_bwd`` opened: it says that the forward had no autocast; it now has."""
+    """Remove the region that ``custom_bwd`` opened: it disables autocast as in the captured forward; now it is on."""
     enters = [node for node in body.graph.nodes if node.target is ENTER]
     if not enters:
         return

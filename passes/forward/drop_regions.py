@@ -1,6 +1,6 @@
-"""drop-regions: remove the marks of autocast regions, now that every cast is explicit.
+"""drop-regions: remove the marks of autocast regions after every cast is explicit.
 
-Left in place they would cast a second time. Marks for other devices than the policy's stay.
+The marks would cause a second cast. Marks for other devices than the policy's stay.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from fxamp.passes.shared.autocast_regions import ENTER, EXIT, concerns
 
 @dataclass(frozen=True)
 class DropRegions(Pass[CastContext]):
-    """Requires inserted casts; ensures that no mark for the policy's device is left."""
+    """Requires inserted casts; ensures that no mark for the policy's device remains."""
 
     name = "drop-regions"
 

@@ -1,9 +1,9 @@
-"""expand-composites: show the policy the ops that it knows, where they stand inside a composite that it does not.
+"""expand-composites: decompose a composite op without a rule if ops inside it have rules.
 
-In eager mode an op that autocast has no entry for, ``einsum`` say, runs as the calls that it is made of, and autocast
-acts on those. So a composite op without a rule is replaced by its own decomposition, one level at a time, but only
-where some op in there has a rule: every other composite stays whole, for readers and for compilers. So does one that
-stands in its own decomposition.
+In eager mode an op that autocast does not list, such as ``einsum``, runs as its decomposition, and autocast acts on
+those ops. So a composite op without a rule is replaced by its decomposition, one level at a time, but only if an op
+inside has a rule. Every other composite stays whole, for readability and for compilers. So does a composite that occurs
+in its own decomposition.
 """
 
 from collections.abc import Hashable
@@ -26,13 +26,13 @@ from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.autocast_regions import AutocastRegion, outermost, walk
 from fxamp.passes.shared.sites import site_of
 
-#: The kernel that eager mode runs. ``OpOverload.decompose`` would prefer Python's where a compiler registered one.
+#: The kernel that eager mode runs. ``OpOverload.decompose`` would prefer a Python decomposition if one is registered.
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 @dataclass(frozen=True)
 class ExpandComposites(Pass[CastContext]):
-    """Requires values on all nodes; ensures that no composite without a rule hides an op with one."""
+    """Requires values on all nodes; ensures that no composite without a rule contains an op with one."""
 
     name = "expand-composites"
 
@@ -71,15 +71,15 @@ class _Expander:
         return True
 
     def _hides_rule(self, node: Node, region: AutocastRegion, within: Node) -> bool:
-        """Whether ``node`` is a composite without a rule that is made of ops of which one has, or hides, a rule.
+        """Whether ``node`` is a composite without a rule, and an op in its decomposition has, or hides, a rule.
 
-        ``within`` is the node of the graph that ``node`` is, or is a part of. One call of a kind is traced for all.
+        ``within`` is the graph's node that ``node`` is or is a part of. Calls of equal signature are traced once.
         """
         if not _is_candidate(node) or self._ruled(node, within):
             return False
         key = self._signature(node, region, within)
         if key not in self._hiding:
-            self._hiding[key] = False  # while its parts are looked at: the same call among them ends the search
+            self._hiding[key] = False  # while its parts are examined: an equal call among them ends the recursion
             inner = self._decomposed(node, region)
             parts = list(inner.graph.nodes) if inner is not None else []
             ends = all(part.target is not node.target for part in parts)
@@ -89,7 +89,7 @@ class _Expander:
         return self._hiding[key]
 
     def _ruled(self, node: Node, within: Node) -> bool:
-        """Whether a rule decides the call, which stands in the module of ``within``."""
+        """Whether a rule applies to the call, whose module is that of ``within``."""
         if not isinstance(node.target, OpOverload):
             return False
         policy = self._context.policy
@@ -97,7 +97,7 @@ class _Expander:
         return ruling.rule is not None
 
     def _signature(self, node: Node, region: AutocastRegion, within: Node) -> Hashable:
-        """What decides whether a composite is expanded: how it decomposes, and where, if rules ask for that."""
+        """Return what decides whether a composite is expanded: its decomposition, and its module if rules need it."""
         if not self._context.policy.conditional:
             return _signature(node), region.captured
         shapes = tuple(
@@ -106,7 +106,7 @@ class _Expander:
         return _signature(node), region.captured, shapes, module_path(within), module_classes(within)
 
     def _decomposed(self, node: Node, region: AutocastRegion) -> GraphModule | None:
-        """One level of the op's own decomposition; None if it cannot be traced on values alone."""
+        """Return one level of the op's decomposition; None if it cannot be traced on values alone."""
         arguments = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         leaves, spec = pytree.tree_flatten(arguments)
         values = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -115,7 +115,7 @@ class _Expander:
             given = iter(tensors)
             filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(filled, spec)
-            with torch._C.DisableTorchFunction():  # a function mode would call the op again, whole
+            with torch._C.DisableTorchFunction():  # a function mode would call the composite op itself again
                 return node.target._op_dk(_COMPOSITE, *args, **kwargs)  # type: ignore[union-attr]
 
         with tracing(None), self._autocast(region), torch.no_grad():
@@ -125,7 +125,7 @@ class _Expander:
                 return None
 
     def _autocast(self, region: AutocastRegion) -> AbstractContextManager[None]:
-        """The state under which the program was captured: it may be valid only there."""
+        """Set the autocast state that the program was captured under: it may be valid only there."""
         if region.captured is None:
             return nullcontext()
         return autocast_state(self._context.policy.device, True, region.captured)
@@ -138,7 +138,7 @@ def _is_candidate(node: Node) -> bool:
 
 
 def _signature(node: Node) -> Hashable:
-    """What decides how an op decomposes, as far as policies care: ranks, dtypes, devices and the other arguments."""
+    """Return what a decomposition depends on, as far as policies need it: ranks, dtypes, devices, other arguments."""
 
     def describe(value: Any) -> Hashable:
         if isinstance(value, torch.Tensor):
@@ -150,7 +150,7 @@ def _signature(node: Node) -> Hashable:
 
 
 def _inline(gm: GraphModule, node: Node, inner: GraphModule) -> list[Node]:
-    """Put the nodes of ``inner`` in the place of ``node``; returns them."""
+    """Replace ``node`` by the nodes of ``inner``; return them."""
     inputs = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if _is_tensor(leaf)]
     env: dict[Node, Any] = dict(zip(inner.graph.find_nodes(op="placeholder"), inputs, strict=True))
     fresh: list[Node] = []

@@ -1,7 +1,7 @@
-"""fit-constants: bring constants that were written for float32 into the range of the dtype that an op now runs in.
+"""fit-constants: clamp constants that were written for float32 to the range of the dtype that an op now runs in.
 
-``masked_fill(x, torch.finfo(x.dtype).min)`` holds float32's lowest number once it is captured. Where ``x`` is 16-bit
-the call would overflow, and ops that write the constant raise. Infinities are kept: every float type has them.
+``masked_fill(x, torch.finfo(x.dtype).min)`` is captured with float32's lowest number. If ``x`` becomes 16-bit, the
+constant overflows, and the op raises. Infinities stay: every floating-point dtype has them.
 """
 
 import math
@@ -15,7 +15,7 @@ from fxamp.dtypes import NARROW
 from fxamp.graph import INSERTED, GraphWriter, arguments, base_name, set_argument, tensor_value
 from fxamp.passes.base import CastContext, Pass, Result, all_graphs
 
-#: Ops that convert a constant to the dtype they run in and raise if it does not fit, with the arguments that are one.
+#: Ops that convert a constant to the dtype they run in and raise if it does not fit, with the constants' arguments.
 _CONSTANTS: dict[str, tuple[str, ...]] = {
     "aten::clamp": ("min", "max"),
     "aten::clamp_max": ("max",),
@@ -37,7 +37,7 @@ _CONSTANTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class FitConstants(Pass[CastContext]):
-    """Requires values on all nodes; ensures that no finite constant of these ops lies outside its op's dtype."""
+    """Requires values on all nodes; ensures that no finite constant of these ops is outside the range of its dtype."""
 
     name = "fit-constants"
 
@@ -65,7 +65,7 @@ def _fit(node: Node, writer: GraphWriter) -> int:
 
 
 def _misfits(node: Node) -> list[tuple[str, float, torch.finfo]]:
-    """``(argument, value, range)`` of each constant that does not fit."""
+    """Return ``(argument, value, range)`` for each constant that does not fit."""
     names = _CONSTANTS.get(base_name(node), ()) if isinstance(node.target, OpOverload) else ()
     result = tensor_value(node)
     if not names or result is None or result.dtype not in NARROW:
@@ -81,7 +81,7 @@ def _misfits(node: Node) -> list[tuple[str, float, torch.finfo]]:
 
 
 def _fit_tensor(node: Node, writer: GraphWriter) -> int:
-    """A constant given as a 0-dimensional float32 tensor is clamped on the way in."""
+    """Clamp a constant that is a 0-dim float32 tensor before the op reads it."""
     if base_name(node) != "aten::masked_fill" or len(node.args) < 3:
         return 0
     result, source = tensor_value(node), node.args[2]

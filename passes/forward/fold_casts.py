@@ -1,9 +1,9 @@
-"""fold-casts: cancel pairs of inserted casts that lose nothing.
+"""fold-casts: remove pairs of inserted casts that lose nothing.
 
-1. ``d -> w -> d`` with ``w`` wider than ``d`` gives back what went in, bit for bit: the second cast's users read the
-   value itself. A pair that rounds (``float32 -> bfloat16 -> float32``) stays.
-2. Only casts that fxamp inserted take part; a cast that the user wrote is never dropped.
-3. The first cast must have no other user, so that the gradient too is what it was; and nothing may write to the value.
+1. ``d -> w -> d`` with ``w`` wider than ``d`` returns the same bits: the second cast's users read the value itself. A
+   pair that rounds (``float32 -> bfloat16 -> float32``) stays.
+2. Only casts that fxamp inserted are considered; a cast in the user's program is never removed.
+3. The first cast must have no other user, so that the gradient does not change; and nothing may write to the value.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fxamp.graph import AliasSets, tensor_value
 from fxamp.passes.base import CastContext, Pass, Result, all_graphs
 from fxamp.passes.shared.decision import inserted_for
 
-#: Every value of the first type is one of the second.
+#: Pairs of dtypes: every value of the first dtype is a value of the second.
 _LOSSLESS = {
     *((narrow, wide) for narrow in NARROW for wide in (torch.float32, torch.float64)),
     (torch.float32, torch.float64),
@@ -25,7 +25,7 @@ _LOSSLESS = {
 
 @dataclass(frozen=True)
 class FoldCasts(Pass[CastContext]):
-    """Requires values on all nodes; ensures that no pair that rules 1 to 3 allow to cancel is left."""
+    """Requires values on all nodes; ensures that no pair remains that rules 1 to 3 allow to remove."""
 
     name = "fold-casts"
 

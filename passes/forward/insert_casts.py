@@ -1,15 +1,15 @@
-"""insert-casts: make every cast that the decisions ask for an explicit node.
+"""insert-casts: insert every cast that the decisions ask for.
 
 1. A node's inputs get the dtypes of its rule (:mod:`~fxamp.passes.shared.cast_rules`); without a rule it follows its
    inputs.
-2. A cast is shared by all who need the value in that dtype where sharing changes no gradient beyond what autocast's
-   own weight cache does: values that need no gradient, and float32 leaves that need one. Others are cast once a use;
-   an op that reads one twice uses it twice, so that their gradients are summed in float32; AOTAutograd merges such
-   casts in the forward.
-3. A cast is never shared over a write to the value's memory, nor between grad modes.
-4. An op that would refuse the dtypes it now gets has its inputs cast back to those it was captured with; so has every
-   node that fxamp does not understand. What such a node may have written to a cast is copied to where it belongs.
-5. Bodies of checkpoints, conds and custom autograd.Functions are rewritten for the dtypes that their inputs now have.
+2. Uses of a value in one dtype share a cast if that changes no gradient beyond what autocast's own weight cache does:
+   for values that need no gradient, and for float32 leaves that need one. Other values are cast once per use, and twice
+   for an op that reads one twice, so that their gradients are summed in float32. AOTAutograd merges such casts in the
+   forward.
+3. No cast is shared across a write to the value's memory, nor between grad modes.
+4. If an op rejects its new dtypes, its inputs are cast back to the captured ones. The same applies to every node that
+   fxamp does not understand; if such a node may have written to a cast, the cast is copied back to its source.
+5. Bodies of checkpoints, conds and custom autograd.Functions are rewritten for the new dtypes of their inputs.
 """
 
 import operator
@@ -43,7 +43,7 @@ from fxamp.passes.shared.refusals import cast_back, lacks_kernel, may_write_opaq
 
 @dataclass(frozen=True)
 class InsertCasts(Pass[CastContext]):
-    """Requires a decision on every op (annotate-rules); ensures that every value is that of its inputs' new dtypes."""
+    """Requires a decision on every op (annotate-rules); ensures that all values have the dtypes their inputs imply."""
 
     name = "insert-casts"
 
@@ -59,7 +59,7 @@ class InsertCasts(Pass[CastContext]):
 
 
 class _Rewriter:
-    """Walks one graph in order; ``captured`` holds the values that its nodes had before the walk."""
+    """Visits the nodes of one graph in order; ``captured`` holds the values that its nodes had before."""
 
     def __init__(
         self, gm: GraphModule, context: CastContext, grad: bool, outer: Sequence[AutogradInfo] | None = None
@@ -104,7 +104,7 @@ class _Rewriter:
         return self._op(node)
 
     def _layout(self, node: Node) -> None:
-        """A call of DTensor moves what it is given, in the dtype in which it comes."""
+        """Let a DTensor layout call use its input's new dtype."""
         if any(self._changed(source) for source in node.all_input_nodes):
             node.meta["val"] = computed(node)
 
@@ -132,13 +132,13 @@ class _Rewriter:
         touched = bool(changed or edit.casts or edit.kwargs)
         if not touched and (writes(node) or not lacks_kernel(node)):
             if self._context.captured_autocast is not None:
-                recompute(node)  # the captured value is as autocast makes it, not as this policy does
+                recompute(node)  # the captured value is the one under autocast, not under this policy
             return
         why = refusal(node, self._captured) or recompute(node)
         if why is not None:
             node.args, node.kwargs, node.target = call
             self._restore_inputs(node, why)
-            if recompute(node) is not None:  # what is left are the inputs as they come
+            if recompute(node) is not None:  # only its inputs' dtypes can be the reason
                 node.args, node.kwargs, node.target = call
                 node.meta["val"] = computed(node) if touched else self._captured[node]
 
@@ -150,17 +150,18 @@ class _Rewriter:
             set_argument(node, name, value)
 
     def _restore_inputs(self, node: Node, why: str) -> dict[Node, Node]:
-        """Cast inputs back to what the node was captured with; returns the casts by what they are made of."""
+        """Cast inputs back to their captured dtypes; return the casts by source."""
         overrule(node, why)
         wanted = cast_back(node, self._captured)
         self._counts["cast back"] += len(wanted)
         return self._cast_uses(node, wanted, why)
 
     def _cast_uses(self, node: Node, wanted: Mapping[Node, torch.dtype], why: str) -> dict[Node, Node]:
-        """Cast inputs for each place in which ``node`` reads them (rule 2); returns one cast of each input.
+        """Cast inputs for each position in which ``node`` reads them (rule 2); return one cast of each input.
 
-        What may write to its inputs reads one cast in all places. The casts of one input go to its places from the last
-        to the first: in this order autocast makes them as torch is built on Linux, and gradients are summed in it.
+        A node that may write to its inputs reads the same cast in all positions. The casts of one input are assigned
+        from its last position to its first: autocast, as torch is built on Linux, creates them in this order, and the
+        order determines how gradients are summed.
         """
         places: list[Node] = []
         map_arg((node.args, node.kwargs), places.append)
@@ -188,7 +189,7 @@ class _Rewriter:
         node.meta["val"] = type(node.meta["val"])(_results(found[0].module))
 
     def _function(self, node: Node, function: AutogradFunction) -> None:
-        """Forward for the new dtypes of the operands; backward for those of the outputs' gradients and saved values."""
+        """Rewrite the forward for its operands' new dtypes, the backward for those of gradients and saved values."""
         self._body(function.forward.module, function.forward.operands)
         results: Any = graph_output(function.forward.module.graph).args[0]
         outputs, saved = results
@@ -225,7 +226,7 @@ def _results(body: GraphModule) -> list[Any]:
 
 
 def _cast_results(body: GraphModule, dtypes: dict[int, torch.dtype]) -> None:
-    """Cast the results of a body, by position, to ``dtypes``."""
+    """Cast the results of a body, given by position, to ``dtypes``."""
     output = graph_output(body.graph)
     results = list(output.args[0])  # type: ignore[arg-type]
     writer = CastWriter(body.graph, grad=True)
@@ -238,7 +239,7 @@ def _cast_results(body: GraphModule, dtypes: dict[int, torch.dtype]) -> None:
 
 
 def _call_instead(node: Node, target: OpOverload) -> None:
-    """Call another overload of the same op; arguments that only the old one has a default for are spelled out."""
+    """Call another overload of the same op; write out the old overload's defaults if the new one lacks them."""
     assert isinstance(node.target, OpOverload)
     defaults = {argument.name: argument.default_value for argument in node.target._schema.arguments}
     for position, argument in enumerate(target._schema.arguments):

@@ -1,13 +1,13 @@
-"""restore-outputs: a compiled graph hands out the dtypes that it was captured with.
+"""restore-outputs: return the outputs of a compiled graph in the dtypes that it was captured with.
 
-Dynamo traces the code after a graph break with the captured dtypes; a 16-bit tensor there would meet float32 weights
-and fail. Policies with ``outputs = "keep"`` hand out what the casts give instead.
+Dynamo traces the code after a graph break with the captured dtypes; a 16-bit tensor would fail there with float32
+weights. Policies with ``outputs = "keep"`` return the dtypes that the casts produce instead.
 
-1. A floating output that is narrower than it was captured is widened.
-2. One that was captured in 16 bits and is wider now, or in the other 16-bit dtype, gets the captured dtype only where
-   the program goes on with 16-bit tensors (:data:`fxamp.capture.NARROW_OUTPUTS`): autocast would leave it.
-3. Outputs that share memory still do: their common base is cast once, and they are made from the cast as they were
-   made from the base. One tensor that is returned twice stays one.
+1. A floating-point output that is narrower than its captured dtype is widened.
+2. An output that was captured in 16 bits, and is now wider or in the other 16-bit dtype, gets the captured dtype only
+   if the program continues with 16-bit tensors (:data:`fxamp.capture.NARROW_OUTPUTS`): autocast would not change it.
+3. Outputs that share memory still do: their common base is cast once, and they become the same views of that cast. One
+   tensor that is returned twice stays one tensor.
 """
 
 import operator
@@ -60,7 +60,7 @@ class RestoreOutputs(Pass[CastContext]):
 
 
 class _Rebuilder:
-    """Makes outputs in their captured dtype: by a cast, or as views of the cast of their common base."""
+    """Returns outputs in their captured dtype: by a cast, or as views of the cast of their common base."""
 
     def __init__(self, output: Node, casts: CastWriter, writer: GraphWriter, aliases: AliasSets) -> None:
         self._output = output
@@ -70,7 +70,7 @@ class _Rebuilder:
         self._made: dict[Node, Node] = {}
 
     def restore(self, node: Node, dtype: torch.dtype) -> Node:
-        """``node`` in ``dtype``; the same one for the same node."""
+        """Return ``node`` in ``dtype``; the same result for the same node."""
         if node not in self._made:
             self._made[node] = self._rebuilt(node, dtype) if self._shares_memory(node) else self._cast(node, dtype)
         return self._made[node]
@@ -85,7 +85,7 @@ class _Rebuilder:
         return self._made[node]
 
     def _build(self, node: Node, dtype: torch.dtype) -> Node:
-        """Made from the cast of what it is a view of. All writes are done where the outputs are."""
+        """Rebuild the node from the cast of the value that it is a view of. All writes are done before the outputs."""
         same = alias_of(node) or given_back(node)
         if same is not None:
             return self._rebuilt(same, dtype)
@@ -101,12 +101,12 @@ class _Rebuilder:
 
 
 def _is_view_of(node: Node, source: Node) -> bool:
-    """Whether running the node again on another ``source`` gives the same view of that."""
+    """Whether running the node again on another ``source`` gives the same view of that source."""
     return isinstance(node.target, OpOverload) or (node.target is operator.getitem and node.args[0] is source)
 
 
 def _wrong(output: Node) -> dict[int, torch.dtype]:
-    """By position, the captured dtype of each floating output that now has another, and must not (rules 1 and 2)."""
+    """Return, by position, the captured dtype of each floating-point output that violates rule 1 or 2."""
     wrong: dict[int, torch.dtype] = {}
     narrow = output.meta.get(NARROW_OUTPUTS, True)
     captured: list[torch.dtype | None] = output.meta[OUTPUT_DTYPES]

@@ -1,10 +1,10 @@
-"""scale-products: multiply in fp8 what rules with ``cast = "fp8"`` cover.
+"""scale-products: run the products that rules with ``cast = "fp8"`` cover in fp8.
 
 1. ``linear``, ``addmm``, ``mm`` and ``matmul`` become :mod:`fxamp.kernels.scaled_linear`, which AOTAutograd traces
-   through. The activation is read in 16 bits; the weight as it is before the cast that fxamp inserted for the product.
-2. The second operand must be a weight: an input of the program or a constant, or a view or cast of one. ``linear``'s
-   always is.
-3. A product that fp8 kernels would refuse stays in 16 bits, and the record says why.
+   through. It reads the activation in 16 bits, and the weight before the cast that fxamp inserted for the product.
+2. The second operand must be a weight: an input of the program or a constant, or a view or cast of one. That of
+   ``linear`` always is.
+3. A product that fp8 kernels do not support stays in 16 bits, and its record says why.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,14 +25,14 @@ from fxamp.policy import Category
 aten = torch.ops.aten
 
 DEVICES = ("cuda", "cpu")
-"""Where ``torch._scaled_mm`` has kernels for every recipe."""
+"""The devices on which ``torch._scaled_mm`` supports every recipe."""
 
 SCALED = torch.ops.fxamp.scaled_linear.default
 
 
 @dataclass(frozen=True)
 class ScaleProducts(Pass[CastContext]):
-    """Requires inserted casts; ensures that what rules put in fp8 is, or says why not."""
+    """Requires inserted casts; ensures that every product with a rule for fp8 runs in fp8 or says why not."""
 
     name = "scale-products"
 
@@ -49,7 +49,7 @@ class ScaleProducts(Pass[CastContext]):
 
 
 def scaled_products(gm: GraphModule) -> int:
-    """How many products ``gm`` and its bodies multiply in fp8."""
+    """Return the number of products that ``gm`` and its bodies run in fp8."""
     return sum(node.target is SCALED for graph in all_graphs(gm) for node in graph.graph.nodes)
 
 
@@ -64,7 +64,7 @@ class _Operands:
 
 
 def _asked(node: Node) -> Decision | None:
-    """The decision that puts ``node`` in fp8 and was not carried out yet."""
+    """Return the decision for fp8 on ``node`` if it was not applied yet."""
     made = decision(node)
     if made is None or made.rule is None or made.rule.cast is not Category.FP8:
         return None
@@ -72,7 +72,7 @@ def _asked(node: Node) -> Decision | None:
 
 
 def _scale(gm: GraphModule, context: CastContext, outer: Mapping[Node, Any]) -> int:
-    """``outer`` says what the inputs of a body are bound to."""
+    """Replace the products of one graph. ``outer``: what the inputs of a body are bound to."""
     scaled = 0
     for node in list(gm.graph.nodes):
         made = _asked(node)
@@ -117,7 +117,7 @@ _PRODUCTS: Mapping[Any, Callable[[Node], _Operands]] = {
 
 
 def _refusal(node: Node, lower: torch.dtype | None, context: CastContext, outer: Mapping[Node, Any]) -> str:
-    """Why the product cannot run in fp8, or ""."""
+    """Return why the product cannot run in fp8, or ""."""
     find = _PRODUCTS.get(node.target)
     if find is None:
         return "it names its dtype"
@@ -155,7 +155,7 @@ def _wrong_sizes(input: torch.Tensor, weight: torch.Tensor) -> str:
 
 
 def _backed(size: torch.SymInt) -> bool:
-    """Whether an example of a symbolic size is known: then it is 2 or more, since torch takes 0 and 1 for constants."""
+    """Whether a symbolic size has an example value: it is then at least 2, since torch makes 0 and 1 constants."""
     return bool(size.node.has_hint())
 
 
@@ -190,7 +190,7 @@ def _replace(node: Node, made: Decision, context: CastContext) -> None:
 
 
 def _before_cast(weight: Node) -> Node:
-    """What fxamp's cast from float32 reads: it is rounded to 8 bits in one step."""
+    """Return the input of fxamp's cast from float32: converting it to 8 bits directly rounds only once."""
     source = weight.args[0] if INSERTED in weight.meta and weight.target is aten.to.dtype else None
     value = tensor_value(source)
     return source if isinstance(source, Node) and value is not None and value.dtype is torch.float32 else weight

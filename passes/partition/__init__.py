@@ -1,1 +1,1 @@
-"""Passes over the two graphs that AOTAutograd's partition makes of one: what crosses from forward to backward."""
+"""Passes for the forward and backward that AOTAutograd partitions: they change what is kept between the two."""

@@ -1,9 +1,9 @@
-"""mark-recomputed: tell AOTAutograd's partitioner which values the backward computes again: rules keep = "recompute".
+"""mark-recomputed: tell AOTAutograd's partitioner which values to recompute in the backward: keep = "recompute".
 
-1. A value of the forward that such a rule decides is marked, with the call that makes it. The partitioner hands out
-   what these calls read instead.
-2. Random ops are never marked: computed again they would give other numbers. What a checkpoint of the program has
-   marked stays as the program wants it, and so do results and inputs.
+1. A forward value that such a rule covers is marked, together with the call that computes it. The partitioner then
+   keeps the inputs of these calls instead.
+2. Random ops are never marked: recomputing them would return other numbers. Marks that a checkpoint of the program has
+   set do not change; results and inputs are not marked.
 """
 
 import operator
@@ -22,10 +22,10 @@ from fxamp.passes.shared.saved_values import Memory, in_backward, judge, owner
 from fxamp.policy import Rule
 from fxamp.policy.model.keep import Keep
 
-#: Key of a marked node's ``meta``: the rule that wants it computed again.
+#: Key of a marked node's ``meta``: the rule that asks to recompute it.
 RECOMPUTED = "fxamp_recomputed"
 
-#: Where torch's partitioners look. If torch moves it, rules have no effect, and the values are told as kept.
+#: The keys that torch's partitioners read. If torch renames them, the rules have no effect, and reports say "kept".
 _MARK = "recompute"
 
 
@@ -50,7 +50,7 @@ class MarkRecomputed(Pass[CastContext]):
 
 
 def _forward_values(gm: GraphModule) -> Iterator[Node]:
-    """The forward's tensors that are no views; of these the partitioner knows what to do by itself."""
+    """Yield the forward's tensors that are not views; the partitioner handles views by itself."""
     for node in gm.graph.nodes:
         mine = node.op == "call_function" and tensor_value(node) is not None and not in_backward(node)
         if mine and owner(node) is node:

@@ -1,10 +1,10 @@
-"""pack-kept: hand out what the backward needs in the form that the policy's rules of region "kept" name.
+"""pack-kept: return what the backward needs in the form given by the policy's rules of region "kept".
 
-1. The forward's results stay, and stay as they are. What it hands out past them changes, by position.
-2. One memory is one value, whichever views of it are handed out: it is packed once, right after it was made.
-3. What is there anyway (inputs, constants, results, views of them) and what no rule is for is handed out as it is.
-4. ``output.meta[RESTORE]`` says for every position what is in its place, for unpack-kept to read;
-   ``output.meta[KEPT_VALUES]`` what became of each memory, for reports.
+1. The forward's results do not change. Its further outputs are changed in place, by position.
+2. Views of one memory are one value: it is packed once, right after it is computed.
+3. Values that need no extra memory (inputs, constants, results, views of them), and values without a rule, stay.
+4. ``output.meta[RESTORE]`` describes for every position how unpack-kept restores it;
+   ``output.meta[KEPT_VALUES]`` describes for reports what happened to each memory.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ KEPT_VALUES = "fxamp_kept_values"
 
 @dataclass(frozen=True)
 class Restore:
-    """How the backward gets back what stood at one position.
+    """How the backward restores the value at one position.
 
     ``first``: the position of the packed memory's parts. ``views``: the forward's nodes that lead from the unpacked
     value to this one.
@@ -90,7 +90,7 @@ class PackKept(Pass[CastContext]):
 
 
 def _plan(memory: Memory, verdict: Verdict) -> Packing | str:
-    """How to pack ``memory``, or why it stays as it is."""
+    """Return how to pack ``memory``, or why it is not packed."""
     rule = verdict.rule
     if rule is None or verdict.reason:
         return verdict.reason
@@ -106,7 +106,7 @@ def _plan(memory: Memory, verdict: Verdict) -> Packing | str:
 
 
 def _packed_node(memory: Memory) -> Node:
-    """What is packed: the one value that is handed out if it is all of its memory, else what owns the memory."""
+    """Return the node to pack: the only value kept if it is all of its memory, else the memory's owner."""
     owner, views = memory.owner, memory.views
     if len(views) == 1 and _elements(views[0]) == _elements(owner) and _filled(views[0]):
         return views[0]
@@ -124,12 +124,12 @@ def _filled(node: Node) -> bool:
 
 
 def _views(source: Node, node: Node) -> tuple[Node, ...]:
-    """The nodes from ``source``, exclusive, to its view ``node``, inclusive."""
+    """Return the nodes from ``source``, exclusive, to its view ``node``, inclusive."""
     found: list[Node] = []
     while node is not source:
         found.append(node)
         owner = node.args[0]
-        if isinstance(owner, Node) and viewed(node) is not owner:  # one of several views, picked
+        if isinstance(owner, Node) and viewed(node) is not owner:  # a getitem from several views
             found.append(owner)
         source_of = viewed(node)
         assert source_of is not None
@@ -151,12 +151,12 @@ def _pack(memory: Memory, packing: Packing, rule: Rule | None, writer: GraphWrit
     return node, packing, parts
 
 
-#: What AOTAutograd asks of a node that it saves.
+#: Metadata that AOTAutograd reads on nodes that it saves.
 _HANDED = ("saved_tensor_with_no_vc_check",)
 
 
 def _hand_out(output: Node, results: int, restore: list[Restore | None], parts: dict[int, list[Node]]) -> None:
-    """Put the parts in the places of what they stand for, with AOTAutograd's descriptors."""
+    """Replace the kept values by their parts, with AOTAutograd's descriptors."""
     returned: Any = output.args[0]
     described: Any = output.meta.get("desc")
     handed: list[Any] = []
@@ -189,7 +189,7 @@ def kept_as_they_are(gm: GraphModule, results: int) -> tuple[KeptValue, ...]:
 def told(
     node: Node, name: str, rule: Rule | None, form: str, sizes: tuple[int | None, int | None], reason: str = ""
 ) -> KeptValue:
-    """What became of the value of ``node``, called ``name``, for reports; ``sizes``: bytes before and after."""
+    """Return the report entry for the value of ``node``, called ``name``; ``sizes``: bytes before and after."""
     value, made = tensor_value(node), maker(node)
     assert value is not None
     shape = tuple(size if isinstance(size, int) else str(size) for size in value.shape)

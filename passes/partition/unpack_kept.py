@@ -1,8 +1,8 @@
-"""unpack-kept: let a backward take what pack-kept's forward hands out, and write the values back at their first use.
+"""unpack-kept: make a backward take the outputs of pack-kept's forward, and restore the values before their first use.
 
-1. The backward takes numbers first, then tensors in the order in which the forward hands them out; places change by
-   position, never by name.
-2. A packed memory is unpacked once, before the first op that reads it or a view of it; views are written again.
+1. The backward takes symbolic numbers first, then tensors in the order in which the forward returns them; inputs are
+   matched by position, never by name.
+2. A packed memory is unpacked once, before the first op that reads it or a view of it; views are created again.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from fxamp.passes.shared.packing import PackWriter
 class UnpackKept(Pass[Context]):
     """Requires the backward of the same partition.
 
-    ``handed``: what the forward handed out past its results before it was packed; ``restore``: pack-kept's plan for it;
-    ``parts``: what it hands out now.
+    ``handed``: the forward's outputs after its results, before packing. ``restore``: pack-kept's plan for them.
+    ``parts``: its outputs now.
     """
 
     handed: tuple[Any, ...]
@@ -52,7 +52,7 @@ class UnpackKept(Pass[Context]):
         return Result(len(groups), {"unpacked": len(groups)})
 
     def _tensors(self) -> list[Node]:
-        """What was handed out, up to the numbers, which come last."""
+        """Return the tensors among ``handed``; symbolic numbers come last and are left out."""
         return [node for node in self.handed if tensor_value(node) is not None]
 
     def _places(self, gm: GraphModule) -> list[Node]:

@@ -1,1 +1,1 @@
-"""What passes are written with: decisions, rules, writers, tables. No file here is a pass."""
+"""Helpers for passes: decisions, rules, writers, tables. No file here is a pass."""

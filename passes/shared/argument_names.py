@@ -1,4 +1,4 @@
-"""Argument names in rules, held against the schemas of the ops that the rules name."""
+"""Check the argument names in rules against the schemas of the ops that the rules name."""
 
 from functools import cache
 
@@ -12,9 +12,9 @@ from fxamp.policy.model.op_names import is_glob
 
 @cache
 def require_arguments(rule: Rule) -> None:
-    """Raise PolicyError if ``rule`` speaks of an argument that none of its ops has.
+    """Raise PolicyError if ``rule`` names an argument that none of its ops has.
 
-    Rules for all ops or with globs, and ops that are not registered in this process, are not looked at.
+    Rules for all ops or with globs are not checked, nor are ops that are not registered in this process.
     """
     known = [_arguments(op) for op in rule.ops]
     if not known or any(is_glob(op) for op in rule.ops) or not all(known):
@@ -31,7 +31,7 @@ def require_arguments(rule: Rule) -> None:
 
 
 def _arguments(op: str) -> set[str]:
-    """The names of all arguments that an op's overloads have, or those of the overload that is named."""
+    """Return the names of all arguments of an op's overloads, or of one overload if it is named."""
     packet, _, overload = op.partition(".")
     schemas = torch._C._jit_get_schemas_for_operator(packet)
     wanted = {"": None, "default": ""}.get(overload, overload)

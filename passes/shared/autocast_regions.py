@@ -1,4 +1,4 @@
-"""Autocast regions inside a program: which state holds at each node."""
+"""Autocast regions inside a program: the autocast state at each node."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ __all__ = ["ENTER", "EXIT", "AutocastRegion", "concerns", "mark_region", "marked
 
 @dataclass(frozen=True)
 class AutocastRegion:
-    """The autocast state at a point of the program; a dtype, or None where autocast is off.
+    """The autocast state at a point of the program; a dtype, or None if autocast is off.
 
-    ``lower`` is what shall hold under the policy, ``captured`` what held while the program was captured.
+    ``lower`` is the state under the policy, ``captured`` the state while the program was captured.
     """
 
     lower: torch.dtype | None
@@ -25,12 +25,12 @@ class AutocastRegion:
 
 
 def outermost(context: CastContext) -> AutocastRegion:
-    """The region that a whole program stands in."""
+    """Return the region of the whole program."""
     return AutocastRegion(context.lower, context.captured_autocast)
 
 
 def walk(gm: GraphModule, context: CastContext, region: AutocastRegion) -> Iterator[tuple[Node, AutocastRegion]]:
-    """Every node of one graph, in order, with the region that it stands in; the marks themselves are left out."""
+    """Yield every node of one graph, in order, with its region; the marks of regions are left out."""
     outer: list[AutocastRegion] = []
     for node in list(gm.graph.nodes):
         if node.target is ENTER:
@@ -43,16 +43,16 @@ def walk(gm: GraphModule, context: CastContext, region: AutocastRegion) -> Itera
 
 
 def mark_region(node: Node, region: AutocastRegion, context: CastContext) -> None:
-    """Note on ``node`` the region that it stands in, where that is not the policy's, for its backward to read.
+    """Record the region of ``node`` on it, if it differs from the policy's, for use in the backward.
 
-    What is under ``"custom"`` AOTAutograd copies from an op of the forward to those of its backward.
+    AOTAutograd copies the ``"custom"`` metadata of a forward op to the ops of its backward.
     """
     if region.lower != context.lower:
         node.meta["custom"] = {**node.meta.get("custom", {}), _MARK: str(region.lower).removeprefix("torch.")}
 
 
 def marked_lower(node: Node, context: CastContext) -> torch.dtype | None:
-    """The 16-bit dtype of the region of the forward op that ``node`` is the backward of; None: autocast was off."""
+    """Return the 16-bit dtype of the region of the forward op that ``node`` belongs to; None: autocast was off."""
     noted = node.meta.get("custom", {}).get(_MARK)
     if noted is None:
         return context.lower

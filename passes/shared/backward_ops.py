@@ -1,4 +1,4 @@
-"""Facts about ATen's backward ops that neither schemas nor fake kernels tell."""
+"""Facts about ATen's backward ops that neither schemas nor fake kernels provide."""
 
 import torch
 from torch.fx import Node
@@ -10,15 +10,15 @@ from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.kernel_table import HAS_HALF_KERNEL_FOR_SOME_SIZES, LACKS_HALF_KERNEL, LACKS_HALF_KERNEL_ON_CPU
 from fxamp.policy import Rule
 
-#: Arguments that kernels want in float32 beside 16-bit inputs.
+#: Arguments that kernels need in float32 together with 16-bit inputs.
 _FLOAT32 = frozenset({"logsumexp"})
 
-#: Statistics of a forward norm: kernels of accelerators want them in float32, the CPU's in the dtype of the weight.
+#: Statistics of a forward norm: kernels of accelerators need them in float32, those of the CPU in the weight's dtype.
 _STATISTICS = frozenset({"mean", "rstd", "save_mean", "save_invstd", "save_var"})
 
 
 def backward_edit(rule: Rule, node: Node, lower: torch.dtype, context: CastContext) -> Edit:
-    """The edit that ``rule`` asks for at an op of a backward graph, but for what its kernel needs in float32."""
+    """Return the edit that ``rule`` asks for at an op of a backward graph, except what its kernel needs in float32."""
     edit = edit_for(rule, node, lower, context)
     value = tensor_value(node.args[0]) if node.args else None
     on_cpu = value is not None and value.device.type == "cpu"
@@ -28,7 +28,7 @@ def backward_edit(rule: Rule, node: Node, lower: torch.dtype, context: CastConte
 
 
 def lacks_kernel(node: Node, edit: Edit) -> str | None:
-    """Why the op cannot run on 16-bit inputs, or None: a backward's kernels are missing where its forward's are."""
+    """Return why the op cannot run on 16-bit inputs, or None: a backward lacks a kernel if its forward does."""
     if not any(dtype in NARROW for dtype in edit.casts.values()):
         return None
     name = base_name(node).removesuffix("_backward")
@@ -39,7 +39,7 @@ def lacks_kernel(node: Node, edit: Edit) -> str | None:
 
 
 def follow_input_dtype(node: Node) -> None:
-    """Let ``input_dtype``, which names the result's dtype, be that of the gradient that the op now gets."""
+    """Set ``input_dtype``, which names the result's dtype, to the dtype of the gradient that the op now reads."""
     gradient = tensor_value(node.args[0]) if node.args else None
     if gradient is not None and argument(node, "input_dtype") is not None:
         set_argument(node, "input_dtype", gradient.dtype)

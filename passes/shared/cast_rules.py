@@ -1,7 +1,7 @@
-"""What each category of rule does to one call: a table from autocast's category to the edit that it makes.
+"""What each category of rule does to one call: a table from autocast's category to an edit.
 
-The semantics are those of ``at::autocast`` (aten/src/ATen/autocast_mode.h), found again by running it. An edit is the
-dtype that each floating input is to have, and new values for keyword arguments; it is computed from values alone.
+The semantics are those of ``at::autocast`` (aten/src/ATen/autocast_mode.h), verified by running it. An edit holds the
+new dtype of each floating-point input, and new values for keyword arguments; it is computed from values alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ class Edit:
 
 
 def edit_for(rule: Rule, node: Node, lower: torch.dtype, context: CastContext) -> Edit:
-    """The edit that ``rule`` asks for at ``node``, given the values that its inputs have now."""
+    """Return the edit that ``rule`` asks for at ``node``, given the current values of its inputs."""
     assert rule.cast is not None, "a rule on kept values casts nothing"
     if rule.cast in _EDITS:
         return _EDITS[rule.cast](node, lower, context)
@@ -39,7 +39,7 @@ def edit_for(rule: Rule, node: Node, lower: torch.dtype, context: CastContext) -
 def _cast_all(
     node: Node, dtype: torch.dtype, context: CastContext, own: Mapping[Node, torch.dtype | None] | None = None
 ) -> Edit:
-    """Every eligible input in ``dtype``, but those of ``own`` in theirs; None leaves an input as it comes."""
+    """Cast every eligible input to ``dtype``, but those in ``own`` to theirs; None does not cast an input."""
     kept = writes(node)  # a write to a cast copy would be lost
     casts = {}
     for source in node.all_input_nodes:
@@ -52,7 +52,7 @@ def _cast_all(
 
 
 def _own_dtypes(rule: Rule, node: Node, lower: torch.dtype) -> dict[Node, torch.dtype | None]:
-    """What ``rule.inputs`` says of single inputs; of a tensor that is passed twice, the argument named last counts."""
+    """Return the dtypes that ``rule.inputs`` gives single inputs; the last named argument wins for one tensor."""
     meaning = {"lower_precision_fp": lower, "fp32": torch.float32, "follow": None}
     named = [(pytree.tree_leaves(argument(node, name)), meaning[dtype]) for name, dtype in dict(rule.inputs).items()]
     return {leaf: dtype for leaves, dtype in named for leaf in leaves if isinstance(leaf, Node)}
@@ -64,14 +64,14 @@ def _first_tensor(node: Node) -> torch.Tensor | None:
 
 
 def _set_dtype(node: Node, lower: torch.dtype, context: CastContext) -> Edit:
-    """The op accumulates and returns float32; its input is read as it is. An explicit dtype wins."""
+    """The op accumulates in and returns float32; its input is not cast. An explicit dtype wins."""
     if not context.eligible(_first_tensor(node)) or argument(node, "dtype") is not None:
         return Edit()
     return Edit(kwargs={"dtype": torch.float32})
 
 
 def _append_dtype(node: Node, lower: torch.dtype, context: CastContext) -> Edit:
-    """Call the overload that takes a dtype: with float32, or with the type of an ineligible input."""
+    """Call the overload that takes a dtype: float32, or the dtype of an ineligible input."""
     target = node.target
     assert isinstance(target, OpOverload)
     first = _first_tensor(node)
@@ -83,7 +83,7 @@ def _append_dtype(node: Node, lower: torch.dtype, context: CastContext) -> Edit:
     return Edit(kwargs={"dtype": dtype}, target=overload)
 
 
-#: Overloads of ``aten::norm`` and the one of each that takes a dtype.
+#: Overloads of ``aten::norm``, and for each the overload that takes a dtype.
 _WITH_DTYPE = {
     "Scalar": "ScalarOpt_dtype",
     "ScalarOpt_dim": "ScalarOpt_dim_dtype",
@@ -92,9 +92,9 @@ _WITH_DTYPE = {
 
 
 def _promote(node: Node, lower: torch.dtype, context: CastContext) -> Edit:
-    """All inputs in the widest of their types; a 16-bit type other than the policy's counts as float32.
+    """Cast all inputs to their widest dtype; a 16-bit dtype other than the policy's counts as float32.
 
-    Optional tensors (``bilinear``'s bias) are cast too, but have no say.
+    Optional tensors (``bilinear``'s bias) are cast too, but do not count for the widest dtype.
     """
     assert isinstance(node.target, OpOverload)
     given = [value for found, value in arguments(node) if not isinstance(found.type, torch.OptionalType)]

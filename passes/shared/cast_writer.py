@@ -1,4 +1,4 @@
-"""Writes cast nodes into a graph, and knows which of them may be shared."""
+"""Insert casts into a graph, and decide which of them can be shared."""
 
 import operator
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.detach_.de
 
 @dataclass(frozen=True)
 class AutogradInfo:
-    """Whether a value needs a gradient, and whether it is a float32 leaf that does: autocast caches casts of those."""
+    """Whether a value needs a gradient, and whether it is such a float32 leaf, whose casts autocast caches."""
 
     needs_grad: bool
     leaf: bool
@@ -29,14 +29,14 @@ def _origin(value: torch.Tensor | None) -> AutogradInfo:
 
 
 def _given(node: Node) -> Node | None:
-    """What ``node`` got and gives back as it was."""
+    """Return the input that ``node`` returns unchanged; None if there is none."""
     return alias_of(node) if node.target is operator.getitem else given_back(node)
 
 
 class CastWriter:
-    """Casts for one graph. ``visit`` every node in order, so that the grad mode and what needs a gradient are known.
+    """Casts for one graph. Call ``visit`` for every node in order, to track grad mode and what needs a gradient.
 
-    ``outer`` says of each placeholder of a body where it comes from; without it the placeholders' values tell.
+    ``outer`` gives the origin of each placeholder of a body; without it the placeholders' values are used.
     """
 
     def __init__(self, graph: Graph, grad: bool, outer: Sequence[AutogradInfo] | None = None) -> None:
@@ -52,7 +52,7 @@ class CastWriter:
         self._outer = iter(outer or ())
 
     def visit(self, node: Node) -> None:
-        """Take note of a node before casting for it."""
+        """Update the state for a node before casting its inputs."""
         change = nesting_change(node.target)
         if change > 0:
             self._transforms.append(node)
@@ -74,13 +74,13 @@ class CastWriter:
             self._needs_grad.add(node)
 
     def origin(self, argument: Any) -> AutogradInfo:
-        """What the placeholder of a body that is bound to ``argument`` must know of it."""
+        """Return the gradient information for the placeholder of a body that is bound to ``argument``."""
         return AutogradInfo(argument in self._needs_grad, argument in self._leaves)
 
     def cast(self, source: Node, dtype: torch.dtype, user: Node, why: str) -> Node:
-        """``source`` in ``dtype``, for ``user``; an existing cast where sharing it is right.
+        """Return ``source`` in ``dtype``, for ``user``: an existing cast if it can be shared, else a new one.
 
-        What a conversion or a body gave back as it was, a leaf perhaps, is cast as what it is.
+        If a conversion or a body returned ``source`` unchanged, the original value (such as a leaf) is cast.
         """
         while (same := _given(source)) is not None:
             source = same
@@ -92,7 +92,7 @@ class CastWriter:
         value = tensor_value(source)
         mode = fake_mode_of(value) if value is not None else None
         assert mode is not None
-        # A cast inside a torch.func transform would be a value of that transform: it belongs before the outermost one.
+        # A cast inside a torch.func transform would be a value of that transform: insert it before the outermost one.
         with self._graph.inserting_before(self._transforms[0] if self._transforms else user):
             cast = GraphWriter(self._graph, mode).call(
                 torch.ops.aten.to.dtype,
@@ -111,7 +111,7 @@ class CastWriter:
         return cast
 
     def erase_unused(self) -> None:
-        """Remove casts that nobody uses after all."""
+        """Remove unused casts."""
         for node in reversed(self._graph.nodes):
             if node.target is torch.ops.aten.to.dtype and INSERTED in node.meta and not node.users:
                 self._graph.erase_node(node)

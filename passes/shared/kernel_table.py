@@ -1,15 +1,15 @@
-"""Facts about ATen kernels that neither schemas nor fake kernels tell, found by running every op of torch's op
+"""Facts about ATen kernels that neither schemas nor fake kernels provide, found by running every op of torch's op
 database with 16-bit and with mixed inputs (torch 2.13, CPU); the tests run a sample of each row again.
 
-Names carry no overload; an in-place variant counts as the op that it is a variant of.
+Names have no overload; an in-place variant counts as its functional op.
 """
 
-#: Pointwise ops that refuse inputs of different floating types.
+#: Pointwise ops that reject inputs of different floating-point dtypes.
 UNPROMOTED_POINTWISE = frozenset(
     f"aten::{name}" for name in ("complex", "heaviside", "isclose", "lerp", "polar", "prelu", "_prelu_kernel")
 )
 
-#: Ops, not tagged pointwise, that promote their inputs themselves or convert to the type they write.
+#: Ops, not tagged pointwise, that promote their inputs themselves or convert to the dtype they write.
 PROMOTES = frozenset(
     f"aten::{name}"
     for name in (
@@ -117,7 +117,7 @@ _SPECIAL = """
 #: Ops without a 16-bit kernel on any device.
 LACKS_HALF_KERNEL = frozenset(f"aten::{name}" for name in (_LINALG + _SPECIAL).split())
 
-#: Ops that take 16 bits in some calls only: Fourier transforms on GPUs powers of two, norms of matrices not all orders.
+#: Ops with 16-bit kernels for some calls only: Fourier transforms on GPUs for powers of two, some matrix norms.
 HAS_HALF_KERNEL_FOR_SOME_SIZES = frozenset(f"aten::{name}" for name in (*_FFT.split(), "linalg_matrix_norm"))
 
 _CPU = """
@@ -126,5 +126,5 @@ _CPU = """
     multilabel_margin_loss_forward pdist polar rrelu_with_noise view_as_complex
 """
 
-#: Ops without a 16-bit kernel on the CPU alone.
+#: Ops that lack a 16-bit kernel only on the CPU.
 LACKS_HALF_KERNEL_ON_CPU = frozenset(f"aten::{name}" for name in (_CPU + _FFT).split())

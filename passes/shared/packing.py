@@ -1,9 +1,9 @@
-"""Write a floating-point value in fewer bits, and write it back: the nodes on both sides of the border.
+"""Pack a floating-point value into fewer bits, and unpack it: the nodes to insert in the forward and the backward.
 
-8 bits: the elements, divided by the scale of their block, as integers or floats. The scale is the largest finite
-magnitude of the block over the form's own largest, rounded to bfloat16, whose range is float32's. Codes beyond that
-largest stand for what is not finite, so that a mask of -inf and an overflow come back as they were. What is finite
-comes back finite. All is computed in float32; the ops are such as Inductor can lower after the partition.
+8 bits: the elements are divided by the scale of their block, and stored as integers or floats. The scale is the block's
+largest finite magnitude divided by the form's largest value, rounded to bfloat16, which has float32's range. Codes
+beyond that value represent inf and NaN, so a mask of -inf or an overflow is restored exactly. Finite values stay
+finite. All computations are in float32, with ops that Inductor can lower after the partition.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Codes:
-    """How a form of 8 bits writes numbers: the largest finite code, and those of infinity and NaN."""
+    """The codes of an 8-bit form: the largest finite code, and those of infinity and NaN."""
 
     dtype: torch.dtype
     largest: float
@@ -34,7 +34,7 @@ class _Codes:
     nan: float
 
 
-#: float8 conversions may saturate, so infinity has a code of its own there too: the largest number of the dtype.
+#: Conversions to float8 may saturate, so infinity has its own code there too: the largest number of the dtype.
 _CODES = {
     Keep.INT8: _Codes(torch.int8, 126.0, 127.0, -128.0),
     Keep.FLOAT8_E4M3FN: _Codes(torch.float8_e4m3fn, 416.0, 448.0, nan),
@@ -43,10 +43,10 @@ _CODES = {
 
 _NARROW_FORMS = {Keep.BFLOAT16: torch.bfloat16, Keep.FLOAT16: torch.float16}
 
-#: A block of zeros needs a scale too.
+#: The minimum scale, so that a block of zeros has a nonzero one.
 _LEAST = 1e-30
 
-#: Blocks of fewer elements spend too much on scales.
+#: Smaller blocks would spend too much memory on scales.
 _SMALLEST_BLOCK = 32
 
 
@@ -54,9 +54,9 @@ _SMALLEST_BLOCK = 32
 class Packing:
     """How one value is packed.
 
-    ``dtype``: the value's own. ``order``: the permutation of its dimensions in which it is contiguous. ``trailing``:
-    the sizes, after that, of the last dimensions, which together are cut in blocks of ``block`` elements; 0 where a row
-    of unknown length has one scale. For forms without scales both are empty.
+    ``dtype``: the value's dtype. ``order``: the permutation of its dimensions in which it is contiguous. ``trailing``:
+    the sizes of the last dimensions in that order, which together are split into blocks of ``block`` elements; 0 if a
+    row of unknown length has one scale. For forms without scales both are empty.
     """
 
     form: Keep
@@ -67,12 +67,12 @@ class Packing:
 
     @property
     def parts(self) -> int:
-        """How many tensors the packed value is."""
+        """Return the number of tensors that hold the packed value."""
         return 2 if self.form in EIGHT_BITS else 1
 
     @property
     def words(self) -> str:
-        """The form, with the size of the blocks: ``"int8/128"``."""
+        """Return the form with the block size: ``"int8/128"``."""
         return f"{self.form}/{self.block or 'row'}" if self.form in EIGHT_BITS else str(self.form)
 
 
@@ -98,24 +98,24 @@ def plan_packing(value: Tensor, rule: Rule) -> Packing | str:
 
 
 def _contiguous_order(value: Tensor) -> tuple[int, ...] | None:
-    """The order of dimensions in which ``value`` is contiguous; None if there is none, or none is known."""
+    """Return the order of dimensions in which ``value`` is contiguous; None if there is none, or it is unknown."""
     keys = [(hint(value.stride(dim)), hint(value.shape[dim]), -dim) for dim in range(value.dim())]
     if any(None in key for key in keys):
         return None
     order = tuple(sorted(range(value.dim()), key=lambda dim: keys[dim], reverse=True))
     wanted: int | torch.SymInt = 1
     for dim in reversed(order):
-        if keys[dim][1] != 1 and str(value.stride(dim)) != str(wanted):  # compared as texts, numbers get no guards
+        if keys[dim][1] != 1 and str(value.stride(dim)) != str(wanted):  # compare as text: numbers would add guards
             return None
         wanted = wanted * value.shape[dim]
     return order
 
 
 def _blocks(sizes: Sequence[int | torch.SymInt], wanted: int) -> tuple[tuple[int, ...], int]:
-    """The last sizes that are cut in blocks together, and the size of the blocks: ``wanted``, or else less.
+    """Return the trailing sizes that are split into blocks together, and the block size: ``wanted`` or less.
 
-    Blocks stay within a row where they can: a norm magnifies what a row next to much larger ones would lose. Rows that
-    are too short for a scale of their own are joined.
+    Blocks stay within a row if possible: next to much larger elements small ones would lose precision, and a norm
+    magnifies that. Rows that are too short for their own scale are joined.
     """
     known = [size for size in takewhile(lambda size: isinstance(size, int), reversed(sizes)) if isinstance(size, int)]
     if not known:
@@ -129,13 +129,13 @@ def _blocks(sizes: Sequence[int | torch.SymInt], wanted: int) -> tuple[tuple[int
 
 
 class PackWriter:
-    """Writes into one graph by ``writer``."""
+    """Inserts nodes into one graph through ``writer``."""
 
     def __init__(self, writer: GraphWriter) -> None:
         self._call, self._as = writer.call, writer.in_dtype
 
     def pack(self, node: Node, packing: Packing, why: str) -> list[Node]:
-        """Write ``node`` packed: its codes and their scales, or its narrower self."""
+        """Insert nodes that pack ``node``; return its codes and scales, or its narrower form."""
         if packing.form in _NARROW_FORMS:
             narrow = self._as(node, _NARROW_FORMS[packing.form])
             return [self._told(narrow, node, why)]
@@ -156,14 +156,14 @@ class PackWriter:
         return [self._told(part, node, why) for part in (coded, scale)]
 
     def unpack(self, parts: Sequence[Node], packing: Packing) -> Node:
-        """Write the value that ``parts`` hold, in its own dtype, sizes and strides."""
+        """Insert nodes that restore the value from ``parts``, with its dtype, sizes and strides."""
         if packing.form in _NARROW_FORMS:
             return self._as(parts[0], packing.dtype)
         codes = _CODES[packing.form]
         coded, scale = (self._as(part, torch.float32) for part in parts)
         value = self._clamp(self._call(aten.mul.Tensor, coded, scale), torch.finfo(packing.dtype).max)
         for code, meaning in ((codes.infinity, inf), (-codes.infinity, -inf), (codes.nan, nan)):
-            if code == code:  # NaN stands for itself
+            if code == code:  # NaN is its own code
                 value = self._where(self._call(aten.eq.Scalar, coded, code), meaning, value)
         value = self._as(value, packing.dtype)
         if packing.block:
@@ -184,7 +184,7 @@ class PackWriter:
         return self._call(aten.view.default, node, [*lead, blocks, packing.block])
 
     def _sizes(self, node: Node, count: int) -> list[int | Node]:
-        """The first ``count`` sizes of ``node``, those that are not known as nodes."""
+        """Return the first ``count`` sizes of ``node``; symbolic sizes as nodes."""
         sizes = node.meta["val"].shape[:count]
         return [
             size if isinstance(size, int) else self._call(aten.sym_size.int, node, dim)
@@ -201,7 +201,7 @@ class PackWriter:
         return self._call(aten.where.self, condition, *both)
 
     def _number(self, number: float, like: Node) -> Node:
-        """A 0-dim tensor: ``where`` and ``maximum`` take no plain numbers."""
+        """Return a 0-dim tensor: ``where`` and ``maximum`` do not take plain numbers."""
         value = like.meta["val"]
         return self._call(aten.full.default, [], number, dtype=value.dtype, device=value.device)
 

@@ -1,8 +1,8 @@
-"""Which ops refuse the dtypes that casts upstream would give them, and what to give them instead.
+"""Which ops reject the dtypes that upstream casts would give them, and which dtypes to give them instead.
 
-A program that runs in float32 must run under every policy. Fake kernels accept much that real ones do not, so this is
-a table: an op whose floating inputs must agree, and does not promote them itself, is not given a mixture; an op that
-has no 16-bit kernel on a device is not given 16-bit inputs there.
+A program that runs in float32 must run under every policy. Fake kernels accept more than real ones do, so this is a
+table: an op whose floating-point inputs must agree, and that does not promote them itself, never gets mixed dtypes; an
+op without a 16-bit kernel on a device never gets 16-bit inputs there.
 """
 
 import inspect
@@ -26,7 +26,7 @@ from fxamp.passes.shared.kernel_table import (
 
 
 def refusal(node: Node, captured: Mapping[Node, Any]) -> str | None:
-    """Why the op would not take its inputs' present dtypes, or None if it would.
+    """Return why the op would reject its inputs' current dtypes, or None if it accepts them.
 
     ``captured`` holds the values that nodes had when the program was captured.
     """
@@ -43,14 +43,14 @@ def refusal(node: Node, captured: Mapping[Node, Any]) -> str | None:
 
 
 def _custom_as_captured(node: Node, captured: Mapping[Node, Any]) -> bool:
-    """Whether an op of another library than ATen gets what it was captured with: no table knows what else it takes."""
+    """Whether a non-ATen op gets its captured dtypes: there is no table of what else it accepts."""
     before = {source: captured.get(source) for source in floating_inputs(node)}
     same = all(isinstance(value, torch.Tensor) and value.dtype == _dtype(source) for source, value in before.items())
     return same and not op_name(node).startswith(("aten::", "prims::"))
 
 
 def lacks_kernel(node: Node) -> bool:
-    """Whether the op now gets 16-bit inputs, and has no kernel for them on their device."""
+    """Whether the op now gets 16-bit inputs but has no kernel for them on their device."""
     if not isinstance(node.target, OpOverload) or not _without_kernel(node):
         return False
     return any(_dtype(source) in NARROW for source in floating_inputs(node))
@@ -83,10 +83,11 @@ def _captured_half(node: Node, captured: Mapping[Node, Any]) -> bool:
 
 
 def cast_back(node: Node, captured: Mapping[Node, Any]) -> dict[Node, torch.dtype]:
-    """The casts that give ``node`` dtypes it takes: those of the memory it writes to, else those it was captured with.
+    """Return the casts that give ``node`` dtypes it accepts: those of the memory it writes to, else the captured ones.
 
-    What the node writes to is never cast: the write would miss the user's tensor. A program captured under autocast
-    may have mixed dtypes, and gets the widest of them, or 16 bits where there is no such kernel, and gets float32.
+    A tensor that the node writes to is never cast: the write would not reach the user's tensor. A program captured
+    under autocast may have mixed dtypes; it gets the widest of them, or float32 if that is a 16-bit dtype without a
+    kernel.
     """
     written = [source for source in writes(node) if tensor_value(source) is not None]
     opaque = not isinstance(node.target, OpOverload)
@@ -106,7 +107,7 @@ def cast_back(node: Node, captured: Mapping[Node, Any]) -> dict[Node, torch.dtyp
     return {source: dtype for source, dtype in wanted.items() if _dtype(source) != dtype}
 
 
-#: Higher-order ops that promise to write to nothing they are given.
+#: Higher-order ops that never write to their operands.
 _FUNCTIONAL = frozenset(
     {
         "associative_scan",
@@ -122,7 +123,7 @@ _FUNCTIONAL = frozenset(
 
 
 def may_write_opaquely(node: Node) -> bool:
-    """Whether a node without a schema may write to its inputs: a Triton kernel's launch, a call that is in place."""
+    """Whether a node without a schema may write to its inputs: a Triton kernel's launch, an in-place call."""
     if isinstance(node.target, HigherOrderOperator):
         return node.target._name not in _FUNCTIONAL
     if node.kwargs.get("out") is not None or _inplace(node):

@@ -1,6 +1,6 @@
-"""What a partitioned forward hands to its backward: which memory, who made it, who reads it, and which rule is for it.
+"""What a partitioned forward keeps for its backward: which memory, which op made it, who reads it, which rule applies.
 
-AOTAutograd saves nodes, several of which may be views of one memory. What counts is the memory: it is kept once.
+AOTAutograd saves nodes, several of which may be views of one memory. The unit here is the memory: it is kept once.
 """
 
 import operator
@@ -24,15 +24,15 @@ from fxamp.policy import Rule
 from fxamp.policy.model.keep import KEPT, RESULT
 from fxamp.torch_private import hint
 
-#: Views whose schemas do not say so.
+#: Views whose schemas have no alias annotations.
 _HIDDEN_VIEWS = frozenset({torch.ops.aten._unsafe_view.default, torch.ops.aten.unsafe_split.Tensor})
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory that is kept: the value that it was made for, and those of its views that are saved, by position.
+    """Kept memory: the value that owns it, and its saved views, by position.
 
-    ``at`` are positions among what the forward returns past its results.
+    ``at`` are positions among the forward's outputs after its results.
     """
 
     owner: Node
@@ -42,22 +42,22 @@ class Memory:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The rule for one memory, None if none is; and why it does not hold, ``""`` if it does."""
+    """The rule for one memory, None if there is none; and why it was not applied, ``""`` if it was."""
 
     rule: Rule | None
     reason: str = ""
 
 
 def saved(gm: GraphModule, results: int) -> Sequence[Any]:
-    """What the forward ``gm`` returns past its first ``results`` outputs."""
+    """Return the outputs of the forward ``gm`` after its first ``results`` ones."""
     returned: Any = graph_output(gm.graph).args[0]
     return tuple(returned[results:])
 
 
 def memories(gm: GraphModule, results: int) -> list[Memory]:
-    """The memory that is kept for the backward alone, in the order in which the forward hands it out.
+    """Return the memory that is kept only for the backward, in the order of the forward's outputs.
 
-    Left out is what is there anyway: inputs, constants, results, and whatever shares memory with them.
+    Left out is memory that exists anyway: of inputs, constants, results, and of whatever shares memory with them.
     """
     returned: Any = graph_output(gm.graph).args[0]
     there = [node for node in returned[:results] if isinstance(node, Node)]
@@ -73,14 +73,14 @@ def memories(gm: GraphModule, results: int) -> list[Memory]:
 
 
 def owner(node: Node) -> Node:
-    """The node that made the memory of ``node``: behind all views."""
+    """Return the node that made the memory of ``node``, before all views."""
     while (source := viewed(node)) is not None:
         node = source
     return node
 
 
 def viewed(node: Node) -> Node | None:
-    """The node that ``node`` is a view of, or one of several views picked from; None if it is no view."""
+    """Return the node that ``node`` is a view of, also as one of several views; None if it is not a view."""
     made = node.args[0] if node.target is operator.getitem else node
     if not isinstance(made, Node) or not made.args:
         return None
@@ -91,12 +91,12 @@ def viewed(node: Node) -> Node | None:
 
 
 def in_backward(node: Node) -> bool:
-    """Whether AOTAutograd says that ``node`` is the backward's."""
+    """Whether AOTAutograd tags ``node`` as part of the backward."""
     return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
 
 
 def maker(node: Node) -> Node:
-    """The call that computed the values of ``node``, behind views and casts; of a cast input it is the cast."""
+    """Return the call that computed the values of ``node``, before views and casts; for a cast input, the cast."""
     node = owner(node)
     if node.target in CASTS and isinstance(node.args[0], Node):
         source = maker(node.args[0])
@@ -107,7 +107,7 @@ def maker(node: Node) -> Node:
 
 
 def readers(node: Node) -> Iterator[Node]:
-    """The calls of the forward that read ``node``, directly or through views and casts."""
+    """Yield the forward's calls that read ``node``, directly or through views and casts."""
     for user in node.users:
         if user.op == "output" or in_backward(user):
             continue
@@ -116,7 +116,7 @@ def readers(node: Node) -> Iterator[Node]:
 
 
 def judge(memory: Memory, context: CastContext) -> Verdict:
-    """Which rule is for ``memory``. A rule names ops as they stand in the graph, or as they were before."""
+    """Return the rule for ``memory``. A rule can name ops as they are in the graph, or as before decomposition."""
     made = maker(memory.owner)
     if not isinstance(made.target, OpOverload):
         return Verdict(None, f"{op_name(made)} made it, of which no rule can tell")
@@ -137,7 +137,7 @@ def judge(memory: Memory, context: CastContext) -> Verdict:
 
 
 def names_of(node: Node) -> tuple[str, ...]:
-    """The name of the node's op, and of the op that it is a part of if that was decomposed."""
+    """Return the name of the node's op, and of the op that it was decomposed from, if any."""
     before = node.meta.get("original_aten")
     names = [op_name(node)]
     if isinstance(before, OpOverload):
@@ -146,7 +146,7 @@ def names_of(node: Node) -> tuple[str, ...]:
 
 
 def stored_bytes(values: Sequence[object]) -> int | None:
-    """The bytes of the storages of tensors, each once, for the sizes of this compilation; None if one is not known."""
+    """Return the bytes of the tensors' storages, each once, for this compilation's sizes; None if one is unknown."""
     sizes = {v.untyped_storage()._cdata: hint(v.untyped_storage().nbytes()) for v in values if isinstance(v, Tensor)}
     return total(sizes.values())
 

@@ -1,7 +1,7 @@
-"""A node's call as the plain values that a policy's conditions ask for.
+"""Describe a node's call by the plain values that a policy's conditions test.
 
-Arguments go by the names of the op's schema, with its defaults; tensors have the dtypes they were captured with. A
-symbolic number stays one: a condition on it would hold for one call of a compiled graph and not for another.
+Arguments have the names and defaults of the op's schema; tensors have their captured dtypes. A symbolic number stays
+symbolic: a condition on its value could hold for one call of a compiled graph and fail for another.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from fxamp.graph.aliases import is_view
 from fxamp.policy import Site, Symbol, TensorFacts
 from fxamp.policy.model.site import Number, Value, product
 
-#: Ops that copy or convert values and compute none.
+#: Ops that copy or convert values and compute nothing.
 _MOVES = frozenset(
     f"aten::{name}" for name in ("_to_copy", "alias", "clone", "contiguous", "detach", "lift_fresh", "to", "type_as")
 ) | {"prims::convert_element_type", "prims::device_put"}
@@ -25,12 +25,12 @@ _COMBINING = """
     logsumexp mean nanmean nansum native_layer_norm norm prod rms_norm softmax std std_mean sum var var_mean vdot
 """
 
-#: Ops that combine elements along dimensions, beside those that torch tags as reductions.
+#: Ops that combine elements along dimensions, in addition to those that torch tags as reductions.
 _REDUCES = frozenset(f"aten::{name}" for name in _COMBINING.split())
 
 
 def site_of(node: Node, region: str = "forward", within: Node | None = None) -> Site:
-    """Return the site of a call of an ATen overload or custom op; ``within``: the node whose module it stands in."""
+    """Return the site of a call of an ATen overload or custom op; ``within``: the node whose module applies."""
     target = node.target
     assert isinstance(target, OpOverload)
     place = within or node
@@ -47,12 +47,12 @@ def site_of(node: Node, region: str = "forward", within: Node | None = None) -> 
 
 
 def computes(node: Node, dtype: object) -> bool:
-    """Whether a call does more than view, copy or convert values, and leaves it open in which dtype."""
+    """Whether a call does more than view, copy or convert values, and does not itself name its dtype."""
     return base_name(node) not in _MOVES and not is_view(node) and dtype is None
 
 
 def facts_of(tensor: torch.Tensor) -> TensorFacts:
-    """What conditions can ask of a tensor."""
+    """Return the properties of a tensor that conditions can test."""
     return TensorFacts(str(tensor.dtype).removeprefix("torch."), tuple(map(_size, tensor.shape)))
 
 
@@ -79,7 +79,7 @@ def _size(given: int | torch.SymInt) -> Number:
 
 
 def _reduces(node: Node, args: dict[str, Value]) -> Number | None:
-    """How many elements of the first tensor go into one result; None where the op is no reduction."""
+    """Return how many elements of the first tensor are combined into one; None if the op is not a reduction."""
     assert isinstance(node.target, OpOverload)
     if base_name(node) not in _REDUCES and torch.Tag.reduction not in node.target.tags:
         return None

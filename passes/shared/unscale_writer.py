@@ -16,10 +16,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Unscaled:
-    """True gradients, in the order given; flags, ``[len(order)]``; and the position of the gradient of each flag.
+    """Unscaled gradients, in the given order; flags, ``[len(order)]``; and the position of each flag's gradient.
 
-    float16 gradients hold the scale. ``square``: 0-dim float32, the sum of the squares of all others; None if not asked
-    for.
+    float16 gradients stay scaled. ``square``: 0-dim float32, the sum of the squares of all others; None if not
+    requested.
     """
 
     true: list[Node]
@@ -30,9 +30,9 @@ class Unscaled:
 
 @dataclass(frozen=True)
 class _Piece:
-    """True gradients by what they were, and their flags in this order: bool, on the scale's device.
+    """Unscaled gradients by their scaled nodes, and their flags in the same order: bool, on the scale's device.
 
-    ``square``: the sum of their squares there, 0-dim float32, if the piece made it.
+    ``square``: the sum of their squares on that device, 0-dim float32, if the piece computes it.
     """
 
     true: dict[Node, Node]
@@ -41,9 +41,9 @@ class _Piece:
 
 
 class UnscaleWriter:
-    """Writes into one backward graph by ``writer``; ``scale`` is its input that holds the scale.
+    """Inserts nodes into one backward graph through ``writer``; ``scale`` is its input that holds the scale.
 
-    ``norm``: whether the sum of the gradients' squares is asked for.
+    ``norm``: whether the sum of the gradients' squares is requested.
     """
 
     def __init__(self, writer: GraphWriter, scale: Node, norm: bool = False) -> None:
@@ -56,7 +56,7 @@ class UnscaleWriter:
             self._inverse = self._reciprocal()
 
     def scale(self, tangent: Node) -> None:
-        """Let all users of ``tangent`` read it times the scale, in its dtype."""
+        """Replace ``tangent`` for all its users by its product with the scale, in its dtype."""
         users = list(tangent.users)
         with self._graph.inserting_before(_first_computation(self._graph)):
             scaled = self._product(tangent, self._scale)
@@ -64,11 +64,11 @@ class UnscaleWriter:
             user.replace_input_with(tangent, scaled)
 
     def unscale(self, gradients: Sequence[Node], kernel: bool) -> Unscaled:
-        """Write the true gradients and their flags; a node that is the gradient of several inputs is written once."""
+        """Insert the unscaled gradients and their flags; a node that is the gradient of several inputs only once."""
         first: dict[Node, int] = {}
         for at, node in enumerate(gradients):
             first.setdefault(node, at)
-        # The kernel knows no complex numbers, and unscales all that it is given.
+        # The kernel supports no complex numbers, and unscales all that it gets.
         fit = [node for node in first if kernel and not node.meta["val"].is_complex() and not _half(node)]
         pieces = self._by_kernel(fit) + [self._by_ops(node) for node in first if node not in fit]
         true = {node: result for piece in pieces for node, result in piece.true.items()}
@@ -93,7 +93,7 @@ class UnscaleWriter:
         return _Piece({gradient: true}, self._home(self._not_finite(true)), square)
 
     def _square(self, true: Node) -> Node:
-        """The sum of the squares of the elements' absolute values: 0-dim float32."""
+        """Return the sum of the squares of the elements' absolute values: 0-dim float32."""
         value = true.meta["val"]
         if value.is_complex():
             true = self._call(aten.abs.default, true)
@@ -119,7 +119,7 @@ class UnscaleWriter:
         results = self._call(op.default, sources, inverse, dtype)
         true, flags = self._item(results, 0), self._item(results, 1)
         square = self._home(self._item(results, 2)) if self._norm else None
-        # The kernel looks at the gradients as they come: an inverse that is not finite spoils all of them.
+        # The kernel checks gradients before it unscales them; a non-finite inverse would make all of them non-finite.
         flags = self._call(aten.logical_or.default, flags, self._not_finite(inverse))
         return _Piece({node: self._item(true, at) for at, node in enumerate(gradients)}, self._home(flags), square)
 
@@ -133,7 +133,7 @@ class UnscaleWriter:
         return self._on(flags, self._scale.meta["val"].device)
 
     def _product(self, node: Node, factor: Node) -> Node:
-        """``node`` times a 0-dim float32, in float32 at least, in the dtype of ``node``."""
+        """Return ``node`` times a 0-dim float32, in float32 at least, rounded to the dtype of ``node``."""
         value = node.meta["val"]
         factor = self._on(factor, value.device)
         wide = torch.promote_types(value.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""Look behind the cast that widens a gradient: half the bytes to read, the same values."""
+"""Find the 16-bit value behind the cast that widens a gradient: half the bytes to read, the same values."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from fxamp.dtypes import NARROW
 
 aten = torch.ops.aten
 
-#: Views that mean the same on a tensor of the same shape and strides, whatever its dtype.
+#: Views that do not depend on the dtype: they do the same to a tensor of equal shape and strides in another dtype.
 VIEWS = frozenset(
     {
         aten.alias.default,
@@ -28,9 +28,9 @@ CASTS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
 
 
 def before_widening(node: Node, write: Callable[..., Node]) -> Node:
-    """Return ``node``, or a node of the same values that a 16-bit tensor holds, if a cast of it is behind ``node``.
+    """Return a 16-bit node with the same values if ``node`` is a widening cast or a view of one; else ``node``.
 
-    ``write(op, *args)`` makes a node; it is called to repeat the views between the cast and ``node``.
+    ``write(op, *args)`` inserts a node; it is called to repeat the views between the cast and ``node``.
     """
     views: list[Node] = []
     behind = node
@@ -47,7 +47,7 @@ def before_widening(node: Node, write: Callable[..., Node]) -> Node:
 
 
 def erase_unused(node: Node) -> None:
-    """Erase a cast, or views of it, that :func:`before_widening` left without users."""
+    """Erase a cast, and views of it, that :func:`before_widening` left unused."""
     while not node._erased and not node.users and (node.target in VIEWS or node.target in CASTS):
         source: Any = node.args[0]
         node.graph.erase_node(node)
@@ -55,7 +55,7 @@ def erase_unused(node: Node) -> None:
 
 
 def _widened(node: Node) -> Node | None:
-    """What ``node`` casts from 16 bits to float32 and changes in no other way."""
+    """Return the input of ``node`` if ``node`` casts 16 bits to float32 and does nothing else; else None."""
     source: Any = node.args[0] if node.target in CASTS else None
     if source is None:
         return None

@@ -1,1 +1,1 @@
-"""Passes over the graph of an optimizer's step. Each file is one pass."""
+"""Passes for the graph of an optimizer's step. Each file is one pass."""

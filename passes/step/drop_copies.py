@@ -1,11 +1,11 @@
-"""drop-copies: values in a functional graph are not copied, as nobody writes to them.
+"""drop-copies: remove copies in a functional graph, where no op writes to them.
 
-1. ``clone(x)`` becomes ``x``, where its strides are those of ``x``.
-2. ``copy(kept, new)``, the functional form of ``copy_``, becomes ``new`` where both have the same dtype, shape and
+1. ``clone(x)`` becomes ``x`` if it has the strides of ``x``.
+2. ``copy(kept, new)``, the functional form of ``copy_``, becomes ``new`` if both have the same dtype, shape and
    strides.
 
-Traces of optimizers are full of both. Inductor would make a buffer of each copy of an input that is written to in the
-end, and look for kernels to merge it with: most of the time that compiling a step takes.
+Traces of optimizers contain many of both. Inductor would make a buffer of each copy of an input that is written to at
+the end, and try to fuse it with other kernels; this would take most of the compile time of a step.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from fxamp.passes.base import Context, Pass, Result
 
 aten = torch.ops.aten
 
-#: Ops that copy, and which of their arguments.
+#: Ops that copy, and the position of the argument that they copy.
 _COPIED: dict[Any, int] = {aten.clone.default: 0, aten.copy.default: 1}
 
 
 @dataclass(frozen=True)
 class DropCopies(Pass[Context]):
-    """Requires a functional graph, whose writes are final ``copy_`` to inputs; ensures that no rule can be applied."""
+    """Requires a functional graph, whose only writes are final ``copy_`` to inputs; ensures that no rule applies."""
 
     name = "drop-copies"
 
@@ -47,7 +47,7 @@ class DropCopies(Pass[Context]):
 
 
 def _copied(node: Node) -> Node | None:
-    """What the node is a copy of, if it is one."""
+    """Return the value that the node copies; None if it copies none."""
     if node.target not in _COPIED:
         return None
     source = node.args[_COPIED[node.target]]

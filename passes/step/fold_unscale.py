@@ -1,12 +1,12 @@
-"""fold-unscale: an optimizer's step graph reads gradients that hold the loss scale, and divides as it reads them.
+"""fold-unscale: let an optimizer's step graph read scaled gradients, and unscale them as it reads them.
 
 1. The graph gets new last inputs, 0-dim float32: ``inv_scale`` (1 / scale) if ``scaled``, ``clip_coefficient`` if
    ``clipped``.
-2. All uses of a gradient read it times the first, then times the second: each product is taken in float32 at least,
+2. All uses of a gradient read it times the first, then times the second. Each product is computed in float32 at least,
    and rounded to the gradient's dtype, as ``GradScaler.unscale_`` and ``clip_grad_norm_`` do one after the other.
 
-Gradients are the inputs marked ``node.meta[GRADIENT]``. The products join the step's first read of the gradient, so
-they move no memory of their own, where in-place passes over the gradients move 8 bytes a float32 each.
+Gradients are the inputs marked ``node.meta[GRADIENT]``. The products are fused into the step's first read of the
+gradient, so they cause no extra memory traffic; in-place passes over the gradients move 8 bytes per float32 each.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from fxamp.passes.base import Context, Pass, Result
 
 aten = torch.ops.aten
 
-#: Key of ``node.meta``: set on the inputs that are gradients.
+#: Key of ``node.meta``, set on the inputs that are gradients.
 GRADIENT = "fxamp_gradient"
 
-#: Key of ``node.meta``: set on an input whose uses were rewritten.
+#: Key of ``node.meta``, set on an input whose uses were rewritten.
 FOLDED = "fxamp_folded"
 
 #: Names of the new inputs.
@@ -31,7 +31,7 @@ INVERSE, COEFFICIENT = "inv_scale", "clip_coefficient"
 
 @dataclass(frozen=True)
 class FoldUnscale(Pass[Context]):
-    """Requires marked gradients; ensures rule 2 for each. ``scaled``, ``clipped``: which factors there are."""
+    """Requires marked gradients; ensures rule 2 for each. ``scaled``, ``clipped``: which factors are given."""
 
     scaled: bool = True
     clipped: bool = False
@@ -63,12 +63,12 @@ class FoldUnscale(Pass[Context]):
 
 
 def gradients(gm: GraphModule) -> list[Node]:
-    """The inputs that are gradients and are used."""
+    """Return the inputs that are gradients and are used."""
     return [node for node in gm.graph.find_nodes(op="placeholder") if GRADIENT in node.meta and node.users]
 
 
 def _product(writer: GraphWriter, node: Node, factor: Node) -> Node:
-    """In float32 at least, rounded to the dtype of ``node``."""
+    """Return the product, computed in float32 at least, rounded to the dtype of ``node``."""
     dtype = node.meta["val"].dtype
     wide = writer.in_dtype(node, torch.promote_types(dtype, torch.float32))
     return writer.in_dtype(writer.call(aten.mul.Tensor, wide, factor), dtype)

@@ -1,11 +1,11 @@
-"""guard-updates: let a flag on the device decide whether an optimizer's step changes anything.
+"""guard-updates: make every update of an optimizer's step depend on a flag on the device.
 
 1. The graph gets a new last input: the flag, 0-dim float32, nonzero to skip.
 2. Every final mutation ``copy_(kept, new)`` of an input becomes ``copy_(kept, where(flag != 0, kept, new))``, with
-   ``new`` in the dtype of ``kept``: ``where`` would promote, ``copy_`` converts. A selection, never a product:
-   ``inf * 0`` is NaN, and an overflow would reach the parameters all the same.
+   ``new`` in the dtype of ``kept``, because ``where`` would promote but ``copy_`` converts. It selects and does not
+   multiply: ``inf * 0`` is NaN, so a product would let an overflow reach the parameters.
 
-The kept value is one that the step has just read, so the selection moves no memory of its own once it is fused.
+The step has already read the kept value, so after fusion the selection causes no extra memory traffic.
 """
 
 from dataclasses import dataclass
@@ -21,23 +21,23 @@ aten = torch.ops.aten
 #: Name of the new input.
 FLAG = "found_inf"
 
-#: Key of ``node.meta``: set on the selections that this pass wrote.
+#: Key of ``node.meta``, set on the selections that this pass inserted.
 GUARD = "fxamp_guard"
 
 
 @dataclass(frozen=True)
 class GuardUpdates(Pass[Context]):
-    """Requires a functional graph, whose writes are final ``copy_`` to inputs; ensures rule 2 for each of them."""
+    """Requires a functional graph, whose only writes are final ``copy_`` to inputs; ensures rule 2 for each of them."""
 
     name = "guard-updates"
 
     def requires(self, gm: GraphModule, context: Context) -> str | None:
         devices = {str(value.device) for node in updates(gm) if (value := tensor_value(node.args[0])) is not None}
         if len(devices) > 1:
-            return f"what it updates is on several devices: {', '.join(sorted(devices))}"
+            return f"the tensors that it updates are on several devices: {', '.join(sorted(devices))}"
         for node in gm.graph.nodes:
             if _writes_elsewhere(node):
-                return f"{node.name} writes to what is not an input: the graph is not functional"
+                return f"{node.name} writes to a tensor that is not an input: the graph is not functional"
         return None
 
     def run(self, gm: GraphModule, context: Context) -> Result:
@@ -62,7 +62,7 @@ class GuardUpdates(Pass[Context]):
 
 
 def updates(gm: GraphModule) -> list[Node]:
-    """The final mutations: copies to inputs of the graph."""
+    """Return the final mutations: copies to inputs of the graph."""
     copies = gm.graph.find_nodes(op="call_function", target=aten.copy_.default)
     return [node for node in copies if isinstance(node.args[0], Node) and node.args[0].op == "placeholder"]
 
@@ -82,7 +82,7 @@ def _writes_elsewhere(node: Node) -> bool:
 
 
 def _skip(writer: GraphWriter, kept: object) -> Node:
-    """Rule 1; the flag lives where the updates are. Also whether it is set."""
+    """Rule 1; the flag is on the device of the updates. Return the node of ``flag != 0``."""
     assert isinstance(kept, Node)
     flag = writer.input(FLAG, dtype=torch.float32, device=kept.meta["val"].device)
     with writer.graph.inserting_before(flag.next):

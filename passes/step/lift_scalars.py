@@ -1,14 +1,14 @@
-"""lift-scalars: let a graph take its symbolic floats as one tensor, so that one that moves recompiles nothing.
+"""lift-scalars: pass a graph's symbolic floats as one tensor, so that a changed value does not recompile.
 
-1. The inputs that are symbolic floats become one input, float64 ``[n]`` on the device of the graph's tensors; each is
-   an element of it. Arithmetic between such floats becomes arithmetic of 0-dim float64 tensors: the precision of
-   Python's.
-   A value read from a 0-dim tensor (``item``) is that tensor, in float64: nothing is read on the host.
-2. Where an op takes a scalar, it takes the 0-dim tensor instead, rounded first to the dtype that the op computes in, as
-   the op would round the scalar; by the table below. ``alpha`` and ``value`` become products.
-3. A foreach op becomes its foreach form with a tensor where there is one, else the op for each of its tensors.
+1. The inputs that are symbolic floats become one input, float64 ``[n]`` on the device of the graph's tensors; each
+   float is an element of it. Arithmetic on such floats becomes arithmetic on 0-dim float64 tensors, with the precision
+   of Python floats. A value read from a 0-dim tensor (``item``) becomes that tensor, in float64: the host reads
+   nothing.
+2. An op with a scalar argument gets the 0-dim tensor instead, rounded first to the dtype that the op computes in, as
+   the op would round the scalar; the tables below list the ops. ``alpha`` and ``value`` become products.
+3. A foreach op becomes its overload with a tensor if there is one, else one op for each of its tensors.
 
-Inductor knows symbolic floats only as constants; a tensor is also what a CUDA graph reads anew when it is replayed.
+Inductor supports symbolic floats only as constants. A replayed CUDA graph reads a tensor again, but not a scalar.
 """
 
 import math
@@ -71,7 +71,7 @@ _EACH: dict[Any, Any] = {
 }
 
 
-#: Compared in the dtype of what they are compared with.
+#: Comparisons are computed in the dtype of the tensor operand.
 _COMPARES: dict[Any, Any] = {
     aten.eq.Scalar: aten.eq.Tensor,
     aten.ne.Scalar: aten.ne.Tensor,
@@ -111,12 +111,12 @@ class LiftScalars(Pass[Context]):
 
 
 def liftable(gm: GraphModule) -> bool:
-    """Whether the pass knows every op of the graph that takes a symbolic float."""
+    """Whether the pass supports every op of the graph that takes a symbolic float."""
     return not _unknown(gm)
 
 
 def unliftable_inputs(gm: GraphModule) -> frozenset[int]:
-    """Which symbolic floats among the inputs, counted alone, reach an op that the pass does not know."""
+    """Return the indices of the symbolic float inputs, among such inputs, that reach an unsupported op."""
     reached, stack = set(), _unknown(gm)
     while stack:
         node = stack.pop()
@@ -178,7 +178,7 @@ class _Writer:
                 self._of[node] = self._call(aten.select.int, numbers, 0, at)
 
     def rewrite(self, node: Node) -> None:
-        """Rules 1 to 3, by the tables."""
+        """Apply rules 1 to 3, by the tables."""
         if node.target is aten._local_scalar_dense.default:
             self._of[node] = self._call(prims.convert_element_type.default, node.args[0], torch.float64)
             return
@@ -227,7 +227,7 @@ class _Writer:
         return self._call(_TAKES_TENSOR[target], *(self._operand(value, node) for value in args), **kwargs)
 
     def _each(self, node: Node) -> Node:
-        """Rule 3, the op for each tensor: every ``getitem`` of the list becomes the op."""
+        """Rule 3, one op for each tensor: every ``getitem`` of the list becomes the op."""
         count = len(node.meta["val"])
         columns = [value if isinstance(value, (list, tuple)) else [value] * count for value in node.args]
         results = []
@@ -250,7 +250,7 @@ class _Writer:
         return self._rounded(value, result.dtype)
 
     def _rounded(self, value: Any, dtype: torch.dtype) -> Any:
-        """A symbolic float as a tensor that the op can take; other values as they are."""
+        """Return a symbolic float as a tensor that the op can take; other values unchanged."""
         if isinstance(value, (int, float)):
             return self._call(aten.full.default, [], float(value), dtype=dtype, device=self._device)
         if not _is_scalar(value):

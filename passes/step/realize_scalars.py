@@ -1,9 +1,9 @@
-"""realize-scalars: a 0-dim value behind a power is computed once, not by every thread of every kernel that uses it.
+"""realize-scalars: compute a 0-dim value that involves a power once, not in every thread of every kernel that uses it.
 
-Inductor inlines 0-dim arithmetic into the kernels that read its result. Adam's bias correction is two powers in
-float64: each thread would raise them again, and most GPUs have few units for float64. Where such a value meets a tensor
-of more dimensions it passes through ``aten.as_strided``, which changes nothing and which Inductor lowers to a buffer of
-its own (torch/_inductor/lowering.py, ``as_strided`` realizes its input).
+Inductor inlines 0-dim arithmetic into the kernels that read its result. Adam's bias correction has two float64 powers;
+each thread would compute them again, and most GPUs have few float64 units. If a larger tensor is combined with such a
+value, this pass inserts ``aten.as_strided``, which changes nothing but which Inductor lowers to a separate buffer
+(torch/_inductor/lowering.py, ``as_strided`` realizes its input).
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _COSTLY = frozenset(
 
 @dataclass(frozen=True)
 class RealizeScalars(Pass[Context]):
-    """Ensures that no op on tensors of one dimension or more reads a 0-dim result of a power directly."""
+    """Ensures that no op on tensors of one dimension or more directly reads a 0-dim result of a power."""
 
     name = "realize-scalars"
 
@@ -52,7 +52,7 @@ class RealizeScalars(Pass[Context]):
 
 
 def _read_by_larger(gm: GraphModule) -> dict[Node, list[Node]]:
-    """Each costly 0-dim value that is no buffer of its own, and the ops on larger tensors that read it."""
+    """Return each costly 0-dim value without its own buffer, and the ops on larger tensors that read it."""
     costly: set[Node] = set()
     found: dict[Node, list[Node]] = {}
     for node in gm.graph.nodes:

@@ -1,6 +1,6 @@
-"""share-equal: what is computed twice from the same values is computed once, by torch's own elimination (CSE).
+"""share-equal: compute equal values once, by torch's common subexpression elimination (CSE).
 
-A step computes ``1 - beta`` anew for every parameter.
+A step computes ``1 - beta`` again for every parameter.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from fxamp.passes.base import Context, Pass, Result
 
 @dataclass(frozen=True)
 class ShareEqual(Pass[Context]):
-    """Requires a functional graph, whose writes are final ``copy_`` to inputs; inputs and order stay as they are."""
+    """Requires a functional graph, whose only writes are final ``copy_`` to inputs; inputs and order do not change."""
 
     name = "share-equal"
 

@@ -1,7 +1,7 @@
-"""spread-fills: a tensor that holds one number everywhere is a 0-dim tensor.
+"""spread-fills: replace a tensor that holds one number everywhere by a 0-dim tensor.
 
-``full``, ``zeros``, ``ones`` and their ``_like`` forms lose their sizes: the ops that read them spread a 0-dim value
-over their other inputs. What is left of a pointwise program's graph names no size.
+``full``, ``zeros``, ``ones`` and their ``_like`` forms lose their sizes: the ops that read them broadcast a 0-dim
+value. After this pass a pointwise program's graph names no size.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _FILLED: dict[Any, Callable[[Node], Any]] = {
 
 @dataclass(frozen=True)
 class SpreadFills(Pass[Context]):
-    """Ensures that ``full``, without a dimension, is the only op that fills."""
+    """Ensures that ``full`` without a dimension is the only op that fills."""
 
     name = "spread-fills"
 
