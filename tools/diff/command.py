@@ -40,6 +40,7 @@ def _parser() -> Parser:
     add("--torch", metavar="V", help="compare them as they hold for this version of torch; the installed one's if none")
     add("--graph", metavar="FILE", action="append", default=[], help="show the effect on a graph that fxamp-show reads")
     add("--run", metavar="MODEL.py", help="run its model under both, and compare with float64: outputs and gradients")
+    add("--cost", action="store_true", help="with --graph MODEL.py: count a training step on a GPU under both")
     add("--trust", action="store_true", help="allow running an fx_graph_runnable.py where reading it is not enough")
     add("--format", type=one_of(*FORMATS), default="text", help=f"one of {', '.join(FORMATS)}; text unless given")
     add("--output", metavar="FILE", help="write there instead of to standard output")
@@ -57,7 +58,7 @@ def _diff(options: Namespace) -> bool:
 
 def _executed(found: Found, options: Namespace) -> Found:
     """With the effect on graphs and numbers, as far as asked for; only these need torch."""
-    if not (options.graph or options.run):
+    if not (options.graph or options.run or options.cost):
         return found
     for side in (found.old, found.new):
         _require_policy(side)
@@ -66,6 +67,12 @@ def _executed(found: Found, options: Namespace) -> Found:
 
         made = [each for file in options.graph for each in effects(file, found.old, found.new, options.trust)]
         found = replace(found, effects=tuple(made))
+    if options.cost:
+        from fxamp.tools.diff.cost import cost
+
+        if not options.graph:
+            raise OptionError("--cost counts the model of --graph MODEL.py, and there is no --graph")
+        found = replace(found, costs=tuple(cost(file, found.old, found.new, options.format) for file in options.graph))
     if options.run:
         from fxamp.tools.diff.numbers import run_both
 

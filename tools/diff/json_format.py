@@ -29,6 +29,8 @@ def to_json(found: Found) -> str:
         "graphs": [effect.content() for effect in found.effects],
         "runs": [run.content() for run in found.runs],
     }
+    if found.costs:
+        written["costs"] = [each.content() for each in found.costs]
     return json.dumps(written, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -33,6 +33,9 @@ def markdown_lines(found: Found) -> Iterator[str]:
     for effect in found.effects:
         yield ""
         yield from _effect(effect)
+    for cost in found.costs:
+        yield ""
+        yield from cost.lines()
     for numbers in found.runs:
         yield ""
         yield from _numbers(numbers)

@@ -31,6 +31,9 @@ def text_lines(found: Found, look: Look) -> Iterator[str]:
 
         yield ""
         yield from effect_lines(effect, look)
+    for cost in found.costs:
+        yield ""
+        yield from cost.lines()
     for numbers in found.runs:
         from fxamp.tools.diff.numbers_text import numbers_lines
 

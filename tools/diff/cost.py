@@ -1,0 +1,53 @@
+"""What a training step on a GPU costs under two policies, beside torch.compile: what ``fxamp-bench cost`` says."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fxamp.errors import OptionError
+from fxamp.tools.diff.sides import Side
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The counts of one file's model: ``said`` is what the command printed."""
+
+    file: str
+    said: str
+
+    def content(self) -> dict[str, Any]:
+        """The figures as JSON's values; ``said`` must be JSON."""
+        return {"file": self.file, **json.loads(self.said)}
+
+    def lines(self) -> Iterator[str]:
+        """Title, table and notes, in the style that the command was asked for."""
+        yield from self.said.rstrip("\n").split("\n")
+
+
+def cost(file: str, old: Side, new: Side, style: str) -> Cost:
+    """Count the model that ``file`` defines, in float16 or bfloat16 as the new policy says.
+
+    ``style``: "text", "json" or "markdown". Raises OptionError for another file or device, and with what the command
+    says where it cannot count.
+    """
+    if Path(file).suffix != ".py":
+        raise OptionError(f"--cost counts models: --graph {file} is none; accepted: a MODEL.py")
+    for side in (old, new):
+        if side.policy.device != "cuda":
+            raise OptionError(f"--cost counts for GPUs: {side.given} is for {side.policy.device}; accepted: cuda")
+    given = [file, f"--dtype={new.policy.lower_precision_fp}", f"--policy={old.given}", f"--policy={new.given}"]
+    return Cost(file, run_command([*given, *([] if style == "text" else [f"--{style}"])]))
+
+
+def run_command(arguments: Sequence[str]) -> str:
+    """What ``fxamp-bench cost`` prints, in a process of its own."""
+    command = [sys.executable, "-m", "fxamp.tools.bench.command", "cost", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
+        raise OptionError(f"--cost: {said[-1]}")
+    return done.stdout
