@@ -1,4 +1,4 @@
-"""Small helpers over torch.fx nodes, shared by capture and passes."""
+"""Helpers for torch.fx nodes and graphs, shared by capture and passes."""
 
 from fxamp.graph.aliases import AliasSets, writes
 from fxamp.graph.arguments import argument, arguments, set_argument

@@ -18,11 +18,11 @@ from fxamp.graph.wrappers import is_layout_call
 class AliasSets:
     """A union-find over the nodes of one graph: values that may share storage are in one set.
 
-    Views are recognised by the alias annotations of their op's schema, and by a table of ops whose schemas hide that
-    they may return an input; a higher-order op by its bodies, where they are known; any other call without a schema is
-    taken to alias everything that it reads. A conversion aliases its input only as long as both have one dtype.
-    ``mutated(node)`` holds if anything in the graph may write to the memory of ``node``: a copy of such a value, an
-    inserted cast for example, is stale after the write.
+    Views are detected by the alias annotations of their op's schema, and by a table of ops that may return an input
+    although their schemas do not say so. A higher-order op is analysed by its bodies if they are known. Any other call
+    without a schema is assumed to alias everything that it reads. A conversion aliases its input only if both have the
+    same dtype. ``mutated(node)`` is true if anything in the graph may write to the memory of ``node``: a copy of such a
+    value, for example an inserted cast, is stale after the write.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -60,7 +60,7 @@ def is_view(node: Node) -> bool:
     return isinstance(node.target, OpOverload) and any(result.alias_info for result in node.target._schema.returns)
 
 
-#: Ops that may return an input, or views of one, although their schemas do not say so; found by running ATen's ops.
+#: Ops that may return an input, or a view of one, although their schemas do not say so; found by running ATen's ops.
 _UNANNOTATED = frozenset(
     f"aten::{name}"
     for name in (
@@ -85,12 +85,12 @@ _UNANNOTATED = frozenset(
 )
 
 
-#: Ops that return their input if it has the wanted dtype already, else a converted copy.
+#: Ops that return their input if it already has the requested dtype, else a converted copy.
 _CONVERSIONS = frozenset({"aten::to", "aten::type_as", "aten::_to_cpu", "aten::_autocast_to_full_precision"})
 
 
 def aliased_inputs(node: Node) -> list[Node]:
-    """The inputs whose memory the result of ``node`` may share; for one of several results, earlier ones too."""
+    """Return the inputs whose memory the result of ``node`` may share; for one of several results, earlier ones too."""
     if node.op in ("placeholder", "get_attr", "output") or _effects(node):
         return []
     if node.target is operator.getitem:
@@ -106,9 +106,9 @@ def aliased_inputs(node: Node) -> list[Node]:
 
 
 def alias_of(node: Node) -> Node | None:
-    """The earlier node whose very tensor ``node`` is: what an in-place call writes to, the same result picked before.
+    """Return the earlier node for the same tensor as ``node``: the target of an in-place call, or an equal getitem.
 
-    None for every other node, a view among them.
+    None for every other node, including views.
     """
     sources = aliased_inputs(node)
     if len(sources) != 1:
@@ -127,7 +127,7 @@ def alias_of(node: Node) -> Node | None:
 
 
 def given_back(node: Node) -> Node | None:
-    """The input that a conversion returns as it is, as nothing is to be converted; None for every other node."""
+    """Return the input that a conversion returns unchanged because there is nothing to convert; else None."""
     if not isinstance(node.target, OpOverload) or node.target._schema.name not in _CONVERSIONS:
         return None
     source = node.args[0]
@@ -141,9 +141,9 @@ def given_back(node: Node) -> Node | None:
 
 
 def writes(node: Node) -> list[Node]:
-    """The inputs that ``node`` may write to: by its schema, or by its bodies; all tensors for anything opaque.
+    """Return the inputs that ``node`` may write to: by its schema, or by its bodies; all tensors for an opaque call.
 
-    The running statistics of a batch norm count too.
+    The running statistics of a batch norm are included.
     """
     if node.op in ("placeholder", "get_attr", "output"):
         return []
@@ -162,7 +162,7 @@ def writes(node: Node) -> list[Node]:
     ]
 
 
-#: Arguments that batch norms write to in training, though the schemas of most do not say so.
+#: Arguments that batch norms write to in training, although most of their schemas do not say so.
 _HIDDEN_WRITES = frozenset({"running_mean", "running_var"})
 
 _PURE_FUNCTIONS = frozenset({operator.getitem, torch._C._set_grad_enabled, ENTER_AUTOCAST, EXIT_AUTOCAST})
@@ -183,7 +183,7 @@ class _Effect:
 
 
 def _effects(node: Node) -> list[_Effect]:
-    """An effect for each body of a higher-order op that is known; empty for every other node."""
+    """Return an effect for each body of a higher-order op if the bodies are known; empty for every other node."""
     function = autograd_function(node)
     known = bodies(node) if function is None else [function.forward]
     return [_effect(body.module, body.operands, function is not None) for body in known]
@@ -228,7 +228,7 @@ def _converts(node: Node) -> bool:
 
 
 def _annotated(node: Node) -> list[Node]:
-    """The inputs that the schema says the result shares memory with."""
+    """Return the inputs that the result shares memory with, by the schema."""
     aliased = (given for argument, given in arguments(node) if argument.alias_info is not None)
     leaves = (leaf for given in aliased for leaf in (given if isinstance(given, (list, tuple)) else [given]))
     return [leaf for leaf in leaves if isinstance(leaf, Node)]

@@ -1,4 +1,4 @@
-"""The arguments of an ATen call by their schema's names, whether they are passed by position or by keyword."""
+"""The arguments of an ATen call by their schema's names, whether passed by position or by keyword."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from torch.fx import Node
 
 
 def arguments(node: Node) -> Iterator[tuple[Argument, Any]]:
-    """Every argument of the schema with what the call passes; its default, or None, where the call passes nothing."""
+    """Yield every argument of the schema with the value that the call passes; else its default, or None."""
     assert isinstance(node.target, OpOverload)
     for position, argument in enumerate(node.target._schema.arguments):
         if position < len(node.args) and not argument.kwarg_only:
@@ -19,12 +19,12 @@ def arguments(node: Node) -> Iterator[tuple[Argument, Any]]:
 
 
 def argument(node: Node, name: str) -> Any:
-    """What :func:`arguments` gives for ``name``; None if the schema has no such argument."""
+    """Return the value that :func:`arguments` gives for ``name``; None if the schema has no such argument."""
     return next((value for found, value in arguments(node) if found.name == name), None)
 
 
 def set_argument(node: Node, name: str, value: Any) -> None:
-    """Pass ``value`` as the argument ``name``: where the call passes it already, else by keyword."""
+    """Pass ``value`` as the argument ``name``: in place if the call already passes it, else by keyword."""
     assert isinstance(node.target, OpOverload)
     for position, found in enumerate(node.target._schema.arguments):
         if found.name == name and position < len(node.args) and not found.kwarg_only:

@@ -1,4 +1,4 @@
-"""How the higher-order ops that fxamp looks into bind their operands to the inputs of their bodies."""
+"""How the operands of known higher-order ops are bound to the inputs of their bodies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ _ops = torch.ops.higher_order
 
 @dataclass(frozen=True)
 class Body:
-    """One body of a higher-order node: the ``get_attr`` that names it, its graph, and what its inputs are bound to."""
+    """One body of a higher-order node: its ``get_attr`` node, its graph, and the operands bound to its inputs."""
 
     attribute: Node
     module: GraphModule
     operands: tuple[Any, ...]
 
     def replace(self, module: GraphModule) -> None:
-        """Put ``module`` in this body's place in the owning module."""
+        """Replace this body by ``module`` in the owning module."""
         owner = self.attribute.graph.owning_module
         setattr(owner, str(self.attribute.target), module)
 
 
 @dataclass(frozen=True)
 class AutogradFunction:
-    """A custom ``torch.autograd.Function``: forward binds the operands, backward binds gradients, then saved values.
+    """A custom ``torch.autograd.Function``. Its forward takes the operands, its backward gradients, then saved values.
 
-    The forward returns ``(outputs, saved)``, the backward one gradient an operand.
+    The forward returns ``(outputs, saved)``, the backward one gradient per operand.
     """
 
     forward: Body
@@ -64,15 +64,15 @@ _BODIES: dict[HigherOrderOperator, Callable[[Node], list[Body]]] = {
 
 
 def bodies(node: Node) -> list[Body]:
-    """The bodies whose meaning is known and whose results are the node's results; empty for every other node."""
+    """Return the bodies of a known op whose results are the node's results; empty for every other node."""
     find = _BODIES.get(node.target) if node.op == "call_function" else None  # type: ignore[call-overload]
     return find(node) if find is not None else []
 
 
 def autograd_function(node: Node) -> AutogradFunction | None:
-    """The forward and backward of a custom autograd.Function's node, or None for any other node.
+    """Return the forward and backward of a custom autograd.Function's node; None for any other node.
 
-    None too when the counts of inputs and outputs do not fit together: such a node is left alone.
+    Also None if the numbers of inputs and outputs do not match: such a node is not changed.
     """
     if node.op != "call_function" or node.target is not _ops.autograd_function_apply:
         return None

@@ -1,4 +1,4 @@
-"""Questions one asks of a single fx node. Values are read from ``node.meta["val"]`` (FakeTensors, or trees of them)."""
+"""Queries on a single fx node. Values are read from ``node.meta["val"]`` (FakeTensors, or trees of them)."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
 
 
 def op_name(node: Node) -> str:
-    """The name by which policies and records know a node's operation.
+    """Return the name of a node's operation in policies and records.
 
     ``"aten::mm.default"`` for an ATen overload, ``"higher_order::cond"`` for a higher-order operator, otherwise the
     qualified name of the Python function (``"operator.getitem"``) or the method's name with a leading dot.
@@ -31,13 +31,13 @@ def op_name(node: Node) -> str:
 
 
 def base_name(node: Node) -> str:
-    """The name without overload; an in-place variant goes by the name of the op that it is a variant of."""
+    """Return the name without overload; for an in-place variant the name of its functional op."""
     name = op_name(node).rpartition(".")[0]
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
 def inherit_provenance(node: Node, source: Node) -> None:
-    """Give ``node`` the user's stack, module path and annotations of ``source``."""
+    """Copy the user's stack, module path and annotations from ``source`` to ``node``."""
     node.meta.update({key: source.meta[key] for key in _PROVENANCE if key in source.meta})
 
 
@@ -45,7 +45,7 @@ _PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 
 
 def register(root: torch.nn.Module, prefix: str, value: object) -> str:
-    """Make ``value`` an attribute of ``root`` under the first free ``prefix_N``; returns that name."""
+    """Set ``value`` as an attribute of ``root`` under the first free ``prefix_N``; return that name."""
     index = 0
     while hasattr(root, f"{prefix}_{index}"):
         index += 1
@@ -54,9 +54,9 @@ def register(root: torch.nn.Module, prefix: str, value: object) -> str:
 
 
 def hold(root: torch.nn.Module, path: str, tensor: torch.Tensor) -> str:
-    """Make ``root`` hold ``tensor`` under the dotted ``path``, as a parameter if it is one, else as a buffer.
+    """Store ``tensor`` in ``root`` under the dotted ``path``, as a parameter if it is one, else as a buffer.
 
-    Returns the path; another one where ``path`` is taken by another value.
+    Returns the path; another path if ``path`` holds another value.
     """
     *parents, name = path.split(".")
     owner = root
@@ -78,38 +78,38 @@ def hold(root: torch.nn.Module, path: str, tensor: torch.Tensor) -> str:
 
 
 def tensor_value(node: object) -> torch.Tensor | None:
-    """The FakeTensor that a node stands for, or None if it stands for anything else."""
+    """Return the node's FakeTensor, or None if its value is not a tensor."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
 def is_float_tensor(node: object) -> bool:
-    """Whether ``node`` stands for one tensor of a real floating-point dtype."""
+    """Whether the value of ``node`` is one tensor of a real floating-point dtype."""
     value = tensor_value(node)
     return value is not None and value.is_floating_point()
 
 
 def floating_inputs(node: Node) -> list[Node]:
-    """The distinct inputs of ``node`` that are real floating-point tensors, in order of their first use."""
+    """Return the distinct inputs of ``node`` that are real floating-point tensors, in order of their first use."""
     return [source for source in node.all_input_nodes if is_float_tensor(source)]
 
 
 def fake_tensors(value: object) -> list[torch.Tensor]:
-    """All tensors in a value that may be a tree."""
+    """Return all tensors in a value, which may be a tree."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def nesting_change(target: object) -> int:
-    """1 for a call that opens a torch.func transform (vmap, grad, jvp), -1 for one that closes it, 0 otherwise."""
+    """Return 1 for a call that opens a torch.func transform (vmap, grad, jvp), -1 for one that closes it, else 0."""
     name = getattr(target, "__name__", "")
     return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
 
 
 def is_composite(target: object) -> bool:
-    """Whether ``target`` is an op that computes tensors and that eager mode runs as other ops.
+    """Whether ``target`` is an op that computes tensors and that eager mode decomposes into other ops.
 
-    That is CompositeImplicitAutograd in the dispatcher. The Python decompositions that compilers register for more ops
-    do not count, nor do questions about a tensor (``sym_size``): tracing answers them with a call of themselves.
+    The dispatcher calls such ops CompositeImplicitAutograd. Python decompositions that compilers register for more ops
+    do not count. Neither do queries of a tensor (``sym_size``): tracing answers them by calling the same op.
     """
     if not isinstance(target, OpOverload) or not any("Tensor" in str(r.type) for r in target._schema.returns):
         return False
@@ -118,13 +118,13 @@ def is_composite(target: object) -> bool:
 
 
 def graph_output(graph: Graph) -> Node:
-    """The output node."""
+    """Return the output node."""
     output: Node = next(iter(reversed(graph.nodes)))
     return output
 
 
 def subgraphs(node: Node) -> Iterator[tuple[Node, GraphModule]]:
-    """The ``get_attr`` inputs of a node that hold graph modules (the bodies of a higher-order op), in order."""
+    """Yield the ``get_attr`` inputs of a node that hold graph modules (the bodies of a higher-order op), in order."""
     owner = node.graph.owning_module
     for source in node.all_input_nodes:
         if source.op != "get_attr" or owner is None:

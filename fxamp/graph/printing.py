@@ -1,4 +1,4 @@
-"""A canonical, line-per-node text of a graph: for golden tests, error messages and logs."""
+"""Print a graph as canonical text, one line per node: for golden tests, error messages and logs."""
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -22,7 +22,7 @@ _SHORT = {
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The short name that torch's printed graphs use: ``f32``, ``bf16``, ``i64``, ...; in full where there is none."""
+    """Return the short name in torch's printed graphs: ``f32``, ``bf16``, ``i64``, ...; else the full name."""
     return _SHORT.get(dtype, str(dtype).removeprefix("torch."))
 
 
@@ -61,7 +61,7 @@ def _line(node: Node, names: dict[Node, str]) -> str:
 
 
 def format_graph(source: GraphModule | Graph, indent: str = "") -> str:
-    """One line a node, named ``%0``, ``%1``, ... in order, with dtypes and shapes; subgraphs indented."""
+    """Return one line per node, named ``%0``, ``%1``, ... in order, with dtypes and shapes; subgraphs indented."""
     graph = source.graph if isinstance(source, GraphModule) else source
     names: dict[Node, str] = {}
     lines: list[str] = []

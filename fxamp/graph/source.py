@@ -1,4 +1,4 @@
-"""Where in the user's program a node comes from: file, line, expression, and the module path."""
+"""The location of a node in the user's program: file, line, expression, and module path."""
 
 import linecache
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ def _parse(stack_trace: str) -> tuple[SourceFrame, ...]:
 
 
 def _marked(code: str, marks: str) -> str:
-    """The part of a traceback's source line that the ``^^^^`` line below it marks; ``""`` without marks."""
+    """Return the part of a traceback's source line that the ``^^^^`` line below it marks; ``""`` without marks."""
     if set(marks.strip()) - {"^", "~"} or not marks.strip():
         return ""
     start = len(marks) - len(marks.lstrip())
@@ -49,13 +49,13 @@ def _marked(code: str, marks: str) -> str:
 
 
 def source_frames(node: Node) -> tuple[SourceFrame, ...]:
-    """The frames of the Python stack that made the node, outermost first; empty if unknown."""
+    """Return the frames of the Python stack that created the node, outermost first; empty if unknown."""
     trace = node.meta.get("stack_trace")
     return _parse(trace) if trace else ()
 
 
 def source_line(node: Node) -> SourceFrame | None:
-    """The innermost frame; the line's text is read from its file where the stack lacks it. None if unknown."""
+    """Return the innermost frame; the line's text is read from its file if the stack lacks it. None if unknown."""
     frames = source_frames(node)
     if not frames or frames[-1].text:
         return frames[-1] if frames else None
@@ -64,24 +64,24 @@ def source_line(node: Node) -> SourceFrame | None:
 
 
 def describe_source(node: Node) -> str:
-    """``file:line: code`` of the innermost frame, or ``"unknown source"``."""
+    """Return ``file:line: code`` of the innermost frame, or ``"unknown source"``."""
     return str(source_line(node) or "unknown source")
 
 
 def _module_stack(node: Node) -> list[tuple[str, type | str]]:
-    """Paths and classes of the modules around the node, outermost first; a backward's node has its forward's."""
+    """Return paths and classes of the modules around the node, outermost first; a backward node has its forward's."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     return list(stack.values()) if stack else []
 
 
 def module_path(node: Node) -> str:
-    """The dotted path of the module whose ``forward`` made the node, relative to the compiled root; ``""`` if none."""
+    """Return the dotted path of the module whose ``forward`` made the node, below the compiled root; ``""`` if none."""
     stack = _module_stack(node)
     return _clean(stack[-1][0]) if stack else ""
 
 
 def module_class(node: Node) -> str:
-    """The class of that module, without its package: ``"Linear"``; ``""`` if there is none."""
+    """Return the class of that module, without its package: ``"Linear"``; ``""`` if there is none."""
     stack = _module_stack(node)
     if not stack:
         return ""
@@ -90,14 +90,14 @@ def module_class(node: Node) -> str:
 
 
 def module_classes(node: Node) -> tuple[str, ...]:
-    """The classes of all modules around the node, outermost first, with their packages."""
+    """Return the classes of all modules around the node, outermost first, with their packages."""
     kinds = [kind for _, kind in _module_stack(node)]
     return tuple(f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else kind for kind in kinds)
 
 
 @lru_cache(maxsize=4096)
 def _clean(path: str) -> str:
-    """``"L['self'].layers.0.mlp"`` (or with ``_modules['mlp']`` parts) as ``"layers.0.mlp"``."""
+    """Return ``"L['self'].layers.0.mlp"`` (or with ``_modules['mlp']`` parts) as ``"layers.0.mlp"``."""
     for quote in ("'", '"'):
         path = path.replace(f"._modules[{quote}", ".").replace(f"[{quote}", ".").replace(f"{quote}]", "")
     parts = [part.strip("[]()'\"") for part in path.replace("[", ".").replace("]", "").split(".")]

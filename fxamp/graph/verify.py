@@ -12,8 +12,8 @@ from fxamp.graph.wrappers import fake_mode_of
 def verify(gm: GraphModule) -> None:
     """Raise ``RuntimeError`` unless the graph is well-formed and every ATen node carries its value.
 
-    Well-formed is what ``torch.fx.Graph.lint`` says: topological order, existing targets, no foreign nodes. A node
-    of an ATen overload that returns anything must hold a ``meta["val"]``: later passes read its types there.
+    Well-formed means that ``torch.fx.Graph.lint`` accepts it: topological order, existing targets, no foreign nodes. An
+    ATen call that returns anything must hold a ``meta["val"]``, because later passes read its types there.
     """
     gm.graph.lint()
     for node in gm.graph.nodes:

@@ -1,9 +1,8 @@
-"""Tensors that hold other tensors: DTensor and other wrapper subclasses that torch.compile can take apart.
+"""Tensors that hold other tensors: DTensor, and other wrapper subclasses that torch.compile can flatten.
 
-Autocast acts above such a tensor: it casts the DTensor, not the shard inside. So in a captured graph a wrapper is one
-value, and an op on it one node; AOTAutograd takes the wrappers apart later. Only the calls that lead in and out of
-DTensors, or change their layout, are no ops of ATen: they stay in the graph as they were written, and compute in the
-dtype that they are given.
+Autocast acts on the wrapper: it casts the DTensor, not the shard inside. So in a captured graph a wrapper is one value,
+and an op on it one node; AOTAutograd flattens the wrappers later. Only the calls that create or unwrap DTensors, or
+change their layout, are not ATen ops: they stay in the graph verbatim, and compute in the dtype of their input.
 """
 
 from typing import Any, TypeGuard
@@ -17,10 +16,10 @@ _LAYOUT_CALLS = frozenset({"from_local", "full_tensor", "redistribute", "to_loca
 
 
 def is_layout_call(node: Node) -> bool:
-    """Whether ``node`` makes a DTensor of a local tensor, or the reverse, or gives a DTensor other placements.
+    """Whether ``node`` creates a DTensor from a local tensor, or the reverse, or changes a DTensor's placements.
 
-    Dynamo records them as methods and as ``DTensor.from_local``. Where it records functions of other names, the calls
-    are kept with their captured dtypes, like everything that fxamp does not know.
+    Dynamo records such calls as methods and as ``DTensor.from_local``. If it records functions of other names, the
+    calls are kept with their captured dtypes, like everything that fxamp does not know.
     """
     if node.op == "call_method":
         return node.target in _LAYOUT_CALLS
@@ -31,12 +30,12 @@ def is_layout_call(node: Node) -> bool:
 
 
 def is_wrapper(value: object) -> TypeGuard[Tensor]:
-    """Whether ``value`` is a tensor made of others, by the protocol that torch.compile takes such tensors apart by."""
+    """Whether ``value`` is a tensor made of others, by the protocol with which torch.compile flattens such tensors."""
     return type(value) not in (Tensor, FakeTensor) and is_traceable_wrapper_subclass(value)
 
 
 def inner_tensors(value: Tensor) -> list[Tensor]:
-    """The tensors that hold the data of ``value``: those inside a wrapper, at any depth; a plain tensor itself."""
+    """Return the tensors that hold the data of ``value``: those inside a wrapper, at any depth; else itself."""
     if not is_wrapper(value):
         return [value]
     flattened: Any = value
@@ -46,6 +45,6 @@ def inner_tensors(value: Tensor) -> list[Tensor]:
 
 
 def fake_mode_of(value: Tensor) -> FakeTensorMode | None:
-    """The mode of a FakeTensor, or of the FakeTensors inside a wrapper; None if a real tensor is among them."""
+    """Return the mode of a FakeTensor, or of the FakeTensors inside a wrapper; None if it holds a real tensor."""
     modes = [getattr(inner, "fake_mode", None) for inner in inner_tensors(value)]
     return modes[0] if modes and all(mode is modes[0] for mode in modes) else None

@@ -1,4 +1,4 @@
-"""Insert calls into a graph: each gets its value, its place in the user's program, and the reason it is there."""
+"""Insert calls into a graph, each with its value, its location in the user's program, and the reason for it."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -11,14 +11,14 @@ from torch.fx import Graph, Node, map_arg
 from fxamp.graph.nodes import inherit_provenance
 from fxamp.torch_private import without_autocast
 
-#: Key of ``node.meta``: why fxamp inserted the node. The program's own nodes lack it.
+#: Key of ``node.meta``: why fxamp inserted the node. Nodes of the program lack it.
 INSERTED = "fxamp_inserted"
 
 _prims = torch.ops.prims
 
 
 class GraphWriter:
-    """Writes calls into ``graph`` at its insert point; ``mode`` owns the values of its nodes."""
+    """Inserts calls into ``graph`` at its insert point; ``mode`` owns the values of its nodes."""
 
     def __init__(self, graph: Graph, mode: FakeTensorMode) -> None:
         self.graph = graph
@@ -27,27 +27,27 @@ class GraphWriter:
     def call(
         self, op: Callable[..., Any], *args: Any, near: Node | None = None, why: str = "", name: str = "", **kwargs: Any
     ) -> Node:
-        """Return a new call of ``op``; it is ``near`` another in the user's program, and there because of ``why``."""
+        """Return a new call of ``op``, with the location of the node ``near`` and the reason ``why``."""
         node = self.graph.create_node("call_function", op, args, kwargs, name=name or None)
         return self._written(node, near, why)
 
     def copy(self, node: Node, replaced: Mapping[Node, Node], why: str = "") -> Node:
-        """Return a copy of the call ``node`` that reads other nodes, in its place in the user's program."""
+        """Return a copy of the call ``node`` that reads other nodes; it keeps the location in the user's program."""
         copy = self.graph.node_copy(node, lambda source: replaced.get(source, source))
         return self._written(copy, None, why)
 
     def item(self, node: Node, index: int) -> Node:
-        """One of the results of ``node``."""
+        """Return one of the results of ``node``."""
         return self.call(operator.getitem, node, index)
 
     def in_dtype(self, node: Node, dtype: torch.dtype) -> Node:
-        """``node`` converted to ``dtype``; itself if it has that dtype."""
+        """Return ``node`` converted to ``dtype``; ``node`` itself if it has that dtype."""
         if node.meta["val"].dtype == dtype:
             return node
         return self.call(_prims.convert_element_type.default, node, dtype)
 
     def on_device(self, node: Node, device: torch.device) -> Node:
-        """``node`` copied to ``device``; itself if it is there."""
+        """Return ``node`` copied to ``device``; ``node`` itself if it is there."""
         if node.meta["val"].device == device:
             return node
         return self.call(_prims.device_put.default, node, device)
@@ -55,7 +55,7 @@ class GraphWriter:
     def input(
         self, name: str, *size: int, dtype: torch.dtype, device: torch.device, before: Node | None = None
     ) -> Node:
-        """A new tensor input of the graph, the last one, or the one ``before`` another."""
+        """Return a new tensor input of the graph, the last one, or ``before`` another one."""
         inputs = self.graph.find_nodes(op="placeholder")
         if before is None and inputs:
             place = self.graph.inserting_after(inputs[-1])
@@ -78,7 +78,7 @@ class GraphWriter:
 
 
 def computed(node: Node) -> Any:
-    """What a call of a function or method gives for its inputs' values, whose fake mode must be active."""
+    """Return the result of a function or method call on its inputs' values, whose fake mode must be active."""
     args, kwargs = map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -86,7 +86,7 @@ def computed(node: Node) -> Any:
 
 
 def recompute(node: Node) -> str | None:
-    """Set the value of ``node`` to what it gives now; if the op refuses, leave it and return the op's reason."""
+    """Recompute the value of ``node``; if the op raises, keep the old value and return the op's reason."""
     try:
         node.meta["val"] = computed(node)
     except Exception as error:

@@ -2,37 +2,37 @@
 
     check_unscale_(grads, inv_scale, found_inf, flags, squared_norm)    in place, for ``GradScaler.unscale_``
     check_(grads, found_inf, flags, squared_norm)                       writes nothing to the gradients
-    update_scale_(scale, growth_tracker, found_inf, ...)                growth and back-off
+    update_scale_(scale, growth_tracker, found_inf, ...)                growth and backoff
     torch.ops.fxamp.check_unscale(gradients, inv_scale, dtype)          the same work inside compiled graphs
     torch.ops.fxamp.check_unscale_norm(gradients, inv_scale, dtype)
     torch.ops.fxamp.check(gradients)
 
-Beside them, and made of ATen ops alone: ``torch.ops.fxamp.scaled_linear``, a linear layer in 8-bit floats.
+There is also ``torch.ops.fxamp.scaled_linear``, a linear layer in 8-bit floats, made only of ATen ops.
 
-On a CUDA device this is a generated Triton kernel, elsewhere (or without Triton) its reference in ATen ops. One launch
-serves any number of gradients of one dtype pair, and reads each gradient once. Bytes of memory traffic a parameter:
-
+On a CUDA device this is a generated Triton kernel; elsewhere, or without Triton, it is the reference in ATen ops. One
+launch handles any number of gradients of one dtype pair, and reads each gradient once. Bytes of memory traffic per
+parameter:
     float16 -> float32, checked, unscaled               6    a cast, then torch's foreach op: 14
-    the same with the squared norm                      6    and a norm's pass: 18
+    the same with the squared norm                      6    with a separate pass for the norm: 18
     float32 in place                                    8    torch's foreach op: 8
-    the same with the squared norm                      8    torch's, and a norm's pass: 12
+    the same with the squared norm                      8    torch's, with a separate pass for the norm: 12
     float32 checked only                                4
 
-How a call flows, a module a step:
+The modules, in the order of a call:
 
-    in_place, ops    the entries
-    devices          gradients of several devices: a share each, results brought together
+    in_place, ops    the entry points
+    devices          gradients on several devices: work for each device, then combined results
     dispatch         Triton, or the reference
-    plan             which gradients share a launch, what its kernel must know
-    source, store    the plan's kernel as Triton source, in a file (Triton reads it there, and so can you)
+    plan             which gradients share a launch, and what its kernel depends on
+    source, store    the plan's kernel as Triton source, in a file (Triton reads it there, and users can too)
     launch           the table of addresses, the launches
-    update           the scale update, its text in update_source
-    reference        what it all means, in ATen ops; it knows nothing of the kernels, nor they of it
+    update           the scale update; its source is in update_source
+    reference        the definition in ATen ops; it shares no code with the kernels
 
-Why a table of addresses: a launch for each gradient costs some 15 microseconds each, and a kernel with all addresses as
-arguments compiles for minutes at 128 gradients. Why generated source: a kernel holds just the conversions and results
-that were asked for, and what runs can be read. Why no atomics: flags are plain stores of a constant, and the norm has
-one partial sum a program, so results do not depend on the order of programs.
+Why a table of addresses: one launch per gradient would cost about 15 microseconds each, and a kernel with all addresses
+as arguments takes minutes to compile for 128 gradients. Why generated source: a kernel contains only the conversions
+and results that were requested, and its code can be read. Why no atomics: flags are plain stores of a constant, and the
+norm has one partial sum per program, so results do not depend on the order of programs.
 """
 
 from fxamp.kernels.dispatch import Implementation, forced

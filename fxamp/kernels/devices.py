@@ -1,4 +1,4 @@
-"""Work on gradients of several devices: a share for each device, the results brought together on one."""
+"""Process gradients on several devices: one part per device, with the results combined on one device."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,10 +11,10 @@ from fxamp.kernels.request import UnscaleRequest
 
 
 def perform_everywhere(work: UnscaleRequest, home: torch.device, keep: bool) -> None:
-    """Do the work, as :class:`~fxamp.kernels.request.UnscaleRequest` describes it, for sources on any devices.
+    """Do the work that :class:`~fxamp.kernels.request.UnscaleRequest` describes, for sources on any devices.
 
     Args:
-        work: what to do; its sources may be on several devices, each target is on its source's device.
+        work: what to do; its sources may be on several devices; each target is on its source's device.
         home: the device of ``inv_scale`` and of all results.
         keep: whether tables of addresses may be kept for the next call.
     """
@@ -53,5 +53,5 @@ def _chosen(tensors: Sequence[Tensor], positions: list[int]) -> list[Tensor]:
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device; only a copy to the CPU waits, since the CPU would read it before it has arrived."""
+    """Copy to the device; only a copy to the CPU waits, because the CPU could read it before it has arrived."""
     return tensor.to(device, non_blocking=device.type != "cpu")

@@ -1,4 +1,4 @@
-"""Choose who does the work on a device: the Triton kernels, torch's ops for CPUs, or the reference."""
+"""Select the implementation for a device: the Triton kernels, torch's ops for CPUs, or the reference."""
 
 import enum
 import functools
@@ -14,7 +14,7 @@ SMALLEST_CAPABILITY = (7, 0)  # the oldest CUDA capability that Triton compiles 
 
 
 class Implementation(enum.Enum):
-    """Who does the work."""
+    """The available implementations."""
 
     REFERENCE = "reference"
     HOST = "host"
@@ -26,7 +26,7 @@ _forced: Implementation | None = None
 
 
 def implementation(device: torch.device) -> Implementation:
-    """Return who does the work on ``device``: Triton on CUDA devices where it can, else ATen ops."""
+    """Return the implementation for ``device``: Triton on CUDA devices that support it, else ATen ops."""
     if _forced is not None:
         return _forced
     if device.type == "cpu":
@@ -38,9 +38,9 @@ def implementation(device: torch.device) -> Implementation:
 
 @contextmanager
 def forced(chosen: Implementation) -> Iterator[None]:
-    """For tests and measurements: let ``chosen`` do all work, in all threads, within the block.
+    """For tests and measurements: use ``chosen`` for all work, in all threads, within the block.
 
-    HOST and the interpreter take CPU tensors only; the interpreter is slow: milliseconds for every 16,384 elements.
+    HOST and the interpreter accept CPU tensors only; the interpreter takes milliseconds for every 16,384 elements.
     """
     global _forced
     before, _forced = _forced, chosen
@@ -51,7 +51,7 @@ def forced(chosen: Implementation) -> Iterator[None]:
 
 
 def perform(work: UnscaleRequest, keep: bool) -> None:
-    """Do the work where its tensors are; ``keep`` says whether tables of addresses may be kept for the next call."""
+    """Do the work on its tensors' device; ``keep``: whether to cache tables of addresses for the next call."""
     if not work.sources:
         return
     chosen = implementation(work.device)
@@ -73,5 +73,5 @@ def _triton_serves(device: torch.device) -> bool:
         import triton
     except ImportError:
         return False
-    # Under TRITON_INTERPRET every kernel is interpreted, and the interpreter cannot follow addresses of a GPU.
+    # With TRITON_INTERPRET every kernel is interpreted, and the interpreter cannot read GPU addresses.
     return not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(device) >= SMALLEST_CAPABILITY

@@ -1,7 +1,7 @@
-"""The work on a CPU: whole lists at a time by torch's own ops, as results can be read there without waiting.
+"""The CPU implementation: whole lists of tensors at a time, by torch's own ops; reading a result does not wait.
 
-What is computed is the reference's, bit for bit but for the norm, which torch's own op takes in float32. Which gradient
-held an inf or NaN is looked up only when one did. What torch's op cannot do in one go is left to the reference.
+The results are the reference's, bit for bit, except for the norm, which torch's op computes in float32. Which gradient
+held an inf or NaN is determined only if one did. Work that torch's op cannot do in one call is left to the reference.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from fxamp.kernels.request import UnscaleRequest
 
 
 def perform(work: UnscaleRequest) -> None:
-    """Do the work on CPU tensors; RuntimeError from torch for a gradient of a dtype that it cannot scale."""
+    """Do the work on CPU tensors; torch raises RuntimeError for a gradient whose dtype it cannot scale."""
     if work.targets is None:
-        # No inf or NaN leaves a sum of squares finite: what makes the norm has made the check too.
+        # A sum of squares is finite only without inf and NaN, so computing the norm is also the check.
         if work.squared_norm is None or not _add_squares(work.sources, work.squared_norm):
             _report(work, _not_finite(work.sources))
     elif work.inv_scale is not None and _in_one_go(work, work.targets, work.inv_scale):
@@ -28,8 +28,8 @@ def perform(work: UnscaleRequest) -> None:
 
 
 def _in_one_go(work: UnscaleRequest, targets: Sequence[Tensor], inv_scale: Tensor) -> bool:
-    """Whether torch's op, in place on copies, rounds as the rule says, and keeps finite what is."""
-    # The memory is read as it is: nothing waits for a CPU, and whoever counts waits by the ops should not see one.
+    """Whether torch's op, in place on copies, rounds correctly and keeps finite values finite."""
+    # Read the memory directly: a CPU needs no synchronization, and tools that count synchronizing ops would count one.
     if not 0.0 < float(inv_scale.detach().numpy().reshape(-1)[0]) <= 1.0:
         return False
     pairs = {(source.dtype, target.dtype) for source, target in zip(work.sources, targets, strict=True)}
@@ -58,7 +58,7 @@ def _report(work: UnscaleRequest, bad: Tensor) -> None:
 
 
 def _not_finite(tensors: Sequence[Tensor]) -> Tensor:
-    """Whether each tensor holds an inf or NaN: bool ``[len(tensors)]``. The extremes tell; a NaN is both of them."""
+    """Whether each tensor holds an inf or NaN: bool ``[len(tensors)]``. Tests the extremes; NaN propagates to both."""
     bad = torch.zeros(len(tensors), dtype=torch.bool)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         places = [at for at, each in enumerate(tensors) if each.dtype is dtype and each.numel()]
@@ -69,7 +69,7 @@ def _not_finite(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _add_squares(tensors: Sequence[Tensor], squared_norm: Tensor) -> bool:
-    """Add the sum of the squares of all elements; returns whether it is finite."""
+    """Add the sum of the squares of all elements; return whether it is finite."""
     total = torch.zeros((), dtype=torch.float64)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         members = [each for each in tensors if each.dtype is dtype]

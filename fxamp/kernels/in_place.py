@@ -1,4 +1,4 @@
-"""The direct entries: check gradients, or check and unscale them in place."""
+"""The direct entry points: check gradients, or check and unscale them in place."""
 
 from collections.abc import Sequence
 
@@ -19,19 +19,19 @@ def check_unscale_(
     flags: Tensor | None = None,
     squared_norm: Tensor | None = None,
 ) -> None:
-    """Look for inf and NaN in gradients, then multiply each by ``inv_scale``, in place and without a host sync.
+    """Check gradients for inf and NaN, then multiply each by ``inv_scale``, in place and without a host sync.
 
-    Equal to ``torch._amp_foreach_non_finite_check_and_unscale_`` bit for bit, but for the payload of NaNs: the check
-    comes first, the product is taken in float32 (for a float64 gradient in float64) and rounded once.
+    Equal to ``torch._amp_foreach_non_finite_check_and_unscale_`` bit for bit, except for the payload of NaNs: the check
+    comes first; the product is computed in float32 (for a float64 gradient in float64) and rounded once.
 
     Args:
-        grads: dense gradients of any floating dtypes, shapes and devices, no two sharing memory; may be empty.
+        grads: dense gradients of any floating-point dtypes, shapes and devices, without shared memory; may be empty.
         inv_scale: one float32, 1 / scale.
-        found_inf: one float32 on the device of ``inv_scale``; becomes 1.0 if any gradient holds inf or NaN, and is
-            left as it is if none does.
-        flags: int32 ``[len(grads)]`` on that device; becomes 1 for each gradient that holds inf or NaN, 0 for others.
-        squared_norm: one float32 on that device; becomes the sum of squares of all unscaled gradients, each squared
-            before it is rounded to its dtype. It overflows beyond a norm of 1.8e19: no replacement for the check.
+        found_inf: one float32 on the device of ``inv_scale``; set to 1.0 if any gradient holds inf or NaN, otherwise
+            unchanged.
+        flags: int32 ``[len(grads)]`` on that device; set to 1 for each gradient that holds inf or NaN, 0 for others.
+        squared_norm: one float32 on that device; set to the sum of squares of all unscaled gradients, each squared
+            before it is rounded to its dtype. It overflows above a norm of 1.8e19, so it does not replace the check.
 
     Raises:
         OptionError: ``inv_scale`` or a result has the wrong dtype, size or device.
@@ -47,9 +47,9 @@ def check_unscale_(
 def check_(
     grads: Sequence[Tensor], found_inf: Tensor, flags: Tensor | None = None, squared_norm: Tensor | None = None
 ) -> None:
-    """Look for inf and NaN in gradients and write nothing to them.
+    """Check gradients for inf and NaN without changing them.
 
-    Arguments and errors are those of :func:`check_unscale_`; ``squared_norm`` is of the gradients as they are.
+    Arguments and errors are those of :func:`check_unscale_`; ``squared_norm`` is that of the unchanged gradients.
     """
     work = UnscaleRequest(grads, found_inf=found_inf, flags=flags, squared_norm=squared_norm)
     with observed(GradientCheck(grads, in_place=False)):
@@ -58,7 +58,7 @@ def check_(
 
 
 def _clear(grads: Sequence[Tensor], found_inf: Tensor, flags: Tensor | None, squared_norm: Tensor | None) -> None:
-    """Check the results' tensors, and zero those that do not collect over calls."""
+    """Check the result tensors, and zero those that do not accumulate over calls."""
     _expect("found_inf", found_inf, torch.float32, 1, found_inf.device)
     if flags is not None:
         _expect("flags", flags, torch.int32, len(grads), found_inf.device)

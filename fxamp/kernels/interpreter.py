@@ -1,4 +1,4 @@
-"""Run a Triton kernel in Triton's interpreter on CPU tensors, in a process whose other kernels are compiled."""
+"""Run a Triton kernel in Triton's interpreter on CPU tensors, while other kernels of the process are compiled."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,14 +11,14 @@ from triton.runtime.interpreter import InterpretedFunction
 
 
 class Interpreted:
-    """Wraps a jitted kernel and is launched like it: ``Interpreted(kernel)[grid](*arguments, **options)``."""
+    """Wraps a jitted kernel, with the same launch syntax: ``Interpreted(kernel)[grid](*arguments, **options)``."""
 
     def __init__(self, kernel: Any) -> None:
         self.function = InterpretedFunction(kernel.fn)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
-            # A GPU is silent where numpy warns: about overflow, and about inf and NaN.
+            # numpy warns about overflow, and about inf and NaN; a GPU does not.
             with _interpreted_reductions(), np.errstate(all="ignore"):
                 self.function[grid](*arguments, **options)
 

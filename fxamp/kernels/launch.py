@@ -1,10 +1,10 @@
-"""Launch the kernels of a plan: one launch a group, for any number of gradients.
+"""Launch the kernels of a plan: one launch per group, for any number of gradients.
 
-A kernel finds its gradients in a table of addresses. Building and uploading it costs the host some microseconds a
-gradient, so where the caller allows it is kept, and uploaded again only when a gradient has moved. It is not kept
-during CUDA graph capture, nor for ops inside compiled graphs: memory from a graph's private pool must not outlive the
-call (Inductor checks that). The upload comes from fresh pinned memory, which torch holds until the copy has run, or,
-under capture, for as long as the graph lives.
+A kernel reads the addresses of its gradients from a table. Building and uploading the table costs the host some
+microseconds per gradient. So the table is cached if the caller allows it, and uploaded again only after a gradient has
+moved. It is not cached during CUDA graph capture, nor for ops inside compiled graphs: memory from a graph's private
+pool must not outlive the call (Inductor checks that). The upload uses fresh pinned memory, which torch holds until the
+copy has run or, under capture, for the graph's lifetime.
 """
 
 import functools
@@ -24,7 +24,7 @@ from fxamp.kernels.source import kernel_name, parameters, source_text
 from fxamp.kernels.store import load_function
 
 KEPT = 32
-# Fused multiply-adds would round the squares differently from compiler to compiler.
+# Fused multiply-adds would make the rounding of the squares depend on the compiler.
 OPTIONS = {"num_warps": WARPS, "enable_fp_fusion": False}
 
 _kept: OrderedDict[Hashable, "_Launches"] = OrderedDict()
@@ -33,7 +33,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, eq=False)
 class _Launch:
-    """A group and its two tables on the device, each int64 and flat."""
+    """A group, and its two tables on the device, each int64 and one-dimensional."""
 
     group: Group
     table: Tensor
@@ -51,7 +51,7 @@ def perform(work: UnscaleRequest, keep: bool, interpret: bool = False) -> tuple[
 
     Args:
         work: what to do; its tensors are on a CUDA device, or on the CPU if it is interpreted.
-        keep: whether tables of addresses may be kept for the next call.
+        keep: whether to cache tables of addresses for the next call.
         interpret: run in Triton's interpreter.
     """
     prepared = _prepare(work, keep)
@@ -93,7 +93,7 @@ def _function(kernel: Kernel, interpret: bool) -> Any:
 
 
 def _prepare(work: UnscaleRequest, keep: bool) -> _Launches:
-    """Return the launches for this work: those of an earlier call if nothing has moved since."""
+    """Return the launches for this work: those of an earlier call if no tensor has moved since."""
     on_gpu = work.device.type == "cuda"
     if not keep or (on_gpu and torch.cuda.is_current_stream_capturing()):
         return _prepare_anew(work)
@@ -111,7 +111,7 @@ def _prepare(work: UnscaleRequest, keep: bool) -> _Launches:
 
 
 def _layout(tensors: Sequence[Tensor]) -> Hashable:
-    """Return everything about the tensors that the tables and the plan depend on."""
+    """Return all properties of the tensors that the tables and the plan depend on."""
     return (
         tuple([tensor.data_ptr() for tensor in tensors]),
         tuple([tensor.numel() for tensor in tensors]),
@@ -137,7 +137,7 @@ def _prepare_anew(work: UnscaleRequest) -> _Launches:
 
 
 def _upload(plan: LaunchPlan, sources: list[int], targets: list[int], device: torch.device) -> tuple[_Launch, ...]:
-    """Send all tables of the plan to the device in one copy, without waiting for it."""
+    """Copy all tables of the plan to the device in one copy, without waiting for it."""
     if not plan.groups:
         return ()
     parts = []

@@ -1,8 +1,8 @@
-"""The same work as ops of compiled graphs: functional, opaque to Inductor, with flags as an output.
+"""The same work as ops for compiled graphs: functional, opaque to Inductor, with flags as an output.
 
-An op that changes its arguments and returns a list is more than Inductor can lower, and traced Triton kernels need a
-GPU's driver already while a graph is captured; a functional ``custom_op`` needs neither and survives in forward and
-backward graphs under every lowering. In a graph they are ``torch.ops.fxamp.check_unscale.default`` and so on.
+Inductor cannot lower an op that changes its arguments and returns a list, and traced Triton kernels need a GPU driver
+while a graph is captured. A functional ``custom_op`` needs neither, and works in forward and backward graphs under
+every lowering. In a graph they are ``torch.ops.fxamp.check_unscale.default`` and so on.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from fxamp.kernels.request import UnscaleRequest
 def check_unscale(
     gradients: Sequence[Tensor], inv_scale: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[list[Tensor], Tensor]:
-    """Check gradients for inf and NaN, and return their true values: multiplied by ``inv_scale``, then rounded.
+    """Check gradients for inf and NaN, and return them unscaled: multiplied by ``inv_scale``, then rounded.
 
     Args:
-        gradients: dense gradients of any floating dtypes and shapes.
+        gradients: dense gradients of any floating-point dtypes and shapes.
         inv_scale: one float32, 1 / scale.
-        dtype: the dtype of the true gradients; None: each keeps its own.
+        dtype: the dtype of the unscaled gradients; None: each keeps its own.
 
     Returns:
-        The true gradients, with the shapes of ``gradients`` (and their strides, where those have no gaps or overlaps);
-        flags, int32 ``[len(gradients)]`` on the device of ``inv_scale``: 1 where a gradient holds inf or NaN, else 0.
+        The unscaled gradients, with the shapes of ``gradients`` (and their strides, if those have no gaps or overlaps);
+        flags, int32 ``[len(gradients)]`` on the device of ``inv_scale``: 1 if a gradient holds inf or NaN, else 0.
     """
     true, flags = _outputs(gradients, inv_scale, dtype)
     perform_everywhere(UnscaleRequest(gradients, true, inv_scale, flags=flags.zero_()), inv_scale.device, keep=False)
@@ -43,9 +43,9 @@ def _(gradients: Sequence[Tensor], inv_scale: Tensor, dtype: torch.dtype | None 
 def check_unscale_norm(
     gradients: Sequence[Tensor], inv_scale: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    """As :func:`check_unscale`, and return third the sum of squares of all true gradients: 0-dim float32.
+    """As :func:`check_unscale`; the third result is the sum of squares of all unscaled gradients: 0-dim float32.
 
-    Each is squared before it is rounded to its dtype. A sum beyond float32 is inf: no replacement for the flags.
+    Each is squared before it is rounded to its dtype. A sum above float32's range is inf, so flags are still needed.
     """
     true, flags = _outputs(gradients, inv_scale, dtype)
     norm = _norm(inv_scale).zero_()
@@ -66,7 +66,7 @@ def check(gradients: Sequence[Tensor]) -> Tensor:
     """Check gradients (at least one) for inf and NaN.
 
     Returns:
-        Flags, int32 ``[len(gradients)]`` on the first gradient's device: 1 where one holds inf or NaN, else 0.
+        Flags, int32 ``[len(gradients)]`` on the first gradient's device: 1 if a gradient holds inf or NaN, else 0.
     """
     flags = _flags(gradients, gradients[0])
     perform_everywhere(UnscaleRequest(gradients, flags=flags.zero_()), flags.device, keep=False)

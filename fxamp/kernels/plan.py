@@ -1,8 +1,8 @@
-"""The plan: which gradients share a launch, and what its kernel must know.
+"""The plan: which gradients share a launch, and what its kernel depends on.
 
-Gradients share a launch when they have the same dtype, go to the same dtype, and are equally aligned; a launch serves
-any number of them. Each is cut into chunks of 16,384 elements, one a program, so that a matrix and a bias keep the
-same number of programs busy for their size.
+Gradients share a launch if they have the same dtype, the same target dtype, and the same alignment; a launch handles
+any number of them. Each gradient is split into chunks of 16,384 elements, one per program, so that every program has
+about the same amount of work.
 """
 
 import functools
@@ -15,20 +15,20 @@ from torch import Tensor
 
 CHUNK = 16_384
 WARPS = 8
-ALIGNMENT = 16  # bytes: the widest single access of a GPU's lane
-LANE = 32  # bytes of arithmetic (float32, or float64) that a lane does at a time: 8 float16, which are 16 bytes to load
+ALIGNMENT = 16  # bytes: the widest single memory access of a GPU lane
+LANE = 32  # bytes of arithmetic (float32, or float64) per lane at a time: 8 float16 values, which are 16 bytes to load
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Gradient(NamedTuple):
-    """What the plan must know of one gradient.
+    """The properties of one gradient that the plan depends on.
 
     Attributes:
         numel: its number of elements.
         source: its dtype.
-        target: the dtype of its true value, or None if it is only checked.
+        target: the dtype of the unscaled gradient, or None if it is only checked.
         aligned: whether source and target both start at a multiple of 16 bytes.
-        dense: whether its elements fill their memory without gaps or overlaps, so that storage order serves.
+        dense: whether its elements fill their memory without gaps or overlaps, so that storage order can be used.
     """
 
     numel: int
@@ -40,7 +40,7 @@ class Gradient(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked about the gradients: a common flag, a flag each, the sum of all squares."""
+    """The requested results: one flag for all gradients, one flag for each, the sum of all squares."""
 
     found_inf: bool = False
     flags: bool = False
@@ -52,11 +52,11 @@ class Kernel:
     """Everything that the source text of one kernel depends on.
 
     Attributes:
-        source: dtype that is read.
-        target: dtype that is written, or None if nothing is.
+        source: the dtype that is read.
+        target: the dtype that is written, or None if nothing is.
         aligned: whether 16-byte accesses are possible.
-        asked: which results it reports.
-        block: elements that a program handles at a time; it divides ``CHUNK``.
+        asked: the requested results.
+        block: the number of elements that a program handles at a time; it divides ``CHUNK``.
     """
 
     source: torch.dtype
@@ -72,8 +72,8 @@ class Group:
 
     Attributes:
         kernel: the kernel that is launched.
-        positions: where each gradient stands in the caller's list.
-        numels: the number of elements of each, none of them 0.
+        positions: the index of each gradient in the caller's list.
+        numels: the number of elements of each, never 0.
     """
 
     kernel: Kernel
@@ -82,7 +82,7 @@ class Group:
 
     @property
     def programs(self) -> int:
-        """The number of programs of the launch."""
+        """Return the number of programs of the launch."""
         return sum(-(-numel // CHUNK) for numel in self.numels)
 
     def block_map(self) -> Tensor:
@@ -100,11 +100,11 @@ def block_map(numels: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """How the work on gradients of one device is divided.
+    """How the work on the gradients of one device is divided.
 
     Attributes:
         groups: one launch each.
-        left: positions of the gradients that no kernel handles: they have gaps, overlaps, or another dtype.
+        left: the positions of gradients that no kernel supports: they have gaps, overlaps, or another dtype.
     """
 
     groups: tuple[Group, ...]
@@ -113,7 +113,7 @@ class LaunchPlan:
 
 @functools.lru_cache(maxsize=64)
 def make_plan(gradients: tuple[Gradient, ...], asked: Asked, wave: int) -> LaunchPlan:
-    """Group the gradients of one device; ``wave`` is how many lanes a warp of the device has, 32 or 64."""
+    """Group the gradients of one device; ``wave`` is the number of lanes of a warp on the device, 32 or 64."""
     members: dict[Kernel, list[int]] = {}
     left = []
     for position, (numel, source, target, aligned, dense) in enumerate(gradients):
@@ -130,7 +130,7 @@ def make_plan(gradients: tuple[Gradient, ...], asked: Asked, wave: int) -> Launc
 
 
 def bytes_moved(plan: LaunchPlan) -> int:
-    """Return how many bytes of gradients the plan's launches read and write: the floor of the memory traffic."""
+    """Return the bytes of gradients that the plan's launches read and write: the minimum memory traffic."""
     return sum(
         sum(group.numels)
         * (group.kernel.source.itemsize + (group.kernel.target.itemsize if group.kernel.target else 0))
@@ -153,5 +153,5 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def block_size(source: torch.dtype, wave: int) -> int:
-    """Return how many elements a program handles at a time: few enough for every lane's registers."""
+    """Return how many elements a program handles at a time: few enough for the registers of each lane."""
     return WARPS * wave * LANE // max(source.itemsize, torch.float32.itemsize)

@@ -1,8 +1,8 @@
-"""The reference: what the kernels compute, said in ATen ops.
+"""The reference: what the kernels compute, expressed in ATen ops.
 
 It defines correctness for the other implementations, and runs on any device, with or without Triton. In place it is
-torch's own op; in every other case it is the op's rule, from ATen/native/AmpKernels.cpp: look for inf and NaN first,
-then multiply in float32 (a float64 gradient: in float64), then round once.
+torch's own op. In every other case it follows that op's rule, from ATen/native/AmpKernels.cpp: check for inf and NaN
+first, then multiply in float32 (a float64 gradient: in float64), then round once.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from fxamp.kernels.request import UnscaleRequest
 
 
 def perform(work: UnscaleRequest, positions: Sequence[int] | None = None) -> None:
-    """Do the work, for the gradients at ``positions`` only if they are given.
+    """Do the work, only for the gradients at ``positions`` if they are given.
 
     Raises:
-        RuntimeError: from torch, for a gradient of a dtype that it cannot scale.
+        RuntimeError: from torch, for a gradient whose dtype it cannot scale.
     """
     chosen = range(len(work.sources)) if positions is None else positions
     if not chosen:
@@ -62,9 +62,9 @@ def update_scale(
     min_scale: float | None,
     max_scale: float | None,
 ) -> None:
-    """Grow or back off ``scale`` in place; :func:`fxamp.kernels.update_scale_` says by which rule.
+    """Grow or back off ``scale`` in place, by the rule of :func:`fxamp.kernels.update_scale_`.
 
-    torch's op tests the tracker with ``==``; a tracker that is held below the interval makes that a ``>=``.
+    torch's op tests the tracker with ``==``; limiting the tracker to below the interval makes that a ``>=``.
     """
     interval = max(growth_interval, 1)
     growth_tracker.clamp_(max=interval - 1)

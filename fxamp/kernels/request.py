@@ -1,4 +1,4 @@
-"""What is to be done to gradients of one device: the one argument that every implementation takes."""
+"""The request to process gradients of one device: the argument of every implementation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class UnscaleRequest:
-    """Check gradients of one device for inf and NaN, and write their true values unless it is a check only.
+    """Check gradients of one device for inf and NaN, and write the unscaled gradients unless it is only a check.
 
     Attributes:
-        sources: the gradients, of any floating dtypes and shapes, on one device, no two sharing memory.
-        targets: where the true gradients go: ``targets[i]`` has the shape, the strides and the device of ``sources[i]``
-            and any floating dtype; the sources themselves to work in place; None to check only.
-        inv_scale: one float32 on the device, by which gradients are multiplied; None to check only.
-        found_inf: one float32 on the device, set to 1.0 if any source holds inf or NaN, else left alone; or None.
-        flags: int32 ``[len(sources)]`` on the device, zeroed by the caller; ``flags[i]`` becomes 1 if ``sources[i]``
+        sources: the gradients, of any floating-point dtypes and shapes, on one device, without shared memory.
+        targets: where to write the unscaled gradients: ``targets[i]`` has the shape, strides and device of
+            ``sources[i]`` and any floating-point dtype; the sources themselves to work in place; None to only check.
+        inv_scale: one float32 on the device, by which gradients are multiplied; None to only check.
+        found_inf: one float32 on the device, set to 1.0 if any source holds inf or NaN, else unchanged; or None.
+        flags: int32 ``[len(sources)]`` on the device, zeroed by the caller; ``flags[i]`` is set to 1 if ``sources[i]``
             holds inf or NaN; or None.
-        squared_norm: one float32 on the device, zeroed by the caller, to which the sum of the squares of all true
-            gradients is added (if it is a check only: of all sources), each squared before it is rounded to its
-            target's dtype; or None.
+        squared_norm: one float32 on the device, zeroed by the caller; the sum of the squares of all unscaled gradients
+            is added to it (for a check only: of all sources), each squared before it is rounded to its target's dtype;
+            or None.
     """
 
     sources: Sequence[Tensor]
@@ -33,5 +33,5 @@ class UnscaleRequest:
 
     @property
     def device(self) -> torch.device:
-        """The one device of all its tensors."""
+        """The device of all its tensors."""
         return self.sources[0].device

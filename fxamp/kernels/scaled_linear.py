@@ -1,13 +1,13 @@
 """A linear layer in 8-bit floats, as an op of captured graphs: ``torch.ops.fxamp.scaled_linear.default``.
 
-It is differentiable, and made of ATen ops that AOTAutograd traces: so a compiler fuses scales and casts with what makes
-the values, and decides what is kept for the backward. Its recipes are torchao.float8's, to the last bit.
+It is differentiable, and made of ATen ops that AOTAutograd traces. So a compiler can fuse scales and casts with the ops
+that compute the values, and decides what is kept for the backward. Its recipes match torchao.float8 bit for bit.
 
-1. A scale maps the largest absolute value of a tensor, or of a row or column, to the largest of the 8-bit dtype.
-2. A largest value that is infinite or NaN gives results that are NaN: a loss scaler sees them.
-3. Every operand of ``torch._scaled_mm`` has the layout that GPUs want: the first row-major, the second column-major.
-   Sums over rows are padded with zeros to a multiple of 16.
-4. A second derivative is refused: ``_scaled_mm`` has none. (Breaks loudly if torch changes that op.)
+1. A scale maps the largest absolute value of a tensor, or of a row or column, to the largest value of the 8-bit dtype.
+2. If that absolute value is infinite or NaN, the results are NaN, so a loss scaler detects it.
+3. Every operand of ``torch._scaled_mm`` has the layout that GPUs need: the first row-major, the second column-major.
+   Dimensions that are summed over rows are padded with zeros to a multiple of 16.
+4. A second derivative raises: ``_scaled_mm`` has none. (Breaks loudly if torch changes that op.)
 """
 
 from typing import Any
@@ -21,9 +21,9 @@ from fxamp.policy import Recipe
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 MULTIPLE = 16
-"""What every size of an operand but the number of rows must be a multiple of."""
+"""The number that every size of an operand, except the number of rows, must be a multiple of."""
 
-#: The smallest value that a scale maps to the largest of a dtype; torchao has the same.
+#: The smallest absolute value that a scale is computed from; torchao uses the same.
 _SMALLEST = 1e-12
 
 _LIBRARY = torch.library.Library("fxamp", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -39,12 +39,12 @@ def scaled_linear(input: Tensor, weight: Tensor, bias: Tensor | None, recipe: st
     Args:
         input: floating ``[..., K]`` with at least one row; K a multiple of 16.
         weight: floating ``[N, K]``; N a multiple of 16.
-        bias: what is added to the rounded product in its dtype; it may have any shape that expands to the result's.
+        bias: added to the rounded product in its dtype; its shape must expand to the result's.
         recipe: one of :class:`fxamp.policy.Recipe`.
-        dtype: float16 or bfloat16, in which products return.
+        dtype: float16 or bfloat16, the dtype of the products.
 
     Returns:
-        ``[..., N]`` in ``dtype``. The gradients of ``input`` and ``weight`` have their dtypes.
+        ``[..., N]`` in ``dtype``. The gradients of ``input`` and ``weight`` have the dtypes of these tensors.
     """
     product: Tensor = _Product.apply(input, weight, Recipe(recipe), dtype)  # type: ignore[no-untyped-call]
     return product if bias is None else product + bias.to(dtype)
@@ -102,17 +102,17 @@ def _rows(values: Tensor) -> Tensor:
 def _cast(
     values: Tensor, dtype: torch.dtype, dim: int | None = None, *, powers: bool = False, pad: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A matrix in an 8-bit ``dtype``, and its scale: one, or for each vector along ``dim`` one, a power of two.
+    """Return a matrix in an 8-bit ``dtype``, and its scale: one, or a power of two for each vector along ``dim``.
 
-    ``powers``: one scale for all is a power of two as well. ``pad``: the dimension that zeros fill to a multiple of 16.
+    ``powers``: a single scale is a power of two as well. ``pad``: pad this dimension with zeros to a multiple of 16.
     """
     largest = values.abs().amax() if dim is None else values.abs().amax(dim, keepdim=True)
     limit = torch.finfo(dtype).max
-    # Compilers divide float32 otherwise than eager mode; of float64 both round to the same float32.
+    # Compilers and eager mode divide float32 differently; a float64 quotient rounds to the same float32 in both.
     scale = (limit / largest.double().clamp(min=_SMALLEST)).float()
     if powers or dim is not None:
         scale = torch.exp2(torch.floor(torch.log2(scale)))
-    # Before torch 2.12, eager casts to 8 bits did not saturate. A NaN stays one.
+    # Before torch 2.12, eager casts to 8 bits did not saturate. NaN stays NaN.
     scaled = (values.float() * scale).clamp(-limit, limit)
     return (scaled if pad is None else _padded(scaled, pad)).to(dtype), scale
 
@@ -127,7 +127,7 @@ def _padded(values: Tensor, dim: int) -> Tensor:
 def _multiply(
     left: Tensor, left_scale: Tensor, right: Tensor, right_scale: Tensor, dtype: torch.dtype, fast: bool = False
 ) -> Tensor:
-    """The product of two scaled matrices; ``fast``: GPUs may accumulate with fewer bits."""
+    """Return the product of two scaled matrices; ``fast``: GPUs may accumulate with fewer bits."""
     return torch._scaled_mm(
         left.contiguous(),
         right.t().contiguous().t(),
@@ -143,7 +143,7 @@ def _multiply_rowwise(
 ) -> Tensor:
     """As :func:`_multiply`, with scales ``[rows, 1]`` and ``[1, columns]``; the kernels for these return bfloat16.
 
-    Without ``fast`` the product is scaled afterwards: there is no fast kernel that does both.
+    Without ``fast`` the scales are applied to the product: there is no kernel for both.
     """
     if fast:
         return _multiply(left, left_scale, right, right_scale, torch.bfloat16, fast).to(dtype)

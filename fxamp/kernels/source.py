@@ -1,6 +1,6 @@
-"""From a kernel's description to its Triton source text: just the conversions and results that it needs.
+"""Generate the Triton source of a kernel from its description: only the conversions and results that it needs.
 
-bfloat16 travels as its 16 bits in a uint16: widening is a shift, narrowing is integer rounding to nearest even. That is
+bfloat16 is passed as 16 bits in a uint16: widening is a shift, narrowing is integer rounding to nearest even. This is
 exact in compiled code and in Triton's interpreter, whose own bfloat16 casts truncate.
 """
 
@@ -26,7 +26,7 @@ WIDEN = {
     torch.float32: "{loaded}",
     torch.float64: "{loaded}",
 }
-# From "true", in float32, to what is stored, which is the last.
+# Steps from "true", in float32, to the stored value, which is the last expression.
 NARROW = {
     torch.float16: ("true.to(tl.float16)",),
     torch.bfloat16: (
@@ -122,13 +122,13 @@ def _setup(kernel: Kernel) -> list[str]:
 
 
 def _address(name: str, cell: str, dtype: torch.dtype, aligned: bool) -> str:
-    """The hint has to follow the cast: on the integer the compiler ignores it."""
+    """The hint must follow the cast: the compiler ignores a hint on the integer."""
     pointer = f"tl.load({cell}).to(tl.pointer_type(tl.{CARRIER[dtype]}))"
     return f"{name} = tl.multiple_of({pointer}, {ALIGNMENT}) + first" if aligned else f"{name} = {pointer} + first"
 
 
 def _body(kernel: Kernel, masked: bool) -> list[str]:
-    """What is done with a block; where it is masked, elements outside the gradient count as zeros."""
+    """Return the code for one block; if masked, elements outside the gradient count as zeros."""
     loaded = f"tl.load(source + offsets{', mask=inside, other=0' if masked else ''})"
     lines = ["inside = offsets < left"] if masked else []
     lines.append(f"value = {WIDEN[kernel.source].format(loaded=loaded)}")
@@ -148,7 +148,7 @@ def _body(kernel: Kernel, masked: bool) -> list[str]:
 
 
 def _narrow(kernel: Kernel) -> tuple[str, ...]:
-    """The steps from "true" to what is stored, the last; float64 gets to 16 bits through float32, as in torch."""
+    """Return the steps from "true" to the stored value; float64 becomes 16-bit through float32, as in torch."""
     assert kernel.target is not None
     if not _is_double(kernel):
         return NARROW[kernel.target]
@@ -158,7 +158,7 @@ def _narrow(kernel: Kernel) -> tuple[str, ...]:
 
 
 def _results(kernel: Kernel) -> list[str]:
-    """Plain stores of constants, which may happen twice: no atomics, and nothing depends on the order of programs."""
+    """Return plain stores of constants: no atomics needed, and no dependence on the order of programs."""
     lines = []
     if _checks(kernel):
         lines.append(f"if tl.max(exponents, axis=0) == {_infinity(kernel)}:  # all ones: inf or NaN")
@@ -184,7 +184,7 @@ def _width(kernel: Kernel) -> int:
 
 
 def _infinity(kernel: Kernel) -> str:
-    """The bits of infinity in the dtype of the arithmetic, which also are the mask of its exponent."""
+    """Return the bits of infinity in the dtype of the arithmetic, which are also the mask of its exponent."""
     return "0x7FF0000000000000" if _is_double(kernel) else "0x7F800000"
 
 

@@ -33,7 +33,7 @@ class StepKernel:
         interpret: run in Triton's interpreter.
 
     Raises:
-        NotGeneratedError: the graph has something that no kernel is generated for.
+        NotGeneratedError: the graph contains something that no kernel can be generated for.
     """
 
     def __init__(self, gm: GraphModule, inputs: StepInputs, interpret: bool = False) -> None:
@@ -48,7 +48,7 @@ class StepKernel:
         """Step.
 
         Args:
-            rows: for each parameter a tensor for each cell; the flat ones dense, with their elements in one order.
+            rows: for each parameter one tensor per cell; non-0-dim tensors are dense, with one order of elements.
             shared: 0-dim float32 tensors, in the order of the inputs.
         """
         flat = self._flat
@@ -76,7 +76,7 @@ class StepKernel:
     def _table(
         self, rows: Sequence[Sequence[Tensor]], addresses: list[list[int]], aligned: bool, device: torch.device
     ) -> _Tables:
-        """The tables of the last launch if nothing has moved since; not under capture, whose memory is its own."""
+        """Return the last launch's tables if no tensor has moved; not under capture, which has its own memory pool."""
         on_gpu = device.type == "cuda"
         capturing = on_gpu and torch.cuda.is_current_stream_capturing()
         numels = [row[self._flat.index(True)].numel() for row in rows]

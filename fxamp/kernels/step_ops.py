@@ -1,7 +1,7 @@
-"""The ops of an optimizer's step as Triton expressions, by table.
+"""Tables of the Triton expressions for the ops of an optimizer's step.
 
-Values are float32, float64, int32, int64 or bool. 16-bit floats are carried in float32, and rounded where the graph
-says so. Division and square root are those of IEEE, not the faster ones that CUDA has for float32.
+Values are float32, float64, int32, int64 or bool. 16-bit floats are computed in float32, and rounded where the graph
+rounds them. Division and square root are IEEE-exact, not CUDA's faster float32 versions.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ CARRIED = {
     torch.int64: "int64",
     torch.bool: "int1",
 }
-"""Triton's name of the type that a value of each dtype is computed in."""
+"""Triton's name of the type in which a value of each dtype is computed."""
 
 
 def power(base: str, exponent: str) -> str:
-    """``base ** exponent`` in float64, by way of logarithms, whose error of a few units vanishes as it is rounded."""
+    """``base ** exponent`` in float64, through logarithms; their error of a few units is lost when it is rounded."""
     magnitude = f"tl.exp2({exponent} * tl.log2(tl.abs({base})))"
     odd = f"({exponent} - 2.0 * tl.floor({exponent} * 0.5) == 1.0)"
     signed = f"tl.where(({base} < 0.0) & {odd}, -{magnitude}, {magnitude})"
@@ -44,7 +44,7 @@ def reciprocal(a: str, kind: str) -> str:
 
 
 def lerp(a: str, b: str, weight: str, kind: str) -> str:
-    """Torch's own form, which is exact at both ends."""
+    """Torch's formula, which is exact at both ends."""
     return f"tl.where(tl.abs({weight}) < 0.5, {a} + {weight} * ({b} - {a}), {b} - ({b} - {a}) * (1.0 - {weight}))"
 
 
@@ -127,4 +127,4 @@ SAME = frozenset(
         aten.expand.default,
     }
 )
-"""Ops that give their input, in another dtype perhaps."""
+"""Ops that return their input, possibly in another dtype."""

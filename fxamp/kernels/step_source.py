@@ -1,8 +1,9 @@
-"""From the graph of one parameter's step to a Triton kernel that steps all parameters of its kind.
+"""Generate, from the graph of one parameter's step, a Triton kernel that steps all parameters of its kind.
 
-0-dim values (counters, powers of beta, settings) are computed by every program, in float64 where the graph says so; the
-others element by element, each read once and written once. A program reads its parameter's counters, then signs off;
-the last one to do so writes the new counters, when nobody reads the old ones any more. So one launch does all.
+Every program computes the 0-dim values (counters, powers of beta, settings), in float64 if the graph does. The others
+are computed element by element, each read once and written once. A program reads its parameter's counters, then
+increments an arrival counter; the last program writes the new counters, because by then all others have read the old
+ones. So one launch is enough.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ KERNEL_NAMES = frozenset(
     {"table", "blocks", "arrivals", "program", "which", "row", "first", "numel", "left", "start", "offsets", "inside"}
     | {"arrived", "tl", "triton", "inv_scale", "clip_coefficient", "found_inf", NAME}
 )
-"""Names that the kernel has for itself."""
+"""Names that the kernel uses itself."""
 
 HEAD = '''\
 """An optimizer's step, for all parameters of one kind.
@@ -49,16 +50,16 @@ def {name}({parameters}):
 
 
 class NotGeneratedError(Exception):
-    """The graph has something that no kernel is generated for; the message says what. Never reaches the user."""
+    """No kernel can be generated for something in the graph; the message says what. Never reaches the user."""
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """How the graph's inputs reach the kernel.
+    """How the graph's inputs are passed to the kernel.
 
     Attributes:
-        cells: inputs found in the row of each parameter, by their name in the kernel, in the order of the cells.
-        shared: 0-dim inputs that are the same for all parameters: parameters of the kernel by their name.
+        cells: inputs in the row of each parameter, with their name in the kernel, in the order of the cells.
+        shared: 0-dim inputs that are the same for all parameters, with their name as parameters of the kernel.
     """
 
     cells: Mapping[Node, str]
@@ -75,13 +76,13 @@ def step_text(gm: GraphModule, inputs: StepInputs, aligned: bool, block: int) ->
     """Return the Python module that defines the kernel :data:`NAME`.
 
     Args:
-        gm: functional, its writes final ``copy_`` to inputs; all its ops are pointwise, its values flat or 0-dim.
-        inputs: where to find what it reads. A row of the table has their addresses, then the number of elements.
+        gm: functional; its only writes are final ``copy_`` to inputs; all ops are pointwise, all values flat or 0-dim.
+        inputs: where the kernel reads its inputs. A row of the table has their addresses, then the number of elements.
         aligned: whether all addresses are multiples of 16 bytes.
-        block: elements that a program handles at a time; it divides ``CHUNK``.
+        block: the number of elements that a program handles at a time; it divides ``CHUNK``.
 
     Raises:
-        NotGeneratedError: an op or a dtype that is not in the tables.
+        NotGeneratedError: an op or a dtype is not in the tables.
     """
     names = list(step_parameters(gm, inputs))
     head = HEAD.format(
@@ -117,7 +118,7 @@ def _body(gm: GraphModule, writer: "_Writer", mask: str) -> list[str]:
 
 
 def _tail(gm: GraphModule, writer: "_Writer") -> list[str]:
-    """The last program of a parameter writes its counters."""
+    """Return the code by which the last program of a parameter writes its counters."""
     counters = _counters(gm)
     if not counters:
         return []
@@ -149,21 +150,21 @@ def _dtype(node: Node) -> torch.dtype:
 
 
 class _Writer:
-    """Writes the lines of each node; remembers the names of the inputs."""
+    """Writes the lines of each node, and stores the names of the inputs."""
 
     def __init__(self, inputs: StepInputs, aligned: bool) -> None:
         self._inputs, self._aligned = inputs, aligned
         self._cell = {node: at for at, node in enumerate(inputs.cells)}
 
     def address(self, node: Node) -> str:
-        """The line that makes the pointer to a program's share of an input; the hint has to follow the cast."""
+        """Return the line that computes the pointer to a program's part of an input; the hint must follow the cast."""
         name = self._inputs.cells[node]
         pointer = f"tl.load(row + {self._cell[node]}).to(tl.pointer_type(tl.{_carrier(node)}))"
         hinted = f"tl.multiple_of({pointer}, {ALIGNMENT})" if self._aligned else pointer
         return f"{name}_at = {hinted} + first"
 
     def lines(self, node: Node, mask: str) -> list[str]:
-        """The lines that compute or store the node's value; none for what is not computed in the kernel."""
+        """Return the lines that compute or store the node's value; none if the kernel does not compute it."""
         if node.op == "placeholder":
             return self._load(node, mask)
         if node.op == "output":
@@ -197,7 +198,7 @@ class _Writer:
         return [f"{name} = {_widened(node, f'tl.load({name}_at + offsets{mask}{other})')}"]
 
     def store(self, node: Node, mask: str) -> list[str]:
-        """The lines of a final ``copy_`` to an input."""
+        """Return the lines of a final ``copy_`` to an input."""
         target, value = node.args[:2]
         assert isinstance(target, Node)
         if target not in self._inputs.cells:

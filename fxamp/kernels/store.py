@@ -1,4 +1,4 @@
-"""Generated sources live in files: Triton reads a kernel's text from its file, and people can read it there too."""
+"""Store generated sources in files: Triton reads a kernel's source from its file, and users can read it there too."""
 
 import functools
 import hashlib
@@ -11,15 +11,15 @@ from typing import Any
 
 
 def cache_folder() -> Path:
-    """Return the folder for generated sources: beside Triton's own cache, which ``TRITON_CACHE_DIR`` can move."""
+    """Return the folder for generated sources: next to Triton's own cache, which ``TRITON_CACHE_DIR`` can move."""
     triton_cache = os.environ.get("TRITON_CACHE_DIR")
     return (Path(triton_cache) if triton_cache else Path.home() / ".triton" / "cache") / "fxamp"
 
 
 def write_source(name: str, text: str) -> Path:
-    """Write ``text`` to a file named after ``name`` and the text itself, unless it is there; return the file's path.
+    """Write ``text`` to a file named after ``name`` and a hash of the text, unless it exists; return the file's path.
 
-    The file appears whole or not at all, so processes can share the folder.
+    The write is atomic, so processes can share the folder.
 
     Raises:
         OSError: the cache folder cannot be written.

@@ -1,7 +1,7 @@
 """The scale update: grow after enough good steps, back off after a bad one. One program, no host sync.
 
-It is a kernel of its own. Folded into the last program of the check it would save one short launch, but there may be
-several launches, an aborted one would leave the counter wrong, and ranks must agree on the flag first.
+It is a separate kernel. As a part of the check's last program it would save one short launch, but there may be several
+launches, an aborted one would leave the counter wrong, and ranks must agree on the flag first.
 """
 
 import math
@@ -28,22 +28,22 @@ def update_scale_(
 ) -> None:
     """Update the loss scale in place, by the rule of ``torch._amp_update_scale_``.
 
-    If ``found_inf`` is not 0, the scale is multiplied by ``backoff_factor`` and the tracker starts again at 0. Else the
-    tracker counts one more good step; once it reaches ``growth_interval`` it starts again at 0 and the scale is
-    multiplied by ``growth_factor``, unless that would exceed float32. Products are float64, rounded to float32.
+    If ``found_inf`` is not 0, the scale is multiplied by ``backoff_factor`` and the tracker is reset to 0. Else the
+    tracker counts one more good step. When it reaches ``growth_interval`` it is reset to 0, and the scale is multiplied
+    by ``growth_factor`` unless that would overflow float32. Products are computed in float64 and rounded to float32.
 
     Two things differ from torch's op: "reaches" is ``>=`` (torch: ``==``, so that a scale whose interval is lowered
-    below its tracker never grows again), and the result is held within ``min_scale`` and ``max_scale``.
+    below its tracker never grows again), and the result is clamped to ``min_scale`` and ``max_scale``.
 
     Args:
         scale: one float32.
-        growth_tracker: one int32 on the scale's device: good steps in a row.
+        growth_tracker: one int32 on the scale's device: the number of consecutive good steps.
         found_inf: one float32 on the scale's device.
         growth_factor: usually > 1.
         backoff_factor: usually between 0 and 1.
-        growth_interval: good steps before the scale grows.
-        min_scale: the least scale, or None for no such bound.
-        max_scale: the greatest scale, or None for no such bound.
+        growth_interval: the number of good steps before the scale grows.
+        min_scale: the lower bound of the scale, or None for no bound.
+        max_scale: the upper bound of the scale, or None for no bound.
 
     Raises:
         OptionError: a factor is inf or NaN.

@@ -1,4 +1,4 @@
-"""The Triton source of the scale update, made for one rule."""
+"""The Triton source of the scale update, generated for one rule."""
 
 import functools
 import math
