@@ -8,6 +8,7 @@ Semi-public modules (``torch.utils._pytree``, ``torch._ops``, FakeTensorMode) ar
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from threading import RLock
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -185,6 +186,24 @@ def without_saved_tensors_hooks() -> AbstractContextManager[None]:
 
 
 # Dynamo.
+
+
+def raised_through_dynamo(error: Exception, backend: Callable[..., Any], frame: FrameType | None) -> Exception:
+    """``error`` as Dynamo raises it unchanged from ``backend``: of its own type, and of BackendCompilerFailed.
+
+    Its traceback begins at ``frame``, and the message is its last line. If Dynamo no longer lets BackendCompilerFailed
+    through, the message is wrapped in another error.
+    """
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    kind, message = type(error), str(error)
+
+    def begin(raised: Any) -> None:
+        BackendCompilerFailed.__init__(raised, backend, error, frame)
+
+    members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": lambda _: message}
+    raised: Exception = type(kind.__name__, (kind, BackendCompilerFailed), members | {"__init__": begin})()
+    return raised
 
 
 def hint(number: int | torch.SymInt) -> int | None:

@@ -352,3 +352,25 @@ def test_the_running_wrapper_is_known(tmp_path: Path) -> None:
         torch.distributed.destroy_process_group()
     assert seen == [wrapper]
     assert private.running_wrapper() is None
+
+
+def test_an_error_passes_through_dynamo_unchanged() -> None:
+    def refusing(*_: Any) -> Any:
+        raise private.raised_through_dynamo(ValueError("not so"), refusing, None) from None
+
+    with pytest.raises(ValueError, match=r"^not so$") as caught:
+        torch.compile(lambda x: x + 1, backend=refusing)(torch.ones(2))
+    assert type(caught.value).__qualname__ == "ValueError"
+
+
+def test_the_hint_of_a_size_is_known() -> None:
+    seen: list[int | None] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        seen.extend(private.hint(value) for value in inputs if isinstance(value, torch.SymInt))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: x * x.shape[0], backend=backend, dynamic=True)(torch.ones(5, 5))
+    assert seen and set(seen) == {5}
+    assert private.hint(3) == 3

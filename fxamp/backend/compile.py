@@ -1,5 +1,6 @@
 """The entry point that ``torch.compile(model, backend="fxamp")`` calls with each graph that Dynamo captured."""
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from fxamp.backend.unused_results import may_be_unused
 from fxamp.capture import NARROW_OUTPUTS, Captured, capture
 from fxamp.capture.autocast_state import ambient_autocast
 from fxamp.dtypes import NARROW
+from fxamp.errors import BannedOpError, OptionError, PolicyError
 from fxamp.graph import graph_output
 from fxamp.observe import CompileStage, observed
 from fxamp.passes.base import CastContext
@@ -34,7 +36,7 @@ from fxamp.pipeline.kept import kept_bytes
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.pipeline.record import record_graph, untouched
 from fxamp.policy import Policy
-from fxamp.torch_private import without_saved_tensors_hooks
+from fxamp.torch_private import raised_through_dynamo, without_saved_tensors_hooks
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +51,18 @@ def fxamp(
     """Compile ``gm`` in mixed precision; ``example_inputs`` are its inputs, real or fake, in placeholder order.
 
     ``options`` and ``mode`` are torch.compile's. The returned callable takes the same inputs and returns the outputs as
-    a tuple, in the dtypes that Dynamo captured. Raises OptionError or PolicyError before it traces anything.
+    a tuple, in the dtypes that Dynamo captured. Raises OptionError or PolicyError before it traces anything. Dynamo
+    passes an error of the user's on unchanged.
     """
+    try:
+        return _compile(gm, example_inputs, options, mode)
+    except (OptionError, PolicyError, BannedOpError) as error:
+        raise raised_through_dynamo(error, fxamp, inspect.currentframe()) from None
+
+
+def _compile(
+    gm: GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any] | None, mode: str | None
+) -> Callable[..., Any]:
     parsed = parse_options(options, mode)
     choice = choose_policy(parsed, example_inputs)
     guard_policy(parsed, choice)

@@ -145,14 +145,12 @@ def test_an_op_that_refuses_keeps_its_dtypes() -> None:
 def test_eager_lowering_and_compiled_autograd_refuse_such_policies() -> None:
     with pytest.raises(
         BackendCompilerFailed,
-        match=r"OptionError: .* rules for the backward \('wide'\), but lowering = 'eager'.*'aot_eager'",
+        match=r".* rules for the backward \('wide'\), but lowering = 'eager'.*'aot_eager'",
     ):
         gradients(Layer(), with_rules(WIDE), "eager")
     with (
         torch._dynamo.config.patch(compiled_autograd=True),
-        pytest.raises(
-            BackendCompilerFailed, match=r"OptionError: .*compiled_autograd traces .* accepted with these rules"
-        ),
+        pytest.raises(BackendCompilerFailed, match=r"compiled_autograd traces .* accepted with these rules"),
     ):
         gradients(Layer(), with_rules(WIDE))
 

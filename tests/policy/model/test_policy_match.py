@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.exc import BackendCompilerFailed
 
 from fxamp.backend import machine
 from fxamp.errors import PolicyError
@@ -87,5 +86,5 @@ def test_the_backend_checks_this_machine(device: str, monkeypatch: pytest.Monkey
 
 def test_a_compile_under_a_policy_for_another_machine_is_refused() -> None:
     mine = policy(device="cpu", torch=">=99.0")
-    with pytest.raises(BackendCompilerFailed, match=r"PolicyError: .*it needs torch >=99.0, but this is torch 2"):
+    with pytest.raises(PolicyError, match=r"it needs torch >=99.0, but this is torch 2"):
         torch.compile(lambda x: x + 1, backend="fxamp", options={"policy": mine})(torch.ones(2))
