@@ -1,4 +1,4 @@
-"""What fxamp knows of a graph, as plain values and as text. Imports no torch."""
+"""Graphs as plain values and as text: nodes, decisions, casts. Imports no torch."""
 
 from fxamp.listing.model import Document, Entry, KeptValue, Listing, RuleRef, Source, TensorType
 

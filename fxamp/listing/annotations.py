@@ -7,17 +7,17 @@ from fxamp.listing.model import TensorType
 
 _DTYPE = re.compile(r"[a-z]+[0-9][a-z0-9_]*")
 _SYMBOL = re.compile(r"Sym\((.*)\)", re.DOTALL)
-#: Longer numbers are no sizes; int() refuses them from 4300 digits on.
+#: Longer numbers are not sizes; int() rejects numbers from 4300 digits on.
 _DIGITS = 100
 _SUBCLASS = re.compile(r"[A-Za-z_]\w*\((.*)\)", re.DOTALL)
 _OPENING, _CLOSING = "([{", ")]}"
 
 
-@lru_cache(maxsize=4096)  # graphs repeat few types
+@lru_cache(maxsize=4096)  # a graph has few distinct types
 def tensor_type(text: str) -> TensorType | None:
-    """The type that an annotation names; strides are read over. None if it is not that of one tensor.
+    """Return the type that an annotation names, ignoring strides. None if it is not the type of one tensor.
 
-    A subclass prints as ``"DTensor(f32[8, 16], S(0))"``: its type is that of the tensor that it stands for.
+    A subclass prints as ``"DTensor(f32[8, 16], S(0))"``; its type is that of the tensor inside.
     """
     subclass = _SUBCLASS.fullmatch(text)
     if subclass is not None:
@@ -38,7 +38,7 @@ def tensor_type(text: str) -> TensorType | None:
 
 
 def symbol(text: str) -> str:
-    """The symbolic number that an annotation names, ``""`` if it is none."""
+    """Return the symbolic number that an annotation names, ``""`` if it names none."""
     match = _SYMBOL.fullmatch(text)
     return match[1] if match else ""
 
@@ -48,7 +48,7 @@ def _size(text: str) -> int | str:
 
 
 def _closing(text: str) -> int | None:
-    """Where the bracket that was opened before ``text`` closes."""
+    """Return the position of the bracket that closes the one before ``text``."""
     depth = 0
     for at, character in enumerate(text):
         if character in _OPENING:
@@ -61,7 +61,7 @@ def _closing(text: str) -> int | None:
 
 
 def _split(text: str) -> list[str]:
-    """The parts of ``text`` between commas that stand in no bracket."""
+    """Return the parts of ``text`` between commas outside brackets."""
     parts, depth, start = [], 0, 0
     for at, character in enumerate(text):
         depth += (character in _OPENING) - (character in _CLOSING)

@@ -1,4 +1,4 @@
-"""From the syntax tree of a graph's class to its listing: a statement an entry."""
+"""Build a listing from the syntax tree of a graph's class: one entry per statement."""
 
 import ast
 from dataclasses import dataclass, field, replace
@@ -14,10 +14,10 @@ from fxamp.listing.model import Entry, Listing
 
 
 def read_class(tree: ast.ClassDef, block: Block, ours: bool, where: str, warnings: list[str]) -> Listing:
-    """The listing of a class and of those nested in it.
+    """Return the listing of a class and of the classes nested in it.
 
-    ``block`` is the text that ``tree`` was parsed from; ``ours`` says that fxamp wrote it, so that each node has its
-    own comments. ``where`` begins messages. Raises ListingError.
+    ``block`` is the text that ``tree`` was parsed from. ``ours`` means that fxamp wrote it, so each node has its own
+    comments. ``where`` is the prefix of messages. Raises ListingError.
     """
     margin = read_margin(block.text.split("\n"), ours)
     warnings += [f"{where}{block.line + number - 1}: {why}" for number, why in margin.broken]
@@ -29,8 +29,8 @@ def read_class(tree: ast.ClassDef, block: Block, ours: bool, where: str, warning
 class _Graph:
     """One graph while it is read.
 
-    ``names`` leads from a name in the text to that of the node it stands for, ``places`` from the name of a parameter
-    to the index of its entry. ``types`` are those that stand in statements of their own.
+    ``names`` maps a name in the text to the name of its node, ``places`` the name of a parameter to the index of its
+    entry. ``types`` are types from separate statements.
     """
 
     bodies: frozenset[str]
@@ -99,7 +99,7 @@ class _Reader:
         if isinstance(target, ast.Subscript):
             return self._write(statement, "operator.setitem", [target.value, target.slice, value], graph)
         if isinstance(value, ast.Constant) and value.value is None:
-            return None  # the end of a value's life
+            return None  # ``x = None``: the value is no longer used
         if not isinstance(target, ast.Name):
             return self._unpack(statement, names_in(target), value, graph)
         if isinstance(value, ast.Name):
@@ -107,16 +107,16 @@ class _Reader:
         return self._node(statement, target.id, value, annotation, graph)
 
     def _type_input(self, name: str, types: dict[str, Any], graph: _Graph) -> None:
-        """Inputs that are unpacked get their types first, in statements of their own."""
+        """Record types of unpacked inputs, which come first, in separate statements."""
         graph.types[name] = types
         if name in graph.places:
             at = graph.places[name]
             graph.entries[at] = replace(graph.entries[at], **types)
 
     def _unpack(self, statement: ast.stmt, names: list[str], value: ast.expr, graph: _Graph) -> None:
-        """``a, b, = fx_pytree.tree_flatten_spec([x], self._in_spec)``: the inputs of a graph whose caller gives trees.
+        """``a, b, = fx_pytree.tree_flatten_spec([x], self._in_spec)``: the inputs of a graph whose caller passes trees.
 
-        The parameters themselves are no nodes.
+        The function's parameters are not nodes.
         """
         if not isinstance(value, ast.Call) or not (dotted(value.func) or "").endswith("tree_flatten_spec"):
             raise self._error(statement.lineno, "a graph gives a value one name, not several")
@@ -127,7 +127,7 @@ class _Reader:
             self._input(replace(entry, **graph.types.get(name, {})), graph)
 
     def _alias(self, name: str, other: str, annotation: ast.expr | None, graph: _Graph) -> None:
-        """``l_x_ = L_x_`` gives an input its node's name; ``setitem = x`` names the write before it."""
+        """``l_x_ = L_x_`` gives an input its node's name; ``setitem = x`` names the preceding item assignment."""
         node = graph.names.get(other, other)
         last = graph.entries[-1] if graph.entries else None
         if last is not None and last.name == "" and node in last.inputs:
@@ -141,7 +141,7 @@ class _Reader:
         graph.names[name] = node
 
     def _write(self, statement: ast.stmt, target: str, parts: list[ast.expr], graph: _Graph) -> None:
-        """An item assignment or augmented assignment: a call without a name until the statement after it."""
+        """An item assignment or augmented assignment: a call that gets its name from the next statement."""
         call = f"{target}({', '.join(self._text(part) for part in parts)})"
         inputs = _distinct([graph.names[n] for part in parts for n in names_in(part) if n in graph.names])
         source, fields = self._about(statement)
@@ -192,7 +192,7 @@ class _Reader:
 
 
 def _parameters(given: ast.arguments) -> list[tuple[str, ast.arg]]:
-    """The parameters after ``self``, each with its node's target: ``"*args"``, as torch names it."""
+    """Return the parameters after ``self``, each with its node's target: ``"*args"``, as torch names it."""
     found = [("", argument) for argument in (*given.posonlyargs, *given.args)]
     found += [("*", given.vararg)] if given.vararg else []
     found += [("", argument) for argument in given.kwonlyargs]

@@ -1,7 +1,7 @@
-"""What one right-hand side of a printed graph is: which kind of node, which operation, which inputs.
+"""Classify a right-hand side of a printed graph: the kind of node, the operation, the inputs.
 
-A function keeps the name under which it is printed, ``torch.nn.functional.linear``; ops get the names that policies
-use: ``torch.ops.aten.mm.default`` is ``aten::mm.default``, a packet without overload ``aten::mm``.
+A function keeps its printed name, ``torch.nn.functional.linear``. Ops get the names that policies use:
+``torch.ops.aten.mm.default`` is ``aten::mm.default``; without an overload it is ``aten::mm``.
 """
 
 import ast
@@ -9,7 +9,7 @@ import builtins
 from collections.abc import Mapping
 from typing import Any
 
-#: Modules whose functions graphs call, by the name at which a dotted function begins.
+#: Modules whose functions graphs call, by the first part of the dotted name.
 MODULES = frozenset({"torch", "operator", "_operator", "math", "builtins", "fx_pytree", "pytree", "triton", "einops"})
 
 _BINARY = {
@@ -32,12 +32,12 @@ _BUILTINS = frozenset(dir(builtins))
 _UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert", ast.Not: "not_"}
 
 
-#: What holds no name that is read.
+#: Syntax without names to read.
 _LEAVES = (ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
 
 
 def classify(value: ast.expr, nodes: Mapping[str, str]) -> tuple[str, str]:
-    """The kind and target of the node whose right-hand side is ``value``; ``nodes`` are the names of nodes so far."""
+    """Return kind and target of the node with right-hand side ``value``; ``nodes`` maps the names of earlier nodes."""
     path = dotted(value)
     if path is not None and path.startswith("self."):
         return "get_attr", path.removeprefix("self.")
@@ -49,7 +49,7 @@ def classify(value: ast.expr, nodes: Mapping[str, str]) -> tuple[str, str]:
 
 
 def operator_name(value: ast.AST) -> str:
-    """``"operator.add"`` for ``x + y`` and ``x += y`` and so on; the kind of expression for what is no operator."""
+    """Return ``"operator.add"`` for ``x + y`` and ``x += y``, and so on; else the kind of expression."""
     name: str | None = None
     if isinstance(value, ast.Subscript):
         name = "getitem"
@@ -65,7 +65,7 @@ def operator_name(value: ast.AST) -> str:
 
 
 def names_in(value: ast.AST | None) -> list[str]:
-    """Every name that an expression reads, in the order of the text."""
+    """Return every name that an expression reads, in the order of the text."""
     found: list[str] = []
     waiting: list[Any] = [value]
     while waiting:
@@ -80,9 +80,9 @@ def names_in(value: ast.AST | None) -> list[str]:
 
 
 def dotted(value: ast.expr) -> str | None:
-    """``"torch.ops.aten"`` for a chain of attributes of a name, None for anything else.
+    """Return ``"torch.ops.aten"`` for a chain of attributes of a name, None for anything else.
 
-    Where an attribute is no identifier it is printed as ``getattr(self.layers, "0")``, which is ``"self.layers.0"``.
+    An attribute that is not an identifier is printed as ``getattr(self.layers, "0")``; this gives ``"self.layers.0"``.
     """
     parts: list[str] = []
     while not isinstance(value, ast.Name):
@@ -112,7 +112,7 @@ def _call(function: ast.expr, nodes: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _getattr(value: ast.expr) -> tuple[ast.expr, str] | None:
-    """The owner and the name of ``getattr(owner, "name")``."""
+    """Return the owner and the name in ``getattr(owner, "name")``."""
     if not isinstance(value, ast.Call) or len(value.args) != 2 or value.keywords:
         return None
     function, (owner, name) = value.func, value.args

@@ -1,4 +1,4 @@
-"""From a log or a file to plain lines: without colours and log prefixes, cut into the classes that hold graphs."""
+"""Turn a log or a file into plain lines, without colours and log prefixes, and split it into the graphs' classes."""
 
 import re
 from collections.abc import Iterator
@@ -30,15 +30,15 @@ class Block:
 
 
 def plain_lines(text: str) -> list[str]:
-    """The lines of ``text`` without terminal colours and the prefixes of torch's log."""
-    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")  # as Python counts lines
+    """Return the lines of ``text`` without terminal colours and the prefixes of torch's log."""
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")  # count lines as Python does
     if "\x1b" in text:
         text = _COLOUR.sub("", text)
     return [_LOG_PREFIX.sub("", line, count=1) if line[:1] in "VDIWEC[" else line for line in text.split("\n")]
 
 
 def blocks(lines: list[str]) -> Iterator[Block]:
-    """The outermost classes of ``lines``, in order; a bare ``def forward`` counts as one."""
+    """Yield the outermost classes of ``lines``, in order; a bare ``def forward`` counts as one."""
     at = 0
     while at < len(lines):
         match = _CLASS.match(lines[at]) or _FORWARD.match(lines[at])
@@ -49,7 +49,7 @@ def blocks(lines: list[str]) -> Iterator[Block]:
         end = _end(lines, at, indent)
         body = [line[indent:] for line in lines[at:end]]
         named = match.re is _CLASS
-        # Class names such as "<lambda>" are no Python.
+        # Class names such as "<lambda>" are not valid Python.
         body = ["class GraphModule:", *body[1:]] if named else ["class GraphModule:", *(f" {line}" for line in body)]
         head, title = _above(lines, at)
         yield Block(match[2] if named else "GraphModule", "\n".join(body), at + 1 if named else at, head, title)
@@ -57,7 +57,7 @@ def blocks(lines: list[str]) -> Iterator[Block]:
 
 
 def stage_of(title: str, file: str) -> str:
-    """Which of AOTAutograd's stages a graph is, by the line above it or its file's name; ``""`` if neither says."""
+    """Return the AOTAutograd stage of a graph, from the line above it or its file's name; ``""`` if unknown."""
     name = file.replace("\\", "/").rpartition("/")[2].replace("_", " ").replace(".", " ")
     for text in (title, name):
         match = _TITLE.search(text)
@@ -70,7 +70,7 @@ def stage_of(title: str, file: str) -> str:
 def _end(lines: list[str], start: int, indent: int) -> int:
     for at in range(start + 1, len(lines)):
         text = lines[at].lstrip()
-        # The arguments of a long "def forward(" end in a line of their own.
+        # The closing parenthesis of a long "def forward(" is on its own line.
         if text and not text.startswith(")") and len(lines[at]) - len(text) <= indent:
             return at
     return len(lines)

@@ -1,6 +1,6 @@
 """The machine-readable comments of a dump: ``# fxamp: key=value key="a value with spaces"``, one line.
 
-A value is written bare if it holds no space, quote or control character, otherwise as a JSON string; a key may repeat.
+A value is not quoted if it holds no space, quote or control character; otherwise it is a JSON string. Keys may repeat.
 """
 
 import json
@@ -23,7 +23,7 @@ def write_comment(fields: Iterable[tuple[str, str]]) -> str:
 def read_comment(line: str) -> list[tuple[str, str]]:
     """Return the fields of a line that :func:`write_comment` wrote, without its indentation.
 
-    Raises ValueError that says where the line is malformed.
+    Raises ValueError with the position of the mistake.
     """
     text = line.strip()
     if not text.startswith(PREFIX.strip()):

@@ -1,4 +1,4 @@
-"""The fields of a dump's comments, as the values of an entry or of a whole listing."""
+"""Convert the fields of a dump's comments to the values of an entry or of a whole listing."""
 
 import re
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ _TEXTS = {
     "verbatim": "verbatim",
     "not_fp8": "not_fp8",
 }
-#: A part of a rule up to the next ``|`` that is not escaped.
+#: A part of a rule up to the next unescaped ``|``.
 _PART = re.compile(r"(?:^|(?<=\|))((?:[^|\\]|\\.)*)(?:\||$)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _OF_A_RULE = ("rule", "at", "cast", "why")
@@ -29,7 +29,7 @@ _OF_A_GRAPH = ("stage", "policy", "device", "chosen", "ended")
 
 
 def entry_fields(fields: Fields) -> tuple[dict[str, Any], list[str]]:
-    """The fields of Entry that a node's comment gives, and the keys in it that nobody knows."""
+    """Return the fields of Entry from a node's comment, and the unknown keys in it."""
     given: dict[str, Any] = {}
     lost: list[RuleRef] = []
     rule: dict[str, str] = {}
@@ -58,9 +58,9 @@ def entry_fields(fields: Fields) -> tuple[dict[str, Any], list[str]]:
 
 
 def graph_fields(fields: Fields) -> tuple[dict[str, Any], list[str]]:
-    """The fields of Listing that the comments above a class give, and the keys in them that nobody knows.
+    """Return the fields of Listing from the comments above a class, and the unknown keys in them.
 
-    Raises ValueError for a format that is not this one, or a number that is none.
+    Raises ValueError for another format version, or an invalid number.
     """
     given: dict[str, Any] = {}
     counts: dict[str, int] = {}
@@ -98,13 +98,13 @@ def _number(what: str, text: str) -> int:
 
 
 def _rule(text: str) -> RuleRef:
-    """A rule as :func:`fxamp.listing.write.write_rule` wrote it."""
+    """Read a rule that :func:`fxamp.listing.write.write_rule` wrote."""
     name, origin, cast, why = [*_parts(text), "", "", "", ""][:4]
     return RuleRef(name, origin, cast, why)
 
 
 def _kept(text: str) -> KeptValue:
-    """A kept value as :func:`fxamp.listing.write.write_kept` wrote it."""
+    """Read a kept value that :func:`fxamp.listing.write.write_kept` wrote."""
     parts = _parts(text)
     if len(parts) not in (9, 13):
         raise ValueError(f"kept has {len(parts)} parts; accepted: 9, or 13 with a rule")

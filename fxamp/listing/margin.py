@@ -1,4 +1,4 @@
-"""What stands in a graph's comments: the user's source line and fxamp's fields of each statement."""
+"""Read a graph's comments: the user's source line and fxamp's fields for each statement."""
 
 import re
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from fxamp.listing.comments import PREFIX, read_comment
 from fxamp.listing.fields import Fields
 from fxamp.listing.model import Source
 
-#: An annotation, what is recomputed, or "Backward of forward node:" may stand before the place.
+#: An annotation, a note about recomputation, or "Backward of forward node:" may come before the location.
 _FILE = re.compile(r"#.*? File: (.*?):(\d{1,18}) in (.*?), code: ?(.*)")
 
 
 class Note(NamedTuple):
-    """What the comments above a statement say."""
+    """The content of the comments above a statement."""
 
     source: Source | None
     fields: Fields
@@ -21,9 +21,9 @@ class Note(NamedTuple):
 
 @dataclass
 class Margin:
-    """Notes by the line number of their statement, and of inputs by the line of ``def forward`` and their name.
+    """Notes by the line number of their statement; notes of inputs by the line of ``def forward`` and their name.
 
-    ``broken`` are the comments of fxamp's form that cannot be read: line number and why.
+    ``broken``: the line number and the mistake of each fxamp comment that cannot be read.
     """
 
     lines: dict[int, Note] = field(default_factory=dict)
@@ -32,9 +32,9 @@ class Margin:
 
 
 def read_margin(lines: list[str], ours: bool) -> Margin:
-    """Read the comments of a class's ``lines``, the first of which has number 1.
+    """Read the comments of a class's ``lines``, numbered from 1.
 
-    torch's source comments hold for all statements up to the next one; fxamp's (``ours``) for the next statement.
+    torch's source comments apply to all statements up to the next one; fxamp's (``ours``) to the next statement.
     """
     margin = Margin()
     source: Source | None = None
@@ -55,7 +55,7 @@ def read_margin(lines: list[str], ours: bool) -> Margin:
                 source = None
             continue
         if not text or (not ours and text.startswith("return")):
-            continue  # torch writes no comment for what is returned
+            continue  # torch writes no comment for the return statement
         if text.startswith(("def ", "class ")):
             margin.inputs |= {(number, name): given for name, given in inputs.items()}
             source, fields, inputs = None, [], {}
@@ -68,7 +68,7 @@ def read_margin(lines: list[str], ours: bool) -> Margin:
 
 
 def _fields(text: str, number: int, margin: Margin) -> Fields:
-    """The fields of a comment; one that cannot be read holds none, and is noted."""
+    """Return the fields of a comment; for an unreadable one record the mistake and return none."""
     try:
         return read_comment(text)
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""What fxamp knows of a graph, as plain values: what dumps hold, reports count and fxamp-show prints. Imports no torch.
+"""The data model of graphs, as plain values: dumps store it, reports count it, fxamp-show prints it. Imports no torch.
 
-A listing is made from a graph where its decisions were made, or read back from a dump's text; nothing in it is derived
-a second time.
+A listing is created from a graph when its decisions are made, or read back from a dump's text. Nothing in it is
+computed again from other data.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,10 +31,10 @@ ITEM_BYTES = {
     "f8e5m2fnuz": 1,
 }
 
-#: What casts a tensor: in a forward as it is captured, in a backward as AOTAutograd makes it.
+#: Ops that cast a tensor: as captured in a forward, and as AOTAutograd writes it in a backward.
 _CASTS = ("aten::to.dtype", "prims::convert_element_type.default")
 
-#: What a product in 8-bit floats runs in: its operands are of two dtypes, its result is of a third.
+#: What ``runs_in`` says of a product in 8-bit floats: its operands have two dtypes, and its result a third.
 FP8 = "fp8"
 
 FLOATS = frozenset({"f64", "f32", "f16", "bf16", "f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz"})
@@ -42,7 +42,7 @@ FLOATS = frozenset({"f64", "f32", "f16", "bf16", "f8e4m3fn", "f8e5m2", "f8e4m3fn
 
 @dataclass(frozen=True)
 class TensorType:
-    """A tensor's dtype by its short name (``f32``), its sizes (a number, or the text of a symbolic one), its device."""
+    """A tensor's dtype by its short name (``f32``), its sizes (numbers, or text for symbolic ones), and its device."""
 
     dtype: str
     shape: tuple[int | str, ...]
@@ -50,7 +50,7 @@ class TensorType:
 
     @property
     def elements(self) -> int | None:
-        """The number of elements, None if a size is symbolic."""
+        """Return the number of elements; None if a size is symbolic."""
         count = 1
         for size in self.shape:
             if isinstance(size, str):
@@ -60,7 +60,7 @@ class TensorType:
 
     @property
     def bytes(self) -> int | None:
-        """The bytes of a contiguous tensor of this type, None if a size is symbolic or the dtype is unknown."""
+        """Return the bytes of a contiguous tensor of this type; None if a size is symbolic or the dtype is unknown."""
         item, count = ITEM_BYTES.get(self.dtype), self.elements
         return None if item is None or count is None else item * count
 
@@ -83,7 +83,7 @@ class Source:
 
 @dataclass(frozen=True)
 class RuleRef:
-    """A policy's rule as a record names it: id, where it is written (``file:line``, "" if in Python), category, why."""
+    """A policy's rule in a record: id, location (``file:line``, "" if defined in Python), category, why."""
 
     id: str
     origin: str = ""
@@ -93,11 +93,11 @@ class RuleRef:
 
 @dataclass(frozen=True)
 class KeptValue:
-    """One piece of memory that waits for the backward; parameters, inputs and results are none, they are there anyway.
+    """One piece of memory that is kept for the backward; not a parameter, input or result, which exist anyway.
 
-    ``op`` made the value, in the code of ``module``; ``dtype`` and ``shape`` are its own, with short names ("bf16").
-    ``form`` is how it waits: its dtype, or ``"int8/128"``. ``before`` and ``after`` are bytes, for the sizes that the
-    graph was compiled for where these may change, None where nothing is known. ``rule`` decided, None if none did;
+    ``op`` computed the value, in the code of ``module``. ``dtype`` and ``shape`` are the value's, with short names
+    ("bf16"). ``form`` is how it is stored: its dtype, or ``"int8/128"``. ``before`` and ``after`` are bytes; for
+    dynamic sizes, those at compile time; None if unknown. ``rule`` is the rule that applies, None if there is none.
     ``reason`` says why it is kept so.
     """
 
@@ -120,20 +120,20 @@ class Entry:
     ``name`` is the fx node's name, ``kind`` its ``op`` (``"placeholder"``, ``"get_attr"``, ``"call_function"``,
     ``"call_method"``, ``"call_module"``, ``"output"``). ``target`` names the operation as policies do
     (``"aten::mm.default"``, ``"higher_order::cond"``, ``"torch.nn.functional.linear"``, ``".view"``); for an input or
-    an attribute it is its name. ``call`` is the call as Python text (of an output the returned value), ``""`` for an
-    input. ``inputs`` are the names of the nodes that it reads, in order of first use. ``values`` are the types of the
-    tensors it gives, ``()`` if unknown or none; ``was`` their dtypes when the program was captured, ``()`` if they are
-    the same or unknown. ``symbol`` is the text of the symbolic number that it gives (``"s77"``). ``needs_grad`` says
-    that it is a graph input for which the backward computes a gradient.
+    an attribute it is its name. ``call`` is the call as Python text (for an output the returned value), ``""`` for an
+    input. ``inputs`` are the names of the nodes that it reads, in order of first use. ``values`` are the types of its
+    result tensors, ``()`` if unknown or none; ``was`` their dtypes when the program was captured, ``()`` if they are
+    the same or unknown. ``symbol`` is the text of its symbolic result (``"s77"``). ``needs_grad`` means that it is a
+    graph input for which the backward computes a gradient.
 
     ``module`` is the dotted path of the module whose forward made it, ``module_class`` that module's class.
 
-    ``rule`` decides it, None if it follows its inputs; ``lost`` are the rules that matched too and were overridden,
-    first to last. ``reason`` says in words why it runs as it does; ``overruled`` what became of the rule where it could
-    not hold. ``region`` is the lower-precision dtype of the autocast region it stands in, ``"off"`` where autocast is
-    off, ``""`` if unknown. ``inserted`` says why fxamp inserted this node, ``""`` for the user's own. ``verbatim`` says
-    why fxamp kept it as captured without looking inside. ``bodies`` names the listings of a higher-order op's bodies.
-    ``not_fp8`` says why a product runs in 16 bits though a rule for fp8 names its op, ``""`` for every other node.
+    ``rule`` is the rule that applies, None if it follows its inputs; ``lost`` are the matching rules that were
+    overridden, first to last. ``reason`` is the reason for the decision, as text; ``overruled`` says why the rule was
+    not applied as it is. ``region`` is the lower-precision dtype of its autocast region, ``"off"`` if autocast is off,
+    ``""`` if unknown. ``inserted`` says why fxamp inserted this node, ``""`` for the user's own. ``verbatim`` says why
+    fxamp kept it as captured without looking inside. ``bodies`` names the listings of a higher-order op's bodies.
+    ``not_fp8`` says why a product runs in 16 bits although a rule for fp8 names its op, ``""`` for every other node.
     """
 
     name: str
@@ -170,26 +170,26 @@ class Entry:
 
     @property
     def dtype(self) -> str:
-        """The dtype of its first floating-point result, else of its first result; ``""`` if unknown."""
+        """Return the dtype of its first floating-point result, else of its first result; ``""`` if unknown."""
         dtypes = [value.dtype for value in self.values]
         return next((dtype for dtype in dtypes if dtype in FLOATS), dtypes[0] if dtypes else "")
 
     @property
     def runs_in(self) -> str:
-        """The dtype that it computes in: that of its result, but of a product in 8 bits ``"fp8"``."""
+        """Return the dtype that it computes in: that of its result, or ``"fp8"`` for a product in 8 bits."""
         return FP8 if self.target == "fxamp::scaled_linear.default" else self.dtype
 
 
 @dataclass(frozen=True)
 class Listing:
-    """One graph: its nodes in order, the bodies of its higher-order ops by attribute name, and what holds for it all.
+    """One graph: its nodes in order, the bodies of its higher-order ops by attribute name, and properties of the graph.
 
-    ``stage`` is what was done to it (``"captured"``, ``"cast"``, ``"forward"``, ``"backward"``, ``"joint"``), ``""``
-    if unknown. ``policy``, ``device`` and ``chosen`` (why this policy) are ``""`` where no policy was applied.
-    ``counts`` are named numbers of the passes (``shared``, ``folded``); ``unmatched`` are the rules that decided
-    nothing; ``ended`` says why the graph ended where the program goes on (a graph break), ``""`` if it did not.
-    ``kept_before`` and ``kept_after`` are the bytes that autograd keeps for the backward, without and with the casts;
-    of a partitioned forward, without and with the rules for what is kept. ``kept`` are these values, one by one.
+    ``stage`` names the last stage (``"captured"``, ``"cast"``, ``"forward"``, ``"backward"``, ``"joint"``), ``""`` if
+    unknown. ``policy``, ``device`` and ``chosen`` (why this policy) are ``""`` if no policy was applied. ``counts`` are
+    named numbers from the passes (``shared``, ``folded``). ``unmatched`` are the rules that matched nothing. ``ended``
+    is the reason for the graph break that ended the graph, ``""`` without one. ``kept_before`` and ``kept_after`` are
+    the bytes that autograd keeps for the backward, without and with the casts; for a partitioned forward, without and
+    with the rules for kept values. ``kept`` lists these values.
     """
 
     name: str
@@ -207,7 +207,7 @@ class Listing:
     kept: tuple[KeptValue, ...] = ()
 
     def walk(self) -> Iterator[tuple["Listing", Entry]]:
-        """Every entry with the listing it stands in, in order; a higher-order op is followed by its bodies."""
+        """Yield every entry with its listing, in order; a higher-order op is followed by its bodies."""
         for entry in self.entries:
             yield self, entry
             for body in entry.bodies:
@@ -215,13 +215,13 @@ class Listing:
                     yield from self.bodies[body].walk()
 
     def entry(self, name: str) -> Entry | None:
-        """The node of this graph (not of its bodies) called ``name``, or None."""
+        """Return the node of this graph (not of its bodies) called ``name``, or None."""
         return next((entry for entry in self.entries if entry.name == name), None)
 
 
 @dataclass(frozen=True)
 class Document:
-    """What one input holds: graphs in order, and warnings about what could not be read from it."""
+    """The contents of one input: graphs in order, and warnings about what could not be read."""
 
     graphs: tuple[Listing, ...]
     warnings: tuple[str, ...] = ()

@@ -1,10 +1,10 @@
-"""Reads graphs that were dumped as text: torch's, in any of their wrappings, and fxamp's own.
+"""Read graphs that were dumped as text: torch's, in any of their wrappings, and fxamp's own.
 
     GraphModule.print_readable, TORCH_COMPILE_DEBUG's fx_graph_readable.py and fx_graph_transformed.py, tlparse's
     *_graph_*.txt, TORCH_LOGS=graph_code,aot_graphs (prefixes, titles and colours are read over), depyf's files,
     Inductor's fx_graph_runnable.py (see runnable), fxamp's dumps
 
-The text is Python, and only ever parsed: nothing of it is executed, imported or evaluated.
+The text is Python. It is only parsed, never executed, imported or evaluated.
 """
 
 import ast
@@ -31,7 +31,7 @@ _ACCEPTED = (
 
 
 def read_file(path: str) -> Document:
-    """Read the graphs in the file at ``path``; raises ListingError, which names the file and, where known, the line."""
+    """Read the graphs in the file at ``path``; raises ListingError with the file and, if known, the line."""
     file = Path(path)
     if file.is_dir():
         raise ListingError(f"{path} is a folder; accepted: one of its files, {_ACCEPTED}")
@@ -48,7 +48,7 @@ def read_file(path: str) -> Document:
 
 
 def parse_text(text: str, file: str) -> Document:
-    """The graphs in ``text``; ``file`` is its name, for messages. Raises ListingError as ``file:line: what``."""
+    """Return the graphs in ``text``; ``file`` is its name, for messages. Raises ListingError as ``file:line: what``."""
     if not text.strip():
         raise ListingError(f"{file} is empty; accepted: {_ACCEPTED}")
     lines = plain_lines(text)
@@ -64,7 +64,7 @@ def parse_text(text: str, file: str) -> Document:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Pause the garbage collector: trees hold no cycles, and walking millions of their nodes is slow."""
+    """Pause the garbage collector: syntax trees have no cycles, and scanning millions of their nodes is slow."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -87,7 +87,7 @@ def _graph(block: Block, file: str, notes: list[str]) -> Listing:
 
 
 def _syntax(block: Block, file: str) -> tuple[ast.ClassDef, Block]:
-    """The syntax of a graph's class, and the text it is of: the block's, or what is Python of it."""
+    """Return the syntax tree of a graph's class, and its text: the block's, or the part of it that is valid Python."""
     try:
         return class_of(block.text), block
     except SyntaxError as error:
@@ -105,7 +105,7 @@ def _syntax(block: Block, file: str) -> tuple[ast.ClassDef, Block]:
 
 
 def _about(block: Block, file: str, notes: list[str]) -> tuple[dict[str, Any], bool]:
-    """What the comments above a class say of the whole graph, and whether they are fxamp's."""
+    """Return the graph's fields in the comments above a class, and whether fxamp wrote them."""
     comments = [line for line in block.head if line.startswith(PREFIX)]
     fields: Fields = []
     try:
@@ -119,9 +119,9 @@ def _about(block: Block, file: str, notes: list[str]) -> tuple[dict[str, Any], b
 
 
 def _stage_by_inputs(listing: Listing) -> str:
-    """AOTAutograd calls the gradients that enter a graph tangents."""
+    """Recognise the stage by input names: AOTAutograd calls the incoming gradients tangents."""
     if not any(e.kind == "placeholder" and e.name.startswith("tangents_") for e in listing.entries):
         return ""
-    # Only a joint graph gives its results as the trees that its caller expects.
+    # Only a joint graph returns its results as nested structures.
     joint = any(e.kind == "output" and e.call.startswith("pytree.tree_unflatten(") for e in listing.entries)
     return "joint" if joint else "backward"

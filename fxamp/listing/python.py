@@ -1,20 +1,20 @@
-"""Syntax trees of a graph's text, which is meant to be Python but is not always."""
+"""Parse a graph's text, which is Python except for some values that torch prints."""
 
 import ast
 import re
 import warnings
 
-#: The representation of an object that Python cannot read back, ``<function f.<locals>.g at 0x7f>``.
+#: The printed form of an object that is not valid Python, ``<function f.<locals>.g at 0x7f>``.
 _OBJECT = re.compile(r"(?<=[\s(\[{,=:])<[A-Za-z_](?:[^<>\n]|<[^<>\n]*>)*>")
 
-#: The type of a value as older versions of torch print it, without quotes: ``f32[]``, ``f32[8][1]cuda:0``.
+#: A type annotation that older versions of torch print without quotes: ``f32[]``, ``f32[8][1]cuda:0``.
 _TYPE = re.compile(r"(?<=: )[a-z]+[0-9]\w*\[[^\]\n\"]*\](?:\[[^\]\n\"]*\])?[\w:]*(?= =|[,);])")
 
 
 def parse_quietly(text: str) -> ast.Module:
-    """``ast.parse`` without Python's warnings about what it reads; raises what that raises.
+    """Call ``ast.parse`` without Python's warnings about the text; raises what that raises.
 
-    Null bytes, which Python refuses even in comments, are read as spaces.
+    Null bytes, which Python rejects even in comments, are replaced by spaces.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -22,7 +22,7 @@ def parse_quietly(text: str) -> ast.Module:
 
 
 def class_of(text: str) -> ast.ClassDef:
-    """The syntax of the one class that ``text`` holds; raises SyntaxError as ``ast.parse`` does."""
+    """Return the syntax tree of the one class in ``text``; raises SyntaxError as ``ast.parse`` does."""
     first, *more = parse_quietly(text).body
     if more or not isinstance(first, ast.ClassDef):
         raise SyntaxError("not one class", ("", more[0].lineno if more else 1, 0, ""))
@@ -30,7 +30,7 @@ def class_of(text: str) -> ast.ClassDef:
 
 
 def as_python(text: str) -> str:
-    """``text`` with what torch prints but Python does not read in quotes; its lines stay the same lines."""
+    """Return ``text`` with everything that is not valid Python in quotes; line numbers do not change."""
     lines = text.split("\n")
     return "\n".join(line if line.lstrip().startswith("#") else _quoted(line) for line in lines)
 

@@ -1,4 +1,4 @@
-"""Inductor's ``fx_graph_runnable.py``: the types of the graph's inputs stand in its function ``load_args``."""
+"""Read the input types of Inductor's ``fx_graph_runnable.py`` from its function ``load_args``."""
 
 import ast
 from dataclasses import replace
@@ -7,20 +7,20 @@ from fxamp.errors import ListingError
 from fxamp.listing.model import Listing, TensorType
 from fxamp.listing.python import parse_quietly
 
-#: Names of dtypes that are not shortened by their kind's letter, as in ``float32``, ``f32``.
+#: Names of dtypes that are not shortened to a letter and a number, as ``float32`` is to ``f32``.
 _DTYPES = {"bfloat16": "bf16", "bcomplex32": "bc32", "bool": "b8"}
 _KINDS = {"complex": "c", "float": "f", "uint": "u", "int": "i"}
 
-#: Calls of the reader that stand for one input each, of which the text gives no type.
+#: Reader calls that create one input each, but give no type.
 _UNTYPED = frozenset({"const", "unsupported", "generator", "opaque"})
 
 
 def input_types(listing: Listing, text: str, file: str) -> Listing:
-    """``listing`` with the types that ``load_args`` of the whole file ``text`` gives to its inputs, in order.
+    """Return ``listing`` with the input types from ``load_args`` in the whole file ``text``, in order.
 
-    Without a function of that name, as where only a comment speaks of it, ``listing`` itself.
+    If there is no such function, for example because only a comment mentions it, return ``listing`` itself.
 
-    Raises ListingError if they do not fit together.
+    Raises ListingError if the types do not match the inputs.
     """
     try:
         tree = parse_quietly(text)
@@ -50,7 +50,7 @@ def input_types(listing: Listing, text: str, file: str) -> Listing:
 
 
 def _inputs(function: ast.FunctionDef) -> list[TensorType | str | None]:
-    """What each ``reader.tensor`` and ``reader.symint`` call gives, in order."""
+    """Return the type or number of each ``reader.tensor`` and ``reader.symint`` call, in order."""
     devices: dict[str, str] = {}
     found: list[TensorType | str | None] = []
     for statement in function.body:
@@ -83,7 +83,7 @@ def _tensor(call: ast.Call, keywords: dict[str | None, ast.expr], devices: dict[
 
 
 def _symbol(call: ast.Call, keywords: dict[str | None, ast.expr]) -> str:
-    """``"s77"`` for ``symint(4, expr='s77')``; older writers give the number alone."""
+    """Return ``"s77"`` for ``symint(4, expr='s77')``; older writers give only the number."""
     expression = keywords.get("expr")
     if isinstance(expression, ast.Constant):
         return str(expression.value)
@@ -91,7 +91,7 @@ def _symbol(call: ast.Call, keywords: dict[str | None, ast.expr]) -> str:
 
 
 def _short(dtype: str) -> str:
-    """``"f8e4m3fn"`` for ``"float8_e4m3fn"``: the name by which torch prints a dtype in graphs."""
+    """Return ``"f8e4m3fn"`` for ``"float8_e4m3fn"``: the short name of a dtype in torch's printed graphs."""
     if dtype in _DTYPES:
         return _DTYPES[dtype]
     for name, letter in _KINDS.items():
@@ -101,7 +101,7 @@ def _short(dtype: str) -> str:
 
 
 def _device(value: ast.expr | None) -> str:
-    """``"cuda:0"`` for ``device(type='cuda', index=0)``."""
+    """Return ``"cuda:0"`` for ``device(type='cuda', index=0)``."""
     if not isinstance(value, ast.Call):
         return "cpu"
     given = [

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 from fxamp.listing.model import FP8, Entry, Listing
 
-#: Calls that are no operations of the program: they pick one of several results, or compute a size.
+#: Calls that are not operations of the program: they select one of several results, or compute a size.
 _PICKS = frozenset({"_operator.getitem", "operator.getitem", "builtins.getitem", "getitem"})
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What one graph and its bodies hold.
+    """The totals of one graph and its bodies.
 
-    ``ops`` counts operations without the inserted casts, ``ops_by_dtype`` the same by what they run in
-    (``"other"``: no tensor, or unknown), most first. ``casts`` counts the inserted casts, ``cast_bytes`` the bytes that
-    they read and write together, without those of the ``casts_of_unknown_size``. ``shared`` and ``folded`` are the
-    passes' counts, None if they were not recorded. ``without_rule`` counts, by name, the ops that no rule decides, most
-    first; it is empty where no policy was applied. ``verbatim`` says by node what is kept as captured, and why. ``fp8``
-    counts the products in fp8 by recipe, ``not_fp8`` says by node why other products are not.
+    ``ops`` counts operations without the inserted casts. ``ops_by_dtype`` counts the same by the dtype they run in
+    (``"other"``: no tensor, or unknown), most first. ``casts`` counts the inserted casts. ``cast_bytes`` are the bytes
+    that they read and write together, without the ``casts_of_unknown_size``. ``shared`` and ``folded`` are the passes'
+    counts, None if they were not recorded. ``without_rule`` counts, by name, the ops without a rule, most first; it is
+    empty if no policy was applied. ``verbatim`` says, by node, what is kept as captured, and why. ``fp8`` counts the
+    products in fp8 by recipe; ``not_fp8`` says, by node, why other products are not in fp8.
     """
 
     ops: int
@@ -63,29 +63,29 @@ def _recipe(entry: Entry) -> str:
 
 
 def is_pick(entry: Entry) -> bool:
-    """Whether this only picks one of several results."""
+    """Whether this only selects one of several results."""
     return entry.is_call and entry.target in _PICKS
 
 
 def is_op(entry: Entry) -> bool:
-    """Whether this is an op of the program: not an inserted one, a higher-order op, a pick, or size arithmetic."""
+    """Whether this is an op of the program: not an inserted node, a higher-order op, a getitem, or size arithmetic."""
     if not is_step(entry) or entry.inserted or entry.target.startswith("higher_order::"):
         return False
     return "::" in entry.target or bool(entry.values)
 
 
 def is_step(entry: Entry) -> bool:
-    """Whether this is a call that does something: not one that picks a result or computes a size."""
+    """Whether this is a call that does work: it does not only select a result or compute a size."""
     return entry.is_call and not entry.symbol and not is_pick(entry)
 
 
 def changed(entry: Entry) -> bool:
-    """Whether it gives other dtypes than it was captured with."""
+    """Whether its dtypes differ from the captured ones."""
     return bool(entry.was) and entry.was != tuple(value.dtype for value in entry.values)
 
 
 def was_dtype(entry: Entry) -> str:
-    """The dtype that ``entry.dtype`` names, as the program was captured; ``""`` if unknown or the same."""
+    """Return the captured dtype of the value that ``entry.dtype`` describes; ``""`` if unknown or the same."""
     dtypes = [value.dtype for value in entry.values]
     if not entry.was or len(entry.was) != len(dtypes):
         return entry.was[0] if entry.was else ""
@@ -93,24 +93,24 @@ def was_dtype(entry: Entry) -> str:
 
 
 class Index:
-    """Finds nodes by name, in the graph or body that they stand in; each listing is indexed once."""
+    """Finds nodes by name in a graph or body; each listing is indexed once."""
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[Listing, dict[str, Entry]]] = {}
 
     def of(self, listing: Listing) -> Mapping[str, Entry]:
-        """The nodes of ``listing`` by name, without those of its bodies."""
+        """Return the nodes of ``listing`` by name, without those of its bodies."""
         if id(listing) not in self._names:
             self._names[id(listing)] = (listing, {entry.name: entry for entry in listing.entries})
         return self._names[id(listing)][1]
 
     def inputs(self, listing: Listing, entry: Entry) -> list[Entry]:
-        """The nodes that ``entry`` reads, as far as ``listing`` holds them."""
+        """Return the nodes that ``entry`` reads and that ``listing`` holds."""
         names = self.of(listing)
         return [names[name] for name in entry.inputs if name in names]
 
     def bytes_cast(self, listing: Listing, cast: Entry) -> int | None:
-        """Bytes that a cast reads and writes: elements x (bytes of one before + after); None if the size is unknown."""
+        """Return the bytes that a cast reads and writes: elements x (bytes per element before + after), or None."""
         sources = self.inputs(listing, cast)
         if len(sources) != 1 or len(sources[0].values) != 1 or len(cast.values) != 1:
             return None

@@ -1,7 +1,7 @@
-"""A listing as text, in the form that ``GraphModule.print_readable`` writes and :mod:`fxamp.listing.parse` reads back.
+"""Write a listing as text, in the form of ``GraphModule.print_readable``, which :mod:`fxamp.listing.parse` reads back.
 
-The text is Python that nobody runs. It depends on the listing alone: the same graph gives the same text.
-All of a listing is in it, but for the source lines of inputs.
+The text is Python that is never run. It depends only on the listing: the same graph gives the same text. It contains
+the whole listing, except the source lines of inputs.
 """
 
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from fxamp.listing.comments import write_comment
 from fxamp.listing.model import Entry, KeptValue, Listing, RuleRef
 
-#: The version of the comments that these dumps carry.
+#: The version of the comment format.
 FORMAT = "1"
 
 _INDENT = "    "
 
 
 def write_listing(listing: Listing, number: int | None = None) -> str:
-    """Return the text of ``listing`` and its bodies; ``number`` is the graph's among those of one program."""
+    """Return the text of ``listing`` and its bodies; ``number`` is the graph's index in its program."""
     graph = "" if number is None else str(number)
     lines = [write_comment([("format", FORMAT), ("graph", graph), *_graph_fields(listing)])]
     lines += [write_comment([("unmatched", write_rule(rule))]) for rule in listing.unmatched]
@@ -85,7 +85,7 @@ def _annotation(entry: Entry) -> str:
 
 def _entry_fields(entry: Entry) -> Iterator[tuple[str, str]]:
     if entry.kind == "output" and entry.name != "output":
-        yield "name", entry.name  # which the text of a return cannot say
+        yield "name", entry.name  # the text of a return cannot hold it
     yield "module", entry.module
     yield "class", entry.module_class
     if len(entry.values) > 1:
@@ -114,7 +114,7 @@ def write_rule(rule: RuleRef) -> str:
 
 
 def write_kept(value: KeptValue) -> str:
-    """Return ``value`` as one value of a comment: its fields in their order, then the rule's, if there is one."""
+    """Return ``value`` as one value of a comment: its fields in order, then the rule's, if there is one."""
     shape = ",".join(map(str, value.shape))
     sizes = ("" if size is None else str(size) for size in (value.before, value.after))
     rule = value.rule
