@@ -11,7 +11,7 @@ from fxamp.tools.common.output import write_text
 from fxamp.tools.policy.batches import load_work
 from fxamp.tools.policy.bisect_report import head, hopeless, lines, rules
 from fxamp.tools.policy.bisect_trials import Trials
-from fxamp.tools.policy.bisect_units import ModuleTree, Unit, rule_units
+from fxamp.tools.policy.bisect_units import OUT_OF_FP8, ModuleTree, Unit, rule_units
 from fxamp.tools.policy.delta import hierarchical, is_minimal
 from fxamp.tools.policy.here import base_policy, refuse_overwriting
 from fxamp.tools.policy.patch import patch_text
@@ -32,8 +32,9 @@ def _parser() -> Parser:
     parser = Parser(
         PROG,
         "Find the smallest set of modules, or of the policy's rules, that must be float32 for the relative error "
-        "against float64 to be within a tolerance. MODEL.py defines model and batches (or inputs), and perhaps "
-        "loss(output); it is run, and so is the model, once a trial.",
+        "against float64 to be within a tolerance; of a policy for fp8 the set that must leave it. MODEL.py "
+        "defines model and batches (or inputs), and perhaps loss(output); it is run, and so is the "
+        "model, once a trial.",
     )
     add = parser.add_argument
     add("model", metavar="MODEL.py", help="defines model and batches (or inputs), and perhaps loss(output)")
@@ -77,7 +78,8 @@ def _bisect(given: Namespace) -> bool:
     trials = Trials(work, batches, policy, given.tolerance, given.measure, _say)
     places = trials.places()
     if not places:
-        raise ListingError(f"{work.file}: policy {name!r} runs nothing of model in {policy.lower_precision_fp}")
+        lower = "fp8" if trials.to is OUT_OF_FP8 else policy.lower_precision_fp
+        raise ListingError(f"{work.file}: policy {name!r} runs nothing of model in {lower}")
     found = _search(trials, given.by, places)
     if found is None:
         return False
@@ -90,7 +92,7 @@ def _bisect(given: Namespace) -> bool:
 
 def _search(trials: Trials, by: str, places: Sequence[ModuleOp]) -> tuple[Unit, ...] | None:
     """The minimal set, verified to be one; None if all units together miss the tolerance, which is said."""
-    tree = ModuleTree(places)
+    tree = ModuleTree(places, trials.to)
     every: tuple[Unit, ...] = (tree.root,) if by == "modules" else rule_units(trials.policy, places)
     if trials.passes(()):
         return ()

@@ -12,14 +12,15 @@ Units = tuple[Unit, ...]
 
 def lines(found: Units, trials: Trials) -> Iterator[str]:
     """The result, a line for each unit with the error without it."""
+    wide, tried = trials.to.words, many(len(trials.known), "trial")
     yield f"the policy as it is: {trials.errors(())}; tolerance {trials.tolerance:g}"
     if not found:
-        yield f"the policy meets the tolerance as it is: nothing needs float32; {many(len(trials.known), 'trial')}"
+        yield f"the policy meets the tolerance as it is: nothing needs {wide}; {tried}"
         return
     for unit in found:
-        yield f"needs float32: {unit} (without it: {trials.errors(_without(found, unit))})"
+        yield f"needs {wide}: {unit} (without it: {trials.errors(_without(found, unit))})"
     pieces = many(len(found), "piece")
-    yield f"with {pieces} in float32: {trials.errors(found)}; {_minimal(found)}; {many(len(trials.known), 'trial')}"
+    yield f"with {pieces} in {wide}: {trials.errors(found)}; {_minimal(found)}; {tried}"
 
 
 def head(found: Units, trials: Trials, name: str) -> Iterator[str]:
@@ -46,7 +47,7 @@ def rules(found: Units, trials: Trials) -> list[Rule]:
 def hopeless(trials: Trials, every: Units, by: str) -> str:
     """Why no set can be found: all units together miss the tolerance."""
     modules = by == "modules"
-    what = "float32 everywhere" if modules else "float32 for every rule that lowers something"
+    what = f"{trials.to.words} everywhere" if modules else f"{trials.to.words} for every rule that lowers something"
     hint = "a larger --tolerance" if modules else "a larger --tolerance, or --by modules"
     return (
         f"{what} misses the tolerance {trials.tolerance:g} too: {trials.errors(every)} (the policy as it is: "

@@ -1,4 +1,4 @@
-"""Trials: the model under a policy with some units in float32, compiled, run on all batches, and measured."""
+"""Trials: the model under a policy with some units widened, compiled, run on all batches, and measured."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from fxamp.tools.common.quiet import quiet
 from fxamp.tools.common.unlogged import unlogged
 from fxamp.tools.policy.batches import Batch, Workload, failed
 from fxamp.tools.policy.bisect_run import Copy, Errors, Results
-from fxamp.tools.policy.bisect_units import Unit, with_units
+from fxamp.tools.policy.bisect_units import OUT_OF_FP8, Unit, Widening, widening, with_units
 from fxamp.tools.policy.places import ModuleOp, watched
 
 #: A loss scale below this is given up: a gradient that overflows there would overflow unscaled.
@@ -24,7 +24,7 @@ _LEAST_SCALE = 2.0**-24
 
 @dataclass
 class Trials:
-    """Everything that is tried: ``passed`` and ``errors`` remember by the units that are in float32."""
+    """Everything that is tried: ``passed`` and ``errors`` remember by the units that are widened."""
 
     work: Workload
     batches: tuple[Batch, ...]
@@ -37,13 +37,18 @@ class Trials:
     def __post_init__(self) -> None:
         self._reference = self._float64()
 
+    @property
+    def to(self) -> Widening:
+        """What the units become."""
+        return widening(self.policy)
+
     def errors(self, units: Sequence[Unit]) -> Errors:
-        """The errors with ``units`` in float32; tried once."""
+        """The errors with ``units`` widened; tried once."""
         key = frozenset(units)
         if key not in self.known:
             self.known[key] = found = self._try(with_units(self.policy, units))
             verdict = "meets it" if found.worst <= self.tolerance else "misses it"
-            self.progress(f"trial {len(self.known)}: {_named(units)}: {found}: {verdict}")
+            self.progress(f"trial {len(self.known)}: {_named(units, self.to.words)}: {found}: {verdict}")
         return self.known[key]
 
     def passes(self, units: tuple[Unit, ...]) -> bool:
@@ -51,12 +56,12 @@ class Trials:
         return self.errors(units).worst <= self.tolerance
 
     def places(self) -> list[ModuleOp]:
-        """The places that the policy runs in 16 bits, in the order of the graphs."""
+        """The places that the policy runs in 16 bits, or those in fp8 if it has rules for it, in the graphs' order."""
         found: dict[ModuleOp, None] = {}
 
         def collect(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             uses = (use for uses in watched(gm, inputs, self.policy).uses for use in uses)
-            found.update({use.place: None for use in uses if not use.raised})
+            found.update({use.place: None for use in uses if (use.fp8 if self.to is OUT_OF_FP8 else not use.raised)})
             return gm.forward
 
         self._compiled(Copy.of(self.work, self.batches), collect, {}, None)
@@ -149,8 +154,8 @@ def _pairs(one: Results, other: Results) -> list[tuple[Tensor, Tensor]]:
     return [(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one.outputs, other.outputs, strict=True)]
 
 
-def _named(units: Sequence[Unit]) -> str:
+def _named(units: Sequence[Unit], wide: str) -> str:
     if not units:
         return "the policy as it is"
     shown = "; ".join(map(str, units[:3]))
-    return f"float32 for {shown}{f' and {len(units) - 3} more' if len(units) > 3 else ''}"
+    return f"{wide} for {shown}{f' and {len(units) - 3} more' if len(units) > 3 else ''}"

@@ -1,21 +1,43 @@
-"""What bisecting puts into float32, piece by piece: subtrees of modules, a module's own calls, rules of the policy."""
+"""What bisecting widens, piece by piece: subtrees of modules, a module's own calls, rules of the policy.
+
+Under a policy with rules for fp8 a piece leaves fp8 for 16 bits, under any other it becomes float32.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fxamp.policy import Category, Policy, Rule
+from fxamp.policy.model.rule import PRODUCTS
 from fxamp.tools.policy.calibrate_rules import exact, short
 from fxamp.tools.policy.places import ModuleOp
 
 
+@dataclass(frozen=True)
+class Widening:
+    """What becomes of a piece: its rules have this ``cast``, for these ``ops``, all if there are none; in ``words``."""
+
+    cast: Category
+    ops: tuple[str, ...]
+    words: str
+
+
+FLOAT32 = Widening(Category.FP32, (), "float32")
+OUT_OF_FP8 = Widening(Category.LOWER_PRECISION_FP, PRODUCTS, "16 bits")
+
+
+def widening(policy: Policy) -> Widening:
+    """What bisecting ``policy`` does to a piece."""
+    return OUT_OF_FP8 if any(rule.cast is Category.FP8 for rule in policy.rules) else FLOAT32
+
+
 class Unit(Protocol):
-    """A piece of the program that is in float32 or not; hashable."""
+    """A piece of the program that is widened or not; hashable."""
 
     def __str__(self) -> str: ...
 
     def rule(self, name: str, region: str) -> Rule:
-        """The rule that puts it into float32."""
+        """The rule that widens it."""
 
 
 @dataclass(frozen=True)
@@ -24,49 +46,53 @@ class Subtree:
 
     path: str
     glob: str
+    to: Widening = FLOAT32
 
     def __str__(self) -> str:
         return self.path or "the whole model"
 
     def rule(self, name: str, region: str) -> Rule:
         """A rule for everything that computes in the module."""
-        return Rule(name, Category.FP32, modules=(self.glob,), region=region)
+        return Rule(name, self.to.cast, self.to.ops, modules=(self.glob,), region=region)
 
 
 @dataclass(frozen=True)
 class Own:
-    """The ops that a module calls itself, beside the modules in it, which have these ops in float32 too."""
+    """The ops that a module calls itself, beside the modules in it, in which these ops are widened too."""
 
     path: str
     glob: str
     ops: tuple[str, ...]
+    to: Widening = FLOAT32
 
     def __str__(self) -> str:
         return f"{', '.join(map(short, self.ops))} in {self.path or 'the root module'}"
 
     def rule(self, name: str, region: str) -> Rule:
         """A rule for these ops; for them everywhere if the module is the root, which no glob names alone."""
-        return Rule(name, Category.FP32, self.ops, modules=(self.glob,) if self.path else (), region=region)
+        return Rule(name, self.to.cast, self.ops, modules=(self.glob,) if self.path else (), region=region)
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A rule of the policy, turned into one for float32."""
+    """A rule of the policy, turned into one for what it is widened to."""
 
     base: Rule
+    to: Widening = FLOAT32
 
     def __str__(self) -> str:
         return f"rule {self.base.id}"
 
     def rule(self, name: str, region: str) -> Rule:
-        """The same rule with float32: it takes the other's place, so that ``name`` is not used."""
-        return replace(self.base, cast=Category.FP32, inputs=(), origin=None)
+        """The same rule, widened: it takes the other's place, so that ``name`` is not used."""
+        return replace(self.base, cast=self.to.cast, recipe="", inputs=(), origin=None)
 
 
 class ModuleTree:
-    """The modules with calls that the policy runs in 16 bits, as units: a unit's parts are what it is made of."""
+    """The modules with calls that can be widened, as units: a unit's parts are what it is made of."""
 
-    def __init__(self, places: Iterable[ModuleOp]) -> None:
+    def __init__(self, places: Iterable[ModuleOp], to: Widening = FLOAT32) -> None:
+        self._to = to
         known = list(dict.fromkeys(places))
         self._paths = list(dict.fromkeys(place.module for place in known))
         self._ops = {path: tuple(place.op for place in known if place.module == path) for path in self._paths}
@@ -80,19 +106,20 @@ class ModuleTree:
         below = [path for path in self._paths if path != unit.path and path.startswith(inside)]
         if not below:
             return ()
-        own = [Own(unit.path, unit.glob, self._ops[unit.path])] if unit.path in self._ops else []
+        own = [Own(unit.path, unit.glob, self._ops[unit.path], self._to)] if unit.path in self._ops else []
         children = dict.fromkeys(inside + path[len(inside) :].partition(".")[0] for path in below)
         return (*own, *map(self._subtree, children))
 
     def _subtree(self, path: str) -> Subtree:
-        return Subtree(path, exact(path, self._paths) if path else "**")
+        return Subtree(path, exact(path, self._paths) if path else "**", self._to)
 
 
 def rule_units(policy: Policy, places: Iterable[ModuleOp]) -> tuple[Whole, ...]:
-    """The policy's rules for 16 bits that are for an op of ``places``, in their order."""
-    ops = {place.op for place in places}
-    lower = [rule for rule in policy.rules if rule.cast is Category.LOWER_PRECISION_FP]
-    return tuple(Whole(rule) for rule in lower if any(_for(rule, op) for op in ops))
+    """The policy's rules that put an op of ``places`` where bisecting takes it out of, in their order."""
+    ops, to = {place.op for place in places}, widening(policy)
+    low = Category.FP8 if to is OUT_OF_FP8 else Category.LOWER_PRECISION_FP
+    lower = [rule for rule in policy.rules if rule.cast is low]
+    return tuple(Whole(rule, to) for rule in lower if any(_for(rule, op) for op in ops))
 
 
 def _for(rule: Rule, op: str) -> bool:
@@ -100,13 +127,13 @@ def _for(rule: Rule, op: str) -> bool:
 
 
 def with_units(policy: Policy, units: Sequence[Unit]) -> Policy:
-    """``policy`` with all ``units`` in float32."""
+    """``policy`` with all ``units`` widened."""
     return replace(policy, rules=merged(policy.rules, unit_rules(policy, units)))
 
 
 def unit_rules(policy: Policy, units: Sequence[Unit]) -> list[Rule]:
     """The rules of ``units``, with ids that the policy does not have."""
-    region = "both" if policy.has_rules_for("backward") else "forward"
+    region = "both" if policy.has_rules_for("backward") and widening(policy) is FLOAT32 else "forward"
     taken = {rule.id for rule in policy.rules}
     free = (name for at in range(1, len(taken) + len(units) + 2) if (name := f"bisected-{at}") not in taken)
     return [unit.rule(name, region) for unit, name in zip(units, free, strict=False)]

@@ -15,6 +15,7 @@ from fxamp.dtypes import NARROW
 from fxamp.graph import module_path, op_name, tensor_value
 from fxamp.passes.base import CastContext, all_graphs
 from fxamp.passes.forward.expand_composites import ExpandComposites
+from fxamp.passes.forward.scale_products import SCALED
 from fxamp.passes.shared.decision import decision, inserted_for
 from fxamp.passes.shared.sites import computes, site_of
 from fxamp.policy import Category, Policy
@@ -34,12 +35,13 @@ class Use:
 
     ``values``: those that the policy gives it, or makes of it, in 16 bits, by the names of their nodes, each with what
     it is to the call ("input", "weight", "result"). ``raised``: a rule of the policy keeps the call in float32;
-    ``values`` are then those that it reads and makes.
+    ``values`` are then those that it reads and makes. ``fp8``: it multiplies in 8 bits.
     """
 
     place: ModuleOp
     values: Mapping[str, str]
     raised: bool = False
+    fp8: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def _uses(shown: GraphModule, rewritten: GraphModule, policy: Policy) -> Iterato
         known = {name: label for name, label in _labels(node) if name in read}
         low = {name: label for name, label in known.items() if _dtype(read[name]) is lower}
         if low:
-            yield Use(place, low)
+            yield Use(place, low, fp8=changed.target is SCALED)
         elif known and _raised(changed):
             yield Use(place, known, raised=True)
 

@@ -193,3 +193,54 @@ def test_the_error_is_that_of_the_definition() -> None:
     assert relative([torch.tensor([torch.inf, 2.0])], [torch.tensor([1.0, 2.0])]) == torch.inf
     assert relative([torch.zeros(2)], [torch.zeros(3)]) == torch.inf
     assert relative([torch.tensor([2.0])], [torch.zeros(1)]) == 2.0
+
+
+FP8_MODEL = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, wide):
+        super().__init__()
+        self.linear, self.wide = nn.Linear(16, 16), wide
+
+    def forward(self, x):
+        # With an outlier, one scale for the whole input flushes all other values to zero.
+        sizes = torch.ones(len(x), 1)
+        sizes[0] = self.wide
+        return torch.tanh(self.linear(x * sizes))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Block(1.0), Block(1e5), Block(1.0)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+torch.manual_seed(0)
+model = Net()
+inputs = (torch.randn(16, 16),)
+"""
+
+
+def test_what_must_leave_fp8_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, patch = written(tmp_path, FP8_MODEL), tmp_path / "patch.toml"
+    asked = [model, "--policy", "cpu-bfloat16-fp8", "--measure", "output", "--output", str(patch)]
+    assert main(["bisect", *asked, "--tolerance", "0.15"]) == 0
+    said = capsys.readouterr().err
+    assert "needs 16 bits: layers.1" in said and "with 1 piece in 16 bits: " in said
+    (rule,) = [rule for rule in Policy.load(patch).rules if rule.id.startswith("bisected")]
+    assert (rule.cast.value, rule.modules) == (
+        "lower_precision_fp",
+        ("layers.1.linear",),
+    ) and "aten::linear" in rule.ops
+
+
+def test_rules_for_fp8_are_bisected_as_rules() -> None:
+    policy = Policy.load("cpu-bfloat16-fp8")
+    (unit,) = rule_units(policy, [ModuleOp("a", "aten::linear.default")])
+    (changed,) = [rule for rule in with_units(policy, [unit]).rules if rule.id == "fp8-linear"]
+    assert str(unit) == "rule fp8-linear" and (changed.cast.value, changed.recipe) == ("lower_precision_fp", "")
