@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
+from torch.fx import traceback as fx_traceback
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as _optimizers
+from torch.utils.checkpoint import CheckpointPolicy
 
 Node = Any
 """A node of autograd's graph; torch's own class for them describes no C++ node."""
@@ -150,6 +152,25 @@ def replace_tracing_mode(kind: type[Mode]) -> Mode:
     mode.__class__ = kind
     own: Mode = mode
     return own
+
+
+@contextmanager
+def computed_again() -> Iterator[None]:
+    """What AOTAutograd traces inside, the backward computes again if it needs it, instead of keeping it.
+
+    What a checkpoint has marked already stays as it is. If torch marks it otherwise, the backward may keep it.
+    """
+    meta: dict[str, Any] = fx_traceback.get_current_meta()
+    marks = {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
+    if not fx_traceback.has_preserved_node_meta() or meta.keys() & marks.keys():
+        yield
+        return
+    meta.update(marks)
+    try:
+        yield
+    finally:
+        for key in marks:
+            meta.pop(key, None)
 
 
 #: The flag is the process's, so while one thread has set it no other may note what it was.

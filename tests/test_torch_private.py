@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, make_fx
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -374,3 +375,27 @@ def test_the_hint_of_a_size_is_known() -> None:
     torch.compile(lambda x: x * x.shape[0], backend=backend, dynamic=True)(torch.ones(5, 5))
     assert seen and set(seen) == {5}
     assert private.hint(3) == 3
+
+
+def test_what_is_computed_again_is_not_kept() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(gm: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(gm)
+        return make_boxed_func(gm.forward)
+
+    def kept(again: bool) -> list[torch.dtype]:
+        def program(x: Tensor) -> Tensor:
+            with private.computed_again() if again else nullcontext():
+                narrow = x.to(torch.float16)  # half of what x takes: the cheaper one to keep
+            return (narrow @ narrow).float().sum()
+
+        graphs.clear()
+        compiled = aot_function(program, keep, keep, partition_fn=min_cut_rematerialization_partition)
+        compiled(torch.ones(4, 4, requires_grad=True)).backward()
+        (output,) = graphs[0].graph.find_nodes(op="output")
+        return [node.meta["val"].dtype for node in output.args[0][1:]]
+
+    assert kept(again=False) == [torch.float16] and kept(again=True) == [torch.float32]
+    with private.computed_again():  # outside of tracing nothing happens
+        assert not torch.fx.traceback.has_preserved_node_meta()

@@ -7,9 +7,11 @@ that compute the values, and decides what is kept for the backward. Its recipes 
 2. If that absolute value is infinite or NaN, the results are NaN, so a loss scaler detects it.
 3. Every operand of ``torch._scaled_mm`` has the layout that GPUs need: the first row-major, the second column-major.
    Dimensions that are summed over rows are padded with zeros to a multiple of 16.
-4. A second derivative raises: ``_scaled_mm`` has none. (Breaks loudly if torch changes that op.)
+4. The backward casts weights again: no copies of them in 8 bits are kept (pytorch #141881).
+5. A second derivative raises: ``_scaled_mm`` has none. (Breaks loudly if torch changes that op.)
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fxamp.policy import Recipe
+from fxamp.torch_private import computed_again
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -57,11 +60,11 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, weight: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(input, weight)
         ctx.recipe, ctx.dtype = recipe, dtype
-        rows = _rows(input)
+        rows, columns = _rows(input), weight.t()
         if recipe is Recipe.TENSORWISE:
-            product = _multiply(*_cast(rows, E4M3), *_cast(weight.t(), E4M3), dtype, fast=True)
+            product = _multiply(_cast(rows, E4M3), _cast_weight(columns), dtype, fast=True)
         else:
-            product = _multiply_rowwise(*_cast(rows, E4M3, -1), *_cast(weight.t(), E4M3, 0), dtype, fast=True)
+            product = _multiply_rowwise(_cast(rows, E4M3, -1), _cast_weight(columns, 0), dtype, fast=True)
         return product.reshape(*input.shape[:-1], weight.shape[0])
 
     @staticmethod
@@ -79,11 +82,12 @@ class _Product(torch.autograd.Function):
 def _input_gradient(gradient: Tensor, weight: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
     """``[rows, N] @ [N, K]``."""
     if recipe is Recipe.TENSORWISE:
-        return _multiply(*_cast(gradient, E5M2), *_cast(weight, E4M3), dtype)
+        return _multiply(_cast(gradient, E5M2), _cast_weight(weight), dtype)
     if recipe is Recipe.ROWWISE:
-        return _multiply_rowwise(*_cast(gradient, E4M3, -1), *_cast(weight, E4M3, 0), dtype)
-    whole, scale = _cast(weight, E4M3, powers=True)
-    return _multiply_rowwise(*_cast(gradient, E4M3, -1), whole, scale.expand(1, weight.shape[1]), dtype)
+        return _multiply_rowwise(_cast(gradient, E4M3, -1), _cast_weight(weight, 0), dtype)
+    whole = _cast_weight(weight, powers=True)
+    one_each = _Scaled(whole.values, whole.scale.expand(1, weight.shape[1]))
+    return _multiply_rowwise(_cast(gradient, E4M3, -1), one_each, dtype)
 
 
 def _weight_gradient(gradient: Tensor, rows: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
@@ -91,30 +95,49 @@ def _weight_gradient(gradient: Tensor, rows: Tensor, recipe: Recipe, dtype: torc
     if recipe is Recipe.ROWWISE_WITH_GW_HP:
         return gradient.to(dtype).t() @ rows.to(dtype)
     if recipe is Recipe.TENSORWISE:
-        return _multiply(*_cast(gradient.t(), E5M2, pad=-1), *_cast(rows, E4M3, pad=0), dtype)
-    return _multiply_rowwise(*_cast(gradient.t(), E4M3, -1, pad=-1), *_cast(rows, E4M3, 0, pad=0), dtype)
+        return _multiply(_cast(gradient.t(), E5M2, pad=-1), _second(_cast(rows, E4M3, pad=0)), dtype)
+    return _multiply_rowwise(_cast(gradient.t(), E4M3, -1, pad=-1), _second(_cast(rows, E4M3, 0, pad=0)), dtype)
 
 
 def _rows(values: Tensor) -> Tensor:
     return values.reshape(-1, values.shape[-1])
 
 
-def _cast(
-    values: Tensor, dtype: torch.dtype, dim: int | None = None, *, powers: bool = False, pad: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return a matrix in an 8-bit ``dtype``, and its scale: one, or a power of two for each vector along ``dim``.
+@dataclass(frozen=True)
+class _Scaled:
+    """A matrix in 8 bits, and the scale or scales that its values were multiplied by."""
 
-    ``powers``: a single scale is a power of two as well. ``pad``: pad this dimension with zeros to a multiple of 16.
-    """
+    values: Tensor
+    scale: Tensor
+
+
+def _cast(values: Tensor, dtype: torch.dtype, dim: int | None = None, *, pad: int | None = None) -> _Scaled:
+    """A matrix in ``dtype`` with one scale, or one for each vector along ``dim``; see :func:`_round` for ``pad``."""
+    scale = _scale(values, dtype, dim, powers=dim is not None)
+    return _Scaled(_round(values, scale, dtype, pad), scale)
+
+
+def _cast_weight(weight: Tensor, dim: int | None = None, *, powers: bool = False) -> _Scaled:
+    """A weight as the second operand of a product. No copy in 8 bits is kept: the weight is there for the backward."""
+    scale = _scale(weight, E4M3, dim, powers=powers or dim is not None)
+    with computed_again():
+        return _second(_Scaled(_round(weight, scale, E4M3), scale))
+
+
+def _scale(values: Tensor, dtype: torch.dtype, dim: int | None, powers: bool) -> Tensor:
+    """The scale that maps the largest absolute value to that of ``dtype``; ``powers``: down to a power of two."""
     largest = values.abs().amax() if dim is None else values.abs().amax(dim, keepdim=True)
-    limit = torch.finfo(dtype).max
     # Compilers and eager mode divide float32 differently; a float64 quotient rounds to the same float32 in both.
-    scale = (limit / largest.double().clamp(min=_SMALLEST)).float()
-    if powers or dim is not None:
-        scale = torch.exp2(torch.floor(torch.log2(scale)))
+    scale = (torch.finfo(dtype).max / largest.double().clamp(min=_SMALLEST)).float()
+    return torch.exp2(torch.floor(torch.log2(scale))) if powers else scale
+
+
+def _round(values: Tensor, scale: Tensor, dtype: torch.dtype, pad: int | None = None) -> Tensor:
+    """``values`` times ``scale`` in ``dtype``; zeros fill the dimension ``pad`` to a multiple of 16."""
+    limit = torch.finfo(dtype).max
     # Before torch 2.12, eager casts to 8 bits did not saturate. NaN stays NaN.
     scaled = (values.float() * scale).clamp(-limit, limit)
-    return (scaled if pad is None else _padded(scaled, pad)).to(dtype), scale
+    return (scaled if pad is None else _padded(scaled, pad)).to(dtype)
 
 
 def _padded(values: Tensor, dim: int) -> Tensor:
@@ -124,29 +147,30 @@ def _padded(values: Tensor, dim: int) -> Tensor:
     return functional.pad(values, (0, missing) if dim == -1 else (0, 0, 0, missing))
 
 
-def _multiply(
-    left: Tensor, left_scale: Tensor, right: Tensor, right_scale: Tensor, dtype: torch.dtype, fast: bool = False
-) -> Tensor:
-    """Return the product of two scaled matrices; ``fast``: GPUs may accumulate with fewer bits."""
+def _second(matrix: _Scaled) -> _Scaled:
+    """In the layout of a second operand: column-major."""
+    return _Scaled(matrix.values.t().contiguous().t(), matrix.scale)
+
+
+def _multiply(left: _Scaled, right: _Scaled, dtype: torch.dtype, fast: bool = False) -> Tensor:
+    """The product of two scaled matrices, the second column-major; ``fast``: GPUs may accumulate with fewer bits."""
     return torch._scaled_mm(
-        left.contiguous(),
-        right.t().contiguous().t(),
-        scale_a=left_scale.reciprocal(),
-        scale_b=right_scale.reciprocal(),
+        left.values.contiguous(),
+        right.values,
+        scale_a=left.scale.reciprocal(),
+        scale_b=right.scale.reciprocal(),
         out_dtype=dtype,
         use_fast_accum=fast,
     )
 
 
-def _multiply_rowwise(
-    left: Tensor, left_scale: Tensor, right: Tensor, right_scale: Tensor, dtype: torch.dtype, fast: bool = False
-) -> Tensor:
+def _multiply_rowwise(left: _Scaled, right: _Scaled, dtype: torch.dtype, fast: bool = False) -> Tensor:
     """As :func:`_multiply`, with scales ``[rows, 1]`` and ``[1, columns]``; the kernels for these return bfloat16.
 
     Without ``fast`` the scales are applied to the product: there is no kernel for both.
     """
     if fast:
-        return _multiply(left, left_scale, right, right_scale, torch.bfloat16, fast).to(dtype)
-    one = left_scale.new_ones(())
-    product = _multiply(left, one, right, one, torch.bfloat16)
-    return (product * (left_scale.reciprocal() * right_scale.reciprocal())).to(torch.bfloat16).to(dtype)
+        return _multiply(left, right, torch.bfloat16, fast).to(dtype)
+    one = left.scale.new_ones(())
+    product = _multiply(_Scaled(left.values, one), _Scaled(right.values, one), torch.bfloat16)
+    return (product * (left.scale.reciprocal() * right.scale.reciprocal())).to(torch.bfloat16).to(dtype)

@@ -6,6 +6,8 @@ import pytest
 import torch
 from gpu_layouts import GpuLayouts
 from torch import Tensor, nn
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torchao_beside import RECIPES, converted
 
 from fxamp.kernels import scaled_linear as product
@@ -138,3 +140,27 @@ def test_a_second_derivative_is_refused() -> None:
     (first,) = torch.autograd.grad(scaled(x, weight, "tensorwise").sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match=r"derivative for .*_scaled_mm"):
         first.sum().backward()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_no_copies_of_weights_in_8_bits_are_kept(recipe: str) -> None:
+    x, weight = leaves(16, 32, 48)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(gm: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(gm)
+        return make_boxed_func(gm.forward)
+
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        return scaled(x.exp(), weight, recipe).float().square().sum()
+
+    compiled = aot_function(program, keep, keep, partition_fn=min_cut_rematerialization_partition)
+    compiled(x, weight).backward()
+    (output,) = graphs[0].graph.find_nodes(op="output")
+    kept = [node.meta["val"] for node in output.args[0][1:]]
+    assert (torch.float32, (48, 32)) in [(value.dtype, tuple(value.shape)) for value in kept]
+    assert not [value for value in kept if value.numel() == 48 * 32 and value.dtype is not torch.float32]
+    wanted = [value.grad for value in (x, weight)]
+    x.grad = weight.grad = None
+    program(x, weight).backward()
+    assert all(torch.equal(got, value.grad) for got, value in zip(wanted, (x, weight), strict=True))
