@@ -21,6 +21,7 @@ from fxamp.kernels.scaled_linear import MULTIPLE
 from fxamp.passes.base import CastContext, Pass, Result, all_graphs
 from fxamp.passes.shared.decision import Decision, decision, keep_out_of_fp8
 from fxamp.policy import Category
+from fxamp.torch_private import hint
 
 aten = torch.ops.aten
 
@@ -147,16 +148,12 @@ def _wrong_sizes(input: torch.Tensor, weight: torch.Tensor) -> str:
         if not isinstance(size, int) or size % MULTIPLE or not size:
             return f"size {at} of the weight is {size}, not a multiple of {MULTIPLE}"
     for size in input.shape[:-1]:
-        if isinstance(size, torch.SymInt) and not _backed(size):
+        # A symbolic size with an example value is at least 2, since torch makes 0 and 1 constants.
+        if hint(size) is None:
             return f"the number of rows ({size}) is not known before it runs, and could be 0"
         if isinstance(size, int) and not size:
             return "it has no rows"
     return ""
-
-
-def _backed(size: torch.SymInt) -> bool:
-    """Whether a symbolic size has an example value: it is then at least 2, since torch makes 0 and 1 constants."""
-    return bool(size.node.has_hint())
 
 
 def _is_weight(node: Node, outer: Mapping[Node, Any]) -> bool:
