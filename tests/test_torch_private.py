@@ -19,7 +19,6 @@ from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fxamp import torch_private as private
@@ -400,18 +399,3 @@ def test_what_is_computed_again_is_not_kept() -> None:
     assert kept(again=False) == [torch.float16] and kept(again=True) == [torch.float32]
     with private.computed_again():  # outside of tracing nothing happens
         assert not torch.fx.traceback.has_preserved_node_meta()
-
-
-def test_sizes_of_dynamic_shapes_have_hints() -> None:
-    seen: list[int | None] = []
-
-    def look(gm: torch.fx.GraphModule, inputs: Any) -> Any:
-        sizes = [value for value in inputs if isinstance(value, torch.SymInt)]
-        seen.extend(map(private.hint, [*sizes, 7]))
-        return gm.forward
-
-    torch._dynamo.reset()
-    torch.compile(lambda x: x + 1, backend=look, dynamic=True)(torch.ones(5, 5))
-    assert seen == [5, 7]
-    unbacked = ShapeEnv().create_unbacked_symint()
-    assert private.hint(unbacked) is None
