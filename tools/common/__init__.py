@@ -1,1 +1,1 @@
-"""What the tools share: command lines, tables and charts, words, output files, and facts about the machine."""
+"""Shared by the tools: command lines, tables and charts, text formatting, output files, facts about the machine."""

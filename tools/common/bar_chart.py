@@ -1,4 +1,4 @@
-"""Bar charts as SVG text: one horizontal bar for each name, with the spread of what was measured."""
+"""Bar charts as SVG text: one horizontal bar per name, with the range of the measurements."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM, _PITCH, _THICK = 190, 90, 56, 52, 36, 22
 
 @dataclass(frozen=True)
 class Bar:
-    """A finite value, 0 or more, and the ends of its spread."""
+    """A finite value of at least 0, and the ends of its range."""
 
     name: str
     value: float
@@ -24,7 +24,7 @@ class Bar:
 def bar_chart(title: str, bars: Sequence[Bar], label: str) -> str:
     """Return an SVG document, 720 pixels wide and as high as the bars need; a line marks the value 1.
 
-    Bars start at 0, so that their lengths compare. A title too long for its line is set in smaller type.
+    Bars start at 0, so that their lengths can be compared. A title that is too long gets a smaller font.
     """
     marks = ticks(0.0, max([1.0, *(max(bar.value, bar.high) for bar in bars)]))
     bottom = _TOP + _PITCH * len(bars)

@@ -1,4 +1,4 @@
-"""Command lines of all tools: errors that name the nearest match, and exit status 2 for a user's mistake."""
+"""Command lines of all tools: errors that name the nearest match; exit status 2 for a user's mistake."""
 
 import argparse
 import math

@@ -1,4 +1,4 @@
-"""Counts how often the host waits for a CUDA device."""
+"""Count how often the host waits for a CUDA device."""
 
 import warnings
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ _SYNC_WARNING = "synchronizing CUDA operation"
 
 
 class Count:
-    """``value`` is set at the end of the block."""
+    """``value`` is set when the block ends."""
 
     value = 0
 

@@ -1,4 +1,4 @@
-"""Line charts as SVG text, written by hand: a few polylines need no plotting library."""
+"""Line charts as SVG text, without a plotting library."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 20, 56, 52
 
 @dataclass(frozen=True)
 class Curve:
-    """One line: its name in the legend, a value a step (from step 1), its CSS colour and its thickness in pixels."""
+    """One line: its name in the legend, one value per step (from step 1), CSS colour, and thickness in pixels."""
 
     name: str
     values: Sequence[float]
@@ -35,7 +35,7 @@ class _Frame:
 
 
 def line_chart(title: str, curves: Sequence[Curve], x_label: str, y_label: str) -> str:
-    """Return an SVG document, 720 by 420 pixels. Later curves lie on top; a non-finite value leaves a gap."""
+    """Return an SVG document, 720 by 420 pixels. Later curves are drawn on top; a non-finite value leaves a gap."""
     finite = [value for curve in curves for value in curve.values if math.isfinite(value)]
     marks = ticks(min(finite, default=0.0), max(finite, default=1.0))
     frame = _Frame(max((len(curve.values) for curve in curves), default=1), marks[0], marks[-1])

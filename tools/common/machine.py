@@ -1,4 +1,4 @@
-"""The machine that numbers were measured on."""
+"""Facts about the machine that measured numbers depend on."""
 
 import platform
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def machine(device: str, threads: int) -> dict[str, str]:
-    """The facts that absolute numbers need: ``device`` (the GPU's or the CPU's name), torch, Python, Triton.
+    """Return the facts to report with absolute numbers: ``device`` (the GPU's or CPU's name), torch, Python, Triton.
 
     ``device`` is ``"cpu"`` or ``"cuda"``; ``threads`` are the CPU threads that were used.
     """

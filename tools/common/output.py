@@ -1,4 +1,4 @@
-"""Writes the result: to standard output, or to a file that is either whole or not there."""
+"""Write a result to standard output, or atomically to a file."""
 
 import io
 import os
@@ -10,25 +10,25 @@ from fxamp.errors import OptionError
 
 
 def write_text(text: str, file: str | None) -> None:
-    """Write ``text`` to ``file``, or to standard output if None; a reader that stops reading (``| head``) is no error.
+    """Write ``text`` to ``file``, or to standard output if None; a closed pipe (``| head``) is not an error.
 
-    Raises OptionError if the file cannot be written; what was there before then stays.
+    Raises OptionError if the file cannot be written; its previous content then remains.
     """
     if file is not None:
         return _write_file(text, Path(file))
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal's encoding lacks
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter flushes stdout once more when it exits, and would complain about the closed pipe.
+        # The interpreter flushes stdout again at exit, and would report the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return None
 
 
 def _write_file(text: str, given: Path) -> None:
-    path = given.resolve()  # a link stays one
+    path = given.resolve()  # write through a symbolic link instead of replacing it
     if path.exists() and not path.is_file():
         return _write_into(text, given)  # a device or a pipe must not be replaced by a file
     try:

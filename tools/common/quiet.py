@@ -1,4 +1,4 @@
-"""What torch says on its own while it is asked, and what it raises, in the tool's words."""
+"""Silence torch's own log messages, and convert its exceptions to one-line errors of the tool."""
 
 import contextlib
 import logging
@@ -12,7 +12,7 @@ _LOGS = ("torch._dynamo", "torch._subclasses", "torch.export", "torch.fx")
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without torch's own remarks on graph breaks and errors: listings and errors say what is to say."""
+    """Suppress torch's log messages about graph breaks and errors; listings and errors report them instead."""
     logs = [logging.getLogger(name) for name in _LOGS]
     before = [log.level for log in logs]
     for log in logs:
@@ -28,7 +28,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_one_line(what: str) -> Iterator[None]:
-    """An error that torch raises inside becomes a ListingError: ``what``, its kind, the first line of its message."""
+    """Convert an error that torch raises inside to a ListingError: ``what``, its type, its message's first line."""
     try:
         yield
     except FxampError:
@@ -38,6 +38,6 @@ def in_one_line(what: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says."""
+    """Return the type of an error and the first line of its message."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first[:300]}" if first else type(error).__name__

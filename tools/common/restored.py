@@ -1,4 +1,4 @@
-"""A model is run to learn about it: afterwards its tensors, and those it was called with, are what they were."""
+"""Run a model without lasting effects: afterwards its tensors, and its arguments, have their previous values."""
 
 import inspect
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 @contextmanager
 def restored(*values: Any) -> Iterator[None]:
-    """On leaving, every tensor of ``values`` is as it was: its numbers, its gradient, and the name that holds it.
+    """On exit, restore every tensor of ``values``: its numbers, its gradient, and the attribute that holds it.
 
-    ``values`` are modules, functions (what they use from outside is taken), tensors, or trees of those. Inside, the
+    ``values`` are modules, functions (including what they use from outside), tensors, or trees of those. Inside, the
     tensors have no gradients.
     """
     stores = [store for value in values for module in modules_in(value) for store in tensor_stores(module)]
@@ -38,19 +38,19 @@ def restored(*values: Any) -> Iterator[None]:
 
 
 def modules_in(value: Any) -> Iterator[nn.Module]:
-    """The modules that ``value``, a module, a function or a tree of those, holds, their submodules too."""
+    """Yield the modules that ``value`` holds, including submodules; it is a module, a function or a tree of those."""
     for leaf in _leaves(value):
         if isinstance(leaf, nn.Module):
             yield from leaf.modules()
 
 
 def tensors_beside_modules(value: Any) -> list[Tensor]:
-    """The tensors that ``value`` holds itself: in a tree, or as what a function uses from outside."""
+    """Return the tensors that ``value`` holds outside modules: in a tree, or used by a function from outside."""
     return [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
 
 
 def tensor_stores(module: nn.Module) -> list[dict[str, Any]]:
-    """The dicts in which a module keeps tensors: parameters, buffers, plain attributes."""
+    """Return the dicts in which a module keeps tensors: parameters, buffers, plain attributes."""
     return [module._parameters, module._buffers, vars(module)]
 
 

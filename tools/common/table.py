@@ -1,11 +1,11 @@
-"""Columns of text that fit a terminal: what can be spared is shortened first, then left out."""
+"""Tables of text that fit a terminal: columns are shortened first, then left out."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 _GAP = "  "
 
-#: A path shortened below this keeps its end alone.
+#: A path shortened to less than this keeps only its end.
 _SHORT = 20
 _DOTS = "…"
 
@@ -15,7 +15,7 @@ class Column:
     """A column: its title, and how its cells are aligned.
 
     ``shorten`` says where a cell may be cut: in the ``"middle"``, at the ``"end"``, or ``"never"``. ``good`` is a width
-    that still reads well, ``least`` the smallest that says anything.
+    that is still easy to read, ``least`` the smallest useful width.
     """
 
     title: str
@@ -35,9 +35,9 @@ def render(
 ) -> Iterator[str]:
     """Yield the table's lines: titles, a rule, and the rows.
 
-    Columns without any text are left out. With a ``width`` the columns named in ``shortened`` are shortened until a
-    line fits, the first ones first; if that is not enough, those named in ``left_out`` go one by one. ``paint`` gets a
-    column's title and a padded cell, and returns the cell with its colours.
+    Columns without any text are left out. With a ``width`` the columns named in ``shortened`` are shortened, in that
+    order, until a line fits; if that is not enough, those named in ``left_out`` are dropped one by one. ``paint`` gets
+    a column's title and a padded cell, and returns the cell with colours.
     """
     filled = [at for at in range(len(columns)) if any(row[at] for row in rows)]
     widest = {at: max(len(columns[at].title), *(len(row[at]) for row in rows)) for at in filled}
@@ -57,7 +57,7 @@ def _fit(
     shortened: Sequence[str],
     left_out: Sequence[str],
 ) -> dict[int, int]:
-    """The width of each column by its position, without the columns that have no room."""
+    """Return the width of each column by position, without the columns that do not fit."""
     places = {columns[at].title: at for at in widest}
     if width is None:
         return widest
@@ -71,7 +71,7 @@ def _fit(
 
 
 def _shortened(columns: Sequence[Column], widest: dict[int, int], width: int, order: Sequence[int]) -> dict[int, int]:
-    """Widths that fit if they can: each column in order to its good width, the first to its least, then all alike."""
+    """Return widths that fit if possible: each column in order to its good width, then the first to least, then all."""
     widths = {**widest}
     present = [at for at in order if at in widths]
     for at, floor in [(at, columns[at].good) for at in present] + [(at, columns[at].least) for at in present[:1]]:
@@ -95,7 +95,7 @@ def _cell(text: str, column: Column, width: int) -> str:
 
 
 def cut(text: str, width: int, where: str) -> str:
-    """``text`` in at most ``width`` characters; dots stand for what was cut at the ``"end"`` or in the ``"middle"``."""
+    """Return ``text`` in at most ``width`` characters, with dots for what was cut at the ``"end"`` or ``"middle"``."""
     if len(text) <= width:
         return text
     keep = max(width - len(_DOTS), 0)
@@ -106,7 +106,7 @@ def cut(text: str, width: int, where: str) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` on one line without control characters: a dump's text must not steer the terminal."""
+    """Return ``text`` on one line without control characters, so that a dump cannot control the terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))

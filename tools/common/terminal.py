@@ -1,4 +1,4 @@
-"""What the output may look like: how wide, and whether in colours."""
+"""Output properties: its width, and whether it has colours."""
 
 import os
 import shutil
@@ -12,17 +12,17 @@ _CAST = "35"
 
 @dataclass(frozen=True)
 class Look:
-    """``width`` is the columns of the terminal, None for text that is never shortened; ``colour`` allows colours."""
+    """``width``: the terminal's columns, None for text that is never shortened; ``colour``: whether to use colours."""
 
     width: int | None = None
     colour: bool = False
 
     def dtype(self, name: str, text: str) -> str:
-        """``text`` in the colour of the dtype ``name``."""
+        """Return ``text`` in the colour of the dtype ``name``."""
         return self._paint(text, _COLOURS.get(name, ""))
 
     def cast(self, text: str) -> str:
-        """``text`` in the colour of casts."""
+        """Return ``text`` in the colour of casts."""
         return self._paint(text, _CAST)
 
     def _paint(self, text: str, code: str) -> str:
@@ -30,7 +30,7 @@ class Look:
 
 
 def look_of(stream: TextIO, width: int | None = None, to_file: bool = False) -> Look:
-    """The look for ``stream``: full text for pipes and files, the terminal's width on one; ``width`` overrides both."""
+    """Return the look for ``stream``: no limit for pipes and files, else the terminal's width; ``width`` overrides."""
     if to_file:
         return Look(width)
     if width is None and stream.isatty():
@@ -39,7 +39,7 @@ def look_of(stream: TextIO, width: int | None = None, to_file: bool = False) -> 
 
 
 def _colourful(stream: TextIO) -> bool:
-    """The order of CPython's own ``_colorize.can_colorize``: NO_COLOR, FORCE_COLOR, TERM=dumb, then the stream."""
+    """Test in the order of CPython's ``_colorize.can_colorize``: NO_COLOR, FORCE_COLOR, TERM=dumb, then the stream."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):

@@ -1,4 +1,4 @@
-"""Silences warnings that a tool causes repeatedly and reports in its own way."""
+"""Silence warnings that a tool causes repeatedly and reports itself."""
 
 import logging
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def unlogged(name: str) -> Iterator[None]:
-    """Within the block, the logger ``name`` (such as ``"fxamp.optim"``) passes only errors."""
+    """Within the block, the logger ``name`` (such as ``"fxamp.optim"``) emits only errors."""
     log = logging.getLogger(name)
     before = log.level
     log.setLevel(logging.ERROR)

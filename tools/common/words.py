@@ -1,4 +1,4 @@
-"""How files, ops, dtypes, rules and bytes are written for a person."""
+"""Format files, ops, dtypes, rules and bytes for people."""
 
 import os
 from functools import lru_cache
@@ -10,20 +10,20 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def op_name(entry: Entry) -> str:
-    """The op without what goes without saying: ``"aten::mm.default"`` as ``"mm"``; an inserted cast is ``"cast"``."""
+    """Return the op's short name: ``"mm"`` for ``"aten::mm.default"``; ``"cast"`` for an inserted cast."""
     if entry.is_cast:
         return "cast"
     return entry.target.removeprefix("aten::").removeprefix("higher_order::").removesuffix(".default")
 
 
 def place(source: Source | None) -> str:
-    """``file:line``, the file as :func:`short_file` writes it; ``""`` if unknown."""
+    """Return ``file:line``, with the file as in :func:`short_file`; ``""`` if unknown."""
     return f"{short_file(source.file)}:{source.line}" if source is not None else ""
 
 
 @lru_cache(maxsize=4096)
 def short_file(file: str) -> str:
-    """A file below the working directory relative to it; an installed package's from the package on."""
+    """Return a path relative to the working directory; for an installed package, starting at the package."""
     parts = PurePath(file).parts
     for folder in ("site-packages", "dist-packages"):
         if folder in parts:
@@ -33,12 +33,12 @@ def short_file(file: str) -> str:
 
 
 def rule_name(rule: RuleRef | None) -> str:
-    """``id file:line``; ``""`` for none."""
+    """Return ``id file:line``; ``""`` for None."""
     return "" if rule is None else f"{rule.id} {rule.origin}".rstrip()
 
 
 def size(count: int) -> str:
-    """A number of bytes with its unit: ``"512 B"``, ``"1.5 KiB"``."""
+    """Return a number of bytes with its unit: ``"512 B"``, ``"1.5 KiB"``."""
     value, unit = float(count), _UNITS[0]
     for unit in _UNITS:
         if abs(value) < 1024 or unit == _UNITS[-1]:
@@ -48,10 +48,10 @@ def size(count: int) -> str:
 
 
 def counted(counts: dict[str, int]) -> str:
-    """``{"bf16": 3, "f32": 1}`` as ``"bf16 3, f32 1"``."""
+    """Return ``{"bf16": 3, "f32": 1}`` as ``"bf16 3, f32 1"``."""
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def plural(count: int, one: str) -> str:
-    """``1 cast``, ``2 casts``."""
+    """Return ``1 cast``, ``2 casts``."""
     return f"{count} {one}{'' if count == 1 else 's'}"

@@ -1,1 +1,1 @@
-"""fxamp-diff: what two policies decide differently, and what becomes of a graph and of a model's numbers by it."""
+"""fxamp-diff: compare two policies, and their effect on a graph and on a model's numbers."""

@@ -1,4 +1,4 @@
-"""``fxamp-diff``: what two policies decide differently, and what becomes of graphs and of a model's numbers by it."""
+"""``fxamp-diff``: compare two policies, and their effect on graphs and on a model's numbers."""
 
 import sys
 from argparse import Namespace
@@ -18,7 +18,7 @@ FORMATS = ("text", "json", "markdown")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``fxamp-diff``; returns 0 if the policies decide the same, 1 if they do not, 2 after a user's mistake."""
+    """Run ``fxamp-diff``; returns 0 if the policies decide the same, 1 if not, 2 after a user's mistake."""
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["--git"]:
         from fxamp.tools.diff.git import drive
@@ -49,7 +49,7 @@ def _parser() -> Parser:
 
 
 def _diff(options: Namespace) -> bool:
-    """Do what the options ask; returns whether the policies differ."""
+    """Do what the options say; returns whether the policies differ."""
     old, new = (load_side(given, options.device, options.torch) for given in (options.old, options.new))
     found = _executed(compare(old, new), options)
     write_text("".join(f"{line}\n" for line in _lines(found, options)), options.output)
@@ -57,7 +57,7 @@ def _diff(options: Namespace) -> bool:
 
 
 def _executed(found: Found, options: Namespace) -> Found:
-    """With the effect on graphs and numbers, as far as asked for; only these need torch."""
+    """Add the effect on graphs and numbers, if requested; only these need torch."""
     if not (options.graph or options.run or options.cost):
         return found
     for side in (found.old, found.new):
@@ -89,7 +89,7 @@ def _require_policy(side: Side) -> None:
 
 
 def _lines(found: Found, options: Namespace) -> Iterator[str]:
-    """The lines in the chosen format; each format's module is imported when it is asked for."""
+    """Return the lines in the chosen format; imports only that format's module."""
     if options.format == "json":
         from fxamp.tools.diff.json_format import to_json
 

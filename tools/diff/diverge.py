@@ -1,8 +1,8 @@
-"""The first op whose result two policies make different by more than rounding, found by running both graphs.
+"""Find the first op whose results differ by more than rounding under two policies, by running both graphs.
 
 Two roundings of the same number x, with unit roundoffs u and v, differ by at most (u + v)|x|, and |x| is at most
-|a|/(1 - u) for its rounding a; below the normal numbers each is off by up to half of the smallest subnormal one. A pair
-of results outside of this bound cannot be one number, rounded to the two dtypes.
+|a|/(1 - u) for its rounding a. Below the normal numbers each is off by at most half of the smallest subnormal number.
+Two results outside this bound cannot be roundings of one number to the two dtypes.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,14 +26,14 @@ from fxamp.tools.inputs.model_file import Program
 
 @dataclass(frozen=True)
 class Divergence:
-    """The op under both policies; ``difference`` is the 2-norm of its results' difference by that of the old result."""
+    """An op under both policies; ``difference``: the 2-norm of the results' difference, relative to the old result."""
 
     old: Entry
     new: Entry
     difference: float
 
     def content(self) -> dict[str, Any]:
-        """The place as plain data."""
+        """Return the divergence as plain data."""
         return {
             "node": self.new.name,
             "source": str(self.new.source or ""),
@@ -45,9 +45,9 @@ class Divergence:
 
 
 def first_divergence(given: Program, old: Policy, new: Policy) -> Divergence | str | None:
-    """The first op, in the order of the graph, that gives more than a rounding of the same result; None if none does.
+    """Return the first op, in graph order, whose results cannot be roundings of the same numbers; None if none differs.
 
-    A text says why it is unknown: the program is more than one graph, or the policies are for different devices.
+    A string says why it is unknown: the program is more than one graph, or the policies are for different devices.
     """
     if old.device != new.device:
         return "unknown: the policies are for different devices"
@@ -65,7 +65,7 @@ def first_divergence(given: Program, old: Policy, new: Policy) -> Divergence | s
 
 
 class _Recorder:
-    """A program rewritten by a policy, to be run node by node."""
+    """A program rewritten by a policy, run node by node."""
 
     def __init__(self, given: Program, policy: Policy) -> None:
         here = moved(given, policy.device)
@@ -75,7 +75,7 @@ class _Recorder:
         self.entries = {entry.name: entry for entry in list_graph(self._module).entries if is_op(entry)}
 
     def values(self) -> Iterator[tuple[str, Tensor]]:
-        """The floating results of the program's ops, by node, in order."""
+        """Yield the floating-point results of the program's ops, by node, in order."""
         kept: list[tuple[str, Tensor]] = []
 
         def keep(name: str, value: object) -> None:
@@ -89,7 +89,7 @@ class _Recorder:
 
 
 class _Watched(Interpreter):
-    """An interpreter that shows every value as it is made."""
+    """An interpreter that passes every value to a callback when it is computed."""
 
     def __init__(self, module: GraphModule, show: Callable[[str, object], None]) -> None:
         super().__init__(module)
@@ -102,7 +102,7 @@ class _Watched(Interpreter):
 
 
 def _positional(program: Program, names: tuple[str, ...]) -> Callable[..., Any]:
-    """The model as a function of positional arguments, the last of which are those called ``names``."""
+    """Return the model as a function of positional arguments; the last ones are those called ``names``."""
 
     def call(*args: Any) -> Any:
         split = len(args) - len(names)
@@ -112,7 +112,7 @@ def _positional(program: Program, names: tuple[str, ...]) -> Callable[..., Any]:
 
 
 def _flat(module: GraphModule, inputs: list[Any]) -> list[Any]:
-    """The values of the placeholders: the inputs, and the parameters that the graph reads."""
+    """Return the values of the placeholders: the inputs, and the parameters that the graph reads."""
     flatten = getattr(module, "_dynamo_bytecode_flatten", None)
     return list(flatten(*inputs) if flatten is not None else module.graph.process_inputs(*inputs))
 

@@ -1,4 +1,4 @@
-"""What two policies make of one graph: the ops whose dtype or rule changes, and the casts, in all and by module.
+"""The effect of two policies on one graph: the ops whose dtype or rule changes, and the casts, in total and by module.
 
 Both policies are applied to the graph as fxamp-show applies one; nothing is computed.
 """
@@ -16,13 +16,13 @@ from fxamp.tools.diff.sides import Side
 from fxamp.tools.inputs.load import Request, prepare
 from fxamp.tools.inputs.prepare import ProgramGraph
 
-#: The tool's name, for what is said on stderr.
+#: The tool's name, for messages on stderr.
 PROG = "fxamp-diff"
 
 
 @dataclass(frozen=True)
 class OpEffect:
-    """One op that gets another dtype or another rule; None on the side that lacks it. ``body`` is where it stands."""
+    """One op whose dtype or rule changes; None on the side that lacks it. ``body``: the body that contains it."""
 
     body: str
     old: Entry | None
@@ -30,19 +30,19 @@ class OpEffect:
 
     @property
     def entry(self) -> Entry:
-        """The op, as the new policy makes it if it is there."""
+        """Return the op under the new policy, else under the old one."""
         entry = self.new or self.old
         assert entry is not None
         return entry
 
     @property
     def dtypes(self) -> tuple[str, str]:
-        """The dtypes that it runs in; ``""`` where it is not."""
+        """Return the dtypes that it runs in, old and new; ``""`` if it is missing."""
         return self.old.runs_in if self.old else "", self.new.runs_in if self.new else ""
 
     @property
     def rules(self) -> tuple[str, str]:
-        """The ids of the rules that decide it; ``""`` where none does."""
+        """Return the ids of the rules that apply, old and new; ``""`` if none applies."""
         old, new = (entry.rule.id if entry is not None and entry.rule else "" for entry in (self.old, self.new))
         return old, new
 
@@ -51,8 +51,8 @@ class OpEffect:
 class Effect:
     """The effect on one graph. ``sums`` are the totals under each policy, ``kept`` the bytes kept for the backward.
 
-    ``modules`` has, by module path, the two totals of the modules in which anything differs. ``refused`` says why a
-    policy refuses the graph (a banned op), ``""`` if it does not: then nothing is compared.
+    ``modules`` maps the path of each module that differs to its two totals. ``refused`` says why a policy rejects the
+    graph (a banned op), ``""`` if none does; a rejected graph is not compared.
     """
 
     file: str
@@ -64,7 +64,7 @@ class Effect:
     modules: tuple[tuple[str, Totals, Totals], ...] = ()
 
     def content(self) -> dict[str, Any]:
-        """The effect as plain data."""
+        """Return the effect as plain data."""
         written: dict[str, Any] = {"file": self.file, "graph": self.graph}
         if any(self.refused):
             return written | {"refused": _pair(*(why or None for why in self.refused))}
@@ -80,7 +80,7 @@ class Effect:
 def effects(file: str, old: Side, new: Side, trust: bool) -> Iterator[Effect]:
     """Apply both policies to every graph of ``file``.
 
-    Raises ListingError for a file that holds no graph to which policies can be applied, PolicyError if it is for a
+    Raises ListingError for a file without a graph to which policies can be applied, PolicyError if the graph is for a
     device that neither policy is for.
     """
     warned: dict[str, None] = {}
@@ -113,7 +113,7 @@ def _effect(file: str, graph: ProgramGraph, old: Side, new: Side) -> Effect:
 
 
 def _listing(graph: ProgramGraph, side: Side) -> Listing | str:
-    """The graph under a policy, or why the policy refuses it."""
+    """Return the graph under a policy, or why the policy rejects it."""
     try:
         return graph.listing(side.policy, "compared by fxamp-diff")
     except BannedOpError as error:
@@ -129,13 +129,13 @@ def _changed_ops(old: Listing, new: Listing) -> Iterator[OpEffect]:
 
 
 def _ruled(change: OpEffect) -> bool:
-    """Whether another cast is asked for, even if the op runs in the same dtype."""
+    """Whether a different cast is requested, even if the op runs in the same dtype."""
     old, new = (entry.rule.cast if entry is not None and entry.rule else "" for entry in (change.old, change.new))
     return old != new
 
 
 def _ops(listing: Listing, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Entry]:
-    """The ops by their names, after those of the bodies that they stand in."""
+    """Return the ops by name, prefixed by the names of the bodies that contain them."""
     found: dict[tuple[str, ...], Entry] = {}
     for entry in listing.entries:
         if is_op(entry):

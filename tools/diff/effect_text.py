@@ -47,7 +47,7 @@ def effect_lines(effect: Effect, look: Look) -> Iterator[str]:
 
 
 def title(effect: Effect) -> str:
-    """The graph, and how many of its ops change."""
+    """Return the graph's name, and how many of its ops change."""
     name = f"{effect.file}: {effect.graph}"
     for side, why in zip(("old", "new"), effect.refused, strict=True):
         if why:
@@ -56,7 +56,7 @@ def title(effect: Effect) -> str:
 
 
 def op_row(op: OpEffect) -> tuple[str, ...]:
-    """The cells of an op: node, source, module, op, dtypes and rules before and after."""
+    """Return the cells of an op: node, source, module, op, dtypes and rules before and after."""
     entry = op.entry
     before, after = (dtype or "-" for dtype in op.dtypes)
     old, new = (rule or "no rule" for rule in op.rules)
@@ -66,7 +66,7 @@ def op_row(op: OpEffect) -> tuple[str, ...]:
 
 
 def module_row(path: str, old: Totals, new: Totals) -> tuple[str, ...]:
-    """The cells of a module: ops by dtype before and after, casts, and the bytes that they read and write."""
+    """Return the cells of a module: ops by dtype before and after, casts, and the bytes that they read and write."""
     return (
         path or "(root)",
         counted(dict(old.ops_by_dtype)),
@@ -77,7 +77,7 @@ def module_row(path: str, old: Totals, new: Totals) -> tuple[str, ...]:
 
 
 def totals(effect: Effect) -> Iterator[tuple[str, str]]:
-    """What holds for the whole graph, each with its label."""
+    """Yield the totals of the whole graph, each with its label."""
     if effect.sums is None:
         return
     old, new = effect.sums
@@ -88,7 +88,7 @@ def totals(effect: Effect) -> Iterator[tuple[str, str]]:
 
 
 def change(old: str, new: str) -> str:
-    """``"3 -> 4"``, or one of them if they are the same."""
+    """Return ``"3 -> 4"``, or one value if both are the same."""
     return old if old == new else f"{old or 'none'} -> {new or 'none'}"
 
 

@@ -1,9 +1,9 @@
 """``fxamp-diff --git``: a driver for ``git diff``, which calls it for each changed file.
 
-Git gives a path and, of each side, a file with its text, its hash and its mode (``/dev/null . .`` where there is none).
-What a policy extends is read from the work tree, beside the path that it has there: git gives no other. Text that is
-not a policy's, or has mistakes, is compared line by line, as git itself would. Git takes any exit status but 0 for a
-failure of the driver.
+Git passes a path and, for each side, a file with its text, its hash and its mode (``/dev/null . .`` for a missing
+side). The files that a policy extends are read from the work tree, relative to the policy's path there, because git
+passes no others. Text that is not a policy, or that has mistakes, is compared line by line, as git itself would do. Git
+treats any exit status but 0 as a failure of the driver.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ _USE = "accepted: git's PATH OLD-FILE OLD-HEX OLD-MODE NEW-FILE NEW-HEX NEW-MODE
 
 
 def drive(given: Sequence[str]) -> None:
-    """Print the difference that git asks for by the arguments of its external diff drivers.
+    """Print the difference for the arguments that git passes to external diff drivers.
 
-    Raises OptionError if these are not git's.
+    Raises OptionError if the arguments are not git's.
     """
     if len(given) == 1:
         return write_text(f"* unmerged: {given[0]}\n", None)
-    if len(given) not in (7, 9):  # a rename has its new path and git's words on it besides
+    if len(given) not in (7, 9):  # for a rename git adds the new path and a description
         raise OptionError(f"--git was called with {len(given)} arguments; {_USE}")
     path, old, new = given[0], given[1], given[4]
     after = given[7] if len(given) == 9 else path
@@ -57,7 +57,7 @@ def _lines(path: str, old: str, after: str, new: str) -> Iterator[str]:
 
 
 def _side(path: str, file: str) -> Side:
-    """The policy, or op table, whose text is in ``file`` and whose place in the work tree is ``path``."""
+    """Return the policy or op table with the text of ``file`` and the work tree path ``path``."""
     text, place = Path(file).read_text(encoding="utf-8"), Path(path)
 
     def after(said: str) -> Policy:
@@ -72,7 +72,7 @@ def _side(path: str, file: str) -> Side:
 
 
 def _moved_up(policy: Policy, file: str, lines: int) -> Policy:
-    """The policy with the line numbers of ``file`` as they are without the first ``lines``."""
+    """Return the policy with its line numbers of ``file`` reduced by ``lines``, the number of added first lines."""
     rules = []
     for rule in policy.rules:
         written = rule.origin
@@ -83,14 +83,14 @@ def _moved_up(policy: Policy, file: str, lines: int) -> Policy:
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[None]:
-    """Work in the folder of ``path``: what a policy's text extends is searched in the working directory."""
+    """Work in the folder of ``path``, because files that a policy extends are searched in the working directory."""
     folder = path.parent
     with contextlib.chdir(folder) if folder.is_dir() else contextlib.nullcontext():
         yield
 
 
 def _nothing(sides: Sequence[Side | None]) -> Side:
-    """What a policy is compared with that is new, or gone: one that says nothing, for the same device."""
+    """Return an empty policy for the same device, to compare with a new or deleted policy."""
     there = next(side for side in sides if side is not None)
     bare = Policy(_NONE, there.policy.device, there.policy.lower_precision_fp)
     return Side(bare, _NONE, frozenset({"device", "lower_precision_fp", "outputs", "unlisted"}))

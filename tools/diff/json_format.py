@@ -1,4 +1,4 @@
-"""``--format json``: everything that was found, one op a record."""
+"""``--format json``: the whole comparison, one record per op."""
 
 import json
 from typing import Any
@@ -11,12 +11,12 @@ from fxamp.tools.diff.result import Found
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.diff.words import SIGNS
 
-#: Grows when a reader of the previous version would misunderstand.
+#: Increased when a reader of the previous version would misread the data.
 FORMAT = 1
 
 
 def to_json(found: Found) -> str:
-    """The comparison as a JSON text; null is what is not set, or an op that follows its inputs."""
+    """Return the comparison as JSON; null means not set, or for an op that it follows its inputs."""
     written: dict[str, Any] = {
         "format": FORMAT,
         "same": found.same,

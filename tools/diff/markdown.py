@@ -1,4 +1,4 @@
-"""``--format markdown``: for a pull request; what is long is folded up."""
+"""``--format markdown``: for a pull request; long parts are collapsed."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -80,7 +80,7 @@ def _ops(found: Found) -> Iterator[str]:
 
 
 def folded(title: str, lines: Iterable[str]) -> Iterator[str]:
-    """``lines`` in a part that opens at a click; GitHub and GitLab need the empty lines to read Markdown in it."""
+    """Yield ``lines`` in a collapsed section; GitHub and GitLab need the empty lines to render Markdown in it."""
     yield f"<details><summary>{cell(title)}</summary>"
     yield ""
     yield from lines
@@ -89,7 +89,7 @@ def folded(title: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """A table of cells that :func:`cell` or :func:`code` made."""
+    """Yield a table of cells from :func:`cell` or :func:`code`."""
     yield f"| {' | '.join(titles)} |"
     yield f"|{'---|' * len(titles)}"
     for row in rows:
@@ -97,13 +97,13 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
 
 
 def cell(text: str) -> str:
-    """``text`` as plain text in Markdown: nothing in it is markup, and it stays in its cell."""
+    """Return ``text`` as one cell of plain text in Markdown, with all markup escaped."""
     escaped = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return "".join(f"\\{char}" if char in "\\`*_|[]~" else char for char in escaped)
 
 
 def code(text: str) -> str:
-    """``text`` in the type of code; ``""`` for none."""
+    """Return ``text`` formatted as code; ``""`` for empty text."""
     shown = printable(text).replace("|", "\\|")
     fence = "``" if "`" in shown else "`"
     return f"{fence}{shown}{fence}" if shown else ""

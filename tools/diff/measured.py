@@ -1,8 +1,8 @@
 """One run of a model, forward and backward: its outputs and gradients in float64, on the CPU.
 
-The backward starts at the outputs that are single numbers, which are losses, if there are any; else at every floating
-output, with normal random numbers that are the same in all runs, so that sums such as that of a softmax cannot hide an
-error.
+The backward starts at the scalar outputs, which are losses, if there are any. Otherwise it starts at every
+floating-point output, with normal random numbers that are the same in all runs; a sum, for example of a softmax, could
+hide an error.
 """
 
 import copy
@@ -21,7 +21,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Measured:
-    """Floating outputs in order, and gradients by the names of what they are of; all float64, on the CPU."""
+    """Floating-point outputs in order, and gradients by the names of their tensors; all float64, on the CPU."""
 
     outputs: tuple[Tensor, ...]
     gradients: Mapping[str, Tensor]
@@ -33,7 +33,7 @@ class Measured:
 
 
 def moved(program: Program, device: str, dtype: torch.dtype | None = None) -> Program:
-    """A copy of the program on ``device``, its floating-point tensors in ``dtype`` if it is given."""
+    """Return a copy of the program on ``device``, with floating-point tensors in ``dtype`` if it is given."""
 
     def move(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -49,7 +49,7 @@ def moved(program: Program, device: str, dtype: torch.dtype | None = None) -> Pr
 
 
 def run(program: Program, call: Callable[..., Any], scaled: Callable[[Tensor], Tensor], seed: int = _SEED) -> Measured:
-    """Run ``call``, which computes the program's model, and its backward; ``scaled`` is applied to where it starts."""
+    """Run ``call``, which computes the program's model, and its backward; ``scaled`` is applied to its start values."""
     torch.manual_seed(seed)
     leaves = _leaves(program)
     for leaf in leaves.values():
@@ -65,7 +65,7 @@ def run(program: Program, call: Callable[..., Any], scaled: Callable[[Tensor], T
 
 
 def _leaves(program: Program) -> dict[str, Tensor]:
-    """What gradients are taken of: the model's parameters, and the inputs that ask for it."""
+    """Return the tensors whose gradients are compared: the model's parameters, and inputs that require a gradient."""
     model = program.model
     named = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
     inputs = pytree.tree_leaves((program.args, dict(program.kwargs)))

@@ -1,7 +1,7 @@
-"""How far a model's outputs and gradients are from float64 under each of two policies, and where the two part.
+"""Errors of a model's outputs and gradients against float64 under two policies, and where the policies first diverge.
 
-Each policy runs as torch.compile would run it, with the lowering ``"aot_eager"``: its rules for the backward and its
-loss scaling included. The reference is the model and its inputs in float64.
+Each policy runs as torch.compile would run it, with the lowering ``"aot_eager"``, including its rules for the backward
+and its loss scaling. The reference is the model and its inputs in float64.
 """
 
 import ast
@@ -25,7 +25,7 @@ from fxamp.tools.inputs.model_file import Program, program
 
 PROG = "fxamp-diff"
 
-#: How many parameters are named.
+#: The maximum number of parameters to list.
 _WORST = 5
 
 
@@ -33,8 +33,8 @@ _WORST = 5
 class Errors:
     """Relative errors against float64, in the 2-norm: of all outputs together, and of the whole gradient.
 
-    inf where something is not finite, None where there is nothing to compare. ``parameters`` are the gradient's errors
-    by parameter, the worst first. ``scale`` is the loss scale that the gradients were made with, None without one.
+    inf if a value is not finite, None if there is nothing to compare. ``parameters`` are the gradient's errors by
+    parameter, the largest first. ``scale`` is the loss scale of the gradients, None without one.
     """
 
     output: float | None
@@ -43,7 +43,7 @@ class Errors:
     scale: float | None
 
     def content(self) -> dict[str, Any]:
-        """The errors as plain data; what is not finite is written "inf"."""
+        """Return the errors as plain data; a non-finite value is written "inf"."""
         return {
             "output": _plain(self.output),
             "gradient": _plain(self.gradient),
@@ -54,9 +54,9 @@ class Errors:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The errors under each policy; ``where`` the two first diverge: None if nowhere, a text if that is unknown.
+    """The errors under each policy; ``where`` they first diverge: None if nowhere, a string if that is unknown.
 
-    ``random`` says that two runs of the reference differ.
+    ``random`` means that two runs of the reference differ.
     """
 
     file: str
@@ -65,7 +65,7 @@ class Numbers:
     random: bool
 
     def content(self) -> dict[str, Any]:
-        """The numbers as plain data."""
+        """Return the numbers as plain data."""
         old, new = self.errors
         where = self.where.content() if isinstance(self.where, Divergence) else self.where
         return {"file": self.file, "old": old.content(), "new": new.content(), "diverges": where, "random": self.random}
@@ -74,7 +74,7 @@ class Numbers:
 def run_both(file: str, old: Side, new: Side) -> Numbers:
     """Run the model of ``file`` in float64 and under both policies.
 
-    Raises PolicyError if a policy's device is not here, ListingError if the file defines no model or it fails.
+    Raises PolicyError if this machine lacks a policy's device, ListingError if the file defines no model or it fails.
     """
     for side in (old, new):
         _require_device(side)
@@ -131,7 +131,7 @@ def _errors(reference: Measured, found: Measured, scale: float | None) -> Errors
 
 
 def _error(exact: Iterable[Tensor], found: Iterable[Tensor]) -> float:
-    """|found - exact| / |exact| in the 2-norm of all numbers together; |found| where exact is zero."""
+    """Return |found - exact| / |exact| in the 2-norm over all numbers; |found| if exact is zero."""
     pairs = list(zip(exact, found, strict=True))
     off = math.hypot(*(float((one - other).norm()) for other, one in pairs))
     whole = math.hypot(*(float(other.norm()) for other, _ in pairs))

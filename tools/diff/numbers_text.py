@@ -14,7 +14,7 @@ COLUMNS = (
     Column("new", right=True),
 )
 
-#: How many parameters are named.
+#: The maximum number of parameters to list.
 _NAMED = 5
 
 
@@ -29,7 +29,7 @@ def numbers_lines(numbers: Numbers, look: Look) -> Iterator[str]:
 
 
 def error_rows(numbers: Numbers) -> Iterator[tuple[str, str, str]]:
-    """What was measured, with its error under the old policy and under the new one; the worst parameters last."""
+    """Yield each measured value with its errors under the old and the new policy; the worst parameters come last."""
     old, new = numbers.errors
     yield "outputs", _error(old.output), _error(new.output)
     yield "gradient", _error(old.gradient), _error(new.gradient)
@@ -40,7 +40,7 @@ def error_rows(numbers: Numbers) -> Iterator[tuple[str, str, str]]:
 
 
 def remarks(numbers: Numbers) -> Iterator[str]:
-    """Where the policies first diverge; and what makes the numbers doubtful."""
+    """Yield where the policies first diverge, and warnings about the numbers."""
     where = numbers.where
     if where is None:
         yield "the policies nowhere differ by more than rounding"
@@ -61,7 +61,7 @@ def _place(where: Divergence) -> str:
 
 
 def _worst(old: Errors, new: Errors) -> list[str]:
-    """The parameters with the largest errors under either policy."""
+    """Return the parameters with the largest errors under either policy."""
     worst = {name: max(error, new.parameters[name]) for name, error in old.parameters.items()}
     return sorted(worst, key=lambda name: -worst[name])[:_NAMED]
 

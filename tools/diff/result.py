@@ -1,4 +1,4 @@
-"""What ``fxamp-diff`` found, before it is written in one of the formats."""
+"""The result of ``fxamp-diff``, before it is written in one of the formats."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ class Found:
 
     @cached_property
     def settings(self) -> tuple[SettingChange, ...]:
-        """The settings that differ; those that a side does not say are not set there."""
+        """Return the settings that differ; a setting that a side does not define counts as not set."""
         return tuple(self._said(self.diff.settings))
 
     @cached_property
     def loss_scale(self) -> tuple[SettingChange, ...]:
-        """What differs in loss scaling, as far as the policies' dtypes say if there is any."""
+        """Return the differences in loss scaling; without settings, the policies' dtypes decide."""
         open_dtype = "lower_precision_fp" in self.old.unsaid | self.new.unsaid
         written = self.diff.old.loss_scale or self.diff.new.loss_scale
         return () if open_dtype and written is None else self.diff.loss_scale

@@ -1,4 +1,4 @@
-"""The two policies of a comparison, each resolved; op tables, which leave the dtype open, are compared too."""
+"""The two policies of a comparison, each resolved; op tables, which define no dtype, can be compared too."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,14 +11,14 @@ from fxamp.policy import Policy
 from fxamp.policy.model.versions import holds, installed_torch_version
 from fxamp.targets import DEVICES
 
-#: What a file may leave unsaid if it is an op table, and what stands in for it where a policy needs a value.
+#: The settings that an op table may leave out, with the values to use if a policy needs one.
 _OPEN = {"lower_precision_fp": "float16", "device": "cuda"}
 _KEYS = {"lower_precision_fp": "lower_precision_fp", "device": "match.device"}
 
 
 @dataclass(frozen=True)
 class Side:
-    """A resolved policy, how it was named, and the settings that no file of it says, whose values mean nothing."""
+    """A resolved policy, the name it was given by, and the settings that none of its files define."""
 
     policy: Policy
     given: str
@@ -26,7 +26,7 @@ class Side:
 
     @property
     def about(self) -> str:
-        """The policy in a line: its name, its file, and what it is for."""
+        """Return one line about the policy: its name, its file, and what it is for."""
         said = [("for", "device"), ("in", "lower_precision_fp")]
         words = [f"{word} {getattr(self.policy, key)}" for word, key in said if key not in self.unsaid]
         file = f" ({self.given})" if self.given != self.policy.name else ""
@@ -34,10 +34,10 @@ class Side:
 
 
 def load_side(given: str, device: str | None, torch_version: str | None) -> Side:
-    """Load and resolve the policy of a built-in name or a path, as it holds on a device and for a version of torch.
+    """Load the policy of a built-in name or a path, and resolve it for a device and a version of torch.
 
-    Raises PolicyError with every mistake of its files, or if it is for another place; OptionError for a device that no
-    policy can be for.
+    Raises PolicyError with every mistake of its files, or if it is not for that device or version; OptionError for a
+    device that no policy supports.
     """
     kind = None if device is None else device.partition(":")[0]
     if kind is not None and kind not in DEVICES:
@@ -57,10 +57,10 @@ def load_side(given: str, device: str | None, torch_version: str | None) -> Side
 def load_table(
     load: Callable[[str], Policy], error: PolicyError, known: Mapping[str, str]
 ) -> tuple[Policy, frozenset[str]]:
-    """Load what may leave the dtype and the device open, as the op tables that policies extend do.
+    """Load a file that may leave the dtype and the device out, as the op tables that policies extend do.
 
-    ``load`` reads it after a text that says what is missing; ``known`` is what is to be said. Returns the policy and
-    what it leaves open itself. Raises ``error`` if that is not what is wrong with it.
+    ``load`` reads the file after a text that adds what is missing; ``known`` are the values to add. Returns the policy
+    and the names of what it leaves out. Raises ``error`` if that has another cause.
     """
     values = {**_OPEN, **known}
     for unsaid in chain.from_iterable(combinations(values, count) for count in (1, 2)):

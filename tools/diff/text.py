@@ -13,7 +13,7 @@ from fxamp.tools.diff.words import SIGNS, groups, ops_counted, rule_text, value,
 #: ANSI colours of the marks.
 _COLOURS = {"+": "32", "-": "31", "~": "33", "!": "35"}
 
-#: Columns of lists where there is no terminal.
+#: The width of lists if there is no terminal.
 _WIDTH = 120
 
 _INDENT = "    "
@@ -88,7 +88,7 @@ def _marked(sign: str, label: str, text: str, look: Look) -> Iterator[str]:
 
 
 def _wrapped(label: str, text: str, look: Look, more: str | None = None) -> list[str]:
-    """``text`` after ``label``, in as many lines as it needs; the others are indented by ``more`` or as far as it."""
+    """Return ``text`` after ``label``, wrapped; later lines are indented by ``more``, or to the width of ``label``."""
     width = look.width or _WIDTH
     longest = max(map(len, text.split()), default=0)
     if len(label) > len(_INDENT) * 2 and len(label) + longest > width:

@@ -1,4 +1,4 @@
-"""A run of a model under a policy and its loss scaling, as torch.compile runs it with the lowering "aot_eager"."""
+"""Run a model under a policy with its loss scaling, as torch.compile runs it with the lowering "aot_eager"."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ from fxamp.tools.common.quiet import one_line
 from fxamp.tools.diff.measured import Measured, moved, run
 from fxamp.tools.inputs.model_file import Program
 
-#: A scale below this is given up: a gradient that overflows there would overflow unscaled.
+#: Give up below this scale: a gradient that overflows there would overflow unscaled.
 _LEAST_SCALE = 2.0**-24
 
 
 def run_under(file: str, given: Program, policy: Policy) -> tuple[Measured, float | None]:
-    """A run under ``policy``, and its loss scale: backed off, as in training, until all gradients are finite."""
+    """Run under ``policy``; also return its loss scale, backed off as in training until all gradients are finite."""
     wanted = policy.loss_scale or LossScale(enabled=policy.lower_precision_fp in SCALED_DTYPES)
     if not wanted.enabled or policy.outputs == "keep":  # the backend refuses a scaler with outputs = "keep"
         return _compiled(file, given, policy, None), None
@@ -61,5 +61,5 @@ def _failure(file: str, policy: Policy, error: Exception) -> FxampError:
 
 
 def unscaled(value: Tensor) -> Tensor:
-    """``value`` itself: what stands for a scaler where there is none."""
+    """Return ``value`` itself; used where there is no scaler."""
     return value

@@ -1,4 +1,4 @@
-"""How the differences of policies are put in words, for every format."""
+"""Text for the differences of policies, shared by all formats."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ FOLLOWS = "follows its inputs"
 
 
 def value(given: object) -> str:
-    """A value as a policy file has it, lists without brackets; None as "not set"."""
+    """Return a value as written in a policy file, lists without brackets; "not set" for None."""
     if given is None:
         return "not set"
     if isinstance(given, bool):
@@ -35,14 +35,14 @@ def _nested(given: object) -> str:
 
 
 def cast(rule: Rule | None) -> str:
-    """What happens to the inputs of an op that ``rule`` decides."""
+    """Return what ``rule`` does to the inputs of an op."""
     if rule is None:
         return FOLLOWS
     return f"{rule.asks} ({value(dict(rule.inputs))})" if rule.inputs else rule.asks
 
 
 def rule_text(change: RuleChange) -> str:
-    """What has changed in a rule, without its id."""
+    """Return what has changed in a rule, without its id."""
     old, new = change.old, change.new
     if change.kind == "renamed" and old is not None:
         return f"renamed from {old.id}"
@@ -58,7 +58,7 @@ def rule_text(change: RuleChange) -> str:
 
 
 def written_at(change: RuleChange) -> str:
-    """Where the rule is written, in both policies if it is in both, and in different places."""
+    """Return the location of the rule; both locations if it is in both policies at different places."""
     places = [str(rule.origin) for rule in (change.old, change.new) if rule is not None and rule.origin is not None]
     return " -> ".join(dict.fromkeys(places))
 
@@ -76,10 +76,10 @@ def _items(given: object) -> list[object]:
 
 @dataclass(frozen=True)
 class Group:
-    """Decisions that change alike: from which cast to which, in which situation; and what is concerned, by its rules.
+    """Decisions that change in the same way: from which cast to which, in which situation; with the ops, by rule.
 
-    Where a rule that names no ops is on one side, that side's cast alone is in the heading: ``lines`` are then the
-    casts of the other side with the rules that it overrides, instead of all their ops.
+    If one side has a rule without op names, the heading holds only that side's cast; ``lines`` are then the casts of
+    the other side with the overridden rules, instead of all their ops.
     """
 
     heading: str
@@ -87,7 +87,7 @@ class Group:
 
 
 def groups(changes: Iterable[OpChange]) -> list[Group]:
-    """Put changes of decisions together, in the order of the first ones."""
+    """Group changes of decisions, in order of first occurrence."""
     found: dict[str, dict[str, dict[str, None]]] = {}
     for change in changes:
         heading, label, item = _broad(change) or _narrow(change)
@@ -109,7 +109,7 @@ def _narrow(change: OpChange) -> tuple[str, str, str]:
 
 
 def _broad(change: OpChange) -> tuple[str, str, str] | None:
-    """The group of a change by a rule that names no ops; None if there is none, or on both sides."""
+    """Return the group of a change by a rule without op names; None if there is none, or one on both sides."""
     old, new = (rule is not None and not rule.ops for rule in (change.old, change.new))
     if old == new:
         return None
@@ -119,7 +119,7 @@ def _broad(change: OpChange) -> tuple[str, str, str] | None:
 
 
 def rule_id(rule: Rule | None) -> str:
-    """The rule's id."""
+    """Return the rule's id."""
     return "no rule" if rule is None else rule.id
 
 
@@ -128,12 +128,12 @@ def _named(rule: Rule | None) -> str:
 
 
 def ops_counted(changes: Sequence[OpChange]) -> int:
-    """How many ops are decided differently; one that is in several situations counts once."""
+    """Return how many ops are decided differently; an op in several situations counts once."""
     return len({change.op for change in changes})
 
 
 def verdict(found: Found) -> str:
-    """The last line: whether the policies decide the same."""
+    """Return the last line: whether the policies decide the same."""
     if found.same:
         rest = f"; {plural(len(found.diff.rules), 'rule')} written differently" if found.diff.rules else ""
         return f"the same: nothing is decided differently{rest}"
