@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.utilities.compile import to_uncompiled
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fxamp.backend.idle import warn_of
@@ -16,16 +15,19 @@ from fxamp.errors import OptionError
 from fxamp.frameworks.setup import ScalerLike, device_of, setup
 from fxamp.policy import Policy
 
-#: What Lightning calls of a module, and replaces where a module was given to torch.compile.
+#: What Lightning calls of a module, and compiles where a module was given to torch.compile.
 _STEPS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
+
+#: Lightning's own code that steps call: Dynamo fails in it, or would compile what is no computation.
+_LEFT_OUTSIDE = ("log", "log_dict", "print", "manual_backward", "optimizers", "lr_schedulers", "all_gather")
 
 
 class FxampPrecision(MixedPrecision):  # type: ignore[misc]
     """``Trainer(plugins=[FxampPrecision(policy="cuda-float16")])``: nothing else changes.
 
-    Lightning calls ``training_step`` and its kin, so those are compiled, in place: checkpoints keep their names, and
-    ``lightning.pytorch.utilities.compile.to_uncompiled`` undoes it. In float16 the optimizer steps by ``scaler``,
-    gradients are true from the backward on, and loggers get ``loss_scale`` and ``skipped_steps``.
+    Lightning calls ``training_step`` and its kin, so those are compiled, while the Trainer works on the module; state
+    keeps its names. A graph ends where a step calls ``self.log``: log last. In float16 the optimizer steps by
+    ``scaler``, gradients are true from the backward on, and loggers get ``loss_scale`` and ``skipped_steps``.
 
     Args:
         policy: "auto", a built-in name, a path, or a Policy.
@@ -47,26 +49,37 @@ class FxampPrecision(MixedPrecision):  # type: ignore[misc]
         self._setup = setup(policy, scaler, options, compile_arguments)
         self.scaler = self._setup.scaler
         self.precision = "fxamp"
+        self._replaced: list[tuple[LightningModule, str, Any]] = []
         self._looked_at: LightningModule | None = None
 
     def convert_module(self, module: torch.nn.Module) -> LightningModule:
-        """Compile the steps that ``module`` defines; those that this plugin compiled before anew."""
+        """Compile the steps that ``module`` defines."""
         if not isinstance(module, LightningModule):
             raise OptionError(f"FxampPrecision: expected a LightningModule, got {type(module).__name__}")
         if module._compiler_ctx is not None:
-            if module._compiler_ctx["compiler"] != "fxamp":
-                raise OptionError(
-                    f"{type(module).__name__} was given to torch.compile before; FxampPrecision compiles it itself"
-                )
-            to_uncompiled(module)
-        own = {name: getattr(module, name) for name in _STEPS}
-        module._compiler_ctx = {"compiler": "fxamp", **{f"original_{name}": each for name, each in own.items()}}
-        for name, each in own.items():
+            raise OptionError(
+                f"{type(module).__name__} was given to torch.compile before; FxampPrecision compiles it itself"
+            )
+        for name in _STEPS:
             if is_overridden(name, module, LightningModule):
-                setattr(module, name, self._setup.compile(each))
+                self._replace(module, name, self._setup.compile(getattr(module, name)))
+        for name in _LEFT_OUTSIDE:
+            outside = torch.compiler.disable(getattr(module, name))  # type: ignore[no-untyped-call]
+            self._replace(module, name, outside)
         if self.scaler is not None:
             self.scaler.graph_scale(device_of(module))
         return module
+
+    def teardown(self) -> None:
+        """Leave the module as it was before the Trainer worked on it."""
+        for module, name, before in reversed(self._replaced):
+            delattr(module, name) if before is None else setattr(module, name, before)
+        self._replaced.clear()
+
+    def _replace(self, module: LightningModule, name: str, value: Callable[..., Any]) -> None:
+        """Give ``module`` another method; remember its own, None for its class's."""
+        self._replaced.append((module, name, vars(module).get(name)))
+        setattr(module, name, value)
 
     @contextmanager
     def forward_context(self) -> Iterator[None]:
