@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from guarded_runs import HostReads
 from small import STEPS, assert_same, batches, net, weights
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from fxamp.frameworks.lightning import FxampPrecision
 
 LOWERING = {"lowering": "aot_eager"}
+RUNS = [("bf16", False), ("16", False), ("16", True)]
 SCALE = 2.0**10
 
 pytestmark = [
@@ -115,8 +117,9 @@ def by_fxamp(dtype: str, **scaler: Any) -> FxampPrecision:
     return FxampPrecision("cpu-float16", {"init_scale": SCALE, **scaler}, LOWERING)
 
 
-@pytest.mark.parametrize(("dtype", "loud"), [("bf16", False), ("16", False), ("16", True)])
-def test_training_is_that_of_lightnings_own_mixed_precision(dtype: str, loud: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", exhaustive(RUNS, always=[("bf16", False), ("16", True)]))
+def test_training_is_that_of_lightnings_own_mixed_precision(run: tuple[str, bool], tmp_path: Path) -> None:
+    dtype, loud = run
     ours, our_trainer = fit(by_fxamp(dtype), tmp_path, loud)
     theirs, their_trainer = fit(by_lightning(dtype), tmp_path, loud)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from guarded_runs import HostReads
 from small import WIDTH, assert_same, net, weights
 from torch import Tensor, nn
@@ -114,6 +115,7 @@ def scaler_of(made: Any) -> fxamp.GradScaler:
     return callback.scaler
 
 
+@pytest.mark.exhaustive
 def test_bfloat16_is_the_trainers_own(tmp_path: Path) -> None:
     theirs, ours = trainer(tmp_path / "theirs", bf16=True), by_fxamp(tmp_path / "ours", "cpu-bfloat16")
     theirs.train(), ours.train()
@@ -124,7 +126,7 @@ def test_bfloat16_is_the_trainers_own(tmp_path: Path) -> None:
     assert len(fxamp.report(ours.model).graphs) > 0
 
 
-@pytest.mark.parametrize("loud", [False, True], ids=["calm", "overflow"])
+@pytest.mark.parametrize("loud", exhaustive([False, True], always=[True]))
 def test_float16_is_torchs_own(tmp_path: Path, loud: bool) -> None:
     theirs = in_float16(tmp_path / "theirs", loud)
     theirs.train()
@@ -166,7 +168,7 @@ def test_the_device_skips_and_the_schedule_follows(tmp_path: Path) -> None:
         torch.testing.assert_close(value, weights(host.model)[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("restore", [False, True], ids=["a new callback", "callbacks restored"])
+@pytest.mark.parametrize("restore", exhaustive([False, True], always=[True]))
 def test_training_resumes_with_its_scale(tmp_path: Path, restore: bool) -> None:
     arguments = {"loud": True, "restore_callback_states_from_checkpoint": restore}
     whole = by_fxamp(tmp_path, "cpu-float16", **arguments)
