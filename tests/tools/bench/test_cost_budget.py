@@ -1,0 +1,59 @@
+"""What a step costs, exactly: nobody makes one heavier by accident.
+
+``cost_budget.json`` holds bytes and launches of each model, two layers of it, in float16 with a scaler, as
+``fxamp-bench cost`` counts them: torch's, and fxamp's under the same autocast. To accept others:
+
+    FXAMP_ACCEPT=1 pytest -n 0 -m "exhaustive or not exhaustive" tests/tools/bench/test_cost_budget.py
+"""
+
+import json
+import os
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exhaustive import exhaustive
+
+from fxamp.tools.bench.cost.plan import Plan, Way
+from fxamp.tools.bench.cost.process import counts
+from fxamp.tools.bench.cost.row import row
+from fxamp.tools.bench.train.models import MODELS
+
+FILE = Path(__file__).with_name("cost_budget.json")
+BUDGET: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {"versions": {}, "models": {}}
+VERSIONS = {name: version(name).partition("+")[0] for name in ("torch", "transformers")}
+ACCEPTING = os.environ.get("FXAMP_ACCEPT") == "1"
+COLUMNS = ("forward", "backward", "step", "triton", "library", "outside", "kept")
+HEAVY = ("gpt2-124m", "bert-base", "llama-1b", "vit-b", "resnet50")
+
+
+def counted(model: str, *ways: Way) -> list[dict[str, int]]:
+    sizes = dict(MODELS[model].sizes["full"])
+    sizes["depth" if "depth" in sizes else "layers"] = 2
+    found = counts([(Plan(model, sizes=sizes), way) for way in ways])
+    rows = [asdict(row(way.label, way.policy, count)) for way, count in zip(ways, found, strict=True)]
+    return [{column: each[column] for column in COLUMNS} for each in rows]
+
+
+@pytest.mark.parametrize("model", exhaustive(("mlp", *HEAVY), always=("mlp",)))
+def test_a_step_costs_what_was_accepted(model: str) -> None:
+    if ACCEPTING:
+        torch, ours = counted(model, Way(), Way("auto"))
+        BUDGET["models"][model] = {"torch": torch, "fxamp": ours}
+        BUDGET["versions"] = VERSIONS
+        FILE.write_text(json.dumps(BUDGET, indent=1, sort_keys=True) + "\n")
+    elif BUDGET["versions"] != VERSIONS:
+        pytest.skip(f"the budget is for {BUDGET['versions']}, and here are {VERSIONS}")
+    else:
+        (ours,) = counted(model, Way("auto"))
+    assert ours == BUDGET["models"][model]["fxamp"], "run with FXAMP_ACCEPT=1 if that is meant"
+
+
+@pytest.mark.parametrize("model", BUDGET["models"])
+def test_no_step_is_heavier_than_torch_s(model: str) -> None:
+    """Bytes of the whole step, what is kept, and launches, each."""
+    ours, torch = (BUDGET["models"][model][who] for who in ("fxamp", "torch"))
+    for columns in (("forward",), ("forward", "backward", "step"), ("kept",), ("triton", "library", "outside")):
+        assert sum(ours[column] for column in columns) <= sum(torch[column] for column in columns), columns
