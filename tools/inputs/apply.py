@@ -1,4 +1,4 @@
-"""Which policy a listing is made for, and why; and what no policy can be applied to."""
+"""Select the policy for a listing, and reject graphs to which no policy can be applied."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from fxamp.targets import DEVICES
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of an input.
+    """The user's request for an input.
 
-    ``policy``: a built-in name, a path, or "auto"; None leaves a graph that is text as it is, and means "auto" for a
-    program. ``device``: where the program shall run ("cuda", "cuda:1"), which this machine need not have; None means
-    where its tensors are. ``trust`` allows running what only running can tell: fx_graph_runnable.py, pickled objects.
-    ``prog`` is the tool's name, for what is said on stderr.
+    ``policy``: a built-in name, a path, or "auto". None does not change a graph that is given as text, and means "auto"
+    for a program. ``device``: the program's device ("cuda", "cuda:1"), which this machine need not have; None: the
+    device of its tensors. ``trust`` allows running files when reading them is not enough: fx_graph_runnable.py, pickled
+    objects. ``prog`` is the tool's name, for messages on stderr.
     """
 
     policy: str | None = None
@@ -32,20 +32,20 @@ class Request:
 
     @property
     def kind(self) -> str:
-        """The kind of device asked for, ``""`` if none was."""
+        """Return the requested device type, ``""`` without a request."""
         return (self.device or "").partition(":")[0]
 
     @property
     def plain(self) -> bool:
-        """Whether no policy is asked for."""
+        """Whether no policy is requested."""
         return self.policy is None and self.device is None
 
 
 def choose(request: Request, device: str) -> tuple[Policy, str]:
-    """The policy, resolved, for a program that runs on ``device`` (``""`` if unknown); and why it is this one.
+    """Return the resolved policy for a program on ``device`` (``""`` if unknown), and why it was chosen.
 
-    "auto" is bfloat16 on the device: here nothing is run, so it does not matter whether it would be fast. Raises
-    PolicyError if the policy does not exist, or is for another device than that asked for or that of the program.
+    "auto" selects bfloat16 for the device, even if that would be slow: nothing is run here. Raises PolicyError if the
+    policy does not exist, or is for another device than the requested one or the program's.
     """
     if request.policy is None or request.policy == "auto":
         kind = request.kind or device or "cpu"
@@ -59,7 +59,7 @@ def _resolved(name: str, device: str) -> Policy:
     return policy.resolve(device) if device else policy.resolve()
 
 
-#: Why no policy is applied to a graph of that stage.
+#: By stage: why no policy can be applied to a graph.
 _STAGES: Mapping[str, str] = {
     "cast": "it has the casts of policy {policy!r} already",
     "forward": "it is the forward that AOTAutograd made after the casts",
@@ -90,6 +90,6 @@ def _stage(listing: Listing) -> str:
 
 
 def is_lowered(listing: Listing) -> bool:
-    """Whether a graph is one of AOTAutograd's: its composite ops are decomposed."""
+    """Whether a graph comes from AOTAutograd: its composite ops are decomposed."""
     inputs = [entry.name for entry in listing.entries if entry.kind == "placeholder"]
     return listing.stage != "captured" and any(name.startswith(("primals_", "arg0_1")) for name in inputs)

@@ -1,4 +1,4 @@
-"""A listing that was read from text becomes an fx graph again, on FakeTensors, without running any of the text."""
+"""Rebuild an fx graph from a listing that was read from text, on FakeTensors, without running any of the text."""
 
 import re
 from collections import defaultdict
@@ -27,13 +27,13 @@ _PICK = re.compile(r"\w+\[(\d+)\]|(?:_?operator\.)?getitem\(\w+, (\d+)\)")
 #: A number that depends on data.
 _UNBACKED = re.compile(r"\bz?u(f?)\d+\b")
 
-#: How the names of parameters begin or what they hold, in Dynamo's and torch.export's graphs.
+#: Substrings by which parameters are recognised in the names of Dynamo's and torch.export's graphs.
 _PARAMETER_MARKS = ("_parameters_", "_parameters.")
 
 
 @dataclass(frozen=True)
 class Built:
-    """A graph, FakeTensors for its inputs, and what could not be rebuilt as the text has it."""
+    """A graph, FakeTensors for its inputs, and warnings about calls that could not be rebuilt."""
 
     module: GraphModule
     inputs: list[Any]
@@ -43,7 +43,7 @@ class Built:
 
 @dataclass
 class _Text:
-    """What is shared by a graph and its bodies: the file, the symbols, the fake mode, what could not be rebuilt."""
+    """The state shared by a graph and its bodies: file, symbols, fake mode, warnings."""
 
     file: str
     symbols: Symbols
@@ -52,7 +52,7 @@ class _Text:
     warnings: list[str] = field(default_factory=list)
 
     def tensor(self, given: TensorType, needs_grad: bool, what: str) -> torch.Tensor:
-        """An empty, contiguous FakeTensor on the CPU."""
+        """Return an empty, contiguous FakeTensor on the CPU."""
         if given.dtype not in _DTYPES:
             raise ListingError(f"{self.file}: {what} has the unknown dtype {given.dtype!r}")
         try:
@@ -68,9 +68,9 @@ class _Text:
 def build(listing: Listing, file: str) -> Built:
     """Rebuild the graph of ``listing``, which was read from ``file``; every tensor is fake and on the CPU.
 
-    Tensors are contiguous: the text's strides are not in the listing. A call whose function this process lacks, or that
-    no graph makes, becomes an opaque node that gives what the text says; it is warned about. Raises ListingError for an
-    input without a type, and for a value that nothing tells the type of.
+    Tensors are contiguous, because a listing has no strides. A call of an unknown or disallowed function becomes an
+    opaque node with the result type that the text gives, and a warning. Raises ListingError for an input without a
+    type, and for a value whose type is unknown.
     """
     symbols = Symbols(unbacked=any(_UNBACKED.search(text) for text in _symbolic(listing)))
     dynamic = next(_symbolic(listing), None) is not None
@@ -84,7 +84,7 @@ def build(listing: Listing, file: str) -> Built:
 
 
 def _disagreements(listing: Listing, module: GraphModule) -> list[str]:
-    """One warning if values come out in other dtypes than the text says, as those of a program under autocast do."""
+    """Return one warning if values get other dtypes than the text says, as in a program captured under autocast."""
     nodes = {node.name: node for node in module.graph.nodes}
     found = []
     for entry in listing.entries:
@@ -201,7 +201,7 @@ _STEPS: Mapping[str, Callable[[Entry, Graph, Reader, _Text], Node | None]] = {
 
 
 def _note(node: Node, entry: Entry, picks: Mapping[int, TensorType], text: _Text) -> None:
-    """What the text says about a node: the user's line, the module, and the types of its values."""
+    """Copy the text's information to a node: the user's line, the module, and the types of its values."""
     if entry.source is not None:
         where = entry.source
         node.meta["stack_trace"] = f'  File "{where.file}", line {where.line}, in {where.function}\n    {where.code}\n'
@@ -213,7 +213,7 @@ def _note(node: Node, entry: Entry, picks: Mapping[int, TensorType], text: _Text
 
 
 def _annotated(entry: Entry, picks: Mapping[int, TensorType], text: _Text) -> Callable[[], Any] | None:
-    """Makes the value that the text gives for a call; None if it gives none."""
+    """Return a function that creates a call's value from the text's types; None if the text gives none."""
     if len(entry.values) == 1:
         return lambda: text.tensor(entry.values[0], False, entry.name)
     if entry.values:
@@ -229,7 +229,7 @@ def _annotated(entry: Entry, picks: Mapping[int, TensorType], text: _Text) -> Ca
 
 
 def _picks(listing: Listing) -> dict[str, dict[int, TensorType]]:
-    """For each node, the types that the text gives for those of its results that are picked, by position."""
+    """Return, for each node, the types that the text gives for its selected results, by position."""
     found: dict[str, dict[int, TensorType]] = defaultdict(dict)
     for entry in listing.entries:
         index = _PICK.fullmatch(entry.call)
@@ -239,7 +239,7 @@ def _picks(listing: Listing) -> dict[str, dict[int, TensorType]]:
 
 
 def prepare_listing(listing: Listing, file: str) -> ProgramGraph:
-    """The graph of ``listing``, ready for policies. Raises ListingError as :func:`build` does."""
+    """Return the graph of ``listing``, ready for policies. Raises ListingError as :func:`build` does."""
     built = build(listing, file)
     devices = {entry.name: entry.values[0].device for entry in listing.entries if _has_device(entry)}
     kinds = {device.partition(":")[0] for device in devices.values()}
@@ -261,7 +261,7 @@ def _has_device(entry: Entry) -> bool:
 
 
 def fill_values(listing: Listing, file: str) -> Listing:
-    """``listing`` with the types of all values; those that the text gives hold, the others are found on FakeTensors."""
+    """Return ``listing`` with the types of all values: those in the text, others computed on FakeTensors."""
     built = build(listing, file)
     return _filled(listing, built.module, built.symbols)
 

@@ -1,4 +1,4 @@
-"""All graphs that torch.compile makes of one call of a model, on FakeTensors."""
+"""Collect all graphs that torch.compile creates for one call of a model, on FakeTensors."""
 
 import contextlib
 import re
@@ -20,15 +20,15 @@ from fxamp.tools.common.restored import modules_in, restored, tensor_stores, ten
 from fxamp.tools.inputs.model_file import Program, place
 from fxamp.tools.inputs.prepare import ProgramGraph
 
-#: Errors of a call that would be the same with real tensors: the inputs do not fit.
+#: Errors that real tensors would cause too: the inputs do not match the model.
 _MISFITS = (TorchRuntimeError, TypeError)
 
 
 def collect(program: Program, file: str, notice: Callable[[str], None]) -> list[ProgramGraph]:
-    """The graphs of one call, in the order in which Dynamo makes them; nothing is computed on real tensors.
+    """Return the graphs of one call, in Dynamo's order; nothing is computed on real tensors.
 
-    If the code between the graphs needs the values of tensors, the model is run on its real inputs instead, which
-    ``notice`` is told. Raises ListingError if the inputs do not fit the model, or if no graph comes of it.
+    If the code between the graphs needs the values of tensors, the model is run on its real inputs instead; ``notice``
+    gets a message. Raises ListingError if the inputs do not match the model, or if there is no graph.
     """
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True, static_shapes=True)
     device = _device(program)
@@ -56,7 +56,7 @@ def _misfit(file: str, error: Exception, more: str = "") -> ListingError:
     return ListingError(f"{where}: calling model on inputs failed{more}: {what}")
 
 
-#: What Dynamo says of an error inside of an operation.
+#: The part of Dynamo's message that names an error inside an operation.
 _FOUND = re.compile(r"got (\w+\(.*\))", re.MULTILINE)
 
 
@@ -73,7 +73,7 @@ def _compiled(program: Program, device: str) -> list[ProgramGraph]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return mod(*args, **kwargs)
 
-    # Dynamo skips torch.nn's own modules when they are compiled by themselves.
+    # Dynamo skips modules of torch.nn that are compiled directly.
     compiled = call if type(mod).__module__.startswith("torch.nn.") else mod
     torch._dynamo.reset()
     torch.compile(compiled, backend=take, dynamic=False)(*program.args, **program.kwargs)
@@ -82,7 +82,7 @@ def _compiled(program: Program, device: str) -> list[ProgramGraph]:
 
 
 def _copy(gm: GraphModule) -> GraphModule:
-    """The graph with its values, which Dynamo forgets when it is done."""
+    """Return a copy of the graph with its values, which Dynamo removes when it is done."""
     graph = Graph()
     output: Any = graph.graph_copy(gm.graph, {})
     graph.output(output)
@@ -90,7 +90,7 @@ def _copy(gm: GraphModule) -> GraphModule:
 
 
 def _device(program: Program) -> str:
-    """The kind of device that the program's tensors are on: an accelerator if any is, "meta" if a parameter is."""
+    """Return the device type of the program's tensors: an accelerator if there is one, "meta" for meta parameters."""
     kinds = {tensor.device.type for tensor in _tensors(program)}
     return min(kinds - {"cpu"}, default="cpu")
 
@@ -104,7 +104,7 @@ def _tensors(program: Program) -> list[Tensor]:
 
 @contextlib.contextmanager
 def _faked(program: Program, mode: FakeTensorMode) -> Iterator[Program]:
-    """The program with FakeTensors on the CPU for all its tensors; those of its modules are put back on leaving."""
+    """Replace all tensors of the program by FakeTensors on the CPU; restore those of its modules on exit."""
     made: dict[int, Any] = {}
 
     def fake(value: Any) -> Any:
@@ -125,7 +125,7 @@ def _faked(program: Program, mode: FakeTensorMode) -> Iterator[Program]:
 
 
 def on_cpu(value: Any, mode: FakeTensorMode) -> Any:
-    """A tensor as a FakeTensor on the CPU; anything else as it is."""
+    """Return a tensor as a FakeTensor on the CPU; anything else unchanged."""
     if not isinstance(value, Tensor):
         return value
     if value.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""``fx_graph_runnable.py`` that is run, because the user trusts it: for what its text alone does not tell."""
+"""Run an ``fx_graph_runnable.py`` that the user trusts, to get what its text alone does not contain."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,10 +15,10 @@ from fxamp.tools.inputs.prepare import ProgramGraph
 
 
 def run_runnable(file: str, notice: Callable[[str], None]) -> ProgramGraph:
-    """The graph of a runnable and its inputs, by running the file; ``notice`` is told before.
+    """Run the file, and return the graph of the runnable with its inputs; ``notice`` gets a message first.
 
     The graph itself is not run, and its inputs are FakeTensors. Symbolic sizes have the numbers of the program's run.
-    Raises ListingError, with the line where the file raised, or if it does not define what torch's repro writer does.
+    Raises ListingError with the line where the file raised, or if it does not define what torch's repro writer does.
     """
     notice(f"running {file}, because --trust was given")
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True, static_shapes=True)
@@ -35,7 +35,7 @@ def run_runnable(file: str, notice: Callable[[str], None]) -> ProgramGraph:
 
 
 class _Inputs:
-    """Takes what ``load_args`` tells about the inputs: the methods of torch's InputReader, which would fill memory."""
+    """Records the inputs that ``load_args`` describes, with the methods of torch's InputReader but without memory."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode

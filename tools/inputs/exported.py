@@ -1,4 +1,4 @@
-"""A ``.pt2`` of torch.export: its graph is at the level that fxamp captures already."""
+"""Read a ``.pt2`` of torch.export, whose graph is already at the level that fxamp captures."""
 
 import contextlib
 import os
@@ -16,15 +16,15 @@ from fxamp.errors import ListingError
 from fxamp.tools.common.quiet import one_line
 from fxamp.tools.inputs.prepare import ProgramGraph
 
-#: Files of an archive that hold pickled Python objects, which run code when they are read.
+#: Files of an archive with pickled Python objects, which run code when they are read.
 _PICKLED = ("opaque_obj", "custom_obj")
 
 
 def prepare_exported(file: str, trust: bool) -> ProgramGraph:
-    """The graph of the exported program in ``file``.
+    """Return the graph of the exported program in ``file``.
 
-    Tensors that were pickled are read without running code, unless ``trust`` says that the file may. Raises
-    ListingError if the archive is broken, is not of torch.export, or holds what only code can read.
+    Pickled tensors are read without running code, unless ``trust`` allows it. Raises ListingError if the archive is
+    broken, is not from torch.export, or contains objects that need code to be read.
     """
     _check_archive(file, trust)
     try:
@@ -54,7 +54,7 @@ def _check_archive(file: str, trust: bool) -> None:
 
 @contextlib.contextmanager
 def _weights_only(only: bool) -> Iterator[None]:
-    """torch.load takes tensors alone inside, whatever its callers ask for."""
+    """Make torch.load read only tensors inside this context, whatever its callers request."""
     names = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
     before = {name: os.environ.pop(name, None) for name in names}
     if only:
@@ -90,7 +90,7 @@ def _prepared(exported: ExportedProgram) -> ProgramGraph:
 
 
 def _input(name: str, value: Any, trained: Mapping[str, bool]) -> Any:
-    """A FakeTensor like ``value``, on the CPU; of a parameter one that needs a gradient if the parameter does."""
+    """Return a FakeTensor like ``value``, on the CPU; it requires a gradient if a parameter ``value`` does."""
     if not isinstance(value, Tensor):
         return value
     with value.fake_mode:  # type: ignore[attr-defined]
@@ -99,7 +99,7 @@ def _input(name: str, value: Any, trained: Mapping[str, bool]) -> Any:
 
 
 def _on_cpu(gm: GraphModule) -> None:
-    """Make ``gm`` run on the CPU, and its values known where capture looks for them."""
+    """Make ``gm`` run on the CPU, and store its values where capture reads them."""
     cpu = torch.device("cpu")
     for node in gm.graph.nodes:
         node.meta["example_value"] = node.meta.get("val")

@@ -1,4 +1,4 @@
-"""What a file is, told by its content, without running it and without torch."""
+"""Detect a file's kind from its content, without running it and without torch."""
 
 import ast
 import warnings
@@ -24,7 +24,7 @@ def existing(path: str) -> str:
 
 
 def kind_of(file: str) -> str:
-    """What a file is: "graph", "runnable", "model" or "exported"."""
+    """Return the kind of a file: "graph", "runnable", "model" or "exported"."""
     with Path(file).open("rb") as stream:
         head = stream.read(4096)
     if head.startswith(b"PK\x03\x04") or (file.endswith(".pt2") and b"\0" in head):
@@ -36,7 +36,7 @@ def kind_of(file: str) -> str:
 
 
 def syntax(file: str) -> ast.Module | None:
-    """The syntax of a Python file; None for text that is not Python."""
+    """Return the syntax tree of a Python file; None for text that is not Python."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -59,7 +59,7 @@ def _kind_of(tree: ast.Module) -> str:
 
 
 def _is_graph(node: ast.stmt) -> bool:
-    """Whether a statement is a graph's class, which sets nothing up; or the forward alone."""
+    """Whether a statement is a graph's class without setup code, or a bare forward."""
     if isinstance(node, ast.FunctionDef):
         return node.name == "forward"
     methods = (
@@ -73,7 +73,7 @@ def _is_program(tree: ast.Module) -> bool:
 
 
 def bound_names(tree: ast.Module) -> set[str]:
-    """The names that the statements of a file bind, outside of functions and classes."""
+    """Return the names that the statements of a file define outside functions and classes."""
     names: set[str] = set()
     for node in _top_level(tree.body):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -86,7 +86,7 @@ def bound_names(tree: ast.Module) -> set[str]:
 
 
 def pair_functions(tree: ast.Module) -> list[str]:
-    """The functions of a file that need no arguments and return two values."""
+    """Return the functions of a file that need no arguments and return two values."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     return [function.name for function in functions if not _required(function) and _returns_pair(function)]
 

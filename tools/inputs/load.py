@@ -1,4 +1,4 @@
-"""Every input of fxamp-show as a Document: what it is, is told by its content.
+"""Load any input of fxamp-show as a Document; its content determines its kind.
 
     graph text              read; with a policy it is rebuilt on FakeTensors, none of it is run
     fx_graph_runnable.py    the same; its intermediate types are found on FakeTensors; run only if trusted
@@ -29,9 +29,9 @@ __all__ = ["Request", "load", "prepare"]
 
 
 def load(path: str, request: Request) -> Document:
-    """Read ``path``. Text is only read unless ``request`` names a policy or a device.
+    """Load ``path``. A graph's text is only read, unless ``request`` names a policy or a device.
 
-    Raises ListingError, OptionError, PolicyError or BannedOpError with one line that says what is wrong and where.
+    Raises ListingError, OptionError, PolicyError or BannedOpError with a one-line message.
     """
     file = existing(path)
     kind = kind_of(file)
@@ -56,9 +56,9 @@ def load(path: str, request: Request) -> Document:
 
 
 def prepare(path: str, request: Request) -> "list[ProgramGraph]":
-    """The captured graphs of ``path``, to which policies can be applied one after another.
+    """Return the captured graphs of ``path``, to which policies can be applied one after another.
 
-    Raises ListingError; among others for a graph that no policy can be applied to.
+    Raises ListingError, for example for a graph to which no policy can be applied.
     """
     file = existing(path)
     with quiet(), in_one_line(f"{file}: its graphs cannot be rebuilt"):
@@ -72,7 +72,7 @@ def _read(file: str) -> Document:
 
 
 def _with_values(document: Document, file: str) -> Document:
-    """``document`` with the types that a runnable's text does not hold."""
+    """Return ``document`` with the types that a runnable's text does not contain."""
     from fxamp.tools.inputs.build import fill_values
 
     with quiet(), in_one_line(f"{file}: the types of its values cannot be found"):
@@ -81,7 +81,7 @@ def _with_values(document: Document, file: str) -> Document:
 
 
 def _or_trust(build: Callable[[], _T]) -> _T:
-    """Build from a runnable's text; if that does not suffice, say what would."""
+    """Build from a runnable's text; if the text is not enough, raise an error that suggests ``--trust``."""
     try:
         return build()
     except ListingError as error:
@@ -93,7 +93,7 @@ def _prepare_text(file: str, request: Request) -> "list[ProgramGraph]":
 
 
 def _readable(file: str) -> Document:
-    """What ``file`` holds, if a policy can be applied to it."""
+    """Return the contents of ``file`` if a policy can be applied to it."""
     document = _read(file)
     for listing in document.graphs:
         refuse(listing, file)
@@ -118,7 +118,7 @@ _LOWERED = (
 
 
 def _run(file: str, request: Request) -> Document:
-    """The graph of a runnable that is run, without a policy."""
+    """Return the graph of a runnable by running it, without a policy."""
     from fxamp.tools.inputs.executed import run_runnable
 
     with quiet(), in_one_line(f"{file}: its graph cannot be listed"):

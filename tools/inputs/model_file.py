@@ -1,7 +1,7 @@
-"""A Python file that defines ``model`` and ``inputs`` becomes graphs, as torch.compile would make them.
+"""Load a Python file that defines ``model`` and ``inputs``, and capture its graphs as torch.compile would.
 
-The file is run: naming one's own file is consent. The model is not: Dynamo traces it on FakeTensors, and what lies
-between its graphs runs on them too. A model may be bigger than memory, if the file makes it under
+The file is run: naming it on the command line is consent. The model is not run: Dynamo traces it on FakeTensors, and
+the code between its graphs runs on them too. A model may be larger than memory if the file creates it under
 ``torch.device("meta")``.
 """
 
@@ -33,7 +33,7 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class Program:
-    """A model and what it is called with."""
+    """A model and its arguments."""
 
     model: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -41,9 +41,9 @@ class Program:
 
 
 def program(file: str, tree: ast.Module, run: Callable[[str], None]) -> Program:
-    """Run ``file``, whose syntax is ``tree``, and return what it defines; ``run`` is told before it runs.
+    """Run ``file``, whose syntax tree is ``tree``, and return what it defines; ``run`` gets a message first.
 
-    Raises ListingError, with the line where the file raised; or if it defines no model, naming what it does define.
+    Raises ListingError with the line where the file raised; or, if it defines no model, with the names it does define.
     """
     pair = pair_functions(tree)
     bound = bound_names(tree)
@@ -74,7 +74,7 @@ def _lacking(file: str, bound: set[str], pair: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def as_module(file: str) -> Iterator[ModuleType]:
-    """A module for the file's names, importable while it runs; its folder is on the path, as when Python runs it."""
+    """Create a module for the file, importable while it runs, with the file's folder on the path as Python does."""
     module = ModuleType(_NAME)
     module.__file__ = file
     before, argv = sys.path[:], sys.argv[:]
@@ -100,14 +100,14 @@ def guarded(file: str, run: Callable[[], Any]) -> Any:
 
 
 def place(file: str, error: BaseException) -> str:
-    """``file:line`` of the innermost frame of ``error`` that stands in ``file``; ``file`` alone if none does."""
+    """Return ``file:line`` of the innermost frame of ``error`` in ``file``; only ``file`` if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == file]
     return f"{file}:{lines[-1]}" if lines else file
 
 
 def _made(file: str, name: str, value: Any) -> Any:
-    """``value``, or what it returns if it is a function that makes it."""
+    """Return ``value``, or its result if it is a function that creates it."""
     if not inspect.isfunction(value):
         return value
     parameters = inspect.signature(value).parameters.values()
@@ -127,9 +127,9 @@ def _checked_model(file: str, model: Any) -> Callable[..., Any]:
 
 
 def arguments(model: Callable[..., Any], inputs: Any, what: str) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """The positional and the keyword arguments that ``inputs`` means.
+    """Return the positional and the keyword arguments that ``inputs`` describes.
 
-    Raises ListingError, which begins with ``what``, for what is none.
+    Raises ListingError, starting with ``what``, for invalid inputs.
     """
     if isinstance(inputs, torch.Tensor):
         return (inputs,), {}
@@ -155,7 +155,7 @@ def _is_both(model: Callable[..., Any], inputs: Any) -> bool:
 
 
 def _takes(model: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
-    """Whether ``model`` can be called so, as far as its signature says."""
+    """Whether the signature of ``model`` accepts these arguments."""
     try:
         inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model).bind(*args, **kwargs)
     except TypeError:

@@ -28,11 +28,11 @@ def _none() -> list[str]:
 
 @dataclass(frozen=True)
 class ProgramGraph:
-    """One graph of a program, with FakeTensors on the CPU for its inputs, whatever device it is for.
+    """One graph of a program, with FakeTensors on the CPU for its inputs, whatever its device is.
 
-    ``devices`` are the devices that inputs had, by name. ``original`` gives the program's own names for symbols back,
-    ``fixed`` tells which of them had to be taken as a number. ``ended`` says why the graph ended, if that was a graph
-    break. ``device`` is where the program runs ("cuda"), ``""`` if nothing tells.
+    ``devices`` are the devices of the inputs, by name. ``original`` restores the program's own names for symbols;
+    ``fixed`` lists the symbols that had to become numbers. ``ended`` is the reason for the graph break that ended the
+    graph, if there was one. ``device`` is the program's device ("cuda"), ``""`` if unknown.
     """
 
     name: str
@@ -46,13 +46,13 @@ class ProgramGraph:
     fixed: Callable[[], list[str]] = _none
 
     def captured(self) -> Captured:
-        """A fresh pre-dispatch ATen graph."""
+        """Return a new pre-dispatch ATen graph."""
         return capture(self.module, self.inputs)
 
     def listing(self, policy: Policy, chosen: str) -> Listing:
-        """The listing of the graph under ``policy``, which is resolved; ``chosen`` says why this policy.
+        """Return the listing of the graph under ``policy``, which is resolved; ``chosen`` says why this policy.
 
-        Raises BannedOpError if the policy refuses an op.
+        Raises BannedOpError if the policy bans an op of the graph.
         """
         captured = self.captured()
         before = kept_bytes(captured.module, captured.mode)
@@ -62,14 +62,14 @@ class ProgramGraph:
         return self._in_its_words(listing, policy.device)
 
     def plain_listing(self) -> Listing:
-        """The listing of the captured graph, without a policy."""
+        """Return the listing of the captured graph, without a policy."""
         captured = self.captured()
         kept = kept_bytes(captured.module, captured.mode)
         listing = list_graph(captured.module, self.name, ended=self.ended, kept_before=kept)
         return self._in_its_words(listing, self.device or "cpu")
 
     def _in_its_words(self, listing: Listing, device: str) -> Listing:
-        """With the program's own devices, names of symbols and of functions that are not known here."""
+        """Restore the program's own devices, symbol names, and names of functions that are unknown here."""
         unknown = {
             node.target.__qualname__: node.target.path
             for module in self.module.modules()
@@ -101,5 +101,5 @@ class ProgramGraph:
 
 
 def _policy_name(path: str) -> str:
-    """``torch.ops.mylib.op.default`` as policies name it: ``mylib::op.default``."""
+    """Return ``torch.ops.mylib.op.default`` as policies name it: ``mylib::op.default``."""
     return re.sub(r"^torch\.ops\.([^.]+)\.(.+)$", r"\1::\2", path)

@@ -1,4 +1,4 @@
-"""Finds the values of a rebuilt graph by running it on FakeTensors; where that fails, what the text says holds."""
+"""Compute the values of a rebuilt graph by running it on FakeTensors; if that fails, use the types in the text."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,14 +13,14 @@ from fxamp.errors import ListingError
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, nesting_change
 from fxamp.graph.higher_order import autograd_function, bodies
 
-#: Key of ``node.meta``: makes the value that the text gives for a call; None if it gives none.
+#: Key of ``node.meta``: a function that creates a call's value from the text's types; None if there are none.
 ANNOTATED = "fxamp_annotated"
 
 
 def propagate(gm: GraphModule, inputs: Sequence[Any], mode: FakeTensorMode, file: str) -> None:
     """Set ``meta["example_value"]`` of every node of ``gm`` and of its bodies, for ``inputs`` of ``mode``.
 
-    Raises ListingError for a node that cannot be run and that the text, which came from ``file``, gives no type for.
+    Raises ListingError for a node that cannot be run and that has no type in the text, which came from ``file``.
     """
     with tracing(None), mode, torch.set_grad_enabled(torch.is_grad_enabled()):
         _Propagation(gm, file).run(*inputs)
@@ -55,7 +55,7 @@ class _Propagation(Interpreter):
             return self._as_written(n, " ".join(str(error).split())[:200] or type(error).__name__)
 
     def _higher_order(self, n: Node) -> Any:
-        """Its bodies' results, where they are the node's; else what the text says."""
+        """Return the results of its bodies, if they are the node's results; else the value in the text."""
         function = autograd_function(n)
         if function is not None:
             outputs, saved = self._body(function.forward.module, function.forward.operands)

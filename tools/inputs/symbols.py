@@ -1,8 +1,8 @@
-"""Symbolic sizes of a dump's text as SymInts of a ShapeEnv of one's own.
+"""Convert symbolic sizes in a dump's text to SymInts of a separate ShapeEnv.
 
-A dump says ``s77``, and not what number the program was run with. So each symbol gets a hint of its own, a multiple of
-64: what divides one hint mostly divides a real size. Hints decide only questions that the program asks while it is
-traced (``if n > 1``), never a dtype.
+A dump contains ``s77``, but not the number that the program ran with. So each symbol gets a different hint, a multiple
+of 64: a divisor of one hint usually divides a real size. Hints only affect conditions that the program tests while it
+is traced (``if n > 1``), never a dtype.
 """
 
 import ast
@@ -36,7 +36,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 
 
 class Symbols:
-    """The symbols of one dump; a symbol is made when it is first met."""
+    """The symbols of one dump; each is created when it first occurs."""
 
     def __init__(self, unbacked: bool = False) -> None:
         """``unbacked``: the program was captured with numbers that depend on data (``u0``) in its graph."""
@@ -45,7 +45,7 @@ class Symbols:
         self._names: dict[str, str] = {}
 
     def value(self, text: str) -> Any:
-        """The number that ``text`` (``"4*s77"``, ``"0.1"``) stands for. Raises ValueError if it cannot be read."""
+        """Return the number that ``text`` (``"4*s77"``, ``"0.1"``) describes. Raises ValueError if it is unreadable."""
         try:
             tree = ast.parse(text.strip(), mode="eval").body
         except SyntaxError as error:
@@ -53,11 +53,11 @@ class Symbols:
         return self._of(tree, text)
 
     def original(self, text: str) -> str:
-        """``text`` with this environment's names for symbols replaced by the dump's."""
+        """Return ``text`` with this environment's symbol names replaced by the dump's."""
         return re.sub(r"\b[a-z]+\d+\b", lambda found: self._names.get(found[0], found[0]), text)
 
     def fixed(self) -> list[str]:
-        """The symbols that became their hints, because the program asked for the very number: ``"s77 as 64"``."""
+        """Return the symbols that became their hints, because the program needed the number: ``"s77 as 64"``."""
         now = {name: str(self._values[name]) for name in self._values}
         return [f"{name} as {text}" for name, text in now.items() if text.isdecimal()]
 

@@ -1,8 +1,8 @@
-"""Which functions the text of a graph may name: looked up in tables, never imported, never evaluated.
+"""The functions that a graph's text may name: looked up in tables, never imported, never evaluated.
 
-A dump is data: it may come from anywhere. What it names is called on FakeTensors, so everything here must be harmless
-there: functions of tensors and numbers, which read and write no files, start nothing and take no code. The lists are
-torch's own where it has them: what it lets tensor subclasses override, what its dispatcher registers.
+A dump is data and may come from anywhere. Its functions are called on FakeTensors, so everything here must be harmless
+there: functions of tensors and numbers that access no files, start no processes and take no code. The lists are torch's
+own where it has them: the functions that tensor subclasses can override, the operators that its dispatcher registers.
 """
 
 import builtins
@@ -22,7 +22,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Modules of torch's own functions of tensors; those torch._C modules hold nothing else.
+#: Modules with torch's own tensor functions; these torch._C modules contain nothing else.
 _MODULES: Mapping[str, Any] = {
     "torch": torch,
     "torch._VF": torch._C._VariableFunctions,
@@ -42,7 +42,7 @@ _NATIVE = frozenset({"torch._VF", "torch._C._VariableFunctions", "torch._C._nn",
 
 
 def _transforms(path: str, module: Any) -> dict[str, Any]:
-    """What opens and closes torch.func's transforms."""
+    """Return the functions that open and close torch.func's transforms."""
     ends = ("_increment_nesting", "_decrement_nesting", "_batch_dim", "wrap_for_grad", "lazy_load_decompositions")
     return {f"{path}.{name}": getattr(module, name) for name in dir(module) if name.endswith(ends)}
 
@@ -76,14 +76,14 @@ _OPERATORS = _words(
 
 _MATH = _words("ceil cos cosh exp floor fabs isqrt log log2 log10 pow sin sinh sqrt tan tanh trunc")
 
-#: Functions of tensors that reach outside of them: files, memory addresses, hooks, Python objects, other processes.
+#: Tensor functions with access to anything else: files, memory addresses, hooks, Python objects, other processes.
 _REFUSED = _words(
     "from_file frombuffer from_numpy from_dlpack save load apply_ map_ map2_ register_hook "
     "register_post_accumulate_grad_hook backward numpy tolist data_ptr const_data_ptr share_memory_ storage "
     "untyped_storage set_ module_load record_stream pin_memory autocast compile import_ir_module fork wait print _print"
 )
 
-#: Arguments by which an operator names something outside of the graph.
+#: Arguments by which an operator accesses something outside the graph.
 _OUTSIDE = ("filename", "file_name", "path", "file")
 
 _REFUSED_NAMESPACES = frozenset({"debugprims", "prim", "rpc", "image"})
@@ -94,7 +94,7 @@ ATTRIBUTES = _words(
     "requires_grad shape"
 )
 
-#: What an in-place or comparing expression calls, by the class of its ``ast`` operator.
+#: The functions of in-place and comparison expressions, by the class of their ``ast`` operator.
 EXPRESSIONS: Mapping[str, Callable[..., Any]] = {
     "Add": operator.add,
     "Sub": operator.sub,
@@ -125,7 +125,7 @@ EXPRESSIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def function(path: str) -> Callable[..., Any] | None:
-    """The function that a graph's text names by the dotted ``path``; None if it is unknown here or not allowed."""
+    """Return the function with the dotted ``path`` in a graph's text; None if it is unknown here or not allowed."""
     if path in _MORE:
         known: Callable[..., Any] = _MORE[path]
         return known
@@ -144,7 +144,7 @@ def function(path: str) -> Callable[..., Any] | None:
 
 
 def constant(path: str) -> Any:
-    """The dtype, layout or memory format that ``path`` names (``"torch.float16"``), or None."""
+    """Return the dtype, layout or memory format that ``path`` names (``"torch.float16"``), or None."""
     owner, _, name = path.rpartition(".")
     value = getattr(torch, name, None) if owner == "torch" else None
     kinds = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme, float)
@@ -183,7 +183,7 @@ def _overridable() -> frozenset[Any]:
 
 
 def _operator(parts: list[str]) -> Callable[..., Any] | None:
-    """A registered operator: ``aten.mm.default``, ``aten.mm``, ``higher_order.cond``."""
+    """Return a registered operator: ``aten.mm.default``, ``aten.mm``, ``higher_order.cond``."""
     if len(parts) not in (2, 3) or parts[0] in _REFUSED_NAMESPACES or any(part.startswith("__") for part in parts[:2]):
         return None
     if parts[0] == "prims":
@@ -203,7 +203,7 @@ def _operator(parts: list[str]) -> Callable[..., Any] | None:
 
 
 def _harmless(op: OpOverload[..., Any]) -> bool:
-    """Whether the dispatcher knows ``op`` (TorchScript's own operators can write files) and no argument is a file."""
+    """Whether the dispatcher has ``op`` (TorchScript's own operators can write files) and no argument is a file."""
     if op._opname in _REFUSED or not torch._C._dispatch_has_kernel(op.name()):  # type: ignore[no-untyped-call]
         return False
     texts = [argument.name for argument in op._schema.arguments if "str" in str(argument.type)]

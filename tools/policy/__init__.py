@@ -1,1 +1,1 @@
-"""fxamp-policy: check, show and explain policies, without torch."""
+"""fxamp-policy: list, check, show, explain, calibrate and bisect policies; most of it without torch."""

@@ -1,6 +1,6 @@
-"""A Python file that defines ``model`` and ``batches`` (or ``inputs``, which is one batch), and optionally ``loss``.
+"""Load a Python file that defines ``model`` and ``batches`` (or ``inputs``, one batch), and optionally ``loss``.
 
-The file is run, and so is the model, on its own data: that is what evidence is made of.
+The file is run, and so is the model, on the file's data.
 """
 
 import ast
@@ -31,14 +31,14 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class Batch:
-    """What the model is called with once."""
+    """The arguments of one call of the model."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors in the arguments."""
+        """Return all tensors in the arguments."""
         return [leaf for leaf in pytree.tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, Tensor)]
 
 
@@ -53,7 +53,7 @@ class Workload:
     most: int | None = None
 
     def batches(self) -> Iterator[Batch]:
-        """The batches, one at a time. Raises ListingError for what is no batch, and for what the file raises."""
+        """Yield the batches. Raises ListingError for an invalid batch, and for errors that the file raises."""
         source = self.source
         made = guarded(self.file, source) if inspect.isfunction(source) else source
         if isinstance(made, (str, bytes, Tensor, Mapping)) or not isinstance(made, Iterable):
@@ -68,14 +68,14 @@ class Workload:
             yield Batch(*arguments(self.model, found[0], f"{self.file}: batch {at}"))
 
     def callable(self) -> Callable[..., Any]:
-        """A function that calls the model: Dynamo skips torch.nn's own modules when they are compiled by themselves.
+        """Return a function that calls the model: Dynamo skips modules of torch.nn that are compiled directly.
 
-        The paths of modules in its graphs begin at the model, because of the name ``mod``.
+        Because of the name ``mod``, module paths in its graphs start at the model.
         """
         return calling(self.model)
 
     def device(self) -> str:
-        """The kind of device that the model's tensors are on; "cpu" if it has none."""
+        """Return the device type of the model's tensors; "cpu" if it has none."""
         model = self.model
         state = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
         kinds = {tensor.device.type for tensor in state}
@@ -83,7 +83,7 @@ class Workload:
 
 
 def calling(mod: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls ``mod``; see :meth:`Workload.callable`."""
+    """Return a function that calls ``mod``; see :meth:`Workload.callable`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return mod(*args, **kwargs)
@@ -95,15 +95,15 @@ _numbers = count()
 
 
 def load_work(file: str, notice: Callable[[str], None], most: int | None = None) -> Workload:
-    """Run ``file`` and return what it defines; ``notice`` is told before. At most ``most`` batches will be taken.
+    """Run ``file`` and return what it defines; ``notice`` gets a message first. Takes at most ``most`` batches.
 
-    Raises ListingError, with the line where the file raised, or naming what it lacks and what it does define; and for a
-    model whose parameters are not float32 (or float64), of which 16 bits hide what is to be found.
+    Raises ListingError with the line where the file raised, or with the names that are missing and those that exist;
+    also for a model whose parameters are not float32 (or float64): 16-bit parameters hide their original range.
     """
     tree = _tree(file)
     notice(f"running {file} to get its model and batches")
     with as_module(file) as module, quiet():
-        module.__name__ = f"__fxamp_batches_{next(_numbers)}__"  # Dynamo remembers modules by name
+        module.__name__ = f"__fxamp_batches_{next(_numbers)}__"  # Dynamo caches modules by name
         sys.modules[module.__name__] = module
         guarded(file, lambda: exec(compile(tree, file, "exec"), vars(module)))
         defined = {name: value for name, value in vars(module).items() if not name.startswith("__")}
@@ -115,13 +115,13 @@ def load_work(file: str, notice: Callable[[str], None], most: int | None = None)
 
 
 def failed(file: str, doing: str, error: BaseException) -> ListingError:
-    """The one-line error for what the model raised."""
+    """Return the one-line error for an exception that the model raised."""
     inner = getattr(error, "inner_exception", None) or error
     return ListingError(f"{place(file, error)}: {doing} failed: {one_line(inner)}")
 
 
 def unlimited_recompiles() -> AbstractContextManager[None]:
-    """Inside, batches of any number of shapes are compiled: beyond a limit Dynamo would run them as they are."""
+    """Allow any number of recompilations: beyond its limit Dynamo would run batches uncompiled."""
     limits = {"recompile_limit": 1 << 16, "accumulated_recompile_limit": 1 << 16}
     patched: AbstractContextManager[None] = torch._dynamo.config.patch(limits)
     return patched
@@ -166,7 +166,7 @@ def _model(file: str, given: Any) -> Callable[..., Any]:
 
 
 def _called(file: str, value: Any) -> Any:
-    """``value``, or what it returns if it is a function without arguments, which makes it."""
+    """Return ``value``, or its result if it is a function without arguments."""
     if inspect.isfunction(value) and not inspect.signature(value).parameters:
         return guarded(file, value)
     return value

@@ -1,4 +1,4 @@
-"""``fxamp-policy bisect``: the smallest set of modules, or rules, that must be float32 for a tolerance to be met."""
+"""``fxamp-policy bisect``: the smallest set of modules, or rules, to widen so that the error is within a tolerance."""
 
 import sys
 from argparse import ArgumentTypeError, Namespace

@@ -1,4 +1,4 @@
-"""What a bisection found, in words: for stderr, for the head of the patch, and for each rule's ``why``."""
+"""The result of a bisection as text: for stderr, for the head of the patch, and for each rule's ``why``."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +11,7 @@ Units = tuple[Unit, ...]
 
 
 def lines(found: Units, trials: Trials) -> Iterator[str]:
-    """The result, a line for each unit with the error without it."""
+    """Yield the result, with a line for each unit: the error without it."""
     wide, tried = trials.to.words, many(len(trials.known), "trial")
     yield f"the policy as it is: {trials.errors(())}; tolerance {trials.tolerance:g}"
     if not found:
@@ -24,7 +24,7 @@ def lines(found: Units, trials: Trials) -> Iterator[str]:
 
 
 def head(found: Units, trials: Trials, name: str) -> Iterator[str]:
-    """The lines above a patch for the policy called ``name``."""
+    """Yield the comment at the head of a patch for the policy called ``name``."""
     batches, count = many(len(trials.batches), "batch", "batches"), many(len(trials.known), "trial")
     yield f"What {trials.work.file} needs beyond {name} for a relative error of at most {trials.tolerance:g}."
     yield f"Against float64, over {batches}, by {count} with fixed seeds."
@@ -36,7 +36,7 @@ def head(found: Units, trials: Trials, name: str) -> Iterator[str]:
 
 
 def rules(found: Units, trials: Trials) -> list[Rule]:
-    """The rules of ``found``, each with the error without it as its reason."""
+    """Return the rules of ``found``; each rule's reason is the error without it."""
     with_all = f"with it: {trials.errors(found)}; wanted: at most {trials.tolerance:g}"
     return [
         replace(rule, why=f"Bisected; without this rule: {trials.errors(_without(found, unit))}; {with_all}.")
@@ -45,7 +45,7 @@ def rules(found: Units, trials: Trials) -> list[Rule]:
 
 
 def hopeless(trials: Trials, every: Units, by: str) -> str:
-    """Why no set can be found: all units together miss the tolerance."""
+    """Return why there is no such set: all units together miss the tolerance."""
     modules = by == "modules"
     what = f"{trials.to.words} everywhere" if modules else f"{trials.to.words} for every rule that lowers something"
     hint = "a larger --tolerance" if modules else "a larger --tolerance, or --by modules"
@@ -56,7 +56,7 @@ def hopeless(trials: Trials, every: Units, by: str) -> str:
 
 
 def many(count: int, one: str, more: str = "") -> str:
-    """A number of things: ``"1 batch"``, ``"2 batches"``."""
+    """Return a count with its noun: ``"1 batch"``, ``"2 batches"``."""
     return f"{count} {one if count == 1 else more or one + 's'}"
 
 

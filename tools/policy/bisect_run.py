@@ -1,4 +1,4 @@
-"""One run over all batches: outputs, and the gradient of the sum of the losses; in float64, on the CPU."""
+"""One run over all batches: outputs, and the gradient of the sum of the losses, in float64 on the CPU."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ from fxamp.tools.policy.losses import floating
 class Errors:
     """Relative errors in the 2-norm: of all outputs of all batches as one vector, and of the gradient as one vector.
 
-    inf where something is not finite that is so in float64, None where it was not measured.
+    inf if a value is not finite but is finite in float64; None if it was not measured.
     """
 
     output: float | None
@@ -27,7 +27,7 @@ class Errors:
 
     @property
     def worst(self) -> float:
-        """The larger one of those that were measured."""
+        """Return the largest of the measured errors."""
         return max(error for error in (self.output, self.gradient) if error is not None)
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Results:
-    """What came out; gradients by name, of the parameters and of the inputs that ask for one."""
+    """The results of a run; gradients by name, of the parameters and of inputs that require one."""
 
     outputs: tuple[Tensor, ...]
     gradients: Mapping[str, Tensor]
@@ -48,7 +48,7 @@ class Results:
         return all(bool(gradient.isfinite().all()) for gradient in self.gradients.values())
 
     def errors(self, reference: "Results", measure: str) -> Errors:
-        """The errors against ``reference``; ``measure`` is "output", "gradient" or "both"."""
+        """Return the errors against ``reference``; ``measure`` is "output", "gradient" or "both"."""
         gradients = [self.gradients.get(name, torch.zeros_like(g)) for name, g in reference.gradients.items()]
         return Errors(
             relative(self.outputs, reference.outputs) if measure != "gradient" else None,
@@ -57,9 +57,9 @@ class Results:
 
 
 def relative(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """|found - exact| / |exact| over all numbers together; |found| where exact is zero. Equal infinities are no error.
+    """Return |found - exact| / |exact| over all numbers; |found| if exact is zero. Equal infinities are no error.
 
-    inf if something is not finite that is finite in ``exact``, or the shapes differ.
+    inf if a value is not finite but is finite in ``exact``, or if the shapes differ.
     """
     if [value.shape for value in found] != [value.shape for value in exact]:
         return math.inf
@@ -72,7 +72,7 @@ def relative(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of a model, and the batches, in one dtype; every run begins with the same tensors."""
+    """A copy of a model, and the batches, in one dtype; every run starts with the same tensors."""
 
     model: Callable[..., Any]
     batches: tuple[Batch, ...]
@@ -91,7 +91,7 @@ class Copy:
     ) -> Results:
         """Run ``call``, which computes the model, on all batches, each with its own fixed seed.
 
-        The backward of each starts at ``scaled(loss)``; without ``scaled`` there is none.
+        The backward of each starts at ``scaled(loss)``; without ``scaled`` there is no backward.
         """
         with restored(self.model, work.loss, [(batch.args, dict(batch.kwargs)) for batch in self.batches]):
             return self._run(work, call, scaled, seed)
@@ -112,7 +112,7 @@ class Copy:
         return Results(tuple(outputs), {name: g.detach().to("cpu", torch.float64) for name, g in gradients.items()})
 
     def callable(self) -> Callable[..., Any]:
-        """A function that calls the model, for torch.compile."""
+        """Return a function that calls the model, for torch.compile."""
         return calling(self.model)
 
     def _leaves(self) -> Iterator[tuple[str, Tensor]]:

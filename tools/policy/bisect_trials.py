@@ -18,13 +18,13 @@ from fxamp.tools.policy.bisect_run import Copy, Errors, Results
 from fxamp.tools.policy.bisect_units import OUT_OF_FP8, Unit, Widening, widening, with_units
 from fxamp.tools.policy.places import ModuleOp, watched
 
-#: A loss scale below this is given up: a gradient that overflows there would overflow unscaled.
+#: Give up below this loss scale: a gradient that overflows there would overflow unscaled.
 _LEAST_SCALE = 2.0**-24
 
 
 @dataclass
 class Trials:
-    """Everything that is tried: ``passed`` and ``errors`` remember by the units that are widened."""
+    """Runs and caches trials: ``passed`` and ``errors`` are cached by the widened units."""
 
     work: Workload
     batches: tuple[Batch, ...]
@@ -39,11 +39,11 @@ class Trials:
 
     @property
     def to(self) -> Widening:
-        """What the units become."""
+        """What a widened unit becomes."""
         return widening(self.policy)
 
     def errors(self, units: Sequence[Unit]) -> Errors:
-        """The errors with ``units`` widened; tried once."""
+        """Return the errors with ``units`` widened; each set is tried once."""
         key = frozenset(units)
         if key not in self.known:
             self.known[key] = found = self._try(with_units(self.policy, units))
@@ -56,7 +56,7 @@ class Trials:
         return self.errors(units).worst <= self.tolerance
 
     def places(self) -> list[ModuleOp]:
-        """The places that the policy runs in 16 bits, or those in fp8 if it has rules for it, in the graphs' order."""
+        """Return the places that the policy runs in 16 bits, or in fp8 if it has rules for it, in graph order."""
         found: dict[ModuleOp, None] = {}
 
         def collect(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -116,7 +116,7 @@ class Trials:
         try:
             with (
                 quiet(),
-                # A rule that matches no op of a graph is remarked on: a unit is seldom in all of them.
+                # Silence the warning about a rule that matches no op: most graphs contain only some of the units.
                 unlogged("fxamp.backend"),
                 torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16),
             ):

@@ -1,6 +1,6 @@
-"""What bisecting widens, piece by piece: subtrees of modules, a module's own calls, rules of the policy.
+"""The units that bisecting widens: subtrees of modules, a module's own calls, rules of the policy.
 
-Under a policy with rules for fp8 a piece leaves fp8 for 16 bits, under any other it becomes float32.
+Under a policy with rules for fp8 a unit changes from fp8 to 16 bits, under any other from 16 bits to float32.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from fxamp.tools.policy.places import ModuleOp
 
 @dataclass(frozen=True)
 class Widening:
-    """What becomes of a piece: its rules have this ``cast``, for these ``ops``, all if there are none; in ``words``."""
+    """How a unit is widened: its rules get this ``cast``, for these ``ops``, or all if empty; ``words`` describe it."""
 
     cast: Category
     ops: tuple[str, ...]
@@ -27,22 +27,22 @@ OUT_OF_FP8 = Widening(Category.LOWER_PRECISION_FP, PRODUCTS, "16 bits")
 
 
 def widening(policy: Policy) -> Widening:
-    """What bisecting ``policy`` does to a piece."""
+    """Return how bisecting ``policy`` widens a unit."""
     return OUT_OF_FP8 if any(rule.cast is Category.FP8 for rule in policy.rules) else FLOAT32
 
 
 class Unit(Protocol):
-    """A piece of the program that is widened or not; hashable."""
+    """A part of the program that is widened or not; hashable."""
 
     def __str__(self) -> str: ...
 
     def rule(self, name: str, region: str) -> Rule:
-        """The rule that widens it."""
+        """Return the rule that widens it."""
 
 
 @dataclass(frozen=True)
 class Subtree:
-    """A module with all that is in it; ``glob`` covers it, and of the modules with 16-bit calls no other."""
+    """A module with everything inside; of the modules with 16-bit calls, ``glob`` covers only these."""
 
     path: str
     glob: str
@@ -52,13 +52,13 @@ class Subtree:
         return self.path or "the whole model"
 
     def rule(self, name: str, region: str) -> Rule:
-        """A rule for everything that computes in the module."""
+        """Return a rule for every op that computes in the module."""
         return Rule(name, self.to.cast, self.to.ops, modules=(self.glob,), region=region)
 
 
 @dataclass(frozen=True)
 class Own:
-    """The ops that a module calls itself, beside the modules in it, in which these ops are widened too."""
+    """The ops that a module calls directly; its rule also widens these ops in the modules inside."""
 
     path: str
     glob: str
@@ -69,13 +69,13 @@ class Own:
         return f"{', '.join(map(short, self.ops))} in {self.path or 'the root module'}"
 
     def rule(self, name: str, region: str) -> Rule:
-        """A rule for these ops; for them everywhere if the module is the root, which no glob names alone."""
+        """Return a rule for these ops; for the root module it has no glob, because none matches only the root."""
         return Rule(name, self.to.cast, self.ops, modules=(self.glob,) if self.path else (), region=region)
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A rule of the policy, turned into one for what it is widened to."""
+    """A rule of the policy, replaced by its widened version."""
 
     base: Rule
     to: Widening = FLOAT32
@@ -84,12 +84,12 @@ class Whole:
         return f"rule {self.base.id}"
 
     def rule(self, name: str, region: str) -> Rule:
-        """The same rule, widened: it takes the other's place, so that ``name`` is not used."""
+        """Return the widened rule; it replaces the original one, so ``name`` is not used."""
         return replace(self.base, cast=self.to.cast, recipe="", inputs=(), origin=None)
 
 
 class ModuleTree:
-    """The modules with calls that can be widened, as units: a unit's parts are what it is made of."""
+    """The modules with calls that can be widened, as a tree of units."""
 
     def __init__(self, places: Iterable[ModuleOp], to: Widening = FLOAT32) -> None:
         self._to = to
@@ -99,7 +99,7 @@ class ModuleTree:
         self.root = self._subtree("")
 
     def parts(self, unit: Unit) -> Sequence[Unit]:
-        """The module's own calls, if it has any, and the modules in it; nothing for what has no modules in it."""
+        """Return the parts of a unit: the module's own calls, if any, and the modules inside; empty for a leaf."""
         if not isinstance(unit, Subtree):
             return ()
         inside = f"{unit.path}." if unit.path else ""
@@ -115,7 +115,7 @@ class ModuleTree:
 
 
 def rule_units(policy: Policy, places: Iterable[ModuleOp]) -> tuple[Whole, ...]:
-    """The policy's rules that put an op of ``places`` where bisecting takes it out of, in their order."""
+    """Return the policy's rules that decide an op of ``places`` and that bisecting can widen, in order."""
     ops, to = {place.op for place in places}, widening(policy)
     low = Category.FP8 if to is OUT_OF_FP8 else Category.LOWER_PRECISION_FP
     lower = [rule for rule in policy.rules if rule.cast is low]
@@ -127,12 +127,12 @@ def _for(rule: Rule, op: str) -> bool:
 
 
 def with_units(policy: Policy, units: Sequence[Unit]) -> Policy:
-    """``policy`` with all ``units`` widened."""
+    """Return ``policy`` with all ``units`` widened."""
     return replace(policy, rules=merged(policy.rules, unit_rules(policy, units)))
 
 
 def unit_rules(policy: Policy, units: Sequence[Unit]) -> list[Rule]:
-    """The rules of ``units``, with ids that the policy does not have."""
+    """Return the rules of ``units``, with ids that the policy does not use."""
     region = "both" if policy.has_rules_for("backward") and widening(policy) is FLOAT32 else "forward"
     taken = {rule.id for rule in policy.rules}
     free = (name for at in range(1, len(taken) + len(units) + 2) if (name := f"bisected-{at}") not in taken)
@@ -140,6 +140,6 @@ def unit_rules(policy: Policy, units: Sequence[Unit]) -> list[Rule]:
 
 
 def merged(rules: Sequence[Rule], more: Sequence[Rule]) -> tuple[Rule, ...]:
-    """``rules`` with ``more``: one of a known id takes that one's place, a new one goes last."""
+    """Return ``rules`` with ``more``: a rule with a known id replaces that rule, a new one is appended."""
     by_id = {rule.id: rule for rule in rules}
     return tuple((by_id | {rule.id: rule for rule in more}).values())

@@ -1,4 +1,4 @@
-"""From places in trouble to few readable rules: siblings that agree share a glob, places with the same ops a rule."""
+"""Turn places with troubles into few readable rules: similar siblings share a glob, equal ops share a rule."""
 
 import re
 from collections import defaultdict
@@ -25,7 +25,7 @@ def rules_for(troubles: Sequence[Trouble], places: Iterable[ModuleOp], taken: It
         wanted = [place.module for place in bad if place.op == op]
         for glob in globs_for(wanted, [place.module for place in known if place.op == op]):
             ops_of[glob][op] = None
-    # A rule without a module is for the op everywhere: no glob stands for the root's own calls alone.
+    # A rule without a module is for the op everywhere: no glob matches only the root's own calls.
     everywhere = ops_of.pop("", {})
     groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for glob, ops in ops_of.items():
@@ -36,7 +36,7 @@ def rules_for(troubles: Sequence[Trouble], places: Iterable[ModuleOp], taken: It
 
 
 def globs_for(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return globs that cover the module paths ``wanted``, and of ``known`` no more than these paths would cover."""
+    """Return globs that cover the module paths ``wanted``, and no other path of ``known`` that these do not cover."""
     covered = {path for path in known if any(covers_module(exact(w, known), path) for w in wanted if w)}
     found: dict[str, None] = {}
     for path in wanted:
@@ -48,13 +48,13 @@ def globs_for(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def exact(path: str, known: Sequence[str]) -> str:
-    """Return a glob for the module at ``path`` and what is in it; anchored at the root if others would be covered."""
+    """Return a glob for the module at ``path`` and everything inside; anchored at the root if it would match others."""
     inside = all(other == path or other.startswith(f"{path}.") for other in known if covers_module(path, other))
     return path if inside else f".{path}"
 
 
 def _wider(path: str, known: Sequence[str]) -> Iterator[str]:
-    """Globs with ``*`` for all numbers in the path, then for one of them; none that covers no sibling."""
+    """Yield globs with ``*`` for all numbers in the path, then for each one; only globs that cover a sibling."""
     numbers = list(_NUMBER.finditer(path))
     if not numbers:
         return
@@ -85,7 +85,7 @@ def _covered(globs: Sequence[str], path: str) -> bool:
 
 
 def _worst(troubles: Sequence[Trouble]) -> Mapping[str, Trouble]:
-    """The worst trouble of each kind."""
+    """Return the worst trouble of each kind."""
     worst: dict[str, Trouble] = {}
     for trouble in sorted(troubles, key=lambda t: (t.kind, -t.share)):
         worst.setdefault(trouble.kind, trouble)
@@ -102,5 +102,5 @@ def _id(kind: str, where: str, taken: set[str]) -> str:
 
 
 def short(op: str) -> str:
-    """An op's name as one writes it: without aten's namespace, and without the default overload."""
+    """Return an op's name without aten's namespace and without the default overload."""
     return op.removeprefix("aten::").removesuffix(".default")

@@ -1,4 +1,4 @@
-"""The summary of a calibration: one line for an op in modules that differ by their numbers alone."""
+"""The summary of a calibration: one line per op and group of modules whose paths differ only by numbers."""
 
 import re
 from collections import defaultdict
@@ -15,7 +15,7 @@ _HEADERS = ("module", "op", "values", "largest", "over", "under", "gradient", "o
 
 
 def summary(samples: Sequence[Sample], limits: Limits) -> str:
-    """Return the table of what the policy runs in 16 bits; each number is that of the worst value."""
+    """Return the table of ops that the policy runs in 16 bits; each number is that of the worst value."""
     lines: dict[tuple[str, str], list[Sample]] = defaultdict(list)
     for sample in samples:
         if not sample.raised:

@@ -1,4 +1,4 @@
-"""fxamp-policy check: every mistake of policy files, as FILE:LINE: MESSAGE."""
+"""fxamp-policy check: report every mistake of policy files, as FILE:LINE: MESSAGE."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ PROG = "fxamp-policy check"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; returns 0, or 1 if there are mistakes, or 2 if a file is not there."""
+    """Run the subcommand; returns 0, or 1 if there are mistakes, or 2 if a file does not exist."""
     given = _parser().parse_args(arguments)
     found: list[bool] = []
     status = guarded(PROG, lambda: found.append(_check(given.files, given.part)))

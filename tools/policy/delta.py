@@ -1,8 +1,8 @@
-"""Delta debugging: a smallest set that passes a test, in as few trials as halving allows.
+"""Delta debugging: find a minimal set that passes a test, in few trials.
 
 The algorithm is ddmin of Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input" (2002), and for
-trees the hierarchical one of Misherghi and Su, "HDD" (2006): coarse units are minimized first, then what is left is
-split into its parts. Nothing is asked of the test: not that more units are better than fewer.
+trees the hierarchical one of Misherghi and Su, "HDD" (2006): coarse units are minimized first, then the remaining ones
+are split into their parts. The test need not be monotonic: a larger set may fail where a smaller one passes.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ Test = Callable[[tuple[T, ...]], bool]
 
 
 def ddmin(units: Sequence[T], passes: Test[T]) -> tuple[T, ...]:
-    """Return a part of ``units``, in their order, that passes and is 1-minimal: without any one unit it does not.
+    """Return a subset of ``units``, in order, that passes and is 1-minimal: it fails without any one of its units.
 
-    ``units`` themselves must pass; they are not tried again. ``passes`` is asked the same thing more than once: let it
-    remember its answers.
+    ``units`` themselves must pass; they are not tried again. ``passes`` is called more than once for the same set, so
+    it should cache its results.
     """
     current = tuple(units)
     if current and passes(()):
@@ -43,10 +43,10 @@ def ddmin(units: Sequence[T], passes: Test[T]) -> tuple[T, ...]:
 
 
 def hierarchical(roots: Sequence[T], parts_of: Callable[[T], Sequence[T]], passes: Test[T]) -> tuple[T, ...]:
-    """Return a set of units without parts that passes and is 1-minimal, by minimizing level for level.
+    """Return a set of units without parts that passes and is 1-minimal, by minimizing level by level.
 
-    ``roots`` must pass, and so must any passing set in which a unit is replaced by its parts: where it does not, the
-    unit stays whole. A unit without parts is final.
+    ``roots`` must pass. If a passing set fails after a unit is replaced by its parts, the unit stays whole. A unit
+    without parts is final.
     """
     current = ddmin(roots, passes)
     while True:
@@ -57,7 +57,7 @@ def hierarchical(roots: Sequence[T], parts_of: Callable[[T], Sequence[T]], passe
 
 
 def _finer(current: tuple[T, ...], parts_of: Callable[[T], Sequence[T]], passes: Test[T]) -> tuple[T, ...]:
-    """``current`` with every unit replaced by its parts; one after the other, if all together do not pass."""
+    """Return ``current`` with every unit replaced by its parts; one by one, if replacing all of them fails."""
     split = tuple(part for unit in current for part in (parts_of(unit) or (unit,)))
     if split == current or passes(split):
         return split
@@ -75,6 +75,6 @@ def is_minimal(units: Sequence[T], passes: Test[T]) -> bool:
 
 
 def _split(units: tuple[T, ...], parts: int) -> list[tuple[T, ...]]:
-    """``units`` in ``parts`` runs of nearly the same length, none empty."""
+    """Return ``units`` split into ``parts`` consecutive parts of nearly equal length, none empty."""
     bounds = [len(units) * at // parts for at in range(parts + 1)]
     return [units[low:high] for low, high in pairwise(bounds)]

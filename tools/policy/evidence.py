@@ -1,4 +1,4 @@
-"""Runs a model's batches in float32 and gathers, for every call, the ranges of its values and of their gradients."""
+"""Run a model's batches in float32, and collect for every call the ranges of its values and of their gradients."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from fxamp.tools.policy.watch import Show, Watch
 
 @dataclass(frozen=True)
 class Sample:
-    """One value of one call: what it is to the call, and the ranges of itself and of its gradient."""
+    """One value of one call: its role in the call, its range, and the range of its gradient."""
 
     place: ModuleOp
     what: str
@@ -33,10 +33,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All samples, in the order of the graphs; how many batches ran, and how many graphs they made.
+    """All samples, in graph order; the number of batches that ran, and of the graphs they made.
 
-    ``unseen`` are the values of calls that were not run, or not in a way that can be watched: those in the branch of a
-    cond that no batch took, and inside of a custom autograd.Function.
+    ``unseen`` are the values of calls that did not run, or cannot be watched: those in a branch of a cond that no batch
+    took, and those inside a custom autograd.Function.
     """
 
     samples: tuple[Sample, ...]
@@ -46,10 +46,10 @@ class Evidence:
 
 
 def gather(work: Workload, policy: Policy, gradients: bool, progress: Callable[[str], None]) -> Evidence:
-    """Run every batch of ``work``; with ``gradients`` also the backward from its loss. The model stays as it is.
+    """Run every batch of ``work``; with ``gradients`` also the backward from its loss. The model does not change.
 
-    Raises ListingError where there is nothing to learn from: no batch, nothing that the policy would run in 16 bits,
-    a loss that is not finite, gradients that are all zero or not finite.
+    Raises ListingError if there is nothing to learn: no batch, no op that the policy would run in 16 bits, a loss that
+    is not finite, or gradients that are all zero or not finite.
     """
     watcher = _Watcher(policy, gradients)
     count = 0
@@ -125,7 +125,7 @@ def _require_something(file: str, policy: Policy, samples: Sequence[Sample], bat
 
 @dataclass
 class _Graph:
-    """A graph that is watched, and the ranges of the values that matter, by the name of their node."""
+    """A watched graph, and the ranges of the relevant values, by the name of their node."""
 
     watched: Watched
     format: Format
@@ -137,13 +137,13 @@ class _Graph:
             self.ranges.append({name: (Range(self.format), Range(self.format)) for name in names})
 
     def shows(self) -> dict[GraphModule, Show]:
-        """What takes the values of each graph."""
+        """Return the callback that gets the values of each graph."""
         return {
             module: _into(ranges) for module, ranges in zip(all_graphs(self.watched.module), self.ranges, strict=True)
         }
 
     def samples(self) -> list[Sample]:
-        """The values of all calls, run or not."""
+        """Return the values of all calls, including those that did not run."""
         return [
             Sample(use.place, what, use.raised, *ranges[name])
             for uses, ranges in zip(self.watched.uses, self.ranges, strict=True)
@@ -161,7 +161,7 @@ def _into(ranges: dict[str, tuple[Range, Range]]) -> Show:
 
 
 class _Watcher:
-    """The backend that watches."""
+    """The torch.compile backend that watches values."""
 
     def __init__(self, policy: Policy, gradients: bool) -> None:
         self.gradients = gradients
@@ -171,7 +171,7 @@ class _Watcher:
         self._handles: list[RemovableHandle] = []
 
     def compile(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Take a graph of Dynamo's; what is returned runs it."""
+        """Compile a graph of Dynamo's; the returned callable runs it."""
         graph = _Graph(watched(gm, inputs, self._policy), self._format)
         self.graphs.append(graph)
         shows = graph.shows()

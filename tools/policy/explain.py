@@ -1,4 +1,4 @@
-"""fxamp-policy explain: which rule decides a call, which rules it overrides, and which a condition keeps out."""
+"""fxamp-policy explain: the rule that decides a call, the rules it overrides, and those whose conditions fail."""
 
 from argparse import Namespace
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which rule decides a call, and what became of the others."""
+"""The text of fxamp-policy explain: which rule decides a call, and why the other rules do not."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +9,7 @@ from fxamp.policy.model.op_names import is_glob
 
 
 def explain(policy: Policy, site: Site) -> str:
-    """Return the text for one call; for an op that has rules for single overloads only, one for each of these."""
+    """Return the text for one call; if an op has rules for single overloads only, one text for each of these."""
     sites = [site]
     if not policy.ruling(site).rule and "." not in site.op:
         sites = [replace(site, op=op) for op in _overloads(policy, site.op)] or [site]

@@ -1,4 +1,4 @@
-"""The policy that a model's evidence is about, and what it means on this machine."""
+"""Select the policy to calibrate or bisect, and check that this machine can run it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,10 +13,10 @@ from fxamp.tools.policy.batches import Workload
 def base_policy(
     given: str | None, work: Workload, notice: Callable[[str], None], runs: bool, emulate: bool = False
 ) -> tuple[str, Policy]:
-    """Return the name (or path) and the policy to work on, resolved: ``given``, else float16 on the model's device.
+    """Return the name (or path) of the base policy, and the policy resolved: ``given``, else float16 for the device.
 
-    A policy for another device than the model's decides which calls are cast; with ``runs`` it is also run, by the
-    kernels of the model's device, which is refused unless ``emulate``; either way ``notice`` is told.
+    A policy for another device than the model's decides which calls are cast. With ``runs`` its casts are also run, by
+    the kernels of the model's device; this raises unless ``emulate``. In both cases ``notice`` gets a message.
     """
     device = work.device()
     name = given or f"{device}-float16"
@@ -38,7 +38,7 @@ def base_policy(
 
 
 def refuse_overwriting(policy: str | None, output: str | None) -> None:
-    """Raise OptionError if the patch would be written over the policy that it extends, or to no policy file."""
+    """Raise OptionError if the patch would overwrite the policy that it extends, or is not a .toml file."""
     if output is None:
         return
     if not output.endswith(".toml"):

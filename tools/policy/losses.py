@@ -1,4 +1,4 @@
-"""Where the backward starts: at the loss that MODEL.py defines, or at what stands for one."""
+"""The loss that the backward starts from: the one that MODEL.py defines, or a substitute."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ ACCEPTED = "loss(output) that returns one floating-point number, or an output th
 
 
 class Loss:
-    """The loss of an output; says once, through ``notice``, what it takes for one."""
+    """Computes the loss of an output; reports once, through ``notice``, which value is used as the loss."""
 
     def __init__(self, file: str, given: Callable[[Any], Any] | None, notice: Callable[[str], None]) -> None:
         self._file = file
@@ -21,7 +21,7 @@ class Loss:
         self._said = False
 
     def __call__(self, output: Any) -> Tensor:
-        """Return the loss, a tensor of one number. Raises ListingError where there is none."""
+        """Return the loss, a tensor with one number. Raises ListingError if there is none."""
         loss, words = self._find(output)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             raise ListingError(f"{self._file}: {words} is {_described(loss)}; accepted: {ACCEPTED}")
@@ -45,14 +45,14 @@ class Loss:
 
 
 def given_loss(file: str, given: Any, notice: Callable[[str], None]) -> Loss:
-    """The loss for ``given``, what MODEL.py calls ``loss``, None if nothing."""
+    """Return the loss for ``given``, the value of ``loss`` in MODEL.py, None if it is not defined."""
     if given is not None and not callable(given):
         raise ListingError(f"{file}: loss is of type {type(given).__name__}; accepted: a function loss(output)")
     return Loss(file, given, notice)
 
 
 def floating(output: Any) -> list[Tensor]:
-    """The floating-point tensors in an output, in order; those of a dataclass-like output of transformers too."""
+    """Return the floating-point tensors in an output, in order; dataclass-like outputs of transformers work too."""
     leaves = pytree.tree_leaves(output)
     if len(leaves) == 1 and not isinstance(leaves[0], Tensor) and hasattr(leaves[0], "__dict__"):
         leaves = pytree.tree_leaves(vars(leaves[0]))

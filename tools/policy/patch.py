@@ -1,4 +1,4 @@
-"""Writes a policy patch: a file that extends a policy by rules, each with its evidence."""
+"""Write a policy patch: a file that extends a policy with rules, each with its evidence."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -10,10 +10,10 @@ from fxamp.policy import LossScale, Policy, Rule
 def patch_text(
     base: str, policy: Policy, rules: Sequence[Rule], head: Iterable[str], init_scale: float | None, output: str | None
 ) -> str:
-    """Return the text of a policy file that extends ``base``, a built-in name or a path, by ``rules``.
+    """Return the text of a policy file that extends ``base``, a built-in name or a path, with ``rules``.
 
-    ``policy`` is what ``base`` says, ``head`` are lines of the comment above, ``init_scale`` the loss scale to begin
-    with, None to say nothing of it. The file will lie where ``output`` says, or in the working directory.
+    ``policy`` is the loaded ``base``, ``head`` the lines of the comment at the top, ``init_scale`` the initial loss
+    scale, None to leave it out. The file will be written to ``output``, or to the working directory.
     """
     lines = [f"# {line}" if line else "#" for line in head]
     lines += ["", f"extends = [{_quoted(_reach(base, output))}]"]
@@ -31,7 +31,7 @@ def _rules_text(policy: Policy, rules: Sequence[Rule]) -> str:
 
 
 def _bounds(base: LossScale | None, init_scale: float) -> list[str]:
-    """The inherited bounds that the new scale would break, moved to it."""
+    """Return the inherited bounds that the new scale would violate, set to the new scale."""
     found = []
     if base is not None and base.min_scale is not None and base.min_scale > init_scale:
         found.append(f"min_scale = {init_scale!r}")
@@ -41,7 +41,7 @@ def _bounds(base: LossScale | None, init_scale: float) -> list[str]:
 
 
 def _reach(base: str, output: str | None) -> str:
-    """``base`` as the file says it: a name as it is, a path from the file's folder, whole where it is elsewhere."""
+    """Return ``base`` as written in the file: a name unchanged; a path relative to the file, or absolute."""
     if not base.endswith(".toml"):
         return base
     path, folder = Path(base).resolve(), Path(output or "patch.toml").resolve().parent

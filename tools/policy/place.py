@@ -1,4 +1,4 @@
-"""The options that say where a policy is to hold."""
+"""The command-line options for the device and versions that a policy is resolved for."""
 
 import sys
 from argparse import Namespace
@@ -17,7 +17,7 @@ def add_place(parser: Parser) -> None:
 
 
 def resolved(prog: str, name: str, given: Namespace) -> Policy:
-    """Return the policy as it holds at the place that the options say; what they leave open is said on stderr."""
+    """Return the policy resolved for the given options; reports unchecked conditions on stderr."""
     features = None if given.cpu_features is None else given.cpu_features.split(",")
     policy = Policy.load(name).resolve(given.device, given.torch, capability=given.capability, cpu_features=features)
     for condition in policy.unchecked:

@@ -1,4 +1,4 @@
-"""Which values of a captured graph a policy puts into 16 bits, and at which op: found by rewriting a copy of it."""
+"""Find the values of a captured graph that a policy puts into 16 bits, and their ops, by rewriting a copy of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from fxamp.policy import Category, Policy
 
 @dataclass(frozen=True)
 class ModuleOp:
-    """An op in a module: what one rule can name. ``module``: a dotted path, ``""`` for the root; ``op``: its name."""
+    """An op in a module, as a rule can name it. ``module``: a dotted path, ``""`` for the root; ``op``: its name."""
 
     module: str
     op: str
@@ -33,9 +33,9 @@ class ModuleOp:
 class Use:
     """A call at a place.
 
-    ``values``: those that the policy gives it, or makes of it, in 16 bits, by the names of their nodes, each with what
-    it is to the call ("input", "weight", "result"). ``raised``: a rule of the policy keeps the call in float32;
-    ``values`` are then those that it reads and makes. ``fp8``: it multiplies in 8 bits.
+    ``values`` maps the node names of the values that the call reads or returns in 16 bits under the policy to their
+    role ("input", "weight", "result"). ``raised``: a rule of the policy keeps the call in float32; ``values`` are then
+    all that it reads and returns. ``fp8``: it multiplies in 8 bits.
     """
 
     place: ModuleOp
@@ -46,9 +46,9 @@ class Use:
 
 @dataclass(frozen=True)
 class Watched:
-    """A graph to be watched, as captured but with composites expanded as the policy's pipeline does, and its uses.
+    """A graph to watch, as captured but with composites expanded as the policy's passes do, and its uses.
 
-    ``uses`` are by graph: that of ``module`` first, then those of the bodies in ``all_graphs``' order.
+    ``uses`` are listed by graph: those of ``module`` first, then those of the bodies, in the order of ``all_graphs``.
     """
 
     module: GraphModule
@@ -92,9 +92,9 @@ def _computes(node: Node) -> bool:
 
 
 def _labels(node: Node) -> Iterator[tuple[str, str]]:
-    """The names of the floating values that a call reads and makes, each with what it is to the call.
+    """Yield the names of the floating-point values that a call reads and returns, each with its role.
 
-    In an autocast region of the program they were captured in 16 bits; it is watched in float32 nevertheless.
+    In an autocast region of the program they were captured in 16 bits, but they are watched in float32.
     """
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     for name, given in (*zip(names, node.args, strict=False), *node.kwargs.items()):
@@ -107,12 +107,12 @@ def _labels(node: Node) -> Iterator[tuple[str, str]]:
 
 _CASTABLE = frozenset({torch.float32, *NARROW})
 
-#: What arguments are called that the schemas name after the method's object.
+#: Roles of arguments whose schema name is that of a method's object.
 _WORDS = {"self": "input", "other": "second input", "mat2": "second input", "tensors": "input"}
 
 
 def _origin(node: Node) -> Node:
-    """The value of the program that a cast was made from."""
+    """Return the value of the program that a cast was made from."""
     while inserted_for(node) is not None and isinstance(node.args[0], Node):
         node = node.args[0]
     return node

@@ -1,8 +1,8 @@
-"""What is kept of the values at one place while batches stream by: how many have each power of two.
+"""The statistics of the values at one place over all batches: how many values have each power of two.
 
-A value |x| in [2**(e-1), 2**e) counts at exponent e. The thresholds of a 16-bit dtype are powers of two, or in one
-known part of one exponent, so that shares are exact for every power of two that the values are multiplied by later:
-the loss scale need not be known while gradients are watched.
+A value |x| in [2**(e-1), 2**e) counts at exponent e. The limits of a 16-bit dtype are powers of two, or a known point
+within one exponent. So shares are exact for every power of two that the values are multiplied by later: the loss scale
+need not be known when gradients are watched.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-#: Exponents that float64's frexp gives for float32's values, subnormal ones included: 2**-149 has -148, 2**127 has 128.
+#: Exponents that float64's frexp returns for float32 values, also subnormal ones: -148 for 2**-149, 128 for 2**127.
 _LEAST, _MOST = -148, 128
 _COUNT = _MOST - _LEAST + 1
 
@@ -22,8 +22,8 @@ _MASK = torch.finfo(torch.float32).max
 class Format:
     """The range of a 16-bit dtype.
 
-    ``tiny``: exponent of the smallest normal number, 2**tiny. ``top``: numbers from 2**top * (1 - 2**-digits-1) on
-    round to infinity, where ``digits`` counts the significant bits.
+    ``tiny``: exponent of the smallest normal number, 2**tiny. ``top``: numbers of at least 2**top * (1 - 2**-digits-1)
+    round to infinity; ``digits`` is the number of significant bits.
     """
 
     name: str
@@ -33,19 +33,19 @@ class Format:
 
     @staticmethod
     def of(dtype: torch.dtype) -> "Format":
-        """The range of ``dtype``."""
+        """Return the range of ``dtype``."""
         info = torch.finfo(dtype)
         name = str(dtype).removeprefix("torch.")
         return Format(name, round(math.log2(info.tiny)), math.frexp(info.max)[1], 1 - round(math.log2(info.eps)))
 
     @staticmethod
     def of_name(name: str) -> "Format":
-        """The range of the dtype called ``name``, such as ``"float16"``."""
+        """Return the range of the dtype called ``name``, such as ``"float16"``."""
         return Format.of(getattr(torch, name))
 
     @property
     def brink(self) -> float:
-        """Mantissas in [0.5, 1) from here on round up to the next power of two."""
+        """The smallest mantissa in [0.5, 1) that rounds up to the next power of two."""
         return 1.0 - 2.0 ** -(self.digits + 1)
 
 
@@ -53,9 +53,9 @@ class Format:
 class Range:
     """The values seen at one place, for one format.
 
-    ``count``: all values; ``amax``: the largest finite magnitude; ``nonfinite``: inf and NaN; ``masked``: values of
-    exactly plus or minus float32's largest number, which stand for infinity in attention masks and count as nothing
-    else. ``exponents`` and ``brink`` count the other nonzero values: all of them, and those that round up.
+    ``count``: all values; ``amax``: the largest finite magnitude; ``nonfinite``: inf and NaN; ``masked``: values equal
+    to plus or minus float32's largest number, which represent infinity in attention masks and are counted only here.
+    ``exponents`` and ``brink`` count the other nonzero values: all of them, and those that round up.
     """
 
     format: Format
@@ -84,7 +84,7 @@ class Range:
         self.brink += torch.bincount(at[mantissa >= self.format.brink], minlength=_COUNT).cpu()
 
     def merge(self, other: "Range") -> None:
-        """Count what ``other`` counted too."""
+        """Add the counts of ``other``."""
         self.count += other.count
         self.nonfinite += other.nonfinite
         self.masked += other.masked
@@ -94,23 +94,23 @@ class Range:
 
     @property
     def nonzero(self) -> int:
-        """How many values are finite, not zero, and no mask."""
+        """The number of values that are finite, not zero, and not masked."""
         return int(self.exponents.sum())
 
     def underflow(self, shift: int = 0) -> float:
-        """The share of the nonzero values that, times 2**shift, are below the normal numbers: zero or subnormal."""
+        """Return the share of nonzero values that, times 2**shift, are zero or subnormal."""
         # 2**(e-1) <= |x|: below 2**tiny are those with e <= tiny.
         return self._share(int(self.exponents[: max(0, self.format.tiny - shift - _LEAST + 1)].sum()))
 
     def overflow(self, shift: int = 0) -> float:
-        """The share of the nonzero values that, times 2**shift, round to infinity."""
+        """Return the share of nonzero values that, times 2**shift, round to infinity."""
         at = self.format.top - shift - _LEAST
         above = int(self.exponents[max(0, at + 1) :].sum())
         brink = int(self.brink[at]) if 0 <= at < _COUNT else 0
         return self._share(above + brink)
 
     def largest_shift(self) -> int | None:
-        """The largest power of two, as an exponent, by which no value overflows; None if there is no value."""
+        """Return the largest power of two, as an exponent, at which no value overflows; None if there is no value."""
         found = self.exponents.nonzero()
         if not found.numel():
             return None

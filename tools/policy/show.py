@@ -1,4 +1,4 @@
-"""fxamp-policy show: a resolved policy as one policy file, whose comments say where each line was written."""
+"""fxamp-policy show: print a resolved policy as one policy file, with comments on the origin of each line."""
 
 from argparse import Namespace
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The site of a call, from what a command line says of it."""
+"""Build the site of a call from command-line arguments."""
 
 import tomllib
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from fxamp.policy.model.site import Site, TensorFacts, Value
 def site_from(
     op: str, module: str, classes: Sequence[str], region: str, arguments: Sequence[str], reduces: int | None
 ) -> Site:
-    """Return the site; what is not given is unknown, not absent. Raises ValueError for what cannot be read.
+    """Return the site; a fact that is not given is unknown, not absent. Raises ValueError for unreadable arguments.
 
-    ``arguments``: ``dim=-1`` gives a value, ``self.size=4096`` a fact of a tensor: dtype, rank, size or shape
+    ``arguments``: ``dim=-1`` gives a value, ``self.size=4096`` a property of a tensor: dtype, rank, size or shape
     (``self.shape=2,3``).
     """
     values: dict[str, Value] = {}
@@ -49,7 +49,7 @@ def _fact(text: str, key: str, written: str) -> Any:
 
 
 def _plain(written: str) -> Value:
-    """A TOML value; anything else is a string, so that quotes may be left out."""
+    """Return a TOML value; anything else is a string, so quotes can be left out."""
     try:
         value = tomllib.loads(f"value = {written}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""What the evidence says of each place: whether its values and gradients fit a 16-bit dtype, and in which words."""
+"""Judge the evidence for each place: whether its values and gradients fit a 16-bit dtype."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from fxamp.tools.policy.evidence import Sample
 from fxamp.tools.policy.places import ModuleOp
 from fxamp.tools.policy.ranges import Format, Range
 
-#: Up to this share of values below the normal numbers, underflow adds no more error than rounding does anyway. Let u be
-#: half of the dtype's eps. Rounding a normal number x is off by up to u|x|; rounding one below the smallest normal
-#: number t, by up to u*t. Of n values of which at most half are below t, the others have a 2-norm of at least
-#: t*sqrt(n/2), so rounding them is off by up to u*t*sqrt(n/2) or more; the ones below t together by no more than that.
+#: Up to this share of values below the normal numbers, underflow adds no more error than rounding. Let u be half of
+#: the dtype's eps. Rounding a normal number x has an error of up to u|x|; rounding one below the smallest normal number
+#: t, of up to u*t. If at most half of n values are below t, the others have a 2-norm of at least t*sqrt(n/2), so their
+#: rounding error bound is at least u*t*sqrt(n/2); that of all values below t together is not larger.
 UNDERFLOW = 0.5
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why values at a place do not fit: ``kind`` is "overflow" or "underflow", ``words`` are the numbers."""
+    """Why values at a place do not fit: ``kind`` is "overflow" or "underflow", ``words`` states the numbers."""
 
     place: ModuleOp
     kind: str
@@ -29,14 +29,14 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Limits:
-    """What is judged by: the dtype's range, gradients times 2**shift, the largest share that may underflow."""
+    """The criteria: the dtype's range, gradients times 2**shift, the largest share that may underflow."""
 
     format: Format
     shift: int
     underflow: float = UNDERFLOW
 
     def troubles(self, sample: Sample) -> list[Trouble]:
-        """What is wrong at one value of one call, nothing if it fits."""
+        """Return the troubles of one value of one call; empty if it fits."""
         scale = f" times the loss scale {2.0**self.shift:g}" if self.shift else ""
         found = [
             *self._judge(sample, sample.forward, 0, sample.what),
@@ -59,16 +59,16 @@ class Limits:
 
 
 def share(part: float) -> str:
-    """A share as a percentage with two digits, never 0% for one that is not."""
+    """Return a share as a percentage with two digits; never 0% for a nonzero share."""
     return f"{100 * part:.2g}%"
 
 
 def fitting_shift(samples: Sequence[Sample], init_scale: float) -> int:
-    """The exponent of the largest loss scale up to ``init_scale`` at which no gradient in 16 bits overflows."""
+    """Return the exponent of the largest loss scale up to ``init_scale`` at which no 16-bit gradient overflows."""
     most = [shift for s in samples if not s.raised and (shift := s.gradient.largest_shift()) is not None]
     return min([exponent(init_scale), *most])
 
 
 def exponent(scale: float) -> int:
-    """The exponent of the largest power of two that is not above ``scale``."""
+    """Return the exponent of the largest power of two not above ``scale``."""
     return int(torch.frexp(torch.tensor(min(scale, FLOAT32_MAX), dtype=torch.float64))[1]) - 1

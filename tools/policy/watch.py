@@ -1,4 +1,4 @@
-"""Runs a captured graph on real tensors and shows every value, and the gradient at every value, as they are made."""
+"""Run a captured graph on real tensors, and pass every value, and its gradient, to a callback."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,15 +10,15 @@ from torch.utils.hooks import RemovableHandle
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST
 from fxamp.graph.higher_order import bodies
 
-#: Takes the name of a graph's node, a tensor, and whether it is the gradient at the node's value.
+#: Takes a node's name, a tensor, and whether the tensor is the gradient of the node's value.
 Show = Callable[[str, Tensor, bool], None]
 
 
 class Watch(Interpreter):
-    """An interpreter of one graph, by ``shows``, those of its bodies too.
+    """An interpreter of one graph and its bodies; ``shows`` maps each graph to its callback.
 
-    ``autocast`` regions are passed over, so that everything runs in the dtypes of the program's tensors. ``handles``
-    collects the hooks on gradients, to be removed after the backward.
+    Marks of autocast regions are ignored, so that everything runs in the dtypes of the program's tensors. ``handles``
+    collects the hooks on gradients, to remove them after the backward.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Watch(Interpreter):
         self._handles = handles
 
     def run_node(self, n: Node) -> Any:
-        """Run one node and show what it gives."""
+        """Run one node and pass its result to the callback."""
         if n.target in (ENTER_AUTOCAST, EXIT_AUTOCAST):
             return None
         value = self._inside(n) if bodies(n) else super().run_node(n)
@@ -40,7 +40,7 @@ class Watch(Interpreter):
         return value
 
     def _inside(self, node: Node) -> Any:
-        """Run the body of a higher-order op here, the chosen one of a cond."""
+        """Run the body of a higher-order op here; for a cond, the chosen branch."""
         found = bodies(node)
         chosen = found[0]
         if len(found) == 2:

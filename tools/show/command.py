@@ -1,4 +1,4 @@
-"""``fxamp-show``: what mixed precision does to a graph, and why, read from a dump, a model or an exported program."""
+"""``fxamp-show``: show what mixed precision does to a graph, and why; reads a dump, a model or an exported program."""
 
 import sys
 from argparse import Namespace
@@ -46,7 +46,7 @@ def _parser() -> Parser:
 
 
 def _show(options: Namespace) -> bool:
-    """Do what the options ask; returns whether ``--check`` found something."""
+    """Do what the options say; returns whether ``--check`` found something."""
     _refuse_mixtures(options)
     document = _load(options)
     for warning in document.warnings:
@@ -107,7 +107,7 @@ def _check(document: Document, selection: Selection, options: Namespace) -> tupl
 
 
 def _text(document: Document, selection: Selection, options: Namespace) -> str:
-    """What is written in the chosen format; each format's module is imported when it is asked for."""
+    """Return the output in the chosen format; imports only that format's module."""
     title = options.source
     if options.why is not None:
         from fxamp.tools.show.why import why_lines

@@ -1,10 +1,10 @@
-"""``--check``: what in a graph looks wrong, where, and what to do about it.
+"""``--check``: find suspicious nodes in a graph, and say where they are and what to do.
 
-1. casts-back-and-forth: an inserted cast returns a value, through views at most, to the dtype that another inserted
-   cast took it from.
-2. float16-range: an op runs in float16 that ``torch.autocast`` keeps in float32 on this device (the built-in policy's
-   table), and no rule says so.
-3. unmatched-rule: a rule of the user's policy decided nothing in any graph.
+1. casts-back-and-forth: an inserted cast returns a value, possibly through views, to the dtype that another inserted
+   cast converted it from.
+2. float16-range: an op runs in float16 that ``torch.autocast`` keeps in float32 on this device (by the built-in
+   policy), and no rule asks for that.
+3. unmatched-rule: a rule of the user's policy matched nothing in any graph.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from fxamp.policy import Category, Policy, Rule
 from fxamp.tools.common.words import op_name, place, rule_name
 from fxamp.tools.show.select import Keep, everything
 
-#: Ops that hand on the values they are given, in another shape or place.
+#: Ops that return their input's values in another shape or order.
 # fmt: off
 _VIEWS = frozenset(
     (
@@ -32,13 +32,13 @@ _VIEWS = frozenset(
 
 _KEPT_WIDE = frozenset({Category.FP32, Category.FP32_SET_OPT_DTYPE, Category.FP32_APPEND_DTYPE})
 
-#: Stages whose ops are those that policies speak of; later ones are decomposed, captured ones not yet cast.
+#: Stages in which policies apply to the ops; ops of later stages are decomposed, captured ones not cast yet.
 _STAGES = frozenset({"", "cast"})
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that looks wrong: its kind, the graph's number, the node and its place, what it is, what to do."""
+    """One finding: its kind, the graph's number, the node and its location, the problem, the advice."""
 
     kind: str
     graph: int
@@ -50,8 +50,8 @@ class Finding:
 
 
 def findings(graphs: Sequence[tuple[int, Listing]], keep: Keep = everything, rules: bool = True) -> list[Finding]:
-    """Return what looks wrong at the nodes of ``graphs`` that ``keep`` accepts, in their order, then (``rules``) the
-    rules that matched nothing. Each graph comes with its number."""
+    """Return the findings at the nodes of ``graphs`` that ``keep`` accepts, in order, then (``rules``) the rules that
+    matched nothing. Each graph comes with its number."""
     found: list[Finding] = []
     for number, listing in graphs:
         index = Index()
@@ -97,7 +97,7 @@ def _back_and_forth(number: int, where: Listing, cast: Entry, index: Index) -> I
 
 
 def _before_views(where: Listing, cast: Entry, index: Index) -> Entry | None:
-    """The node whose values ``cast`` reads, looking through views and picks."""
+    """Return the node whose values ``cast`` reads, before views and getitems."""
     entry: Entry | None = next(iter(index.inputs(where, cast)), None)
     while entry is not None and (is_pick(entry) or _is_view(entry)):
         entry = next(iter(index.inputs(where, entry)), None)
@@ -133,7 +133,7 @@ def _device(entry: Entry) -> str:
 
 @cache
 def _kept_wide(device: str, op: str) -> Rule | None:
-    """The rule by which autocast on ``device`` ("cuda", "cuda:0") keeps an op in float32; None if it does not."""
+    """Return the rule by which autocast on ``device`` ("cuda", "cuda:0") keeps an op in float32; None without one."""
     rule = _table(device.partition(":")[0]).rule_for(op) if op.startswith("aten::") else None
     return rule if rule is not None and rule.cast in _KEPT_WIDE else None
 
@@ -142,12 +142,12 @@ def _kept_wide(device: str, op: str) -> Rule | None:
 def _table(device: str) -> Policy:
     try:
         return Policy.load(f"{device}-float16").resolve()
-    except PolicyError:  # a device that autocast has no table for
+    except PolicyError:  # autocast has no table for this device
         return Policy.load("cuda-float16").resolve()
 
 
 def _is_backward(listing: Listing) -> bool:
-    """Whether it is a backward or joint graph by AOTAutograd's names of its inputs."""
+    """Whether it is a backward or joint graph, by AOTAutograd's names of its inputs."""
     return any(entry.kind == "placeholder" and entry.name.startswith("tangents") for entry in listing.entries)
 
 

@@ -1,4 +1,4 @@
-"""``--format html``: one page that holds everything it needs, its data included; it loads nothing from anywhere."""
+"""``--format html``: one self-contained page, including its data; it loads nothing."""
 
 import json
 from pathlib import Path
@@ -8,14 +8,14 @@ from fxamp.tools.show.html_data import page_data
 
 _PAGE = Path(__file__).parent / "page"
 
-#: The page's scripts, in the order in which they build on one another.
+#: The page's scripts, each after those that it uses.
 SCRIPTS = ("model.js", "layout.js", "draw.js", "panel.js", "search.js", "table.js", "main.js")
 
 
 def html_page(document: Document, title: str) -> str:
-    """Return the page that shows ``document``; ``title`` names it, the file that was read for example.
+    """Return the page that shows ``document``; ``title`` is its title, for example the file's name.
 
-    The lines of source files around the graph's are taken from the disk, as far as they are there.
+    Lines of source files around those of the graph are read from the disk if the files exist.
     """
     page = (_PAGE / "page.html").read_text(encoding="utf-8")
     parts = {
@@ -30,7 +30,7 @@ def html_page(document: Document, title: str) -> str:
 
 
 def _embedded(data: object) -> str:
-    """JSON that can stand in a script element: no ``<`` that could end it."""
+    """Return JSON for a script element, without any ``<`` that could end the element."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 

@@ -1,4 +1,4 @@
-"""What the page knows: every node with its reasons, by plain names and numbers that its scripts read."""
+"""The data of the page: every node with its decision, as plain names and numbers for the scripts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +8,12 @@ from fxamp.listing import Document, Entry, Listing, RuleRef, Source
 from fxamp.listing.totals import Index, changed, is_op, is_pick, totals, was_dtype
 from fxamp.tools.common.words import op_name, place
 
-#: Lines of a source file that are shown before and after a line that the graph was made by.
+#: Number of source lines shown before and after a line that created a node.
 _AROUND = 4
 
 
 def page_data(document: Document, title: str) -> dict[str, Any]:
-    """Return the data of the page: the graphs, and the lines of the source files that they were made by."""
+    """Return the page's data: the graphs, and the lines of the source files that created their nodes."""
     return {
         "title": title,
         "warnings": list(document.warnings),
@@ -46,7 +46,7 @@ def _graph(listing: Listing, number: int) -> dict[str, Any]:
 
 
 def _nodes(listing: Listing, within: str, index: Index) -> Iterator[dict[str, Any]]:
-    """The nodes of a graph, those of a body directly after its op; a body's names begin with ``BODY/``."""
+    """Yield the nodes of a graph, those of a body directly after its op; their names start with ``BODY/``."""
     for entry in listing.entries:
         yield _node(listing, entry, within, index)
         for body in entry.bodies:
@@ -87,7 +87,7 @@ def _node(listing: Listing, entry: Entry, within: str, index: Index) -> dict[str
 
 
 def _kind(entry: Entry) -> str:
-    """What the page draws: an input, a constant, an op, a cast (on an edge), a pick (not at all), the output."""
+    """Return how it is drawn: an input, a constant, an op, a cast (on an edge), a getitem (hidden), an output."""
     if entry.kind in ("placeholder", "get_attr", "output"):
         return {"placeholder": "input", "get_attr": "constant", "output": "output"}[entry.kind]
     if entry.is_cast:
@@ -100,7 +100,7 @@ def _rule(rule: RuleRef | None) -> dict[str, str] | None:
 
 
 def _sources(document: Document) -> dict[str, dict[str, str]]:
-    """By file, the text of the lines around those that made nodes, by their numbers."""
+    """Return, by file, the text of the lines around those that created nodes, by line number."""
     wanted: dict[str, set[int]] = {}
     for listing in document.graphs:
         for _, entry in listing.walk():
@@ -115,7 +115,7 @@ def _lines(file: str, numbers: set[int]) -> dict[str, str]:
     try:
         text = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        return {}  # the graph may come from another machine: its own quotes are shown then
+        return {}  # the graph may come from another machine; the page then shows only the lines in the dump
     return {str(number): text[number - 1] for number in sorted(numbers) if 0 < number <= len(text)}
 
 

@@ -1,6 +1,6 @@
-"""``--format json``: everything a listing holds, under a versioned schema (``schema.json``), and its reader.
+"""``--format json``: all data of a listing, in a versioned format (``schema.json``), and its reader.
 
-What is empty or unknown is left out: ``""``, ``()``, ``{}`` and None.
+Empty and unknown values are left out: ``""``, ``()``, ``{}`` and None.
 """
 
 import json
@@ -14,7 +14,7 @@ from fxamp.tools.show.findings import Finding
 from fxamp.tools.show.schema import mistakes
 from fxamp.tools.show.select import Keep, Selection, select
 
-#: The name and version of the schema; a change that breaks readers raises the number.
+#: The name and version of the format; a change that breaks readers increases the number.
 VERSION = "fxamp-show/1"
 
 #: Totals that only policies for fp8 have.
@@ -24,7 +24,7 @@ _DERIVED = ("dtype", "bytes")
 
 
 def to_json(document: Document, selection: Selection | None = None, findings: Sequence[Finding] | None = None) -> str:
-    """Return ``document``, or what ``selection`` leaves of it, as JSON text that ``schema.json`` describes."""
+    """Return ``document``, or the part that ``selection`` keeps, as JSON in the format of ``schema.json``."""
     chosen = selection or select(document)
     graphs = []
     for number, listing in chosen.graphs:
@@ -36,9 +36,9 @@ def to_json(document: Document, selection: Selection | None = None, findings: Se
 
 
 def from_json(text: str, name: str = "JSON") -> Document:
-    """Return the document that :func:`to_json` wrote; ``name`` is the input's in errors.
+    """Return the document that :func:`to_json` wrote; ``name`` is the input's name for errors.
 
-    Raises ListingError that says where the text is not what the schema describes.
+    Raises ListingError with the place where the text does not match the schema.
     """
     try:
         data = json.loads(text)
@@ -109,7 +109,7 @@ def _totals(listing: Listing, keep: Keep) -> dict[str, Any]:
 
 
 def _some(data: dict[str, Any]) -> dict[str, Any]:
-    """``data`` without what is empty or unknown; numbers stay, 0 too."""
+    """Return ``data`` without empty and unknown values; numbers stay, also 0."""
     return {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in data.items()

@@ -1,4 +1,4 @@
-"""The table of what a forward keeps for its backward: ``--kept``, and below the ops of a forward's dump."""
+"""The table of the values that a forward keeps for its backward: for ``--kept``, and below the ops of a forward."""
 
 from collections.abc import Iterator
 

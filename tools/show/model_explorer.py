@@ -1,7 +1,7 @@
-"""``--format model-explorer``: a graph collection that Google's Model Explorer opens.
+"""``--format model-explorer``: a graph collection for Google's Model Explorer.
 
-Source of the format: ``input_graph.ts`` (what a file holds: a label and graphs) and ``graph_builder.py`` (the fields of
-a node) of github.com/google-ai-edge/model-explorer. All values of attributes are texts.
+The format is defined by ``input_graph.ts`` (a file: a label and graphs) and ``graph_builder.py`` (the fields of a node)
+of github.com/google-ai-edge/model-explorer. All attribute values are strings.
 """
 
 import json
@@ -21,7 +21,7 @@ _PICKED = re.compile(r"(?:\[|, )(\d+)[\])]$")
 
 
 def to_model_explorer(document: Document, label: str) -> str:
-    """Return ``document`` as the text of one graph collection; ``label`` names it in Model Explorer's list."""
+    """Return ``document`` as JSON of one graph collection; ``label`` is its name in Model Explorer's list."""
     graphs = [graph for number, listing in enumerate(document.graphs) for graph in _graphs(listing, f"graph {number}")]
     return json.dumps({"label": label, "graphs": graphs}, ensure_ascii=False, indent=1) + "\n"
 

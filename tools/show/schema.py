@@ -1,4 +1,4 @@
-"""Checks JSON against ``schema.json``: the part of JSON Schema that this file uses, and no more."""
+"""Validate JSON against ``schema.json``; supports only the parts of JSON Schema that this file uses."""
 
 import json
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 @cache
 def schema() -> dict[str, Any]:
-    """The schema of ``--format json``."""
+    """Return the schema of ``--format json``."""
     text = (files("fxamp.tools.show") / "schema.json").read_text(encoding="utf-8")
     parsed: dict[str, Any] = json.loads(text)
     return parsed
 
 
 def mistakes(data: object) -> Iterator[str]:
-    """Yield what in ``data`` is not as the schema says, each with its place: ``graphs[0].nodes[3]: ...``."""
+    """Yield each violation of the schema in ``data``, with its place: ``graphs[0].nodes[3]: ...``."""
     yield from _check(data, schema(), "")
 
 

@@ -1,4 +1,4 @@
-"""Which graphs and entries are shown: ``--graph``, ``--only``, ``--module``."""
+"""Select the graphs and entries to show: ``--graph``, ``--only``, ``--module``."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -9,15 +9,15 @@ from fxamp.errors import OptionError, nearest
 from fxamp.listing.model import Document, Entry, Listing
 from fxamp.listing.totals import changed, is_op
 
-#: Accepts or refuses an entry.
+#: Whether to keep an entry.
 Keep = Callable[[Entry], bool]
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Graphs with their numbers in the document; ``scope`` accepts the entries that count, ``rows`` those to print.
+    """Graphs with their numbers in the document; ``scope`` accepts the entries to count, ``rows`` those to print.
 
-    ``scoped`` and ``filtered`` say whether the one and the other leave anything out.
+    ``scoped`` and ``filtered`` say whether ``scope`` and ``rows`` leave anything out.
     """
 
     graphs: tuple[tuple[int, Listing], ...]
@@ -36,7 +36,7 @@ class Selection:
         return self.scope(entry) and self.rows(entry)
 
     def document(self) -> Document:
-        """A document of the chosen graphs with what is printed alone; an op stays if one of its bodies holds some."""
+        """Return a document with only the selected graphs and rows; an op stays if one of its bodies has rows."""
         graphs = (listing for _, listing in self.graphs)
         return Document(tuple(_narrowed(listing, self.shows) if self.narrows else listing for listing in graphs))
 
@@ -44,7 +44,7 @@ class Selection:
 def select(
     document: Document, graph: int | None = None, only: str | None = None, module: str | None = None
 ) -> Selection:
-    """Return what the options ask for; raises OptionError that names the nearest match if nothing is meant by one."""
+    """Return the selection of the options; raises OptionError with the nearest match if an option selects nothing."""
     graphs = tuple(enumerate(document.graphs))
     if graph is not None:
         if graph >= len(graphs):
@@ -76,7 +76,7 @@ def _in_module(pattern: str, entries: list[Entry]) -> Keep:
 
 
 def _ancestors(path: str) -> Iterator[str]:
-    """``"h.0.attn"`` gives ``"h"``, ``"h.0"``, ``"h.0.attn"``."""
+    """Return ``"h"``, ``"h.0"``, ``"h.0.attn"`` for ``"h.0.attn"``."""
     parts = path.split(".")
     return (".".join(parts[: count + 1]) for count in range(len(parts)))
 

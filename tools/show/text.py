@@ -23,7 +23,7 @@ _COLUMNS = (
     Column("written at", "middle", least=10, good=20),
     Column("reason", "end", least=16, good=20),
 )
-#: What is shortened on a narrow terminal, and what is left out if that is not enough, first to last.
+#: The columns to shorten on a narrow terminal, then those to leave out, first to last.
 _SHORTENED = ("reason", "written at", "source", "module", "rule", "node", "op")
 _LEFT_OUT = ("written at", "reason", "source", "module", "rule", "bytes", "before")
 
@@ -49,7 +49,7 @@ def text_lines(selection: Selection, title: str, look: Look) -> Iterator[str]:
 
 
 def kept_text(selection: Selection, title: str, look: Look) -> Iterator[str]:
-    """Yield what ``--kept`` shows of the selected graphs."""
+    """Yield the lines of ``--kept`` for the selected graphs."""
     for at, (number, listing) in enumerate(selection.graphs):
         yield from [""] if at else []
         yield from _header(listing, number, title)
@@ -58,7 +58,7 @@ def kept_text(selection: Selection, title: str, look: Look) -> Iterator[str]:
 
 
 def has_records(listing: Listing) -> bool:
-    """Whether fxamp's decisions are recorded in it."""
+    """Whether it contains fxamp's decisions."""
     return bool(listing.policy) or any(entry.rule or entry.reason or entry.inserted for entry in listing.entries)
 
 
@@ -111,7 +111,7 @@ def _reason(entry: Entry) -> str:
 
 
 def _depths(listing: Listing, depth: int = 0) -> dict[int, int]:
-    """How deep each body stands, by the identity of its listing."""
+    """Return the nesting depth of each body, by the identity of its listing."""
     found = {id(listing): depth}
     for body in listing.bodies.values():
         found |= _depths(body, depth + 1)

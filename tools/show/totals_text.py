@@ -1,4 +1,4 @@
-"""The totals below a graph's table, in words."""
+"""The text of the totals below a graph's table."""
 
 from collections.abc import Iterator
 
@@ -7,15 +7,15 @@ from fxamp.listing.totals import Totals
 from fxamp.tools.common.table import printable
 from fxamp.tools.common.words import counted, plural, rule_name, size
 
-#: How many ops are named at most.
+#: The maximum number of ops to name.
 _NAMED = 12
 
-#: Stages that no backward follows, or whose backward is already split off.
+#: Stages without a backward, or whose backward is a separate graph.
 _AFTER_AUTOGRAD = frozenset({"forward", "backward", "joint", "optimizer"})
 
 
 def totals_lines(listing: Listing, sums: Totals, whole: bool) -> Iterator[str]:
-    """Yield the lines; ``whole`` says that the sums are of all of ``listing``, so that its own numbers hold too."""
+    """Yield the lines; ``whole``: the sums cover all of ``listing``, so its own numbers are printed too."""
     lines = [("ops", _ops(sums)), ("casts", _casts(listing, sums, whole))]
     if whole:
         lines += [("kept for the backward", _kept(listing))]

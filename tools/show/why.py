@@ -1,4 +1,4 @@
-"""``--why NODE``: why a node runs in its dtype, back to the cast, rule or graph input where that began."""
+"""``--why NODE``: explain a node's dtype, back to the cast, rule or graph input where that dtype starts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from fxamp.listing.totals import Index, is_pick, was_dtype
 from fxamp.tools.common.table import printable
 from fxamp.tools.common.words import op_name, place, rule_name, size
 
-#: How many nodes a chain shows at most.
+#: The maximum number of nodes in a chain.
 _LONGEST = 60
 
-#: How many users of a value are named at most.
+#: The maximum number of users to name.
 _MOST_USERS = 20
 
 
 @dataclass(frozen=True)
 class _Found:
-    """A node with the graph and body it stands in."""
+    """A node with the graph and body that contain it."""
 
     number: int
     path: str
@@ -29,7 +29,7 @@ class _Found:
 def why_lines(graphs: tuple[tuple[int, Listing], ...], asked: str) -> Iterator[str]:
     """Yield the explanation of every node that ``asked`` names: ``NODE``, ``BODY/NODE``, ``GRAPH:NODE`` or all three.
 
-    Raises OptionError that names the nearest match if there is no such node.
+    Raises OptionError with the nearest match if there is no such node.
     """
     all_nodes = [found for number, listing in graphs for found in _walk(number, listing, "")]
     found = [node for node in all_nodes if _is_named(node, asked)]
@@ -129,7 +129,7 @@ def _used_by(node: _Found) -> Iterator[tuple[str, str]]:
 
 
 def _chain(node: _Found, index: Index) -> Iterator[tuple[str, str]]:
-    """The inputs that gave the node its dtype, each node once, back to where that dtype began."""
+    """Yield the inputs that gave the node its dtype, each node once, back to where that dtype starts."""
     seen = {node.entry.name}
     waiting = [(1, source) for source in reversed(_forced_by(node.listing, node.entry, index))]
     label, shown = "follows", 0
@@ -149,7 +149,7 @@ def _chain(node: _Found, index: Index) -> Iterator[tuple[str, str]]:
 
 
 def _forced_by(listing: Listing, entry: Entry, index: Index) -> list[Entry]:
-    """The inputs of the dtype that ``entry`` has; all its floating-point inputs if none has it."""
+    """Return the inputs with the dtype of ``entry``; all its floating-point inputs if none has it."""
     inputs = index.inputs(listing, entry)
     same = [source for source in inputs if entry.dtype and source.dtype == entry.dtype]
     return same or [source for source in inputs if source.dtype in FLOATS]
