@@ -1,7 +1,7 @@
-"""Every error that fxamp raises at a user.
+"""Every error that fxamp raises for the user.
 
-A message says what was given, where, what is accepted instead, and the nearest match. One class a mistake, so that
-each can be caught by itself; all derive from :class:`FxampError`.
+A message says what was given, where, what is accepted instead, and the nearest match. There is one class per kind of
+mistake; all derive from :class:`FxampError`.
 """
 
 import difflib
@@ -9,19 +9,19 @@ from collections.abc import Iterable
 
 
 class FxampError(Exception):
-    """Base of all errors that fxamp raises on purpose."""
+    """Base class of all errors that fxamp raises on purpose."""
 
 
 class OptionError(FxampError, ValueError):
-    """An option of the backend or of a call is unknown, or has a value of the wrong kind."""
+    """An option of the backend or of a call is unknown, or has an invalid value."""
 
 
 class PolicyError(FxampError, ValueError):
-    """A policy cannot be found, read, or applied; names the file and the line where there is one."""
+    """A policy cannot be found, read, or applied; the message names the file and the line if there is one."""
 
 
 class BannedOpError(FxampError, RuntimeError):
-    """The program calls an op that the policy refuses; carries the policy's advice."""
+    """The program calls an op that the policy bans; the message contains the policy's advice."""
 
 
 class CaptureError(FxampError, RuntimeError):
@@ -29,19 +29,19 @@ class CaptureError(FxampError, RuntimeError):
 
 
 class ListingError(FxampError, ValueError):
-    """A file that fxamp-show is to read is not what it should be; names the file and the line where there is one."""
+    """A file for fxamp-show is invalid; the message names the file and the line if there is one."""
 
 
 class DoubleBackwardError(FxampError, RuntimeError):
-    """Gradients of a compiled graph, made with create_graph=True, are differentiated; AOTAutograd's graphs refuse."""
+    """A program differentiates gradients of a compiled graph (create_graph=True); AOTAutograd cannot."""
 
 
 class UnscaledError(FxampError, RuntimeError):
-    """float16 outside of compiled graphs does what a scaler in the options cannot follow; it would lose the scale."""
+    """A scaler in the options cannot follow float16 code outside the compiled graphs; gradients could underflow."""
 
 
 class PassError(FxampError, RuntimeError):
-    """A pass failed or broke its contract; names the pass, the node and the user's source line."""
+    """A pass failed or broke its contract; the message names the pass, the node and the user's source line."""
 
 
 def nearest(given: str, accepted: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Lets a tool watch the library at work, without changing it.
+"""Let a tool observe the library's work without changing it.
 
 @contextmanager
 def observer(event: Event) -> Iterator[None]:
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompileStage:
-    """A part of what the backend does with one graph: "capture", "passes" or "lowering"."""
+    """A stage of the backend's work on one graph: "capture", "passes" or "lowering"."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
 class GradientCheck:
-    """A check of ``gradients`` for inf and NaN outside of graphs; ``in_place``: it unscales them too."""
+    """A check of ``gradients`` for inf and NaN outside graphs; ``in_place``: it also unscales them."""
 
     gradients: "Sequence[Tensor]"
     in_place: bool
@@ -38,8 +38,8 @@ class GradientCheck:
 class CompiledStep:
     """A call of a compiled optimizer step.
 
-    ``source``: what Inductor, or fxamp, generated for it; None without either. ``elements``: how many elements all its
-    parameters have together, where the source is for tensors of any size; None where it is for those of fixed sizes.
+    ``source``: the code that Inductor or fxamp generated; None without either. ``elements``: the number of elements of
+    all its parameters, if the source is for tensors of any size; None if it is for fixed sizes.
     """
 
     source: str | None
@@ -50,15 +50,15 @@ Event = CompileStage | GradientCheck | CompiledStep
 """A piece of the library's work."""
 
 Observer = Callable[[Event], AbstractContextManager[None]]
-"""Called as the work begins; the context that it returns is entered then, and left as the work ends."""
+"""Called when the work starts; the returned context is entered then, and exited when the work ends."""
 
-#: Of the whole process: autograd calls compiled backwards in threads of its own.
+#: Process-wide, because autograd calls compiled backwards in its own threads.
 _observers: list[Observer] = []
 
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Show ``observer`` every event that begins inside, from any thread."""
+    """Pass every event that starts inside this context, in any thread, to ``observer``."""
     _observers.append(observer)
     try:
         yield
@@ -67,7 +67,7 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 def observed(event: Event) -> AbstractContextManager[None]:
-    """Return the context in which the library does the work that ``event`` describes."""
+    """Return the context for the library to do the work that ``event`` describes."""
     return _entered(event) if _observers else nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""A policy for fp8 under which nothing runs in fp8 is most often a mistake: it is said, once."""
+"""Warn once if a policy for fp8 runs nothing in fp8: most often that is a mistake."""
 
 from fxamp.backend.once import warn_once
 from fxamp.listing.model import Entry

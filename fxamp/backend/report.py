@@ -66,9 +66,9 @@ class Report:
 
     @property
     def kept(self) -> tuple[int | None, int | None]:
-        """Bytes that the forwards keep for the backwards, without and with the policy's rules for that, in all graphs.
+        """The bytes that all forwards keep for their backwards, without and with the policy's rules for kept values.
 
-        None where no graph has such rules, or a size is not known.
+        None if no graph has such rules, or a size is unknown.
         """
         values = [value for graph in self.graphs for value in graph.kept]
         return totals_of(values) if values else (None, None)

@@ -55,7 +55,7 @@ def split(optimizer: torch.optim.Optimizer, layout: Layout) -> Split:
     for at, gradient in enumerate(layout.gradients):
         if gradient is None:
             continue
-        why = "its state has keys that are no parameters" if shared else _misfit(layout, at)
+        why = "its state has keys that are not parameters" if shared else _misfit(layout, at)
         if why is None and found[at] is None:
             why = "the step reads other parameters too"
         if why is not None:

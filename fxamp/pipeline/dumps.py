@@ -1,7 +1,7 @@
-"""Every stage of a compiled graph as text: in a folder, in torch's structured trace, and in the log.
+"""Dump every stage of a compiled graph as text: to a folder, to torch's structured trace, and to the log.
 
-A folder gets ``graph_0_captured.py``, ``graph_0_cast.py`` and so on, which fxamp-show reads; the same program gives the
-same files. tlparse shows the stages as artifacts ``fxamp_cast``, ...; ``TORCH_LOGS=+fxamp`` logs them.
+The folder gets ``graph_0_captured.py``, ``graph_0_cast.py`` and so on, which fxamp-show reads; the same program gives
+the same files. tlparse shows the stages as artifacts ``fxamp_cast``, ...; ``TORCH_LOGS=+fxamp`` logs them.
 """
 
 import logging
@@ -21,16 +21,16 @@ from fxamp.listing.write import write_listing
 
 log = logging.getLogger(__name__)
 
-#: The graphs that this process has dumped so far, by folder.
+#: The number of graphs that this process has dumped so far, by folder.
 _numbers: dict[Path, int] = {}
 _numbering = Lock()
 
 
 @dataclass
 class Stages:
-    """Takes the stages of one graph; a stage's text is only made if somebody wants it.
+    """Receives the stages of one graph; a stage's text is only created if it is needed.
 
-    ``folder`` is where the files go, None for none.
+    ``folder`` is the folder for the files, None for no files.
     """
 
     folder: Path | None = None
@@ -53,11 +53,11 @@ class Stages:
         return self.folder is not None
 
     def graph(self, stage: str, listing: Callable[[], Listing]) -> None:
-        """Hand in the graph as it is after ``stage``."""
+        """Record the graph after ``stage``."""
         self.text(stage, lambda: write_listing(listing(), self.number if self.kept else None))
 
     def text(self, stage: str, make: Callable[[], str]) -> None:
-        """Hand in a stage that is text already."""
+        """Record a stage that is text already."""
         if self.folder is not None:
             (self.folder / f"graph_{self.number}_{stage}.py").write_text(make(), encoding="utf-8")
         trace_structured_artifact(f"fxamp_{stage}", "string", make)
@@ -66,13 +66,13 @@ class Stages:
 
 
 def stages_by_environment() -> Stages:
-    """Where FXAMP_DUMP says, for what is compiled outside of the backend: an optimizer's step."""
+    """Return the stages for FXAMP_DUMP, for code that is compiled outside the backend: an optimizer's step."""
     folder = os.environ.get("FXAMP_DUMP")
     return Stages(check_folder(folder) if folder else None)
 
 
 def check_folder(value: str) -> Path:
-    """``value`` as a folder to dump to; raises OptionError if it is something else. Nothing is made yet."""
+    """Return ``value`` as a folder to dump to; raises OptionError if it is a file. Creates nothing yet."""
     folder = Path(value).expanduser().absolute()
     blocked = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
     if blocked is not None:
@@ -81,7 +81,7 @@ def check_folder(value: str) -> Path:
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder, and remove the dumps of an earlier run, of which this one may not overwrite all."""
+    """Create the folder, and remove the dumps of an earlier run, because this run may not overwrite all of them."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("graph_*_*.py"):
         with path.open(encoding="utf-8") as file:

@@ -1,8 +1,8 @@
-"""Bytes that autograd keeps for the backward, counted by running a graph on FakeTensors.
+"""Count the bytes that autograd keeps for the backward, by running a graph on FakeTensors.
 
-Autograd tells what it saves (``torch.autograd.graph.saved_tensors_hooks``); what is counted are distinct storages that
-are no inputs, parameters or constants of the graph, since those are there anyway. A compiler may keep less: it
-recomputes what is cheap. Of a checkpoint only the inputs are kept; of a cond the branch that keeps more counts.
+Autograd reports what it saves (``torch.autograd.graph.saved_tensors_hooks``). The count covers distinct storages that
+are not inputs, parameters or constants of the graph, which exist anyway. A compiler may keep less, because it
+recomputes cheap values. Of a checkpoint only the inputs are kept; of a cond the branch that keeps more counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,13 +30,13 @@ _T = TypeVar("_T")
 
 
 class _Unknown(Exception):
-    """What a node keeps cannot be told."""
+    """It is unknown what a node keeps."""
 
 
 def kept_bytes(gm: GraphModule, mode: FakeTensorMode) -> int | None:
-    """The bytes that autograd keeps of a captured graph, whose values are in ``meta["val"]`` and belong to ``mode``.
+    """Return the bytes that autograd keeps of a captured graph, whose ``meta["val"]`` belong to ``mode``.
 
-    None where it cannot be told: no input is known to need a gradient, a node cannot be run on FakeTensors, a size is
+    None if it is unknown: no input is known to need a gradient, a node cannot be run on FakeTensors, or a size is
     symbolic.
     """
     inputs = [_fresh(node.meta.get("val"), mode) for node in gm.graph.find_nodes(op="placeholder")]
@@ -55,14 +55,14 @@ def kept_bytes(gm: GraphModule, mode: FakeTensorMode) -> int | None:
 
 
 def saved_tensors(run: Callable[[], _T]) -> tuple[_T, list[Tensor]]:
-    """What ``run`` returns, and the tensors that autograd saves while it runs."""
+    """Return the result of ``run``, and the tensors that autograd saves while it runs."""
     saved: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
         saved.append(tensor.detach())
         return tensor
 
-    # Hooks are off where a graph is being traced; this run is made for what they tell.
+    # torch disables saved-tensor hooks while a graph is traced; this run needs them.
     traced = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
     try:
         with saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -72,9 +72,9 @@ def saved_tensors(run: Callable[[], _T]) -> tuple[_T, list[Tensor]]:
 
 
 def total_bytes(saved: Sequence[Tensor], given: Sequence[Any] = ()) -> int | None:
-    """The bytes of the distinct storages of ``saved`` that none of ``given`` has; None if a size is symbolic.
+    """Return the bytes of the distinct storages of ``saved`` that are not in ``given``; None if a size is symbolic.
 
-    Of a DTensor what counts is the part on this rank.
+    Of a DTensor only the part on this rank counts.
     """
     there = {_storage(part) for value in given if isinstance(value, Tensor) for part in inner_tensors(value)}
     parts = [part for tensor in saved for part in inner_tensors(tensor)]
@@ -84,7 +84,7 @@ def total_bytes(saved: Sequence[Tensor], given: Sequence[Any] = ()) -> int | Non
 
 
 class _Run(Interpreter):
-    """Runs a graph; ``kept`` is what its higher-order ops keep besides what autograd saves here."""
+    """Runs a graph; ``kept`` collects what its higher-order ops keep, besides what autograd saves in this run."""
 
     def __init__(self, gm: GraphModule) -> None:
         super().__init__(gm)
@@ -96,7 +96,7 @@ class _Run(Interpreter):
         if n.target in (ENTER_AUTOCAST, EXIT_AUTOCAST):
             return None
         if nesting_change(n.target):
-            raise _Unknown  # what fails inside a torch.func transform would leave it open
+            raise _Unknown  # a failure inside a torch.func transform would leave the transform open
         try:
             return self._higher_order(n) if isinstance(n.target, HigherOrderOperator) else super().run_node(n)
         except Exception as error:
@@ -120,7 +120,7 @@ class _Run(Interpreter):
         return [self.env[value] if isinstance(value, Node) else value for value in operands]
 
     def _checkpoint(self, body: GraphModule, operands: list[Any]) -> Any:
-        # autograd is told of the inputs by the checkpoint itself, and of nothing inside it
+        # The checkpoint itself saves its inputs; autograd saves nothing inside it.
         return checkpoint(_Run(body).run, *operands, use_reentrant=False, preserve_rng_state=False)
 
     def _larger(self, branches: list[tuple["_Run", list[Any]]]) -> Any:
@@ -134,7 +134,7 @@ class _Run(Interpreter):
         return results[0]
 
     def _function(self, body: GraphModule, operands: list[Any]) -> Any:
-        """A custom autograd.Function keeps what its forward hands to its backward."""
+        """A custom autograd.Function keeps what its forward passes to its backward."""
         with torch.no_grad():
             outputs, saved = Interpreter(body).run(*operands)
         self.kept += [value for value in pytree.tree_leaves(saved) if isinstance(value, Tensor)]

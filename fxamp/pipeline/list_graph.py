@@ -1,4 +1,4 @@
-"""Makes the listing of a graph: every node with the decision that was recorded for it."""
+"""Create the listing of a graph: every node with its recorded decision."""
 
 import re
 from collections.abc import Iterable
@@ -21,10 +21,10 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def list_graph(gm: GraphModule, name: str = "GraphModule", **about: Any) -> Listing:
-    """The listing of ``gm`` and the bodies of its higher-order ops.
+    """Return the listing of ``gm`` and the bodies of its higher-order ops.
 
-    Values are read from ``meta["val"]``. ``about`` are the fields of Listing that hold for the whole graph: ``stage``,
-    ``policy``, ``chosen`` and so on.
+    Values are read from ``meta["val"]``. ``about`` are fields of Listing for the whole graph: ``stage``, ``policy``,
+    ``chosen`` and so on.
     """
     listings: dict[str, Listing] = {}
     entries = []
@@ -36,13 +36,13 @@ def list_graph(gm: GraphModule, name: str = "GraphModule", **about: Any) -> List
 
 
 def kept_verbatim(node: Node) -> str:
-    """Why fxamp left ``node`` as captured without looking inside; ``""`` if it did look."""
+    """Return why fxamp kept ``node`` as captured without looking inside; ``""`` if it did not."""
     known = bodies(node) or autograd_function(node) is not None
     return "" if known else " ".join(node.meta.get(VERBATIM, "").split())
 
 
 def rule_ref(rule: Rule) -> RuleRef:
-    """``rule`` as listings name it."""
+    """Return ``rule`` in the form that listings hold."""
     return RuleRef(rule.id, str(rule.origin or ""), rule.asks, rule.why)
 
 
@@ -122,7 +122,7 @@ def _function(target: Any) -> str:
 
 
 def _attribute(path: str) -> str:
-    """What is held under a dotted path, as torch prints it: ``getattr(self.layers, "0").weight``."""
+    """Return the expression for a dotted path, as torch prints it: ``getattr(self.layers, "0").weight``."""
     text = "self"
     for part in path.split("."):
         text = f"{text}.{part}" if part.isidentifier() else f'getattr({text}, "{part}")'
@@ -135,7 +135,7 @@ def _arguments(args: Iterable[Any], kwargs: dict[str, Any]) -> str:
 
 
 def _argument(value: Any) -> str:
-    """A value as Python text, in the way of torch's printed graphs; without memory addresses."""
+    """Return a value as Python text, as in torch's printed graphs; without memory addresses."""
     if isinstance(value, Node):
         return value.name
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""What happened to one graph: its listing, what the passes did, and numbers about both."""
+"""The record of one graph: its listing, the passes that ran, and numbers about both."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from fxamp.policy.file.builtin import is_built_in
 
 @dataclass(frozen=True)
 class PassRecord:
-    """One pass over one graph: its name, how long it took (seconds), and what it counted."""
+    """One pass over one graph: its name, its time in seconds, and its counts."""
 
     name: str
     seconds: float
@@ -27,9 +27,9 @@ class PassRecord:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One graph that the backend was given: the listing of what became of it, and the passes that ran, in order.
+    """One graph that the backend compiled: the listing of the result, and the passes that ran, in order.
 
-    ``kept``: what its forward keeps for its backward, where the policy has rules for that.
+    ``kept``: what its forward keeps for its backward, if the policy has rules for kept values.
     """
 
     listing: Listing
@@ -38,63 +38,63 @@ class GraphRecord:
 
     @property
     def policy(self) -> str:
-        """The policy's name; ``"float32"`` where none was applied."""
+        """The policy's name; ``"float32"`` if none was applied."""
         return self.listing.policy
 
     @property
     def chosen(self) -> str:
-        """Why this policy."""
+        """Why this policy was chosen."""
         return self.listing.chosen
 
     @property
     def ended(self) -> str:
-        """Why the graph ended though the program goes on (a graph break), ``""`` if it did not."""
+        """The reason for the graph break that ended the graph, ``""`` if there was none."""
         return self.listing.ended
 
     @property
     def ops(self) -> int:
-        """Ops of the program, as fxamp-show counts them: no inserted casts, no size arithmetic."""
+        """The number of ops of the program, as fxamp-show counts them: no inserted casts, no size arithmetic."""
         return sum(self.ops_by_dtype.values())
 
     @cached_property
     def casts(self) -> int:
-        """Inserted casts."""
+        """The number of inserted casts."""
         return sum(entry.is_cast for _, entry in self.listing.walk())
 
     @cached_property
     def ops_by_dtype(self) -> dict[str, int]:
-        """The ops by what they run in: the dtype of their first floating result, or fp8; ``"other"`` without one."""
+        """The ops by the dtype they run in: that of their first floating-point result, or fp8; else ``"other"``."""
         ops = [entry for _, entry in self.listing.walk() if is_op(entry)]
         return dict(Counter(entry.runs_in if entry.dtype in FLOATS else "other" for entry in ops))
 
     @cached_property
     def rules(self) -> dict[str, int]:
-        """How many ops each rule decides, by rule id."""
+        """The number of ops that each rule decides, by rule id."""
         return dict(Counter(entry.rule.id for _, entry in self.listing.walk() if entry.rule is not None))
 
     @cached_property
     def verbatim(self) -> dict[str, str]:
-        """The nodes that kept the dtypes they were captured with, and why."""
+        """The nodes that kept their captured dtypes, and why."""
         return {entry.name: entry.verbatim for _, entry in self.listing.walk() if entry.verbatim}
 
     @property
     def seconds(self) -> float:
-        """Time in all passes together."""
+        """The time of all passes together."""
         return sum(record.seconds for record in self.passes)
 
     @property
     def shared(self) -> int:
-        """How often an inserted cast served another use."""
+        """How often another use shared an inserted cast."""
         return self.listing.counts.get("shared", 0)
 
     @property
     def folded(self) -> int:
-        """How many inserted casts cancelled."""
+        """How many inserted casts were removed in pairs."""
         return self.listing.counts.get("folded", 0)
 
 
 def record_graph(gm: GraphModule, policy: Policy, chosen: str, passes: list[PassRecord], **about: Any) -> GraphRecord:
-    """List the rewritten ``gm``, of which ``passes`` were run for ``policy``; ``about`` are more fields of Listing."""
+    """List the rewritten ``gm``, on which ``passes`` ran for ``policy``; ``about`` are more fields of Listing."""
     counts: Counter[str] = Counter()
     for step in passes:
         counts.update({name: count for name, count in step.counts.items() if name in ("shared", "folded")})
@@ -111,12 +111,12 @@ def record_graph(gm: GraphModule, policy: Policy, chosen: str, passes: list[Pass
 
 
 def untouched(chosen: str, ended: str = "") -> GraphRecord:
-    """The record of a graph that no policy was applied to: it runs in float32, because of ``chosen``."""
+    """Return the record of a graph without a policy: it runs in float32; ``chosen`` says why."""
     return GraphRecord(Listing("GraphModule", (), policy="float32", chosen=chosen, ended=ended))
 
 
 def _with_unmatched(listing: Listing, policy: Policy) -> Listing:
-    """Name the rules that decided nothing; not those for later graphs, nor the built-in ones, for any program."""
+    """Add the rules that matched nothing, except those for later graphs and those of the built-in files."""
     used = {entry.rule.id for _, entry in listing.walk() if entry.rule is not None}
     mine = [rule for rule in policy.rules if rule.origin is None or not is_built_in(rule.origin.file)]
     return replace(

@@ -1,4 +1,4 @@
-"""The one loop that runs passes; their order is in :mod:`fxamp.passes.sequences`."""
+"""The loop that runs passes; their order is in :mod:`fxamp.passes.sequences`."""
 
 import logging
 import time
@@ -16,11 +16,11 @@ log = logging.getLogger(__name__)
 
 
 def run_passes(captured: Captured, context: ContextT, *passes: Pass[ContextT]) -> list[PassRecord]:
-    """Rewrite ``captured.module`` in place by ``passes`` in order; returns what each did and how long it took.
+    """Rewrite ``captured.module`` in place with ``passes`` in order; return what each did and its time.
 
-    Of a sequence each pass is run. After each pass the graph is verified and the pass's own promise is checked. Raises
-    PassError, which names the pass, the node and the user's source line, if a pass fails or breaks its contract; errors
-    meant for the user (BannedOpError) pass through.
+    The passes of a sequence run one by one. After each pass the graph is verified and the pass's ``ensures`` is
+    checked. Raises PassError, with the pass, the node and the user's source line, if a pass fails or breaks its
+    contract. Errors meant for the user (BannedOpError) are not wrapped.
     """
     records: list[PassRecord] = []
     for step in PassSequence("all", passes).steps:
@@ -50,7 +50,7 @@ def _run(step: Pass[ContextT], gm: GraphModule, context: ContextT, before: list[
 
 
 def _node_at(error: BaseException) -> Node | None:
-    """The innermost fx node that the failing code was working on, read from its frames' variable ``node``."""
+    """Return the innermost fx node that the failing code was working on, from its frames' variable ``node``."""
     found: Node | None = None
     trace = error.__traceback__
     while trace is not None:

@@ -31,10 +31,10 @@ from fxamp.passes.shared.saved_values import (
 from fxamp.policy import Rule
 from fxamp.policy.model.keep import Keep
 
-#: Key of the forward's output node's ``meta``: a :class:`Restore` or None for each position past the results.
+#: Key of the forward's output node's ``meta``: a :class:`Restore` or None for each position after the results.
 RESTORE = "fxamp_restore"
 
-#: Key of the same: a :class:`fxamp.listing.kept.KeptValue` for each memory, in the order of positions.
+#: Key of the same ``meta``: a :class:`fxamp.listing.model.KeptValue` for each memory, in the order of positions.
 KEPT_VALUES = "fxamp_kept_values"
 
 
@@ -86,7 +86,7 @@ class PackKept(Pass[CastContext]):
         restore = graph_output(gm.graph).meta[RESTORE]
         wanted = sum(1 if r is None else r.packing.parts if r.first == at else 0 for at, r in enumerate(restore))
         found = len(saved(gm, self.results))
-        return None if found == wanted else f"{found} values are handed out, but {wanted} are planned"
+        return None if found == wanted else f"the forward returns {found} kept values, but {wanted} were planned"
 
 
 def _plan(memory: Memory, verdict: Verdict) -> Packing | str:
@@ -182,7 +182,7 @@ def _told(memory: Memory, verdict: Verdict, plan: Packing | str, parts: list[Nod
 
 
 def kept_as_they_are(gm: GraphModule, results: int) -> tuple[KeptValue, ...]:
-    """What a partitioned forward keeps where no rule says how."""
+    """Return the values that a partitioned forward keeps if there are no rules for them."""
     return tuple(_told(memory, Verdict(None), "", None) for memory in memories(gm, results))
 
 

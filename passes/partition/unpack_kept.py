@@ -35,8 +35,12 @@ class UnpackKept(Pass[Context]):
         for node, place in zip(self._tensors(), self._places(gm), strict=False):
             mine, theirs = tensor_value(node), tensor_value(place)
             if mine is None or theirs is None or _kind(mine) != _kind(theirs):
-                return f"the backward takes {place.name} where the forward hands out {node.name}"
-        return None if len(self._places(gm)) == len(self._tensors()) else "the backward takes less than is handed out"
+                return f"the backward takes {place.name} where the forward returns {node.name}"
+        return (
+            None
+            if len(self._places(gm)) == len(self._tensors())
+            else "the backward takes fewer values than the forward returns"
+        )
 
     def run(self, gm: GraphModule, context: Context) -> Result:
         places = self._places(gm)

@@ -1,4 +1,4 @@
-"""What a training step on a GPU costs under two policies, beside torch.compile: what ``fxamp-bench cost`` says."""
+"""The cost of a training step on a GPU under two policies and with torch.compile, from ``fxamp-bench cost``."""
 
 import json
 import subprocess
@@ -14,13 +14,13 @@ from fxamp.tools.diff.sides import Side
 
 @dataclass(frozen=True)
 class Cost:
-    """The counts of one file's model: ``said`` is what the command printed."""
+    """The counts for the model of one file; ``said`` is the command's output."""
 
     file: str
     said: str
 
     def content(self) -> dict[str, Any]:
-        """The figures as JSON's values; ``said`` must be JSON."""
+        """Return the figures as JSON values; ``said`` must be JSON."""
         return {"file": self.file, **json.loads(self.said)}
 
     def lines(self) -> Iterator[str]:
@@ -44,7 +44,7 @@ def cost(file: str, old: Side, new: Side, style: str) -> Cost:
 
 
 def run_command(arguments: Sequence[str]) -> str:
-    """What ``fxamp-bench cost`` prints, in a process of its own."""
+    """Return the output of ``fxamp-bench cost``, run in a separate process."""
     command = [sys.executable, "-m", "fxamp.tools.bench.command", "cost", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -78,7 +78,7 @@ def resolved(side: Side, device: str | None, torch_version: str | None) -> Side:
     try:
         version = torch_version or installed_torch_version()
     except PolicyError as error:
-        raise PolicyError("torch is not installed; --torch V says for which version to compare") from error
+        raise PolicyError("torch is not installed; --torch V sets the version to compare for") from error
     if torch_version is None and policy.torch and not holds(policy.torch, version):
         needs = f"policy {policy.name!r} needs torch {policy.torch}, but torch {version} is installed"
         raise PolicyError(f"{needs}; --torch V compares for another version")

@@ -1,4 +1,4 @@
-"""One call of a graph's text as an fx node: the text is walked, names are looked up in tables, nothing is evaluated."""
+"""Rebuild one call of a graph's text as an fx node: names are looked up in tables, and nothing is evaluated."""
 
 import ast
 import operator
@@ -33,7 +33,7 @@ class Unreadable(ValueError):
 
 
 class Opaque:
-    """Stands for a function that this process does not have. Calling it raises Unreadable."""
+    """Represents a function that this process does not have. Calling it raises Unreadable."""
 
     def __init__(self, path: str, why: str = "") -> None:
         self.__name__ = self.__qualname__ = path.replace(".", "_")
@@ -48,7 +48,7 @@ class Opaque:
 class Reader:
     """Makes nodes of ``graph`` from calls as text.
 
-    ``names`` are the nodes made so far, by the names of the text. ``attribute`` makes the node that reads an attribute
+    ``names`` maps names in the text to the nodes so far. ``attribute`` creates the node that reads an attribute
     of the graph's module. Every device becomes ``device``. ``unknown`` collects the functions that were not found.
     """
 
@@ -60,15 +60,15 @@ class Reader:
         self.unknown: list[str] = []
 
     def node(self, call: str, name: str) -> Node:
-        """The node for ``call``, named ``name``. Raises Unreadable."""
+        """Return the node for ``call``, named ``name``. Raises Unreadable."""
         tree = _statement(call)
         made = self._written(tree, name) if isinstance(tree, ast.stmt) else self._call(tree, name)
         if made is None:
-            raise Unreadable(f"{call[:80]!r} is no call")
+            raise Unreadable(f"{call[:80]!r} is not a call")
         return made
 
     def value(self, text: str) -> Any:
-        """The fx argument that ``text`` stands for: nodes, numbers, tuples, dtypes. Raises Unreadable."""
+        """Return the fx argument for ``text``: nodes, numbers, tuples, dtypes. Raises Unreadable."""
         return self._argument(_parsed(text))
 
     def _call(self, tree: ast.expr, name: str) -> Node | None:
@@ -153,7 +153,7 @@ class Reader:
         return args, kwargs
 
     def _on_device(self, value: Any) -> Any:
-        """The one device that the graph is rebuilt on, if ``value`` names a device as text."""
+        """Return the device that the graph is rebuilt on if ``value`` is the name of a device, else ``value``."""
         return self._device if isinstance(value, str) and value.partition(":")[0] in _DEVICES else value
 
     def _argument(self, tree: ast.expr) -> Any:
@@ -185,7 +185,7 @@ class Reader:
             return self._complex(tree)
         if isinstance(tree, ast.Call):
             return self._made(tree)
-        raise Unreadable(f"{ast.unparse(tree)[:60]!r} stands where a graph has a value")
+        raise Unreadable(f"{ast.unparse(tree)[:60]!r} is not a value that a graph can hold")
 
     def _named(self, path: str) -> Any:
         if path.startswith("self."):
@@ -198,7 +198,7 @@ class Reader:
     def _complex(self, tree: ast.BinOp) -> complex:
         left, right = self._argument(tree.left), self._argument(tree.right)
         if not isinstance(left, (int, float)) or not isinstance(right, complex):
-            raise Unreadable(f"{ast.unparse(tree)[:60]!r} stands where a graph has a value")
+            raise Unreadable(f"{ast.unparse(tree)[:60]!r} is not a value that a graph can hold")
         return left + right if isinstance(tree.op, ast.Add) else left - right
 
     def _made(self, tree: ast.Call) -> Any:
@@ -215,10 +215,10 @@ class Reader:
             return float(args[0])
         if path in ("set", "frozenset", "dict", "immutable_list") and not args and not kwargs:
             return ()
-        raise Unreadable(f"{ast.unparse(tree)[:60]!r} stands where a graph has a value")
+        raise Unreadable(f"{ast.unparse(tree)[:60]!r} is not a value that a graph can hold")
 
 
-#: With those that graphs name and policies do not.
+#: The devices that policies can name, and others that occur in graphs.
 _DEVICES = frozenset({*DEVICES, "hpu", "ipu", "meta"})
 
 
@@ -233,9 +233,9 @@ def _statement(text: str) -> ast.stmt | ast.expr:
     try:
         body = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Unreadable(f"{text[:80]!r} is no call") from error
+        raise Unreadable(f"{text[:80]!r} is not a call") from error
     if len(body) != 1:
-        raise Unreadable(f"{text[:80]!r} is no call")
+        raise Unreadable(f"{text[:80]!r} is not a call")
     return body[0].value if isinstance(body[0], ast.Expr) else body[0]
 
 
@@ -243,11 +243,11 @@ def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Unreadable(f"{text[:80]!r} is no expression") from error
+        raise Unreadable(f"{text[:80]!r} is not an expression") from error
 
 
 def _path(tree: ast.expr) -> str | None:
-    """``a.b.c`` as text, or None for anything else."""
+    """Return ``a.b.c`` as text, or None for anything else."""
     parts = []
     while isinstance(tree, ast.Attribute):
         parts.append(tree.attr)

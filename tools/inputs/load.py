@@ -40,7 +40,7 @@ def load(path: str, request: Request) -> Document:
     if kind == "runnable" and request.plain:
         return _run(file, request) if request.trust else _with_values(_read(file), file)
     if not request.plain:
-        choose(request, "")  # a mistake in it is said before a program is run
+        choose(request, "")  # report a mistake in it before a program is run
     prepared = prepare(path, request)
     graphs: list[Listing] = []
     notes: list[str] = []

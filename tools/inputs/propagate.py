@@ -46,7 +46,7 @@ class _Propagation(Interpreter):
         if n.target in (ENTER_AUTOCAST, EXIT_AUTOCAST):
             return None
         if max(before, self._transforms):
-            return self._as_written(n, "it stands inside a torch.func transform")
+            return self._as_written(n, "it is inside a torch.func transform")
         if isinstance(n.target, HigherOrderOperator):
             return self._higher_order(n)
         try:
@@ -63,7 +63,7 @@ class _Propagation(Interpreter):
             self._run(function.backward, flat)
             return outputs
         results = [self._body(body.module, body.operands) for body in bodies(n)]
-        return results[0] if results else self._as_written(n, f"{n.target} is not looked into")
+        return results[0] if results else self._as_written(n, f"{n.target} is not analysed")
 
     def _body(self, module: GraphModule, operands: Sequence[Any]) -> Any:
         return self._run(module, [self.env[value] if isinstance(value, Node) else value for value in operands])

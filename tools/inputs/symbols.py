@@ -49,7 +49,7 @@ class Symbols:
         try:
             tree = ast.parse(text.strip(), mode="eval").body
         except SyntaxError as error:
-            raise ValueError(f"{text!r} is no number and no arithmetic of symbols") from error
+            raise ValueError(f"{text!r} is neither a number nor arithmetic on symbols") from error
         return self._of(tree, text)
 
     def original(self, text: str) -> str:
@@ -72,7 +72,7 @@ class Symbols:
             return self._arithmetic(tree, text)
         if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id in _CALLS:
             return _CALLS[tree.func.id](*(self._of(argument, text) for argument in tree.args))
-        raise ValueError(f"{text!r} is no number and no arithmetic of symbols")
+        raise ValueError(f"{text!r} is neither a number nor arithmetic on symbols")
 
     def _arithmetic(self, tree: ast.BinOp, text: str) -> Any:
         left, right = self._of(tree.left, text), self._of(tree.right, text)

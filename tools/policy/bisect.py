@@ -91,7 +91,7 @@ def _bisect(given: Namespace) -> bool:
 
 
 def _search(trials: Trials, by: str, places: Sequence[ModuleOp]) -> tuple[Unit, ...] | None:
-    """The minimal set, verified to be one; None if all units together miss the tolerance, which is said."""
+    """Return the minimal set, verified; None, with a message, if all units together miss the tolerance."""
     tree = ModuleTree(places, trials.to)
     every: tuple[Unit, ...] = (tree.root,) if by == "modules" else rule_units(trials.policy, places)
     if trials.passes(()):

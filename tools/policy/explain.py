@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(PROG, "Say which rule decides a call of an op, and why; what is not said of the call is unknown.")
+    parser = Parser(PROG, "Say which rule decides a call of an op, and why. Facts that are not given are unknown.")
     add = parser.add_argument
     add("op", metavar="OP", help="an op's name, as policies write it: mm, aten.mm, sum.dim_IntList, mylib::op")
     add("--policy", metavar="P", required=True, help="a path to a .toml file, or a built-in name")

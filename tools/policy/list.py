@@ -48,7 +48,7 @@ def _conditions(policy: Policy) -> Iterator[str]:
 
 
 def purpose(name: str) -> str:
-    """Return what the file of a shipped policy says of itself: the comment that it begins with, as one line."""
+    """Return the description of a shipped policy: the comment at the start of its file, as one line."""
     lines = []
     for line in find(name).read_text().splitlines():
         if not line.startswith("#"):

@@ -10,7 +10,7 @@ from fxamp.tools.common.command_line import Parser
 def add_place(parser: Parser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add("--device", metavar="D", help="the device it is for; another device's policy is refused")
+    add("--device", metavar="D", help="the device; a policy for another device is an error")
     add("--torch", metavar="V", help="a version of torch; that of the installed one unless given")
     add("--capability", metavar="C", help="the compute capability of a CUDA device, such as 8.0")
     add("--cpu-features", metavar="F,F", help="the features of a CPU, such as avx512_bf16,amx_bf16")

@@ -34,7 +34,7 @@ def _check(data: object, rule: dict[str, Any], at: str) -> Iterator[str]:
     if "const" in rule and data != rule["const"]:
         yield f"{at or 'the file'}: {data!r} is not {rule['const']!r}"
     if "enum" in rule and data not in rule["enum"]:
-        yield f"{at}: {data!r} is none of {', '.join(rule['enum'])}"
+        yield f"{at}: {data!r} is not one of {', '.join(rule['enum'])}"
     if "type" in rule and not _is_a(data, rule["type"]):
         yield f"{at or 'the file'}: {type(data).__name__} where {rule['type']} is expected"
         return

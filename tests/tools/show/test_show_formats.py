@@ -116,7 +116,7 @@ def broken(*path: str | int, value: object) -> str:
         (broken("graphs", 0, "nodes", 3, "values", 0, "shape", value=[1.5]), r"shape\[0\]: float where"),
         (broken("graphs", 0, "kept_before", value=True), "kept_before: bool where integer"),
         (broken("graphs", 0, "counts", "shared", value="2"), "counts.shared: str where integer"),
-        (broken("findings", value=[{"kind": "x", "graph": 0, "what": "", "advice": ""}]), "'x' is none of"),
+        (broken("findings", value=[{"kind": "x", "graph": 0, "what": "", "advice": ""}]), "'x' is not one of"),
         (broken("graphs", 0, "bodies", "wrap_body_0", "nodes", 0, value={"name": "n"}), "'kind' is missing"),
     ],
 )
