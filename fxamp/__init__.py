@@ -2,7 +2,7 @@
 
     torch.compile(model, backend="fxamp", options={"policy": "cuda-float16"})
 
-Everything public is here; nothing heavy is imported before it is used.
+All public names are here; heavy modules are imported only when they are used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for (PEP 562)."""
+    """Import a public name on first use (PEP 562)."""
     from importlib import import_module
 
     if name not in _HOMES:

@@ -1,4 +1,4 @@
-"""How a graph can be made to run, by the names that options have for it."""
+"""The lowerings, ways to run a graph, by their names in options."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ LOWERINGS = (*STEP_LOWERINGS, "eager")
 
 
 def inductor_modes() -> tuple[str, ...]:
-    """The modes that the installed torch's Inductor has; imports Inductor."""
+    """Return the modes of the installed torch's Inductor; imports Inductor."""
     from torch._inductor import list_mode_options
 
     return tuple(list_mode_options())
 
 
 def mode_settings(mode: str | None) -> dict[str, Any]:
-    """The Inductor settings that ``mode`` stands for; none for None. Imports Inductor."""
+    """Return the Inductor settings of ``mode``; empty for None. Imports Inductor."""
     if mode is None:
         return {}
     from torch._inductor import list_mode_options

@@ -1,7 +1,7 @@
-"""What a policy can be for: the devices and the 16-bit dtypes, by name. Each is defined here alone; imports no torch.
+"""The devices and 16-bit dtypes that policies support, by name. The only definition of each; imports no torch.
 
-A new device needs its facts here and its built-in policies; a new dtype its name here, its policies, and its arithmetic
-in fxamp/kernels/source.py.
+A new device needs an entry here and built-in policies. A new dtype needs a name here, policies, and its arithmetic in
+fxamp/kernels/source.py.
 """
 
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Device:
-    """A type of device that autocast knows.
+    """A device type that autocast supports.
 
     ``float64``: whether it computes in float64. ``bfloat16``: whether it computes in bfloat16 natively; None if that
-    depends on the machine, which ``fxamp/backend/choose.py`` then asks.
+    depends on the machine, which ``fxamp/backend/choose.py`` then checks.
     """
 
     float64: bool = True
@@ -27,15 +27,15 @@ KINDS = {
     "mps": Device(float64=False, bfloat16=False),
     "mtia": Device(),
 }
-"""The devices by the name of their type."""
+"""The devices by type name."""
 
 DEVICES = tuple(KINDS)
 
 NO_FLOAT64 = frozenset(name for name, kind in KINDS.items() if not kind.float64)
-"""Devices that have no float64."""
+"""Devices without float64."""
 
 DTYPES = ("float16", "bfloat16")
-"""What a policy's ``lower_precision_fp`` accepts."""
+"""The values of a policy's ``lower_precision_fp``."""
 
 SCALED_DTYPES = frozenset({"float16"})
 """Those of :data:`DTYPES` whose range is so small that gradients underflow unless the loss is scaled."""

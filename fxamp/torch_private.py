@@ -1,8 +1,8 @@
-"""What fxamp needs of torch's insides and no public function gives: all of it here, for torch 2.11 to 2.15.
+"""All uses of torch's private interfaces that have no public replacement, for torch 2.11 to 2.15.
 
-Each function ends with what breaks when torch changes. "Loudly" means an error in torch's own words. What would change
-quietly, tests/test_torch_private.py finds: it holds each function against the installed torch.
-Semi-public modules (``torch.utils._pytree``, ``torch._ops``, FakeTensorMode) are used where they are needed.
+Each function's docstring ends with what breaks if torch changes. "Loudly" means an error from torch. Changes that would
+cause no error are found by tests/test_torch_private.py, which checks each function against the installed torch.
+Semi-public modules (``torch.utils._pytree``, ``torch._ops``, FakeTensorMode) are used directly where they are needed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from torch.optim import optimizer as _optimizers
 from torch.utils.checkpoint import CheckpointPolicy
 
 Node = Any
-"""A node of autograd's graph; torch's own class for them describes no C++ node."""
+"""A node of the autograd graph; torch's own class for nodes does not cover C++ nodes."""
 
 Mode = TypeVar("Mode")
 
@@ -28,15 +28,15 @@ Mode = TypeVar("Mode")
 
 
 def running_node() -> Node:
-    """The autograd node that is being run in this thread; None outside a backward. Breaks loudly."""
+    """Return the autograd node that is running in this thread; None outside a backward. Breaks loudly."""
     return torch._C._current_autograd_node()
 
 
 def running_backward() -> int:
-    """The number of the backward that is being run in this thread; -1 outside of one.
+    """Return the number of the backward that is running in this thread; -1 outside a backward.
 
-    Breaks loudly; if torch no longer counted up by one, every custom Function would be refused as one that runs a
-    backward of its own.
+    Breaks loudly. If torch no longer counted up by one, every custom Function would be rejected as one that runs
+    another backward.
     """
     return torch._C._current_graph_task_id()
 
@@ -47,26 +47,26 @@ def keeps_graph() -> bool:
 
 
 def is_leaf(node: Node) -> bool:
-    """Whether gradients end at ``node``, in the ``.grad`` of a tensor. Breaks loudly."""
+    """Whether ``node`` accumulates into the ``.grad`` of a tensor. Breaks loudly."""
     return isinstance(node, torch._C._functions.AccumulateGrad)  # type: ignore[attr-defined]
 
 
 def gradient_dtypes(node: Node) -> list[torch.dtype]:
-    """The dtypes of the gradients that enter ``node``. Breaks loudly."""
+    """Return the dtypes of the gradients that enter ``node``. Breaks loudly."""
     return [each.dtype for each in node._input_metadata]
 
 
 def function_of(node: Node) -> Any:
-    """The ``torch.autograd.Function`` whose backward ``node`` runs; None for an operator of torch's own.
+    """Return the ``torch.autograd.Function`` whose backward ``node`` runs; None for an operator of torch.
 
-    If torch renames ``_forward_cls``, no node is fxamp's: their backwards raise where a hook was set on them, and
-    gradients of no graph are known to belong to a wrapper such as DTensor.
+    If torch renames ``_forward_cls``, fxamp recognises none of its own nodes: their backwards raise if a hook was set
+    on them, and no gradient has a known owner such as a DTensor.
     """
     return getattr(type(node), "_forward_cls", None)
 
 
 def autocast_dtype_of(node: Node) -> torch.dtype | None:
-    """The dtype of the autocast that the forward of a Function's ``node`` ran under (``custom_fwd``); None without one.
+    """Return the dtype of the autocast under which a Function's ``node`` ran its forward (``custom_fwd``), or None.
 
     If torch renames the attributes, a Function that computes in float16 between wider gradients is not scaled.
     """
@@ -77,16 +77,16 @@ def autocast_dtype_of(node: Node) -> torch.dtype | None:
 
 
 def graph_metadata(function: Any) -> list[Any]:
-    """AOTAutograd's metadata of a compiled graph, and of the plain graph within where there are tensor subclasses.
+    """Return AOTAutograd's metadata of a compiled graph; with tensor subclasses also that of the plain graph inside.
 
-    ``function``: of :func:`function_of`. If torch renames them, fxamp's graphs are unknown in autograd's graph, and
-    refuse to run once they were hooked.
+    ``function``: from :func:`function_of`. If torch renames the attributes, fxamp does not recognise its graphs in the
+    autograd graph; they raise once hooks were set on them.
     """
     return [getattr(function, "metadata", None), getattr(subclass_metadata(function), "fw_metadata", None)]
 
 
 def subclass_metadata(function: Any) -> Any:
-    """What AOTAutograd notes of tensor subclasses among a graph's inputs; None without any.
+    """Return AOTAutograd's metadata about tensor subclasses among a graph's inputs; None if there are none.
 
     If torch renames it, no gradient of a wrapper such as DTensor has an owner: its flags count for every optimizer.
     """
@@ -94,27 +94,27 @@ def subclass_metadata(function: Any) -> Any:
 
 
 def compiled_by_aot(function: Any) -> bool:
-    """Whether ``function``, of :func:`function_of`, is a graph that AOTAutograd compiled.
+    """Whether ``function``, from :func:`function_of`, is a graph that AOTAutograd compiled.
 
-    If torch renames ``compiled_bw``, other compilers' graphs are taken for Functions written by hand, and hooked more
+    If torch renames ``compiled_bw``, other compilers' graphs are treated as user-written Functions, and get more hooks
     than needed.
     """
     return hasattr(function, "compiled_bw")
 
 
 def current_metadata() -> Any:
-    """AOTAutograd's metadata of the forward that it compiles now; None outside of it.
+    """Return AOTAutograd's metadata of the forward that it is compiling; None outside a compilation.
 
-    If torch keeps it elsewhere, fxamp's graphs are unknown in autograd's graph, see :func:`graph_metadata`.
+    If torch moves it, fxamp does not recognise its graphs in the autograd graph, see :func:`graph_metadata`.
     """
     context = TracingContext.try_get()
     return None if context is None else context.fw_metadata
 
 
 def compiling_again() -> Callable[[], AbstractContextManager[None]]:
-    """What gives the contexts back in which AOTAutograd compiles now, for a graph that is compiled later.
+    """Return a function that restores AOTAutograd's current compile contexts, for a graph that is compiled later.
 
-    Breaks loudly; if torch notes more in contexts of its own, its logs of the later compilation lack that.
+    Breaks loudly. If torch adds other contexts, its logs of the later compilation lack their information.
     """
     noted, compilation = TracingContext.try_get(), CompileContext.try_get()
 
@@ -127,11 +127,11 @@ def compiling_again() -> Callable[[], AbstractContextManager[None]]:
 
 
 def keep_saved_tensors() -> None:
-    """Let no kernel of the graph that AOTAutograd compiles now write over what the forward saved.
+    """Forbid the kernels of the graph that AOTAutograd is compiling to overwrite tensors that the forward saved.
 
-    So ``retain_graph=True`` works as in eager mode. torch decides by this list, at run time too; its config switch
-    leaves None there, which it takes for a list that is not empty. If torch renames the list, ``retain_graph=True``
-    raises in torch's own words.
+    So ``retain_graph=True`` works as in eager mode. torch reads this list, also at run time. Its config switch leaves
+    None there, which torch treats as a non-empty list. If torch renames the list, ``retain_graph=True`` raises an error
+    from torch.
     """
     metadata = current_metadata()
     if metadata is not None:
@@ -142,10 +142,10 @@ def keep_saved_tensors() -> None:
 
 
 def replace_tracing_mode(kind: type[Mode]) -> Mode:
-    """The tracing mode of the make_fx call that is running, as ``kind``, a subclass of its class without fields.
+    """Return the tracing mode of the running make_fx call as ``kind``, a subclass of its class without fields.
 
-    make_fx makes its mode itself and takes no other, so the mode's class is replaced. Breaks loudly: with TypeError if
-    the mode's memory layout changes, with AttributeError if it is kept elsewhere.
+    make_fx creates its mode itself and accepts no other, so the mode's class is replaced. Breaks loudly: with TypeError
+    if the mode's memory layout changes, with AttributeError if torch moves it.
     """
     modes: Any = torch._ops
     mode: Any = modes._get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY)
@@ -156,9 +156,9 @@ def replace_tracing_mode(kind: type[Mode]) -> Mode:
 
 @contextmanager
 def computed_again() -> Iterator[None]:
-    """What AOTAutograd traces inside, the backward computes again if it needs it, instead of keeping it.
+    """Mark ops that AOTAutograd traces inside for recomputation in the backward, so that their results are not kept.
 
-    What a checkpoint has marked already stays as it is. If torch marks it otherwise, the backward may keep it.
+    Marks that a checkpoint has set do not change. If torch changes the marks, the backward may keep the results.
     """
     meta: dict[str, Any] = fx_traceback.get_current_meta()
     marks = {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
@@ -173,13 +173,13 @@ def computed_again() -> Iterator[None]:
             meta.pop(key, None)
 
 
-#: The flag is the process's, so while one thread has set it no other may note what it was.
+#: The flag is process-wide: while one thread has set it, no other thread may read its previous value.
 _compiling = RLock()
 
 
 @contextmanager
 def compiling_flag() -> Iterator[None]:
-    """``torch.compiler.is_compiling()`` is true inside, in every thread; one thread at a time is inside.
+    """Make ``torch.compiler.is_compiling()`` true inside, in every thread; only one thread at a time can be inside.
 
     So torch's optimizers take the path that reads no value on the host. If torch renames the flag, they read values of
     fake tensors, and their steps are left to the host.
@@ -194,12 +194,12 @@ def compiling_flag() -> Iterator[None]:
 
 
 def without_autocast() -> AbstractContextManager[Any]:
-    """Autocast is off inside for every device, and as it was on leaving. Breaks loudly."""
+    """Disable autocast for every device inside; restore it on exit. Breaks loudly."""
     return torch._C._DisableAutocast()
 
 
 def without_saved_tensors_hooks() -> AbstractContextManager[None]:
-    """``torch.autograd.graph.saved_tensors_hooks`` of the program see nothing that is saved inside. Breaks loudly."""
+    """Hide tensors saved inside from the program's ``torch.autograd.graph.saved_tensors_hooks``. Breaks loudly."""
     from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 
     context: AbstractContextManager[None] = _disable_saved_tensors_hooks_during_tracing()
@@ -210,10 +210,10 @@ def without_saved_tensors_hooks() -> AbstractContextManager[None]:
 
 
 def raised_through_dynamo(error: Exception, backend: Callable[..., Any], frame: FrameType | None) -> Exception:
-    """``error`` as Dynamo raises it unchanged from ``backend``: of its own type, and of BackendCompilerFailed.
+    """Return ``error`` in a form that Dynamo raises unchanged: of its own type, and of BackendCompilerFailed.
 
-    Its traceback begins at ``frame``, and the message is its last line. If Dynamo no longer lets BackendCompilerFailed
-    through, the message is wrapped in another error.
+    Its traceback starts at ``frame``, and the message is its last line. If Dynamo no longer passes
+    BackendCompilerFailed through, the message is wrapped in another error.
     """
     from torch._dynamo.exc import BackendCompilerFailed
 
@@ -228,9 +228,9 @@ def raised_through_dynamo(error: Exception, backend: Callable[..., Any], frame: 
 
 
 def hint(number: int | torch.SymInt) -> int | None:
-    """``number`` for the sizes that the graph is compiled for, without a guard on them; None if it depends on values.
+    """Return ``number`` for the sizes at compile time, without a guard on them; None if it depends on tensor values.
 
-    If torch renames the hint of a symbolic number, sizes of dynamic shapes count as unknown.
+    If torch renames the hint of a symbolic number, dynamic sizes count as unknown.
     """
     if isinstance(number, int):
         return number
@@ -239,9 +239,9 @@ def hint(number: int | torch.SymInt) -> int | None:
 
 
 def guard_current_graph(name: str, holds: Callable[[], bool]) -> None:
-    """Recompile the graph that Dynamo compiles now once ``holds`` is false; it is called on each call of the graph.
+    """Recompile the graph that Dynamo is compiling once ``holds`` is false; each call of the graph calls ``holds``.
 
-    ``name``: what stands for ``holds`` in Dynamo's messages. Nothing outside a torch.compile call. Breaks loudly.
+    ``name``: the name of ``holds`` in Dynamo's messages. Does nothing outside torch.compile. Breaks loudly.
     """
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.source import GlobalStateSource
@@ -260,9 +260,9 @@ def guard_current_graph(name: str, holds: Callable[[], bool]) -> None:
 
 
 def backend_of(compiled: Any) -> Any:
-    """The backend function that ``compiled`` was compiled with; None for what torch.compile did not return.
+    """Return the backend function that ``compiled`` was compiled with; None if torch.compile did not return it.
 
-    If torch keeps it elsewhere, nobody is warned that a compiled model runs no graph.
+    If torch moves it, there is no warning that a compiled model runs no graph.
     """
     names = getattr(getattr(compiled, "__code__", None), "co_freevars", ())
     context = compiled.__closure__[names.index("self")].cell_contents if "self" in names else compiled
@@ -276,13 +276,13 @@ def backend_of(compiled: Any) -> Any:
 
 
 def step_pre_hooks(optimizer: torch.optim.Optimizer) -> Sequence[Callable[..., Any]]:
-    """What is called before a step, in order: every optimizer's hooks, then this one's. Breaks loudly."""
+    """Return the hooks that run before a step, in order: those of all optimizers, then this one's. Breaks loudly."""
     hooks = _optimizers._global_optimizer_pre_hooks, optimizer._optimizer_step_pre_hooks
     return [hook for each in hooks for hook in each.values()]
 
 
 def step_post_hooks(optimizer: torch.optim.Optimizer) -> Sequence[Callable[..., Any]]:
-    """What is called after a step, in order: this optimizer's hooks, then every one's. Breaks loudly."""
+    """Return the hooks that run after a step, in order: this optimizer's, then those of all. Breaks loudly."""
     hooks = optimizer._optimizer_step_post_hooks, _optimizers._global_optimizer_post_hooks
     return [hook for each in hooks for hook in each.values()]
 
@@ -293,6 +293,6 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def running_wrapper() -> DistributedDataParallel | None:
-    """The wrapper whose forward is running; torch keeps it for its own compiler. Breaks loudly."""
+    """Return the wrapper whose forward is running; torch stores it for its own compiler. Breaks loudly."""
     wrapper: DistributedDataParallel | None = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     return wrapper

@@ -7,7 +7,7 @@ that compute the values, and decides what is kept for the backward. Its recipes 
 2. If that absolute value is infinite or NaN, the results are NaN, so a loss scaler detects it.
 3. Every operand of ``torch._scaled_mm`` has the layout that GPUs need: the first row-major, the second column-major.
    Dimensions that are summed over rows are padded with zeros to a multiple of 16.
-4. The backward casts weights again: no copies of them in 8 bits are kept (pytorch #141881).
+4. The backward casts weights again, so that no 8-bit copies of them are kept (pytorch #141881).
 5. A second derivative raises: ``_scaled_mm`` has none. (Breaks loudly if torch changes that op.)
 """
 
@@ -112,20 +112,20 @@ class _Scaled:
 
 
 def _cast(values: Tensor, dtype: torch.dtype, dim: int | None = None, *, pad: int | None = None) -> _Scaled:
-    """A matrix in ``dtype`` with one scale, or one for each vector along ``dim``; see :func:`_round` for ``pad``."""
+    """Return a matrix in ``dtype`` with one scale, or one per vector along ``dim``; see :func:`_round` for ``pad``."""
     scale = _scale(values, dtype, dim, powers=dim is not None)
     return _Scaled(_round(values, scale, dtype, pad), scale)
 
 
 def _cast_weight(weight: Tensor, dim: int | None = None, *, powers: bool = False) -> _Scaled:
-    """A weight as the second operand of a product. No copy in 8 bits is kept: the weight is there for the backward."""
+    """Return a weight as the second operand of a product. No 8-bit copy is kept: the backward has the weight."""
     scale = _scale(weight, E4M3, dim, powers=powers or dim is not None)
     with computed_again():
         return _second(_Scaled(_round(weight, scale, E4M3), scale))
 
 
 def _scale(values: Tensor, dtype: torch.dtype, dim: int | None, powers: bool) -> Tensor:
-    """The scale that maps the largest absolute value to that of ``dtype``; ``powers``: down to a power of two."""
+    """Return the scale from the largest magnitude to that of ``dtype``; ``powers``: rounded down to a power of 2."""
     largest = values.abs().amax() if dim is None else values.abs().amax(dim, keepdim=True)
     # Compilers and eager mode divide float32 differently; a float64 quotient rounds to the same float32 in both.
     scale = (torch.finfo(dtype).max / largest.double().clamp(min=_SMALLEST)).float()
@@ -133,7 +133,7 @@ def _scale(values: Tensor, dtype: torch.dtype, dim: int | None, powers: bool) ->
 
 
 def _round(values: Tensor, scale: Tensor, dtype: torch.dtype, pad: int | None = None) -> Tensor:
-    """``values`` times ``scale`` in ``dtype``; zeros fill the dimension ``pad`` to a multiple of 16."""
+    """Return ``values`` times ``scale`` in ``dtype``; ``pad``: pad this dimension with zeros to a multiple of 16."""
     limit = torch.finfo(dtype).max
     # Before torch 2.12, eager casts to 8 bits did not saturate. NaN stays NaN.
     scaled = (values.float() * scale).clamp(-limit, limit)
@@ -148,12 +148,12 @@ def _padded(values: Tensor, dim: int) -> Tensor:
 
 
 def _second(matrix: _Scaled) -> _Scaled:
-    """In the layout of a second operand: column-major."""
+    """Return the tensor in the layout of a second operand: column-major."""
     return _Scaled(matrix.values.t().contiguous().t(), matrix.scale)
 
 
 def _multiply(left: _Scaled, right: _Scaled, dtype: torch.dtype, fast: bool = False) -> Tensor:
-    """The product of two scaled matrices, the second column-major; ``fast``: GPUs may accumulate with fewer bits."""
+    """Return the product of two scaled matrices, the second column-major; ``fast``: accumulate with fewer bits."""
     return torch._scaled_mm(
         left.values.contiguous(),
         right.values,
