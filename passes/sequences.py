@@ -18,6 +18,7 @@ from fxamp.passes.step.drop_copies import DropCopies
 from fxamp.passes.step.fold_unscale import FoldUnscale
 from fxamp.passes.step.guard_updates import GuardUpdates
 from fxamp.passes.step.lift_scalars import LiftScalars
+from fxamp.passes.step.pack_state import PackState
 from fxamp.passes.step.realize_scalars import RealizeScalars
 from fxamp.passes.step.share_equal import ShareEqual
 from fxamp.passes.step.spread_fills import SpreadFills
@@ -65,13 +66,20 @@ def backward(*, rules: bool, scale: ScaleBackward | None) -> PassSequence[CastCo
 
 
 def step(
-    *, lifted: bool, scaled: bool, clipped: bool, guarded: bool, for_inductor: bool, flat: bool = False
+    *,
+    lifted: bool,
+    scaled: bool,
+    clipped: bool,
+    guarded: bool,
+    for_inductor: bool,
+    flat: bool = False,
+    packed: PackState | None = None,
 ) -> PassSequence[Context]:
     """Return the passes for an optimizer's step.
 
-    ``flat``: the step of one parameter; the graph must not name its size. ``lifted``: its floats become one tensor.
-    ``scaled``: gradients are scaled. ``clipped``: a clip coefficient is given. ``guarded``: a flag can skip the step.
-    ``for_inductor``: Inductor compiles it.
+    ``flat``: the step of one parameter; the graph must not name its size. ``packed``: how its state is stored.
+    ``lifted``: its floats become one tensor. ``scaled``: gradients are scaled. ``clipped``: a clip coefficient is
+    given. ``guarded``: a flag can skip the step. ``for_inductor``: Inductor compiles it.
     """
     return PassSequence(
         "step",
@@ -81,6 +89,7 @@ def step(
             *([LiftScalars()] if lifted else []),
             ShareEqual(),
             *([FoldUnscale(scaled, clipped)] if scaled or clipped else []),
+            *([packed] if packed else []),
             *([GuardUpdates()] if guarded else []),
             *([RealizeScalars()] if for_inductor else []),
         ),

@@ -53,12 +53,18 @@ class GraphWriter:
         return self.call(_prims.device_put.default, node, device)
 
     def input(
-        self, name: str, *size: int, dtype: torch.dtype, device: torch.device, before: Node | None = None
+        self,
+        name: str,
+        *size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        before: Node | None = None,
+        after: Node | None = None,
     ) -> Node:
-        """Return a new tensor input of the graph, the last one, or ``before`` another one."""
+        """Return a new tensor input of the graph, the last one, or ``before`` or ``after`` another one."""
         inputs = self.graph.find_nodes(op="placeholder")
         if before is None and inputs:
-            place = self.graph.inserting_after(inputs[-1])
+            place = self.graph.inserting_after(after or inputs[-1])
         else:
             place = self.graph.inserting_before(before or next(iter(self.graph.nodes), None))
         with place:

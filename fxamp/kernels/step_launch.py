@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fxamp.kernels.codes import SCALES
 from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.plan import ALIGNMENT, block_map, block_size
 from fxamp.kernels.step_source import NAME, StepInputs, step_text
@@ -40,7 +41,9 @@ class StepKernel:
         self._interpret = interpret
         block = block_size(torch.float32, 64 if torch.version.hip else 32)
         self.texts = {aligned: step_text(gm, inputs, aligned, block) for aligned in (True, False)}
-        self._flat = [node.meta["val"].dim() > 0 and "numbers" not in name for node, name in inputs.cells.items()]
+        values = [(node.meta["val"], name) for node, name in inputs.cells.items()]
+        # Scales, one for 256 elements, are not read 16 bytes at a time.
+        self._flat = [v.dim() > 0 and v.dtype is not SCALES and name != "numbers" for v, name in values]
         self._signs = any("arrivals" in line for line in self.texts[True].splitlines())
         self._tables: dict[bool, _Tables] = {}
 

@@ -18,6 +18,8 @@ CARRIED = {
     torch.float64: "float64",
     torch.int32: "int32",
     torch.int64: "int64",
+    torch.uint8: "int32",
+    torch.int16: "int32",
     torch.bool: "int1",
 }
 """Triton's name of the type in which a value of each dtype is computed."""

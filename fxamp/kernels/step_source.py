@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fxamp.kernels.codes import BLOCK, DECOMPOSITIONS, SCALES, block_scales, decode, round_by_chance
 from fxamp.kernels.plan import ALIGNMENT, CHUNK
 from fxamp.kernels.source import CARRIER, WIDEN
+from fxamp.kernels.step_codes import chance_lines, decode_lines, encode_lines, scales_lines
 from fxamp.kernels.step_ops import ARITHMETIC, CARRIED, COMPARISONS, SAME, divide, power, root
 
 aten = torch.ops.aten
@@ -95,7 +97,7 @@ def step_text(gm: GraphModule, inputs: StepInputs, aligned: bool, block: int) ->
         numel=len(inputs.cells),
         chunk=CHUNK,
     )
-    writer = _Writer(inputs, aligned)
+    writer = _Writer(inputs, aligned, block)
     scalars = [line for node in gm.graph.nodes if not _is_flat(node) for line in writer.lines(node, "")]
     addresses = [writer.address(node) for node in inputs.cells if _is_flat(node)]
     lines = [
@@ -152,8 +154,8 @@ def _dtype(node: Node) -> torch.dtype:
 class _Writer:
     """Writes the lines of each node, and stores the names of the inputs."""
 
-    def __init__(self, inputs: StepInputs, aligned: bool) -> None:
-        self._inputs, self._aligned = inputs, aligned
+    def __init__(self, inputs: StepInputs, aligned: bool, block: int) -> None:
+        self._inputs, self._aligned, self._block = inputs, aligned, block
         self._cell = {node: at for at, node in enumerate(inputs.cells)}
 
     def address(self, node: Node) -> str:
@@ -161,7 +163,7 @@ class _Writer:
         name = self._inputs.cells[node]
         pointer = f"tl.load(row + {self._cell[node]}).to(tl.pointer_type(tl.{_carrier(node)}))"
         hinted = f"tl.multiple_of({pointer}, {ALIGNMENT})" if self._aligned else pointer
-        return f"{name}_at = {hinted} + first"
+        return f"{name}_at = {hinted} + {f'first // {BLOCK}' if _is_scales(node) else 'first'}"
 
     def lines(self, node: Node, mask: str) -> list[str]:
         """Return the lines that compute or store the node's value; none if the kernel does not compute it."""
@@ -171,10 +173,31 @@ class _Writer:
             return []
         if node.target is aten.copy_.default:
             return self.store(node, mask) if _is_flat(node) else []
+        if node.target in DECOMPOSITIONS:
+            return self._coded(node, bool(mask))
         if node.target is aten.select.int:
             source, _, at = node.args
             return [f"{self.name(node)} = tl.load({self.name(source)}_at + {at})"]
         return [f"{self.name(node)} = {self._expression(node)}", *self._rounding(node)]
+
+    def _coded(self, node: Node, masked: bool) -> list[str]:
+        name, args = self.name(node), node.args
+        if node.target is block_scales.default:
+            return scales_lines(name, self.name(args[0]), self._block, masked)
+        if node.target is decode.default:
+            return decode_lines(name, self.name(args[0]), self.name(args[1]), str(args[2]), self._block)
+        if node.target is round_by_chance.default:
+            return chance_lines(name, self.name(args[0]), self.name(args[1]), int(str(args[2])))
+        names = [self.name(arg) for arg in args[:3]]
+        return encode_lines(name, names[0], names[1], names[2], str(args[3]), int(str(args[4])), self._block)
+
+    def _place(self, node: Node, mask: str) -> tuple[str, str]:
+        """Where the elements of a flat input are that a program handles at a time, and which of them it has."""
+        name = self.name(node)
+        if not _is_scales(node):
+            return f"{name}_at + offsets", mask
+        own = f"start // {BLOCK} + tl.arange(0, {self._block // BLOCK})"
+        return f"{name}_at + {own}", f", mask=({own}) * {BLOCK} < left" if mask else ""
 
     def name(self, node: object) -> str:
         if not isinstance(node, Node):
@@ -194,8 +217,9 @@ class _Writer:
             return [address, f"{name} = {_widened(node, f'tl.load({name}_at)')}"] if node.users else []
         if not any(user.target is not aten.copy_.default or user.args[1] is node for user in node.users):
             return []
+        place, own = self._place(node, mask)
         other = ", other=0" if mask else ""
-        return [f"{name} = {_widened(node, f'tl.load({name}_at + offsets{mask}{other})')}"]
+        return [f"{name} = {_widened(node, f'tl.load({place}{own}{other})')}"]
 
     def store(self, node: Node, mask: str) -> list[str]:
         """Return the lines of a final ``copy_`` to an input."""
@@ -204,7 +228,7 @@ class _Writer:
         if target not in self._inputs.cells:
             raise NotGeneratedError(f"the step writes to {target.name}")
         name, dtype = self.name(target), _dtype(target)
-        place = f"{name}_at + offsets" if _is_flat(target) else f"{name}_at"
+        place, own = self._place(target, mask) if _is_flat(target) else (f"{name}_at", "")
         lines = [f"{name}_new = {self._operand(value, dtype)}"]
         if isinstance(value, Node) and _dtype(value) is not dtype:
             lines += _rounded(f"{name}_new", dtype)
@@ -212,8 +236,10 @@ class _Writer:
             torch.bfloat16: f"({name}_new.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16)",
             torch.float16: f"{name}_new.to(tl.float16)",
             torch.bool: f"{name}_new.to(tl.int8)",
+            torch.uint8: f"{name}_new.to(tl.uint8)",
+            torch.int16: f"{name}_new.to(tl.int16)",
         }
-        return [*lines, f"tl.store({place}, {narrow.get(dtype, f'{name}_new')}{mask})"]
+        return [*lines, f"tl.store({place}, {narrow.get(dtype, f'{name}_new')}{own})"]
 
     def _expression(self, node: Node) -> str:
         target, args, kwargs = node.target, list(node.args), node.kwargs
@@ -302,13 +328,20 @@ def _is_numbers(node: Node) -> bool:
     return bool(node.users) and all(user.target is aten.select.int for user in node.users)
 
 
+def _is_scales(node: Node) -> bool:
+    """Whether it has one element for each block of 256."""
+    return _is_flat(node) and _dtype(node) is SCALES
+
+
 def _carrier(node: Node) -> str:
     dtype = _dtype(node)
-    return CARRIER.get(dtype) or {torch.bool: "int8"}.get(dtype, CARRIED[dtype])
+    return CARRIER.get(dtype) or {torch.bool: "int8", torch.uint8: "uint8", SCALES: "int16"}.get(dtype, CARRIED[dtype])
 
 
 def _widened(node: Node, loaded: str) -> str:
     dtype = _dtype(node)
+    if dtype in (torch.uint8, SCALES):
+        return f"{loaded}.to(tl.int32)"
     return f"({loaded} != 0)" if dtype is torch.bool else WIDEN.get(dtype, "{loaded}").format(loaded=loaded)
 
 

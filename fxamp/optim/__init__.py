@@ -15,6 +15,8 @@ The modules, in order of use:
     lower            rewrite with the passes of :func:`fxamp.passes.sequences.step`, then compile
     kind_step        the same for one kind: a generated kernel, or Inductor's code for one flat parameter
     guarded_step     cache, select and run compiled steps; registry: one cache for each optimizer
+    signs            find the states that never become negative
+    packed           tensors in fewer bits; precision: which of them a policy's ``[optimizer]`` asks for
     state_dicts      save the state in the form that the uncompiled optimizer saves
 
 Bytes of memory traffic per parameter, for float32 parameters, gradients and two states (Adam), from the generated code:
@@ -27,5 +29,6 @@ Bytes of memory traffic per parameter, for float32 parameters, gradients and two
 from fxamp.optim.compile_optimizer import clips
 from fxamp.optim.guarded_step import BoundStep, Factors, GuardedStep, has_pre_hooks
 from fxamp.optim.registry import guarded
+from fxamp.optim.state_dicts import packed_state_dict
 
-__all__ = ["BoundStep", "Factors", "GuardedStep", "clips", "guarded", "has_pre_hooks"]
+__all__ = ["BoundStep", "Factors", "GuardedStep", "clips", "guarded", "has_pre_hooks", "packed_state_dict"]

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from os import PathLike
 from types import MethodType
 from typing import Any
 
@@ -17,7 +18,9 @@ from fxamp.optim.borrow import needs_arguments
 from fxamp.optim.clip import coefficient, require_max_norm
 from fxamp.optim.first_steps import stepped
 from fxamp.optim.guarded_step import BoundStep, Factors
+from fxamp.optim.precision import set_precision, unpack_state
 from fxamp.optim.registry import guarded
+from fxamp.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,12 @@ _settings: "weakref.WeakKeyDictionary[torch.optim.Optimizer, StepSettings]" = we
 
 
 def compile_optimizer(
-    optimizer: torch.optim.Optimizer, clip_norm: float | None = None, lowering: str = "inductor"
+    optimizer: torch.optim.Optimizer,
+    policy: "Policy | str | PathLike[str] | None" = None,
+    clip_norm: float | None = None,
+    lowering: str = "inductor",
+    *,
+    seed: int = 0,
 ) -> torch.optim.Optimizer:
     """Make ``optimizer.step()`` run compiled; returns the same object.
 
@@ -43,11 +51,15 @@ def compile_optimizer(
 
     Args:
         optimizer: any optimizer, including user-defined ones.
+        policy: a Policy, a built-in name or a path; its ``[optimizer]`` table says in which precision the state is
+            kept. None: as the optimizer creates it. ``state_dict()`` returns ordinary tensors either way.
         clip_norm: the step clips gradients as ``torch.nn.utils.clip_grad_norm_(parameters, clip_norm)`` would. If the
             step runs compiled, the gradients in memory do not change. None: no clipping.
         lowering: "inductor", or "aot_eager" to run the traced ops one by one.
+        seed: of stochastic rounding; the same on every rank, unless ranks are to round differently.
 
     Raises:
+        PolicyError: the policy does not exist, or has a mistake.
         OptionError: ``optimizer`` is not an optimizer, or an argument has a value that is not accepted.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -57,8 +69,10 @@ def compile_optimizer(
         raise OptionError(f"lowering={lowering!r}: expected one of {accepted}{nearest(str(lowering), STEP_LOWERINGS)}")
     if clip_norm is not None:
         require_max_norm(clip_norm, "clip_norm")
+    loaded = policy if policy is None or isinstance(policy, Policy) else Policy.load(policy)
     if optimizer not in _settings:
         optimizer.step = MethodType(_compiled_step(optimizer.step), optimizer)  # type: ignore[method-assign]
+    set_precision(optimizer, None if loaded is None else loaded.optimizer, seed)
     _settings[optimizer] = StepSettings(clip_norm, lowering)
     return optimizer
 
@@ -84,6 +98,7 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         bound = _prepared(self, settings, scale is not None, found_inf is not None, arguments)
         if bound is None:
+            unpack_state(self)
             _clip_in_memory(self, settings, scale)
             given = (closure, *args) if closure is not None or args else ()
             result = original(*given, **kwargs)

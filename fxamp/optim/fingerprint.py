@@ -26,4 +26,4 @@ def looks(tensor: Tensor) -> Hashable:
     """Return the properties of a tensor that compiled code assumes."""
     if tensor.layout is not torch.strided:
         return (tensor.layout, tensor.shape, tensor.dtype, tensor.device)
-    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, getattr(tensor, "form", None))

@@ -19,11 +19,13 @@ from fxamp.optim.borrow import (
 )
 from fxamp.optim.complete import complete_state
 from fxamp.optim.kind_step import KindStep, lower_kind
-from fxamp.optim.kinds import Split, split
+from fxamp.optim.kinds import Kind, Split, split
 from fxamp.optim.layout import Layout, quick_key, read_layout, settings_of
 from fxamp.optim.lower import StepOptions, WholeStep, decompositions, lower_step, must_lift
+from fxamp.optim.precision import pass_for, precision_of, require_names, store
+from fxamp.optim.signs import never_negative
 from fxamp.optim.state_dicts import plain_entry
-from fxamp.optim.trace import Traced, fakes_of, flat_fakes, trace_step
+from fxamp.optim.trace import Traced, fakes_of, flat_fakes, trace_step, wide_fakes
 from fxamp.passes.step.lift_scalars import liftable, unliftable_inputs
 from fxamp.targets import NO_FLOAT64
 from fxamp.torch_private import note_step, step_post_hooks, step_pre_hooks
@@ -166,6 +168,8 @@ class GuardedStep:
         try:
             if self._complete(optimizer, layout):
                 layout = read_layout(optimizer)
+            if self._store(optimizer, layout, options):
+                layout = read_layout(optimizer)
             return layout, self._find((options, layout.key()), layout) or self._compile(optimizer, layout, options)
         except RefusedError as refused:
             self._refused[key] = str(refused)
@@ -209,8 +213,7 @@ class GuardedStep:
         found = self._split(optimizer, layout, options)
         for kind in found.kinds:
             try:
-                traced = self._trace(optimizer, layout.only(kind.members[:1]), options, flat=True)
-                step = lower_kind(traced, options, [places[at] for at in kind.members])
+                step = self._kind(optimizer, layout, kind, options, places)
             except RefusedError as refused:
                 for at in kind.members:
                     found.exclude(at, str(refused))
@@ -231,6 +234,38 @@ class GuardedStep:
             traced = self._trace(optimizer, own, options)
             yield WholeStep(lower_step(traced, options), tuple(index[id(tensor)] for tensor in own.tensors()))
 
+    def _kind(
+        self,
+        optimizer: torch.optim.Optimizer,
+        layout: Layout,
+        kind: Kind,
+        options: StepOptions,
+        places: Sequence[Sequence[int]],
+    ) -> KindStep:
+        precision, first = precision_of(optimizer), kind.members[0]
+        packed = None if precision is None else pass_for(layout, first, precision.asked)
+        fakes = wide_fakes if packed is not None else flat_fakes
+        traced = self._trace(optimizer, layout.only((first,)), options, fakes)
+        step = lower_kind(traced, options, [places[at] for at in kind.members], kind.members, precision, packed)
+        step.require_inputs([layout.tensors()[place] for place in places[first]])
+        return step
+
+    def _store(self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> bool:
+        """Pack the state as the policy asks; whether there was anything to pack."""
+        precision = precision_of(optimizer)
+        if precision is None:
+            return False
+        require_names(layout, precision.asked)
+        found, changed = self._split(optimizer, layout, options), False
+        for kind in found.kinds:
+            first = layout.only(kind.members[:1])
+            plain = StepOptions(guarded=False, lowering="aot_eager")
+            traced = self._trace(optimizer, first, plain, wide_fakes, lifted=())
+            changed |= store(layout, kind.members, precision.asked, never_negative(traced.module))
+        for why in found.others:
+            self._say(optimizer, f"the state of some parameters stays as it is: {why}")
+        return changed
+
     def _split(self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> Split:
         active = [at for at, gradient in enumerate(layout.gradients) if gradient is not None]
         if options.mode is not None:
@@ -245,14 +280,19 @@ class GuardedStep:
         return found
 
     def _trace(
-        self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions, flat: bool = False
+        self,
+        optimizer: torch.optim.Optimizer,
+        layout: Layout,
+        options: StepOptions,
+        fakes: Callable[..., list[Tensor]] = fakes_of,
+        lifted: Sequence[int] | None = None,
     ) -> Traced:
         """Return the best possible trace: floats as inputs, else constants; float64 counters, else float32."""
         why = RefusedError("its step reads values on the host")
         wides = (True, False) if layout.parameters[0].device.type not in NO_FLOAT64 else (False,)
-        every = tuple(range(len(layout.floats())))
-        fakes = flat_fakes if flat else fakes_of
-        table = decompositions(options, layout.parameters[0].device if flat else None)
+        every = tuple(range(len(layout.floats()))) if lifted is None else tuple(lifted)
+        # A kind's graph is decomposed where it is given to Inductor.
+        table = decompositions(options) if fakes is fakes_of else {}
         for lifted, wide in product(dict.fromkeys([every, ()]), wides):
             try:
                 traced = trace_step(optimizer, layout, lifted, wide, table, fakes)
@@ -298,6 +338,9 @@ class BoundStep:
         step takes none.
         """
         optimizer = self._optimizer
+        precision = precision_of(optimizer)
+        if precision is not None:
+            precision.steps += 1
         for hook in step_pre_hooks(optimizer):
             result: Any = hook(optimizer, (), {})
             if result is not None and result != ((), {}):

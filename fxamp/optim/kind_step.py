@@ -16,18 +16,22 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxamp.capture import Captured
+from fxamp.kernels.codes import DECOMPOSITIONS
 from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.kernels.step_launch import StepKernel
 from fxamp.kernels.step_source import KERNEL_NAMES, NotGeneratedError, StepInputs
 from fxamp.observe import CompiledStep, observed
 from fxamp.optim.borrow import RefusedError
 from fxamp.optim.kinds import same_order
-from fxamp.optim.lower import Numbers, StepOptions, by_inductor, generates, must_lift, step_passes
-from fxamp.optim.trace import ROLE, Traced, of_any_size
+from fxamp.optim.lower import Numbers, StepOptions, by_inductor, decompositions, generates, must_lift, step_passes
+from fxamp.optim.packed import in_memory_order
+from fxamp.optim.precision import Precision, keys, parts_of
+from fxamp.optim.trace import Traced, of_any_size
 from fxamp.passes.base import Context
 from fxamp.passes.step.fold_unscale import COEFFICIENT, INVERSE
 from fxamp.passes.step.guard_updates import FLAG
 from fxamp.passes.step.lift_scalars import NUMBERS
+from fxamp.passes.step.pack_state import NOISE, ROLE, PackState
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import stages_by_environment
 from fxamp.pipeline.list_graph import list_graph
@@ -47,6 +51,7 @@ class KindStep:
         places: the indices of each member's tensors among the layout's tensors.
         numbers: the lifted floats on the device; None if floats are passed as Python numbers.
         source: the generated source code; None for "aot_eager".
+        noise: the keys of random bits; None if nothing is rounded by chance.
     """
 
     traced: Traced
@@ -54,17 +59,26 @@ class KindStep:
     places: tuple[tuple[int, ...], ...]
     numbers: Numbers | None
     source: str | None
+    noise: "Noise | None" = None
 
     def serves(self, floats: Sequence[float]) -> bool:
         """Whether the program is valid for these settings."""
         return self.traced.serves(floats)
+
+    def require_inputs(self, tensors: Sequence[Tensor]) -> None:
+        """Raise AssertionError unless the program reads a parameter's tensors in the dtypes that they have."""
+        given = [part.dtype for part in parts_of(tensors)] + ([] if self.noise is None else [torch.int32])
+        values = [node.meta["val"] for node in self.traced.module.graph.find_nodes(op="placeholder")[: len(given)]]
+        assert given == [value.dtype for value in values], "a step's program reads other dtypes than it is given"
 
     @torch.no_grad()
     def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
         given: list[Any] = self.traced.inputs(floats)
         if self.numbers is not None:
             given = [self.numbers.on_device(given)]
-        rows = [_aligned([tensors[place] for place in places]) for places in self.places]
+        rows = [list(parts_of(_aligned([tensors[place] for place in places]))) for places in self.places]
+        if self.noise is not None:
+            rows = [[*row, key] for row, key in zip(rows, self.noise.drawn(), strict=True)]
         elements = None if self.source is None else sum(row[0].numel() for row in rows)
         with observed(CompiledStep(self.source, elements)):
             self.run(rows, given, extras)
@@ -78,8 +92,29 @@ def _aligned(tensors: list[Tensor]) -> list[Tensor]:
     return tensors
 
 
-def lower_kind(traced: Traced, options: StepOptions, places: Sequence[Sequence[int]]) -> KindStep:
-    """Rewrite and compile the graph.
+class Noise:
+    """A key for each parameter of a kind, 0-dim int32 on its device, in the same memory in every step."""
+
+    def __init__(self, precision: Precision, members: Sequence[int], device: torch.device) -> None:
+        self._precision, self._members = precision, members
+        self._kept = torch.zeros(len(members), dtype=torch.int32, device=device)
+
+    def drawn(self) -> tuple[Tensor, ...]:
+        """The keys of this step; waits for no device."""
+        drawn = keys(self._precision, self._members)
+        self._kept.copy_(drawn.pin_memory() if self._kept.is_cuda else drawn, non_blocking=True)
+        return self._kept.unbind()
+
+
+def lower_kind(
+    traced: Traced,
+    options: StepOptions,
+    places: Sequence[Sequence[int]],
+    members: Sequence[int],
+    precision: Precision | None = None,
+    packed: PackState | None = None,
+) -> KindStep:
+    """Rewrite the graph and make it run. ``precision``, ``packed``: what is asked, and the pass that does it.
 
     Raises:
         RefusedError: an op is not pointwise, or no kernel can be generated for it.
@@ -88,9 +123,8 @@ def lower_kind(traced: Traced, options: StepOptions, places: Sequence[Sequence[i
     lift = must_lift(gm, options)
     device = next(iter(gm.graph.nodes)).meta["val"].device
     kernel = options.lowering == "inductor" and generates(device)
-    run_passes(
-        Captured(gm, traced.mode), Context(traced.mode), step_passes(options, lift, kind=True, for_kernel=kernel)
-    )
+    passes = step_passes(options, lift, kind=True, for_kernel=kernel, packed=packed)
+    run_passes(Captured(gm, traced.mode), Context(traced.mode), passes)
     _require_pointwise(gm)
     stages = stages_by_environment()
     stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
@@ -98,7 +132,9 @@ def lower_kind(traced: Traced, options: StepOptions, places: Sequence[Sequence[i
     run, source = _lowered(gm, traced, options, kernel, implementation(device) is Implementation.INTERPRETER)
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
-    return KindStep(traced, run, tuple(map(tuple, places)), numbers, source)
+    noisy = any(node.target == NOISE for node in gm.graph.find_nodes(op="placeholder"))
+    noise = Noise(precision, members, device) if noisy and precision is not None else None
+    return KindStep(traced, run, tuple(map(tuple, places)), numbers, source, noise)
 
 
 def _lowered(
@@ -114,8 +150,8 @@ def _lowered(
         return _for_each(gm), None
     if device_type(gm) != "cpu":
         raise RefusedError(f"parameters on {device_type(gm)} need Triton for their own kernel")
-    of_any_size(gm, traced.mode)
-    compiled, source = by_inductor(gm, traced, options)
+    table = decompositions(options) | DECOMPOSITIONS
+    compiled, source = by_inductor(of_any_size(gm, traced.mode, table), traced, options)
     return _for_each(compiled), source
 
 
@@ -127,17 +163,9 @@ def device_type(gm: GraphModule) -> str:
 def _for_each(compiled: Callable[..., Any]) -> Run:
     def run(rows: list[list[Tensor]], given: list[Any], extras: Sequence[Tensor]) -> None:
         for row in rows:
-            compiled(*map(_flat, row), *given, *extras)
+            compiled(*map(in_memory_order, row), *given, *extras)
 
     return run
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """Return a view of a dense tensor's elements in memory order; 0-dim tensors unchanged."""
-    tensor = tensor.detach()
-    if tensor.dim() == 1 or not tensor.dim():
-        return tensor
-    return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
 
 def kernel_inputs(gm: GraphModule) -> StepInputs:
@@ -174,5 +202,10 @@ def _reads_flat(node: Node) -> bool:
 
 
 aten, prims = torch.ops.aten, torch.ops.prims
-_PLACED = frozenset({aten.copy_.default, aten.copy.default, prims.convert_element_type.default, aten.select.int})
-"""Ops that keep every element at its index, although torch does not tag them as pointwise."""
+_PLACED = frozenset(DECOMPOSITIONS) | {
+    aten.copy_.default,
+    aten.copy.default,
+    prims.convert_element_type.default,
+    aten.select.int,
+}
+"""Ops that keep every element in its place, or in its block, though torch does not call them pointwise."""

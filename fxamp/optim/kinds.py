@@ -104,7 +104,9 @@ def _looks(layout: Layout, at: int) -> Hashable:
 
 
 def _look(value: Any) -> Hashable:
-    return (value.dtype, value.dim() == 0) if isinstance(value, Tensor) else fingerprint(value)
+    if not isinstance(value, Tensor):
+        return fingerprint(value)
+    return (value.dtype, value.dim() == 0, getattr(value, "form", None))
 
 
 def _alone(optimizer: torch.optim.Optimizer, layout: Layout, at: int) -> Hashable | None:

@@ -18,6 +18,7 @@ from fxamp.passes.sequences import step
 from fxamp.passes.step.fold_unscale import COEFFICIENT, GRADIENT, INVERSE
 from fxamp.passes.step.guard_updates import FLAG
 from fxamp.passes.step.lift_scalars import reads_on_host
+from fxamp.passes.step.pack_state import PackState
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import stages_by_environment
 from fxamp.pipeline.list_graph import list_graph
@@ -38,12 +39,9 @@ class StepOptions:
     mode: str | None = None
 
 
-def decompositions(options: StepOptions, kernel_on: torch.device | None = None) -> dict[Any, Any]:
-    """Return the trace's decompositions: Inductor's, or none, so that eager's own kernels run.
-
-    ``kernel_on``: the device if a kernel may be generated; the kernel generator takes the ops undecomposed.
-    """
-    if options.lowering == "aot_eager" or (kernel_on is not None and generates(kernel_on)):
+def decompositions(options: StepOptions) -> dict[Any, Any]:
+    """Return the trace's decompositions: Inductor's, or none, so that eager's own kernels run."""
+    if options.lowering == "aot_eager":
         return {}
     from torch._inductor.decomposition import select_decomp_table
 
@@ -107,11 +105,12 @@ def lower_step(traced: Traced, options: StepOptions) -> Lowered:
 
 
 def step_passes(
-    options: StepOptions, lift: bool, kind: bool = False, for_kernel: bool = False
+    options: StepOptions, lift: bool, kind: bool = False, for_kernel: bool = False, packed: PackState | None = None
 ) -> PassSequence[Context]:
     """Return the passes for a step's graph. ``kind``: of one flat parameter; ``for_kernel``: to generate a kernel."""
     return step(
         flat=kind,
+        packed=packed,
         lifted=lift,
         scaled=options.scaled,
         clipped=options.clipped,

@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from fxamp.optim.packed import Packed
 
 
 def plain_entry(entry: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
@@ -14,7 +17,25 @@ def plain_entry(entry: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str,
         group: the owner's settings. Unless they enable "capturable" or "fused", torch keeps ``step`` on the CPU.
     """
     on_device = group.get("capturable") or group.get("fused")
+    shown = {name: value.unpacked() if isinstance(value, Packed) else value for name, value in entry.items()}
     return {
         name: value.cpu() if name == "step" and isinstance(value, Tensor) and not on_device else value
-        for name, value in entry.items()
+        for name, value in shown.items()
     }
+
+
+def packed_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """``optimizer.state_dict()`` with state as it is kept, in fewer bits where a policy asks for it.
+
+    It holds :class:`~fxamp.optim.packed.Packed` tensors: only a program that has fxamp can load it, into an optimizer
+    compiled with any policy, or none.
+    """
+    saved = optimizer.state_dict()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    places = [at for packed in saved["param_groups"] for at in packed["params"]]
+    kept = {at: optimizer.state.get(parameter, {}) for at, parameter in zip(places, parameters, strict=True)}
+    state = {
+        at: {n: kept[at][n] if at in kept and isinstance(kept[at].get(n), Packed) else v for n, v in entry.items()}
+        for at, entry in saved["state"].items()
+    }
+    return {**saved, "state": state}

@@ -18,25 +18,24 @@ from torch import SymFloat, Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from fxamp.graph.writer import computed
+from fxamp.dtypes import NARROW
+from fxamp.kernels.codes import BLOCK, SCALES
 from fxamp.optim.borrow import RefusedError, run_borrowed
 from fxamp.optim.counters import widened
 from fxamp.optim.layout import Layout, with_values
 from fxamp.passes.step.fold_unscale import GRADIENT
 from fxamp.passes.step.lift_scalars import NUMBERS
+from fxamp.passes.step.pack_state import ROLE
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-ROLE = "fxamp_role"
-"""Key of ``node.meta``: the role of an input of a step's graph: "parameter", "gradient", or the name of its state."""
-
-SIZE_HINT = 1 << 20
+SIZE_HINT = (1 << 20) + 77
 """The size hint that Inductor gets for a flat tensor: large enough to use several threads."""
 
 
@@ -141,20 +140,28 @@ def flat_fakes(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
         return [torch.empty(n, dtype=each.dtype, device=each.device) for n, each in zip(sizes, tensors, strict=True)]
 
 
-def of_any_size(gm: GraphModule, mode: FakeTensorMode) -> None:
-    """Recompute the values of a flat step's graph with a symbolic size; its nodes must not name a size."""
+def wide_fakes(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
+    """Flat fakes, of which those for 16-bit floats are float32: they are converted as they are read and written."""
+    flat = flat_fakes(tensors, mode)
+    with mode:
+        return [torch.empty_like(each, dtype=torch.float32) if each.dtype in NARROW else each for each in flat]
+
+
+def of_any_size(gm: GraphModule, mode: FakeTensorMode, decompositions: dict[Any, Any]) -> GraphModule:
+    """A flat step's graph, whose nodes name no size, as it is where the size is a symbol, with its ops decomposed."""
     environment, source = mode.shape_env, ConstantSource("numel")
     assert environment is not None
     symbol = environment.create_symbol(SIZE_HINT, source=source, dynamic_dim=DimDynamic.DYNAMIC)
     size = environment.create_symintnode(symbol, hint=SIZE_HINT, source=source)
+    inputs = []
     with mode, torch.no_grad(), enable_python_dispatcher():
-        for node in gm.graph.nodes:
-            if node.op == "placeholder":
-                value = node.meta["val"]
-                if isinstance(value, Tensor) and value.dim() and node.target != NUMBERS:
-                    node.meta["val"] = torch.empty((size,), dtype=value.dtype, device=value.device)
-            elif node.op == "call_function":
-                node.meta["val"] = computed(node)
+        for node in gm.graph.find_nodes(op="placeholder"):
+            value = node.meta["val"]
+            if isinstance(value, Tensor) and value.dim() and node.target != NUMBERS:
+                count = (size + BLOCK - 1) // BLOCK if value.dtype is SCALES else size
+                value = torch.empty((count,), dtype=value.dtype, device=value.device)
+            inputs.append(value)
+        return make_fx(Interpreter(gm).run, decompositions, tracing_mode="real")(*inputs)
 
 
 def trace_step(

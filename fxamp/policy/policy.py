@@ -13,6 +13,7 @@ from fxamp.policy.file.load import read_file, read_text
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.loss_scale import LossScale
 from fxamp.policy.model.match import match_problems, mismatches, place, unchecked
+from fxamp.policy.model.optimizer_precision import OptimizerPrecision
 from fxamp.policy.model.rule import Origin, Rule
 from fxamp.policy.model.rulings import RuleIndex, Ruling
 from fxamp.policy.model.settings import ACCEPTED_VALUES, UNLISTED_ID, unknown_value
@@ -27,8 +28,9 @@ class Policy:
     ``device``: "cuda", "cpu", "xpu", "mps" or "mtia". ``lower_precision_fp``: "float16" or "bfloat16". ``outputs``:
     "captured" (a compiled graph's outputs keep the dtypes it was captured with) or "keep" (the dtypes the casts give).
     ``rules``: the last rule that covers a call decides; ``unlisted`` says what a call does that no rule covers:
-    "follow" (its inputs), or a category. ``loss_scale``: the scaler's settings, or None. ``capability``,
-    ``cpu_features`` and ``torch`` are conditions on the machine, checked by :meth:`resolve`.
+    "follow" (its inputs), or a category. ``loss_scale``: the scaler's settings, or None. ``optimizer``: in which
+    precision a compiled optimizer keeps its state, or None. ``capability``, ``cpu_features`` and ``torch`` are
+    conditions on the machine, checked by :meth:`resolve`.
 
     ``sources``: the files it was read from. ``origins``: where each setting was written, by its key. ``unchecked``:
     the conditions that :meth:`resolve` could not check.
@@ -47,6 +49,7 @@ class Policy:
     cpu_features: tuple[str, ...] = ()
     torch: str = ""
     loss_scale: LossScale | None = None
+    optimizer: OptimizerPrecision | None = None
     origins: Mapping[str, Origin] = field(default_factory=dict, compare=False)
     unchecked: tuple[str, ...] = field(default=(), compare=False)
 
@@ -154,7 +157,8 @@ class Policy:
         rules = [rule.content() for rule in self.rules]
         match = [self.device, self.capability, self.cpu_features, self.torch]
         scale = None if self.loss_scale is None else self.loss_scale.content()
-        content = [match, self.lower_precision_fp, self.outputs, self.unlisted, scale, rules]
+        kept = None if self.optimizer is None else self.optimizer.content()
+        content = [match, self.lower_precision_fp, self.outputs, self.unlisted, scale, kept, rules]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def __hash__(self) -> int:

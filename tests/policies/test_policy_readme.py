@@ -38,7 +38,9 @@ def test_the_second_example_decides_what_its_comments_say() -> None:
     assert Policy.loads(EXAMPLES[1]).loss_scale == LossScale(1024.0, min_scale=1.0)
 
 
-@pytest.mark.parametrize("keys", ["FILE_KEYS", "MATCH_KEYS", "LOSS_SCALE_KEYS", "RULE_KEYS", "ARG_KEYS", "CONDITIONS"])
+@pytest.mark.parametrize(
+    "keys", ["FILE_KEYS", "MATCH_KEYS", "LOSS_SCALE_KEYS", "OPTIMIZER_KEYS", "RULE_KEYS", "ARG_KEYS", "CONDITIONS"]
+)
 def test_every_key_is_documented(keys: str) -> None:
     missing = [key for key in getattr(schema, keys) if not re.search(rf"`(\[+)?{key}(\]+)?`", README)]
     assert missing == []

@@ -8,6 +8,7 @@ from fxamp.policy.diff.op_changes import OpChange, op_changes
 from fxamp.policy.diff.rule_changes import RuleChange, rule_changes
 from fxamp.policy.model.comparisons import parse
 from fxamp.policy.model.loss_scale import LossScale
+from fxamp.policy.model.optimizer_precision import OptimizerPrecision
 from fxamp.policy.model.settings import UNLISTED_ID
 from fxamp.policy.policy import Policy
 from fxamp.targets import SCALED_DTYPES
@@ -56,7 +57,9 @@ def diff_policies(old: Policy, new: Policy) -> PolicyDiff:
     rules = rule_changes(old.rules, new.rules)
     rewritten = {UNLISTED_ID} | {rule.id for change in rules for rule in (change.old, change.new) if rule is not None}
     moved = _moved(ops, rewritten)
-    return PolicyDiff(old, new, tuple(_settings(old, new)), tuple(_loss_scale(old, new)), (*rules, *moved), ops)
+    return PolicyDiff(
+        old, new, (*_settings(old, new), *_optimizer(old, new)), tuple(_loss_scale(old, new)), (*rules, *moved), ops
+    )
 
 
 def _moved(ops: Sequence[OpChange], rewritten: set[str]) -> Iterator[RuleChange]:
@@ -76,6 +79,15 @@ def _settings(old: Policy, new: Policy) -> Iterator[SettingChange]:
         before, after = getattr(old, key), getattr(new, key)
         if _meaning(key, before) != _meaning(key, after):
             yield SettingChange(key, before or None, after or None)
+
+
+def _optimizer(old: Policy, new: Policy) -> Iterator[SettingChange]:
+    """Yield the keys of ``[optimizer]`` that differ; a policy without the table keeps what the optimizer makes."""
+    before, after = (policy.optimizer or OptimizerPrecision() for policy in (old, new))
+    for key in ("state", "rounding", "weights"):
+        one, other = before.content()[key], after.content()[key]
+        if one != other:
+            yield SettingChange(f"optimizer.{key}", one, other)
 
 
 def _meaning(key: str, value: str | Sequence[str]) -> object:

@@ -7,6 +7,7 @@ from fxamp.policy.file import schema
 from fxamp.policy.file.check_rule import Removal, check_rule
 from fxamp.policy.file.checker import Checker
 from fxamp.policy.file.lines import LineIndex
+from fxamp.policy.model import optimizer_precision
 from fxamp.policy.model.loss_scale import mistakes
 from fxamp.policy.model.match import capability_condition, cpu_feature
 from fxamp.policy.model.rule import Origin, Rule
@@ -17,14 +18,16 @@ from fxamp.policy.model.versions import parse_condition
 class PolicyFile:
     """The content of one file.
 
-    ``extends`` pairs each name with its line. ``fields`` are those of Policy; ``loss_scale`` is that table. ``origins``
-    has the line of each key, under ``"loss_scale.KEY"`` for the keys of that table. ``rules`` are in the file's order.
+    ``extends`` pairs each name with its line. ``fields`` are those of Policy; ``loss_scale`` and ``optimizer`` are
+    those tables. ``origins`` has the line of each key, under ``"loss_scale.KEY"`` for the keys of such a table.
+    ``rules`` are in the file's order.
     """
 
     shown: str
     extends: list[tuple[str, int]] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
     loss_scale: dict[str, Any] | None = None
+    optimizer: dict[str, Any] | None = None
     origins: dict[str, Origin] = field(default_factory=dict)
     rules: list[Rule | Removal] = field(default_factory=list)
     mistakes: list[str] = field(default_factory=list)
@@ -41,14 +44,16 @@ def check_file(shown: str, data: dict[str, Any], lines: LineIndex) -> PolicyFile
     extends = [(name, lines.line(("extends", at))) for at, name in enumerate(good.pop("extends", []))]
     match = _match(checker, good.pop("match", {}))
     scale = _loss_scale(checker, good.pop("loss_scale")) if "loss_scale" in good else None
+    optimizer = _optimizer(checker, good.pop("optimizer")) if "optimizer" in good else None
     ids: dict[str, int] = {}
     rules = [check_rule(checker, ("rule", at), table, ids) for at, table in enumerate(good.pop("rule", []))]
     origins = {key: checker.origin((key,)) for key in good} | {key: checker.origin(("match", key)) for key in match}
     origins |= {f"loss_scale.{key}": checker.origin(("loss_scale", key)) for key in scale or {}}
+    origins |= {f"optimizer.{key}": checker.origin(("optimizer", key)) for key in optimizer or {}}
     if scale is not None:
         origins["loss_scale"] = checker.origin(("loss_scale",))
     said = [rule for rule in rules if rule is not None]
-    return PolicyFile(shown, extends, good | match, scale, origins, said, checker.mistakes)
+    return PolicyFile(shown, extends, good | match, scale, optimizer, origins, said, checker.mistakes)
 
 
 def _match(checker: Checker, table: dict[str, Any]) -> dict[str, Any]:
@@ -66,4 +71,12 @@ def _loss_scale(checker: Checker, table: dict[str, Any]) -> dict[str, Any]:
     found = mistakes(good, alone=True)
     for key, message in found:
         checker.mistake(("loss_scale", key), message)
+    return {key: value for key, value in good.items() if key not in dict(found)}
+
+
+def _optimizer(checker: Checker, table: dict[str, Any]) -> dict[str, Any]:
+    good = checker.keys(("optimizer",), table, schema.OPTIMIZER_KEYS, "[optimizer]")
+    found = list(optimizer_precision.mistakes(good))
+    for key, message in found:
+        checker.mistake(("optimizer", key), message)
     return {key: value for key, value in good.items() if key not in dict(found)}

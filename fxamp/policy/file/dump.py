@@ -36,6 +36,11 @@ def _lines(arguments: Mapping[str, Any]) -> Iterator[tuple[str, "Origin | str | 
         yield "[loss_scale]", None
         for key, value in arguments["loss_scale"].content().items():
             yield f"{key} = {_value(value)}", origins.get(f"loss_scale.{key}", "default")
+    if arguments["optimizer"] is not None:
+        yield "", None
+        yield "[optimizer]", None
+        for key, value in arguments["optimizer"].content().items():
+            yield f"{key} = {_value(value)}", origins.get(f"optimizer.{key}", "default")
     for rule in arguments["rules"]:
         yield "", None
         yield "[[rule]]", rule.origin or "made in Python"

@@ -11,6 +11,7 @@ from fxamp.policy.file import schema
 from fxamp.policy.model.conditions import DTYPES
 from fxamp.policy.model.keep import KEPT, SMALLEST_BLOCK
 from fxamp.policy.model.match import CPU_FEATURES
+from fxamp.policy.model.optimizer_precision import ROUNDING, STATE, WEIGHTS
 from fxamp.policy.model.rule import INPUT_DTYPES, RULE_REGIONS
 
 _TERM = r"\s*(>=|<=|==|!=|>|<)\s*{}\s*"
@@ -52,6 +53,13 @@ _ARGUMENT = {
     ]
 }
 
+_KEPT_AS = {"enum": list(STATE)}
+_OPTIMIZER: dict[str, dict[str, Any]] = {
+    "state": {"anyOf": [_KEPT_AS, {"type": "object", "additionalProperties": _KEPT_AS}]},
+    "rounding": {"enum": list(ROUNDING)},
+    "weights": {"enum": list(WEIGHTS)},
+}
+
 _DESCRIPTIONS = {
     "extends": "Files that are read first, in this order; what is said later wins.",
     "match": "Where the policy holds.",
@@ -62,6 +70,10 @@ _DESCRIPTIONS = {
     "unlisted": "What ops do that no rule covers.",
     "outputs": "The dtypes of a compiled graph's outputs.",
     "loss_scale": "Arguments of fxamp.GradScaler.",
+    "optimizer": "In which precision a compiled optimizer keeps its state and the weights.",
+    "state": "In what state is kept: for all, or by its name, with '*' for the others.",
+    "rounding": "How state, and bfloat16 parameters, are rounded as they are written.",
+    "weights": "kahan keeps beside each 16-bit parameter what its rounding has lost.",
     "rule": "The last rule whose conditions all hold decides a call.",
     "id": "A word that names the rule; a later file's rule of the same id takes its place.",
     "cast": "What happens to the floating-point inputs.",
@@ -89,6 +101,7 @@ def json_schema() -> dict[str, Any]:
     special = {
         "match": _object(schema.MATCH_KEYS, {"cpu_features": {"type": "array", "items": {"enum": list(CPU_FEATURES)}}}),
         "loss_scale": _object(schema.LOSS_SCALE_KEYS),
+        "optimizer": _object(schema.OPTIMIZER_KEYS, _OPTIMIZER),
         "rule": {"type": "array", "items": _rule()},
     }
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "fxamp policy"}

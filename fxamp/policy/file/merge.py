@@ -7,6 +7,7 @@ from fxamp.policy.file.check_file import PolicyFile
 from fxamp.policy.file.check_rule import Removal
 from fxamp.policy.model.loss_scale import LossScale, mistakes
 from fxamp.policy.model.match import match_problems
+from fxamp.policy.model.optimizer_precision import OptimizerPrecision
 from fxamp.policy.model.rule import Origin, Rule
 
 
@@ -21,6 +22,7 @@ class Merge:
         self.sources: dict[str, None] = {}
         self._fields: dict[str, Any] = {}
         self._loss_scale: dict[str, Any] | None = None
+        self._optimizer: dict[str, Any] | None = None
         self._origins: dict[str, Origin] = {}
         self._rules: dict[str, Rule] = {}
         self._mistakes: list[str] = []
@@ -31,6 +33,8 @@ class Merge:
         self._origins |= file.origins
         if file.loss_scale is not None:
             self._loss_scale = (self._loss_scale or {}) | file.loss_scale
+        if file.optimizer is not None:
+            self._optimizer = (self._optimizer or {}) | file.optimizer
         for rule in file.rules:
             if isinstance(rule, Rule):
                 self._rules[rule.id] = rule
@@ -47,6 +51,7 @@ class Merge:
             "name": name,
             **self._fields,
             "loss_scale": None if self._loss_scale is None else LossScale(**self._loss_scale),
+            "optimizer": None if self._optimizer is None else OptimizerPrecision(**self._optimizer),
             "rules": tuple(self._rules.values()),
             "sources": tuple(self.sources),
             "origins": self._origins,

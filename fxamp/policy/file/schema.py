@@ -10,6 +10,7 @@ from fxamp.policy.model.settings import ACCEPTED_VALUES
 STRING, STRINGS, TABLE, TABLES = "a string", "a list of strings", "a table", "a list of tables, each [[rule]]"
 SWITCH, NUMBER, COUNT, SIZE = "true or false", "a number", "a whole number", "a whole number, or a string such as '>64'"
 ANY = "a value, or a table of conditions"
+WORD_OR_TABLE = "a string, or a table of strings"
 
 FILE_KEYS = {
     "extends": STRINGS,
@@ -18,6 +19,7 @@ FILE_KEYS = {
     "unlisted": STRING,
     "outputs": STRING,
     "loss_scale": TABLE,
+    "optimizer": TABLE,
     "rule": TABLES,
 }
 MATCH_KEYS = {"device": STRING, "capability": STRING, "cpu_features": STRINGS, "torch": STRING}
@@ -30,6 +32,7 @@ LOSS_SCALE_KEYS = {
     "max_scale": NUMBER,
     "enabled": SWITCH,
 }
+OPTIMIZER_KEYS = {"state": WORD_OR_TABLE, "rounding": STRING, "weights": STRING}
 RULE_KEYS = {
     "id": STRING,
     "cast": STRING,
@@ -72,6 +75,8 @@ def is_of_kind(value: object, kind: str) -> bool:
         return True
     if kind in _TYPES:
         return isinstance(value, _TYPES[kind]) and (kind == SWITCH or not isinstance(value, bool))
+    if kind == WORD_OR_TABLE:
+        return isinstance(value, str) or (isinstance(value, dict) and all(isinstance(v, str) for v in value.values()))
     item = str if kind == STRINGS else dict
     return isinstance(value, list) and all(isinstance(each, item) for each in value)
 

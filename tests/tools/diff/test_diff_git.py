@@ -117,7 +117,7 @@ def test_what_is_no_policy_is_compared_by_lines(repository: Repository) -> None:
     assert repository.git("diff", "policies").splitlines() == [
         "fxamp-diff a/policies/team.toml b/policies/team.toml",
         "# team.toml:3: unknown key 'cast' in a policy file; accepted: extends, match, lower_precision_fp, unlisted, "
-        "outputs, loss_scale, rule",
+        "outputs, loss_scale, optimizer, rule",
         "--- a/policies/team.toml",
         "+++ b/policies/team.toml",
         "@@ -1,3 +1,2 @@",

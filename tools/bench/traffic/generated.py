@@ -11,15 +11,28 @@ _ITEM_BYTES = {
     **dict.fromkeys(("float64", "int64", "double", "int64_t", "fp64", "i64", "uint64_t", "u64"), 8),
     **dict.fromkeys(("float", "float32", "int32", "int32_t", "fp32", "i32", "uint32_t", "u32"), 4),
     **dict.fromkeys(
-        ("half", "float16", "uint16", "at::Half", "bfloat16", "at::BFloat16", "fp16", "bf16", "int16_t", "i16"), 2
+        (
+            "half",
+            "float16",
+            "uint16",
+            "int16",
+            "at::Half",
+            "bfloat16",
+            "at::BFloat16",
+            "fp16",
+            "bf16",
+            "int16_t",
+            "i16",
+        ),
+        2,
     ),
     **dict.fromkeys(("bool", "int1", "int8", "uint8", "i1", "int8_t", "uint8_t", "i8", "u8", "unsigned char"), 1),
 }
 _CPP_SIGNATURE = re.compile(r"void\s+kernel\(([^)]*)\)")
 _TRITON_SIGNATURE = re.compile(r"'signature': \{([^}]*)\}")
 _STEP_POINTER = re.compile(r"^    (\w+)_at = .*pointer_type\(tl\.(\w+)\)", re.MULTILINE)
-_STEP_LOAD = re.compile(r"tl\.load\((\w+)_at \+ offsets")
-_STEP_STORE = re.compile(r"tl\.store\((\w+)_at \+ offsets")
+_STEP_LOAD = re.compile(r"tl\.load\((\w+)_at \+ (offsets|start // 256)")
+_STEP_STORE = re.compile(r"tl\.store\((\w+)_at \+ (offsets|start // 256)")
 _TRITON_ARGUMENT = re.compile(r"'(\w+)': '([^']*)'")
 
 
@@ -58,8 +71,11 @@ def _step_traffic(source: str, elements: int) -> tuple[int, int]:
     """Of a generated step, by its loads and stores of whole blocks."""
     whole = source.partition("elif start < left")[0]
     items = {name: _ITEM_BYTES[kind] for name, kind in _STEP_POINTER.findall(source)}
-    read = sum(items[name] for name in set(_STEP_LOAD.findall(whole)))
-    return elements * read, elements * sum(items[name] for name in set(_STEP_STORE.findall(whole)))
+    read, written = (
+        sum(items[name] * (elements if place == "offsets" else -(-elements // 256)) for name, place in set(found))
+        for found in (_STEP_LOAD.findall(whole), _STEP_STORE.findall(whole))
+    )
+    return read, written
 
 
 def _kernels(module: ast.Module) -> Iterator[tuple[str, list[_Argument]]]:

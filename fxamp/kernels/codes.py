@@ -1,0 +1,155 @@
+"""Floats in fewer bits: 8-bit codes with one scale for every 256 elements, and rounding by chance.
+
+A code is a small float: exponent and mantissa of a value over the power of two that its block's largest value has. So
+scales are exponents, packing what was unpacked changes nothing, and both directions are shifts of float32's bits, where
+a table, such as bitsandbytes' dynamic code, has to be searched (Dettmers et al., "8-bit Optimizers via Block-wise
+Quantization", arXiv 2110.02861; blocks of 256 and a wide range for second moments are theirs).
+
+    s3m4     a sign, 3 bits of exponent, 4 of mantissa: 2**-10 of the block's largest value at least, or 0
+    u5m3     never negative, 5 bits of exponent, 3 of mantissa: 2**-33 of it; what is above 0 stays above 0
+    e4m3fn   float8_e4m3fn's bits: a sign, 4 bits of exponent, 3 of mantissa: 2**-17 of it
+
+Random bits are a hash (lowbias32, github.com/skeeto/hash-prospector) of the element's index and of a key, which the
+caller draws anew for each step: the same on every rank, and for every implementation.
+
+What is written here are ATen ops. They are registered as ops of their own, so that a graph names them: a generated
+kernel has its own text for each, and Inductor fuses the ops below.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCK = 256
+SCALES = torch.int16
+"""Scales are exponents as float32 has them, biased by 127; nothing else here has this dtype."""
+
+LARGEST = 253
+"""The largest exponent in use: the reciprocal of the next is subnormal. 255 stands for inf or NaN in the block."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """``exponent``, ``mantissa``: bits of each; ``signed``: whether one is for the sign; ``top``: the last code."""
+
+    signed: bool
+    exponent: int
+    mantissa: int
+    top: int
+
+    @property
+    def normal(self) -> int:
+        """:attr:`least` as float32's bits."""
+        return (128 - (1 << self.exponent) + 1) << 23
+
+    @property
+    def least(self) -> float:
+        """The least value whose mantissa has all its bits."""
+        return float(2.0 ** (2 - (1 << self.exponent)))
+
+    @property
+    def quantum(self) -> float:
+        """The least value above 0."""
+        return self.least * 2.0**-self.mantissa
+
+
+CODES = {"s3m4": Code(True, 3, 4, 0x7F), "u5m3": Code(False, 5, 3, 0xFF), "e4m3fn": Code(True, 4, 3, 0x7E)}
+
+MULTIPLIERS = (0x7FEB352D, 0x846CA68B - (1 << 32))
+NEXT = 0x9E3779B9 - (1 << 32)
+
+
+def mixed(x: Tensor) -> Tensor:
+    """lowbias32 of int32; right shifts are made logical by a mask."""
+    x = x ^ ((x >> 16) & 0xFFFF)
+    x = x * MULTIPLIERS[0]
+    x = x ^ ((x >> 15) & 0x1FFFF)
+    x = x * MULTIPLIERS[1]
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+def random_bits(like: Tensor, key: Tensor, slot: int) -> Tensor:
+    """int32 for each element of a flat tensor; ``slot`` tells apart what one key is used for."""
+    index = torch.arange(like.shape[0], dtype=torch.int32, device=like.device)
+    return mixed(mixed(index ^ key) + NEXT * (slot + 1) % (1 << 31))
+
+
+def _block_scales(value: Tensor) -> Tensor:
+    bits = value.view(torch.int32) & 0x7FFFFFFF
+    count = -(-value.shape[0] // BLOCK)
+    padded = torch.nn.functional.pad(bits, (0, count * BLOCK - value.shape[0]))
+    return (padded.view(count, BLOCK).amax(dim=1) >> 23).to(SCALES)
+
+
+def _spread(scales: Tensor, like: Tensor) -> Tensor:
+    return scales.to(torch.int32).unsqueeze(1).expand(-1, BLOCK).reshape(-1)[: like.shape[0]]
+
+
+def _encode(value: Tensor, scales: Tensor, key: Tensor, code: str, slot: int) -> Tensor:
+    form = CODES[code]
+    exponents = _spread(scales, value).clamp(max=LARGEST)
+    x = value.abs() * ((254 - exponents) << 23).view(torch.float32)
+    shift = 23 - form.mantissa
+    if slot < 0:
+        share: Any = 0.5
+        part: Any = 1 << (shift - 1)
+    else:
+        bits = random_bits(value, key, slot)
+        share = ((bits >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24
+        part = (bits >> (32 - shift)) & ((1 << shift) - 1)
+    small = torch.floor(x * (1.0 / form.quantum) + share).to(torch.int32)
+    large = ((x.view(torch.int32) - form.normal + part) >> shift) + (1 << form.mantissa)
+    found = torch.where(x < form.least, small, large).clamp(max=form.top)
+    if form.signed:
+        return (found | torch.where((value < 0) & (found > 0), 0x80, 0)).to(torch.uint8)
+    return torch.where(value > 0, found.clamp(min=1), 0).to(torch.uint8)
+
+
+def _decode(codes: Tensor, scales: Tensor, code: str) -> Tensor:
+    form = CODES[code]
+    wide = codes.to(torch.int32)
+    magnitude = wide & 0x7F if form.signed else wide
+    small = magnitude.to(torch.float32) * form.quantum
+    large = (((magnitude - (1 << form.mantissa)) << (23 - form.mantissa)) + form.normal).view(torch.float32)
+    exponents = _spread(scales, codes)
+    exponents = torch.where(exponents == 255, exponents, exponents.clamp(max=LARGEST))
+    value = torch.where(magnitude < (1 << form.mantissa), small, large) * (exponents << 23).view(torch.float32)
+    return torch.where(wide >= 0x80, -value, value) if form.signed else value
+
+
+def _round_by_chance(value: Tensor, key: Tensor, slot: int) -> Tensor:
+    bits = value.view(torch.int32)
+    rounded = ((bits + (random_bits(value, key, slot) & 0xFFFF)) >> 16).to(torch.int16).view(torch.bfloat16)
+    return torch.where(value.isnan(), torch.full((), float("nan"), dtype=torch.bfloat16, device=value.device), rounded)
+
+
+_SCHEMAS = {
+    "block_scales": "(Tensor value) -> Tensor",
+    "encode": "(Tensor value, Tensor scales, Tensor key, str code, int slot) -> Tensor",
+    "decode": "(Tensor codes, Tensor scales, str code) -> Tensor",
+    "round_by_chance": "(Tensor value, Tensor key, int slot) -> Tensor",
+}
+_PLAIN = {
+    "block_scales": _block_scales,
+    "encode": _encode,
+    "decode": _decode,
+    "round_by_chance": _round_by_chance,
+}
+_library = torch.library.Library("fxamp", "FRAGMENT")  # type: ignore[no-untyped-call]
+for _name, _function in _PLAIN.items():
+    _library.define(_name + _SCHEMAS[_name])  # type: ignore[no-untyped-call]
+    _library.impl(_name, _function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+
+block_scales = torch.ops.fxamp.block_scales
+"""``(value) -> scales``: int16 ``[ceil(n / 256)]`` of a flat float32 ``[n]``."""
+encode = torch.ops.fxamp.encode
+"""``(value, scales, key, code, slot) -> codes``: uint8 ``[n]``; ``slot < 0`` rounds to nearest, and reads no key."""
+decode = torch.ops.fxamp.decode
+"""``(codes, scales, code) -> value``: float32 ``[n]``."""
+round_by_chance = torch.ops.fxamp.round_by_chance
+"""``(value, key, slot) -> bfloat16 [n]``: to one of both neighbours, the nearer the likelier."""
+
+DECOMPOSITIONS: dict[Any, Any] = {getattr(torch.ops.fxamp, name).default: plain for name, plain in _PLAIN.items()}
+"""The same in ATen ops, for Inductor."""

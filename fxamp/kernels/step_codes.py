@@ -1,0 +1,91 @@
+"""The ops of :mod:`fxamp.kernels.codes` as lines of a generated step: the same bits, in Triton."""
+
+from fxamp.kernels.codes import BLOCK, CODES, LARGEST, MULTIPLIERS, NEXT
+
+
+def mixed_lines(name: str) -> list[str]:
+    """Lines that hash an int32 of this name, in place."""
+    return [
+        f"{name} = {name} ^ (({name} >> 16) & 0xFFFF)",
+        f"{name} = {name} * {MULTIPLIERS[0]}",
+        f"{name} = {name} ^ (({name} >> 15) & 0x1FFFF)",
+        f"{name} = {name} * ({MULTIPLIERS[1]})",
+        f"{name} = {name} ^ (({name} >> 16) & 0xFFFF)",
+    ]
+
+
+def random_lines(name: str, key: str, slot: int) -> list[str]:
+    """Lines that make random bits of each element's index, and of the key."""
+    return [
+        f"{name} = (first + offsets).to(tl.int32) ^ {key}",
+        *mixed_lines(name),
+        f"{name} = {name} + {NEXT * (slot + 1) % (1 << 31)}",
+        *mixed_lines(name),
+    ]
+
+
+def scales_lines(name: str, value: str, block: int, masked: bool) -> list[str]:
+    """Lines that make the exponents of blocks of 256 elements; elements outside the parameter count as zeros."""
+    rows = block // BLOCK
+    bits = f"{value}.to(tl.int32, bitcast=True) & 0x7FFFFFFF"
+    return [
+        f"{name}_bits = {f'tl.where(inside, {bits}, 0)' if masked else bits}",
+        f"{name} = tl.max(tl.reshape({name}_bits, ({rows}, {BLOCK})), axis=1) >> 23",
+    ]
+
+
+def spread(scales: str, block: int) -> str:
+    """A block's exponent for each of its elements."""
+    rows = block // BLOCK
+    return f"tl.reshape(tl.broadcast_to(tl.reshape({scales}, ({rows}, 1)), ({rows}, {BLOCK})), ({block},))"
+
+
+def encode_lines(name: str, value: str, scales: str, key: str, code: str, slot: int, block: int) -> list[str]:
+    """Lines that make codes of values, as int32."""
+    form = CODES[code]
+    shift = 23 - form.mantissa
+    lines = [
+        f"{name}_exponents = tl.minimum({spread(scales, block)}, {LARGEST})",
+        f"{name}_x = tl.abs({value}) * ((254 - {name}_exponents) << 23).to(tl.float32, bitcast=True)",
+    ]
+    share, part = "0.5", str(1 << (shift - 1))
+    if slot >= 0:
+        lines += random_lines(f"{name}_random", key, slot)
+        share = f"(({name}_random >> 8) & 0xFFFFFF).to(tl.float32) * {2.0**-24!r}"
+        part = f"(({name}_random >> {32 - shift}) & {(1 << shift) - 1})"
+    lines += [
+        f"{name}_small = tl.floor({name}_x * {1.0 / form.quantum!r} + {share}).to(tl.int32)",
+        f"{name}_large = (({name}_x.to(tl.int32, bitcast=True) - {form.normal} + {part}) >> {shift})"
+        f" + {1 << form.mantissa}",
+        f"{name}_found = tl.minimum(tl.where({name}_x < {form.least!r}, {name}_small, {name}_large), {form.top})",
+    ]
+    if form.signed:
+        return [*lines, f"{name} = {name}_found | tl.where(({value} < 0) & ({name}_found > 0), 0x80, 0)"]
+    return [*lines, f"{name} = tl.where({value} > 0, tl.maximum({name}_found, 1), 0)"]
+
+
+def decode_lines(name: str, codes: str, scales: str, code: str, block: int) -> list[str]:
+    """Lines that make values of codes, which are int32."""
+    form = CODES[code]
+    magnitude = f"({codes} & 0x7F)" if form.signed else codes
+    lines = [
+        f"{name}_small = {magnitude}.to(tl.float32) * {form.quantum!r}",
+        f"{name}_large = ((({magnitude} - {1 << form.mantissa}) << {23 - form.mantissa}) + {form.normal})"
+        ".to(tl.float32, bitcast=True)",
+        f"{name}_exponents = {spread(scales, block)}",
+        f"{name}_exponents = tl.where({name}_exponents == 255, 255, tl.minimum({name}_exponents, {LARGEST}))",
+        f"{name} = tl.where({magnitude} < {1 << form.mantissa}, {name}_small, {name}_large)"
+        f" * ({name}_exponents << 23).to(tl.float32, bitcast=True)",
+    ]
+    return [*lines, f"{name} = tl.where({codes} >= 0x80, -{name}, {name})"] if form.signed else lines
+
+
+def chance_lines(name: str, value: str, key: str, slot: int) -> list[str]:
+    """Lines that round float32 to bfloat16 by chance; the result is a float32 that bfloat16 holds."""
+    return [
+        *random_lines(f"{name}_random", key, slot),
+        f"{name}_bits = {value}.to(tl.int32, bitcast=True)",
+        f"{name}_up = (({name}_bits + ({name}_random & 0xFFFF)) >> 16) << 16",
+        f"{name} = tl.where(({name}_bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, {name}_up)"
+        ".to(tl.float32, bitcast=True)",
+    ]

@@ -1,0 +1,122 @@
+"""State in fewer bits: a tensor that looks as the optimizer made it, and is kept as bfloat16, or as codes and scales.
+
+Any op reads its values; an op that writes to it rounds to nearest. Views cannot be had: who writes to one would
+write to a copy.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fxamp.kernels.codes import block_scales, decode, encode
+
+BFLOAT16 = "bfloat16"
+
+aten = torch.ops.aten
+
+
+class Packed(Tensor):
+    """``parts`` hold the elements in the order of memory: bfloat16 values, or codes and scales.
+
+    ``form``: "bfloat16", or one of :data:`fxamp.kernels.codes.CODES`.
+    """
+
+    parts: tuple[Tensor, ...]
+    form: str
+
+    @staticmethod
+    def __new__(cls, like: Tensor, form: str, parts: tuple[Tensor, ...]) -> "Packed":
+        """``like`` gives dtype, size and strides, of a dense tensor."""
+        made: Packed = Tensor._make_wrapper_subclass(
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=parts[0].device
+        )
+        made.form, made.parts = form, parts
+        return made
+
+    @classmethod
+    def of(cls, value: Tensor, form: str) -> "Packed":
+        """``value``, dense, rounded to nearest."""
+        return cls(value, form, packed_parts(in_memory_order(value).float(), form))
+
+    def unpacked(self) -> Tensor:
+        """Its values, as an ordinary tensor of its dtype, size and strides."""
+        flat = unpacked_parts(self.parts, self.form)
+        return flat.to(self.dtype).as_strided(self.shape, self.stride())
+
+    def store(self, values: Tensor) -> None:
+        """Take values, of its size and strides, rounded to nearest."""
+        for part, new in zip(self.parts, packed_parts(in_memory_order(values).float(), self.form), strict=True):
+            part.copy_(new)
+
+    @property
+    def nbytes_kept(self) -> int:
+        """Bytes that it takes."""
+        return sum(part.nbytes for part in self.parts)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Packed({self.form!r}, {self.unpacked()!r})"
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (aten.detach.default, aten.alias.default):
+            return cls(args[0], args[0].form, args[0].parts)
+        if func is aten.clone.default:
+            return cls(args[0], args[0].form, tuple(part.clone() for part in args[0].parts))
+        if func.is_view:
+            raise NotImplementedError(f"{func} of state that is kept as {args[0].form}: call .unpacked() first")
+        held: list[tuple[Packed, Tensor]] = []
+
+        def plain(value: Any) -> Any:
+            if not isinstance(value, Packed):
+                return value
+            known = next((tensor for each, tensor in held if each is value), None)
+            if known is None:
+                known = value.unpacked()
+                held.append((value, known))
+            return known
+
+        result = func(*pytree.tree_map(plain, args), **pytree.tree_map(plain, kwargs))
+        if not func._schema.is_mutable:
+            return result
+        for value in _written(func, args, kwargs):
+            value.store(next(tensor for each, tensor in held if each is value))
+        back = {id(tensor): value for value, tensor in held}
+        return pytree.tree_map(lambda each: back.get(id(each), each), result)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Packed]:
+    """What of its arguments the op writes to."""
+    given = {each.name: value for each, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    changed = [given.get(each.name) for each in func._schema.arguments if each.is_write]
+    return [leaf for leaf in pytree.tree_leaves(changed) if isinstance(leaf, Packed)]
+
+
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """A dense tensor's elements in the order of memory, as a view of one dimension; 0-dim tensors as they are."""
+    tensor = tensor.detach()
+    if tensor.dim() <= 1:
+        return tensor
+    return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
+
+
+def packed_parts(flat: Tensor, form: str) -> tuple[Tensor, ...]:
+    """``flat`` float32 as parts, rounded to nearest."""
+    if form == BFLOAT16:
+        return (flat.to(torch.bfloat16),)
+    scales = block_scales(flat)
+    return encode(flat, scales, torch.zeros((), dtype=torch.int32, device=flat.device), form, -1), scales
+
+
+def unpacked_parts(parts: tuple[Tensor, ...], form: str) -> Tensor:
+    """The flat float32 that the parts stand for."""
+    if form == BFLOAT16:
+        return parts[0].to(torch.float32)
+    decoded: Tensor = decode(*parts, form)
+    return decoded

@@ -1,0 +1,79 @@
+"""Which states a step can never make negative: their 8 bits need none for the sign."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fxamp.passes.step.pack_state import ROLE
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_SQUARES = frozenset({aten.mul.Tensor, aten.square.default})
+_ALWAYS = frozenset({aten.abs.default, aten.exp.default, aten.sqrt.default, aten.square.default})
+_IF_ALL = frozenset(
+    {aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.minimum.default, aten.clone.default, aten.detach.default}
+    | {aten._to_copy.default, prims.convert_element_type.default, aten.reciprocal.default, aten.mul.Scalar}
+    | {aten.full.default, aten.add.Scalar, aten.div.Scalar}
+)
+_IF_ANY = frozenset({aten.maximum.default, aten.clamp_min.default, aten.clamp.default})
+
+
+def never_negative(gm: GraphModule) -> frozenset[str]:
+    """The roles of the states that stay at 0 or above, if they are, by induction over steps.
+
+    ``gm``: a step of one parameter whose settings are constants; for other settings of the same signs it holds as well.
+    """
+    inputs = gm.graph.find_nodes(op="placeholder")
+    copies = gm.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    written = {node.args[0]: node.args[1] for node in copies}
+    assumed = {node for node in inputs if node in written and node.meta.get(ROLE) not in ("parameter", "gradient")}
+    while True:
+        known = _known(gm, assumed)
+        kept = {node for node in assumed if written[node] in known}
+        if kept == assumed:
+            return frozenset(str(node.meta[ROLE]) for node in kept)
+        assumed = kept
+
+
+def _known(gm: GraphModule, assumed: set[Node]) -> set[Node]:
+    known = set(assumed)
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and _holds(node, known):
+            known.add(node)
+    return known
+
+
+def _holds(node: Node, known: set[Node]) -> bool:
+    def sure(value: Any) -> bool:
+        if isinstance(value, Node):
+            return value in known
+        return not isinstance(value, (int, float)) or value >= 0
+
+    operands = [arg for arg in node.args if isinstance(arg, (Node, int, float))]
+    if node.target in _SQUARES and len(operands) == 2 and operands[0] is operands[1]:
+        return True
+    if node.target in (aten.addcmul.default, aten.addcdiv.default):
+        first, second = node.args[1:3]
+        product = (node.target is aten.addcmul.default and first is second) or (sure(first) and sure(second))
+        return sure(node.args[0]) and product and sure(node.kwargs.get("value", 1))
+    if node.target in (aten.lerp.Scalar, aten.lerp.Tensor):
+        weight = node.args[2]
+        return all(map(sure, node.args[:2])) and isinstance(weight, (int, float)) and 0 <= weight <= 1
+    if node.target is aten.copy.default:
+        return sure(node.args[1])
+    if node.target is aten.where.self:
+        return all(map(sure, node.args[1:]))
+    if node.target is aten.pow.Tensor_Scalar:
+        return sure(node.args[0]) or node.args[1] in (2, 4)
+    if node.target in _ALWAYS:
+        return True
+    if node.target in _IF_ANY:
+        return any(map(sure, operands))
+    return node.target in _IF_ALL and all(map(sure, operands)) and sure(node.kwargs.get("alpha", 1))
+
+
+def is_negative_somewhere(value: Tensor) -> bool:
+    """Whether an element is below 0; waits for the device."""
+    return bool((value < 0).any())

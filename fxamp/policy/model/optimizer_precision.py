@@ -1,0 +1,70 @@
+"""The ``[optimizer]`` table of a policy: in which precision a compiled step keeps its state and the weights."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fxamp.errors import PolicyError, nearest
+
+STATE = ("float32", "bfloat16", "int8", "float8_e4m3fn")
+ROUNDING = ("nearest", "stochastic")
+WEIGHTS = ("as-is", "kahan")
+
+OTHERS = "*"
+"""The name that stands, in a table of states, for all that the table does not name."""
+
+
+@dataclass(frozen=True)
+class OptimizerPrecision:
+    """The ``[optimizer]`` table; see ``policies/README.md``.
+
+    ``state``: in what each state of the parameters' size is kept between steps, by its name; ``"*"`` stands for the
+    others. ``rounding``: how state, and bfloat16 parameters, are rounded as they are written. ``weights``: "kahan"
+    keeps beside each 16-bit parameter what its rounding has lost.
+
+    Raises PolicyError, naming every mistake, for values that are not accepted.
+    """
+
+    state: Mapping[str, str] = field(default_factory=lambda: {OTHERS: "float32"})
+    rounding: str = "nearest"
+    weights: str = "as-is"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.state, str):
+            object.__setattr__(self, "state", {OTHERS: self.state})
+        found = list(mistakes(asdict(self)))
+        if found:
+            raise PolicyError("\n".join(f"optimizer: {message}" for _, message in found))
+
+    def __hash__(self) -> int:
+        return hash((tuple(sorted(self.state.items())), self.rounding, self.weights))
+
+    def kept_as(self, name: str) -> str:
+        """In what the state of this name is kept."""
+        return self.state.get(name, self.state.get(OTHERS, "float32"))
+
+    def content(self) -> dict[str, Any]:
+        """Return the table, as a file would say it."""
+        named = dict(self.state)
+        return {
+            "state": named[OTHERS] if [*named] == [OTHERS] else named,
+            "rounding": self.rounding,
+            "weights": self.weights,
+        }
+
+
+def mistakes(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield ``(key, message)`` for every value that is not accepted; missing keys have their defaults."""
+    state = given.get("state", {})
+    kept = state.items() if isinstance(state, Mapping) else [("", state)]
+    for name, value in kept:
+        if value not in STATE:
+            yield "state", _unknown(f"state.{name}" if name else "state", value, STATE)
+    for key, accepted in (("rounding", ROUNDING), ("weights", WEIGHTS)):
+        if key in given and given[key] not in accepted:
+            yield key, _unknown(key, given[key], accepted)
+
+
+def _unknown(key: str, value: object, accepted: tuple[str, ...]) -> str:
+    hint = nearest(value, accepted) if isinstance(value, str) else ""
+    return f"{key} = {value!r} is unknown; accepted: {', '.join(map(repr, accepted))}{hint}"

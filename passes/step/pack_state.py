@@ -1,0 +1,161 @@
+"""pack-state: a step of one flat parameter reads state that is kept in fewer bits, and writes it so.
+
+1. An input that is stored as bfloat16 or float16 becomes one of that dtype, converted to float32 as it is read; what is
+   written to it is rounded: to nearest, or by chance.
+2. An input that is stored as codes becomes two, ``codes`` and ``scales``; it is decoded as it is read. What is written
+   to it gives the scales of its blocks, then the codes.
+3. With ``compensated``, a 16-bit parameter is read plus its compensation, an input of its own; what is written is
+   rounded to nearest, and what that loses is written to the compensation.
+4. Where something is rounded by chance, a last input of the parameter's own, ``noise``, is the key of its random bits.
+
+Inputs are known by their role, ``node.meta[ROLE]``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxamp.graph import GraphWriter
+from fxamp.kernels.codes import CODES, SCALES, block_scales, decode, encode, round_by_chance
+from fxamp.passes.base import Context, Pass, Result
+
+aten = torch.ops.aten
+
+#: Key of ``node.meta``: what an input of a step's graph is: "parameter", "gradient", or the name of its state.
+ROLE = "fxamp_role"
+
+#: Key of ``node.meta``: set on the inputs that this pass wrote.
+STORED = "fxamp_stored"
+
+#: The role of the state that holds what rounding has lost of a parameter, and that of the key of random bits.
+COMPENSATION, NOISE = "compensation", "noise"
+
+HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class PackState(Pass[Context]):
+    """Requires a functional graph of one flat parameter; ensures rules 1 to 4.
+
+    ``stored``: the form by the role of the input: a 16-bit dtype's name, or a code. ``by_chance``: whether bfloat16 and
+    codes are rounded by chance. ``compensated``: whether the parameter has a compensation.
+    """
+
+    stored: Mapping[str, str] = field(default_factory=dict)
+    by_chance: bool = False
+    compensated: bool = False
+    name = "pack-state"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        found = self._bare(gm)
+        if not found:
+            return Result(0)
+        packer = _Packer(gm, GraphWriter(gm.graph, context.mode), self)
+        for node in found:
+            packer.pack(node, self.stored[node.meta[ROLE]])
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+        return Result(len(found))
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        left = [node.name for node in self._bare(gm)]
+        return f"not stored in their form: {', '.join(left)}" if left else None
+
+    def _bare(self, gm: GraphModule) -> list[Node]:
+        inputs = gm.graph.find_nodes(op="placeholder")
+        return [n for n in inputs if n.meta.get(ROLE) in self.stored and STORED not in n.meta]
+
+
+class _Packer:
+    """Rewrites one graph."""
+
+    def __init__(self, gm: GraphModule, writer: GraphWriter, options: PackState) -> None:
+        self._graph, self._writer, self._options = gm.graph, writer, options
+        self._first = next(node for node in gm.graph.nodes if node.op != "placeholder")
+        self._slots = 0
+        self._noise: Node | None = None
+
+    def pack(self, node: Node, form: str) -> None:
+        """Replace one input by what is stored."""
+        parts = self._inputs(node, form)
+        with self._graph.inserting_before(self._first):
+            value = self._read(parts, form)
+            compensated = node.meta[ROLE] == "parameter" and self._options.compensated
+            lost = self._compensation(HALVES[form]) if compensated else None
+            if lost is not None:
+                value = self._writer.call(aten.add.Tensor, value, self._writer.in_dtype(lost, torch.float32))
+        for user in list(node.users):
+            if user.target is aten.copy_.default and user.args[0] is node:
+                with self._graph.inserting_before(user):
+                    self._write(user.args[1], parts, form, lost)
+                self._graph.erase_node(user)
+        node.replace_all_uses_with(value)
+        self._graph.erase_node(node)
+
+    def _inputs(self, node: Node, form: str) -> list[Node]:
+        count, device = node.meta["val"].numel(), node.meta["val"].device
+        if form in HALVES:
+            made = [self._writer.input(f"{node.target}_stored", count, dtype=HALVES[form], device=device, before=node)]
+        else:
+            codes = self._writer.input(f"{node.target}_codes", count, dtype=torch.uint8, device=device, before=node)
+            scales = self._writer.input(
+                f"{node.target}_scales", -(-count // 256), dtype=SCALES, device=device, before=node
+            )
+            made = [codes, scales]
+        for at, each in enumerate(made):
+            each.meta |= {key: value for key, value in node.meta.items() if key != "val"} | {STORED: True}
+            each.meta[ROLE] = node.meta[ROLE] + ("_scales" if at else "")
+        return made
+
+    def _read(self, parts: list[Node], form: str) -> Node:
+        if form in HALVES:
+            return self._writer.in_dtype(parts[0], torch.float32)
+        codes, scales = parts
+        return self._writer.call(decode.default, codes, scales, form)
+
+    def _write(self, new: object, parts: list[Node], form: str, lost: Node | None) -> None:
+        assert isinstance(new, Node)
+        new = self._writer.in_dtype(new, torch.float32)
+        copy = aten.copy_.default
+        if form in CODES:
+            scales = self._writer.call(block_scales.default, new)
+            key, slot = self._chance() if self._options.by_chance else (self._nothing(new), -1)
+            self._writer.call(copy, parts[0], self._writer.call(encode.default, new, scales, key, form, slot))
+            self._writer.call(copy, parts[1], scales)
+            return
+        if form == "bfloat16" and self._options.by_chance and lost is None:
+            rounded = self._writer.call(round_by_chance.default, new, *self._chance())
+        else:
+            rounded = self._writer.in_dtype(new, HALVES[form])
+        self._writer.call(copy, parts[0], rounded)
+        if lost is not None:
+            rest = self._writer.call(aten.sub.Tensor, new, self._writer.in_dtype(rounded, torch.float32))
+            self._writer.call(copy, lost, self._writer.in_dtype(rest, lost.meta["val"].dtype))
+
+    def _compensation(self, dtype: torch.dtype) -> Node:
+        """The input for it, which the step itself neither reads nor changes, in the dtype of the parameter."""
+        inputs = self._graph.find_nodes(op="placeholder")
+        bare = next(node for node in inputs if node.meta.get(ROLE) == COMPENSATION)
+        value = bare.meta["val"]
+        lost = self._writer.input(f"{bare.target}_stored", value.numel(), dtype=dtype, device=value.device, before=bare)
+        lost.meta |= {ROLE: COMPENSATION, STORED: True}
+        for user in list(bare.users):
+            assert user.target is aten.copy_.default and user.args == (bare, bare)
+            self._graph.erase_node(user)
+        self._graph.erase_node(bare)
+        return lost
+
+    def _nothing(self, new: Node) -> Node:
+        return self._writer.call(aten.full.default, [], 0, dtype=torch.int32, device=new.meta["val"].device)
+
+    def _chance(self) -> tuple[Node, int]:
+        """Rule 4, and a number that no other use of the key has."""
+        if self._noise is None:
+            own = [n for n in self._graph.find_nodes(op="placeholder") if n.meta.get(ROLE, "number") != "number"]
+            device = own[0].meta["val"].device
+            self._noise = self._writer.input(NOISE, dtype=torch.int32, device=device, after=own[-1])
+            self._noise.meta[ROLE] = NOISE
+        self._slots += 1
+        return self._noise, self._slots - 1

@@ -1,0 +1,107 @@
+"""8-bit codes with a scale for each block, and rounding by chance: against float64 arithmetic on the values."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxamp.kernels.codes import BLOCK, CODES, block_scales, decode, encode, random_bits, round_by_chance
+
+KEY = torch.tensor(12345, dtype=torch.int32)
+DRAWS = 300
+
+
+def values(signed: bool, count: int = 3000) -> Tensor:
+    """Over thirty binary orders of magnitude, zeros among them; the last block is not full."""
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(count, generator=generator) * torch.exp2(torch.randn(count, generator=generator) * 6)
+    wide[::97] = 0
+    return wide if signed else wide.square()
+
+
+def there_and_back(value: Tensor, code: str, slot: int = -1, key: Tensor = KEY) -> Tensor:
+    scales = block_scales(value)
+    result: Tensor = decode(encode(value, scales, key, code, slot), scales, code)
+    return result
+
+
+def grid(code: str) -> Tensor:
+    """Every value that the code has for a block whose largest is in [1, 2)."""
+    form = CODES[code]
+    magnitudes = torch.arange(form.top + 1, dtype=torch.uint8)
+    ones = torch.full((1,), 127, dtype=torch.int16)
+    found: Tensor = torch.cat([decode(part, ones, code) for part in magnitudes.split(BLOCK)]).double()
+    return torch.cat([-found.flip(0), found]).unique() if form.signed else found
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_nearest_value_is_taken(code: str) -> None:
+    """Half a step away at most, and never further than any other value of the code."""
+    table = grid(code)
+    value = values(CODES[code].signed, BLOCK)
+    value = value / value.abs().max() * 1.9
+    found = there_and_back(value, code).double()
+    best = (value.double()[:, None] - table).abs().min(dim=1).values
+    keeps = (value == 0) | CODES[code].signed | (value >= table[1])
+    torch.testing.assert_close((value.double() - found).abs()[keeps], best[keeps], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_packing_again_changes_nothing(code: str) -> None:
+    value = values(CODES[code].signed)
+    once = there_and_back(value, code)
+    scales = block_scales(value)
+    assert torch.equal(block_scales(once), scales)
+    assert torch.equal(encode(once, scales, KEY, code, -1), encode(value, scales, KEY, code, -1))
+    assert torch.equal(there_and_back(once, code, slot=0), once)
+
+
+def test_what_is_above_zero_stays_above_zero_without_a_sign() -> None:
+    value = torch.tensor([1.0, 1e-20, 1e-37, 0.0])
+    for slot in (-1, 0):
+        found = there_and_back(value, "u5m3", slot)
+        assert (found[:3] > 0).all() and found[3] == 0
+
+
+@pytest.mark.parametrize("code", [*CODES, "bfloat16"])
+def test_rounding_by_chance_is_right_on_average(code: str) -> None:
+    """The mean of many draws is as far from the value as chance lets it be: 5 standard errors of 3,000 means."""
+    value = values(code == "bfloat16" or CODES[code].signed)
+    keys = [torch.tensor(7919 * at + 3, dtype=torch.int32) for at in range(DRAWS)]
+    if code == "bfloat16":
+        chosen = value != 0
+        drawn = torch.stack([round_by_chance(value, key, 0).double() for key in keys])
+    else:
+        top = block_scales(value).float().sub(127).exp2().repeat_interleave(BLOCK)[: len(value)]
+        # Above the last code all round down, and unsigned values never round to 0.
+        chosen = (value.abs() < 1.8 * top) & (value.abs() > 1e-3 * top)
+        drawn = torch.stack([there_and_back(value, code, 0, key).double() for key in keys])
+    spread = drawn.std(dim=0)
+    chosen &= spread > 0
+    error = (drawn.mean(dim=0) - value.double())[chosen] / (spread[chosen] / DRAWS**0.5)
+    assert error.mean().abs() < 5 / len(error) ** 0.5 and 0.9 < error.std() < 1.1
+
+
+def test_random_bits_differ_by_key_slot_and_index() -> None:
+    like = torch.empty(1000)
+    drawn = [
+        random_bits(like, torch.tensor(key, dtype=torch.int32), slot) for key in (1 << 20, 3 << 20) for slot in (0, 1)
+    ]
+    assert len(torch.cat(drawn).unique()) > 3990
+    assert torch.equal(drawn[0], random_bits(like, torch.tensor(1 << 20, dtype=torch.int32), 0))
+
+
+def test_inf_and_nan_show_in_their_block_alone() -> None:
+    value = torch.ones(2 * BLOCK)
+    value[3] = float("inf")
+    found = there_and_back(value, "s3m4")
+    assert not found[:BLOCK].isfinite().any() and found[BLOCK:].eq(1).all()
+    value[3] = float("nan")
+    assert not there_and_back(value, "s3m4")[3].isfinite()
+    assert round_by_chance(value, KEY, 0)[3].isnan()
+
+
+def test_the_largest_and_the_smallest_floats() -> None:
+    largest = torch.tensor([torch.finfo(torch.float32).max, -1.0, 0.0])
+    assert there_and_back(largest, "s3m4").isfinite().all()
+    assert there_and_back(torch.tensor([1e-40, 0.0]), "u5m3").eq(0).all()
+    assert there_and_back(torch.zeros(3), "s3m4").eq(0).all()
