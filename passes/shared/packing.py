@@ -54,16 +54,19 @@ _SMALLEST_BLOCK = 32
 class Packing:
     """How one value is packed.
 
-    ``dtype``: the value's dtype. ``order``: the permutation of its dimensions in which it is contiguous. ``trailing``:
-    the sizes of the last dimensions in that order, which together are split into blocks of ``block`` elements; 0 if a
-    row of unknown length has one scale. For forms without scales both are empty.
+    ``dtype``: the value's dtype. The dimension ``axis``, of ``size`` elements, is split into blocks of ``block``
+    elements; a ``block`` of 0 is a row of unknown length. If rows are too short, ``axis`` is -1: ``order`` is the
+    permutation of the dimensions in which the value is contiguous, and the last dimensions in that order, of sizes
+    ``trailing``, are split into blocks together.
     """
 
     form: Keep
     dtype: torch.dtype
+    block: int = 0
+    axis: int = -1
+    size: int = 0
     order: tuple[int, ...] = ()
     trailing: tuple[int, ...] = ()
-    block: int = 0
 
     @property
     def parts(self) -> int:
@@ -90,11 +93,12 @@ def plan_packing(value: Tensor, rule: Rule) -> Packing | str:
     order = _contiguous_order(value)
     if order is None:
         return "its elements do not fill its memory"
-    sizes = [value.shape[dim] for dim in order]
-    trailing, block = _blocks(sizes, rule.block)
-    if block and block * value.element_size() <= block + 2:
-        return f"its rows of {block} are too short for scales"
-    return Packing(rule.keep, value.dtype, order, trailing, block)
+    axis, block = _axis(value, order[-1], rule.block)
+    if axis < 0 and isinstance(value.shape[order[-1]], int):
+        return _joined(value, rule.keep, order, rule.block)
+    if axis < 0:
+        return Packing(rule.keep, value.dtype)
+    return Packing(rule.keep, value.dtype, block, axis, int(value.shape[axis]))
 
 
 def _contiguous_order(value: Tensor) -> tuple[int, ...] | None:
@@ -111,21 +115,38 @@ def _contiguous_order(value: Tensor) -> tuple[int, ...] | None:
     return order
 
 
-def _blocks(sizes: Sequence[int | torch.SymInt], wanted: int) -> tuple[tuple[int, ...], int]:
-    """Return the trailing sizes that are split into blocks together, and the block size: ``wanted`` or less.
+def _axis(value: Tensor, innermost: int, wanted: int) -> tuple[int, int]:
+    """Return the dimension to split into blocks, and the block size; -1 if no dimension is long enough.
 
-    Blocks stay within a row if possible: next to much larger elements small ones would lose precision, and a norm
-    magnifies that. Rows that are too short for their own scale are joined.
+    This is the innermost dimension; for images (4 dimensions or more) the channels, if their blocks are larger.
+    Splitting a dimension needs no copy in any memory layout. Blocks stay within a row: next to much larger elements
+    small ones would lose precision, and a norm magnifies that.
     """
-    known = [size for size in takewhile(lambda size: isinstance(size, int), reversed(sizes)) if isinstance(size, int)]
-    if not known:
-        return (), 0
-    for count in range(1, len(known) + 1):
-        total = prod(known[:count])
-        block = next(size for size in range(min(wanted, total), 0, -1) if total % size == 0)
+    dims = {1, innermost} if value.dim() > 3 else {innermost}
+    block, _, dim = max((_divisor(value.shape[dim], wanted), dim == innermost, dim) for dim in dims)
+    return (dim, block) if block >= min(_SMALLEST_BLOCK, wanted) else (-1, 0)
+
+
+def _joined(value: Tensor, form: Keep, order: tuple[int, ...], wanted: int) -> Packing | str:
+    """Return the packing of a value with short rows: joined rows are split into blocks, else each row is a block."""
+    sizes = [value.shape[dim] for dim in reversed(order)]
+    known = [size for size in takewhile(lambda size: isinstance(size, int), sizes) if isinstance(size, int)]
+    for count in range(2, len(known) + 1):
+        block = _divisor(prod(known[:count]), wanted)
         if block >= min(_SMALLEST_BLOCK, wanted):
-            return tuple(reversed(known[:count])), block
-    return (known[0],), known[0]
+            trailing = tuple(reversed(known[:count]))
+            return Packing(form, value.dtype, block, order=order, trailing=trailing)
+    row = int(value.shape[order[-1]])
+    if row * value.element_size() <= row + 2:
+        return f"its rows of {row} are too short for scales"
+    return Packing(form, value.dtype, row, order[-1], row)
+
+
+def _divisor(size: int | torch.SymInt, most: int) -> int:
+    """Return the largest divisor of ``size`` up to ``most``; 0 if ``size`` is unknown."""
+    if not isinstance(size, int):
+        return 0
+    return next(part for part in range(min(most, size), 0, -1) if size % part == 0)
 
 
 class PackWriter:
@@ -143,7 +164,8 @@ class PackWriter:
         wide = self._as(self._in_blocks(node, packing), torch.float32)
         magnitude = self._call(aten.abs.default, wide)
         finite = self._call(aten.lt.Scalar, magnitude, inf)
-        top = self._call(aten.amax.default, self._where(finite, magnitude, 0.0), [-1], True)
+        along = packing.axis + 1 if packing.axis >= 0 else -1
+        top = self._call(aten.amax.default, self._where(finite, magnitude, 0.0), [along], True)
         top = self._call(aten.maximum.default, top, self._number(_LEAST, top))
         scale = self._as(self._call(aten.div.Tensor, top, codes.largest), torch.bfloat16)
         scaled = self._call(aten.div.Tensor, wide, self._as(scale, torch.float32))
@@ -166,30 +188,33 @@ class PackWriter:
             if code == code:  # NaN is its own code
                 value = self._where(self._call(aten.eq.Scalar, coded, code), meaning, value)
         value = self._as(value, packing.dtype)
-        if packing.block:
-            lead = self._sizes(parts[0], len(packing.order) - len(packing.trailing))
+        if packing.axis >= 0:
+            sizes = self._sizes(parts[0])
+            sizes[packing.axis : packing.axis + 2] = [packing.size]
+            return self._call(aten.view.default, value, sizes)
+        if packing.trailing:
+            lead = self._sizes(parts[0])[: len(packing.order) - len(packing.trailing)]
             value = self._call(aten.view.default, value, [*lead, *packing.trailing])
-        if packing.order != tuple(range(len(packing.order))):
-            back = [packing.order.index(dim) for dim in range(len(packing.order))]
-            value = self._call(aten.permute.default, value, back)
-        return value
+        back = [packing.order.index(dim) for dim in range(len(packing.order))]
+        return value if back == sorted(back) else self._call(aten.permute.default, value, back)
 
     def _in_blocks(self, node: Node, packing: Packing) -> Node:
+        if packing.axis >= 0:
+            sizes = self._sizes(node)
+            sizes[packing.axis : packing.axis + 1] = [packing.size // packing.block, packing.block]
+            return self._call(aten.view.default, node, sizes)
+        if not packing.trailing:
+            return node
         if packing.order != tuple(range(len(packing.order))):
             node = self._call(aten.permute.default, node, list(packing.order))
-        if not packing.block:
-            return node
-        lead = self._sizes(node, len(packing.order) - len(packing.trailing))
+        lead = self._sizes(node)[: len(packing.order) - len(packing.trailing)]
         blocks = prod(packing.trailing) // packing.block
         return self._call(aten.view.default, node, [*lead, blocks, packing.block])
 
-    def _sizes(self, node: Node, count: int) -> list[int | Node]:
-        """Return the first ``count`` sizes of ``node``; symbolic sizes as nodes."""
-        sizes = node.meta["val"].shape[:count]
-        return [
-            size if isinstance(size, int) else self._call(aten.sym_size.int, node, dim)
-            for dim, size in enumerate(sizes)
-        ]
+    def _sizes(self, node: Node) -> list[int | Node]:
+        """Return the sizes of ``node``; symbolic sizes as nodes."""
+        sizes = enumerate(node.meta["val"].shape)
+        return [size if isinstance(size, int) else self._call(aten.sym_size.int, node, dim) for dim, size in sizes]
 
     def _clamp(self, node: Node, limit: float) -> Node:
         node = self._call(aten.maximum.default, node, self._number(-limit, node))
