@@ -2,7 +2,6 @@
 
 import gc
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +15,11 @@ from fxamp.torch_private import backend_of
 
 log = logging.getLogger(__name__)
 
+_COPY = (
+    "copy.deepcopy and pickle leave out what torch.compile made. Compile the copy too: "
+    'copy.compile(backend="fxamp", options=...)'
+)
+
 
 @on_first_step
 def warn_idle(optimizer: torch.optim.Optimizer) -> None:
@@ -26,11 +30,27 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> None:
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if runs_for_any(parameters):
-        return
+        return None
+    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    idle = [each for each in modules if backend_of(_entry(each)) is fxamp and not records_of(each)]
+    classes = {type(_original(each)) for each in idle}
     stepped = set(map(id, parameters))
-    compiled = [each for each in _compiled_modules() if not stepped.isdisjoint(map(id, each.parameters()))]
-    if compiled and not any(map(records_of, compiled)):
-        warn_of(compiled[0])
+    training = [
+        each for each in modules if type(each) in classes and not stepped.isdisjoint(map(id, each.parameters()))
+    ]
+    for each in idle:
+        if _original(each) in training:
+            return warn_of(each)
+    for each in idle:
+        if any(_is_copy(other, _original(each)) for other in training):
+            return log.warning("%s is compiled with fxamp, but what trains is a copy of it: %s", _name(each), _COPY)
+    return None
+
+
+def _is_copy(module: torch.nn.Module, original: torch.nn.Module) -> bool:
+    """Whether ``module`` is of the class of ``original``, names the same parameters, and is not compiled."""
+    names = [[name for name, _ in each.named_parameters()] for each in (module, original)]
+    return type(module) is type(original) and names[0] == names[1] and _entry(module) is None
 
 
 def warn_of(compiled: torch.nn.Module) -> None:
@@ -43,7 +63,7 @@ def warn_of(compiled: torch.nn.Module) -> None:
 
 
 def _reason(compiled: torch.nn.Module) -> str:
-    module = getattr(compiled, "_orig_mod", compiled)
+    module = _original(compiled)
     if config.disable:
         return "torch.compile is disabled (torch._dynamo.config.disable, TORCH_COMPILE_DISABLE)"
     if type(module).__module__.startswith("torch."):
@@ -61,17 +81,16 @@ def _reason(compiled: torch.nn.Module) -> str:
     )
 
 
-def _compiled_modules() -> Iterator[torch.nn.Module]:
-    """Yield all modules of the process that were compiled with fxamp, in place or by ``torch.compile``."""
-    for each in gc.get_objects():
-        if issubclass(type(each), torch.nn.Module) and backend_of(_entry(each)) is fxamp:
-            yield each
-
-
 def _entry(module: Any) -> Any:
     """Return the callable that torch.compile made of the module's forward, if any."""
     return module if isinstance(module, torch._dynamo.OptimizedModule) else vars(module).get("_compiled_call_impl")
 
 
 def _name(module: torch.nn.Module) -> str:
-    return type(getattr(module, "_orig_mod", module)).__name__
+    return type(_original(module)).__name__
+
+
+def _original(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module that ``torch.compile(module)`` wraps; any other as it is."""
+    original: torch.nn.Module = getattr(module, "_orig_mod", module)
+    return original

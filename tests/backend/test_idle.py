@@ -1,7 +1,9 @@
 """Where fxamp takes part in training and none of its graphs runs, that is said once, with the reason and the remedy."""
 
 import copy
+import gc
 import logging
+import pickle
 import re
 from collections.abc import Callable, Iterator
 
@@ -61,7 +63,23 @@ def the_original(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor]
     return compiled, model
 
 
+def a_copy(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    original, _ = another_method(scaler)
+    model = copy.deepcopy(original)
+    model.original = [original]
+    return model, model
+
+
+def a_pickled_copy(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    original, _ = another_method(scaler)
+    model = pickle.loads(pickle.dumps(original))
+    model.original = [original]
+    return model, model
+
+
 IDLE = {
+    a_copy: "Net is compiled with fxamp, but what trains is a copy",
+    a_pickled_copy: "Net is compiled with fxamp, but what trains is a copy",
     compiled_sequential: "Sequential is compiled with fxamp, .* Sequential is a class of torch",
     compiled_wrapper: "DistributedDataParallel is compiled with fxamp, .* DistributedDataParallel is a class of torch",
     another_method: "Net is compiled with fxamp, .* never called",
@@ -75,6 +93,11 @@ def train(call: Callable[[Tensor], Tensor], scaler: fxamp.GradScaler, optimizer:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
+
+
+@pytest.fixture(autouse=True)
+def no_models_of_other_tests() -> None:
+    gc.collect()
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -131,6 +154,7 @@ def test_a_compiled_optimizer_says_it_too(caplog: pytest.LogCaptureFixture) -> N
     model, optimizers = Net(), []
     model.compile(backend="fxamp", options=OPTIONS)
     copied = copy.deepcopy(model)
+    copied.compile(backend="fxamp", options=OPTIONS)
     for each in (model, copied):
         optimizers.append(fxamp.compile_optimizer(torch.optim.SGD(each.parameters(), lr=0.1), lowering="aot_eager"))
 
@@ -152,6 +176,19 @@ def compiled_whole(options: dict) -> Callable[[Tensor], Tensor]:
     return model
 
 
+def compiled_copy(options: dict) -> Callable[[Tensor], Tensor]:
+    model = copy.deepcopy(compiled_whole(options))
+    assert model._compiled_call_impl is None
+    model.compile(backend="fxamp", options=options)
+    return model
+
+
+def compiled_average(options: dict) -> Callable[[Tensor], Tensor]:
+    average = torch.optim.swa_utils.AveragedModel(compiled_whole(options))
+    average.module.compile(backend="fxamp", options=options)
+    return average
+
+
 def returned_for_a_module_of_torch(options: dict) -> Callable[[Tensor], Tensor]:
     return torch.compile(nn.Sequential(nn.Linear(4, 4)), backend="fxamp", options=options)
 
@@ -168,7 +205,15 @@ def other_backend(options: dict) -> Callable[[Tensor], Tensor]:
     return model
 
 
-RIGHT = [plain, compiled_whole, returned_for_a_module_of_torch, compiled_inside, other_backend]
+RIGHT = [
+    plain,
+    compiled_whole,
+    compiled_copy,
+    compiled_average,
+    returned_for_a_module_of_torch,
+    compiled_inside,
+    other_backend,
+]
 
 
 @pytest.mark.parametrize("make", RIGHT, ids=lambda make: make.__name__)
