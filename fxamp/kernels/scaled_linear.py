@@ -128,15 +128,18 @@ def _scale(values: Tensor, dtype: torch.dtype, dim: int | None, powers: bool) ->
     """Return the scale from the largest magnitude to that of ``dtype``; ``powers``: rounded down to a power of 2."""
     largest = values.abs().amax() if dim is None else values.abs().amax(dim, keepdim=True)
     # Compilers and eager mode divide float32 differently; a float64 quotient rounds to the same float32 in both.
-    scale = (torch.finfo(dtype).max / largest.double().clamp(min=_SMALLEST)).float()
+    largest = largest.double()
+    scale = (torch.finfo(dtype).max / torch.where(largest < _SMALLEST, _SMALLEST, largest)).float()
     return torch.exp2(torch.floor(torch.log2(scale))) if powers else scale
 
 
 def _round(values: Tensor, scale: Tensor, dtype: torch.dtype, pad: int | None = None) -> Tensor:
-    """Return ``values`` times ``scale`` in ``dtype``; ``pad``: pad this dimension with zeros to a multiple of 16."""
-    limit = torch.finfo(dtype).max
-    # Before torch 2.12, eager casts to 8 bits did not saturate. NaN stays NaN.
-    scaled = (values.float() * scale).clamp(-limit, limit)
+    """Return ``values`` times ``scale`` in ``dtype``; ``pad``: pad this dimension with zeros to a multiple of 16.
+
+    Nothing is clamped: what exceeds the largest of ``dtype`` by rounding alone is rounded back to it. A clamp would
+    cost time, and beside one as Inductor writes it Triton miscompiles transposed stores of 8 bits (triton #11111).
+    """
+    scaled = values.float() * scale
     return (scaled if pad is None else _padded(scaled, pad)).to(dtype)
 
 

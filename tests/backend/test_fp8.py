@@ -55,7 +55,7 @@ class Layers(nn.Module):
         self.up, self.norm, self.down = nn.Linear(32, 64), nn.LayerNorm(64), nn.Linear(64, 32, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.norm(self.up(x)))).float().square().mean()
+        return self.down(F.gelu(self.norm(self.up(x)))).square().mean()
 
 
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
@@ -253,3 +253,25 @@ def test_a_scaler_sees_what_overflows(recipe: str) -> None:
     x[0, 3, 4] = torch.inf
     step(x)
     assert scaler.skipped_steps == 1
+
+
+def whole_error(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
+    """The error of all gradients as one vector, relative to it."""
+    off = [(ours[name].double() - value).norm() for name, value in exact.items()]
+    return float(torch.stack(off).norm() / torch.stack([value.norm() for value in exact.values()]).norm())
+
+
+@pytest.mark.inductor
+def test_inductor_errs_no_more_and_hides_nothing() -> None:
+    torch.manual_seed(0)
+    model, x = Layers(), torch.randn(2, 16, 32)
+    twin = copy.deepcopy(model).double()
+    exact = gradients(twin, twin, x.double())
+    plain, fused = (compiled(model, policy=policy("rowwise"), lowering=name) for name in ("aot_eager", "inductor"))
+    allowed = 1.25 * whole_error(gradients(plain, plain, x), exact)
+    assert whole_error(gradients(fused, fused, x), exact) <= allowed
+    for bad in (torch.inf, torch.nan):
+        with torch.no_grad():
+            fused.up.weight[3, 4] = bad
+        found = gradients(fused, fused, x)
+        assert not found["loss"].isfinite() and not found["down.weight"].isfinite().all()

@@ -11,6 +11,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torchao_beside import RECIPES, converted
 
 from fxamp.kernels import scaled_linear as product
+from fxamp.kernels.scaled_linear import E4M3, E5M2, _scale
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -164,3 +165,17 @@ def test_no_copies_of_weights_in_8_bits_are_kept(recipe: str) -> None:
     x.grad = weight.grad = None
     program(x, weight).backward()
     assert all(torch.equal(got, value.grad) for got, value in zip(wanted, (x, weight), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_the_largest_value_is_rounded_to_the_largest_of_the_dtype(dtype: torch.dtype) -> None:
+    """Casts need not saturate, as those of torch 2.11 do not: no value is scaled beyond what rounds back."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(4096, generator=generator) * torch.exp(20 * torch.randn(4096, generator=generator))
+    for value in (values, values.bfloat16(), values.bfloat16() * (1 + 2**-7)):  # the last: a cast before rounding
+        matrix = value.reshape(-1, 1)
+        scale = _scale(matrix.bfloat16(), dtype, -1, powers=False)
+        scaled = (matrix.float() * scale)[matrix[:, 0].abs() > 1e-11].abs()
+        limit = torch.finfo(dtype).max
+        midpoint = {E4M3: 464.0, E5M2: 61440.0}[dtype]  # from here on a cast gives NaN or inf
+        assert (scaled > 0.98 * limit).all() and (scaled < midpoint).all()
