@@ -34,8 +34,10 @@ def differences(program: Program, setting: Setting) -> list[str]:
         wanted = _oracle(run_eager, program, setting)
         plain = wanted if setting.ambient else _oracle(run_plain, program, setting)
         found = _found(lambda: run_compiled(program, setting), wanted, plain, setting)
-        if found and _breaks() and "graph_break" not in program.kinds():
+        if found and _breaks():
             raise Refused(f"Dynamo breaks the graph: {_breaks()[0]}")
+        if found and _stale(program, setting, wanted, plain):
+            raise Refused("autocast's cache is stale: a leaf was written to after it had been cast")
         changed = _changed_by_torch(program, setting, found, wanted) if found else []
         if changed:
             raise Refused(f"torch.compile alone: {changed[0]}")
@@ -43,8 +45,21 @@ def differences(program: Program, setting: Setting) -> list[str]:
 
 
 def _breaks() -> list[str]:
-    """Why Dynamo broke graphs since its last reset."""
-    return [reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"]]
+    """Why Dynamo broke graphs since its last reset, but where the program asks for it."""
+    reasons = [reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"]]
+    return [reason for reason in reasons if "graph_break()" not in reason]
+
+
+def _stale(program: Program, setting: Setting, wanted: Outcome, plain: Outcome) -> bool:
+    """Whether autocast's cache alone makes the results differ: without it they are fxamp's, with it they are not."""
+    uncached = run_eager(program, setting, cached=False)
+    return any(map(_is_result, _compare(uncached, wanted, plain, setting))) and not any(
+        map(_is_result, _found(lambda: run_compiled(program, setting), uncached, plain, setting))
+    )
+
+
+def _is_result(found: str) -> bool:
+    return found.startswith(("result ", _RAISED))
 
 
 def _oracle(run: Callable[[Program, Setting], Outcome], program: Program, setting: Setting) -> Outcome:
@@ -108,10 +123,11 @@ def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = Fa
     return observe(Run(call, module, inputs, _scaler(setting)), setting)
 
 
-def run_eager(program: Program, setting: Setting) -> Outcome:
-    """Under eager autocast, in the oracle's flavour, with torch's scaler."""
-    module, inputs = build(program, Flavour.ORACLE)
-    outcome = observe(Run(_under_autocast(module, program), module, inputs, _scaler(setting)), setting)
+def run_eager(program: Program, setting: Setting, cached: bool = True) -> Outcome:
+    """Under eager autocast, in the oracle's flavour if its casts are ``cached``, with torch's scaler."""
+    module, inputs = build(program, Flavour.ORACLE if cached else Flavour.PROGRAM)
+    call = _under_autocast(module, program, cached)
+    outcome = observe(Run(call, module, inputs, _scaler(setting)), setting)
     if setting.scaled:  # torch's scaler leaves alone what no optimizer has
         scaled = [
             g
@@ -141,9 +157,11 @@ def run_compiled(program: Program, setting: Setting) -> Outcome:
     return observe(Run(call, module, inputs, scaler), setting)
 
 
-def _under_autocast(run: Callable[..., list[Tensor]], program: Program) -> Callable[..., list[Tensor]]:
+def _under_autocast(
+    run: Callable[..., list[Tensor]], program: Program, cached: bool = True
+) -> Callable[..., list[Tensor]]:
     def call(*args: Tensor) -> list[Tensor]:
-        with torch.autocast("cpu", program.lower):
+        with torch.autocast("cpu", program.lower, cache_enabled=cached):
             return run(*args)
 
     return call
