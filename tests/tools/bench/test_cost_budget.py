@@ -21,6 +21,7 @@ from fxamp.tools.bench.cost.process import counts
 from fxamp.tools.bench.cost.row import row
 from fxamp.tools.bench.train.models import MODELS
 
+README = Path(__file__).parents[3] / "README.md"
 FILE = Path(__file__).with_name("cost_budget.json")
 BUDGET: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {"versions": {}, "models": {}}
 VERSIONS = {name: version(name).partition("+")[0] for name in ("torch", "transformers")}
@@ -57,3 +58,13 @@ def test_no_step_is_heavier_than_torch_s(model: str) -> None:
     ours, torch = (BUDGET["models"][model][who] for who in ("fxamp", "torch"))
     for columns in (("forward",), ("forward", "backward", "step"), ("kept",), ("triton", "library", "outside")):
         assert sum(ours[column] for column in columns) <= sum(torch[column] for column in columns), columns
+
+
+@pytest.mark.parametrize("model", HEAVY)
+def test_the_readme_shows_what_was_accepted(model: str) -> None:
+    columns = []
+    for summed, form in ((("forward", "backward", "step"), "{:.2f}"), (("triton", "library", "outside"), "{:d}")):
+        for who in ("torch", "fxamp"):
+            value = sum(BUDGET["models"][model][who][column] for column in summed)
+            columns.append(form.format(value / 1e9 if "forward" in summed else value))
+    assert f"| `{model}` | {' | '.join(columns)} |" in README.read_text(encoding="utf-8")
