@@ -186,3 +186,29 @@ def test_the_shipped_policy_keeps_what_it_promises() -> None:
     assert forms["aten::_softmax.default", "bf16"] == "bf16"
     assert forms["aten::gelu.default", "bf16"] == "recompute"
     assert forms["aten::addmm.default", "bf16"] == "int8/64"
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.gate, self.up, self.down = nn.Linear(64, 128), nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        for _ in range(2):
+            x = x + self.down(F.silu(self.gate(self.norm(x))) * self.up(self.norm(x)))
+        return x.float().pow(2).mean()
+
+
+def test_the_leanest_policy_holds_the_least() -> None:
+    model, x = Gated(), torch.randn(4, 32, 64, generator=torch.Generator().manual_seed(0))
+    before, lean, leanest = (
+        held(model, x, Policy.load(f"cpu-bfloat16{kind}"), "aot_eager")[0] for kind in ("", "-lean", "-leanest")
+    )
+    assert lean < 0.6 * before and leanest < 0.35 * before
+    loss, plain, _ = compiled_gradients(model, x, BASE)
+    found_loss, found, _ = compiled_gradients(model, x, Policy.load("cpu-bfloat16-leanest"))
+    assert torch.equal(loss, found_loss)
+    for name, gradient in plain.items():
+        assert (found[name] - gradient).norm() <= 0.03 * gradient.norm(), name

@@ -18,6 +18,7 @@ from fxamp.policy import Category, Policy, Site, TensorFacts, built_in_names, va
 TABLES = {
     "moe": {"moe"},
     "lean": {"lean"},
+    "leanest": {"lean", "leanest"},
     "fast": {"fast", "fast-norms", "fast-norms-cpu"},
     "fast-norms": {"fast-norms", "fast-norms-cpu"},
     "fp8": {"fp8", "fp8-small"},
