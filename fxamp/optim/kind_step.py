@@ -26,7 +26,7 @@ from fxamp.optim.kinds import same_order
 from fxamp.optim.lower import Numbers, StepOptions, by_inductor, decompositions, generates, must_lift, step_passes
 from fxamp.optim.packed import in_memory_order
 from fxamp.optim.precision import Precision, keys, parts_of
-from fxamp.optim.trace import Traced, of_any_size
+from fxamp.optim.trace import Traced, of_any_size, serves_size
 from fxamp.passes.base import Context
 from fxamp.passes.step.fold_unscale import COEFFICIENT, INVERSE
 from fxamp.passes.step.guard_updates import FLAG
@@ -151,8 +151,9 @@ def _lowered(
     if device_type(gm) != "cpu":
         raise RefusedError(f"parameters on {device_type(gm)} need Triton for their own kernel")
     table = decompositions(options) | DECOMPOSITIONS
-    compiled, source = by_inductor(of_any_size(gm, traced.mode, table), traced, options)
-    return _for_each(compiled), source
+    sized = of_any_size(gm, traced.mode, table)
+    compiled, source = by_inductor(sized, traced, options)
+    return _for_each(compiled, gm, serves_size(sized, traced.mode)), source
 
 
 def device_type(gm: GraphModule) -> str:
@@ -160,10 +161,15 @@ def device_type(gm: GraphModule) -> str:
     return str(next(iter(gm.graph.nodes)).meta["val"].device.type)
 
 
-def _for_each(compiled: Callable[..., Any]) -> Run:
+def _for_each(
+    compiled: Callable[..., Any], other: Callable[..., Any] | None = None, serves: Callable[[int], bool] | None = None
+) -> Run:
+    """Call ``compiled`` for each parameter, or ``other`` for the sizes that it does not serve."""
+
     def run(rows: list[list[Tensor]], given: list[Any], extras: Sequence[Tensor]) -> None:
         for row in rows:
-            compiled(*map(in_memory_order, row), *given, *extras)
+            chosen = compiled if other is None or serves is None or serves(row[0].numel()) else other
+            chosen(*map(in_memory_order, row), *given, *extras)
 
     return run
 

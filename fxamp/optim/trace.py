@@ -8,6 +8,7 @@ stay the same.
 State that the step creates is not an input, so a layout's state must be complete; see ``complete``.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -162,6 +163,22 @@ def of_any_size(gm: GraphModule, mode: FakeTensorMode, decompositions: dict[Any,
                 value = torch.empty((count,), dtype=value.dtype, device=value.device)
             inputs.append(value)
         return make_fx(Interpreter(gm).run, decompositions, tracing_mode="real")(*inputs)
+
+
+def serves_size(gm: GraphModule, mode: FakeTensorMode) -> Callable[[int], bool]:
+    """Whether what was compiled of :func:`of_any_size`'s graph holds for a number of elements, by the guards on it."""
+    import sympy
+
+    size = gm.graph.find_nodes(op="placeholder")[0].meta["val"].shape[0].node.expr
+    environment = mode.shape_env
+    assert environment is not None
+    guards = [guard.expr for guard in environment.guards if size in guard.expr.free_symbols]
+
+    @functools.cache
+    def serves(numel: int) -> bool:
+        return all(guard.xreplace({size: sympy.Integer(numel)}) == sympy.true for guard in guards)
+
+    return serves
 
 
 def trace_step(
