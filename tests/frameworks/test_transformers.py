@@ -50,14 +50,14 @@ class Classifier(nn.Module):
 
 
 def data(number: int, loud: bool = False) -> list[dict[str, Tensor]]:
-    """``loud``: one of them holds values that float16 does not."""
+    """``loud``: one of them, of the second step, holds values that float16 does not."""
     generator = torch.Generator().manual_seed(number)
     made = [
         {"x": torch.randn(WIDTH, generator=generator), "labels": torch.randint(4, (), generator=generator)}
         for _ in range(number)
     ]
     if loud:
-        made[5]["x"].mul_(1e6)
+        made[2]["x"].mul_(1e6)
     return made
 
 
@@ -181,7 +181,7 @@ def test_training_resumes_with_its_scale(tmp_path: Path, restore: bool) -> None:
     assert_same(weights(again.model), weights(whole.model))
     assert scaler_of(again).state_dict() == scaler_of(whole).state_dict()
     saved = json.loads((checkpoint / "trainer_state.json").read_text())["stateful_callbacks"]["FxampCallback"]
-    assert saved["attributes"]["restored"]["scale"] <= SCALE
+    assert saved["attributes"]["restored"]["scale"] == SCALE / 2
     assert list(load_file(checkpoint / "model.safetensors")) == sorted(Classifier().state_dict())
 
 
