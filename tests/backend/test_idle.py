@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -95,7 +96,7 @@ def train(call: Callable[[Tensor], Tensor], scaler: fxamp.GradScaler, optimizer:
         optimizer.zero_grad()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def no_models_of_other_tests() -> None:
     gc.collect()
 
@@ -112,7 +113,7 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("enabled", [True, False], ids=["scaler", "disabled scaler"])
+@pytest.mark.parametrize("enabled", exhaustive([True, False], always=[True]))
 @pytest.mark.parametrize("make", IDLE, ids=lambda make: make.__name__)
 def test_training_without_a_graph_is_said_once(make: Callable, enabled: bool, caplog: pytest.LogCaptureFixture) -> None:
     scaler = fxamp.GradScaler("cpu", enabled=enabled)
@@ -216,6 +217,7 @@ RIGHT = [
 ]
 
 
+@pytest.mark.usefixtures("no_models_of_other_tests")
 @pytest.mark.parametrize("make", RIGHT, ids=lambda make: make.__name__)
 def test_nothing_is_said_where_nothing_is_wrong(make: Callable, caplog: pytest.LogCaptureFixture) -> None:
     beside = nn.Sequential(nn.Linear(4, 4))
