@@ -147,10 +147,13 @@ def names_of(node: Node) -> tuple[str, ...]:
 
 def stored_bytes(values: Sequence[object]) -> int | None:
     """Return the bytes of the tensors' storages, each once, for this compilation's sizes; None if one is unknown."""
-    sizes = {v.untyped_storage()._cdata: hint(v.untyped_storage().nbytes()) for v in values if isinstance(v, Tensor)}
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if any(tensor.layout is not torch.strided for tensor in tensors):
+        return None
+    sizes = {tensor.untyped_storage()._cdata: hint(tensor.untyped_storage().nbytes()) for tensor in tensors}
     return total(sizes.values())
 
 
 def _storage(node: object) -> int | None:
     value = tensor_value(node)
-    return None if value is None else value.untyped_storage()._cdata
+    return None if value is None or value.layout is not torch.strided else value.untyped_storage()._cdata
