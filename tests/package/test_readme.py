@@ -1,4 +1,4 @@
-"""The README's programs print what it says they print, and its commands and options exist."""
+"""The programs of every README print what it says they print, and the commands and options of the README exist."""
 
 import re
 import runpy
@@ -17,7 +17,14 @@ from fxamp.errors import OptionError
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+READMES = ("README.md", "fxamp/README.md", "tools/demo/README.md", "tools/diff/README.md")
+BLOCKS = [
+    block
+    for name in READMES
+    for block in re.findall(
+        r"^```(\w*)\n(.*?)^```$", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+]
 #: A program is followed by what it prints; a file begins with its name.
 PROGRAMS = [
     (body, after) for (kind, body), (next_kind, after) in pairwise(BLOCKS) if (kind, next_kind) == ("python", "text")
@@ -84,7 +91,7 @@ def test_its_options_are_the_backends() -> None:
 def test_its_demo_table_has_the_demos_rows() -> None:
     from fxamp.tools.demo.table import _ROWS
 
-    table = next(block for block in re.findall(r"```text\n(.*?)```", TEXT, re.DOTALL) if "first loss" in block)
+    table = next(block for kind, block in BLOCKS if kind == "text" and "first loss" in block)
     for label in _ROWS:
         assert (label if isinstance(label, str) else label[0]) in table
 

@@ -21,7 +21,7 @@ from fxamp.tools.bench.cost.process import counts
 from fxamp.tools.bench.cost.row import row
 from fxamp.tools.bench.train.models import MODELS
 
-README = Path(__file__).parents[3] / "README.md"
+README = Path(__file__).parents[3] / "tools/bench/README.md"
 FILE = Path(__file__).with_name("cost_budget.json")
 BUDGET: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {"versions": {}, "models": {}}
 VERSIONS = {name: version(name).partition("+")[0] for name in ("torch", "transformers")}

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch._dynamo import device_interface
 from triton.backends.compiler import GPUTarget
 
+from fxamp.dtypes import NARROW
+
 aten = torch.ops.aten
 
 #: What Inductor asks of a GPU's properties.
@@ -136,7 +138,7 @@ def _attention(
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
     result: tuple[Tensor, ...]
-    if attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
+    if attn_mask is None and query.dtype in NARROW:
         result = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
     else:
         result = aten._scaled_dot_product_efficient_attention(

@@ -25,7 +25,7 @@ def prepare_torch() -> bool:
     """
     home = torch_home()
     build = runpy.run_path(str(home / "version.py"))
-    kind = next((name for name in ("cuda", "hip", "xpu") if build.get(name)), "cpu")
+    kind = "cuda" if build.get("cuda") else "another GPU" if build.get("hip") or build.get("xpu") else "cpu"
     if kind == "cuda":
         import torch
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fxamp.targets import DTYPES
 from fxamp.tools.bench.cost.count import PRODUCTS, Count
 
 
@@ -19,7 +20,7 @@ class Rates:
         """FLOPs of products of ``dtype`` in a second; float8 at twice 16 bits'."""
         if dtype.startswith("float8"):
             return 2 * self.flops16
-        return self.flops16 if dtype in ("float16", "bfloat16") else self.flops32
+        return self.flops16 if dtype in DTYPES else self.flops32
 
 
 @dataclass(frozen=True)
