@@ -38,7 +38,11 @@ def conversion(method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tens
         result = aten.to.other(tensor, given.pop("other"), **given)
     else:
         device = torch.device(given.pop("device", tensor.device))
-        result = aten.to.dtype_layout(tensor, device=device, **given)
+        if given.get("copy") and device in (tensor.device, torch.device(tensor.device.type)):
+            # Functionalization takes a conversion to nothing else for its input, whatever "copy" says.
+            result = aten.clone(tensor, memory_format=given.get("memory_format", torch.preserve_format))
+        else:
+            result = aten.to.dtype_layout(tensor, device=device, **given)
     return result
 
 

@@ -223,8 +223,10 @@ def _aliased_by_pick(node: Node) -> list[Node]:
 
 
 def _converts(node: Node) -> bool:
+    """Whether a conversion makes a tensor of its own: one of another dtype, or a copy because the program asks."""
     before, after = tensor_value(node.args[0]), tensor_value(node)
-    return before is not None and after is not None and before.dtype != after.dtype
+    copies = any(argument.name == "copy" and given is True for argument, given in arguments(node))
+    return copies or (before is not None and after is not None and before.dtype != after.dtype)
 
 
 def _annotated(node: Node) -> list[Node]:

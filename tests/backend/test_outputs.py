@@ -133,6 +133,11 @@ def converted_to_the_dtype_of_another(x: Tensor, w: Tensor) -> Any:
     return h.to(x @ x), h, h.type_as(h)[0]
 
 
+def copies(x: Tensor, w: Tensor) -> Any:
+    h = x @ w
+    return h.to(copy=True).contiguous(), h, h.to("cpu", copy=True), h.to(h, copy=True), h.clone()
+
+
 PROGRAMS = [
     written_twice,
     view_of_a_write,
@@ -145,6 +150,7 @@ PROGRAMS = [
     function_and_its_input,
     checkpoint_that_returns_a_tensor_from_outside,
     converted_to_the_dtype_of_another,
+    copies,
 ]
 
 
