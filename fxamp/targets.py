@@ -1,4 +1,4 @@
-"""The devices and 16-bit dtypes that policies support, by name. The only definition of each; imports no torch.
+"""The devices, and the dtypes that policies cast to, by name. The only definition of each; imports no torch.
 
 A new device needs an entry here and built-in policies. A new dtype needs a name here, policies, and its arithmetic in
 fxamp/kernels/source.py.

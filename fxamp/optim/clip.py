@@ -1,4 +1,7 @@
-"""The arithmetic of ``torch.nn.utils.clip_grad_norm_``, for steps that apply the coefficient as they read gradients."""
+"""Clipping inside a compiled step: the arithmetic of ``torch.nn.utils.clip_grad_norm_`` on one coefficient.
+
+The norm that ``GradScaler.clip_grad_norm_`` reads is in ``fxamp/scaler/clipping.py``.
+"""
 
 import math
 

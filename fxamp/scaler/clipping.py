@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fxamp.scaler.checks import check_group, group_gradients
+from fxamp.scaler.gradients import check_group, group_gradients
 
 
 def norm_of(parameters: Iterable[Tensor], device: torch.device) -> Tensor:

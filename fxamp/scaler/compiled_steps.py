@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fxamp.optim import BoundStep, Factors, clips, guarded, has_pre_hooks
 from fxamp.scaler import fused
-from fxamp.scaler.checks import parameters_with_gradients
+from fxamp.scaler.gradients import parameters_with_gradients
 from fxamp.scaler.skip_choice import SkipChoice
 from fxamp.scaler.state import OptimizerRecord
 

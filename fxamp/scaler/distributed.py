@@ -1,4 +1,7 @@
-"""All ranks agree on the overflow flag before any rank steps, so that all ranks skip together and keep equal scales."""
+"""All ranks agree on the overflow flag before any rank steps, so that all ranks skip together and keep equal scales.
+
+The local shard of a DTensor's gradient is found in ``gradients.py``.
+"""
 
 from collections.abc import Iterable
 from typing import TypeAlias

@@ -14,11 +14,11 @@ from fxamp.optim.first_steps import stepped
 from fxamp.policy import Policy
 from fxamp.scaler import clipping, fused
 from fxamp.scaler.borders import reciprocal
-from fxamp.scaler.checks import parameters_with_gradients
 from fxamp.scaler.compiled_steps import CompiledSteps
 from fxamp.scaler.distributed import Ranks, agree, require_ranks
 from fxamp.scaler.float16_flow import begin
 from fxamp.scaler.from_policy import scaler_settings
+from fxamp.scaler.gradients import parameters_with_gradients
 from fxamp.scaler.graph_flags import Owner
 from fxamp.scaler.graph_link import GraphLink
 from fxamp.scaler.names import OverflowLedger

@@ -6,7 +6,7 @@ A gradient that was written to after a graph checked it gets both: its flag coun
 import torch
 from torch import Tensor
 
-from fxamp.scaler.checks import check_group, group_gradients, parameters_with_gradients, refuse_float16
+from fxamp.scaler.gradients import check_group, group_gradients, parameters_with_gradients, refuse_float16
 from fxamp.scaler.graph_flags import GraphFlags
 from fxamp.scaler.names import OverflowLedger
 

@@ -12,7 +12,7 @@ from side_by_side import SCALERS, assert_same
 from torch import Tensor, nn
 
 from fxamp.scaler import GradScaler
-from fxamp.scaler.checks import group_gradients, stored_gradient
+from fxamp.scaler.gradients import group_gradients, stored_gradient
 from fxamp.scaler.state import OptimizerRecord
 
 Pair = namedtuple("Pair", "first second")

@@ -1,4 +1,7 @@
-"""Find an optimizer's gradients and check them: one call per device; the kernels sort the gradients by dtype."""
+"""Find an optimizer's gradients, DTensors and sparse ones too, and check them: one call per device.
+
+The kernels sort the gradients by dtype.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
