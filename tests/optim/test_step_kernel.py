@@ -26,7 +26,7 @@ KERNELS["a user's own"] = Counting
 def test_the_text_for_adamw() -> None:
     _, _, part = prepared(OPTIMIZERS["AdamW"])
     assert part.source is not None
-    assert_golden("kernels/optimizer-step-adamw", part.source)
+    assert_golden("optim/optimizer-step-adamw", part.source)
 
 
 @pytest.mark.parametrize("name", KERNELS)
