@@ -15,7 +15,8 @@ class Outcome:
     """All tensors are copies. ``gradients`` holds None where a parameter or an input has none.
 
     ``state`` holds parameters, buffers and inputs after all, ``scale`` is the scaler's. ``same`` are pairs of results,
-    inputs and state that are one object, ``shared`` those of which one shows what is written to the other.
+    inputs and state that are one object, ``shared`` those of which one shows what is written to the other. ``written``
+    are the leaves that need a gradient and were written to.
     """
 
     results: tuple[Tensor, ...]
@@ -24,6 +25,7 @@ class Outcome:
     scale: float | None
     same: frozenset[tuple[str, str]]
     shared: frozenset[tuple[str, str]]
+    written: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,13 @@ def observe(run: Run, setting: Setting) -> Outcome:
         batches.append(larger(run.inputs) if setting.schedule == "larger" else run.inputs)
     kept: list[Tensor] = []
     losses: list[Tensor] = []
+    written: set[str] = set()
     for inputs in batches:
+        named = _named(run.module, inputs)
+        versions = {name: tensor._version for name, tensor in named.items() if tensor.is_leaf and tensor.requires_grad}
         results = list(run.call(*inputs))
         kept += [result.detach().clone() for result in results]
-        named = _named(run.module, inputs)
+        written |= {name for name, version in versions.items() if named[name]._version != version}
         loss = _loss(results, {_memory(tensor) for tensor in named.values()})
         losses += [] if loss is None else [loss * setting.factor]
         if setting.schedule != "together":
@@ -57,7 +62,7 @@ def observe(run: Run, setting: Setting) -> Outcome:
     gradients = {name: None if t.grad is None else t.grad.clone() for name, t in named.items() if t.is_leaf}
     state = {name: tensor.detach().clone() for name, tensor in named.items()}
     everything = {f"result {i}": result for i, result in enumerate(results)} | named
-    return Outcome(tuple(kept), gradients, state, step, _same(everything), _shared(everything))
+    return Outcome(tuple(kept), gradients, state, step, _same(everything), _shared(everything), frozenset(written))
 
 
 def _backward(losses: list[Tensor], scaler: torch.amp.GradScaler | None) -> None:
