@@ -1,14 +1,16 @@
 """fxamp-demo: train a small GPT in float32 and in mixed precision, and show both side by side.
 
 The text is the source of Python's own standard library. Everything but the backend is the same for both: the model,
-the seed, the batches, the optimizer.
+the seed, the batches, the optimizer. Started by torchrun, with --ddp or --fsdp, several processes train one model.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -20,8 +22,9 @@ from fxamp.targets import SCALED_DTYPES
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
 from fxamp.tools.common.line_chart import Curve, line_chart, smooth
 from fxamp.tools.demo.model import Size
+from fxamp.tools.demo.ranks import Ranks, joined
 from fxamp.tools.demo.table import table, verdict
-from fxamp.tools.demo.text import VOCABULARY, standard_library
+from fxamp.tools.demo.text import VOCABULARY, Text, standard_library
 from fxamp.tools.demo.train import TrainingResult, TrainingSettings, train
 
 _TINY = Size(layers=2, heads=4, width=64, length=64, vocabulary=VOCABULARY)
@@ -56,30 +59,50 @@ def _parser() -> Parser:
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the batches (default 0)")
     parser.add_argument("--threads", type=positive, default=1, help="CPU threads; 1 gives steady times (default)")
     parser.add_argument("--picture", type=Path, default=Path("fxamp-demo.svg"), help="where the loss curves go (SVG)")
+    spread = parser.add_mutually_exclusive_group()
+    for kind, what in (("ddp", "average gradients"), ("fsdp", "shard the parameters")):
+        start = f"torchrun --nproc-per-node 2 $(which fxamp-demo) --{kind}"
+        spread.add_argument(f"--{kind}", action="store_const", const=kind, dest="kind", help=f"{what}: {start}")
     return parser
 
 
 def _demo(given: argparse.Namespace) -> None:
     plan, policy = _chosen(given)
-    lowering = given.lowering or _usable_lowering(plan.device)
-    text = standard_library()
-    _say(f"text: {text.files} files of {text.folder}, {len(text.train) / 1e6:.1f} MB to train on")
+    with joined(given.kind or "", plan.device, plan.batch) as ranks, _output(ranks) as stream:
+        lowering = given.lowering or _usable_lowering(plan.device, stream)
+        text = standard_library()
+        _describe(plan, text, ranks, stream)
+        before = torch.get_num_threads()
+        torch.set_num_threads(given.threads)
+        try:
+            reference = train("float32", plan, text, {"backend": lowering}, stream, None, ranks)
+            options: dict[str, Any] = {"policy": policy, "lowering": lowering}
+            scaler = _scaler(policy, plan.device)
+            if scaler is not None:
+                options["scaler"] = scaler
+            other = train("fxamp", plan, text, {"backend": "fxamp", "options": options}, stream, scaler, ranks)
+        finally:
+            torch.set_num_threads(before)
+        if ranks.first:
+            print(table(reference, other))
+            given.picture.write_text(picture(reference, other))
+            print(f"\n{verdict(reference, other, plan.device)}\nThe loss curves are in {given.picture}")
+
+
+def _output(ranks: Ranks) -> AbstractContextManager[TextIO]:
+    """Return the stream for progress: of the first process alone."""
+    return nullcontext(sys.stderr) if ranks.first else Path(os.devnull).open("w")
+
+
+def _describe(plan: TrainingSettings, text: Text, ranks: Ranks, stream: TextIO) -> None:
     size = plan.size
-    _say(f"model: {size.layers} layers, width {size.width}; {plan.steps} steps of {plan.batch} x {size.length} bytes")
-    before = torch.get_num_threads()
-    torch.set_num_threads(given.threads)
-    try:
-        reference = train("float32", plan, text, {"backend": lowering}, sys.stderr)
-        options: dict[str, Any] = {"policy": policy, "lowering": lowering}
-        scaler = _scaler(policy, plan.device)
-        if scaler is not None:
-            options["scaler"] = scaler
-        other = train("fxamp", plan, text, {"backend": "fxamp", "options": options}, sys.stderr, scaler)
-    finally:
-        torch.set_num_threads(before)
-    print(table(reference, other))
-    given.picture.write_text(picture(reference, other))
-    print(f"\n{verdict(reference, other, plan.device)}\nThe loss curves are in {given.picture}")
+    print(f"text: {text.files} files of {text.folder}, {len(text.train) / 1e6:.1f} MB to train on", file=stream)
+    print(
+        f"model: {size.layers} layers, width {size.width}; {plan.steps} steps of {plan.batch} x {size.length} bytes",
+        file=stream,
+    )
+    if ranks.kind:
+        print(f"processes: {ranks.count} ({ranks.kind}), {plan.batch // ranks.count} passages a step each", file=stream)
 
 
 def _chosen(given: argparse.Namespace) -> tuple[TrainingSettings, str]:
@@ -103,7 +126,7 @@ def _scaler(policy: str, device: str) -> GradScaler | None:
     return GradScaler(device)
 
 
-def _usable_lowering(device: str) -> str:
+def _usable_lowering(device: str, stream: TextIO) -> str:
     """Return Inductor if it can compile for this CPU; else AOTAutograd alone, and say so."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
@@ -113,7 +136,7 @@ def _usable_lowering(device: str) -> str:
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        _say("no C++ compiler found, which Inductor needs on a CPU: both runs use the lowering aot_eager")
+        print("no C++ compiler found, which Inductor needs on a CPU: both runs use aot_eager", file=stream)
         return "aot_eager"
     return "inductor"
 
@@ -126,10 +149,6 @@ def picture(reference: TrainingResult, other: TrainingResult) -> str:
         Curve(f"{other.label}, {policy}", smooth(other.losses, 10), "#1d3557", 1.8),
     )
     return line_chart("A small GPT learns Python", curves, "step", "loss, nats a byte (mean of 10 steps)")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

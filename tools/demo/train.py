@@ -15,12 +15,18 @@ from fxamp.pipeline import GraphRecord
 from fxamp.scaler import GradScaler
 from fxamp.tools.demo.model import GPT, Size
 from fxamp.tools.demo.progress import Progress
+from fxamp.tools.demo.ranks import Ranks
 from fxamp.tools.demo.text import Text
+
+_ALONE = Ranks()
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The settings of the training in both columns. ``rate`` is AdamW's learning rate, ``batch`` counts passages."""
+    """The settings of the training in both columns.
+
+    ``rate`` is AdamW's learning rate; ``batch`` counts the passages of one step, those of all processes together.
+    """
 
     size: Size
     batch: int
@@ -64,15 +70,16 @@ def train(
     compiler: Mapping[str, Any],
     stream: TextIO,
     scaler: GradScaler | None = None,
+    ranks: Ranks = _ALONE,
 ) -> TrainingResult:
     """Train a GPT compiled by ``torch.compile(model, **compiler)`` and report progress on ``stream``.
 
-    ``scaler`` is the one that ``compiler`` gives to the backend, if it does.
+    ``scaler`` is the one that ``compiler`` gives to the backend, if it does. Losses are those of all ``ranks``.
     """
     graphs, records = counters["stats"]["unique_graphs"], registry.count()
     torch.manual_seed(plan.seed)
     model = GPT(plan.size).to(plan.device)
-    compiled = torch.compile(model, **compiler)
+    compiled = torch.compile(ranks.spread(model, plan.device), **compiler)
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.rate)
     batches = torch.Generator().manual_seed(plan.seed)
     losses: list[float] = []
@@ -80,14 +87,15 @@ def train(
     with Progress(label, plan.steps, stream) as progress:
         for step in range(1, plan.steps + 1):
             start = time.perf_counter()
-            inputs = _moved(text.batch(plan.batch, plan.size.length, batches), plan.device)
-            losses.append(_step(compiled, optimizer, scaler or GradScaler(plan.device, enabled=False), inputs))
+            inputs = _moved(ranks.share(text.batch(plan.batch, plan.size.length, batches)), plan.device)
+            loss = _step(compiled, optimizer, scaler or GradScaler(plan.device, enabled=False), inputs)
+            losses.append(ranks.mean(loss))
             seconds.append(time.perf_counter() - start)
             progress.step(step, losses[-1])
     return TrainingResult(
         label=label,
         losses=tuple(losses),
-        held_out=_examine(compiled, plan, text),
+        held_out=_examine(compiled, plan, text, ranks),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         graphs=counters["stats"]["unique_graphs"] - graphs,
         compiling=seconds[0],
@@ -98,20 +106,20 @@ def train(
     )
 
 
-def _step(compiled: Any, optimizer: torch.optim.Optimizer, scaler: GradScaler, inputs: tuple[Tensor, Tensor]) -> float:
+def _step(compiled: Any, optimizer: torch.optim.Optimizer, scaler: GradScaler, inputs: tuple[Tensor, Tensor]) -> Tensor:
     loss: Tensor = compiled(*inputs)
     scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
-    return loss.item()
+    return loss
 
 
-def _examine(compiled: Any, plan: TrainingSettings, text: Text, batches: int = 4) -> float:
+def _examine(compiled: Any, plan: TrainingSettings, text: Text, ranks: Ranks, batches: int = 4) -> float:
     """Return the mean loss on held-out text. Gradients stay enabled to avoid a second compilation."""
     inputs, targets = text.examination(batches * plan.batch, plan.size.length)
     parts = zip(inputs.chunk(batches), targets.chunk(batches), strict=True)
-    return statistics.fmean(compiled(*_moved(part, plan.device)).item() for part in parts)
+    return statistics.fmean(ranks.mean(compiled(*_moved(ranks.share(part), plan.device))) for part in parts)
 
 
 def _moved(pair: tuple[Tensor, Tensor], device: str) -> tuple[Tensor, Tensor]:

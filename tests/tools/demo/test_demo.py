@@ -1,6 +1,9 @@
 """fxamp-demo on a tiny plan: what it trains, prints and draws, and how it refuses."""
 
 import io
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,13 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from exhaustive import exhaustive
 
 from fxamp.errors import FxampError
+from fxamp.scaler import GradScaler
 from fxamp.tools.common.line_chart import Curve, line_chart, smooth, ticks
 from fxamp.tools.demo import command as demo
 from fxamp.tools.demo.model import GPT, Size
 from fxamp.tools.demo.progress import Progress
+from fxamp.tools.demo.ranks import Ranks, joined
 from fxamp.tools.demo.text import standard_library
+from fxamp.tools.demo.train import TrainingResult, train
 
 _QUICK = ["--lowering", "aot_eager", "--steps", "4"]
 
@@ -89,6 +96,82 @@ def test_a_wrong_option_is_one_clear_message(
         status = int(str(stop.code))
     message = capsys.readouterr().err
     assert status == 2
+    assert message.startswith("fxamp-demo: ") and named in message and "Traceback" not in message
+
+
+_TORCHRUN = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
+@pytest.mark.parametrize("kind", exhaustive(["ddp", "fsdp"], always=["fsdp"]))
+def test_one_process_of_torchrun_trains_as_a_process_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in _TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    plan, text = replace(demo._PLANS["cpu"][0], steps=2), standard_library()
+
+    def trained(ranks: Ranks) -> TrainingResult:
+        torch._dynamo.reset()
+        scaler = GradScaler("cpu")
+        options = {"policy": "cpu-float16", "lowering": "eager", "scaler": scaler}
+        return train("", plan, text, {"backend": "fxamp", "options": options}, io.StringIO(), scaler, ranks)
+
+    with joined(kind, "cpu", plan.batch) as ranks:
+        spread = trained(ranks)
+    assert not torch.distributed.is_initialized()
+    alone = trained(Ranks())
+    assert (spread.losses, spread.held_out, spread.scale) == (alone.losses, alone.held_out, alone.scale)
+    assert spread.parameters == alone.parameters and len(spread.records) == (3 if kind == "fsdp" else 1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_of_torchrun_train_as_one(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = tmp_path / "tiny.py"
+    program.write_text(
+        "from dataclasses import replace\nfrom fxamp.tools.demo import command as demo\n"
+        "plan, policy = demo._PLANS['cpu']\n"
+        "tiny = replace(plan, size=replace(plan.size, layers=1, width=16, length=16), batch=2)\n"
+        "demo._PLANS['cpu'] = tiny, policy\nraise SystemExit(demo.main())\n"
+    )
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    root = Path(demo.__file__).parents[3]
+    finished = subprocess.run(
+        [*start, *_QUICK, "--picture", str(tmp_path / "two.svg"), f"--{kind}"],
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr.count("fxamp: step 4/4") == 1, "one process of the two reports"
+    assert demo.main([*_QUICK, "--picture", str(tmp_path / "one.svg")]) == 0
+    one = capsys.readouterr().out
+    for row in ("first loss", "last loss, mean of 10 steps", "loss on held-out text"):
+        # Printed with four digits: sums in another order move the last one.
+        ours, alone = ([float(cell) for cell in _cells(text, row)] for text in (finished.stdout, one))
+        assert ours == pytest.approx(alone, abs=1.5e-4), row
+    assert (tmp_path / "two.svg").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "processes", "named"),
+    [
+        (["--ddp"], None, "torchrun --nproc-per-node 2 $(which fxamp-demo) --ddp"),
+        ([], "2", "--ddp or --fsdp"),
+        (["--fsdp"], "3", "3 processes cannot share 2 passages"),
+    ],
+)
+def test_processes_that_cannot_train_together_are_refused(
+    arguments: list[str],
+    processes: str | None,
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if processes is not None:
+        monkeypatch.setenv("WORLD_SIZE", processes)
+    assert demo.main([*_QUICK, *arguments]) == 2
+    message = capsys.readouterr().err
     assert message.startswith("fxamp-demo: ") and named in message and "Traceback" not in message
 
 
