@@ -113,19 +113,23 @@ class _Scaled:
 
 def _cast(values: Tensor, dtype: torch.dtype, dim: int | None = None, *, pad: int | None = None) -> _Scaled:
     """Return a matrix in ``dtype`` with one scale, or one per vector along ``dim``; see :func:`_round` for ``pad``."""
-    scale = _scale(values, dtype, dim, powers=dim is not None)
+    scale = scale_for(values, dtype, dim, powers=dim is not None)
     return _Scaled(_round(values, scale, dtype, pad), scale)
 
 
 def _cast_weight(weight: Tensor, dim: int | None = None, *, powers: bool = False) -> _Scaled:
     """Return a weight as the second operand of a product. No 8-bit copy is kept: the backward has the weight."""
-    scale = _scale(weight, E4M3, dim, powers=powers or dim is not None)
+    scale = scale_for(weight, E4M3, dim, powers=powers or dim is not None)
     with computed_again():
         return _second(_Scaled(_round(weight, scale, E4M3), scale))
 
 
-def _scale(values: Tensor, dtype: torch.dtype, dim: int | None, powers: bool) -> Tensor:
-    """Return the scale from the largest magnitude to that of ``dtype``; ``powers``: rounded down to a power of 2."""
+def scale_for(values: Tensor, dtype: torch.dtype, dim: int | None, powers: bool) -> Tensor:
+    """Return what ``values`` are multiplied by before they are rounded to ``dtype``, 8 bits.
+
+    The largest magnitude becomes the largest of ``dtype``: that of the whole tensor, or of each vector along ``dim``,
+    which the result keeps with size 1. ``powers``: scales are rounded down to powers of two.
+    """
     largest = values.abs().amax() if dim is None else values.abs().amax(dim, keepdim=True)
     # Compilers and eager mode divide float32 differently; a float64 quotient rounds to the same float32 in both.
     largest = largest.double()

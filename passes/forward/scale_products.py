@@ -55,13 +55,18 @@ def scaled_products(gm: GraphModule) -> int:
 
 
 @dataclass(frozen=True)
-class _Operands:
-    """``input @ weight + bias``, or with a ``transposed`` weight ``input @ weight.T + bias``."""
+class Operands:
+    """Of ``input @ weight + bias``, or with a ``transposed`` weight of ``input @ weight.T + bias``."""
 
     input: Node
     weight: Node
     bias: Node | None = None
     transposed: bool = False
+
+
+def operands_of(product: Node) -> Operands:
+    """Return the operands of a call that can run in fp8, as it is before this pass."""
+    return _PRODUCTS[product.target](product)
 
 
 def _asked(node: Node) -> Decision | None:
@@ -95,21 +100,21 @@ def _scale(gm: GraphModule, context: CastContext, outer: Mapping[Node, Any]) -> 
     return scaled
 
 
-def _linear(node: Node) -> _Operands:
+def _linear(node: Node) -> Operands:
     input, weight, bias = (argument(node, name) for name in ("input", "weight", "bias"))
-    return _Operands(input, weight, bias, transposed=True)
+    return Operands(input, weight, bias, transposed=True)
 
 
-def _product(node: Node) -> _Operands:
-    return _Operands(node.args[0], node.args[1])  # type: ignore[arg-type]
+def _product(node: Node) -> Operands:
+    return Operands(node.args[0], node.args[1])  # type: ignore[arg-type]
 
 
-def _sum(node: Node) -> _Operands:
+def _sum(node: Node) -> Operands:
     bias, input, weight = node.args[:3]
-    return _Operands(input, weight, bias)  # type: ignore[arg-type]
+    return Operands(input, weight, bias)  # type: ignore[arg-type]
 
 
-_PRODUCTS: Mapping[Any, Callable[[Node], _Operands]] = {
+_PRODUCTS: Mapping[Any, Callable[[Node], Operands]] = {
     aten.linear.default: _linear,
     aten.mm.default: _product,
     aten.matmul.default: _product,
@@ -172,7 +177,7 @@ _CONVERSIONS = frozenset({aten.to.dtype, aten.to.dtype_layout, aten._to_copy.def
 
 
 def _replace(node: Node, made: Decision, context: CastContext) -> None:
-    operands = _PRODUCTS[node.target](node)
+    operands = operands_of(node)
     weight = _before_cast(operands.weight)
     if not operands.transposed:
         with node.graph.inserting_before(node):

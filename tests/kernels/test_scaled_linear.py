@@ -11,7 +11,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torchao_beside import RECIPES, converted
 
 from fxamp.kernels import scaled_linear as product
-from fxamp.kernels.scaled_linear import E4M3, E5M2, _scale
+from fxamp.kernels.scaled_linear import E4M3, E5M2, scale_for
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -174,7 +174,7 @@ def test_the_largest_value_is_rounded_to_the_largest_of_the_dtype(dtype: torch.d
     values = torch.randn(4096, generator=generator) * torch.exp(20 * torch.randn(4096, generator=generator))
     for value in (values, values.bfloat16(), values.bfloat16() * (1 + 2**-7)):  # the last: a cast before rounding
         matrix = value.reshape(-1, 1)
-        scale = _scale(matrix.bfloat16(), dtype, -1, powers=False)
+        scale = scale_for(matrix.bfloat16(), dtype, -1, powers=False)
         scaled = (matrix.float() * scale)[matrix[:, 0].abs() > 1e-11].abs()
         limit = torch.finfo(dtype).max
         midpoint = {E4M3: 464.0, E5M2: 61440.0}[dtype]  # from here on a cast gives NaN or inf

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator, Sequence
 from math import frexp, isfinite
 
 from fxamp.errors import OptionError
-from fxamp.policy import LossScale, Policy
+from fxamp.policy import Category, LossScale, Policy, Rule
 from fxamp.targets import SCALED_DTYPES
 from fxamp.tools.common.command_line import Parser, guarded, positive
 from fxamp.tools.common.output import write_text
 from fxamp.tools.policy.batches import Workload, load_work
 from fxamp.tools.policy.calibrate_rules import globs_for, rules_for, short
-from fxamp.tools.policy.calibrate_table import summary
+from fxamp.tools.policy.calibrate_table import fp8_summary, summary
 from fxamp.tools.policy.evidence import Evidence, Sample, gather
 from fxamp.tools.policy.here import base_policy, refuse_overwriting
 from fxamp.tools.policy.patch import patch_text
@@ -33,8 +33,8 @@ def _parser() -> Parser:
     parser = Parser(
         PROG,
         "Run a model's batches in float32, watch the ranges of its values and gradients, and propose a policy patch: "
-        "float32 where they do not fit 16 bits. MODEL.py defines model and batches (or inputs), and perhaps "
-        "loss(output); it is run, and so is the model.",
+        "float32 where they do not fit 16 bits, 16 bits where products in fp8 lose their operands. MODEL.py defines "
+        "model and batches (or inputs), and perhaps loss(output); it is run, and so is the model.",
     )
     add = parser.add_argument
     add("model", metavar="MODEL.py", help="defines model and batches (or inputs), and perhaps loss(output)")
@@ -101,14 +101,34 @@ def _calibrate(given: Namespace) -> None:
         words = ", ".join(sorted(f"{short(place.op)} in {place.module or 'the root module'}" for place in unseen))
         _say(f"not watched, as it is in a branch not taken or inside an autograd.Function: {words}")
     limits = Limits(Format.of_name(policy.lower_precision_fp), _shift(given, policy, evidence), given.underflow)
-    low = [sample for sample in evidence.samples if not sample.raised]
-    troubles = [trouble for sample in low for trouble in limits.troubles(sample)]
-    rules = rules_for(troubles, [sample.place for sample in low], [rule.id for rule in policy.rules])
+    rules = _rules(evidence, limits, policy)
     scaled = policy.lower_precision_fp in SCALED_DTYPES and not given.inference
     head = list(_head(name, work, evidence, limits, scaled)) + list(_notes(evidence, limits))
     print(summary(evidence.samples, limits), file=sys.stderr)
+    if evidence.scaled:
+        print(f"\n{fp8_summary(evidence.scaled, limits)}", file=sys.stderr)
     _say(f"{len(rules)} rules proposed" if rules else "everything fits: no rule is needed")
     write_text(patch_text(name, policy, rules, head, 2.0**limits.shift if scaled else None, given.output), given.output)
+
+
+def _rules(evidence: Evidence, limits: Limits, policy: Policy) -> list[Rule]:
+    """Return rules for 16 bits where operands in fp8 do not fit, then those for float32 where values do not."""
+    places = {raised: [s.place for s in evidence.samples if s.raised is raised] for raised in (False, True)}
+    troubles = [trouble for sample in evidence.samples if not sample.raised for trouble in limits.troubles(sample)]
+    wide = {trouble.place for trouble in troubles}
+    of_fp8 = [t for scaled in evidence.scaled for t in limits.fp8_troubles(scaled) if t.place not in wide]
+    # A rule for a module is for the modules inside too: it must not lower what the policy has in float32 there.
+    troubles += [trouble for trouble in of_fp8 if _holds(trouble.place, places[True])]
+    of_fp8 = [trouble for trouble in of_fp8 if not _holds(trouble.place, places[True])]
+    taken = [rule.id for rule in policy.rules]
+    found = rules_for(of_fp8, places[False] + places[True], taken, Category.LOWER_PRECISION_FP)
+    return found + rules_for(troubles, places[False], taken + [rule.id for rule in found])
+
+
+def _holds(place: ModuleOp, others: Collection[ModuleOp]) -> bool:
+    """Whether one of ``others`` is the same op inside the module of ``place``."""
+    inside = f"{place.module}." if place.module else ""
+    return any(other.op == place.op and other.module.startswith(inside) for other in others)
 
 
 def _shift(given: Namespace, policy: Policy, evidence: Evidence) -> int:
@@ -129,6 +149,9 @@ def _head(name: str, work: Workload, evidence: Evidence, limits: Limits, scaled:
     graphs = _many(evidence.graphs, "graph")
     yield f"{values} values that {name} has in {limits.format.name} were looked at, in {graphs}."
     yield f"Rules are for values that overflow, and where more than {share(limits.underflow)} of them underflow."
+    if evidence.scaled:
+        products = _many(len({each.place for each in evidence.scaled}), "product")
+        yield f"{products} in fp8: rules for 16 bits where more than {share(limits.underflow)} of an operand underflow."
     if scaled:
         yield f"Gradients were judged times the loss scale {2.0**limits.shift:g}."
 

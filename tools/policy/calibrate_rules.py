@@ -12,8 +12,10 @@ from fxamp.tools.policy.troubles import Trouble
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-def rules_for(troubles: Sequence[Trouble], places: Iterable[ModuleOp], taken: Iterable[str]) -> list[Rule]:
-    """Return float32 rules for the places of ``troubles``; ``places`` are all places that the policy runs in 16 bits.
+def rules_for(
+    troubles: Sequence[Trouble], places: Iterable[ModuleOp], taken: Iterable[str], cast: Category = Category.FP32
+) -> list[Rule]:
+    """Return rules with ``cast`` for the places of ``troubles``; ``places`` are all that they must tell these from.
 
     A glob with ``*`` is used only where it covers no place that the paths themselves would not. ``taken`` are the ids
     of the policy's own rules. Deterministic: in the order of ``places``.
@@ -31,8 +33,8 @@ def rules_for(troubles: Sequence[Trouble], places: Iterable[ModuleOp], taken: It
     for glob, ops in ops_of.items():
         groups[tuple(op for op in ops if op not in everywhere)].append(glob)
     ids = set(taken)
-    found = [_rule(tuple(everywhere), (), troubles, ids)] if everywhere else []
-    return found + [_rule(ops, tuple(globs), troubles, ids) for ops, globs in groups.items() if ops]
+    found = [_rule(tuple(everywhere), (), troubles, ids, cast)] if everywhere else []
+    return found + [_rule(ops, tuple(globs), troubles, ids, cast) for ops, globs in groups.items() if ops]
 
 
 def globs_for(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -68,7 +70,9 @@ def _wider(path: str, known: Sequence[str]) -> Iterator[str]:
                 yield anchored
 
 
-def _rule(ops: tuple[str, ...], globs: tuple[str, ...], troubles: Sequence[Trouble], taken: set[str]) -> Rule:
+def _rule(
+    ops: tuple[str, ...], globs: tuple[str, ...], troubles: Sequence[Trouble], taken: set[str], cast: Category
+) -> Rule:
     mine = [
         t for t in troubles if t.place.op in ops and (not globs or any(covers_module(g, t.place.module) for g in globs))
     ]
@@ -77,7 +81,7 @@ def _rule(ops: tuple[str, ...], globs: tuple[str, ...], troubles: Sequence[Troub
     places = len({trouble.place for trouble in mine})
     told = "; ".join(f"{short(t.place.op)} in {t.place.module or 'the root module'}: {t.words}" for t in worst.values())
     many = f"{places} places, worst " if places > 1 else ""
-    return Rule(name, Category.FP32, tuple(map(short, ops)), why=f"Calibrated: {many}{told}.", modules=globs)
+    return Rule(name, cast, tuple(map(short, ops)), why=f"Calibrated: {many}{told}.", modules=globs)
 
 
 def _covered(globs: Sequence[str], path: str) -> bool:

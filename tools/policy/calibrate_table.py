@@ -1,4 +1,7 @@
-"""The summary of a calibration: one line per op and group of modules whose paths differ only by numbers."""
+"""The summary of a calibration: one line per op and group of modules whose paths differ only by numbers.
+
+Products in fp8 have a second table, of one line per operand that their recipe scales.
+"""
 
 import re
 from collections import defaultdict
@@ -7,9 +10,13 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from fxamp.tools.policy.calibrate_rules import short
-from fxamp.tools.policy.evidence import Sample
+from fxamp.tools.policy.evidence import Sample, Scaled
 from fxamp.tools.policy.ranges import Range
 from fxamp.tools.policy.troubles import Limits, share
+
+_GLOB = re.compile(r"(?<![^.])\d+(?![^.])")
+
+_FP8_HEADERS = ("module", "op", "operand of fp8", "dtype", "values", "under", "proposed")
 
 _HEADERS = ("module", "op", "values", "largest", "over", "under", "gradient", "over", "under", "proposed")
 
@@ -19,9 +26,24 @@ def summary(samples: Sequence[Sample], limits: Limits) -> str:
     lines: dict[tuple[str, str], list[Sample]] = defaultdict(list)
     for sample in samples:
         if not sample.raised:
-            lines[re.sub(r"(?<![^.])\d+(?![^.])", "*", sample.place.module), short(sample.place.op)].append(sample)
+            lines[_GLOB.sub("*", sample.place.module), short(sample.place.op)].append(sample)
     rows = [(module or "(root)", op, *_numbers(found, limits)) for (module, op), found in lines.items()]
     return tabulate(rows, headers=_HEADERS, disable_numparse=True)
+
+
+def fp8_summary(scaled: Sequence[Scaled], limits: Limits) -> str:
+    """Return the table of the operands of products in fp8: values, and the share that their scales leave too small."""
+    lines: dict[tuple[str, ...], list[Scaled]] = defaultdict(list)
+    for each in scaled:
+        module = _GLOB.sub("*", each.place.module) or "(root)"
+        lines[module, short(each.place.op), each.operand.words, each.range.format.name].append(each)
+    rows = []
+    for key, found in lines.items():
+        under = max(each.range.underflow() for each in found)
+        bad = sum(bool(limits.fp8_troubles(each)) for each in found)
+        proposed = "" if not bad else "16 bits" if bad == len(found) else f"16 bits for {bad} of {len(found)}"
+        rows.append((*key, str(sum(each.range.count for each in found)), share(under) if under else "", proposed))
+    return tabulate(rows, headers=_FP8_HEADERS, disable_numparse=True)
 
 
 def _numbers(samples: Sequence[Sample], limits: Limits) -> list[str]:

@@ -1,6 +1,7 @@
 """Run a model's batches in float32, and collect for every call the ranges of its values and of their gradients."""
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +12,12 @@ from torch.utils.hooks import RemovableHandle
 
 from fxamp.errors import FxampError, ListingError
 from fxamp.passes.base import all_graphs
-from fxamp.policy import Policy
+from fxamp.policy import Policy, Recipe
 from fxamp.tools.common.quiet import quiet
 from fxamp.tools.common.restored import restored
 from fxamp.tools.policy.batches import Batch, Workload, failed, unlimited_recompiles
-from fxamp.tools.policy.places import ModuleOp, Watched, watched
+from fxamp.tools.policy.operands import Operand
+from fxamp.tools.policy.places import ModuleOp, Use, Watched, watched
 from fxamp.tools.policy.ranges import Format, Range
 from fxamp.tools.policy.watch import Show, Watch
 
@@ -32,16 +34,27 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Scaled:
+    """An operand of a product in fp8, and the range of its values times their scales."""
+
+    place: ModuleOp
+    recipe: Recipe
+    operand: Operand
+    range: Range
+
+
+@dataclass(frozen=True)
 class Evidence:
     """All samples, in graph order; the number of batches that ran, and of the graphs they made.
 
-    ``unseen`` are the values of calls that did not run, or cannot be watched: those in a branch of a cond that no batch
-    took, and those inside a custom autograd.Function.
+    ``scaled`` are the operands of products in fp8. ``unseen`` are the values of calls that did not run, or cannot be
+    watched: those in a branch of a cond that no batch took, and those inside a custom autograd.Function.
     """
 
     samples: tuple[Sample, ...]
     batches: int
     graphs: int
+    scaled: tuple[Scaled, ...] = ()
     unseen: tuple[Sample, ...] = ()
 
 
@@ -65,7 +78,8 @@ def gather(work: Workload, policy: Policy, gradients: bool, progress: Callable[[
     samples = tuple(sample for sample in every if sample.forward.count)
     _require_something(work.file, policy, samples, count, gradients)
     unseen = tuple(sample for sample in every if not sample.forward.count)
-    return Evidence(samples, count, len(watcher.graphs), unseen)
+    scaled = [operand for graph in watcher.graphs for operand in graph.scaled if operand.range.count]
+    return Evidence(samples, count, len(watcher.graphs), tuple(scaled), unseen)
 
 
 def _run(work: Workload, compiled: Callable[..., Any], batch: Batch, watcher: "_Watcher", number: int) -> None:
@@ -129,18 +143,22 @@ class _Graph:
 
     watched: Watched
     format: Format
+    gradients: bool
     ranges: list[dict[str, tuple[Range, Range]]] = field(default_factory=list)
+    scaled: list[Scaled] = field(default_factory=list)
+    _shows: list[Show] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for uses in self.watched.uses:
             names = dict.fromkeys(name for use in uses for name in use.values)
             self.ranges.append({name: (Range(self.format), Range(self.format)) for name in names})
+            scaled = [each for use in uses for each in _scaled(use) if self.gradients or not each.operand.backward]
+            self.scaled += scaled
+            self._shows.append(_into(self.ranges[-1], scaled))
 
     def shows(self) -> dict[GraphModule, Show]:
         """Return the callback that gets the values of each graph."""
-        return {
-            module: _into(ranges) for module, ranges in zip(all_graphs(self.watched.module), self.ranges, strict=True)
-        }
+        return dict(zip(all_graphs(self.watched.module), self._shows, strict=True))
 
     def samples(self) -> list[Sample]:
         """Return the values of all calls, including those that did not run."""
@@ -152,10 +170,22 @@ class _Graph:
         ]
 
 
-def _into(ranges: dict[str, tuple[Range, Range]]) -> Show:
+def _scaled(use: Use) -> Iterator[Scaled]:
+    for operand in use.operands:
+        assert use.recipe is not None
+        yield Scaled(use.place, use.recipe, operand, Range(Format.of(operand.dtype)))
+
+
+def _into(ranges: dict[str, tuple[Range, Range]], scaled: Sequence[Scaled]) -> Show:
+    of_value: dict[tuple[str, bool], list[Scaled]] = defaultdict(list)
+    for each in scaled:
+        of_value[each.operand.value, each.operand.gradient].append(each)
+
     def show(name: str, value: Tensor, gradient: bool) -> None:
         if name in ranges:
             ranges[name][gradient].add(value)
+        for each in of_value.get((name, gradient), ()):
+            each.range.add(each.operand.scaled(value))
 
     return show
 
@@ -172,7 +202,7 @@ class _Watcher:
 
     def compile(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph of Dynamo's; the returned callable runs it."""
-        graph = _Graph(watched(gm, inputs, self._policy), self._format)
+        graph = _Graph(watched(gm, inputs, self._policy), self._format, self.gradients)
         self.graphs.append(graph)
         shows = graph.shows()
         return lambda *args: Watch(graph.watched.module, shows, self.gradients, self._handles).run(*args)
