@@ -1,7 +1,8 @@
 """Tables of text that fit a terminal: columns are shortened first, then left out."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 _GAP = "  "
 
@@ -14,8 +15,9 @@ _DOTS = "…"
 class Column:
     """A column: its title, and how its cells are aligned.
 
-    ``shorten`` says where a cell may be cut: in the ``"middle"``, at the ``"end"``, or ``"never"``. ``good`` is a width
-    that is still easy to read, ``least`` the smallest useful width.
+    ``shorten`` says where a cell may be cut: in the ``"middle"``, at the ``"end"``, or ``"never"``; a ``"path"`` loses
+    its folders first, and the name of its file last. ``good`` is a width that is still easy to read, ``least`` the
+    smallest useful width.
     """
 
     title: str
@@ -27,27 +29,42 @@ class Column:
 
 def render(
     columns: Sequence[Column],
-    rows: Sequence[tuple[str, ...]],
+    rows: Sequence[tuple[str, ...] | str],
     width: int | None = None,
     shortened: Sequence[str] = (),
     left_out: Sequence[str] = (),
     paint: Callable[[str, str], str] = lambda title, cell: cell,
 ) -> Iterator[str]:
-    """Yield the table's lines: titles, a rule, and the rows.
+    """Yield the table's lines: titles, a rule, and the rows; a row that is a text is a line of its own.
 
-    Columns without any text are left out. With a ``width`` the columns named in ``shortened`` are shortened, in that
-    order, until a line fits; if that is not enough, those named in ``left_out`` are dropped one by one. ``paint`` gets
-    a column's title and a padded cell, and returns the cell with colours.
+    Columns without any text are left out. With a ``width`` the columns named in ``shortened`` are shortened until a
+    line fits: first those that say the same in every row, then the others, in that order. If that is not enough, those
+    named in ``left_out`` are dropped one by one. ``paint`` gets a column's title and a padded cell, and returns the
+    cell with colours.
     """
-    filled = [at for at in range(len(columns)) if any(row[at] for row in rows)]
-    widest = {at: max(len(columns[at].title), *(len(row[at]) for row in rows)) for at in filled}
-    widths = _fit(columns, widest, width, shortened, left_out)
+    cells = [row for row in rows if not isinstance(row, str)]
+    filled = [at for at in range(len(columns)) if any(row[at] for row in cells)]
+    widest = {at: max(len(columns[at].title), *(len(row[at]) for row in cells)) for at in filled}
+    same = {columns[at].title for at in filled if len(cells) > 2 and len({row[at] for row in cells}) == 1}
+    shown = [replace(column, least=_least(column, [row[at] for row in cells])) for at, column in enumerate(columns)]
+    order = [title for title in shortened if title in same] + [title for title in shortened if title not in same]
+    widths = _fit(shown, widest, width, order, left_out)
     titles = [_cell(columns[at].title, columns[at], widths[at]) for at in widths]
     yield _GAP.join(titles).rstrip()
     yield _GAP.join("-" * widths[at] for at in widths)
     for row in rows:
-        cells = (paint(columns[at].title, _cell(row[at], columns[at], widths[at])) for at in widths)
-        yield _GAP.join(cells).rstrip()
+        if isinstance(row, str):
+            yield row if width is None else cut(row, width, "end")
+            continue
+        yield _GAP.join(paint(columns[at].title, _cell(row[at], columns[at], widths[at])) for at in widths).rstrip()
+
+
+def _least(column: Column, cells: Sequence[str]) -> int:
+    """Return the smallest useful width: of paths, one that leaves room for the longest name of a file."""
+    if column.shorten != "path":
+        return column.least
+    names = max((len(cell.rpartition("/")[2]) + len(_DOTS) for cell in cells), default=0)
+    return max(column.least, min(names, column.good))
 
 
 def _fit(
@@ -90,14 +107,17 @@ def _total(widths: dict[int, int]) -> int:
 
 def _cell(text: str, column: Column, width: int) -> str:
     if len(text) > width:
-        text = cut(text, width, column.shorten)
+        indent = text[: len(text) - len(text.lstrip())]
+        text = indent + cut(text.lstrip(), width - len(indent), column.shorten)
     return text.rjust(width) if column.right else text.ljust(width)
 
 
 def cut(text: str, width: int, where: str) -> str:
-    """Return ``text`` in at most ``width`` characters, with dots for what was cut at the ``"end"`` or ``"middle"``."""
+    """Return ``text`` in at most ``width`` characters, with dots for what was cut, as a column's ``shorten``."""
     if len(text) <= width:
         return text
+    if where == "path":
+        return _path_end(text, width)
     keep = max(width - len(_DOTS), 0)
     if where == "middle":
         tail = keep if keep < _SHORT else 2 * keep // 3  # the end of a path says more than its beginning
@@ -105,8 +125,28 @@ def cut(text: str, width: int, where: str) -> str:
     return text[:keep].rstrip() + _DOTS
 
 
+def _path_end(path: str, width: int) -> str:
+    """Return the end of a path in ``width`` characters: the folders that fit and the file's name, or its end."""
+    parts = path.split("/")
+    ends = (f"{_DOTS}/{'/'.join(parts[at:])}" for at in range(1, len(parts)))
+    fitting = next((end for end in ends if len(end) <= width), "")
+    return fitting or _DOTS + parts[-1][max(len(parts[-1]) - width + len(_DOTS), 0) :]
+
+
 def printable(text: str) -> str:
     """Return ``text`` on one line without control characters, so that a dump cannot control the terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
+
+
+def labelled(lines: Iterable[tuple[str, str]], width: int | None = None) -> Iterator[str]:
+    """Yield ``label  text`` for each pair, with the texts below each other, wrapped to ``width`` columns if given."""
+    pairs = list(lines)
+    longest = max((len(label) for label, _ in pairs), default=0)
+    for label, text in pairs:
+        shown = [printable(text)]
+        if width is not None:
+            shown = textwrap.wrap(shown[0], max(width - longest - len(_GAP), _SHORT), break_on_hyphens=False) or [""]
+        for at, part in enumerate(shown):
+            yield f"{'' if at else label:<{longest}}{_GAP}{part}".rstrip()

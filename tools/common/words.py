@@ -47,6 +47,11 @@ def size(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def size_or(count: int | None, unknown: str) -> str:
+    """Return :func:`size`, or ``unknown`` for None."""
+    return unknown if count is None else size(count)
+
+
 def counted(counts: dict[str, int]) -> str:
     """Return ``{"bf16": 3, "f32": 1}`` as ``"bf16 3, f32 1"``."""
     return ", ".join(f"{name} {count}" for name, count in counts.items())

@@ -1,26 +1,22 @@
 """The effect on a graph as text: a table of the ops that change, the casts, and the modules that differ."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from fxamp.listing.totals import Totals
-from fxamp.tools.common.table import Column, printable, render
+from fxamp.tools.common.alike import combined
+from fxamp.tools.common.columns import MODULE, NODE, OP, RULE, SOURCE, painter
+from fxamp.tools.common.table import Column, labelled, printable, render
 from fxamp.tools.common.terminal import Look
-from fxamp.tools.common.words import counted, op_name, place, plural, size
+from fxamp.tools.common.words import counted, op_name, place, plural, size, size_or
 from fxamp.tools.diff.effect import Effect, OpEffect
 
-OPS = (
-    Column("node", "middle", least=10, good=24),
-    Column("source", "middle", least=12, good=28),
-    Column("module", "middle", least=6, good=20),
-    Column("op", "end", least=8, good=20),
-    Column("before"),
-    Column("after"),
-    Column("rule", "end", least=8, good=24),
-)
+_TIMES = Column("times", right=True)
+OPS = (NODE, SOURCE, MODULE, OP, Column("before"), Column("after"), _TIMES, RULE)
 MODULES = (
     Column("module", "middle", least=10, good=24),
     Column("ops before", "end", least=10, good=20),
     Column("ops after", "end", least=10, good=20),
+    _TIMES,
     Column("casts", right=True),
     Column("bytes cast", "end", least=10, good=20, right=True),
 )
@@ -29,21 +25,18 @@ MODULES = (
 def effect_lines(effect: Effect, look: Look) -> Iterator[str]:
     """Yield the lines for one graph."""
     yield printable(title(effect))
-    rows = [tuple(map(printable, op_row(op))) for op in effect.ops]
+    rows = [tuple(map(printable, row)) for row in op_rows(effect)]
     if rows:
         yield ""
-        yield from render(
-            OPS, rows, look.width, ("source", "rule", "module", "node", "op"), ("source", "rule"), _paint(look)
-        )
+        shortened = ("source", "rule", "module", "node", "op")
+        yield from render(OPS, rows, look.width, shortened, ("source", "rule"), painter(look, "before", "after"))
     if effect.modules:
         yield ""
-        modules = [tuple(map(printable, module_row(*module))) for module in effect.modules]
+        modules = [tuple(map(printable, row)) for row in module_rows(effect)]
         yield from render(MODULES, modules, look.width, ("module", "ops after", "ops before"), ("ops before",))
-    labelled = list(totals(effect))
-    longest = max((len(label) for label, _ in labelled), default=0)
-    yield from [""] if labelled else []
-    for label, text in labelled:
-        yield f"{label:<{longest}}  {printable(text)}"
+    sums = list(totals(effect))
+    yield from [""] if sums else []
+    yield from labelled(sums, look.width)
 
 
 def title(effect: Effect) -> str:
@@ -55,25 +48,48 @@ def title(effect: Effect) -> str:
     return f"{name}: {plural(len(effect.ops), 'op')} with another dtype or cast"
 
 
-def op_row(op: OpEffect) -> tuple[str, ...]:
-    """Return the cells of an op: node, source, module, op, dtypes and rules before and after."""
-    entry = op.entry
+def op_rows(effect: Effect) -> list[tuple[str, ...]]:
+    """Return the cells of each op: node, source, module, op, dtypes before and after, times, rules.
+
+    Ops that differ only in the number of their module and in their name are one row.
+    """
+    groups = combined(effect.ops, lambda op: op.entry.module, _op_cells)
+    return [(_name(group.first), *_op_cells(group.first, group.module, group.count)) for group in groups]
+
+
+def _name(op: OpEffect) -> str:
+    return f"{op.body}/{op.entry.name}" if op.body else op.entry.name
+
+
+def _op_cells(op: OpEffect, module: str = "", count: int = 1) -> tuple[str, ...]:
     before, after = (dtype or "-" for dtype in op.dtypes)
     old, new = (rule or "no rule" for rule in op.rules)
-    name = f"{op.body}/{entry.name}" if op.body else entry.name
     rules = old if old == new else f"{old} -> {new}"
-    return name, place(entry.source), entry.module, op_name(entry), before, after, rules
+    return place(op.entry.source), module, op_name(op.entry), before, after, _times(count), rules
 
 
-def module_row(path: str, old: Totals, new: Totals) -> tuple[str, ...]:
-    """Return the cells of a module: ops by dtype before and after, casts, and the bytes that they read and write."""
+def module_rows(effect: Effect) -> list[tuple[str, ...]]:
+    """Return the cells of each module: ops by dtype before and after, times, casts, and the bytes they read and write.
+
+    Modules that differ only in their number are one row; its counts are those of one of them.
+    """
+    groups = combined(effect.modules, lambda module: module[0], _module_cells)
+    return [(group.module or "(root)", *_module_cells(group.first, group.count)) for group in groups]
+
+
+def _module_cells(module: tuple[str, Totals, Totals], count: int = 1) -> tuple[str, ...]:
+    _, old, new = module
     return (
-        path or "(root)",
         counted(dict(old.ops_by_dtype)),
         counted(dict(new.ops_by_dtype)),
+        _times(count),
         change(str(old.casts), str(new.casts)),
         change(_bytes(old), _bytes(new)),
     )
+
+
+def _times(count: int) -> str:
+    return str(count) if count > 1 else ""
 
 
 def totals(effect: Effect) -> Iterator[tuple[str, str]]:
@@ -84,7 +100,7 @@ def totals(effect: Effect) -> Iterator[tuple[str, str]]:
     yield "ops", change(counted(dict(old.ops_by_dtype)), counted(dict(new.ops_by_dtype)))
     yield "casts", change(str(old.casts), str(new.casts))
     yield "bytes cast per step", change(_bytes(old), _bytes(new))
-    yield "kept for the backward", change(*("unknown" if kept is None else size(kept) for kept in effect.kept))
+    yield "kept for the backward", change(*(size_or(kept, "unknown") for kept in effect.kept))
 
 
 def change(old: str, new: str) -> str:
@@ -96,7 +112,3 @@ def _bytes(sums: Totals) -> str:
     if sums.casts_of_unknown_size == 0:
         return size(sums.cast_bytes)
     return "unknown" if sums.casts_of_unknown_size == sums.casts else f"at least {size(sums.cast_bytes)}"
-
-
-def _paint(look: Look) -> Callable[[str, str], str]:
-    return lambda title, cell: look.dtype(cell.strip(), cell) if title in ("before", "after") else cell

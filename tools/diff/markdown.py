@@ -50,13 +50,14 @@ def _effect(effect: "Effect") -> Iterator[str]:
         yield ""
         yield from table(("", "old → new"), sums)
     for title, columns, rows in (
-        ("ops", effect_text.OPS, [effect_text.op_row(op) for op in effect.ops]),
-        ("modules", effect_text.MODULES, [effect_text.module_row(*module) for module in effect.modules]),
+        ("ops", effect_text.OPS, effect_text.op_rows(effect)),
+        ("modules", effect_text.MODULES, effect_text.module_rows(effect)),
     ):
         if rows:
             yield ""
-            cells = (tuple(map(code, row)) for row in rows)
-            yield from folded(f"{len(rows)} {title}", table([column.title for column in columns], cells))
+            filled = [at for at in range(len(columns)) if any(row[at] for row in rows)]
+            cells = (tuple(code(row[at]) for at in filled) for row in rows)
+            yield from folded(f"{len(rows)} {title}", table([columns[at].title for at in filled], cells))
 
 
 def _numbers(numbers: "Numbers") -> Iterator[str]:

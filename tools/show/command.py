@@ -15,6 +15,9 @@ from fxamp.tools.show.select import Selection, select
 PROG = "fxamp-show"
 _SOURCE = "a graph as text, fx_graph_runnable.py, a .pt2, JSON of fxamp-show, or a Python file with model and inputs"
 
+#: What ``--sort`` accepts.
+SORTS = ("bytes", "kept")
+
 FORMATS = ("text", "json", "html", "model-explorer")
 
 
@@ -37,6 +40,8 @@ def _parser() -> Parser:
     add("--only", metavar="WHAT", help="casts, changed (ops whose dtype differs from the captured one) or a rule's id")
     add("--module", metavar="GLOB", help="only what is in these modules and below, such as 'h.0' or '*.attn'")
     add("--why", metavar="NODE", help="the whole chain of reasons for one node: NODE, BODY/NODE or GRAPH:NODE")
+    add("--all", action="store_true", help="every row, also of sibling modules that show the same")
+    add("--sort", metavar="WHAT", type=one_of(*SORTS), help="bytes: the largest casts first; kept: the largest kept")
     add("--kept", action="store_true", help="only what the forward keeps for the backward, the largest first")
     add("--check", action="store_true", help="print what looks wrong; exit status 1 if anything does")
     add("--graph", metavar="N", type=natural, help="only this graph of the input, counted from 0")
@@ -125,10 +130,14 @@ def _text(document: Document, selection: Selection, options: Namespace) -> str:
         from fxamp.tools.show.model_explorer import to_model_explorer
 
         return to_model_explorer(selection.document(), title)
-    from fxamp.tools.show.text import kept_text, text_lines
+    from fxamp.tools.show.text import View, kept_text, text_lines
 
     lines = kept_text if options.kept else text_lines
-    return _joined(lines(selection, title, look_of(sys.stdout, options.width, options.output is not None)))
+    look, view = (
+        look_of(sys.stdout, options.width, options.output is not None),
+        View(not options.all, options.sort or ""),
+    )
+    return _joined(lines(selection, title, look, view))
 
 
 def _joined(lines: Iterable[str]) -> str:

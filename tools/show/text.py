@@ -1,34 +1,52 @@
-"""``--format text``: a table of the ops of each graph, with the reason for every dtype, and totals below it."""
+"""``--format text``: what matters first, then a table of the ops of each graph, with the reason for every dtype."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from fxamp.listing.model import Entry, Listing
-from fxamp.listing.totals import Index, is_step, totals, was_dtype
-from fxamp.tools.common.table import Column, printable, render
+from fxamp.listing.totals import Index, is_op, is_step, was_dtype
+from fxamp.tools.common.columns import MODULE, NODE, OP, REASON, RULE, SOURCE, painter
+from fxamp.tools.common.table import Column, labelled, printable, render
 from fxamp.tools.common.terminal import Look
-from fxamp.tools.common.words import op_name, place, size
+from fxamp.tools.common.words import op_name, place, plural, size
+from fxamp.tools.show.fold import Alike, folded, repeated
 from fxamp.tools.show.kept_text import kept_lines
 from fxamp.tools.show.select import Selection
-from fxamp.tools.show.totals_text import totals_lines
+from fxamp.tools.show.summary import summary
 
 _COLUMNS = (
-    Column("node", "middle", least=10, good=24),
-    Column("source", "middle", least=12, good=28),
-    Column("module", "middle", least=6, good=20),
-    Column("op", "end", least=8, good=20),
+    NODE,
+    SOURCE,
+    MODULE,
+    OP,
     Column("before"),
     Column("runs in"),
+    Column("times", right=True),
     Column("bytes", right=True),
-    Column("rule", "end", least=8, good=16),
-    Column("written at", "middle", least=10, good=20),
-    Column("reason", "end", least=16, good=20),
+    RULE,
+    Column("written at", "path", least=10, good=20),
+    REASON,
 )
 #: The columns to shorten on a narrow terminal, then those to leave out, first to last.
 _SHORTENED = ("reason", "written at", "source", "module", "rule", "node", "op")
 _LEFT_OUT = ("written at", "reason", "source", "module", "rule", "bytes", "before")
 
 
-def text_lines(selection: Selection, title: str, look: Look) -> Iterator[str]:
+@dataclass(frozen=True)
+class View:
+    """How to print a graph.
+
+    ``fold``: sibling blocks that show the same once; ``sort``: what ``--sort`` accepts, ``""`` for the graph's order.
+    """
+
+    fold: bool = True
+    sort: str = ""
+
+
+_DEFAULT = View()
+
+
+def text_lines(selection: Selection, title: str, look: Look, view: View = _DEFAULT) -> Iterator[str]:
     """Yield the lines for the selected graphs; ``title`` names the input."""
     if not selection.graphs:
         yield f"no graphs in {title}"
@@ -36,25 +54,26 @@ def text_lines(selection: Selection, title: str, look: Look) -> Iterator[str]:
         yield from [""] if at else []
         yield from _header(listing, number, title)
         yield ""
-        rows = list(_rows(listing, selection))
+        yield from labelled(summary(listing, number, selection), look.width)
+        yield ""
+        rows = _sorted_rows(listing, selection) if view.sort == "bytes" else _Rows(listing, selection, view.fold).rows()
         if rows:
-            yield from render(_COLUMNS, rows, look.width, _SHORTENED, _LEFT_OUT, _painter(look))
+            paint = painter(look, "before", "runs in")
+            yield from render(_COLUMNS, rows, look.width, _SHORTENED, _LEFT_OUT, paint)
         else:
             yield "no ops"
-        yield ""
-        if listing.kept and not selection.narrows:
-            yield from kept_lines(listing, look, by_size=False)
+        if (listing.kept or view.sort == "kept") and not selection.narrows:
             yield ""
-        yield from totals_lines(listing, totals(listing, selection.scope), whole=not selection.scoped)
+            yield from kept_lines(listing, look, view.sort == "kept", view.fold)
 
 
-def kept_text(selection: Selection, title: str, look: Look) -> Iterator[str]:
+def kept_text(selection: Selection, title: str, look: Look, view: View = _DEFAULT) -> Iterator[str]:
     """Yield the lines of ``--kept`` for the selected graphs."""
     for at, (number, listing) in enumerate(selection.graphs):
         yield from [""] if at else []
         yield from _header(listing, number, title)
         yield ""
-        yield from kept_lines(listing, look, by_size=True)
+        yield from kept_lines(listing, look, True, view.fold)
 
 
 def has_records(listing: Listing) -> bool:
@@ -74,24 +93,82 @@ def _header(listing: Listing, number: int, title: str) -> Iterator[str]:
         yield "no policy was applied to it: --policy NAME shows what one would do, and why"
 
 
-def _rows(listing: Listing, selection: Selection) -> Iterator[tuple[str, ...]]:
+class _Rows:
+    """The rows of one graph: a row for each op and cast, a line for each fold."""
+
+    def __init__(self, listing: Listing, selection: Selection, fold: bool) -> None:
+        self._listing, self._selection, self._fold = listing, selection, fold
+        self._names, self._records = Index(), has_records(listing)
+
+    def rows(self) -> list[tuple[str, ...] | str]:
+        """Return the rows in the order of the graph."""
+        return list(self._of(self._listing, self._parts(self._listing), 0))
+
+    def _parts(self, where: Listing) -> Sequence[Entry | Alike]:
+        shown = [entry for entry in where.entries if entry.is_call and (entry.bodies or self._selection.shows(entry))]
+        return folded(where, shown) if self._fold else shown
+
+    def _of(self, where: Listing, parts: Sequence[Entry | Alike], depth: int) -> Iterator[tuple[str, ...] | str]:
+        for part in parts:
+            if isinstance(part, Alike):
+                inside = list(self._of(where, part.parts, depth + 1))
+                yield from [f"{'  ' * depth}{printable(self._title(where, part))}", *inside] if inside else ()
+                continue
+            if is_step(part) and self._selection.shows(part):
+                row = _row(where, part, self._names, self._records)
+                yield printable("  " * depth + row[0]), *map(printable, row[1:])
+            for body in (where.bodies[name] for name in part.bodies if name in where.bodies):
+                yield from self._of(body, self._parts(body), depth + 1)
+
+    def _title(self, where: Listing, alike: Alike) -> str:
+        inside = [(at, each, times) for entry, times in alike.entries() for at, each in _with_bodies(where, entry)]
+        shown = [(at, each, times) for at, each, times in inside if self._selection.shows(each)]
+        ops = sum(times for _, each, times in shown if is_op(each))
+        casts = [(self._names.bytes_cast(at, each), times) for at, each, times in shown if each.is_cast]
+        count = sum(times for _, times in casts)
+        known = sum(moved * times for moved, times in casts if moved is not None)
+        least = "at least " if any(moved is None for moved, _ in casts) else ""
+        moved = f", {least}{size(known)}" if casts else ""
+        names = f"{alike.first} .. {alike.last} ({alike.count} alike)"
+        return f"{names}: {plural(ops, 'op')}, {plural(count, 'cast')}{moved}; the first:"
+
+
+def _with_bodies(where: Listing, entry: Entry) -> Iterator[tuple[Listing, Entry]]:
+    yield where, entry
+    for name in entry.bodies:
+        if name in where.bodies:
+            yield from where.bodies[name].walk()
+
+
+def _sorted_rows(listing: Listing, selection: Selection) -> list[tuple[str, ...]]:
+    """Return the rows by the bytes that they cast in all equal blocks together, the largest first."""
     names, records = Index(), has_records(listing)
-    depth = _depths(listing)
-    for where, entry in listing.walk():
+    weighed = []
+    for where, entry, times in _counted(listing):
         if is_step(entry) and selection.shows(entry):
-            yield tuple(map(printable, _row(where, entry, names, records, "  " * depth[id(where)])))
+            moved = names.bytes_cast(where, entry) if entry.is_cast else None
+            weighed.append(((moved or 0) * times, _row(where, entry, names, records, times)))
+    return [tuple(map(printable, row)) for _, row in sorted(weighed, key=lambda pair: -pair[0])]
 
 
-def _row(where: Listing, entry: Entry, names: Index, records: bool, indent: str) -> tuple[str, ...]:
+def _counted(listing: Listing) -> Iterator[tuple[Listing, Entry, int]]:
+    """Yield the calls of a graph and its bodies, each with its number of equals in sibling blocks."""
+    for entry, times in repeated(folded(listing, [entry for entry in listing.entries if entry.is_call])):
+        for where, each in _with_bodies(listing, entry):
+            yield where, each, times
+
+
+def _row(where: Listing, entry: Entry, names: Index, records: bool, times: int = 1) -> tuple[str, ...]:
     moved = names.bytes_cast(where, entry) if entry.is_cast else None
     return (
-        indent + entry.name,
+        entry.name,
         place(entry.source),
         entry.module,
         op_name(entry),
         _before(where, entry, names, records),
         entry.runs_in,
-        size(moved) if moved is not None else "?" if entry.is_cast else "",
+        str(times) if times > 1 else "",
+        size(moved * times) if moved is not None else "?" if entry.is_cast else "",
         entry.rule.id if entry.rule is not None else "",
         entry.rule.origin if entry.rule is not None else "",
         _reason(entry),
@@ -108,20 +185,3 @@ def _reason(entry: Entry) -> str:
     kept = f"kept as captured: {entry.verbatim}" if entry.verbatim else ""
     parts = [entry.inserted or entry.reason, entry.overruled and f"overruled: {entry.overruled}"]
     return "; ".join(part for part in parts if part) or kept
-
-
-def _depths(listing: Listing, depth: int = 0) -> dict[int, int]:
-    """Return the nesting depth of each body, by the identity of its listing."""
-    found = {id(listing): depth}
-    for body in listing.bodies.values():
-        found |= _depths(body, depth + 1)
-    return found
-
-
-def _painter(look: Look) -> Callable[[str, str], str]:
-    def paint(title: str, cell: str) -> str:
-        if title in ("before", "runs in"):
-            return look.dtype(cell.strip(), cell)
-        return look.cast(cell) if title == "op" and cell.strip() == "cast" else cell
-
-    return paint

@@ -186,3 +186,16 @@ def test_mistakes(file: str, message: str, capsys: pytest.CaptureFixture[str]) -
     assert out == ""
     assert err.startswith(f"fxamp-diff: {message}"), err
     assert err.count("\n") == 1
+
+
+def test_layers_that_change_alike_are_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "model.py"
+    layers = "torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(5)])"
+    net = "class Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    net += f"        self.h = {layers}\n\n    def forward(self, x):\n        return self.h(x)\n"
+    model.write_text(f"import torch\n\n\n{net}\nmodel, inputs = Net(), (torch.ones(4, 8),)\n")
+    assert main(["cpu-bfloat16", "cpu-float16", "--graph", str(model)]) == 1
+    text = capsys.readouterr().out
+    rows = [line.split() for line in text.splitlines() if " h.*" in line or line.startswith("h.*")]
+    assert [row[-4:] for row in rows if row[0] == "linear"] == [["bf16", "f16", "5", "matrix-products"]]
+    assert "5 ops with another dtype or cast" in text

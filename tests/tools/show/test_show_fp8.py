@@ -52,7 +52,10 @@ def test_show_tells_what_runs_in_fp8_and_why_the_rest_does_not(model: str, capsy
 
 def test_a_policy_for_gpus_can_be_read_here(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert show([model, "--policy", "cuda-bfloat16-fp8-rowwise"]) == 0
-    assert "linear: rule fp8-small-linear-both comes after fp8-linear; Too small to gain" in capsys.readouterr().out
+    assert (
+        "linear, linear_2: rule fp8-small-linear-both comes after fp8-linear; Too small to gain"
+        in capsys.readouterr().out
+    )
 
 
 def test_diff_tells_what_moves_to_fp8(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,158 @@
+"""The summary above a graph's table: dtypes, casts, kept bytes, the largest costs, and what is unusual."""
+
+from collections.abc import Iterator, Mapping
+
+from fxamp.listing.model import Entry, Listing
+from fxamp.listing.totals import Index, Totals, totals
+from fxamp.tools.common.alike import combined
+from fxamp.tools.common.table import cut
+from fxamp.tools.common.words import counted, plural, rule_name, size
+from fxamp.tools.show.findings import findings
+from fxamp.tools.show.kept_text import kept_groups
+from fxamp.tools.show.select import Selection
+
+#: The maximum number of ops to name.
+_NAMED = 12
+
+#: The number of largest costs to name.
+_LARGEST = 3
+
+#: Longer names are cut: those of parameters repeat their modules.
+_LONGEST_NAME = 32
+
+#: Stages without a backward, or whose backward is a separate graph.
+_AFTER_AUTOGRAD = frozenset({"forward", "backward", "joint", "optimizer"})
+
+
+def summary(listing: Listing, number: int, selection: Selection) -> list[tuple[str, str]]:
+    """Return the lines, each with its label, for graph ``number``: totals of what ``--module`` selects."""
+    sums, whole = totals(listing, selection.scope), not selection.scoped
+    lines = [("ops", _ops(sums)), ("casts", _casts(listing, sums, whole))]
+    lines += [("kept for the backward", _kept(listing))] if whole else []
+    lines += _labelled_once("largest casts", _largest_casts(listing, selection))
+    lines += _labelled_once("largest kept", _largest_kept(listing)) if whole else []
+    lines += [("ops that no rule matched", _named(dict(sums.without_rule)))]
+    lines += [("products in fp8", counted(dict(sums.fp8)))]
+    lines += [("in 16 bits, not in fp8", text) for text in _by_reason(sums.not_fp8)]
+    lines += [("kept as captured", text) for text in _by_reason(sums.verbatim)]
+    if whole:
+        lines += [("rule that matched nothing", rule_name(rule)) for rule in listing.unmatched]
+        lines += [("the graph ends here", listing.ended)]
+    found = findings([(number, listing)], selection.scope, rules=False)
+    lines += [("looks wrong", f"{plural(len(found), 'place')}: --check says where, and what to do")] if found else []
+    return [(label, text) for label, text in lines if text]
+
+
+def largest_casts(listing: Listing, selection: Selection | None = None) -> list[tuple[str, int]]:
+    """Return what casts most: casts that differ only in their module's number together, with the bytes of all."""
+    index = Index()
+    casts = [
+        (where, entry, moved)
+        for where, entry in listing.walk()
+        if entry.is_cast and (selection is None or selection.scope(entry)) and (moved := index.bytes_cast(where, entry))
+    ]
+    groups = combined(
+        casts,
+        lambda cast: cast[1].module,
+        lambda cast: (cast[2], cast[1].source, cast[1].dtype, _inputs_dtype(*cast[:2], index), cast[1].values),
+    )
+    sums = [
+        (
+            _words(group.count, _inputs_dtype(*group.first[:2], index), group.first[1], group.module),
+            group.first[2] * group.count,
+        )
+        for group in groups
+    ]
+    return sorted(sums, key=lambda pair: -pair[1])[:_LARGEST]
+
+
+def _inputs_dtype(where: Listing, cast: Entry, index: Index) -> str:
+    return next((source.dtype for source in index.inputs(where, cast)), "?")
+
+
+def _words(count: int, before: str, cast: Entry, module: str) -> str:
+    times = f", {count} times" if count > 1 else ""
+    return (
+        f"{cut(cast.name, _LONGEST_NAME, 'middle')}{f' in {module}' if module else ''}, {before} to {cast.dtype}{times}"
+    )
+
+
+def _largest_casts(listing: Listing, selection: Selection) -> Iterator[str]:
+    for words, moved in largest_casts(listing, selection):
+        yield f"{size(moved)}: {words}"
+
+
+def _largest_kept(listing: Listing) -> Iterator[str]:
+    for group in kept_groups(listing, by_size=True, fold=True)[:_LARGEST]:
+        after = sum(value.after or 0 for value in group.items)
+        times = f", {group.count} times" if group.count > 1 else ""
+        where = f" in {group.module}" if group.module else ""
+        yield f"{size(after)}: {group.first.name}{where}, as {group.first.form}{times}"
+
+
+def _labelled_once(label: str, texts: Iterator[str]) -> list[tuple[str, str]]:
+    return [(label if at == 0 else "", text) for at, text in enumerate(texts)]
+
+
+def _by_reason(reasons: Mapping[str, str]) -> Iterator[str]:
+    """Yield each reason once, after the nodes that it is about."""
+    nodes: dict[str, list[str]] = {}
+    for node, why in reasons.items():
+        nodes.setdefault(why, []).append(node)
+    for why, names in nodes.items():
+        more = f" and {len(names) - _LARGEST} more" if len(names) > _LARGEST else ""
+        yield f"{', '.join(names[:_LARGEST])}{more}: {why}"
+
+
+def _ops(sums: Totals) -> str:
+    return f"{sums.ops}: {counted(dict(sums.ops_by_dtype))}" if sums.ops else "0"
+
+
+def _casts(listing: Listing, sums: Totals, whole: bool) -> str:
+    if not listing.policy and not sums.casts:
+        return ""
+    parts = [f"{sums.casts} inserted"]
+    if whole and sums.shared is not None:
+        parts.append(f"{sums.shared} shared")
+    if whole and sums.folded is not None:
+        parts.append(f"{sums.folded} folded")
+    if sums.casts:
+        parts.append(_moved(sums))
+    return ", ".join(parts)
+
+
+def _moved(sums: Totals) -> str:
+    unknown = sums.casts_of_unknown_size
+    if unknown == sums.casts:
+        return "bytes unknown: their sizes are symbolic or not in the dump"
+    least = f"at least {size(sums.cast_bytes)}" if unknown else size(sums.cast_bytes)
+    rest = f" ({plural(unknown, 'cast')} of unknown size not counted)" if unknown else ""
+    return f"{least} read and written per step{rest}"
+
+
+def _kept(listing: Listing) -> str:
+    before, after = listing.kept_before, listing.kept_after
+    if before is None and after is None:
+        return "" if listing.stage in _AFTER_AUTOGRAD else _kept_unknown(listing)
+    words = [_amount(before, "before"), _amount(after, "after")]
+    if before and after is not None:
+        words.append(f"{100 * (after - before) / before:+.0f}%")
+    return ", ".join(words)
+
+
+def _amount(count: int | None, when: str) -> str:
+    return f"unknown {when}" if count is None else f"{size(count)} {when}"
+
+
+def _kept_unknown(listing: Listing) -> str:
+    if not listing.policy:
+        return "unknown: no policy was applied"
+    if any(isinstance(side, str) for entry in listing.entries for value in entry.values for side in value.shape):
+        return "unknown: sizes are symbolic"
+    return "unknown: it was not measured for this graph"
+
+
+def _named(counts: dict[str, int]) -> str:
+    shown = {name.removeprefix("aten::").removesuffix(".default"): counts[name] for name in list(counts)[:_NAMED]}
+    more = f", and {len(counts) - _NAMED} more" if len(counts) > _NAMED else ""
+    return f"{sum(counts.values())}: {counted(shown)}{more}" if counts else ""
