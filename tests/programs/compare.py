@@ -42,6 +42,8 @@ def differences(program: Program, setting: Setting) -> list[str]:
             raise Refused(f"Dynamo breaks the graph: {_breaks()[0]}")
         if found and _stale(program, setting, wanted, plain, found):
             raise Refused("autocast's cache is stale: a leaf was written to after it had been cast")
+        if found and _parted(wanted, plain):
+            raise Refused("results that are one under autocast leave in two dtypes, as captured")
         changed = _changed_by_torch(program, setting, found, wanted) if found else []
         if changed:
             raise Refused(f"torch.compile alone: {changed[0]}")
@@ -74,6 +76,17 @@ def _stale(program: Program, setting: Setting, wanted: Outcome, plain: Outcome, 
 
 def _what(found: str) -> str:
     return found.partition(_BY)[0]
+
+
+def _parted(wanted: Outcome, plain: Outcome) -> bool:
+    """Whether autocast's results share memory that the captured dtypes part: ``h.bfloat16()`` of a float32 ``h``.
+
+    The loss takes one result for each piece of memory, so it is another one then.
+    """
+    pairs = zip(plain.results, wanted.results, strict=True)
+    dtypes = {f"result {i}": torch.promote_types(p.dtype, w.dtype) for i, (p, w) in enumerate(pairs)}
+    both = [(dtypes[a], dtypes[b]) for a, b in wanted.shared - plain.shared if a in dtypes and b in dtypes]
+    return any(a != b for a, b in both)
 
 
 def _is_result(found: str) -> bool:
