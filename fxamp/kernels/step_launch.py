@@ -79,7 +79,10 @@ class StepKernel:
     def _table(
         self, rows: Sequence[Sequence[Tensor]], addresses: list[list[int]], aligned: bool, device: torch.device
     ) -> _Tables:
-        """Return the last launch's tables if no tensor has moved; not under capture, which has its own memory pool."""
+        """Return the last launch's tables if no tensor has moved; not under capture, which has its own memory pool.
+
+        A parameter without elements, as a shard may be, has a program too: it counts the step.
+        """
         on_gpu = device.type == "cuda"
         capturing = on_gpu and torch.cuda.is_current_stream_capturing()
         numels = [row[self._flat.index(True)].numel() for row in rows]
@@ -88,7 +91,10 @@ class StepKernel:
         if known is not None and known.key == key and not capturing:
             return known
         cells = [cell for row, numel in zip(addresses, numels, strict=True) for cell in (*row, numel)]
-        parts = [torch.tensor(cells, dtype=torch.int64, device="cpu"), block_map(numels).flatten()]
+        parts = [
+            torch.tensor(cells, dtype=torch.int64, device="cpu"),
+            block_map([max(numel, 1) for numel in numels]).flatten(),
+        ]
         host = torch.empty(sum(map(len, parts)), dtype=torch.int64, device="cpu", pin_memory=on_gpu)
         sent = torch.cat(parts, out=host).to(device, non_blocking=True)
         table, blocks = torch.split(sent, [len(part) for part in parts])

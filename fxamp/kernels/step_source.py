@@ -127,7 +127,7 @@ def _tail(gm: GraphModule, writer: "_Writer") -> list[str]:
     return [
         "tl.debug_barrier()  # all threads have read the counters",
         'arrived = tl.atomic_add(arrivals + which, 1, sem="acq_rel")',
-        f"if arrived == (numel + {CHUNK - 1}) // {CHUNK} - 1:",
+        f"if arrived == (tl.maximum(numel, 1) + {CHUNK - 1}) // {CHUNK} - 1:",
         "    tl.store(arrivals + which, 0)",
         *_indented([line for node in counters for line in writer.store(node, "")], 4),
     ]

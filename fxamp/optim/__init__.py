@@ -9,6 +9,7 @@
 The modules, in order of use:
 
     layout           what the optimizer's next step will read; fingerprint: which of its properties a trace depends on
+    shards           of DTensors, the parts that this rank steps, and sums that need the other ranks
     complete         turn the numbers in the state that the step changes into tensors
     slices, kinds    group the parameters that one pointwise program can step, whatever their shapes
     borrow, trace    run the optimizer's own Python code on fake tensors, and record the ops

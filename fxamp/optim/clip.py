@@ -4,11 +4,14 @@ The norm that ``GradScaler.clip_grad_norm_`` reads is in ``fxamp/scaler/clipping
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError
+from fxamp.kernels import check_
+from fxamp.optim.shards import local, settle_gradient, spread_of, spreads_of, sum_over_ranks_
 
 
 def require_max_norm(max_norm: float, name: str = "clip_grad_norm_: max_norm") -> None:
@@ -20,3 +23,20 @@ def require_max_norm(max_norm: float, name: str = "clip_grad_norm_: max_norm") -
 def coefficient(total_norm: Tensor, max_norm: float) -> Tensor:
     """Return the clip coefficient: ``min(max_norm / (total_norm + 1e-6), 1)``, 0-dim float32."""
     return torch.clamp(max_norm / (total_norm + 1e-6), max=1.0)
+
+
+@torch.no_grad()
+def squared_norm(parameters: Sequence[Tensor]) -> Tensor:
+    """Return the sum of squares of the gradients, 0-dim float32 on the parameters' one device; waits for no device.
+
+    Of DTensors it is that of the whole gradients: a collective call, which all ranks must make.
+    """
+    total = torch.zeros((), dtype=torch.float32, device=parameters[0].device)
+    for spread in spreads_of(parameters):
+        found, square = (torch.zeros_like(total) for _ in range(2))
+        own = (local(settle_gradient(each)) for each in parameters if spread_of(each) == spread)
+        gradients = [gradient for gradient in own if gradient is not None]
+        if gradients:
+            check_(gradients, found, squared_norm=square)
+        total.add_(sum_over_ranks_(square, spread))
+    return total

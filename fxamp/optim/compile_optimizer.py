@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError, nearest
-from fxamp.kernels import check_
 from fxamp.lowerings import STEP_LOWERINGS
 from fxamp.optim.borrow import needs_arguments
-from fxamp.optim.clip import coefficient, require_max_norm
+from fxamp.optim.clip import coefficient, require_max_norm, squared_norm
 from fxamp.optim.first_steps import stepped
 from fxamp.optim.guarded_step import BoundStep, Factors
 from fxamp.optim.precision import set_precision, unpack_state
@@ -139,9 +138,7 @@ def _coefficient(optimizer: torch.optim.Optimizer, settings: StepSettings, inver
     """Return the factor for unscaled gradients: 0-dim float32 on their device; waits for no device."""
     if settings.clip_norm is None:
         return None
-    gradients = _gradients(optimizer)
-    found, square = (torch.zeros((), dtype=torch.float32, device=gradients[0].device) for _ in range(2))
-    check_(gradients, found, squared_norm=square)
+    square = squared_norm([parameter for group in optimizer.param_groups for parameter in group["params"]])
     norm = square.sqrt() if inverse is None else square.sqrt() * inverse
     return coefficient(norm, settings.clip_norm)
 

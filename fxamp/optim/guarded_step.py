@@ -20,9 +20,9 @@ from fxamp.optim.borrow import (
 from fxamp.optim.complete import complete_state
 from fxamp.optim.kind_step import KindStep, lower_kind
 from fxamp.optim.kinds import Kind, Split, split
-from fxamp.optim.layout import Layout, quick_key, read_layout, settings_of
+from fxamp.optim.layout import Layout, gradients_of, quick_key, read_layout, settings_of
 from fxamp.optim.lower import StepOptions, WholeStep, decompositions, lower_step, must_lift
-from fxamp.optim.precision import pass_for, precision_of, require_names, store
+from fxamp.optim.precision import pass_for, precision_of, require_names, require_whole, store
 from fxamp.optim.signs import never_negative
 from fxamp.optim.state_dicts import plain_entry
 from fxamp.optim.trace import Traced, fakes_of, flat_fakes, trace_step, wide_fakes
@@ -142,9 +142,7 @@ class GuardedStep:
         seen = quick_key(optimizer)
         last = self._last.get(options)
         if last is not None and last.quick_key == seen:
-            layout = replace(
-                last.layout, gradients=[p.grad for p in last.layout.parameters], settings=settings_of(optimizer)
-            )
+            layout = replace(last.layout, gradients=gradients_of(last.layout.owners), settings=settings_of(optimizer))
             floats = layout.floats()
             if floats == last.floats or last.compiled.serves(floats):
                 return self._bind(optimizer, last.compiled, layout)
@@ -191,7 +189,7 @@ class GuardedStep:
         """Replace the numbers in the state that the step changes by tensors; whether there were any."""
         changes = complete_state(optimizer, layout)
         for owner, entry in changes.items():
-            optimizer.state[owner].update(entry)
+            optimizer.state[layout.owner_of(owner)].update(entry)
         return bool(changes)
 
     def _compile(self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> CompiledParts:
@@ -228,6 +226,9 @@ class GuardedStep:
                 why,
             )
         rest = sorted(at for members in found.others.values() for at in members)
+        if any(layout.is_split(at) for at in rest):
+            why = next(iter(found.others))
+            raise RefusedError(f"some parameters are shards, on which only an elementwise step is right: {why}")
         if rest:
             own = layout.only(rest)
             index = {id(tensor): place for place, tensor in enumerate(layout.tensors())}
@@ -256,6 +257,7 @@ class GuardedStep:
         if precision is None:
             return False
         require_names(layout, precision.asked)
+        require_whole(layout)
         found, changed = self._split(optimizer, layout, options), False
         for kind in found.kinds:
             first = layout.only(kind.members[:1])

@@ -25,7 +25,10 @@ from fxamp.optim.slices import slices
 
 @dataclass(frozen=True)
 class Kind:
-    """``members``: positions of the kind's parameters in the layout, all of one group. The first one is traced."""
+    """``members``: positions of the kind's parameters in the layout, all of one group. The first one is traced.
+
+    It has elements if any of them has: the shard of a small parameter may be empty.
+    """
 
     members: tuple[int, ...]
 
@@ -64,7 +67,7 @@ def split(optimizer: torch.optim.Optimizer, layout: Layout) -> Split:
         members.setdefault((groups[at], _looks(layout, at), found[at]), []).append(at)
     for (_, _, ops), positions in members.items():
         if _alone(optimizer, layout, positions[0]) == ops:
-            result.kinds.append(Kind(tuple(positions)))
+            result.kinds.append(Kind(tuple(sorted(positions, key=lambda at: not layout.parameters[at].numel()))))
         else:
             for at in positions:
                 result.exclude(at, "the step depends on its shape, or on the other parameters")
@@ -74,7 +77,7 @@ def split(optimizer: torch.optim.Optimizer, layout: Layout) -> Split:
 def _misfit(layout: Layout, at: int) -> str | None:
     """Return why a parameter's tensors cannot be read element by element in memory order; None if they can."""
     parameter, gradient = layout.parameters[at], layout.gradients[at]
-    if not parameter.dim() or not parameter.numel():
+    if not parameter.dim() or not (parameter.numel() or layout.is_split(at)):
         return "it has no dimension, or no element"
     if not is_dense(parameter):
         return "its elements do not fill their memory"
@@ -112,7 +115,7 @@ def _look(value: Any) -> Hashable:
 def _alone(optimizer: torch.optim.Optimizer, layout: Layout, at: int) -> Hashable | None:
     """Return the slice of one parameter, flat and alone; None if the step cannot be run so."""
     alone = layout.only((at,))
-    flat = [torch.empty(t.numel() if t.dim() else (), dtype=t.dtype, device="meta") for t in alone.tensors()]
+    flat = [torch.empty(t.numel() if t.dim() else (), dtype=t.dtype, device="meta") for t in alone.whole_tensors()]
     try:
         return slices(optimizer, alone, flat)[0]
     except RefusedError:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fxamp.optim.borrow import RefusedError, own_attributes
 from fxamp.optim.fingerprint import fingerprint, looks
+from fxamp.optim.shards import WHOLE, is_dtensor, laid_out_alike, local, settle_gradient, spread_of
 
 _LIFTED = "a number that is given when the step runs"
 
@@ -18,6 +19,8 @@ _LIFTED = "a number that is given when the step runs"
 class Layout:
     """One optimizer at one moment; its tensors and numbers have a fixed order, in which the compiled step takes them.
 
+    Of a DTensor it holds this rank's part.
+
     Attributes:
         parameters: all of them, group by group.
         gradients: one for each parameter, None if it has none.
@@ -25,6 +28,8 @@ class Layout:
         state: the entry of each owner: a parameter, or one of the optimizer's own keys.
         attributes: the optimizer's own.
         sizes: the number of parameters in each group.
+        owners: the optimizer's own parameters, in the same order; others than ``parameters`` where they are DTensors.
+        wholes: by id of a part, the DTensor that it is a part of.
     """
 
     parameters: list[Tensor]
@@ -33,6 +38,8 @@ class Layout:
     state: dict[Any, dict[str, Any]]
     attributes: dict[str, Any] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
+    owners: list[Tensor] = field(default_factory=list)
+    wholes: dict[int, Tensor] = field(default_factory=dict)
 
     def group_of(self) -> list[int]:
         """Return the group index of each parameter."""
@@ -51,7 +58,32 @@ class Layout:
             {owner: v for owner, v in self.state.items() if not isinstance(owner, Tensor) or id(owner) in known},
             self.attributes,
             tuple(groups.count(at) for at in range(len(self.sizes))),
+            list(compress(self.owners, chosen)),
+            self.wholes,
         )
+
+    def owner_of(self, owner: Any) -> Any:
+        """Return the key in the optimizer's own state of an owner in :attr:`state`."""
+        return self.wholes.get(id(owner), owner)
+
+    def is_split(self, at: int) -> bool:
+        """Whether this rank has only a part of a parameter."""
+        whole = self.wholes.get(id(self.parameters[at]))
+        return whole is not None and spread_of(whole) != WHOLE
+
+    def whole_tensors(self) -> list[Tensor]:
+        """Return :meth:`tensors` with stand-ins of the whole's size for parts of DTensors: the same on all ranks."""
+
+        def whole(tensor: Tensor, like: Tensor) -> Tensor:
+            found = self.wholes.get(id(like))
+            if found is None:
+                return tensor
+            return torch.empty_strided(found.shape, found.stride(), dtype=tensor.dtype, device="meta")
+
+        pairs = zip(self.gradients, self.parameters, strict=True)
+        gradients = [whole(gradient, parameter) for gradient, parameter in pairs if gradient is not None]
+        own, state = self.parameters, self.state_tensors()
+        return [*(whole(t, t) for t in own), *gradients, *self.setting_tensors(), *(whole(t, t) for t in state)]
 
     def _positions(self) -> dict[int, int]:
         return {id(parameter): at for at, parameter in enumerate(self.parameters)}
@@ -104,6 +136,7 @@ class Layout:
             self.sizes,
             state,
             fingerprint(self.attributes),
+            tuple(looks(each) for each in self.whole_tensors()) if self.wholes else (),
         )
 
 
@@ -114,14 +147,43 @@ def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
         RefusedError: something that a compiled step does not support: sparse gradients, tensor subclasses, several
             devices, state that is not a dict of tensors and constants.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    gradients = [parameter.grad for parameter in parameters]
+    owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     settings = settings_of(optimizer)
-    known = {id(parameter) for parameter in parameters}
-    state = {o: v for o, v in optimizer.state.items() if v and (not isinstance(o, Tensor) or id(o) in known)}
-    _require_plain(parameters, gradients, state)
+    known = {id(parameter): local(parameter) for parameter in owners}
+    gradients = gradients_of(owners)
+    kept = {o: v for o, v in optimizer.state.items() if v and (not isinstance(o, Tensor) or id(o) in known)}
+    _require_plain([*known.values()], gradients, kept)
+    wholes, state = {id(part): owner for owner in owners if (part := known[id(owner)]) is not owner}, {}
+    for owner, entry in kept.items():
+        state[known.get(id(owner), owner) if isinstance(owner, Tensor) else owner] = _parts(owner, entry, wholes)
     sizes = tuple(len(group["params"]) for group in optimizer.param_groups)
-    return Layout(parameters, gradients, settings, state, own_attributes(optimizer), sizes)
+    own = own_attributes(optimizer)
+    return Layout([*map(local, owners)], gradients, settings, state, own, sizes, owners, wholes)
+
+
+def gradients_of(owners: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of an optimizer's own parameters, of DTensors this rank's part, laid out as the parameter.
+
+    Raises:
+        RefusedError: a gradient cannot be laid out so.
+    """
+    found = []
+    for owner in owners:
+        gradient = settle_gradient(owner)
+        if gradient is not None and not laid_out_alike(gradient, owner):
+            raise RefusedError("a gradient is a DTensor and its parameter is not, or the other way round")
+        found.append(local(gradient))
+    return found
+
+
+def _parts(owner: Any, entry: dict[str, Any], wholes: dict[int, Tensor]) -> dict[str, Any]:
+    """Return an entry with this rank's parts of DTensors, which are noted in ``wholes``; itself if it has none."""
+    found = {name: value for name, value in entry.items() if isinstance(value, Tensor) and is_dtensor(value)}
+    for name, value in found.items():
+        if not isinstance(owner, Tensor) or not laid_out_alike(value, owner):
+            raise RefusedError(f"{name!r} of its state is a DTensor that is laid out otherwise than its parameter")
+        wholes[id(local(value))] = value
+    return {name: local(value) for name, value in entry.items()} if found else entry
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -137,10 +199,10 @@ def quick_key(optimizer: torch.optim.Optimizer) -> Any:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     gradients = [parameter.grad for parameter in parameters]
     return (
-        [(id(p), p.dtype, p.shape, p.device) for p in parameters],
+        [(id(p), p.dtype, p.shape, p.device, id(local(p))) for p in parameters],
         [None if g is None else (type(g), g.dtype, g.layout, _strides(g)) for g in gradients],
         [
-            (id(owner), [*map(id, entry.values())])
+            (id(owner), [id(local(value)) for value in entry.values()])
             for owner, entry in optimizer.state.items()
             if isinstance(entry, dict)
         ],

@@ -81,6 +81,15 @@ def require_names(layout: Layout, asked: OptimizerPrecision) -> None:
             )
 
 
+def require_whole(layout: Layout) -> None:
+    """Raise OptionError if a parameter is a DTensor: neither its state nor its weights are kept in fewer bits."""
+    if layout.wholes:
+        raise OptionError(
+            "[optimizer] of the policy: some parameters are DTensors (FSDP2, tensor parallel), whose state and weights "
+            "stay as the optimizer makes them; accepted there: a policy without that table"
+        )
+
+
 def packable(value: Any, kept: str) -> bool:
     """Whether a value of the state can be packed, and is not kept so already."""
     if not isinstance(value, Tensor) or isinstance(value, Packed) or not value.dim():

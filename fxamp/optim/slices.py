@@ -23,12 +23,12 @@ SIZES = "sizes"
 def slices(optimizer: torch.optim.Optimizer, layout: Layout, stand_ins: Sequence[Tensor] = ()) -> list[Hashable | None]:
     """Return the slice of each parameter; None without a gradient, or if the step couples it to another parameter.
 
-    ``stand_ins``: tensors with the shapes to run with, instead of the layout's own.
+    ``stand_ins``: tensors with the shapes to run with, instead of the layout's own, which are those of whole DTensors.
 
     Raises:
         RefusedError: the step cannot be run on fake tensors.
     """
-    tensors = stand_ins or layout.tensors()
+    tensors = stand_ins or layout.whole_tensors()
     recorder = run_without_values(tensors, lambda given: _recorded(optimizer, layout, given))
     found: list[Hashable | None] = []
     for at, (parameter, gradient) in enumerate(zip(tensors, layout.gradients, strict=False)):

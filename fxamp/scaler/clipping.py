@@ -5,16 +5,20 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from fxamp.optim.shards import sum_over_ranks_
 from fxamp.scaler.gradients import check_group, group_gradients
 
 
 def norm_of(parameters: Iterable[Tensor], device: torch.device) -> Tensor:
-    """Return the sum of squares of the parameters' gradients as stored: 0-dim float32 on ``device``; reads them all."""
+    """Return the sum of squares of the parameters' gradients as stored: 0-dim float32 on ``device``; reads them all.
+
+    Of DTensors it is that of the whole gradients: a collective call, which all ranks must make.
+    """
     total = torch.zeros((), dtype=torch.float32, device=device)
-    for group in group_gradients(parameters):
+    for group in group_gradients(parameters, by_spread=True):
         found, square = (torch.zeros((), dtype=torch.float32, device=group.device) for _ in range(2))
         check_group(group, None, found, square)
-        total.add_(square.to(device, non_blocking=True))
+        total.add_(sum_over_ranks_(square, group.spread).to(device, non_blocking=True))
     return total
 
 

@@ -11,6 +11,7 @@ from torch.amp.grad_scaler import OptState
 
 from fxamp.optim import clip
 from fxamp.optim.first_steps import stepped
+from fxamp.optim.shards import is_dtensor
 from fxamp.policy import Policy
 from fxamp.scaler import clipping, fused
 from fxamp.scaler.borders import reciprocal
@@ -252,12 +253,14 @@ class GradScaler(torch.amp.GradScaler):
             raise RuntimeError("clip_grad_norm_() is being called after step().")
         if record.coefficient is not None:
             raise RuntimeError("clip_grad_norm_() has already been called on this optimizer since the last update().")
-        if any(type(parameter.grad) is not Tensor or parameter.grad.is_sparse for parameter in parameters):
+        later = self._compiled.prepare(optimizer, self._holds_scale(record), clipped=True) is not None
+        if not later and any(
+            type(parameter.grad) is not Tensor or parameter.grad.is_sparse for parameter in parameters
+        ):
             # The norm of sharded gradients needs the other ranks, and sparse ones must be summed: torch does both.
             if record.stage is OptState.READY:
                 self.unscale_(optimizer)
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        later = self._compiled.prepare(optimizer, self._holds_scale(record), clipped=True) is not None
         total = self._norm(optimizer, record, parameters, keep=later)
         clipping.flag_infinite_(record.found_inf_per_device.values(), total)
         coefficient = clip.coefficient(total, max_norm)
@@ -466,9 +469,11 @@ class GradScaler(torch.amp.GradScaler):
         """Return the norm of the unscaled gradients, from the check if it is still due; ``keep``: leave them scaled."""
         scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
         if record.stage is OptState.UNSCALED:
-            return clipping.norm_of(parameters, scale.device).sqrt()
+            every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            return clipping.norm_of(every, scale.device).sqrt()
         flags = self._graph.flags
-        square = None if flags is None else flags.square(parameters, scale.device)
+        split = any(map(is_dtensor, parameters))  # of which a graph sums the squares of this rank's part alone
+        square = None if flags is None or split else flags.square(parameters, scale.device)
         if square is not None:
             self._check(optimizer, None, allow_fp16=False)
         else:

@@ -9,12 +9,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fxamp.optim.shards import WHOLE, Spread, local, settle_gradient, spread_of
+
 
 @dataclass(frozen=True)
 class GradientGroup:
-    """The gradients on one device, checked in one call, and the parameters they belong to."""
+    """The gradients on one device, checked in one call, and the parameters they belong to.
+
+    ``spread``: how they are split between ranks, where the groups are made so that their squares can be summed.
+    """
 
     device: torch.device
+    spread: Spread = WHOLE
     parameters: list[Tensor] = field(default_factory=list)
     gradients: list[Tensor] = field(default_factory=list)
 
@@ -45,11 +51,8 @@ def stored_gradient(parameter: Tensor) -> Tensor:
         if gradient.dtype == torch.float16:
             gradient = parameter.grad = gradient.coalesce()
         return gradient._values()
-    # Test the exact type first: only a subclass can be a DTensor, and this runs for every parameter at every step.
-    if type(gradient) is not Tensor and hasattr(gradient, "to_local"):
-        local: Tensor = gradient.to_local()
-        return local
-    return gradient
+    part: Tensor = local(gradient)
+    return part
 
 
 def refuse_float16(parameters: Iterable[Tensor]) -> None:
@@ -58,17 +61,22 @@ def refuse_float16(parameters: Iterable[Tensor]) -> None:
         raise ValueError("Attempting to unscale FP16 gradients.")
 
 
-def group_gradients(parameters: Iterable[Tensor]) -> list[GradientGroup]:
-    """Group the parameters' gradients by device."""
-    groups: dict[torch.device, GradientGroup] = {}
+def group_gradients(parameters: Iterable[Tensor], by_spread: bool = False) -> list[GradientGroup]:
+    """Group the parameters' gradients by device, and ``by_spread``: by how they are split between ranks.
+
+    The groups ``by_spread`` are the same on all ranks if ``parameters`` are; parameters may have no gradient then.
+    """
+    groups: dict[tuple[torch.device, Spread], GradientGroup] = {}
     for parameter in parameters:
-        gradient = stored_gradient(parameter)
-        device = gradient.device
-        group = groups.get(device)
-        if group is None:
-            group = groups[device] = GradientGroup(device)
-        group.parameters.append(parameter)
-        group.gradients.append(gradient)
+        if by_spread:
+            settle_gradient(parameter)
+        spread = spread_of(parameter) if by_spread else WHOLE
+        gradient = None if parameter.grad is None else stored_gradient(parameter)
+        device = parameter.device if gradient is None else gradient.device
+        group = groups.setdefault((device, spread), GradientGroup(device, spread))
+        if gradient is not None:
+            group.parameters.append(parameter)
+            group.gradients.append(gradient)
     return list(groups.values())
 
 
@@ -89,6 +97,8 @@ def check_group(
     from fxamp.kernels import check_, check_unscale_
 
     flags = torch.empty(len(group.gradients), dtype=torch.int32, device=group.device)
+    if not group.gradients:
+        return flags
     if inv_scale is None:
         check_(group.gradients, found_inf, flags, squared_norm)
     else:

@@ -6,6 +6,7 @@ A gradient that was written to after a graph checked it gets both: its flag coun
 import torch
 from torch import Tensor
 
+from fxamp.optim.shards import sum_over_ranks_
 from fxamp.scaler.gradients import check_group, group_gradients, parameters_with_gradients, refuse_float16
 from fxamp.scaler.graph_flags import GraphFlags
 from fxamp.scaler.names import OverflowLedger
@@ -32,7 +33,8 @@ def check_optimizer(
         ledger: records which parameters overflowed.
         allow_fp16: False raises for float16 gradients.
         squared_norm: 0-dim float32; the squares of all resulting gradients are added to it. Every gradient is then
-            read, including those that a graph has checked.
+            read, including those that a graph has checked. Of DTensors they are those of the whole gradients: a
+            collective call, which all ranks must make.
 
     Raises:
         AssertionError: a parameter group holds something that is not a tensor.
@@ -56,12 +58,14 @@ def check_optimizer(
                 flags = graph.read(owners, device)
                 _raise_flag(flag_on(device), flags)
                 ledger.record(optimizer, owners, flags)
-    for group in group_gradients(parameters):
+    if squared_norm is not None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for group in group_gradients(parameters, by_spread=squared_norm is not None):
         inverse = None if inv_scale is None else inv_scale.to(group.device, non_blocking=True)
         square = None if squared_norm is None else torch.zeros_like(squared_norm, device=group.device)
         flags = check_group(group, inverse, flag_on(group.device), square)
         if squared_norm is not None and square is not None:
-            squared_norm.add_(square.to(squared_norm.device, non_blocking=True))
+            squared_norm.add_(sum_over_ranks_(square, group.spread).to(squared_norm.device, non_blocking=True))
         if graph is not None:
             flags = torch.maximum(flags, graph.read(group.parameters, group.device))
             _raise_flag(flag_on(group.device), flags)

@@ -1,4 +1,4 @@
-"""FSDP2 around compiled blocks: outside of the graphs parameters are DTensors, inside of them the gathered ones."""
+"""FSDP2 around compiled blocks, or around a model compiled whole: inside of the graphs parameters are gathered."""
 
 from typing import Any
 
@@ -12,10 +12,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import fxamp
+from fxamp.backend import registry
 
 RANKS = 2
 LOWERINGS = ("eager", "aot_eager")
 MESHES = ("sharded", "sharded and parallel")
+WHOLE = ("in one piece", "by block")
+"""How a model that is compiled whole is sharded; its own parameter is in the graphs too."""
 
 Gradients = dict[str, Tensor]
 
@@ -27,31 +30,60 @@ class Block(Mlp):
         return super().forward(x).float()
 
 
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.gain = nn.Sequential(Block(), Block()), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain(self.blocks(x)).float()
+
+
 def step(mesh: DeviceMesh, kind: str, scaled: bool, lowering: str | None) -> Gradients:
     """The gradients on this rank, by fxamp or (``lowering`` is None) by eager autocast."""
     torch._dynamo.reset()
     torch.manual_seed(0)
+    if kind in WHOLE:
+        return trained(whole_model(mesh, kind, scaled, lowering), scaled, lowering)
     blocks = [Block(), Block()]
     if kind == "sharded and parallel":
         both = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("sharded", "parallel"))
         mesh = both["sharded"]
         for block in blocks:
             PROGRAMS["sequence"].parallelize(block, both["parallel"])
-    lower = "float16" if scaled else "bfloat16"
     for block in blocks:
         if lowering is not None:
-            chosen = {"policy": f"cpu-{lower}", "lowering": lowering}
-            given = {"scaler": fxamp.GradScaler("cpu", init_scale=SCALE)} if scaled else {}
-            block.compile(backend="fxamp", options=chosen | given)
+            block.compile(backend="fxamp", options=options(scaled, lowering))
         fully_shard(block, mesh=mesh)
-    net = fully_shard(nn.Sequential(*blocks), mesh=mesh)
+    return trained(fully_shard(nn.Sequential(*blocks), mesh=mesh), scaled, lowering)
+
+
+def whole_model(mesh: DeviceMesh, kind: str, scaled: bool, lowering: str | None) -> nn.Module:
+    net = Whole()
+    for block in net.blocks if kind == "by block" else ():
+        fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    if lowering is not None:
+        net.compile(backend="fxamp", options=options(scaled, lowering))
+    return net
+
+
+def options(scaled: bool, lowering: str) -> dict[str, Any]:
+    chosen = {"policy": "cpu-float16" if scaled else "cpu-bfloat16", "lowering": lowering}
+    return chosen | ({"scaler": fxamp.GradScaler("cpu", init_scale=SCALE)} if scaled else {})
+
+
+def trained(net: nn.Module, scaled: bool, lowering: str | None) -> Gradients:
+    before = registry.count()
     x = torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(torch.distributed.get_rank())).requires_grad_()
-    with torch.autocast("cpu", getattr(torch, lower), enabled=lowering is None):
+    with torch.autocast("cpu", torch.float16 if scaled else torch.bfloat16, enabled=lowering is None):
         result = net(x)
     by_hand = SCALE if scaled and lowering is None else 1.0
     (result.square().sum() * by_hand).backward()
     gradients = {name: parameter.grad for name, parameter in net.named_parameters()} | {"input": x.grad}
-    return {name: _local(gradient) / by_hand for name, gradient in gradients.items()}
+    found = {name: _local(gradient) / by_hand for name, gradient in gradients.items()}
+    own = [record for record in registry.recent(before) if isinstance(net, Whole) and "gain" in str(record.listing)]
+    return found | {"graphs": torch.tensor(len(own))}
 
 
 def _local(gradient: Tensor) -> Tensor:
@@ -61,7 +93,7 @@ def _local(gradient: Tensor) -> Tensor:
 def work(mesh: DeviceMesh) -> dict[str, Gradients]:
     return {
         f"{kind} {lowering} {scaled}": step(mesh, kind, scaled, lowering)
-        for kind in MESHES
+        for kind in (*MESHES, *WHOLE)
         for scaled in (False, True)
         for lowering in (None, *LOWERINGS)
     }
@@ -74,12 +106,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["bfloat16", "scaled float16"])
 @pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("kind", MESHES)
+@pytest.mark.parametrize("kind", (*MESHES, *WHOLE))
 def test_gradients_are_those_of_eager_autocast(
     ranks: list[dict[str, Gradients]], kind: str, lowering: str, scaled: bool
 ) -> None:
     for runs in ranks:
-        got, wanted = runs[f"{kind} {lowering} {scaled}"], runs[f"{kind} None {scaled}"]
-        assert got.keys() == wanted.keys() and len(wanted) == 13
+        got, wanted = dict(runs[f"{kind} {lowering} {scaled}"]), dict(runs[f"{kind} None {scaled}"])
+        assert got.keys() == wanted.keys() and len(wanted) == 14 + (kind in WHOLE)
+        assert got.pop("graphs") == (kind in WHOLE) and wanted.pop("graphs") == 0
         for name, gradient in wanted.items():
             assert gradient.isfinite().all() and torch.equal(got[name], gradient), name

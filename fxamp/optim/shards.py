@@ -1,0 +1,84 @@
+"""DTensors in compiled steps: each rank steps the part that it holds, and no rank waits for another.
+
+1. An elementwise step of a part is that part of the whole's step, if gradient and state are laid out as the parameter.
+2. A gradient that is laid out otherwise, as a partial sum is, is first laid out as its parameter.
+3. A sum over gradients is completed over the dimensions of the mesh that split them: one collective call for each
+   dimension, for all gradients that are split alike.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether it is a DTensor; by its attributes, because a torch built without distributed has no such class."""
+    return type(tensor) not in _PLAIN and hasattr(tensor, "_local_tensor") and hasattr(tensor, "placements")
+
+
+def local(value: Any) -> Any:
+    """Return this rank's part of a DTensor, always the same object; anything else unchanged."""
+    if not isinstance(value, Tensor) or not is_dtensor(value):
+        return value
+    given: Any = value
+    part = given._local_tensor  # to_local() makes a new view of a parameter at each call
+    return part.wait() if hasattr(part, "trigger_wait") else part
+
+
+def laid_out_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are DTensors of one mesh with equal placements, or are both no DTensors."""
+    if not is_dtensor(one) or not is_dtensor(other):
+        return is_dtensor(one) == is_dtensor(other)
+    first, second = ((each.device_mesh, each.placements) for each in (one, other))  # type: ignore[attr-defined]
+    return bool(first == second)
+
+
+def settle_gradient(parameter: Tensor) -> Tensor | None:
+    """Return the parameter's gradient; one that is laid out otherwise is replaced by one that is laid out alike.
+
+    A collective call then: all ranks of the mesh must make it.
+    """
+    gradient = parameter.grad
+    if gradient is None or not (is_dtensor(gradient) and is_dtensor(parameter)) or laid_out_alike(gradient, parameter):
+        return gradient
+    given: Any = parameter
+    with torch.no_grad():
+        parameter.grad = gradient.redistribute(given.device_mesh, given.placements)  # type: ignore[attr-defined]
+    return parameter.grad
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a tensor is split: over which dimensions of which mesh; over none if every rank has all of it."""
+
+    mesh: Any = None
+    dimensions: tuple[int, ...] = ()
+
+
+WHOLE = Spread()
+
+
+def spread_of(tensor: Tensor) -> Spread:
+    """Return how a tensor is split between ranks."""
+    if not is_dtensor(tensor):
+        return WHOLE
+    given: Any = tensor
+    split = tuple(at for at, placement in enumerate(given.placements) if not placement.is_replicate())
+    return Spread(given.device_mesh, split) if split else WHOLE
+
+
+def spreads_of(parameters: Iterable[Tensor]) -> list[Spread]:
+    """Return every way in which parameters are split, once each, in an order that is the same on all ranks."""
+    return [*dict.fromkeys(map(spread_of, parameters))]
+
+
+def sum_over_ranks_(total: Tensor, spread: Spread) -> Tensor:
+    """Add the totals of all ranks between which tensors are split so, in place; waits for no device."""
+    for dimension in spread.dimensions:
+        torch.distributed.all_reduce(total, group=spread.mesh.get_group(dimension))
+    return total

@@ -1,0 +1,233 @@
+"""Compiled optimizer steps on DTensors: each rank steps its shard, as one process steps the whole."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from every_optimizer import OPTIMIZERS
+from guarded_runs import HostReads
+from parallel_runs import on_ranks
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from user_optimizers import Counting
+
+import fxamp
+from fxamp.errors import OptionError
+from fxamp.kernels import Implementation, forced
+from fxamp.optim import guarded
+
+RANKS, BAD_RANK, BAD_STEP, STEPS = 2, 1, 2, 4
+SHAPES = ((4, 3), (3,), (1,), (5, 2))
+"""Of the vector of three one rank has two elements; of the single element one rank has none."""
+PLACEMENTS: tuple[Placement, ...] = (Shard(0), Shard(0), Shard(0), Replicate())
+MAX_NORM = 2.0
+ELEMENTWISE = {name: OPTIMIZERS[name] for name in ("AdamW", "SGD", "RMSprop", "Adagrad")} | {"a user's own": Counting}
+WHOLE_TENSORS = ("Muon",)
+
+Result = dict[str, Any]
+"""``weights``, ``state``, ``refusals``, and the collective calls and host reads of the last step."""
+Make = Callable[[list[Tensor]], torch.optim.Optimizer]
+
+
+def values(seed: int, at: int) -> Tensor:
+    """Eighths of whole numbers: sums of their squares are exact in any order."""
+    generator = torch.Generator().manual_seed(100 * seed + at)
+    return torch.randint(-8, 9, SHAPES[at], generator=generator) / 8
+
+
+def spread(value: Tensor, at: int, mesh: DeviceMesh | None) -> Tensor:
+    return value if mesh is None else distribute_tensor(value, mesh, [PLACEMENTS[at]])
+
+
+def parameters(mesh: DeviceMesh | None, only: tuple[int, ...]) -> dict[int, nn.Parameter]:
+    return {at: nn.Parameter(spread(values(0, at), at, mesh)) for at in only}
+
+
+def whole(value: Tensor) -> Tensor:
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+
+
+def state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    saved = optimizer.state_dict()["state"].values()
+    return [whole(torch.as_tensor(value)) for entry in saved for value in entry.values()]
+
+
+@contextmanager
+def collectives() -> Iterator[list[str]]:
+    """The all-reduces that are made meanwhile."""
+    made: list[str] = []
+    real = dist.all_reduce
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        made.append("all_reduce")
+        return real(*args, **kwargs)
+
+    dist.all_reduce = counted
+    try:
+        yield made
+    finally:
+        dist.all_reduce = real
+
+
+def stepped(mesh: DeviceMesh | None, make: Make, clip_norm: float | None, **how: Any) -> Result:
+    """Some steps of a compiled optimizer, or of an eager one: ``how`` is empty."""
+    only = tuple(range(len(SHAPES))) if how.pop("all", True) else (0,)
+    own = parameters(mesh, only)
+    optimizer = make([*own.values()])
+    if how:
+        fxamp.compile_optimizer(optimizer, clip_norm=clip_norm, **how)
+    with collectives() as made, HostReads() as reads:
+        for step in range(1, STEPS + 1):
+            for at, parameter in own.items():
+                parameter.grad = spread(values(step, at), at, mesh)
+            if not how and clip_norm is not None:
+                nn.utils.clip_grad_norm_([*own.values()], clip_norm)
+            made.clear()
+            reads.count = 0
+            optimizer.step()
+        counts = {"collectives": len(made), "reads": reads.count}
+    refusals = guarded(optimizer, how["lowering"]).refusals if how else ()
+    weights = [whole(parameter) for parameter in own.values()]
+    return {"weights": weights, "state": state(optimizer), "refusals": refusals, **counts}
+
+
+def by_kernel(mesh: DeviceMesh | None) -> Result:
+    with forced(Implementation.INTERPRETER):
+        return stepped(mesh, OPTIMIZERS["AdamW"], MAX_NORM, lowering="inductor")
+
+
+def scaled(mesh: DeviceMesh | None, skip: str, dtype: torch.dtype = torch.float32) -> Result:
+    """A scaler with clipping, and an overflow on one rank."""
+    first = parameters(mesh, tuple(range(len(SHAPES))))
+    own = {at: nn.Parameter(each.detach().to(dtype)) for at, each in first.items()}
+    optimizer = torch.optim.AdamW([*own.values()], lr=0.1, foreach=False)
+    scaler = fxamp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2, skip=skip, step_lowering="aot_eager")
+    norms, skips = [], []
+    with collectives() as made:
+        for step in range(1, STEPS + 1):
+            factor = float(scaler.scale(torch.ones(())))
+            for at, parameter in own.items():
+                gradient = spread(values(step, at).to(dtype) * factor, at, mesh)
+                bad = step == BAD_STEP and at == 0 and (mesh is None or mesh.get_local_rank() == BAD_RANK)
+                if bad:
+                    (gradient.to_local() if mesh is not None else gradient)[-1] = math.inf
+                parameter.grad = gradient
+            made.clear()
+            norms.append(whole(scaler.clip_grad_norm_(optimizer, MAX_NORM)).item())
+            skips.append(bool(scaler.step(optimizer, return_skipped=True).skipped))
+            scaler.update()
+    weights = [whole(parameter) for parameter in own.values()]
+    return {"weights": weights, "norms": norms, "skips": skips, "scale": scaler.loss_scale, "collectives": len(made)}
+
+
+def partial(mesh: DeviceMesh) -> Result:
+    """A gradient of which every rank has a part of the sum, as that of a norm under sequence parallelism."""
+    results = []
+    for compiled in (True, False):
+        parameter = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Replicate()]))
+        optimizer = torch.optim.AdamW([parameter], lr=0.1, foreach=False)
+        if compiled:
+            fxamp.compile_optimizer(optimizer, clip_norm=MAX_NORM, lowering="aot_eager")
+        for step in range(1, STEPS):
+            part = torch.arange(4.0) * step * (mesh.get_local_rank() + 1)
+            parameter.grad = DTensor.from_local(part, mesh, [Partial()], run_check=False)
+            if not compiled:
+                parameter.grad = parameter.grad.redistribute(placements=[Replicate()])
+                nn.utils.clip_grad_norm_([parameter], MAX_NORM)
+            optimizer.step()
+        results.append(whole(parameter))
+    return {"ours": results[0], "theirs": results[1]}
+
+
+def refused(mesh: DeviceMesh) -> str:
+    policy = fxamp.Policy.load("cpu-bfloat16-lean")
+    try:
+        stepped(mesh, OPTIMIZERS["AdamW"], None, lowering="aot_eager", policy=policy)
+    except OptionError as error:
+        return str(error)
+    return ""
+
+
+def work(mesh: DeviceMesh) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        name: stepped(mesh, make, MAX_NORM, lowering="aot_eager") for name, make in ELEMENTWISE.items()
+    }
+    for name in WHOLE_TENSORS:
+        ours = stepped(mesh, OPTIMIZERS[name], None, lowering="aot_eager", all=False)
+        found[name] = ours, stepped(mesh, OPTIMIZERS[name], None, all=False)
+    found |= {skip: scaled(mesh, skip) for skip in ("device", "host")}
+    return found | {"kernel": by_kernel(mesh), "partial": partial(mesh), "refused": refused(mesh)}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_ranks(work, RANKS, tmp_path_factory.mktemp("ranks"))
+
+
+def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_shards_step_as_the_whole_does(ranks: list[dict[str, Any]], name: str) -> None:
+    alone = stepped(None, ELEMENTWISE[name], MAX_NORM, lowering="aot_eager")
+    for each in ranks:
+        assert each[name]["refusals"] == ()
+        assert_same(each[name]["weights"], alone["weights"])
+        assert_same(each[name]["state"], alone["state"])
+
+
+def test_the_generated_kernel_steps_shards_and_counts_where_there_is_no_element(ranks: list[dict[str, Any]]) -> None:
+    alone = by_kernel(None)
+    for each in ranks:
+        assert each["kernel"]["refusals"] == ()
+        assert_same(each["kernel"]["weights"], alone["weights"])
+        assert_same(each["kernel"]["state"], alone["state"])
+
+
+def test_a_step_waits_for_nobody_but_for_one_sum_of_squares(ranks: list[dict[str, Any]]) -> None:
+    for each in ranks:
+        assert (each["AdamW"]["collectives"], each["AdamW"]["reads"]) == (1, 0)
+        assert each["device"]["collectives"] == 2, "the norm's, and the flags'"
+
+
+@pytest.mark.parametrize("name", WHOLE_TENSORS)
+def test_a_step_that_is_not_elementwise_stays_eager_and_says_so(ranks: list[dict[str, Any]], name: str) -> None:
+    for each in ranks:
+        ours, theirs = each[name]
+        assert len(ours["refusals"]) == 1
+        assert_same(ours["weights"], theirs["weights"])
+
+
+def test_an_overflow_on_one_rank_is_skipped_by_all(ranks: list[dict[str, Any]]) -> None:
+    exact, alone = (scaled(None, "host", dtype) for dtype in (torch.float64, torch.float32))
+    for each in ranks:
+        ours = each["device"]
+        assert ours["skips"] == each["host"]["skips"] == [step == BAD_STEP for step in range(1, STEPS + 1)]
+        assert ours["scale"] == each["host"]["scale"] == alone["scale"]
+        for norm, true in zip(ours["norms"], exact["norms"], strict=True):
+            assert norm == true or abs(norm - true) <= torch.finfo(torch.float32).eps * true
+        assert_same(ours["weights"], ranks[0]["device"]["weights"])
+        for a, b, c in zip(ours["weights"], alone["weights"], exact["weights"], strict=True):
+            bound = 4 * (b.double() - c).abs().max() + torch.finfo(torch.float32).eps * (1 + c.abs().max())
+            assert (a.double() - c).abs().max() <= bound
+
+
+def test_a_gradient_that_is_a_partial_sum_is_summed_first(ranks: list[dict[str, Any]]) -> None:
+    eps = torch.finfo(torch.float32).eps
+    for each in ranks:
+        ours, theirs = each["partial"]["ours"], each["partial"]["theirs"]
+        # Three steps of six roundings, of numbers of about one.
+        assert (ours - theirs).abs().max() <= 18 * eps
+
+
+def test_state_in_fewer_bits_is_refused_by_name(ranks: list[dict[str, Any]]) -> None:
+    for each in ranks:
+        assert each["refused"].startswith("[optimizer] of the policy: some parameters are DTensors")
