@@ -1,5 +1,6 @@
 """What every test may count on: no state of its neighbours, any order, the CPU that was asked for, one thread of it."""
 
+import gc
 import os
 import random
 from pathlib import Path
@@ -8,6 +9,7 @@ import hypothesis
 import pretended_cpu
 import pytest
 import torch
+import torch._inductor.config
 
 from fxamp.backend.once import warn_once
 from fxamp.pipeline import dumps
@@ -34,12 +36,21 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Pretend the CPU here, and in the processes that tests start; both compute on one thread, as tensors are tiny.
+    """Pretend the CPU here, and in the processes that tests start; all compute on one thread, as tensors are tiny.
 
-    torch sets its loggers up on the first compile.
+    Three things that cost much of a run and decide nothing are left out. Inductor's pool of compiling processes imports
+    torch once more. Vector instructions double the time of the C++ compiler; the exhaustive tests compile with them.
+    Dynamo's measurement of its guards flushes the processor's cache, which takes longer than compiling a small graph.
     """
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    torch._inductor.config.compile_threads = 1
+    if config.getoption("markexpr") != "exhaustive":
+        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+        torch._inductor.config.cpp.vec_isa_ok = False
+    torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+    # torch sets its loggers up on the first compile.
     torch._logging._internal._init_logs()
     if config.getoption("cpu"):
         folder = str(Path(pretended_cpu.__file__).parent)
@@ -52,6 +63,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("shuffle") is not None:
         random.Random(config.getoption("shuffle")).shuffle(items)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of garbage collections: it stays for the whole session."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let the interpreter collect everything as it ends."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

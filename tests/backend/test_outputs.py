@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import each_once
 from like_autocast import assert_like_autocast, compile_with
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -31,9 +32,7 @@ OF_16_BITS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", OF_16_BITS)
+@each_once("name, dtype, lowering", OF_16_BITS, [torch.float16, torch.bfloat16], LOWERINGS)
 def test_a_result_is_never_narrower_than_autocasts(name: str, dtype: torch.dtype, lowering: str) -> None:
     x = leaf(4, 4).detach().to(dtype)
     with torch.autocast("cpu", torch.bfloat16):
@@ -154,14 +153,12 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("program", PROGRAMS)
+@each_once("program, lowering", PROGRAMS, LOWERINGS)
 def test_values_and_gradients(program: Callable[..., Any], lowering: str) -> None:
     assert_like_autocast(program, leaf(4, 4), leaf(4, 4), lowering=lowering)
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("program", PROGRAMS)
+@each_once("program, lowering", PROGRAMS, LOWERINGS)
 def test_what_shares_memory_under_autocast_shares_it_here(program: Callable[..., Any], lowering: str) -> None:
     x, w = leaf(4, 4), leaf(4, 4)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -174,9 +171,7 @@ def test_what_shares_memory_under_autocast_shares_it_here(program: Callable[...,
             assert (a.untyped_storage()._cdata == b.untyped_storage()._cdata) == shared, (i, k)
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("program", PROGRAMS)
+@each_once("program, lowering, scaled", PROGRAMS, LOWERINGS, [False, True])
 def test_one_tensor_under_autocast_is_one_here(program: Callable[..., Any], lowering: str, scaled: bool) -> None:
     x, w = leaf(4, 4), leaf(4, 4)
     with torch.autocast("cpu", torch.bfloat16):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import each_once
 from like_autocast import assert_like_autocast, compile_with, leaves, run
 from torch import nn
 from torch.nn import functional as F
@@ -144,8 +145,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("name", PROGRAMS)
+@each_once("name, lowering", PROGRAMS, LOWERINGS)
 def test_program(name: str, lowering: str) -> None:
     assert_like_autocast(PROGRAMS[name], leaf(4, 4), leaf(4, 4), lowering=lowering)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import each_once
 from scaled_runs import compile_scaled, scaler
 from torch import Tensor, nn
 
@@ -76,8 +77,7 @@ def run(loop: Loop, given: Any, compiled: Any = None) -> tuple[list[Tensor], lis
     return [p.detach() for p in net.parameters()], [results, scales]
 
 
-@pytest.mark.parametrize("loop", [plain, clipped, accumulated])
-@pytest.mark.parametrize("attached", [True, False])
+@each_once("attached, loop", [True, False], [plain, clipped, accumulated])
 def test_the_loop_trains_as_autocast_with_torchs_scaler_does(loop: Loop, attached: bool) -> None:
     wanted, told = run(loop, torch.amp.GradScaler("cpu", init_scale=2.0**8))
     given = scaler()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import each_once
 from scaled_runs import assert_same_gradients, named
 from torch import Tensor, nn
 from torch.amp import custom_bwd, custom_fwd
@@ -156,8 +157,7 @@ def assert_close(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         assert (got[name] - gradient).norm() <= 8 * EPS * gradient.norm(), name
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("which", ["ec", "ce", "ece", "cec", "ecec", "eee", "oco", "cco"])
+@each_once("which, lowering", ["ec", "ce", "ece", "cec", "ecec", "eee", "oco", "cco"], LOWERINGS)
 def test_a_chain_has_torchs_gradients_bit_for_bit(which: str, lowering: str) -> None:
     chain = Chain([Linear] * len(which))
     wanted = by_torch(chain)
@@ -165,9 +165,7 @@ def test_a_chain_has_torchs_gradients_bit_for_bit(which: str, lowering: str) -> 
     assert all(gradient.abs().max() < 2.0**-18 for gradient in wanted.values())
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("which", ["cec", "ece", "eee", "coc"])
-@pytest.mark.parametrize("kind", STAGES)
+@each_once("kind, which, lowering", STAGES, ["cec", "ece", "eee", "coc"], LOWERINGS)
 def test_every_kind_of_stage(kind: str, which: str, lowering: str) -> None:
     if kind == "in place" and lowering == "eager":
         which = which.replace("o", "e")
@@ -251,9 +249,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("which", ["ece", "cec"])
-@pytest.mark.parametrize("run", RUNS)
+@each_once("run, which, lowering", RUNS, ["ece", "cec"], LOWERINGS)
 def test_every_way_to_run_a_backward(run: Run, which: str, lowering: str) -> None:
     chain = Chain([Linear] * 3)
     assert_close(by_fxamp(chain, which, lowering, run), by_torch(chain, run))

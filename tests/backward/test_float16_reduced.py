@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, multiprocessing, nn
+from ranks import run_ranks
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -100,7 +101,7 @@ def work(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(work, (str(folder),), nprocs=RANKS)
+    run_ranks(work, (str(folder),), RANKS)
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import each_once
 from torch import Tensor, nn
 
 import fxamp
@@ -52,8 +53,7 @@ class Setting:
         return self.scaler.clip_grad_norm_(self.optimizer, 1e9).item()
 
 
-@pytest.mark.parametrize("lowering", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
-@pytest.mark.parametrize("skip", ["host", "device"])
+@each_once("skip, lowering", ["host", "device"], ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
 def test_the_backward_makes_the_norm_and_nothing_else_reads_the_gradients(
     skip: str, lowering: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,8 +92,7 @@ def one_is_missing(setting: Setting) -> None:
     setting.model.two.grad.zero_()
 
 
-@pytest.mark.parametrize("net", [Net, Broken])
-@pytest.mark.parametrize("event", [accumulated, changed, one_is_missing, None])
+@each_once("event, net", [accumulated, changed, one_is_missing, None], [Net, Broken])
 def test_where_the_backward_cannot_know_the_gradients_are_read(
     net: type[Net], event: Callable[[Setting], None] | None
 ) -> None:

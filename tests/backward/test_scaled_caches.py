@@ -6,17 +6,34 @@ import sys
 
 import cached_training
 import pytest
+from torch._dynamo.utils import counters
 
 UNSCALED = (False, False, False)
 SCALED = (True, False, True)
+SCALE = 2.0**20
 """A gradient of 2**-30 survives; one of 2**20 overflows either way, and the scaler sees it."""
 
 
+@pytest.fixture
+def token() -> float:
+    """A constant that no run before this one has compiled."""
+    return random.SystemRandom().random()
+
+
 @pytest.mark.inductor
-def test_with_without_and_with_again_in_one_process_and_the_next() -> None:
-    token, scale = random.SystemRandom().random(), 2.0**20  # no run before this one has compiled it
-    assert [cached_training.train(each, token) for each in (scale, None, scale)] == [SCALED, UNSCALED, SCALED]
-    command = [sys.executable, cached_training.__file__, str(token), "None", str(scale), "None"]
+def test_with_without_and_with_again(token: float) -> None:
+    assert [cached_training.train(each, token) for each in (SCALE, None)] == [SCALED, UNSCALED]
+    before = counters["inductor"]["fxgraph_cache_hit"]
+    assert cached_training.train(SCALE, token) == SCALED
+    # The third run must have met the first one's code, or it shows nothing.
+    assert counters["inductor"]["fxgraph_cache_hit"] > before
+
+
+@pytest.mark.exhaustive
+@pytest.mark.inductor
+def test_with_and_without_in_the_next_process(token: float) -> None:
+    assert [cached_training.train(each, token) for each in (SCALE, None)] == [SCALED, UNSCALED]
+    command = [sys.executable, cached_training.__file__, str(token), "None", str(SCALE), "None"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     *lines, hits = done.stdout.splitlines()

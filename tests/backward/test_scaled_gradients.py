@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import each_once, exhaustive
 from scaled_runs import assert_same_gradients, by_fxamp, by_torch, compile_scaled, leaf, named, scaler, total
 from torch import Tensor, nn
 from torch.amp import custom_bwd, custom_fwd
@@ -113,8 +114,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("program", PROGRAMS)
+@each_once("program, lowering", PROGRAMS, LOWERINGS)
 def test_program(program: Any, lowering: str) -> None:
     inputs = leaf(4, 4), leaf(4, 4, seed=1)
     assert_same_gradients(by_fxamp(program, inputs, lowering), by_torch(program, inputs))
@@ -147,7 +147,7 @@ def test_the_kernel_gives_the_same_bits(program: Any, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", exhaustive(CHECKS, always=["ops"]))
 def test_inductor_is_no_further_from_the_truth_than_eager_autocast(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inductor keeps float32 where eager rounds to float16: other roundings, as many at most."""
     with_check(check, monkeypatch)
@@ -163,7 +163,7 @@ def test_inductor_is_no_further_from_the_truth_than_eager_autocast(check: str, m
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", exhaustive(CHECKS, always=["ops"]))
 def test_inductor_flags_an_overflow(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with_check(check, monkeypatch)
     net, given = Net(), scaler()

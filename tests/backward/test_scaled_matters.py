@@ -101,15 +101,18 @@ class Boost(torch.autograd.Function):
         return gradient * boost.to(gradient.dtype), None
 
 
+OVERFLOWS = 200
+
+
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_a_thousand_overflows_change_nothing_on_a_skipped_step(kind: str) -> None:
-    """500 for each optimizer, at random steps and places; parameters and state must not move by a bit."""
+def test_hundreds_of_overflows_change_nothing_on_a_skipped_step(kind: str) -> None:
+    """At random steps and places; parameters and state must not move by a bit."""
     net, given, chance = Chain(), scaler(2.0**4, growth_interval=3, min_scale=1.0), random.Random(5)
     compiled = compile_scaled(net, given, "aot_eager")
     make = {"sgd": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9), "adamw": lambda p: torch.optim.AdamW(p, 0.01)}
     optimizer, overflows = make[kind](net.parameters()), 0
     x = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
-    while overflows < 500:
+    while overflows < OVERFLOWS:
         boosts = torch.ones(Chain.DEPTH)
         bad = chance.random() < 0.9
         if bad:
@@ -122,7 +125,7 @@ def test_a_thousand_overflows_change_nothing_on_a_skipped_step(kind: str) -> Non
         after = list(net.parameters()), optimizer.state_dict()["state"]
         assert same(before, after) is bad
         overflows += bad
-    assert given.skipped_steps == 500
+    assert given.skipped_steps == OVERFLOWS
     assert all(p.isfinite().all() for p in net.parameters())
 
 

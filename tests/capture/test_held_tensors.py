@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import each_once
 from like_autocast import compile_with
 from torch import Tensor, nn
 
@@ -87,9 +88,12 @@ def test_an_exported_program_keeps_its_state() -> None:
     assert all(torch.equal(value, before[name]) for name, value in exported.state_dict.items())
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
-@pytest.mark.parametrize("settings", [{"foreach": False}, {"foreach": True}, {"amsgrad": True}])
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+@each_once(
+    "kind, settings, lowering",
+    [torch.optim.Adam, torch.optim.AdamW],
+    [{"foreach": False}, {"foreach": True}, {"amsgrad": True}],
+    ["eager", "aot_eager"],
+)
 def test_a_compiled_step_is_the_eager_step(kind: Any, settings: dict[str, Any], lowering: str) -> None:
     def trained(step: Callable[[torch.optim.Optimizer], Callable[[], Any]]) -> tuple[Tensor, dict[str, Any]]:
         parameter = nn.Parameter(torch.ones(2))

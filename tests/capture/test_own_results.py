@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import each_once
 from like_autocast import assert_like_autocast
 from torch import Tensor
 from torch.nn import functional as F
@@ -67,9 +68,9 @@ def without_grad(call: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, 
     return program
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
-@pytest.mark.parametrize("program", [reads, writes_to_source, writes_to_result, without_grad])
-@pytest.mark.parametrize("name", CALLS)
+@each_once(
+    "name, program, lowering", CALLS, [reads, writes_to_source, writes_to_result, without_grad], ["eager", "aot_eager"]
+)
 def test_a_call_that_may_return_its_input(name: str, program: Callable[..., Any], lowering: str) -> None:
     if program is without_grad and name not in ("float", "type_as", "to dtype"):
         pytest.skip("a write to a tensor that still is its source is refused without grad mode, in eager mode too")

@@ -11,7 +11,7 @@ from model_runs import Baseline, Compiled, baseline, compiled
 from zoo import MODELS
 
 #: Models that run by default: attention, convolution, recurrence, a model with and one without biases.
-ALWAYS = ("gpt2", "bert", "llama", "mamba", "resnet", "vit")
+ALWAYS = ("bert", "llama", "mamba", "resnet")
 
 #: Warnings of other people's code, which the models meet whatever the backend.
 _FOREIGN_WARNINGS = (

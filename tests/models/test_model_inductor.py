@@ -4,7 +4,7 @@ import pytest
 from error_rule import excess, relative_errors, worse_parameters
 from model_runs import baseline, compiled
 
-pytestmark = pytest.mark.inductor
+pytestmark = [pytest.mark.inductor, pytest.mark.exhaustive]
 
 
 @pytest.mark.parametrize("name", ["vit"])

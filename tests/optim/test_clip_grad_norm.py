@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from every_optimizer import OPTIMIZERS, arguments_of_step
+from exhaustive import each_once
 from guarded_runs import INF, SCENARIOS, Scenario, Training, assert_agree, by_torch, on_device
 from torch import nn
 
@@ -19,9 +20,7 @@ SCALERS = {
 }
 
 
-@pytest.mark.parametrize("skip", SCALERS)
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "fused AdamW", "Adafactor"])
-@pytest.mark.parametrize("max_norm", [0.5, 1e9])
+@each_once("max_norm, name, skip", [0.5, 1e9], ["AdamW", "SGD", "fused AdamW", "Adafactor"], SCALERS)
 def test_it_clips_as_torch_does(skip: str, name: str, max_norm: float) -> None:
     scenario = Scenario(bad=(0, 3), max_norm=max_norm)
     ours, theirs = Training(OPTIMIZERS[name], SCALERS[skip]()), Training(OPTIMIZERS[name], by_torch())

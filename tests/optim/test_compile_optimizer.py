@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from every_optimizer import OPTIMIZERS, Make
+from exhaustive import each_once
 from guarded_runs import HostReads
 from torch import Tensor, nn
 from user_optimizers import Counting, Differencing, OnTheHost, Remembering
@@ -60,8 +61,7 @@ def assert_equal_within_rounding(ours: torch.optim.Optimizer, theirs: torch.opti
         assert (a.double() - c).abs().max() <= bound
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
-@pytest.mark.parametrize("name", MAKES)
+@each_once("name, clip_norm", MAKES, [None, 0.5])
 def test_every_optimizer_steps_as_it_does_eagerly(name: str, clip_norm: float | None) -> None:
     ours, theirs, wide = (
         train(MAKES[name], compiled, clip_norm, dtype)

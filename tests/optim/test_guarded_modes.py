@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from every_optimizer import OPTIMIZERS
+from exhaustive import each_once
 from guarded_runs import INF, HostReads, compilations_of
 from ranks import run_ranks
 from torch import Tensor, nn
@@ -52,8 +53,7 @@ def train(skip: str, name: str, max_norm: float | None) -> tuple[nn.Module, list
     return model, scales, scaler
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD"])
-@pytest.mark.parametrize("max_norm", [None, 0.1])
+@each_once("max_norm, name", [None, 0.1], ["AdamW", "SGD"])
 def test_behind_a_compiled_backward_it_does_as_the_host_would(name: str, max_norm: float | None) -> None:
     model, scales, scaler = train("device", name, max_norm)
     other, wanted, _ = train("host", name, max_norm)

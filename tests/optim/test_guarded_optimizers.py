@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from every_optimizer import ARGUMENTS, OPTIMIZERS, SPARSE_ONLY, Make, arguments_of_step
+from exhaustive import exhaustive
 from guarded_runs import (
     SCENARIOS,
     HostReads,
@@ -61,9 +62,10 @@ def test_the_table_holds_every_optimizer() -> None:
     assert {"SparseAdam"} == SPARSE_ONLY
 
 
-# Every scenario for every optimizer in its first form; for the others those that go through everything.
+# Every scenario for every optimizer in its first form; for the others those that go through everything. Every scenario
+# of one optimizer and one scenario of every optimizer run by default.
 RUNS = [
-    (name, scenario)
+    pytest.param(name, scenario, marks=[] if name == "AdamW" or scenario == "clipping" else pytest.mark.exhaustive)
     for name in TRACED
     for scenario in SCENARIOS
     if name in ARGUMENTS or scenario in ("skipped first", "clipping")
@@ -79,8 +81,11 @@ def test_it_agrees_with_torch(name: str, scenario: str) -> None:
     assert compilations(ours) == 1
 
 
+UNDER_INDUCTOR = ["AdamW", "SGD", "Adagrad", "foreach AdamW", "a user's own"]
+
+
 @pytest.mark.inductor
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "Adagrad", "foreach AdamW", "a user's own"])
+@pytest.mark.parametrize("name", exhaustive(UNDER_INDUCTOR, always=["AdamW", "a user's own"]))
 def test_it_agrees_with_torch_under_inductor(name: str) -> None:
     ours = trained(TRACED[name], "clipping", "inductor")
     assert_agree(ours, reference(TRACED[name], "clipping"), exact(TRACED[name], "clipping"))

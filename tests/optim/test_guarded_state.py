@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from every_optimizer import OPTIMIZERS
+from exhaustive import each_once
 from guarded_runs import SCENARIOS, Scenario, Training, assert_agree, by_torch, compilations, on_device
 from side_by_side import assert_same
 from torch import nn
@@ -29,8 +30,7 @@ def test_after_a_skipped_first_step_the_saved_state_is_as_if_it_had_not_been(nam
     assert_same(ours.optimizer.state_dict(), theirs.optimizer.state_dict())
 
 
-@pytest.mark.parametrize("name", STATEFUL)
-@pytest.mark.parametrize("steps", [1, 3])
+@each_once("steps, name", [1, 3], STATEFUL)
 def test_state_moves_to_an_ordinary_optimizer_and_back(name: str, steps: int) -> None:
     """A skipped first step, and if there are more, two that were taken."""
     scenario = Scenario(bad=(0,))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from every_optimizer import OPTIMIZERS
+from exhaustive import each_once
 from guarded_runs import SCENARIOS, Training, on_device
 from torch import Tensor, nn
 from torch._inductor import config as inductor_config
@@ -81,8 +82,9 @@ def test_generated_code_reads_every_gradient_in_one_kernel_and_keeps_nothing_in_
     assert all(not size.strip() or size.strip() == "1," for size in allocated), allocated
 
 
-@pytest.mark.parametrize("lowering", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "NAdam"])
+@each_once(
+    "name, lowering", ["AdamW", "SGD", "NAdam"], ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)]
+)
 def test_a_guarded_step_that_is_not_skipped_is_the_unguarded_one_bit_for_bit(name: str, lowering: str) -> None:
     results = []
     for guarded in (True, False):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from every_optimizer import OPTIMIZERS
+from exhaustive import each_once
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from user_optimizers import Counting
@@ -139,8 +140,7 @@ def test_inductor_keeps_the_same_bits() -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("skip", ["host", "device"])
+@each_once("skip, name", ["host", "device"], TABLES)
 def test_a_skipped_step_changes_no_bit(name: str, skip: str) -> None:
     optimizer = step(made(TABLES[name]), 0, 1)
     scaler = fxamp.GradScaler("cpu", skip=skip, step_lowering="aot_eager")

@@ -74,6 +74,7 @@ def test_every_float_becomes_a_tensor_and_no_value_changes(name: str) -> None:
         torch.testing.assert_close(a, b, rtol=4 * torch.finfo(torch.float32).eps, atol=atol)
 
 
+@pytest.mark.exhaustive  # the program is the same for all learning rates, whoever compiles it
 @pytest.mark.inductor
 def test_a_scheduler_moves_a_step_compiled_by_inductor() -> None:
     training = Training(FOREACH["AdamW, foreach"], on_device("inductor"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exhaustive import each_once
 from show_dumps import POLICY, Attention, Branches, Conv, Custom, Gpt, Mlp, dumped, rows
 
 from fxamp.errors import ListingError, OptionError, PolicyError
@@ -23,8 +24,7 @@ PROGRAMS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], torch.Tens
 }
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@each_once("name, dynamic", PROGRAMS, [False, True])
 def test_a_dump_gets_the_decisions_of_the_graph_itself(name: str, dynamic: bool, tmp_path: Path) -> None:
     model, example = PROGRAMS[name]
     for file, expected in dumped(model(), tmp_path, example(), dynamic=dynamic):
