@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from scaled_runs import compile_scaled, leaf, scaler
 from torch import Tensor, nn
 
@@ -68,7 +69,7 @@ def finish(given: fxamp.GradScaler, *optimizers: torch.optim.Optimizer) -> list[
     return skips
 
 
-@pytest.fixture(params=LOWERINGS)
+@pytest.fixture(params=exhaustive(LOWERINGS, always=["aot_eager"]))
 def lowering(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
 

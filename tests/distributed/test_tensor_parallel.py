@@ -1,13 +1,13 @@
-"""Tensor-parallel programs in one and in two processes: eager autocast on the same DTensors, bit for bit."""
+"""Tensor-parallel programs in two processes, and in one: eager autocast on the same DTensors, bit for bit."""
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from parallel_programs import PROGRAMS
 from parallel_runs import Values, by_autocast, by_fxamp, on_ranks, whole
 from torch.distributed.device_mesh import DeviceMesh
 
 LOWERINGS = ("eager", "aot_eager")
-RANKS = (1, 2)
 
 Runs = dict[str, Values]
 
@@ -22,7 +22,7 @@ def work(mesh: DeviceMesh) -> Runs:
     return runs
 
 
-@pytest.fixture(scope="module", params=RANKS, ids=lambda ranks: f"{ranks} ranks")
+@pytest.fixture(scope="module", params=exhaustive([1, 2], always=[2]), ids=lambda ranks: f"{ranks} ranks")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Runs]:
     return on_ranks(work, request.param, tmp_path_factory.mktemp("ranks"))
 

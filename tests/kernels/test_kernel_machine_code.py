@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import each_once
 from machine_code import TARGETS, MachineCode, amd, compiled, nvidia
 
 from fxamp.kernels.launch import OPTIONS
@@ -37,8 +38,7 @@ def kernel_for(target: Any, source: torch.dtype, dtype: torch.dtype | None, alig
     return make_plan((Gradient(1, source, dtype, aligned, True),), asked, target.warp_size).groups[0].kernel
 
 
-@pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@each_once("pair, name", PAIRS, TARGETS)
 def test_16_bytes_at_a_time_and_no_spills(
     pair: tuple[torch.dtype, torch.dtype | None], name: str, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Random programs run through fxamp as they do under eager autocast, bit for bit."""
 
 import pytest
+from exhaustive import exhaustive
 from programs.search import search
 from programs.statements import STATEMENTS
 
@@ -9,7 +10,7 @@ SWITCHED_OFF: frozenset[str] = frozenset()
 SOUND = tuple(name for name in STATEMENTS if name not in SWITCHED_OFF)
 
 
-@pytest.mark.parametrize("start", range(100, 148, 12))
+@pytest.mark.parametrize("start", exhaustive(range(100, 148, 12), always=[100]))
 def test_random_programs_run_as_under_autocast(start: int) -> None:
     tally = search(range(start, start + 12), SOUND)
     assert not tally.failures, "\n".join(tally.failures)

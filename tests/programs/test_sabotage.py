@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from programs.search import Shrink, search
 from torch._dynamo.backends import common
 
@@ -58,7 +59,7 @@ def skip_a_region(patch: pytest.MonkeyPatch) -> None:
 SABOTAGES = (remove_a_cast, share_a_cast, scale_a_gradient, skip_a_region)
 
 
-@pytest.mark.parametrize("sabotage", SABOTAGES)
+@pytest.mark.parametrize("sabotage", exhaustive(SABOTAGES, always=[remove_a_cast]))
 def test_sabotage_is_found(sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     sabotage(monkeypatch)
     assert any(search([number], shrink=Shrink.NO).failures for number in range(100, 148))
