@@ -9,7 +9,7 @@ import torch
 import fxamp
 from fxamp.backend import choose
 from fxamp.backend.options import Options
-from fxamp.targets import DEVICES
+from fxamp.devices import DEVICES
 from fxamp.tools.common.unlogged import unlogged
 
 #: The commands, each with the question that it answers.

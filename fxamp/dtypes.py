@@ -1,16 +1,24 @@
-"""torch's dtypes for the names in :mod:`fxamp.targets`."""
+"""The dtypes that policies cast to, by name. The only definition of each; imports no torch.
 
-import torch
+A new 16-bit dtype needs a name here, built-in policies, and then
 
-from fxamp.targets import DTYPES, NO_FLOAT64, SCALED_DTYPES
+    its arithmetic in kernels      fxamp/kernels/source.py, fxamp/kernels/step_ops.py, fxamp/kernels/step_source.py
+    a plan for its gradients       fxamp/kernels/plan.py
+    its short name in listings     fxamp/graph/printing.py, fxamp/listing/model.py
+    conditions on its name         fxamp/policy/model/conditions.py
 
-NARROW: dict[torch.dtype, str] = {getattr(torch, name): name for name in DTYPES}
-"""The 16-bit dtypes that a policy can cast to, by their names in policies."""
+8-bit dtypes are not targets of casts. Each of their uses has its own list:
 
-HALVES = frozenset({*(getattr(torch, name) for name in SCALED_DTYPES), torch.complex32})
-"""Dtypes of a range so small that gradients in them are scaled outside compiled graphs."""
+    products in fp8                fxamp/policy/model/recipe.py; their arithmetic is in fxamp/kernels/scaled_linear.py
+    values kept for the backward   fxamp/policy/model/keep.py; their arithmetic is in passes/shared/packing.py
+    an optimizer's state           fxamp/policy/model/optimizer_precision.py, fxamp/optim/packed.py; its arithmetic is
+                                   in fxamp/kernels/codes.py
 
+``fxamp/torch_dtypes.py`` has torch's dtype for each name.
+"""
 
-def widest_float(device: torch.device) -> torch.dtype:
-    """Return the widest floating-point dtype that ``device`` supports: float64, or else float32."""
-    return torch.float32 if device.type in NO_FLOAT64 else torch.float64
+DTYPES = ("float16", "bfloat16")
+"""The values of a policy's ``lower_precision_fp``."""
+
+SCALED_DTYPES = frozenset({"float16"})
+"""Those of :data:`DTYPES` whose range is so small that gradients underflow unless the loss is scaled."""

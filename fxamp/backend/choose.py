@@ -9,10 +9,10 @@ import torch
 from fxamp.backend.machine import resolve_here
 from fxamp.backend.once import warn_once
 from fxamp.backend.options import Options
-from fxamp.dtypes import NARROW
+from fxamp.devices import KINDS
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
-from fxamp.targets import KINDS
+from fxamp.torch_dtypes import NARROW
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def native_bfloat16(device: str) -> bool:
     """Whether the device has native bfloat16 arithmetic.
 
     CUDA from capability 8.0, ROCm as PyTorch reports it, CPUs with avx512_bf16 or amx_bf16 (x86) or bf16 (Arm). For
-    other devices :data:`fxamp.targets.KINDS` decides; a device that it does not list has none.
+    other devices :data:`fxamp.devices.KINDS` decides; a device that it does not list has none.
     """
     if device == "cpu":
         return _cpu_bfloat16()

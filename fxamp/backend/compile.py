@@ -24,7 +24,6 @@ from fxamp.backend.unscaled import warn_unscaled
 from fxamp.backend.unused_results import may_be_unused
 from fxamp.capture import NARROW_OUTPUTS, Captured, capture
 from fxamp.capture.autocast_state import ambient_autocast
-from fxamp.dtypes import NARROW
 from fxamp.errors import BannedOpError, OptionError, PolicyError
 from fxamp.graph import graph_output
 from fxamp.observe import CompileStage, observed
@@ -36,6 +35,7 @@ from fxamp.pipeline.kept import kept_bytes
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.pipeline.record import record_graph, untouched
 from fxamp.policy import Policy
+from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import raised_through_dynamo, without_saved_tensors_hooks
 
 log = logging.getLogger(__name__)

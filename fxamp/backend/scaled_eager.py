@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxamp.dtypes import HALVES
 from fxamp.errors import OptionError
 from fxamp.graph import AliasSets, inner_tensors
 from fxamp.scaler import GradScaler
 from fxamp.scaler.borders import crossed, product, reciprocal
+from fxamp.torch_dtypes import HALVES
 from fxamp.torch_private import is_leaf
 
 

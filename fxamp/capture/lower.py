@@ -25,6 +25,7 @@ from fxamp.capture.conversions import conversion
 from fxamp.capture.fakes import fake_like
 from fxamp.capture.held_tensors import HeldTensors
 from fxamp.capture.own_results import tracing_mode
+from fxamp.devices import DEVICES
 from fxamp.errors import CaptureError
 from fxamp.graph import (
     ENTER_AUTOCAST,
@@ -35,7 +36,6 @@ from fxamp.graph import (
     nesting_change,
     register,
 )
-from fxamp.targets import DEVICES
 
 #: Key of ``node.meta`` of a node that was kept verbatim: the reason.
 VERBATIM = "fxamp_verbatim"

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fxamp.dtypes import NARROW
 from fxamp.kernels import reference
 from fxamp.kernels.request import UnscaleRequest
+from fxamp.torch_dtypes import NARROW
 
 
 def perform(work: UnscaleRequest) -> None:

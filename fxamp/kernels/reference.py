@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxamp.dtypes import widest_float
 from fxamp.kernels.request import UnscaleRequest
+from fxamp.torch_dtypes import widest_float
 
 
 def perform(work: UnscaleRequest, positions: Sequence[int] | None = None) -> None:

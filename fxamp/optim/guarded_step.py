@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxamp.devices import NO_FLOAT64
 from fxamp.optim.borrow import (
     MakesStateError,
     RefusedError,
@@ -27,7 +28,6 @@ from fxamp.optim.signs import never_negative
 from fxamp.optim.state_dicts import plain_entry
 from fxamp.optim.trace import Traced, fakes_of, flat_fakes, trace_step, wide_fakes
 from fxamp.passes.step.lift_scalars import liftable, unliftable_inputs
-from fxamp.targets import NO_FLOAT64
 from fxamp.torch_private import note_step, step_post_hooks, step_pre_hooks
 
 log = logging.getLogger(__name__)

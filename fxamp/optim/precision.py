@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fxamp.dtypes import NARROW
 from fxamp.errors import OptionError, nearest
 from fxamp.kernels.codes import MULTIPLIERS
 from fxamp.optim.layout import Layout
@@ -19,6 +18,7 @@ from fxamp.optim.signs import is_negative_somewhere
 from fxamp.passes.step.pack_state import COMPENSATION, PackState
 from fxamp.policy import OptimizerPrecision
 from fxamp.policy.model.optimizer_precision import OTHERS
+from fxamp.torch_dtypes import NARROW
 
 log = logging.getLogger(__name__)
 

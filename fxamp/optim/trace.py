@@ -23,7 +23,6 @@ from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from fxamp.dtypes import NARROW
 from fxamp.kernels.codes import BLOCK, SCALES
 from fxamp.optim.borrow import RefusedError, run_borrowed
 from fxamp.optim.counters import widened
@@ -31,6 +30,7 @@ from fxamp.optim.layout import Layout, with_values
 from fxamp.passes.step.fold_unscale import GRADIENT
 from fxamp.passes.step.lift_scalars import NUMBERS
 from fxamp.passes.step.pack_state import ROLE
+from fxamp.torch_dtypes import NARROW
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.dtypes import widest_float
+from fxamp.torch_dtypes import widest_float
 from fxamp.torch_private import Node, compiled_by_aot, function_of, graph_metadata
 
 #: Attribute of AOTAutograd's metadata of a graph: a weak reference to the scaler that scales its backward.

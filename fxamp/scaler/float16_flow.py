@@ -22,7 +22,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fxamp.dtypes import HALVES
 from fxamp.errors import UnscaledError
 from fxamp.scaler.borders import (
     Border,
@@ -35,6 +34,7 @@ from fxamp.scaler.borders import (
     reciprocal,
 )
 from fxamp.scaler.nested import REMEDY, refuse_nested, refuse_reentrant
+from fxamp.torch_dtypes import HALVES
 from fxamp.torch_private import Node, autocast_dtype_of, gradient_dtypes, is_leaf
 
 Gradients = tuple[Tensor | None, ...]

@@ -3,8 +3,8 @@
 from os import PathLike
 from typing import Any
 
+from fxamp.dtypes import SCALED_DTYPES
 from fxamp.policy import Policy
-from fxamp.targets import SCALED_DTYPES
 
 
 def scaler_settings(policy: "Policy | str | PathLike[str]", device: str | None) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
-from fxamp.dtypes import HALVES
 from fxamp.errors import UnscaledError
+from fxamp.torch_dtypes import HALVES
 from fxamp.torch_private import Node, function_of, running_backward
 
 REMEDY = "Or leave 'scaler' out of the options: the scaler then works as torch.amp.GradScaler does"

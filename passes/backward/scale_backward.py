@@ -31,11 +31,11 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.dtypes import HALVES
 from fxamp.graph import GraphWriter, graph_output
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.shared.unscale_writer import UnscaleWriter
 from fxamp.passes.shared.widening import erase_unused
+from fxamp.torch_dtypes import HALVES
 
 #: Key of the output node's ``meta``: the positions of the outputs that have flags, in the flags' order.
 FLAGGED = "fxamp_flagged"

@@ -11,9 +11,9 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fxamp.dtypes import NARROW
 from fxamp.graph import INSERTED, GraphWriter, arguments, base_name, set_argument, tensor_value
 from fxamp.passes.base import CastContext, Pass, Result, all_graphs
+from fxamp.torch_dtypes import NARROW
 
 #: Ops that convert a constant to the dtype they run in and raise if it does not fit, with the constants' arguments.
 _CONSTANTS: dict[str, tuple[str, ...]] = {

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from fxamp.dtypes import NARROW
 from fxamp.graph import AliasSets, tensor_value
 from fxamp.passes.base import CastContext, Pass, Result, all_graphs
 from fxamp.passes.shared.decision import inserted_for
+from fxamp.torch_dtypes import NARROW
 
 #: Pairs of dtypes: every value of the first dtype is a value of the second.
 _LOSSLESS = {

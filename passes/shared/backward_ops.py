@@ -3,12 +3,12 @@
 import torch
 from torch.fx import Node
 
-from fxamp.dtypes import NARROW
 from fxamp.graph import argument, arguments, base_name, set_argument, tensor_value
 from fxamp.passes.base import CastContext
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.kernel_table import HAS_HALF_KERNEL_FOR_SOME_SIZES, LACKS_HALF_KERNEL, LACKS_HALF_KERNEL_ON_CPU
 from fxamp.policy import Rule
+from fxamp.torch_dtypes import NARROW
 
 #: Arguments that kernels need in float32 together with 16-bit inputs.
 _FLOAT32 = frozenset({"logsumexp"})

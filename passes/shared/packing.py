@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fxamp.dtypes import NARROW
 from fxamp.graph import GraphWriter, is_wrapper
 from fxamp.policy import Rule
 from fxamp.policy.model.keep import EIGHT_BITS, Keep
+from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import hint
 
 aten = torch.ops.aten

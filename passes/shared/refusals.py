@@ -13,7 +13,6 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
-from fxamp.dtypes import NARROW
 from fxamp.graph import base_name, floating_inputs, op_name, tensor_value, writes
 from fxamp.passes.shared.kernel_table import (
     HAS_HALF_KERNEL_FOR_SOME_SIZES,
@@ -23,6 +22,7 @@ from fxamp.passes.shared.kernel_table import (
     TAKES_FLOAT32_PARAMETERS,
     UNPROMOTED_POINTWISE,
 )
+from fxamp.torch_dtypes import NARROW
 
 
 def refusal(node: Node, captured: Mapping[Node, Any]) -> str | None:

@@ -7,9 +7,9 @@ import torch
 from torch.fx import Graph, Node
 
 import fxamp.kernels  # noqa: F401  registers fxamp::check_unscale
-from fxamp.dtypes import HALVES, widest_float
 from fxamp.graph import GraphWriter
 from fxamp.passes.shared.widening import before_widening
+from fxamp.torch_dtypes import HALVES, widest_float
 
 aten = torch.ops.aten
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fxamp.dtypes import NARROW
+from fxamp.torch_dtypes import NARROW
 
 aten = torch.ops.aten
 

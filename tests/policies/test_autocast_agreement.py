@@ -17,9 +17,9 @@ from oracle.rewritten import rewritten
 from oracle.samples import SAMPLES, Variant, samples
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fxamp.devices import DEVICES
 from fxamp.errors import BannedOpError, CaptureError
 from fxamp.policy import Category, Policy
-from fxamp.targets import DEVICES
 
 # Some ops are deprecated and say so; fake kernels log what they refuse.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quiet_fake_kernels")]

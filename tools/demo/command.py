@@ -14,11 +14,11 @@ from typing import Any, TextIO
 
 import torch
 
+from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import OptionError
 from fxamp.lowerings import LOWERINGS
 from fxamp.policy import Policy
 from fxamp.scaler import GradScaler
-from fxamp.targets import SCALED_DTYPES
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
 from fxamp.tools.common.line_chart import Curve, line_chart, smooth
 from fxamp.tools.demo.model import Size

@@ -7,10 +7,10 @@ from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 
 import fxamp
+from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import FxampError, ListingError
 from fxamp.policy import LossScale, Policy
 from fxamp.scaler import GradScaler
-from fxamp.targets import SCALED_DTYPES
 from fxamp.tools.common.quiet import one_line
 from fxamp.tools.diff.measured import Measured, moved, run
 from fxamp.tools.inputs.model_file import Program

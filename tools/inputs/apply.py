@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fxamp.devices import DEVICES
 from fxamp.errors import ListingError, OptionError, nearest
 from fxamp.listing import Listing
 from fxamp.policy import Policy
-from fxamp.targets import DEVICES
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from fxamp.targets import DEVICES
+from fxamp.devices import DEVICES
 from fxamp.tools.inputs import trusted
 
 _CONSTANTS: Mapping[str, Any] = {

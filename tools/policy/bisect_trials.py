@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import FxampError, ListingError
 from fxamp.policy import LossScale, Policy
 from fxamp.scaler import GradScaler
-from fxamp.targets import SCALED_DTYPES
 from fxamp.tools.common.quiet import quiet
 from fxamp.tools.common.unlogged import unlogged
 from fxamp.tools.policy.batches import Batch, Workload, failed

@@ -5,9 +5,9 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Collection, Iterator, Sequence
 from math import frexp, isfinite
 
+from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import OptionError
 from fxamp.policy import Category, LossScale, Policy, Rule
-from fxamp.targets import SCALED_DTYPES
 from fxamp.tools.common.command_line import Parser, guarded, positive
 from fxamp.tools.common.output import write_text
 from fxamp.tools.policy.batches import Workload, load_work

@@ -4,9 +4,9 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 
+from fxamp.devices import DEVICES
 from fxamp.policy import Policy
 from fxamp.policy.file.builtin import built_in_names, find, variant_names
-from fxamp.targets import DEVICES
 from fxamp.tools.common.command_line import Parser, guarded, one_of
 from fxamp.tools.common.table import Column, render
 from fxamp.tools.common.terminal import look_of

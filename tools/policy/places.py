@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 
 from fxamp.backend.compile import apply_policy
 from fxamp.capture import Captured, capture
-from fxamp.dtypes import NARROW
 from fxamp.graph import module_path, op_name, tensor_value
 from fxamp.passes.base import CastContext, all_graphs
 from fxamp.passes.forward.expand_composites import ExpandComposites
@@ -20,6 +19,7 @@ from fxamp.passes.shared.decision import decision, inserted_for
 from fxamp.passes.shared.sites import computes, site_of
 from fxamp.policy import Category, Policy, Recipe
 from fxamp.tools.policy.operands import Operand, operands
+from fxamp.torch_dtypes import NARROW
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
+from fxamp.dtypes import SCALED_DTYPES
 from fxamp.policy.diff.op_changes import OpChange, op_changes
 from fxamp.policy.diff.rule_changes import RuleChange, rule_changes
 from fxamp.policy.model.comparisons import parse
@@ -11,7 +12,6 @@ from fxamp.policy.model.loss_scale import LossScale
 from fxamp.policy.model.optimizer_precision import OptimizerPrecision
 from fxamp.policy.model.settings import UNLISTED_ID
 from fxamp.policy.policy import Policy
-from fxamp.targets import SCALED_DTYPES
 
 SETTINGS = ("device", "capability", "cpu_features", "torch", "lower_precision_fp", "unlisted", "outputs")
 """The settings that are compared; loss scaling comes on top."""

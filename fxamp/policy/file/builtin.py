@@ -6,8 +6,9 @@ from importlib.resources import files
 from os import PathLike, fspath
 from pathlib import Path
 
+from fxamp.devices import DEVICES
+from fxamp.dtypes import DTYPES
 from fxamp.errors import PolicyError, nearest
-from fxamp.targets import DEVICES, DTYPES
 
 
 @cache

@@ -1,8 +1,9 @@
 """The settings of a policy that accept a fixed set of words."""
 
+from fxamp.devices import DEVICES
+from fxamp.dtypes import DTYPES
 from fxamp.errors import nearest
 from fxamp.policy.model.recipe import unsupported
-from fxamp.targets import DEVICES, DTYPES
 
 OUTPUTS = ("captured", "keep")
 UNLISTED = ("follow", "fp32", "lower_precision_fp", "promote")

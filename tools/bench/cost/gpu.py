@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._dynamo import device_interface
 from triton.backends.compiler import GPUTarget
 
-from fxamp.dtypes import NARROW
+from fxamp.torch_dtypes import NARROW
 
 aten = torch.ops.aten
 

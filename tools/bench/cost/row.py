@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fxamp.targets import DTYPES
+from fxamp.dtypes import DTYPES
 from fxamp.tools.bench.cost.count import PRODUCTS, Count
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxamp.dtypes import NARROW
 from fxamp.tools.bench.optimizers.scenario import Scenario
 from fxamp.tools.bench.optimizers.training import Training
+from fxamp.torch_dtypes import NARROW
 
 
 class Float64(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxamp.dtypes import NARROW
+from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import running_backward
 
 

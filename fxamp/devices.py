@@ -1,7 +1,6 @@
-"""The devices, and the dtypes that policies cast to, by name. The only definition of each; imports no torch.
+"""The device types that policies are for. The only definition of each; imports no torch.
 
-A new device needs an entry here and built-in policies. A new dtype needs a name here, policies, and its arithmetic in
-fxamp/kernels/source.py.
+A new device needs an entry here and built-in policies.
 """
 
 from dataclasses import dataclass
@@ -33,9 +32,3 @@ DEVICES = tuple(KINDS)
 
 NO_FLOAT64 = frozenset(name for name, kind in KINDS.items() if not kind.float64)
 """Devices without float64."""
-
-DTYPES = ("float16", "bfloat16")
-"""The values of a policy's ``lower_precision_fp``."""
-
-SCALED_DTYPES = frozenset({"float16"})
-"""Those of :data:`DTYPES` whose range is so small that gradients underflow unless the loss is scaled."""
