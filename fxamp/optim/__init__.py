@@ -12,9 +12,10 @@ The modules, in order of use:
     shards           of DTensors, the parts that this rank steps, and sums that need the other ranks
     complete         turn the numbers in the state that the step changes into tensors
     slices, kinds    group the parameters that one pointwise program can step, whatever their shapes
+    share            find the kinds whose programs are one, but for the numbers that it is given
     borrow, trace    run the optimizer's own Python code on fake tensors, and record the ops
     lower            rewrite with the passes of :func:`fxamp.passes.sequences.step`, then compile
-    kind_step        the same for one kind: a generated kernel, or Inductor's code for one flat parameter
+    kind_step        the same for kinds that share one: a generated kernel, or Inductor's code for one flat parameter
     guarded_step     cache, select and run compiled steps; registry: one cache for each optimizer
     signs            find the states that never become negative
     packed           tensors in fewer bits; precision: which of them a policy's ``[optimizer]`` asks for

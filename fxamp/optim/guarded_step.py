@@ -19,11 +19,12 @@ from fxamp.optim.borrow import (
     wrapped_optimizer,
 )
 from fxamp.optim.complete import complete_state
-from fxamp.optim.kind_step import KindStep, lower_kind
+from fxamp.optim.kind_step import KindStep, lower_kinds
 from fxamp.optim.kinds import Kind, Split, split
 from fxamp.optim.layout import Layout, gradients_of, quick_key, read_layout, settings_of
 from fxamp.optim.lower import StepOptions, WholeStep, decompositions, lower_step, must_lift
 from fxamp.optim.precision import pass_for, precision_of, require_names, require_whole, store
+from fxamp.optim.share import Share, shared
 from fxamp.optim.signs import never_negative
 from fxamp.optim.state_dicts import plain_entry
 from fxamp.optim.trace import Traced, fakes_of, flat_fakes, trace_step, wide_fakes
@@ -42,7 +43,7 @@ Part = WholeStep | KindStep
 
 @dataclass(frozen=True, eq=False)
 class CompiledParts:
-    """A layout's compiled step: one part for each kind, and one for the parameters that belong to none."""
+    """A layout's compiled step: one part for kinds that share a program, and one for parameters that have no kind."""
 
     parts: tuple[Part, ...]
 
@@ -179,7 +180,7 @@ class GuardedStep:
             raise
 
     def _bind(self, optimizer: torch.optim.Optimizer, compiled: CompiledParts, layout: Layout) -> "BoundStep":
-        return BoundStep(optimizer, compiled, layout.tensors(), layout.floats())
+        return BoundStep(optimizer, compiled, layout)
 
     def _find(self, key: Hashable, layout: Layout) -> CompiledParts | None:
         floats = layout.floats()
@@ -206,14 +207,20 @@ class GuardedStep:
         return compiled
 
     def _parts(self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> Iterator[Part]:
-        """Yield the step of each kind, then one step for the parameters that belong to none."""
-        places = layout.places()
+        """Yield the step of the kinds that share a program, then one step for the parameters that belong to none."""
         found = self._split(optimizer, layout, options)
+        kinds = []
         for kind in found.kinds:
             try:
-                step = self._kind(optimizer, layout, kind, options, places)
+                kinds.append(self._alone(optimizer, layout, kind, options))
             except RefusedError as refused:
                 for at in kind.members:
+                    found.exclude(at, str(refused))
+        for shares in shared(kinds, layout):
+            try:
+                step = self._together(optimizer, layout, shares, options)
+            except RefusedError as refused:
+                for at in (at for share in shares for at in share.kind.members):
                     found.exclude(at, str(refused))
             else:
                 yield step
@@ -235,20 +242,19 @@ class GuardedStep:
             traced = self._trace(optimizer, own, options)
             yield WholeStep(lower_step(traced, options), tuple(index[id(tensor)] for tensor in own.tensors()))
 
-    def _kind(
-        self,
-        optimizer: torch.optim.Optimizer,
-        layout: Layout,
-        kind: Kind,
-        options: StepOptions,
-        places: Sequence[Sequence[int]],
-    ) -> KindStep:
+    def _alone(self, optimizer: torch.optim.Optimizer, layout: Layout, kind: Kind, options: StepOptions) -> Share:
         precision, first = precision_of(optimizer), kind.members[0]
         packed = None if precision is None else pass_for(layout, first, precision.asked)
         fakes = wide_fakes if packed is not None else flat_fakes
-        traced = self._trace(optimizer, layout.only((first,)), options, fakes)
-        step = lower_kind(traced, options, [places[at] for at in kind.members], kind.members, precision, packed)
-        step.require_inputs([layout.tensors()[place] for place in places[first]])
+        return Share(kind, self._trace(optimizer, layout.only((first,)), options, fakes), packed)
+
+    def _together(
+        self, optimizer: torch.optim.Optimizer, layout: Layout, shares: Sequence[Share], options: StepOptions
+    ) -> KindStep:
+        places, tensors = layout.places(), layout.tensors()
+        step = lower_kinds(shares, options, places, precision_of(optimizer))
+        for share in shares:
+            step.require_inputs([tensors[place] for place in places[share.kind.members[0]]])
         return step
 
     def _store(self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> bool:
@@ -327,10 +333,10 @@ class GuardedStep:
 class BoundStep:
     """A compiled step with the tensors and settings that it runs on."""
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, run: CompiledParts, tensors: Sequence[Tensor], floats: list[float]
-    ) -> None:
-        self._optimizer, self._run, self._tensors, self._floats = optimizer, run, tensors, floats
+    def __init__(self, optimizer: torch.optim.Optimizer, run: CompiledParts, layout: Layout) -> None:
+        self._optimizer, self._run = optimizer, run
+        self._tensors, self._floats = layout.tensors(), layout.floats()
+        self._written = layout.with_gradients()
 
     def __call__(self, found_inf: Tensor | None, factors: Factors) -> None:
         """Step unless ``found_inf`` (0-dim float32 on the parameters' device) is nonzero; calls the step's hooks.
@@ -350,6 +356,8 @@ class BoundStep:
                     f"a pre-hook passed arguments to the step, but a compiled step takes none: {result!r}"
                 )
         self._run(self._tensors, self._floats, [*factors.given(), *([] if found_inf is None else [found_inf])])
+        # Generated code writes through addresses. Tell autograd, which refuses a backward through changed weights.
+        torch.autograd.graph.increment_version(self._written)
         for post in step_post_hooks(optimizer):
             post(optimizer, (), {})
         note_step(optimizer)

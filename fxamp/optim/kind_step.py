@@ -1,4 +1,4 @@
-"""The step of one kind of parameters: one program, traced once, for all of them.
+"""The step of one kind of parameters, or of several that share a program, traced once for each kind.
 
 On a GPU the program is a generated Triton kernel, launched once for all parameters. On a CPU Inductor compiles it for
 flat tensors of any size, and it is called for each parameter. With the lowering "aot_eager" its graph runs op by op for
@@ -26,44 +26,50 @@ from fxamp.optim.kinds import same_order
 from fxamp.optim.lower import Numbers, StepOptions, by_inductor, decompositions, generates, must_lift, step_passes
 from fxamp.optim.packed import in_memory_order
 from fxamp.optim.precision import Precision, keys, parts_of
+from fxamp.optim.share import Share
 from fxamp.optim.trace import Traced, of_any_size, serves_size
 from fxamp.passes.base import Context
 from fxamp.passes.step.fold_unscale import COEFFICIENT, INVERSE
 from fxamp.passes.step.guard_updates import FLAG
 from fxamp.passes.step.lift_scalars import NUMBERS
-from fxamp.passes.step.pack_state import NOISE, ROLE, PackState
+from fxamp.passes.step.pack_state import NOISE, ROLE
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import stages_by_environment
 from fxamp.pipeline.list_graph import list_graph
 
 SHARED = (INVERSE, COEFFICIENT, FLAG)
 
-Run = Callable[[list[list[Tensor]], list[Any], Sequence[Tensor]], None]
+Run = Callable[[list[list[Tensor]], list[list[Any]], Sequence[Tensor]], None]
 
 
 @dataclass(frozen=True, eq=False)
 class KindStep:
-    """The compiled step of one kind.
+    """The compiled step of the kinds that share a program.
 
     Attributes:
-        traced: the trace for one flat parameter.
-        run: takes each member's tensors, the numbers, and the factors and the flag.
-        places: the indices of each member's tensors among the layout's tensors.
-        numbers: the lifted floats on the device; None if floats are passed as Python numbers.
+        shares: the kinds; the program is the first one's.
+        run: takes each member's tensors, each member's numbers, and the factors and the flag.
+        places: for each kind, the indices of each member's tensors among the layout's tensors.
+        numbers: for each kind, its lifted floats on the device; none if floats are passed as Python numbers.
         source: the generated source code; None for "aot_eager".
         noise: the keys of random bits; None if nothing is rounded by chance.
     """
 
-    traced: Traced
+    shares: tuple[Share, ...]
     run: Run
-    places: tuple[tuple[int, ...], ...]
-    numbers: Numbers | None
+    places: tuple[tuple[tuple[int, ...], ...], ...]
+    numbers: "tuple[Numbers, ...]"
     source: str | None
     noise: "Noise | None" = None
 
+    @property
+    def traced(self) -> Traced:
+        """The trace, for one flat parameter, that the program was made of."""
+        return self.shares[0].traced
+
     def serves(self, floats: Sequence[float]) -> bool:
         """Whether the program is valid for these settings."""
-        return self.traced.serves(floats)
+        return all(share.serves(floats) for share in self.shares)
 
     def require_inputs(self, tensors: Sequence[Tensor]) -> None:
         """Raise AssertionError unless the program reads a parameter's tensors in the dtypes that they have."""
@@ -71,12 +77,17 @@ class KindStep:
         values = [node.meta["val"] for node in self.traced.module.graph.find_nodes(op="placeholder")[: len(given)]]
         assert given == [value.dtype for value in values], "a step's program reads other dtypes than it is given"
 
+    def given(self, floats: Sequence[float]) -> list[list[Any]]:
+        """Return the numbers that the program reads for each kind, as it takes them."""
+        lists = [self.traced.inputs(share.given(floats)) for share in self.shares]
+        return [[each.on_device(own)] for each, own in zip(self.numbers, lists, strict=True)] if self.numbers else lists
+
     @torch.no_grad()
     def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
-        given: list[Any] = self.traced.inputs(floats)
-        if self.numbers is not None:
-            given = [self.numbers.on_device(given)]
-        rows = [list(parts_of(_aligned([tensors[place] for place in places]))) for places in self.places]
+        numbers = zip(self.given(floats), self.places, strict=True)
+        given = [own for own, members in numbers for _ in members]
+        members = [places for kind in self.places for places in kind]
+        rows = [list(parts_of(_aligned([tensors[place] for place in places]))) for places in members]
         if self.noise is not None:
             rows = [[*row, key] for row, key in zip(rows, self.noise.drawn(), strict=True)]
         elements = None if self.source is None else sum(row[0].numel() for row in rows)
@@ -106,35 +117,38 @@ class Noise:
         return self._kept.unbind()
 
 
-def lower_kind(
-    traced: Traced,
+def lower_kinds(
+    shares: Sequence[Share],
     options: StepOptions,
     places: Sequence[Sequence[int]],
-    members: Sequence[int],
     precision: Precision | None = None,
-    packed: PackState | None = None,
 ) -> KindStep:
-    """Rewrite the graph and make it run. ``precision``, ``packed``: what is asked, and the pass that does it.
+    """Rewrite the graph of the first kind and make it run for all of them.
+
+    ``places``: for each parameter, the indices of its tensors; ``precision``: what is asked.
 
     Raises:
         RefusedError: an op is not pointwise, or no kernel can be generated for it.
     """
+    traced = shares[0].traced
     gm = traced.module
     lift = must_lift(gm, options)
     device = next(iter(gm.graph.nodes)).meta["val"].device
     kernel = options.lowering == "inductor" and generates(device)
-    passes = step_passes(options, lift, kind=True, for_kernel=kernel, packed=packed)
+    passes = step_passes(options, lift, kind=True, for_kernel=kernel, packed=shares[0].packed)
     run_passes(Captured(gm, traced.mode), Context(traced.mode), passes)
     _require_pointwise(gm)
     stages = stages_by_environment()
     stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
-    numbers = Numbers(device) if lift and traced.symbols else None
+    numbers = tuple(Numbers(device) for _ in shares) if lift and traced.symbols else ()
     run, source = _lowered(gm, traced, options, kernel, implementation(device) is Implementation.INTERPRETER)
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
     noisy = any(node.target == NOISE for node in gm.graph.find_nodes(op="placeholder"))
+    members = [at for share in shares for at in share.kind.members]
     noise = Noise(precision, members, device) if noisy and precision is not None else None
-    return KindStep(traced, run, tuple(map(tuple, places)), numbers, source, noise)
+    own = tuple(tuple(tuple(places[at]) for at in share.kind.members) for share in shares)
+    return KindStep(tuple(shares), run, own, numbers, source, noise)
 
 
 def _lowered(
@@ -145,7 +159,7 @@ def _lowered(
             generated = StepKernel(gm, kernel_inputs(gm), interpret)
         except NotGeneratedError as why:
             raise RefusedError(f"no kernel can be generated: {why}") from why
-        return lambda rows, given, extras: generated([[*row, *given] for row in rows], extras), generated.texts[True]
+        return _all_at_once(generated), generated.texts[True]
     if options.lowering == "aot_eager":
         return _for_each(gm), None
     if device_type(gm) != "cpu":
@@ -161,15 +175,22 @@ def device_type(gm: GraphModule) -> str:
     return str(next(iter(gm.graph.nodes)).meta["val"].device.type)
 
 
+def _all_at_once(generated: StepKernel) -> Run:
+    def run(rows: list[list[Tensor]], given: list[list[Any]], extras: Sequence[Tensor]) -> None:
+        generated([[*row, *own] for row, own in zip(rows, given, strict=True)], extras)
+
+    return run
+
+
 def _for_each(
     compiled: Callable[..., Any], other: Callable[..., Any] | None = None, serves: Callable[[int], bool] | None = None
 ) -> Run:
     """Call ``compiled`` for each parameter, or ``other`` for the sizes that it does not serve."""
 
-    def run(rows: list[list[Tensor]], given: list[Any], extras: Sequence[Tensor]) -> None:
-        for row in rows:
+    def run(rows: list[list[Tensor]], given: list[list[Any]], extras: Sequence[Tensor]) -> None:
+        for row, own in zip(rows, given, strict=True):
             chosen = compiled if other is None or serves is None or serves(row[0].numel()) else other
-            chosen(*map(in_memory_order, row), *given, *extras)
+            chosen(*map(in_memory_order, row), *own, *extras)
 
     return run
 

@@ -92,6 +92,10 @@ class Layout:
         """Return the gradients that are not None."""
         return [gradient for gradient in self.gradients if gradient is not None]
 
+    def with_gradients(self) -> list[Tensor]:
+        """Return the optimizer's own parameters that have a gradient."""
+        return [owner for owner, gradient in zip(self.owners, self.gradients, strict=True) if gradient is not None]
+
     def state_tensors(self) -> list[Tensor]:
         """Return every tensor of the state, owner by owner."""
         return [value for entry in self.state.values() for value in entry.values() if isinstance(value, Tensor)]

@@ -113,6 +113,29 @@ def test_a_step_reads_nothing_on_the_host_and_leaves_gradients_alone() -> None:
     assert all(torch.equal(parameter.grad, b) for parameter, b in zip(own, before, strict=True))
 
 
+@pytest.mark.parametrize("lowering", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+def test_a_backward_through_weights_that_a_step_has_changed_is_refused(lowering: str | None) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight])
+    if lowering is not None:
+        fxamp.compile_optimizer(optimizer, lowering=lowering)
+    for step in range(3):
+        loss = weight.square().sum()
+        weight.grad = torch.ones(3)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        assert weight._version > step
+
+
+def test_a_write_through_data_shows_neither_in_the_version_nor_in_the_address() -> None:
+    """Why the step writes no 16-bit copies of weights: see ``fxamp/scaler/README.md``."""
+    weight = nn.Parameter(torch.ones(3))
+    before = (weight._version, weight.data_ptr())
+    weight.data.copy_(torch.zeros(3))
+    assert (weight._version, weight.data_ptr()) == before and weight.eq(0).all()
+
+
 def test_a_closure_is_called_once_before_the_step_and_its_loss_returned() -> None:
     own = parameters()
     optimizer = fxamp.compile_optimizer(torch.optim.AdamW(own), lowering="aot_eager")

@@ -45,8 +45,8 @@ def test_values_are_those_of_eager_ops_bit_for_bit(name: str) -> None:
         if flag:
             assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
             continue
-        rows = [[copies[place] for place in places] for places in part.places]
-        given = [] if part.numbers is None else [part.numbers.on_device(part.traced.inputs(bound._floats))]
+        rows = [[copies[place] for place in places] for places in part.places[0]]
+        (given,) = part.given(bound._floats)
         by_eager_ops(part.traced.module, rows, [*given, inverse, coefficient, torch.tensor(flag)])
     for a, b in zip(tensors, copies, strict=True):
         assert torch.equal(a, b)
@@ -67,10 +67,9 @@ def test_other_dtypes_bit_for_bit(dtype: torch.dtype) -> None:
         bound = step.prepare(True, True)
         assert bound is not None
         bound(torch.tensor(0.0), Factors(torch.tensor(0.125), torch.tensor(0.75)))
-    rows = [[copies[place] for place in places] for places in part.places]
-    assert part.numbers is not None
-    given = part.numbers.on_device(part.traced.inputs(bound._floats))
-    shared = [given, torch.tensor(0.125), torch.tensor(0.75), torch.tensor(0.0)]
+    rows = [[copies[place] for place in places] for places in part.places[0]]
+    (given,) = part.given(bound._floats)
+    shared = [*given, torch.tensor(0.125), torch.tensor(0.75), torch.tensor(0.0)]
     by_eager_ops(part.traced.module, rows, shared)
     for a, b in zip(tensors, copies, strict=True):
         assert torch.equal(a, b)

@@ -1,0 +1,217 @@
+"""Groups that share a program: their steps differ only in the numbers that it is given.
+
+1. Two programs are the same if each writes the same values to the same inputs, where the number of one group stands in
+   the place of the other's.
+2. A program with a weight decay is also that of a group without: there 1 - lr * 0 is 1, and a product with 1 is its
+   other factor, bit for bit. The group's zeros must stay zeros then.
+
+So AdamW with decayed weights and biases that are not decayed is one kernel, and one launch.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import SymFloat, Tensor
+from torch.fx import Node
+
+from fxamp.optim.kinds import Kind
+from fxamp.optim.layout import Layout
+from fxamp.optim.trace import Traced
+from fxamp.passes.step.pack_state import ROLE, PackState
+
+aten = torch.ops.aten
+
+Path = tuple[Hashable, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """The part that one kind has in a program.
+
+    Attributes:
+        kind, traced, packed: as it would be compiled alone.
+        takes: for floats of the settings that the program reads, the index of the kind's own, or its value.
+        zeros: the kind's floats that must be zero for the program to be its own.
+    """
+
+    kind: Kind
+    traced: Traced
+    packed: PackState | None = None
+    takes: Mapping[int, int | float] = field(default_factory=dict)
+    zeros: tuple[int, ...] = ()
+
+    def serves(self, floats: Sequence[float]) -> bool:
+        """Whether the program is valid for these settings."""
+        return self.traced.serves(floats) and all(floats[at] == 0 for at in self.zeros)
+
+    def given(self, floats: Sequence[float]) -> list[float]:
+        """Return the floats of all settings as the program reads them for this kind."""
+        result = list(floats)
+        for at, own in self.takes.items():
+            result[at] = floats[own] if isinstance(own, int) else own
+        return result
+
+
+def shared(kinds: Sequence[Share], layout: Layout) -> list[list[Share]]:
+    """Return a layout's kinds, each alone, by the program that serves them; the first of a list is the one to compile.
+
+    A kind whose settings hold tensors shares no program.
+    """
+    if layout.setting_tensors():
+        return [[kind] for kind in kinds]
+    numbers, groups = _numbers(layout.settings), layout.group_of()
+    programs: list[list[Share]] = []
+    for kind in kinds:
+        for program in programs:
+            joined = _joined(program[0], kind, groups, numbers)
+            if joined is not None:
+                program.append(joined)
+                break
+            others = [_joined(kind, each, groups, numbers) for each in program]
+            if all(others):
+                program[:] = [kind, *(each for each in others if each is not None)]
+                break
+        else:
+            programs.append([kind])
+    return programs
+
+
+@dataclass(frozen=True)
+class _Number:
+    """A number of a group's settings; ``index`` among all floats, None for an int."""
+
+    index: int | None
+    value: float
+
+
+def _numbers(settings: Sequence[Mapping[str, Any]]) -> list[dict[Path, _Number]]:
+    """Return each group's numbers by their place in its settings, in the order of ``Layout.floats``."""
+    count = 0
+
+    def visit(value: Any, path: Path, found: dict[Path, _Number]) -> None:
+        nonlocal count
+        if type(value) in (tuple, list):
+            for at, item in enumerate(value):
+                visit(item, (*path, at), found)
+        elif type(value) is float:
+            found[path] = _Number(count, value)
+            count += 1
+        elif type(value) is int:
+            found[path] = _Number(None, float(value))
+
+    result: list[dict[Path, _Number]] = []
+    for group in settings:
+        result.append({})
+        for name, value in group.items():
+            visit(value, (name,), result[-1])
+    return result
+
+
+def _joined(base: Share, kind: Share, groups: Sequence[int], numbers: list[dict[Path, _Number]]) -> Share | None:
+    """Return the kind's share in the program of ``base``; None if that is another program."""
+    own, other = (numbers[groups[each.kind.members[0]]] for each in (base, kind))
+    floats = {path: number.index for path, number in own.items() if number.index is not None}
+    if base.packed != kind.packed or not floats.keys() <= other.keys():
+        return None
+    places = {at: other[path] for path, at in floats.items()}
+    fixed = _fixed(kind.traced)
+    zeros = {at: each for at, each in places.items() if each.value == 0 and (each.index is None or each.index in fixed)}
+    values: dict[Hashable, int] = {}
+    names = {number.index: at for at, number in places.items() if number.index is not None}
+    wanted = _Values(kind.traced, values, names).writes()
+    if _Values(base.traced, values, {at: at for at in places}, frozenset(zeros)).writes() != wanted:
+        return None
+    takes = {at: number.value if number.index is None else number.index for at, number in places.items()}
+    kept = tuple(number.index for number in zeros.values() if number.index is not None)
+    return Share(kind.kind, kind.traced, kind.packed, takes, kept)
+
+
+def _fixed(traced: Traced) -> set[int]:
+    """Return the indices of the floats whose value a guard fixes."""
+    floats = (node.meta["val"] for node in traced.module.graph.find_nodes(op="placeholder"))
+    values = [value for value in floats if isinstance(value, SymFloat)]
+    return {at for at, value in zip(traced.lifted, values, strict=True) if value.node.expr.is_number}
+
+
+class _Values:
+    """Numbers the values of a graph: equal numbers mean equal values. ``values`` may be shared with another graph.
+
+    ``names``: by index of a float of the kind's own group, the name that it goes by; ``zeros``: floats that are zero.
+    """
+
+    def __init__(
+        self,
+        traced: Traced,
+        values: dict[Hashable, int],
+        names: Mapping[int, int],
+        zeros: frozenset[int] = frozenset(),
+    ) -> None:
+        import sympy  # type: ignore[import-untyped]
+
+        self._traced, self._values, self._names = traced, values, names
+        indices = dict(zip(traced.symbols, traced.lifted, strict=True))
+        self._zeros = {symbol: sympy.Integer(0) for symbol, at in indices.items() if at in zeros}
+        self._of: dict[Node, Hashable] = {}
+        first = next(iter(traced.module.graph.nodes)).meta["val"]
+        self._size = tuple(first.shape)
+
+    def writes(self) -> dict[Hashable, Hashable]:
+        """Return the value that is written to each input."""
+        found: dict[Hashable, Hashable] = {}
+        tensors, floats = 0, iter(self._traced.lifted)
+        for node in self._traced.module.graph.nodes:
+            value = node.meta.get("val")
+            if node.op == "placeholder" and isinstance(value, Tensor):
+                self._of[node] = ("input", tensors, value.dtype, value.dim(), node.meta.get(ROLE))
+                tensors += 1
+            elif node.op == "placeholder":
+                at = next(floats)
+                name = ("float", self._names[at]) if at in self._names else ("another group's float", at)
+                self._of[node] = self._literal(value) or name
+            elif node.op == "call_function" and node.target is aten.copy_.default:
+                found[self._of[node.args[0]]] = self._of[node.args[1]]
+            elif node.op == "call_function":
+                self._of[node] = self._value(node)
+        return found
+
+    def _literal(self, value: Any) -> Hashable | None:
+        """Return a number that is known when the graph is made; None for anything else."""
+        if not isinstance(value, SymFloat):
+            return None
+        number = value.node.expr.xreplace(self._zeros)
+        return ("number", float(number)) if number.is_number else None
+
+    def _value(self, node: Node) -> Hashable:
+        literal = self._literal(node.meta.get("val"))
+        if literal is not None:
+            return literal
+        key = (node.target, self._token(node.args), self._token(node.kwargs))
+        if node.target in (aten.mul.Tensor, aten.mul.Scalar):
+            for factor, other in (node.args[:2], node.args[1::-1]):
+                if self._token(factor) == _ONE and isinstance(other, Node) and _alike(node, other):
+                    return self._of[other]
+        return self._values.setdefault(key, len(self._values))
+
+    def _token(self, value: Any) -> Hashable:
+        if isinstance(value, Node):
+            return self._of[value]
+        if isinstance(value, (list, tuple)):
+            return "size" if tuple(value) == self._size else tuple(map(self._token, value))
+        if isinstance(value, dict):
+            return tuple((name, self._token(each)) for name, each in sorted(value.items()))
+        return ("number", float(value)) if type(value) is float else (type(value), value)
+
+
+_ONE = ("number", 1.0)
+
+
+def _alike(one: Node, other: Node) -> bool:
+    first, second = one.meta.get("val"), other.meta.get("val")
+    return (
+        isinstance(first, Tensor)
+        and isinstance(second, Tensor)
+        and first.dtype == second.dtype
+        and (first.shape == second.shape)
+    )

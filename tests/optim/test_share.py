@@ -1,0 +1,138 @@
+"""Groups that differ only in numbers share a program: each steps as it would in an optimizer of its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxamp
+from fxamp.kernels import Implementation, forced, interpreter
+from fxamp.optim import guarded
+
+SHAPES = ((4, 3), (3,))
+AdamW, SGD, RMSprop = torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop
+Groups = tuple[dict[str, Any], ...]
+
+SHARED: dict[str, tuple[Any, Groups]] = {
+    "decayed and not": (AdamW, ({"weight_decay": 0.1}, {"weight_decay": 0.0})),
+    "not decayed and decayed": (AdamW, ({"weight_decay": 0.0}, {"weight_decay": 0.1})),
+    "a zero that is an int": (AdamW, ({"weight_decay": 0.1}, {"weight_decay": 0})),
+    "in another order": (AdamW, ({"lr": 0.1, "weight_decay": 0.1}, {"weight_decay": 0.0, "lr": 0.2})),
+    "two decays, other betas": (AdamW, ({"weight_decay": 0.1}, {"weight_decay": 0.2, "betas": (0.8, 0.9)})),
+    "no decay, two rates": (AdamW, ({"weight_decay": 0.0}, {"weight_decay": 0.0, "lr": 0.3})),
+    "three": (AdamW, ({"weight_decay": 0.0}, {"weight_decay": 0.1}, {"weight_decay": 0.2})),
+    "two momenta": (SGD, ({"momentum": 0.9}, {"momentum": 0.5})),
+}
+APART: dict[str, tuple[Any, Groups]] = {
+    "a term in the gradient": (torch.optim.Adam, ({"weight_decay": 0.1}, {"weight_decay": 0.0})),
+    "uphill": (AdamW, ({"maximize": True}, {"maximize": False})),
+    "no momentum": (SGD, ({"momentum": 0.9}, {"momentum": 0.0})),
+    "centered": (RMSprop, ({"centered": True}, {"centered": False})),
+}
+
+
+class Guided(torch.optim.Optimizer):
+    """Every group reads the rate of the first one too."""
+
+    def __init__(self, groups: Any, lr: float) -> None:
+        super().__init__(groups, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad * group["lr"] * (1.0 + self.param_groups[0]["lr"]))
+
+
+def parameters(group: int) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(group)
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+
+
+def trained(make: Any, groups: Groups, own: list[list[nn.Parameter]], seeds: list[int], **how: Any) -> Any:
+    given = [{"params": params, **settings} for params, settings in zip(own, groups, strict=True)]
+    optimizer = make(given, lr=0.1)
+    if how:
+        fxamp.compile_optimizer(optimizer, **how)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for step in range(4):
+        for params, seed in zip(own, seeds, strict=True):
+            generator = torch.Generator().manual_seed(10 * step + seed + 5)
+            for parameter in params:
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+        schedule.step()
+    return optimizer
+
+
+def parts(optimizer: torch.optim.Optimizer, lowering: str = "aot_eager") -> int:
+    compiled = [each for found in guarded(optimizer, lowering)._compiled.values() for each in found]
+    return len(compiled[-1].parts)
+
+
+def together_and_apart(make: Any, groups: Groups, **how: Any) -> tuple[Any, list[list[nn.Parameter]], Any]:
+    together, apart = ([parameters(at) for at in range(len(groups))] for _ in range(2))
+    optimizer = trained(make, groups, together, [*range(len(groups))], **how)
+    for at, settings in enumerate(groups):
+        trained(make, (settings,), [apart[at]], [at], **how)
+    return optimizer, together, apart
+
+
+def assert_same(ours: list[list[nn.Parameter]], theirs: list[list[nn.Parameter]]) -> None:
+    for own, other in zip(ours, theirs, strict=True):
+        for a, b in zip(own, other, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_one_program_steps_each_group_as_its_own_would(name: str) -> None:
+    optimizer, ours, theirs = together_and_apart(*SHARED[name], lowering="aot_eager")
+    assert parts(optimizer) == 1
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_groups_whose_steps_differ_have_programs_of_their_own(name: str) -> None:
+    optimizer, ours, theirs = together_and_apart(*APART[name], lowering="aot_eager")
+    assert parts(optimizer) == 2
+    assert_same(ours, theirs)
+
+
+def test_adamw_with_two_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[Any] = []
+    real: Callable[..., Any] = interpreter.Interpreted.__getitem__
+    monkeypatch.setattr(interpreter.Interpreted, "__getitem__", lambda s, grid: launches.append(grid) or real(s, grid))
+    with forced(Implementation.INTERPRETER):
+        optimizer, ours, theirs = together_and_apart(*SHARED["decayed and not"], lowering="inductor")
+        assert_same(ours, theirs)
+        launches.clear()
+        optimizer.step()
+    assert parts(optimizer, "inductor") == 1 and len(launches) == 1
+
+
+def test_another_groups_number_is_no_number_of_the_own() -> None:
+    results: list[list[Tensor]] = []
+    for how in ({}, {"lowering": "aot_eager"}):
+        own = [parameters(0), parameters(1)]
+        optimizer = trained(Guided, ({"lr": 0.5}, {"lr": 0.25}), own, [0, 1], **how)
+        results.append([parameter.detach() for params in own for parameter in params])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=4 * torch.finfo(torch.float32).eps, atol=1e-6)
+    assert parts(optimizer) == 2
+
+
+def test_a_decay_that_stops_being_zero_compiles_again() -> None:
+    results = []
+    for lowering in ("", "aot_eager"):
+        own = [parameters(0), parameters(1)]
+        how = {"lowering": lowering} if lowering else {}
+        optimizer = trained(AdamW, SHARED["decayed and not"][1], own, [0, 1], **how)
+        optimizer.param_groups[1]["weight_decay"] = 0.5
+        optimizer.step()
+        results.append([parameter.detach() for params in own for parameter in params])
+    step = guarded(optimizer, "aot_eager")
+    assert step.compilations == 2 and parts(optimizer) == 1
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
