@@ -148,6 +148,7 @@ def test_a_repro_without_its_runner(traced: GraphModule) -> None:
 
 
 @pytest.mark.inductor
+@pytest.mark.exhaustive
 def test_inductors_debug_folder(tmp_path: Path) -> None:
     run(tmp_path, "inductor", TORCH_COMPILE_DEBUG="1")
     found = {}
