@@ -40,6 +40,10 @@ class UnscaledError(FxampError, RuntimeError):
     """A scaler in the options cannot follow float16 code outside the compiled graphs; gradients could underflow."""
 
 
+class UnsupportedOpError(FxampError, NotImplementedError):
+    """An op cannot run on a tensor that fxamp keeps in a form of its own; the message says what to call first."""
+
+
 class PassError(FxampError, RuntimeError):
     """A pass failed or broke its contract; the message names the pass, the node and the user's source line."""
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fxamp.errors import UnsupportedOpError
 from fxamp.kernels.codes import block_scales, decode, encode
 
 BFLOAT16 = "bfloat16"
@@ -70,7 +71,10 @@ class Packed(Tensor):
         if func is aten.clone.default:
             return cls(args[0], args[0].form, tuple(part.clone() for part in args[0].parts))
         if func.is_view:
-            raise NotImplementedError(f"{func} of state that is kept as {args[0].form}: call .unpacked() first")
+            raise UnsupportedOpError(
+                f"{func} of an optimizer's state that is kept as {args[0].form} would be a view of 8- or 16-bit codes; "
+                "accepted: ops that compute new values, and any op on what .unpacked() returns"
+            )
         held: list[tuple[Packed, Tensor]] = []
 
         def plain(value: Any) -> Any:

@@ -93,11 +93,14 @@ PIECES += [
 
 
 def read(text: str) -> Document | None:
+    """What is read, at least one graph; None for text that is refused in one line. Any other error fails the test."""
     try:
-        return parse_text(text, "dump.py")
+        document = parse_text(text, "dump.py")
     except ListingError as error:
         assert str(error).startswith("dump.py") and len(str(error).splitlines()) == 1
         return None
+    assert document.graphs
+    return document
 
 
 @st.composite

@@ -64,7 +64,10 @@ def test_a_model_that_is_gone_leaves_its_names_free() -> None:
     scaler = GradScaler("cpu")
     scaler.name_parameters(nn.Linear(1, 1))
     gc.collect()
-    scaler.name_parameters(nn.Linear(1, 1))
+    second = nn.Linear(1, 1)
+    scaler.name_parameters(second)
+    iterate(scaler, [torch.optim.SGD(second.parameters(), lr=0.1)], [second.weight])
+    assert scaler.overflowed() == {"weight": 1}
 
 
 @pytest.mark.parametrize("fused", [False, True])

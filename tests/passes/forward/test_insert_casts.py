@@ -123,6 +123,8 @@ def test_a_cast_made_without_gradients_does_not_serve_where_they_are_needed() ->
 def test_the_widest_type_wins_in_a_promoting_op() -> None:
     bench = workbench(lambda a: torch.cat([a.mm(a), a]), torch.ones(2, 2))
     bench.golden("insert-casts-promote", *PASSES)
+    (result,) = bench.captured.module(torch.ones(2, 2))
+    assert result.dtype is torch.float32
 
 
 @pytest.mark.parametrize(
@@ -203,6 +205,8 @@ def test_set_dtype_leaves_the_input_and_an_explicit_dtype_wins() -> None:
     )
     bench = workbench(lambda a: (a.mm(a).sum(), a.mm(a).sum(dtype=torch.float64)), torch.ones(2, 2), under=rules)
     bench.golden("insert-casts-set-dtype", *PASSES)
+    results = bench.captured.module(torch.ones(2, 2))
+    assert [result.dtype for result in results] == [torch.float32, torch.float64]
 
 
 def test_append_dtype_calls_the_overload_that_takes_one() -> None:
@@ -211,6 +215,8 @@ def test_append_dtype_calls_the_overload_that_takes_one() -> None:
     )
     bench = workbench(lambda a: torch.ops.aten.norm.Scalar(a.mm(a)), torch.ones(2, 2), under=rules)
     bench.golden("insert-casts-append-dtype", *PASSES)
+    (result,) = bench.captured.module(torch.ones(2, 2))
+    assert result.dtype is torch.float32
 
 
 def test_float64_and_integers_are_never_cast() -> None:

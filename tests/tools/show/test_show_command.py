@@ -1,5 +1,6 @@
 """The command ``fxamp-show`` as a person and as a script meet it: formats, files, pipes, terminals, mistakes."""
 
+import errno
 import json
 import os
 import pty
@@ -49,8 +50,9 @@ def on_a_terminal(arguments: list[str], columns: int, more: Mapping[str, str]) -
     try:
         while chunk := os.read(reader, 65536):
             written += chunk
-    except OSError:  # the terminal's other side is closed
-        pass
+    except OSError as error:
+        if error.errno != errno.EIO:  # which says that the terminal's other side is closed
+            raise
     os.close(reader)
     assert process.wait() == 0
     return written.decode().replace("\r\n", "\n")
