@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxamp
 from fxamp.backend import lowering, unused_results
+from fxamp.tools.common.running_ops import RunningOps
 
 #: Every choice of three results, one after another, and some again: more than are compiled for.
 CHOICES = [(0,), (0, 1), (0,), (2,), (1, 2), (0, 1, 2), (1,), (0, 2), (0,)]
@@ -48,25 +48,16 @@ def compiled_backwards(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-class Zeros(TorchDispatchMode):
+class Zeros(RunningOps):
     """Notes the shapes of the zeros that autograd writes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shapes: list[tuple[int, ...]] = []
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.zeros.default:
+    def ran(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if op is torch.ops.aten.zeros.default:
             self.shapes.append(tuple(args[0]))
-        return func(*args, **(kwargs or {}))
 
 
 def compiled(net: nn.Module, scaled: bool, **options: Any) -> tuple[Callable[..., Any], Callable[[Tensor], Tensor]]:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxamp.tools.common.running_ops import RunningOps
 
 #: Ops that only move or convert values; what they convert to shows in the ops that use it.
 _COPIES = frozenset({"_to_copy", "clone", "copy_", "lift_fresh_copy", "_unsafe_view"})
@@ -30,7 +31,7 @@ class Op:
         return f"{self.name}({_spelled(self.inputs)}) -> {_spelled(self.outputs)}"
 
 
-class ExecutedOps(TorchDispatchMode):
+class ExecutedOps(RunningOps):
     """Records the compute ops that run inside, compiled graphs included: ``forward``, and ``backward`` apart."""
 
     def __init__(self) -> None:
@@ -38,23 +39,9 @@ class ExecutedOps(TorchDispatchMode):
         self.forward: list[Op] = []
         self.backward: list[Op] = []
 
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """Compiled frames run inside this mode rather than being skipped."""
-        return True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """What the compiler itself computes is not recorded."""
-        return True
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not func.is_view and func.overloadpacket.__name__ not in _COPIES:
-            self._record(Op(func.name().removeprefix("aten::"), _dtypes((args, kwargs)), _dtypes(result)))
-        return result
+    def ran(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if not op.is_view and op.overloadpacket.__name__ not in _COPIES:
+            self._record(Op(op.name().removeprefix("aten::"), _dtypes((args, kwargs)), _dtypes(result)))
 
     def _record(self, op: Op) -> None:
         if op.dtypes:

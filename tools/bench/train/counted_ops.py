@@ -1,17 +1,17 @@
 """Counts the ops of one training step as they run: casts, host reads, checks in compiled backwards.
 
-Compiled graphs run inside the mode too, but code from Inductor calls no ops, so its casts are not counted.
+Code from Inductor calls no ops, so its casts are not counted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from fxamp.tools.common.running_ops import RunningOps
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import running_backward
 
@@ -24,7 +24,7 @@ class Casts:
     bytes: int = 0
 
 
-class CountedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CountedOps(RunningOps):  # type: ignore[no-untyped-call]
     """Counts ops that run inside the mode.
 
     ``forward`` and ``backward``: the casts there. ``host_reads``: ops that copy a tensor's value to the host.
@@ -32,32 +32,17 @@ class CountedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.forward, self.backward = Casts(), Casts()
         self.host_reads = self.check_bytes = 0
 
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """Keep compiled frames running inside this mode."""
-        return True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Do not count what the compiler itself computes."""
-        return True
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        name = f"{func.namespace}::{func.overloadpacket.__name__}"
+    def ran(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        name = f"{op.namespace}::{op.overloadpacket.__name__}"
         self.host_reads += name == "aten::_local_scalar_dense"
         if name == "aten::_to_copy":
             self._count_cast(args[0], result)
         elif name in _CHECKS:
             self.check_bytes += _CHECKS[name](args, result)
-        return result
 
     def _count_cast(self, source: Tensor, result: Tensor) -> None:
         dtypes = {source.dtype, result.dtype}

@@ -156,34 +156,15 @@ def _points(batch: int, width: int, classes: int, **_: int) -> Batch:
 
 _SMALL_TEXT = {"layers": 2, "width": 64, "heads": 4, "vocabulary": 512, "length": 32, "batch": 2}
 
+
+def _language(make: Callable[..., nn.Module], **full: int) -> Model:
+    return Model(make, _text, {"tiny": _SMALL_TEXT, "full": full}, needs="transformers")
+
+
 MODELS: dict[str, Model] = {
-    "gpt2-124m": Model(
-        _gpt2,
-        _text,
-        {
-            "tiny": _SMALL_TEXT,
-            "full": {"layers": 12, "width": 768, "heads": 12, "vocabulary": 50257, "length": 1024, "batch": 8},
-        },
-        needs="transformers",
-    ),
-    "bert-base": Model(
-        _bert,
-        _text,
-        {
-            "tiny": _SMALL_TEXT,
-            "full": {"layers": 12, "width": 768, "heads": 12, "vocabulary": 30522, "length": 512, "batch": 16},
-        },
-        needs="transformers",
-    ),
-    "llama-1b": Model(
-        _llama,
-        _text,
-        {
-            "tiny": _SMALL_TEXT,
-            "full": {"layers": 16, "width": 2048, "heads": 32, "vocabulary": 32000, "length": 2048, "batch": 2},
-        },
-        needs="transformers",
-    ),
+    "gpt2-124m": _language(_gpt2, layers=12, width=768, heads=12, vocabulary=50257, length=1024, batch=8),
+    "bert-base": _language(_bert, layers=12, width=768, heads=12, vocabulary=30522, length=512, batch=16),
+    "llama-1b": _language(_llama, layers=16, width=2048, heads=32, vocabulary=32000, length=2048, batch=2),
     "resnet50": Model(
         _resnet,
         _images,
