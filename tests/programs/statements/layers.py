@@ -79,10 +79,11 @@ def pool(d: Draft) -> None:
 
 @statement(weight=2)
 def function(d: Draft) -> None:
-    """A custom autograd.Function."""
+    """A custom autograd.Function. Autocast is off in ``Exact``, which takes its operands in float32."""
     if d.chance():
         x = d.ranked(2)
         name = d.pick(("Product", "Exact"))
-        d.let(f"{name}.apply({d.lowered(x)}, {d.weight(d.shape(x)[-1], d.pick((8, 4)))})")
+        operands = x, d.parameter(d.shape(x)[-1], d.pick((8, 4)))
+        d.let(f"{name}.apply({', '.join(map(d.lowered, operands) if name == 'Product' else operands)})")
     else:
         d.let(f"Tripled.apply({d.value()})")
