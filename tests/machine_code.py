@@ -52,8 +52,9 @@ def nvidia(cubin: bytes, folder: Path) -> MachineCode:
 
 
 def amd(text: str) -> MachineCode:
+    """Scalar registers that are kept in lanes of a vector register are no spill: they move no memory."""
     return MachineCode(
         len(re.findall(r"(?:global|buffer)_load_dwordx4", text)),
         len(re.findall(r"(?:global|buffer)_store_dwordx4", text)),
-        sum(map(int, re.findall(r"[sv]gpr_spill_count:\s+(\d+)", text))),
+        sum(map(int, re.findall(r"(?:vgpr_spill_count|private_segment_fixed_size):\s+(\d+)", text))),
     )

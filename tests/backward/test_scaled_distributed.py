@@ -1,5 +1,6 @@
 """Two processes under DistributedDataParallel with compiled, scaled backwards: an overflow on one rank only."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,26 +10,42 @@ import torch.distributed as dist
 from ranks import run_ranks
 from scaled_runs import compile_scaled, scaler
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.backend import registry
 
 RANKS = 2
 BAD_RANK, BAD_ITERATION, ITERATIONS = 1, 1, 4
+
+
+def in_bfloat16(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """torch's hook, whose own name it accepts under NCCL only."""
+    return bf16_compress_hook(state, bucket)
+
+
 CASES = {
     "the wrapped model": ("aot_eager", True, {}),
     "the model inside": ("aot_eager", False, {}),
     "buckets as gradients": ("aot_eager", True, {"gradient_as_bucket_view": True}),
     "eager": ("eager", True, {}),
+    "a static graph": ("aot_eager", False, {"static_graph": True}),
+    "a static graph, wrapped": ("aot_eager", True, {"static_graph": True}),
+    "unused parameters": ("aot_eager", False, {"find_unused_parameters": True}),
+    "unused parameters, wrapped": ("aot_eager", True, {"find_unused_parameters": True}),
+    "summed in bfloat16": ("aot_eager", False, {"hook": in_bfloat16}),
+    "accumulated": ("aot_eager", False, {"parts": 2}),
+    "accumulated, wrapped": ("aot_eager", True, {"parts": 2}),
     "several buckets": ("aot_eager", True, {"bucket_cap_mb": 5e-5}),
 }
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, unused: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.unused = nn.Linear(2, 2) if unused else None
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.tanh(self.first(x)))
@@ -36,19 +53,27 @@ class Net(nn.Module):
 
 def train(rank: int, lowering: str, outside: bool, arguments: dict[str, Any]) -> dict[str, Any]:
     torch._dynamo.reset()
-    net, given, before = Net(), scaler(2.0**10, growth_interval=2), registry.count()
+    arguments = dict(arguments)
+    hook, parts = arguments.pop("hook", None), arguments.pop("parts", 1)
+    net = Net(unused="find_unused_parameters" in arguments)
+    given, before = scaler(2.0**10, growth_interval=2), registry.count()
     if outside:
-        forward = compile_scaled(DistributedDataParallel(net, **arguments), given, lowering)
+        wrapped = DistributedDataParallel(net, **arguments)
+        forward = compile_scaled(wrapped, given, lowering)
     else:
-        forward = DistributedDataParallel(compile_scaled(net, given, lowering), **arguments)
+        forward = wrapped = DistributedDataParallel(compile_scaled(net, given, lowering), **arguments)
+    if hook is not None:
+        wrapped.register_comm_hook(None, hook)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     skips, scales, gradients = [], [], []
     for iteration in range(ITERATIONS):
         optimizer.zero_grad()
         bad = (rank, iteration) == (BAD_RANK, BAD_ITERATION)
         # 1e36 is float32's, times the scale it is not: the overflow happens inside the backward of one rank.
-        loss = forward(torch.full((4, 3), 1.0 + rank)).sum() * (1e36 if bad else 1.0)
-        given.scale(loss).backward()
+        x = torch.full((4, 3), 1.0 + rank)
+        for at, part in enumerate(x.chunk(parts)):
+            with wrapped.no_sync() if at < parts - 1 else nullcontext():
+                given.scale(forward(part).sum() * (1e36 if bad else 1.0)).backward()
         gradients.append(net.first.weight.grad.clone())
         skips.append(given.step(optimizer, return_skipped=True).skipped)
         given.update()
@@ -90,6 +115,7 @@ def test_gradients_are_the_mean_of_true_ones(ranks: list[dict[str, Any]], case: 
         net = Net()
         net(torch.full((4, 3), 1.0 + rank)).sum().backward()
         wanted.append(net.first.weight.grad)
-    # Four products of float16's precision between the loss and this weight.
+    # Four products of float16's precision between the loss and this weight, then three roundings of the sum.
     bound = 4 * torch.finfo(torch.float16).eps
+    bound += 3 * torch.finfo(torch.bfloat16).eps if "bfloat16" in case else 0
     torch.testing.assert_close(ranks[0][case]["first"], (wanted[0] + wanted[1]) / RANKS, rtol=bound, atol=bound)

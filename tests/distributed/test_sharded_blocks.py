@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from parallel_programs import PROGRAMS, WIDTH, Mlp
 from parallel_runs import SCALE, on_ranks
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.distributed.tensor import DTensor
 import fxamp
 from fxamp.backend import registry
 
-RANKS = 2
+RANKS = (2, 4)
 LOWERINGS = ("eager", "aot_eager")
 MESHES = ("sharded", "sharded and parallel")
 WHOLE = ("in one piece", "by block")
@@ -47,7 +48,8 @@ def step(mesh: DeviceMesh, kind: str, scaled: bool, lowering: str | None) -> Gra
         return trained(whole_model(mesh, kind, scaled, lowering), scaled, lowering)
     blocks = [Block(), Block()]
     if kind == "sharded and parallel":
-        both = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("sharded", "parallel"))
+        shape = (mesh.size() // 2, 2)
+        both = init_device_mesh("cpu", shape, mesh_dim_names=("sharded", "parallel"))
         mesh = both["sharded"]
         for block in blocks:
             PROGRAMS["sequence"].parallelize(block, both["parallel"])
@@ -99,9 +101,9 @@ def work(mesh: DeviceMesh) -> dict[str, Gradients]:
     }
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return on_ranks(work, RANKS, tmp_path_factory.mktemp("ranks"))
+@pytest.fixture(scope="module", params=exhaustive(RANKS, always=[2]), ids=lambda ranks: f"{ranks} ranks")
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_ranks(work, request.param, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["bfloat16", "scaled float16"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from every_optimizer import OPTIMIZERS
+from exhaustive import exhaustive
 from guarded_runs import HostReads
 from parallel_runs import on_ranks
 from torch import Tensor, nn
@@ -21,7 +22,8 @@ from fxamp.errors import OptionError
 from fxamp.kernels import Implementation, forced
 from fxamp.optim import guarded
 
-RANKS, BAD_RANK, BAD_STEP, STEPS = 2, 1, 2, 4
+RANKS = (2, 4)
+BAD_RANK, BAD_STEP, STEPS = 1, 2, 4
 SHAPES = ((4, 3), (3,), (1,), (5, 2))
 """Of the vector of three one rank has two elements; of the single element one rank has none."""
 PLACEMENTS: tuple[Placement, ...] = (Shard(0), Shard(0), Shard(0), Replicate())
@@ -164,9 +166,9 @@ def work(mesh: DeviceMesh) -> dict[str, Any]:
     return found | {"kernel": by_kernel(mesh), "partial": partial(mesh), "refused": refused(mesh)}
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return on_ranks(work, RANKS, tmp_path_factory.mktemp("ranks"))
+@pytest.fixture(scope="module", params=exhaustive(RANKS, always=[2]), ids=lambda ranks: f"{ranks} ranks")
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_ranks(work, request.param, tmp_path_factory.mktemp("ranks"))
 
 
 def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:

@@ -3,12 +3,14 @@
 import copy
 import io
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from every_optimizer import OPTIMIZERS
 from exhaustive import each_once
+from machine_code import TARGETS, amd, compiled, nvidia
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from user_optimizers import Counting
@@ -16,7 +18,12 @@ from user_optimizers import Counting
 import fxamp
 from fxamp.errors import OptionError, UnsupportedOpError
 from fxamp.kernels import Implementation, forced
+from fxamp.kernels.launch import OPTIONS
+from fxamp.kernels.plan import block_size
+from fxamp.kernels.step_source import NAME, step_parameters, step_text
+from fxamp.kernels.store import load_function
 from fxamp.optim import guarded, packed_state_dict
+from fxamp.optim.kind_step import kernel_inputs
 from fxamp.optim.packed import Packed
 from fxamp.policy import Policy
 
@@ -62,6 +69,22 @@ def step(optimizer: torch.optim.Optimizer, *seeds: int) -> torch.optim.Optimizer
 def states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     entries = [optimizer.state[parameter] for parameter in parameters(optimizer)]
     return [value for entry in entries for value in entry.values()]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_machine_code_of_8_bit_state_spills_nothing_to_memory(dtype: torch.dtype, target: str, tmp_path: Path) -> None:
+    with forced(Implementation.INTERPRETER):
+        optimizer = step(made(TABLES["int8 by chance"], dtype=dtype, lowering="inductor"), 0, 1)
+    (found,) = [each for compiled in guarded(optimizer)._compiled.values() for each in compiled]
+    (part,) = found.parts
+    gm, chosen = part.traced.module, TARGETS[target]
+    inputs = kernel_inputs(gm)
+    text = step_text(gm, inputs, True, block_size(torch.float32, chosen.warp_size))
+    result = compiled(load_function(NAME, text), step_parameters(gm, inputs), 2, chosen, OPTIONS)
+    code = amd(result.asm["amdgcn"]) if chosen.backend == "hip" else nvidia(result.asm["cubin"], tmp_path)
+    assert code.spills == 0 and code.wide_loads and code.wide_stores
 
 
 @pytest.mark.parametrize("name", TABLES)
