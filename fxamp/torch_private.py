@@ -7,15 +7,20 @@ Semi-public modules (``torch.utils._pytree``, ``torch._ops``, FakeTensorMode) ar
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from threading import RLock
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
 from torch.fx import traceback as fx_traceback
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as _optimizers
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 Node = Any
@@ -136,6 +141,140 @@ def keep_saved_tensors() -> None:
     metadata = current_metadata()
     if metadata is not None:
         metadata.bw_donated_idxs = []
+
+
+@contextmanager
+def running_metadata() -> Iterator[None]:
+    """Make AOTAutograd's metadata of the backward that is running the current metadata inside.
+
+    As it would be if the backward were compiled with its forward. Breaks loudly.
+    """
+    context = TracingContext.try_get()
+    metadata = [each for each in graph_metadata(function_of(running_node())) if each is not None]
+    if context is None or not metadata:
+        yield
+        return
+    before, context.fw_metadata = context.fw_metadata, metadata[-1]
+    try:
+        yield
+    finally:
+        context.fw_metadata = before
+
+
+def donated_inputs() -> list[int] | None:
+    """Return which tensors that the forward saved the kernels of the current graph's backward may overwrite.
+
+    Inductor compiles for this, and leaves it out of its cache's keys. If torch renames it, a backward that may
+    overwrite some can be taken from the cache where it may not, as torch's own.
+    """
+    return getattr(current_metadata(), "bw_donated_idxs", None)
+
+
+def keep_if_retained(node: Node) -> None:
+    """If the first backward of the graph of ``node`` keeps the graph, forbid its kernels what they otherwise may.
+
+    As :func:`keep_saved_tensors`, for a backward that AOTAutograd does not compile when it first runs.
+    """
+    metadata = getattr(function_of(node), "metadata", None)
+    if metadata is not None and not getattr(metadata, "fxamp_has_run", False):
+        metadata.fxamp_has_run = True
+        if keeps_graph():
+            metadata.bw_donated_idxs = []
+
+
+def stores_backwards() -> bool:
+    """Whether AOTAutograd's cache is on and can store a backward of fxamp's making.
+
+    If torch renames what it takes, graphs with a scaler, several results, or rules for the backward are traced again
+    in each process.
+    """
+    try:
+        from torch._functorch import config
+        from torch._functorch._aot_autograd.aot_autograd_result import BundledOutputCodeLoadable
+        from torch._functorch._aot_autograd.autograd_cache import check_cacheable, should_use_local_autograd_cache
+        from torch.fx._graph_pickler import GraphPickler
+    except ImportError:
+        return False
+    context = TracingContext.try_get()
+    if context is not None and context.ddp_optimizer_ctx is not None:  # it counts the backwards that are compiled late
+        return False
+    known = hasattr(config, "bundled_autograd_cache") and hasattr(config, "force_non_lazy_backward_lowering")
+    takes = all(map(callable, (BundledOutputCodeLoadable, check_cacheable, GraphPickler)))
+    return known and takes and should_use_local_autograd_cache() and not config.bundled_autograd_cache
+
+
+def is_cacheable(gm: GraphModule) -> bool:
+    """Whether AOTAutograd's cache takes graphs with the calls of ``gm``; call it where :func:`stores_backwards`."""
+    from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_cacheable
+
+    try:
+        check_cacheable(gm)
+    except BypassAOTAutogradCache:
+        return False
+    return True
+
+
+@contextmanager
+def storing_backwards() -> Iterator[None]:
+    """Let AOTAutograd's cache store what compilers return, and hand backwards to their compiler at once.
+
+    Breaks loudly.
+    """
+    from torch._functorch import config
+
+    with config.patch(bundled_autograd_cache=True, force_non_lazy_backward_lowering=True):
+        yield
+
+
+def uncacheable(why: str) -> Exception:
+    """Return the error with which AOTAutograd's cache leaves a graph out. Breaks loudly."""
+    from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+
+    return BypassAOTAutogradCache(why)
+
+
+#: Keys of ``node.meta`` that hold objects of the process.
+_NOT_STORED = frozenset(("source_fn_stack", "fwd_source_fn_stack", "from_node", "torch_fn", "grapharg", "tensor_dict"))
+
+
+def dump_graph(gm: GraphModule, inputs: Sequence[Any]) -> bytes:
+    """Return ``gm`` with the values and annotations of its nodes, and its fake ``inputs``, as bytes.
+
+    Module classes become their names. Raises whatever pickle does if something cannot be stored. Breaks loudly.
+    """
+    from torch.fx._graph_pickler import GraphPickler, Options
+
+    stored = deepcopy(gm)
+    for node in stored.graph.nodes:
+        for key in ("nn_module_stack", "fwd_nn_module_stack"):
+            stack = node.meta.get(key)
+            if stack:
+                node.meta[key] = {at: (path, _qualified(kind)) for at, (path, kind) in stack.items()}
+    options = Options(ops_filter=None, node_metadata_key_filter=lambda key: key not in _NOT_STORED)
+    return GraphPickler.dumps((stored, list(inputs), _text(stored)), options)
+
+
+def load_graph(stored: bytes, mode: FakeTensorMode) -> tuple[GraphModule, list[Any]]:
+    """Return what :func:`dump_graph` stored, with values of ``mode``. Raises ValueError if it is not as it was."""
+    from torch.fx._graph_pickler import GraphPickler
+
+    gm, inputs, text = cast(tuple[GraphModule, list[Any], str], GraphPickler.loads(stored, mode))
+    gm.recompile()
+    if _text(gm) != text:
+        raise ValueError("a stored graph was not restored as it was")
+    return gm, inputs
+
+
+def _qualified(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+
+
+def _text(gm: GraphModule) -> str:
+    """Return the code of ``gm``, and of graphs inside it, with dtype, shape, strides and device of each value."""
+    parts = [part for part in gm.modules() if isinstance(part, GraphModule)]
+    values = [(n.name, tree_leaves(n.meta.get("val"))) for part in parts for n in part.graph.nodes]
+    layouts = [(n, [(v.dtype, v.shape, v.stride(), v.device) for v in vs if isinstance(v, Tensor)]) for n, vs in values]
+    return repr(([part.code for part in parts], layouts))
 
 
 # Tracing.

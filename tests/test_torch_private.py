@@ -15,9 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import CompileContext
+from torch._guards import CompileContext, TracingContext
+from torch._inductor import config as inductor_config
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, make_fx
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -186,6 +189,71 @@ def test_a_compiled_graph_has_metadata_and_keeps_what_it_saved_if_asked(keeps: b
         assert private.graph_metadata(function) == [seen[-1], None]
         with nullcontext() if keeps else pytest.raises(RuntimeError, match="retain_graph"):
             y.sum().backward(retain_graph=True)
+
+
+def test_a_backward_that_is_compiled_late_finds_its_metadata() -> None:
+    seen: list[Any] = []
+
+    def compiler(gm: Any, _: Any) -> Any:
+        again = private.compiling_again()
+
+        def run(args: list[Any]) -> Any:
+            if private.running_node() is not None:
+                with again():
+                    TracingContext.get().fw_metadata = None
+                    with private.running_metadata():
+                        seen.append((private.current_metadata(), private.donated_inputs()))
+                    assert private.current_metadata() is None and private.donated_inputs() is None
+            return gm.forward(*args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    y = torch.compile(quadrupled, backend=aot_autograd(fw_compiler=compiler))(torch.ones(2, requires_grad=True))
+    metadata = private.graph_metadata(private.function_of(y.grad_fn))[0]
+    y.register_hook(lambda _: private.keep_if_retained(y.grad_fn))
+    y.sum().backward(retain_graph=True)
+    assert metadata.bw_donated_idxs == []
+    metadata.bw_donated_idxs = [0]
+    private.keep_if_retained(y.grad_fn)
+    assert metadata.bw_donated_idxs == [0], "its kernels are already compiled for it"
+    assert [given for given, _ in seen] == [metadata]
+
+
+def test_the_cache_takes_backwards_and_says_what_it_does_not_take() -> None:
+    gm = make_fx(lambda x: x * 2)(torch.ones(2))
+    with inductor_config.patch(fx_graph_cache=True), functorch_config.patch(enable_autograd_cache=True):
+        assert private.stores_backwards() and private.is_cacheable(gm)
+        next(iter(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor))).target = quadrupled
+        assert not private.is_cacheable(gm)
+        with private.storing_backwards():
+            assert functorch_config.bundled_autograd_cache and functorch_config.force_non_lazy_backward_lowering
+            assert not private.stores_backwards()
+        with functorch_config.patch(enable_autograd_cache=False):
+            assert not private.stores_backwards()
+    assert isinstance(private.uncacheable("why"), BypassAOTAutogradCache)
+
+
+def test_a_graph_is_stored_with_values_and_annotations() -> None:
+    mode = FakeTensorMode()
+    with mode:
+        inputs = [torch.ones(3, 4), torch.empty_strided((2, 4), (1, 2))]
+    made = make_fx(lambda x, y: x.sum() * y, tracing_mode="fake")(*inputs)
+    for node in made.graph.nodes:
+        node.meta.update(nn_module_stack={"1": ("L['self'].head", nn.Linear)}, source_fn_stack=threading.Lock())
+    loaded, examples = private.load_graph(private.dump_graph(made, inputs), FakeTensorMode())
+    assert private._text(loaded) == private._text(made)
+    assert [value.stride() for value in examples] == [value.stride() for value in inputs]
+    kind = private._qualified(nn.Linear)
+    assert all(node.meta["nn_module_stack"] == {"1": ("L['self'].head", kind)} for node in loaded.graph.nodes)
+    assert torch.equal(loaded(torch.ones(3, 4), torch.ones(2, 4)), torch.full((2, 4), 12.0))
+
+
+def test_a_graph_that_is_not_restored_as_it_was_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = private.dump_graph(make_fx(lambda x: x * 2)(torch.ones(2)), [])
+    monkeypatch.setattr(private, "_text", lambda _: "other")
+    with pytest.raises(ValueError, match="not restored as it was"):
+        private.load_graph(stored, FakeTensorMode())
 
 
 def test_make_fxs_mode_takes_another_class() -> None:

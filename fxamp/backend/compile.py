@@ -81,11 +81,10 @@ def _compile(
             module, record = _rewrite(gm, example_inputs, choice, stages, ended)
     elif stages.kept:
         stages.graph("captured", lambda: list_graph(capture(gm, example_inputs).module, stage="captured"))
-    device = choice.policy.device if choice.policy else None
     with observed(CompileStage("lowering")):
         unused = choice.policy is not None and (scaling is not None or not ended) and may_be_unused(gm)
         compiled = lower_graph(
-            module, example_inputs, parsed, Compilation(device, scaling, stages, rules, kept, unused)
+            module, example_inputs, parsed, Compilation(choice.policy, scaling, stages, rules, kept, unused)
         )
     if kept is not None:
         kept.log_unmatched()

@@ -5,25 +5,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+import torch
 from torch.fx import GraphModule
 
 from fxamp.backend.autocast_off import compiled_without_autocast, no_autocast
 from fxamp.backend.backward_rules import BackwardRules
+from fxamp.backend.cache_key import cache_key, keyed
 from fxamp.backend.kept_rules import KeptRules
 from fxamp.backend.options import Options
 from fxamp.backend.partition import list_partition
-from fxamp.backend.scaled import Scaling, boxed, uncached
+from fxamp.backend.scaled import Scaling, boxed
 from fxamp.backend.scaled_eager import scale_eagerly
 from fxamp.backend.unused_results import asking_for_none, by_used_results
 from fxamp.capture import Captured
 from fxamp.graph import fake_mode_of, fake_tensors
 from fxamp.lowerings import mode_settings
 from fxamp.passes.base import CastContext
-from fxamp.passes.forward.scale_products import scaled_products
 from fxamp.passes.sequences import backward as backward_passes
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import Stages
-from fxamp.torch_private import keep_saved_tensors
+from fxamp.policy import Policy
+from fxamp.torch_private import is_cacheable, keep_saved_tensors, stores_backwards
 
 #: Compiles one of AOTAutograd's graphs for its example inputs.
 InnerCompiler = Callable[[GraphModule, Sequence[Any]], Any]
@@ -33,13 +35,13 @@ InnerCompiler = Callable[[GraphModule, Sequence[Any]], Any]
 class Compilation:
     """Per-graph state beyond the user's options.
 
-    ``device``: autocast is off for it, because the graph's casts are explicit. ``scaling``: how the backward is scaled,
-    unscaled and checked; None: it is not. ``stages`` receives the graph of each stage. ``rules``: the policy's rules
-    for the backward. ``kept``: its rules for kept values. ``unused``: compile the backward without the gradients of
-    unused results.
+    ``policy``: autocast is off for its device, because the graph's casts are explicit. ``scaling``: how the backward is
+    scaled, unscaled and checked; None: it is not. ``stages`` receives the graph of each stage. ``rules``: the policy's
+    rules for the backward. ``kept``: its rules for kept values. ``unused``: compile the backward without the gradients
+    of unused results.
     """
 
-    device: str | None
+    policy: Policy | None
     scaling: Scaling | None
     stages: Stages
     rules: BackwardRules | None = None
@@ -47,31 +49,57 @@ class Compilation:
     unused: bool = False
 
     @property
+    def device(self) -> str | None:
+        """The device type that autocast is off for."""
+        return None if self.policy is None else self.policy.device
+
+    @property
     def hooked(self) -> bool:
         """Whether fxamp must rewrite AOTAutograd's graphs."""
         return any((self.scaling, self.rules, self.kept)) or self.stages.kept or self.unused
 
+    def stored(self, gm: GraphModule, inputs: Sequence[Any]) -> bool:
+        """Whether AOTAutograd's cache may store what becomes of ``gm``: no dump is asked for, no size is dynamic."""
+        fixed = not any(isinstance(value, torch.SymInt) or _is_dynamic(value) for value in inputs)
+        return fixed and not self.stages.kept and stores_backwards() and is_cacheable(gm)
+
+    def key(self, gm: GraphModule) -> str:
+        """Return what the keys of torch's caches must contain for ``gm``."""
+        if self.policy is None:
+            return ""
+        scaled = None if self.scaling is None else self.scaling.scaler.graph_norm
+        return cache_key(gm, self.policy, ("scaled", scaled), ("unused", self.unused))
+
     def compile(self, gm: GraphModule, inputs: Sequence[Any], backward: bool, compiler: InnerCompiler) -> Any:
         """Compile one of AOTAutograd's graphs with ``compiler``; a backward first gets its casts and its scaling."""
-        stage = "backward" if backward else "forward"
-
-        def inner(graph: GraphModule, examples: Sequence[Any]) -> Any:
-            kept = () if self.kept is None else tuple(self.kept.values)
-            self.stages.graph(stage, lambda: list_partition(graph, stage, kept))
-            compiled = compiler(graph, examples)
-            if getattr(compiled, "source_code", None):
-                self.stages.text(f"{stage}_kernels", lambda: compiled.source_code)
-            return compiled
-
-        def compile_backward(graph: GraphModule, examples: Sequence[Any]) -> Any:
-            self._rewrite_backward(graph)
-            return self.scaling.compile_backward(graph, examples, inner) if self.scaling else inner(graph, examples)
-
         if self.scaling is not None:
             keep_saved_tensors() if backward else self.scaling.mark_forward()
         if not backward:
-            return inner(gm, inputs)
-        return by_used_results(gm, inputs, compile_backward) if self.unused else compile_backward(gm, inputs)
+            return self._lower(gm, inputs, "forward", compiler)
+        if self.unused:
+            return self.compile_later(gm, inputs, compiler)
+        return self._compile_backward(compiler, gm, inputs)
+
+    def compile_later(
+        self, gm: GraphModule, inputs: Sequence[Any], compiler: InnerCompiler
+    ) -> Callable[[list[Any]], Any]:
+        """Return a callable that compiles the backward ``gm`` when it first runs."""
+        return by_used_results(gm, inputs, partial(self._compile_backward, compiler))
+
+    def _compile_backward(self, compiler: InnerCompiler, gm: GraphModule, inputs: Sequence[Any]) -> Any:
+        def lower(graph: GraphModule, examples: Sequence[Any]) -> Any:
+            return self._lower(graph, examples, "backward", compiler)
+
+        self._rewrite_backward(gm)
+        return self.scaling.compile_backward(gm, inputs, lower) if self.scaling else lower(gm, inputs)
+
+    def _lower(self, gm: GraphModule, inputs: Sequence[Any], stage: str, compiler: InnerCompiler) -> Any:
+        kept = () if self.kept is None else tuple(self.kept.values)
+        self.stages.graph(stage, lambda: list_partition(gm, stage, kept))
+        compiled = compiler(gm, inputs)
+        if getattr(compiled, "source_code", None):
+            self.stages.text(f"{stage}_kernels", lambda: compiled.source_code)
+        return compiled
 
     def _rewrite_backward(self, gm: GraphModule) -> None:
         values = (value for node in gm.graph.nodes for value in fake_tensors(node.meta.get("val")))
@@ -86,6 +114,10 @@ class Compilation:
             self.rules.log_unmatched(gm)
 
 
+def _is_dynamic(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not all(type(size) is int for size in (*value.shape, *value.stride()))
+
+
 def lower_graph(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Compilation) -> Callable[..., Any]:
     """Compile ``gm`` with the lowering that ``options`` name, and return a callable."""
     with compiled_without_autocast(run.device):
@@ -94,27 +126,23 @@ def lower_graph(gm: GraphModule, inputs: Sequence[Any], options: Options, run: C
 
 
 def _inductor(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Compilation) -> Callable[..., Any]:
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.compile_fx import compile_fx
 
     patches = {**mode_settings(options.mode), **options.inductor}
     if run.kept is not None:
         from fxamp.backend.kept_partitioner import KeptPartitioner
 
         patches["custom_partitioner_fn"] = KeptPartitioner(run.kept)
-    if not run.hooked and not scaled_products(gm):
-        return cast(Callable[..., Any], compile_fx(gm, list(inputs), config_patches=patches))
+    compiled = partial(compile_fx, gm, list(inputs), config_patches=patches)
+    key = run.key(gm)
+    with keyed(key):
+        if run.hooked:
+            from fxamp.backend.inductor import hooks
 
-    # A backward may be compiled only when it first runs, outside compile_fx.
-    patched = config.patch(patches)
-
-    def inner_compile(graph: GraphModule, examples: Sequence[Any], **kwargs: Any) -> Any:
-        backward = bool(kwargs.get("is_backward"))
-        return run.compile(graph, examples, backward, patched(lambda g, e: compile_fx_inner(g, e, **kwargs)))
-
-    with uncached():
-        compiled = compile_fx(gm, list(inputs), inner_compile=inner_compile, config_patches=patches)
-    return cast(Callable[..., Any], compiled)
+            inner, caching = hooks(run, key, patches, run.stored(gm, inputs))
+            with caching:
+                return cast(Callable[..., Any], compiled(inner_compile=inner))
+        return cast(Callable[..., Any], compiled())
 
 
 def _aot_eager(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Compilation) -> Callable[..., Any]:

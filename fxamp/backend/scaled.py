@@ -5,14 +5,12 @@ AOTAutograd passes the partitioned backward graph to a compiler. fxamp first rew
 from the outputs, and reports them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch import config as functorch_config
 from torch.fx import GraphModule
 
 from fxamp.backend.scaled_owners import leaves, owners
@@ -22,7 +20,7 @@ from fxamp.graph import graph_output
 from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward, gradients, in_float16, tangents
 from fxamp.policy import Policy
 from fxamp.scaler import GradScaler
-from fxamp.scaler.borders import SCALED_BY, crossed, product, reciprocal, scaled_by
+from fxamp.scaler.borders import SCALED_BY, ScaledBy, crossed, product, reciprocal
 from fxamp.torch_private import current_metadata, running_node
 
 #: A compiled graph that takes its inputs in one list and empties the list.
@@ -59,7 +57,7 @@ class Scaling:
         """Record on the graph that AOTAutograd is compiling which scaler scales its backward."""
         metadata = current_metadata()
         if metadata is not None:
-            setattr(metadata, SCALED_BY, scaled_by(self.scaler))
+            setattr(metadata, SCALED_BY, ScaledBy(self.scaler))
 
     def backward_pass(self, gm: GraphModule) -> ScaleBackward:
         """Return the pass for the backward graph ``gm``."""
@@ -150,10 +148,3 @@ def _check(gm: GraphModule) -> str:
     values = (node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder"))
     on_cuda = any(isinstance(value, Tensor) and value.device.type == "cuda" for value in values)
     return "kernel" if on_cuda else "ops"
-
-
-@contextmanager
-def uncached() -> Iterator[None]:
-    """Disable AOTAutograd's cache: its key covers neither a rewritten backward nor the code of fxamp's ops."""
-    with functorch_config.patch(enable_autograd_cache=False):
-        yield

@@ -19,7 +19,14 @@ from fxamp.passes.backward.drop_unused import DropUnused
 from fxamp.passes.backward.scale_backward import tangents
 from fxamp.passes.base import Context, PassSequence
 from fxamp.pipeline import run_passes
-from fxamp.torch_private import compiled_by_aot, compiling_again, function_of, running_node, subclass_metadata
+from fxamp.torch_private import (
+    compiled_by_aot,
+    compiling_again,
+    function_of,
+    keep_if_retained,
+    running_node,
+    subclass_metadata,
+)
 
 #: Compiles a backward graph for its example inputs; the result takes its inputs in one list.
 Compiler = Callable[[GraphModule, list[Any]], Callable[[list[Any]], Any]]
@@ -61,6 +68,7 @@ def _ask(_: Any) -> None:
     node = running_node()
     if node is not None:  # None under compiled autograd
         node.set_materialize_grads(False)
+        keep_if_retained(node)
 
 
 def by_used_results(gm: GraphModule, inputs: Sequence[Any], compiler: Compiler) -> Callable[[list[Any]], Any]:

@@ -4,6 +4,9 @@
 """
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +16,7 @@ from torch import Tensor
 from fxamp.torch_dtypes import widest_float
 from fxamp.torch_private import Node, compiled_by_aot, function_of, graph_metadata
 
-#: Attribute of AOTAutograd's metadata of a graph: a weak reference to the scaler that scales its backward.
+#: Attribute of AOTAutograd's metadata of a graph: a :class:`ScaledBy`, for the scaler that scales its backward.
 SCALED_BY = "fxamp_scaled_by"
 
 #: Keys of a node's ``metadata``: the node is a border that float16 gradients cross while scaled; the node is not
@@ -48,9 +51,40 @@ def border_of(node: Node) -> Border | None:
     return None
 
 
-def scaled_by(scaler: Any) -> "weakref.ref[Any]":
-    """Return the value for :data:`SCALED_BY`."""
-    return weakref.ref(scaler)
+class ScaledBy:
+    """The value of :data:`SCALED_BY`; called, it returns the scaler, or None if that no longer exists.
+
+    Pickled and read again, it stands for the scaler for which a graph is then compiled (:func:`compiling_for`).
+    """
+
+    def __init__(self, scaler: Any) -> None:
+        self._scaler = weakref.ref(scaler)
+
+    def __call__(self) -> Any:
+        return self._scaler()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ScaledBy":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _now_scaled_by, ()
+
+
+_compiling_for: ContextVar[Any] = ContextVar("fxamp_compiling_for")
+
+
+def _now_scaled_by() -> ScaledBy:
+    return ScaledBy(_compiling_for.get())
+
+
+@contextmanager
+def compiling_for(scaler: Any) -> Iterator[None]:
+    """Make graphs that torch's caches return inside ``scaler``'s."""
+    token = _compiling_for.set(scaler)
+    try:
+        yield
+    finally:
+        _compiling_for.reset(token)
 
 
 def made_by_hand(node: Node) -> bool:

@@ -1,0 +1,78 @@
+"""What torch's compile caches must know about fxamp: everything that changes the code of a graph and is not in it.
+
+torch keys its caches by a graph's code, its inputs and its own settings. fxamp also rewrites the backward, by the
+policy, the scaler, and what the nodes of the forward say about their modules. All of that goes into
+``torch.compiler.config.cache_key_tag``, a part of every key.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch.compiler import config as compiler_config
+from torch.fx import GraphModule
+
+import fxamp
+from fxamp.graph import module_classes, module_path
+from fxamp.passes.shared.decision import decision
+from fxamp.policy import Policy
+
+#: Keys of ``node.meta`` that no generated code depends on: values, which the inputs determine, and origins.
+_IRRELEVANT = frozenset(
+    {
+        *("val", "example_value", "tensor_meta", "unbacked_bindings", "fxamp", "fxamp_inserted", "fxamp_was"),
+        *("nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "fwd_source_fn_stack", "torch_fn"),
+        *("stack_trace", "from_node", "seq_nr", "original_aten", "grapharg", "tensor_dict", "creation_timestamp"),
+    }
+)
+
+
+def cache_key(gm: GraphModule, policy: Policy, *settings: object) -> str:
+    """Return the tag for the graph ``gm``, rewritten by ``policy``; ``settings`` are what else its compilation reads.
+
+    A setting or a node's annotation counts by its ``repr``. One with an address in it gives a tag that no other process
+    has, so such graphs are compiled in each.
+    """
+    digest = hashlib.sha256(source_digest().encode())
+    rules = [(rule.id, rule.why, str(rule.origin)) for rule in policy.rules]
+    digest.update(repr((policy.digest, policy.name, rules, settings)).encode())
+    for part in gm.modules():
+        if isinstance(part, GraphModule):
+            digest.update(repr([_annotations(node) for node in part.graph.nodes]).encode())
+    return f"fxamp {digest.hexdigest()}"
+
+
+@contextmanager
+def keyed(tag: str) -> Iterator[None]:
+    """Add ``tag`` to the keys of torch's caches inside."""
+    own = compiler_config.cache_key_tag
+    with compiler_config.patch(cache_key_tag=f"{own} {tag}" if tag else own):  # type: ignore[attr-defined]
+        yield
+
+
+@cache
+def source_digest() -> str:
+    """Return the sha256 in hex of the version and the code of fxamp, without its tools."""
+    home = Path(str(fxamp.__file__)).parent
+    digest = hashlib.sha256(fxamp.__version__.encode())
+    for file in _sources(home):
+        digest.update(str(file.relative_to(home)).encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and path.name != "tools":
+            yield from _sources(path)
+        elif path.suffix == ".py":
+            yield path
+
+
+def _annotations(node: Any) -> tuple[object, ...]:
+    made = decision(node)
+    ruled = None if made is None else (made.rule and made.rule.id, str(made.lower), made.captured, made.overruled)
+    rest = sorted((key, repr(value)) for key, value in node.meta.items() if key not in _IRRELEVANT)
+    return module_path(node), module_classes(node), ruled, rest

@@ -1,0 +1,68 @@
+"""What Inductor compiles instead of AOTAutograd's graphs, and how torch's caches store it. Imports Inductor."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from torch._functorch import config as functorch_config
+from torch._inductor import config
+from torch._inductor.compile_fx import compile_fx_inner
+from torch.fx import GraphModule
+
+from fxamp.backend.cache_key import keyed
+from fxamp.backend.stored_backward import StoredBackward, loading_with
+from fxamp.listing import KeptValue
+from fxamp.scaler.borders import compiling_for
+from fxamp.torch_private import donated_inputs, keep_saved_tensors, running_metadata, storing_backwards
+
+if TYPE_CHECKING:
+    from fxamp.backend.lowering import Compilation
+
+
+def hooks(
+    run: "Compilation", key: str, patches: Mapping[str, Any], stored: bool
+) -> tuple[Callable[..., Any], AbstractContextManager[None]]:
+    """Return the inner compiler for ``compile_fx``, and the context for that call.
+
+    ``key``: what identifies the graph and its rewriting in the keys of torch's caches. ``patches``: Inductor's
+    settings. ``stored``: AOTAutograd's cache stores the graph; else it is off.
+    """
+    # A backward may be compiled only when it first runs, outside compile_fx.
+    patched = config.patch(dict(patches))
+
+    def lower(graph: GraphModule, examples: Sequence[Any], settings: Mapping[str, Any], late: bool) -> Any:
+        with running_metadata() if late else nullcontext(), keyed(f"{key} {donated_inputs()}"):
+            return patched(lambda: compile_fx_inner(graph, examples, **settings))()
+
+    def load(
+        graph: GraphModule, examples: Sequence[Any], settings: Mapping[str, Any], kept: Sequence[KeptValue]
+    ) -> Any:
+        if run.kept is not None:
+            run.kept.values.extend(kept)
+        return run.compile_later(graph, examples, lambda g, e: lower(g, e, settings, True))
+
+    def inner(graph: GraphModule, examples: Sequence[Any], **settings: Any) -> Any:
+        backward = bool(settings.get("is_backward"))
+        if not (stored and backward):
+            late = backward and run.unused
+            return run.compile(graph, examples, backward, lambda g, e: lower(g, e, settings, late))
+        if run.scaling is not None or not run.unused:
+            keep_saved_tensors()
+        kept = () if run.kept is None else tuple(run.kept.values)
+        return StoredBackward(graph, examples, settings, kept, load(graph, examples, settings, ()))
+
+    return inner, _storing(run, load) if stored else _uncached()
+
+
+@contextmanager
+def _storing(run: "Compilation", load: Callable[..., Any]) -> Iterator[None]:
+    scaler = None if run.scaling is None else run.scaling.scaler
+    with storing_backwards(), loading_with(load), compiling_for(scaler):
+        yield
+
+
+@contextmanager
+def _uncached() -> Iterator[None]:
+    """Disable AOTAutograd's cache: it would return a backward that fxamp has not rewritten."""
+    with functorch_config.patch(enable_autograd_cache=False):
+        yield

@@ -1,0 +1,87 @@
+"""A backward graph in AOTAutograd's cache: stored before fxamp rewrites it, rewritten and compiled when it first runs.
+
+AOTAutograd stores what a compiler returns for a backward, if that is an ``OutputCode`` of Inductor. Compiled code would
+not do: which gradients of unused results to leave out is known only when the backward runs, and the scaler belongs to
+a process. So the graph is stored. What Inductor makes of the rewritten graph is in Inductor's own cache. Imports
+Inductor.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch._guards import detect_fake_mode
+from torch._inductor.output_code import OutputCode
+from torch.fx import GraphModule
+
+from fxamp.listing import KeptValue
+from fxamp.torch_private import dump_graph, load_graph, uncacheable
+
+#: Makes a callable, which takes its inputs in one list, of a backward graph, its example inputs, and Inductor's
+#: settings for it.
+Loader = Callable[[GraphModule, Sequence[Any], Mapping[str, Any], Sequence[KeptValue]], Callable[[list[Any]], Any]]
+
+#: Settings of Inductor that belong to a process; a loaded graph gets those of its own.
+_OF_PROCESS = ("cudagraphs", "boxed_forward_device_index", "graph_id", "compile_region_name")
+
+_loader: ContextVar[Loader] = ContextVar("fxamp_loader")
+
+
+@contextmanager
+def loading_with(loader: Loader) -> Iterator[None]:
+    """Make what AOTAutograd's cache returns inside runnable with ``loader``."""
+    token = _loader.set(loader)
+    try:
+        yield
+    finally:
+        _loader.reset(token)
+
+
+class StoredBackward(OutputCode):
+    """A backward graph ``gm`` for example ``inputs``, which runs as ``run``.
+
+    ``settings``: Inductor's keyword arguments for the graph. ``kept``: what rules made of the values that the forward
+    keeps for it.
+    """
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        inputs: Sequence[Any],
+        settings: Mapping[str, Any],
+        kept: Sequence[KeptValue],
+        run: Callable[[list[Any]], Any],
+    ) -> None:
+        super().__init__()
+        self._boxed_call = True
+        self._stored = b""
+        self._settings = {key: value for key, value in settings.items() if key not in _OF_PROCESS}
+        self._kept = tuple(kept)
+        self._made: tuple[GraphModule, Sequence[Any]] | None = (gm, inputs)
+        self._run: Callable[[list[Any]], Any] | None = run
+
+    def __call__(self, inputs: Any) -> Any:
+        """Run the graph; ``inputs`` is a list, which is emptied."""
+        assert self._run is not None, "the graph has not been loaded"
+        return self._run(inputs)
+
+    def prepare_for_serialization(self) -> None:
+        """Replace the graph by bytes. Raises torch's error for what its cache leaves out, if that is impossible."""
+        assert self._made is not None
+        try:
+            self._stored = dump_graph(*self._made)
+        except Exception as error:
+            raise uncacheable(f"the backward graph cannot be stored: {error}") from error
+        self._made = self._run = None
+
+    def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        """Make a graph that the cache returned runnable; ``graph_kwargs``: Inductor's settings of this process."""
+        mode = detect_fake_mode(example_inputs)
+        assert mode is not None, "the inputs are not fake"
+        gm, inputs = load_graph(self._stored, mode)
+        own = {key: graph_kwargs[key] for key in _OF_PROCESS if key in graph_kwargs}
+        self._run = _loader.get()(gm, inputs, {**self._settings, **own}, self._kept)
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        """Do nothing: kernels are in Inductor's own cache."""

@@ -1,0 +1,62 @@
+"""A step whose graph AOTAutograd's cache may hold: ``python stored_step.py FACTOR POLICY SCALED``."""
+
+import json
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+import fxamp
+
+
+class Net(nn.Module):
+    """Two results, of which the step uses one; ``factor`` is a constant of the graph."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.head, self.factor = nn.Linear(16, 16), nn.Linear(16, 16), factor
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.head(torch.relu(self.inner(x)))
+        return logits.float().pow(2).mean() * self.factor, logits
+
+
+def step(factor: float, policy: str, scaled: bool) -> dict[str, Any]:
+    """The gradients of two backwards, the second through both results, what the scaler found, and what was cached."""
+    torch._dynamo.reset()
+    counters.clear()
+    scaler = fxamp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+    net, x = Net(factor), torch.linspace(-1, 1, 64).reshape(4, 16)
+    model = torch.compile(net, backend="fxamp", options={"policy": policy, "scaler": scaler})
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    gradients, found = [], []
+    for spoiled in (False, True):
+        optimizer.zero_grad()
+        loss, logits = model(x)
+        scaler.scale(loss + logits.float().sum() * torch.inf if spoiled else loss).backward()
+        gradients.append([parameter.grad.flatten().tolist() for parameter in net.parameters()])
+        scaler.step(optimizer)
+        scaler.update()
+        found.append(scaler.loss_scale)
+    hits = {name: counters[name][f"{cache}_cache_hit"] for name, cache in CACHES.items()}
+    misses = {name: counters[name][f"{cache}_cache_miss"] for name, cache in CACHES.items()}
+    return {"gradients": gradients, "scales": found, "hits": hits, "misses": misses}
+
+
+CACHES = {"aot_autograd": "autograd", "inductor": "fxgraph"}
+
+
+def by_autocast(factor: float, dtype: torch.dtype) -> list[Tensor]:
+    """The gradients of the first backward under eager autocast."""
+    net, x = Net(factor), torch.linspace(-1, 1, 64).reshape(4, 16)
+    with torch.autocast("cpu", dtype):
+        loss, _ = net(x)
+    (loss * 1024).backward()
+    return [parameter.grad.flatten() / 1024 for parameter in net.parameters()]
+
+
+if __name__ == "__main__":
+    print(json.dumps(step(float(sys.argv[1]), sys.argv[2], sys.argv[3] == "True")))

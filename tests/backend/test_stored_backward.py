@@ -1,0 +1,70 @@
+"""A graph that AOTAutograd's cache returns trains in a new process as it did in the one that stored it."""
+
+import json
+import pickle
+import random
+import subprocess
+import sys
+
+import pytest
+import stored_step
+import torch
+from exhaustive import exhaustive
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fxamp.backend.stored_backward import StoredBackward, loading_with
+
+WAYS = (("cpu-float16", True), ("cpu-bfloat16", False), ("cpu-float16-lean", True))
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("way", exhaustive(WAYS, always=WAYS[:1]))
+def test_a_new_process_trains_with_the_stored_graph(way: tuple[str, bool]) -> None:
+    """The gradients are equal bit for bit, an unused result becomes used, and an overflow is found."""
+    policy, scaled = way
+    factor = random.SystemRandom().randrange(2**20) / 2**20 + 1  # no run before this one has compiled it
+    first = stored_step.step(factor, policy, scaled)
+    assert first["misses"]["aot_autograd"] == 1 and first["hits"]["aot_autograd"] == 0
+    command = [sys.executable, "-W", "ignore", stored_step.__file__, str(factor), policy, str(scaled)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    second = json.loads(done.stdout.splitlines()[-1])
+    assert second["misses"] == {"aot_autograd": 0, "inductor": 0} and second["hits"]["aot_autograd"] == 1
+    assert repr(second["gradients"]) == repr(first["gradients"])
+    assert second["scales"] == first["scales"] == ([1024.0, 512.0] if scaled else [1.0, 1.0])
+    dtype = torch.bfloat16 if "bfloat16" in policy else torch.float16
+    tolerance = 0.02 if "lean" in policy else 4 * torch.finfo(dtype).eps
+    for found, expected in zip(first["gradients"][0], stored_step.by_autocast(factor, dtype), strict=True):
+        torch.testing.assert_close(torch.tensor(found), expected, rtol=tolerance, atol=tolerance)
+
+
+def graph() -> tuple[torch.fx.GraphModule, list[Tensor]]:
+    with FakeTensorMode():
+        inputs = [torch.ones(3, 4)]
+    return make_fx(lambda x: x * 2, tracing_mode="fake")(*inputs), inputs
+
+
+def test_a_graph_that_cannot_be_stored_is_left_out_of_the_cache() -> None:
+    made, inputs = graph()
+    next(iter(made.graph.nodes)).meta["lock"] = (each for each in ())
+    stored = StoredBackward(made, inputs, {}, (), lambda args: args)
+    with pytest.raises(Exception, match="the backward graph cannot be stored") as refused:
+        stored.prepare_for_serialization()
+    assert type(refused.value).__name__ == "BypassAOTAutogradCache"
+
+
+def test_a_loaded_graph_gets_the_settings_of_its_process() -> None:
+    made, inputs = graph()
+    stored = StoredBackward(made, inputs, {"cudagraphs": "theirs", "is_backward": True}, (), lambda args: args)
+    stored.prepare_for_serialization()
+    loaded = pickle.loads(pickle.dumps(stored))
+    seen = []
+
+    def load(*given: object) -> object:
+        seen.append(given[2])
+        return lambda args: args
+
+    with loading_with(load):  # type: ignore[arg-type]
+        loaded.post_compile(inputs, None, {"cudagraphs": "ours", "is_backward": True})
+    assert seen == [{"cudagraphs": "ours", "is_backward": True}] and loaded([1]) == [1]
