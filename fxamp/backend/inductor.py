@@ -5,8 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch._functorch import config as functorch_config
-from torch._inductor import config
-from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor import compile_fx, config
 from torch.fx import GraphModule
 
 from fxamp.backend.cache_key import keyed
@@ -32,7 +31,7 @@ def hooks(
 
     def lower(graph: GraphModule, examples: Sequence[Any], settings: Mapping[str, Any], late: bool) -> Any:
         with running_metadata() if late else nullcontext(), keyed(f"{key} {donated_inputs()}"):
-            return patched(lambda: compile_fx_inner(graph, examples, **settings))()
+            return patched(lambda: compile_fx.compile_fx_inner(graph, examples, **settings))()
 
     def load(
         graph: GraphModule, examples: Sequence[Any], settings: Mapping[str, Any], kept: Sequence[KeptValue]

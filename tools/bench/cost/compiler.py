@@ -9,6 +9,7 @@ from unittest.mock import patch
 import torch
 import torch._inductor.compile_fx as compile_fx
 from torch import Tensor
+from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
 from torch._inductor.graph import GraphLowering
 from torch.fx import GraphModule, Node
@@ -20,7 +21,11 @@ from fxamp.torch_private import current_metadata
 
 @dataclass
 class Counted:
-    """What was counted so far. ``texts``: the generated modules by stage, if they are asked for."""
+    """What was counted so far.
+
+    ``texts``: the generated modules by stage, if they are asked for. ``waiting``: bytes kept by each forward whose
+    backward has not run. ``peak``: most bytes at once, these included.
+    """
 
     wants_text: bool = False
     kernels: list[Kernel] = field(default_factory=list)
@@ -28,6 +33,8 @@ class Counted:
     kept: list[Kept] = field(default_factory=list)
     texts: list[tuple[str, str]] = field(default_factory=list)
     graphs: int = 0
+    waiting: list[int] = field(default_factory=list)
+    peak: int = 0
 
 
 class _Scheduled(Exception):
@@ -36,13 +43,20 @@ class _Scheduled(Exception):
 
 @contextlib.contextmanager
 def counting(counted: Counted) -> Iterator[None]:
-    """Inside, whatever Inductor compiles is counted instead, and gives empty results of the right shapes."""
+    """Inside, whatever Inductor compiles is counted instead, and gives empty results of the right shapes.
+
+    AOTAutograd's cache is off: there is nothing to store.
+    """
     whole, inner = compile_fx.compile_fx, _counting_inner(counted, compile_fx.compile_fx_inner)
 
     def outer(*given: Any, inner_compile: Any = inner, **more: Any) -> Any:
         return whole(*given, **{**more, "inner_compile": inner_compile})
 
-    with patch.object(compile_fx, "compile_fx_inner", inner), patch.object(compile_fx, "compile_fx", outer):
+    with (
+        patch.object(compile_fx, "compile_fx_inner", inner),
+        patch.object(compile_fx, "compile_fx", outer),
+        functorch_config.patch(enable_autograd_cache=False),
+    ):
         yield
 
 
@@ -52,7 +66,8 @@ def _counting_inner(counted: Counted, real: Callable[..., Any]) -> Callable[...,
         results = _results(gm)
         if stage == "forward":
             counted.graphs += 1
-            counted.kept += _kept(gm)
+            kept = _kept(gm)
+            counted.kept += kept
 
         def scheduled(self: GraphLowering) -> Any:
             _count(self, stage, counted)
@@ -64,6 +79,8 @@ def _counting_inner(counted: Counted, real: Callable[..., Any]) -> Callable[...,
             except Exception as error:
                 if not _caused_by_counting(error):
                     raise
+        if stage == "forward":
+            counted.waiting.append(sum(each.bytes for each in kept))
         return _empty(results)
 
     return inner
@@ -80,6 +97,9 @@ def _caused_by_counting(error: BaseException | None) -> bool:
 
 def _count(graph: GraphLowering, stage: str, counted: Counted) -> None:
     graph._update_scheduler()
+    if stage == "backward" and counted.waiting:
+        counted.waiting.pop()  # the backward's own peak has it
+    counted.peak = max(counted.peak, sum(counted.waiting) + schedule.peak(graph))
     counted.kernels += schedule.kernels(graph, stage)
     for dtype, number in schedule.flops(cast(GraphModule, graph.module)).items():
         counted.flops[dtype] = counted.flops.get(dtype, 0) + number

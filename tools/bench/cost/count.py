@@ -10,6 +10,9 @@ STAGES = ("forward", "backward", "step")
 #: Kinds of kernels that multiply: their time is that of their FLOPs, not of their bytes.
 PRODUCTS = ("matmul", "convolution", "attention")
 
+#: What the ops are called for whose result the host waits.
+WAITED_FOR = ("_local_scalar_dense", "nonzero", "copy to the host")
+
 
 @dataclass(frozen=True)
 class Access:
@@ -59,7 +62,7 @@ class Count:
     """One way of training, counted.
 
     ``flops``: of products, by the dtype of their first operand. ``parameters``, ``tensors``: of the model.
-    ``graphs``: compiled ones.
+    ``graphs``: compiled ones. ``peak``: most bytes of activations, gradients and temporaries at once.
     """
 
     kernels: tuple[Kernel, ...]
@@ -68,6 +71,7 @@ class Count:
     parameters: int
     tensors: int
     graphs: int
+    peak: int = 0
 
     def bytes(self, stage: str) -> int:
         """Bytes that the kernels of ``stage`` move."""
@@ -76,6 +80,11 @@ class Count:
     @property
     def kept_bytes(self) -> int:
         return sum(each.bytes for each in self.kept)
+
+    @property
+    def syncs(self) -> int:
+        """How often the host waits for the device."""
+        return sum(kernel.launches for kernel in self.kernels if any(op in kernel.ops for op in WAITED_FOR))
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON's values."""

@@ -32,9 +32,19 @@ class EagerOps(RunningOps):  # type: ignore[no-untyped-call]
             filled = name.startswith(_FILLS)
             reads = () if filled else _accesses((args, kwargs))
             kind = "zeros" if name == "aten::zeros" and self.stage == "backward" else "eager"
-            self._take(Kernel(self.stage, kind, name.removeprefix("aten::"), reads, _accesses(result)))
+            word = "copy to the host" if _leaves_device(args, result) else name.removeprefix("aten::")
+            self._take(Kernel(self.stage, kind, word, reads, _accesses(result)))
 
 
 def _accesses(values: Any) -> tuple[Access, ...]:
     tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
     return tuple(Access("", tensor.nbytes, str(tensor.dtype).removeprefix("torch.")) for tensor in tensors)
+
+
+def _leaves_device(args: Any, result: Any) -> bool:
+    """Whether a copy of a tensor on the GPU is made for the host, which then waits for it."""
+    given, made = (
+        {leaf.device.type for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)}
+        for values in (args, result)
+    )
+    return made == {"cpu"} and bool(given - {"cpu"})

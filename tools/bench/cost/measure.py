@@ -43,6 +43,7 @@ def measure(plan: Plan, way: Way, pretended: bool, counted: Counted | None = Non
         parameters=sum(p.numel() for p in called.parameters),
         tensors=len(called.parameters),
         graphs=counted.graphs,
+        peak=counted.peak,
     )
 
 

@@ -28,7 +28,7 @@ class Row:
     """One way of training. Bytes of each stage; ``beside_products``: those of all kernels that are no products.
 
     ``triton``, ``library``, ``outside``: launches of Triton kernels, of other kernels of the forward and the backward,
-    and of the step.
+    and of the step. ``peak``: most bytes at once. ``syncs``: how often the host waits.
     """
 
     label: str
@@ -43,6 +43,8 @@ class Row:
     flops: Mapping[str, float]
     kept: float
     graphs: int
+    peak: float
+    syncs: float
 
     @property
     def bytes(self) -> float:
@@ -74,6 +76,8 @@ def row(label: str, policy: str, count: Count) -> Row:
         flops=count.flops,
         kept=count.kept_bytes,
         graphs=count.graphs,
+        peak=count.peak,
+        syncs=count.syncs,
     )
 
 
@@ -83,7 +87,18 @@ def extrapolated(layers: Sequence[int], rows: Sequence[Row], to: int) -> Row:
     share = (to - layers[0]) / (layers[-1] - layers[0])
     numbers = {
         name: getattr(first, name) + share * (getattr(last, name) - getattr(first, name))
-        for name in ("forward", "backward", "step", "beside_products", "triton", "library", "outside", "kept")
+        for name in (
+            "forward",
+            "backward",
+            "step",
+            "beside_products",
+            "triton",
+            "library",
+            "outside",
+            "kept",
+            "peak",
+            "syncs",
+        )
     }
     dtypes = {**first.flops, **last.flops}
     flops = {d: first.flops.get(d, 0) + share * (last.flops.get(d, 0) - first.flops.get(d, 0)) for d in dtypes}

@@ -25,6 +25,25 @@ def kernels(graph: Lowering, stage: str) -> list[Kernel]:
     return [_kernel(graph, node, stage) for node in graph.scheduler.nodes if _is_kernel(node)]
 
 
+def peak(graph: Lowering) -> int:
+    """Most bytes that are live at once while ``graph`` runs in the order of its schedule, by Inductor's own estimate.
+
+    Results and temporaries count, and of the inputs what the forward kept; parameters and other inputs do not.
+    """
+    from torch._inductor.memory import prepare_planning_info
+    from torch.utils._ordered_set import OrderedSet
+
+    scheduler = graph.scheduler
+    most, _ = prepare_planning_info(
+        scheduler.nodes,
+        scheduler.name_to_buf,
+        scheduler.name_to_fused_node,
+        OrderedSet(graph.graph_inputs),
+        OrderedSet(graph.get_output_names()),
+    )
+    return int(most)
+
+
 def flops(gm: GraphModule) -> dict[str, int]:
     """FLOPs of the products of a lowered graph, by the dtype of their first operand."""
     found: dict[str, int] = defaultdict(int)

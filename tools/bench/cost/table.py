@@ -17,7 +17,7 @@ def ways(rows: Sequence[Row], rates: Rates, markdown: bool) -> str:
     """A row for each way of training; the last column is the estimate over that of the first row."""
     headers = (
         *("", "forward GB", "backward GB", "step GB", "all GB", "Triton", "library", "step"),
-        *("TFLOP", "kept MB", "graphs", "est. ms", "ratio"),
+        *("TFLOP", "kept MB", "peak MB", "syncs", "graphs", "est. ms", "ratio"),
     )
     base = rows[0].milliseconds(rates)
     cells = [
@@ -27,6 +27,8 @@ def ways(rows: Sequence[Row], rates: Rates, markdown: bool) -> str:
             *(f"{value:.0f}" for value in (each.triton, each.library, each.outside)),
             ", ".join(f"{dtype} {flops / 1e12:.4g}" for dtype, flops in sorted(each.flops.items())),
             f"{each.kept / _MB:.4g}",
+            f"{each.peak / _MB:.4g}",
+            f"{each.syncs:.0f}",
             each.graphs,
             f"{each.milliseconds(rates):.4g}",
             f"{each.milliseconds(rates) / base:.3f}" if base else "-",
