@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxamp.errors import OptionError
 from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.cost import command, hooks
 from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel
+from fxamp.tools.bench.cost.eager import EagerOps
 from fxamp.tools.bench.cost.plan import Plan, Way
 from fxamp.tools.bench.cost.process import counts
 from fxamp.tools.bench.cost.row import Rates, extrapolated, row
@@ -97,6 +99,23 @@ def test_gradients_of_unused_results_and_the_check_are_counted(counted: dict[str
     )
 
 
+def test_peak_is_at_the_end_of_the_backward(counted: dict[str, Count]) -> None:
+    """torch has all gradients, and in 16 bits that of the rows, which the table's is made of. fxamp has what its check
+    reads as well: the table's gradient in float32, the others in 16 bits, the inverse of the scale; and three flags."""
+    assert counted["torch"].peak == 4 * PARAMETERS + 2 * ROWS
+    assert counted["fxamp"].peak == 4 * PARAMETERS + 4 * TABLE + 2 * (WEIGHT + 32) + 4 + 3 * 4
+
+
+def test_syncs_are_what_the_host_waits_for(counted: dict[str, Count]) -> None:
+    assert {way: count.syncs for way, count in counted.items()} == {"torch": 0, "fxamp": 0, "clipped": 0}
+    waits = [Kernel("forward", "eager", ops, (), ()) for ops in ("_local_scalar_dense", "copy to the host", "add")]
+    assert replace(counted["torch"], kernels=tuple(waits)).syncs == 2
+    taken: list[Kernel] = []
+    with FakeTensorMode(), EagerOps(taken.append):
+        torch.ones(2, device="meta").add(1).to("cpu")
+    assert [kernel.ops for kernel in taken if "host" in kernel.ops] == ["copy to the host"]
+
+
 def test_a_count_survives_json() -> None:
     count = _count(3)
     assert Count.from_dict(json.loads(json.dumps(count.as_dict()))) == count
@@ -119,7 +138,7 @@ def _count(layers: int) -> Count:
         Kernel("step", "by hand", "AdamW", (Access("c", 100, "float32"),), (), launches=2),
     )
     kept = (Kept(10, "float16", (5,), "mm", "head", "n.py:4"),)
-    return Count(kernels * layers, {"float16": 50 * layers}, kept * layers, 7, 2, 1)
+    return Count(kernels * layers, {"float16": 50 * layers}, kept * layers, 7, 2, 1, 30 * layers)
 
 
 @pytest.fixture
