@@ -1,11 +1,11 @@
-"""One line for a training loop that is not your own, a module for each framework, imported only when asked for.
+"""Training frameworks that own the loop: one line for each. A framework's module is imported on first access.
 
     fxamp.frameworks.transformers.FxampCallback(policy=...)       Trainer(callbacks=[...])
-    fxamp.frameworks.accelerate.prepare(accelerator, model, ...)  in the place of accelerator.prepare(...)
+    fxamp.frameworks.accelerate.prepare(accelerator, model, ...)  instead of accelerator.prepare(...)
     fxamp.frameworks.lightning.FxampPrecision(policy=...)         Trainer(plugins=[...])
 
-Each brings the scaler that float16 needs, compiles what the framework really calls, and sees through the framework's
-wrapped optimizer, so that ``skip="device"`` holds.
+Each one adds the scaler that float16 needs, compiles the functions that the framework calls, and steps the optimizer
+that the framework wraps, so that ``skip="device"`` works.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["accelerate", "lightning", "transformers"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a framework's module when it is first asked for (PEP 562)."""
+    """Import a framework's module on first access (PEP 562)."""
     from importlib import import_module
 
     if name in __all__:

@@ -14,10 +14,10 @@ from fxamp.optim.first_steps import stepped
 from fxamp.policy import Policy
 from fxamp.scaler import GradScaler
 
-#: Where Accelerate's own engines step, gather or scale in their own ways.
+#: Distributed types whose engines step, gather or scale themselves.
 _REFUSED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)
 
-#: Optimizers without a scaler whose first step is looked at.
+#: Optimizers without a scaler that have the hook for their first step.
 _seen: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
 
 
@@ -29,25 +29,26 @@ def prepare(
     options: Mapping[str, Any] | None = None,
     **compile_arguments: Any,
 ) -> Any:
-    """Do ``accelerator.prepare(*objects)``, with every model compiled before it is wrapped, and scaled if in float16.
+    """Compile every model, call ``accelerator.prepare(*objects)``, and let the scaler step every optimizer.
 
-    The loop stays as it is: ``accelerator.backward``, ``accumulate``, ``clip_grad_norm_``, ``save_state`` and
-    ``load_state`` find the scaler at ``accelerator.scaler``. Gradients are true from the backward on.
+    The loop does not change: ``accelerator.backward``, ``accumulate``, ``clip_grad_norm_``, ``save_state`` and
+    ``load_state`` find the scaler at ``accelerator.scaler``. Gradients are unscaled after
+    each backward.
 
     Args:
-        accelerator: with ``mixed_precision="no"``, or "bf16" for what is left outside of the graphs.
-        objects: as ``accelerator.prepare`` takes them.
+        accelerator: with ``mixed_precision="no"``, or "bf16" for code outside the compiled graphs.
+        objects: the arguments of ``accelerator.prepare``.
         policy: "auto", a built-in name, a path, or a Policy.
-        scaler: a GradScaler; a dict of its arguments (``{"skip": "device"}``); None: as the policy says.
-        options: further options of the backend; ``compile_arguments`` are torch.compile's, such as ``dynamic``.
+        scaler: a GradScaler; a dict of its arguments (``{"skip": "device"}``); None: the policy decides.
+        options: further options of the backend. ``compile_arguments``: arguments of torch.compile, such as ``dynamic``.
 
     Returns:
-        What ``accelerator.prepare`` returns. Where the device decides on skips, schedulers hear of one as soon as it is
-        known, and make up for it: nobody waits.
+        What ``accelerator.prepare`` returns. With ``skip="device"`` a skip becomes known after the step;
+        schedulers then leave out a later step in its place. Nothing waits for the device.
 
     Raises:
-        OptionError: the accelerator scales by itself (``mixed_precision="fp16"``), is driven by another engine, or was
-            given a scaler before; or an argument has a value that is not accepted.
+        OptionError: the accelerator scales losses itself (``mixed_precision="fp16"``), uses another engine, or already
+            has a scaler; or an argument has an invalid value.
     """
     made = setup(policy, scaler, options, compile_arguments)
     _require_free(accelerator)
@@ -70,7 +71,7 @@ def _require_free(accelerator: Accelerator) -> None:
             'policy="cuda-float16"'
         )
     if accelerator.distributed_type in _REFUSED:
-        raise OptionError(f"distributed type {accelerator.distributed_type}: its engine steps and scales by itself")
+        raise OptionError(f"distributed type {accelerator.distributed_type}: its engine steps and scales itself")
     if accelerator.scaler is not None:
         raise OptionError(
             f"the accelerator has a scaler already, {type(accelerator.scaler).__name__}: call prepare once, with every "
@@ -79,18 +80,18 @@ def _require_free(accelerator: Accelerator) -> None:
 
 
 def make_scale(made: Setup, model: torch.nn.Module) -> None:
-    """Let the scaler have its scale before the first step, which no graph may have run for."""
+    """Create the scale before the first step, even if no graph has run by then."""
     if made.scaler is not None:
         made.scaler.graph_scale(device_of(model))
 
 
 def take_over(optimizer: AcceleratedOptimizer, scaler: GradScaler | None) -> None:
-    """Let ``optimizer`` step by ``scaler``; without one, only look at the first step.
+    """Step ``optimizer`` through ``scaler``; without a scaler, only check its first step.
 
-    Raises OptionError for a wrapper that is not Accelerate's plain one.
+    Raises OptionError if the wrapper is of another class than AcceleratedOptimizer.
     """
     if type(optimizer) is not AcceleratedOptimizer:
-        raise OptionError(f"{type(optimizer).__name__} steps in a way of its own; accepted: AcceleratedOptimizer")
+        raise OptionError(f"{type(optimizer).__name__} has a step of its own; accepted: AcceleratedOptimizer")
     if scaler is not None:
         optimizer.scaler = _Steps(scaler, optimizer)
         optimizer.__setstate__({})
@@ -100,10 +101,11 @@ def take_over(optimizer: AcceleratedOptimizer, scaler: GradScaler | None) -> Non
 
 
 class _Steps:
-    """The scaler as the wrapper calls it, which puts another function in the place of the optimizer's step.
+    """The scaler as Accelerate's wrapper calls it.
 
-    That one could not run compiled. Where the device skips, nobody knows of it yet: the wrapper is told of a skip with
-    the first step after it became known, so that schedules stay where the steps are that were taken.
+    The wrapper replaces the optimizer's ``step`` by a function that cannot be compiled; this restores the original.
+    With ``skip="device"`` a skip becomes known later. The wrapper is told of it at the first step after that, so
+    schedules advance as often as steps are taken.
     """
 
     def __init__(self, scaler: GradScaler, wrapper: AcceleratedOptimizer) -> None:

@@ -15,28 +15,29 @@ from fxamp.errors import OptionError
 from fxamp.frameworks.setup import ScalerLike, device_of, setup
 from fxamp.policy import Policy
 
-#: What Lightning calls of a module, and compiles where a module was given to torch.compile.
+#: The methods of a module that Lightning calls.
 _STEPS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
 
-#: Lightning's own code that steps call: Dynamo fails in it, or would compile what is no computation.
+#: Lightning's own methods that steps call. They stay outside the graphs: Dynamo fails in them, or they compute nothing.
 _LEFT_OUTSIDE = ("log", "log_dict", "print", "manual_backward", "optimizers", "lr_schedulers", "all_gather")
 
 
 class FxampPrecision(MixedPrecision):  # type: ignore[misc]
     """``Trainer(plugins=[FxampPrecision(policy="cuda-float16")])``: nothing else changes.
 
-    Lightning calls ``training_step`` and its kin, so those are compiled, while the Trainer works on the module; state
-    keeps its names. A graph ends where a step calls ``self.log``: log last. In float16 the optimizer steps by
-    ``scaler``, gradients are true from the backward on, and loggers get ``loss_scale`` and ``skipped_steps``.
+    Lightning calls ``training_step``, ``validation_step`` and so on, so these methods are compiled while the Trainer
+    runs. Names in the ``state_dict`` do not change. A call of ``self.log`` breaks the graph: log at the end of a step.
+    In float16 the optimizer steps through ``scaler``, gradients are unscaled after the backward, and loggers receive
+    ``loss_scale`` and ``skipped_steps``.
 
     Args:
         policy: "auto", a built-in name, a path, or a Policy.
-        scaler: a GradScaler; a dict of its arguments (``{"skip": "device"}``); None: as the policy says.
+        scaler: a GradScaler; a dict of its arguments (``{"skip": "device"}``); None: the policy decides.
         options: further options of the backend.
-        compile_arguments: torch.compile's, such as ``dynamic``.
+        compile_arguments: arguments of torch.compile, such as ``dynamic``.
 
     Raises:
-        OptionError: an argument has a value that is not accepted; in training, a module that was compiled before.
+        OptionError: an argument has an invalid value; in training: the module is compiled already.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class FxampPrecision(MixedPrecision):  # type: ignore[misc]
         self.scaler = self._setup.scaler
         self.precision = "fxamp"
         self._replaced: list[tuple[LightningModule, str, Any]] = []
-        self._looked_at: LightningModule | None = None
+        self._checked: LightningModule | None = None
 
     def convert_module(self, module: torch.nn.Module) -> LightningModule:
         """Compile the steps that ``module`` defines."""
@@ -58,7 +59,7 @@ class FxampPrecision(MixedPrecision):  # type: ignore[misc]
             raise OptionError(f"FxampPrecision: expected a LightningModule, got {type(module).__name__}")
         if module._compiler_ctx is not None:
             raise OptionError(
-                f"{type(module).__name__} was given to torch.compile before; FxampPrecision compiles it itself"
+                f"{type(module).__name__} is compiled already; accepted: the module itself; FxampPrecision compiles it"
             )
         for name in _STEPS:
             if is_overridden(name, module, LightningModule):
@@ -71,35 +72,35 @@ class FxampPrecision(MixedPrecision):  # type: ignore[misc]
         return module
 
     def teardown(self) -> None:
-        """Leave the module as it was before the Trainer worked on it."""
+        """Restore the module's own methods."""
         for module, name, before in reversed(self._replaced):
             delattr(module, name) if before is None else setattr(module, name, before)
         self._replaced.clear()
 
     def _replace(self, module: LightningModule, name: str, value: Callable[..., Any]) -> None:
-        """Give ``module`` another method; remember its own, None for its class's."""
+        """Replace a method of ``module``; remember its own attribute, None if the method is its class's."""
         self._replaced.append((module, name, vars(module).get(name)))
         setattr(module, name, value)
 
     @contextmanager
     def forward_context(self) -> Iterator[None]:
-        """Nothing: the casts are in the graphs."""
+        """Do nothing: the graphs contain the casts."""
         yield
 
     def optimizer_step(
         self, optimizer: Any, model: LightningModule, closure: Callable[[], Any], **arguments: Any
     ) -> Any:
-        """Step, by the scaler if there is one, and log what it did."""
+        """Step, through the scaler if there is one, and log its scale and skipped steps."""
         result = super().optimizer_step(optimizer, model=model, closure=closure, **arguments)
-        if self._looked_at is not model:
-            self._looked_at = model
+        if self._checked is not model:
+            self._checked = model
             if not records_of(model):
                 warn_of(model)
         self._log(model)
         return result
 
     def _log(self, model: LightningModule) -> None:
-        """Give loggers the scale and the skipped steps when they are due; only then the device is waited for."""
+        """Log the scale and the skipped steps every ``log_every_n_steps``; waits for the device only then."""
         trainer = model.trainer
         batches = trainer.fit_loop.epoch_loop._batches_that_stepped
         if self.scaler is None or (batches + 1) % trainer.log_every_n_steps:

@@ -1,4 +1,4 @@
-"""What a framework is given for fxamp: how models are compiled, and the scaler that belongs to them."""
+"""What every framework's module needs: how to compile a model, and the scaler for it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ ScalerLike = GradScaler | Mapping[str, Any] | None
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """``policy``, ``options``: of the backend; ``arguments``: of torch.compile. ``scaler``: None where none is needed.
+    """``policy``, ``options``: of the backend; ``arguments``: of torch.compile. ``scaler``: None if none is needed.
 
-    Build it by :func:`setup`.
+    Create it with :func:`setup`.
     """
 
     policy: str | Policy
@@ -27,14 +27,14 @@ class Setup:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def compile(self, function: Callable[..., Any]) -> Any:
-        """Return ``function`` compiled."""
-        return torch.compile(function, **self._given())
+        """Return the compiled ``function``."""
+        return torch.compile(function, **self._compile_arguments())
 
     def compile_in_place(self, module: torch.nn.Module) -> None:
-        """Compile the calls of ``module``, whose state keeps its names."""
-        module.compile(**self._given())
+        """Compile ``module`` in place; the names in its ``state_dict`` do not change."""
+        module.compile(**self._compile_arguments())
 
-    def _given(self) -> dict[str, Any]:
+    def _compile_arguments(self) -> dict[str, Any]:
         options = {"policy": self.policy, **self.options}
         if self.scaler is not None:
             options["scaler"] = self.scaler
@@ -44,31 +44,31 @@ class Setup:
 def setup(
     policy: str | Policy, scaler: ScalerLike, options: Mapping[str, Any] | None, arguments: Mapping[str, Any]
 ) -> Setup:
-    """Check what was given and make the scaler, attached: losses stay as they are, and gradients are true.
+    """Check the arguments and create the scaler, attached: only compiled backwards scale, and gradients are unscaled.
 
     Args:
         policy: "auto", a built-in name, a path, or a Policy.
-        scaler: a GradScaler; its arguments, for one with the policy's settings otherwise; or None: one for a policy
-            in float16, and none for another.
-        options: the backend's others, such as ``{"lowering": "aot_eager"}``.
-        arguments: torch.compile's, such as ``dynamic``.
+        scaler: a GradScaler; or its arguments, which override the policy's settings; or None: a scaler if the policy
+            is for float16, else none.
+        options: further options of the backend, such as ``{"lowering": "aot_eager"}``.
+        arguments: arguments of torch.compile, such as ``dynamic``.
 
     Raises:
-        OptionError: ``scaler`` is of another kind; ``options`` has what is an argument here.
-        PolicyError: the policy does not exist or is mistaken.
+        OptionError: ``scaler`` has another type; or ``options`` contains an argument of this function.
+        PolicyError: the policy does not exist or is invalid.
     """
     taken = {"policy", "scaler"} & set(options or {})
     if taken:
-        raise OptionError(f"options has {sorted(taken)[0]!r}, which is an argument of its own here")
+        raise OptionError(f"options contains {sorted(taken)[0]!r}; accepted: the argument {sorted(taken)[0]}=")
     if not isinstance(scaler, GradScaler):
-        scaler = _made(policy, scaler)
+        scaler = _scaler_for(policy, scaler)
     scaler = scaler if scaler is not None and scaler.is_enabled() else None
     if scaler is not None:
         scaler.attach()
     return Setup(policy, scaler, dict(options or {}), dict(arguments))
 
 
-def _made(policy: str | Policy, given: Any) -> GradScaler | None:
+def _scaler_for(policy: str | Policy, given: Any) -> GradScaler | None:
     if given is not None and not isinstance(given, Mapping):
         raise OptionError(
             f"scaler={given!r}, of type {type(given).__module__}.{type(given).__name__}; accepted: an "
@@ -80,6 +80,6 @@ def _made(policy: str | Policy, given: Any) -> GradScaler | None:
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
-    """The device of the first parameter; the CPU for a model without any."""
+    """Return the device of the first parameter, or the CPU for a model without parameters."""
     parameter = next(model.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device

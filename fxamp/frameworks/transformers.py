@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: a callback that compiles the model, and lets the optimizer step by a scaler in float16."""
+"""Hugging Face Trainer: a callback that compiles the model, and in float16 steps the optimizer through a scaler."""
 
 import os
 from collections.abc import Mapping
@@ -13,26 +13,26 @@ from fxamp.frameworks.accelerate import make_scale, take_over
 from fxamp.frameworks.setup import ScalerLike, setup
 from fxamp.policy import Policy
 
-#: Stands for what JSON cannot hold.
+#: The placeholder for a value that JSON cannot hold.
 _LOST = "an object of the process that saved it"
 
 
 class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     """``Trainer(..., callbacks=[FxampCallback(policy="cuda-float16")])``: nothing else changes.
 
-    The model is compiled in place when the Trainer is made, so its checkpoints keep their names; training, evaluation
-    and generation call it. In float16 the optimizer steps by ``scaler``, gradients are true from the backward on, the
-    logs show ``loss_scale`` and ``skipped_steps``, and checkpoints hold the scaler's state.
+    The model is compiled in place when the Trainer is created. Training, evaluation and generation use it; names in
+    checkpoints do not change. In float16 the optimizer steps through ``scaler``, gradients are unscaled after the
+    backward, logs contain ``loss_scale`` and ``skipped_steps``, and checkpoints contain the scaler's state.
 
     Args:
         policy: "auto", a built-in name, a path, or a Policy.
-        scaler: a GradScaler; a dict of its arguments (``{"skip": "device"}``); None: as the policy says.
+        scaler: a GradScaler; a dict of its arguments (``{"skip": "device"}``); None: the policy decides.
         options: further options of the backend.
-        compile_arguments: torch.compile's, such as ``dynamic``.
+        compile_arguments: arguments of torch.compile, such as ``dynamic``.
 
     Raises:
-        OptionError: an argument has a value that is not accepted; in training, ``TrainingArguments(fp16=True)``, which
-            brings another scaler, or a Trainer whose optimizer is not Accelerate's.
+        OptionError: an argument has an invalid value; in training: ``TrainingArguments(fp16=True)``, which has another
+            scaler, or a Trainer whose optimizer is not Accelerate's.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     @property
     def scaler(self) -> Any:
-        """The scaler; None where the policy needs none."""
+        """The scaler; None if the policy needs none."""
         return self._setup.scaler
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """Compile the model, for evaluation alone too."""
+        """Compile the model, also for a Trainer that only evaluates."""
         self._compile(given.get("model"))
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Compile the model if it is another one by now, and take over the step."""
+        """Compile the model if the Trainer has replaced it, and take over the step."""
         if args.fp16:
             raise OptionError(
                 "TrainingArguments(fp16=True) brings a scaler of its own; leave it out: float16 and its scaler come "
@@ -83,7 +83,7 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Let the scaler refuse what it cannot follow: losses do not go through it."""
+        """Let the scaler raise its errors: the Trainer does not call it with the loss."""
         if self.scaler is not None:
             self.scaler.scale(torch.zeros(()))
 
@@ -95,7 +95,7 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         logs: dict[str, Any] | None = None,
         **given: Any,
     ) -> None:
-        """Add the scale and the skipped steps to what is logged, and to the history; waits for the device."""
+        """Add the scale and the skipped steps to the logs and the history; waits for the device."""
         if self.scaler is None or logs is None or "loss" not in logs:
             return
         shown = {"loss_scale": self.scaler.loss_scale, "skipped_steps": self.scaler.skipped_steps}
@@ -104,7 +104,7 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             state.log_history[-1].update(shown)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of it: its arguments, and the scaler's state."""
+        """Return what a checkpoint stores: the arguments, and the scaler's state."""
         attributes = {} if self.scaler is None else {"restored": self.scaler.state_dict()}
         return {"args": {name: _plain(value) for name, value in self._given.items()}, "attributes": attributes}
 
@@ -116,13 +116,13 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
 
 def _saved(state: TrainerState) -> Any:
-    """The scaler's state in a checkpoint that training resumes from."""
+    """Return the scaler's state in the checkpoint that training resumes from."""
     saved: Any = state.stateful_callbacks
     return saved.get(FxampCallback.__name__, {}).get("attributes", {}).get("restored")
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as JSON can hold it."""
+    """Return ``value`` in a form that JSON can hold."""
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, os.PathLike):

@@ -12,7 +12,7 @@ from fxamp.policy.file.dump import write_text
 from fxamp.policy.file.load import read_file, read_text
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.loss_scale import LossScale
-from fxamp.policy.model.match import match_problems, mismatches, place, unchecked
+from fxamp.policy.model.match import machine, match_problems, mismatches, unchecked
 from fxamp.policy.model.optimizer_precision import OptimizerPrecision
 from fxamp.policy.model.rule import Origin, Rule
 from fxamp.policy.model.rulings import RuleIndex, Ruling
@@ -28,8 +28,8 @@ class Policy:
     ``device``: "cuda", "cpu", "xpu", "mps" or "mtia". ``lower_precision_fp``: "float16" or "bfloat16". ``outputs``:
     "captured" (a compiled graph's outputs keep the dtypes it was captured with) or "keep" (the dtypes the casts give).
     ``rules``: the last rule that covers a call decides; ``unlisted`` says what a call does that no rule covers:
-    "follow" (its inputs), or a category. ``loss_scale``: the scaler's settings, or None. ``optimizer``: in which
-    precision a compiled optimizer keeps its state, or None. ``capability``, ``cpu_features`` and ``torch`` are
+    "follow" (its inputs), or a category. ``loss_scale``: the scaler's settings, or None. ``optimizer``: the
+    precision in which a compiled optimizer keeps its state, or None. ``capability``, ``cpu_features`` and ``torch`` are
     conditions on the machine, checked by :meth:`resolve`.
 
     ``sources``: the files it was read from. ``origins``: where each setting was written, by its key. ``unchecked``:
@@ -105,7 +105,7 @@ class Policy:
                 f"policy {self.name!r} is for device {self.device!r}, but the program runs on {kind!r}; accepted: "
                 f"a policy with [match] device = {kind!r}, such as '{kind}-{self.lower_precision_fp}'"
             )
-        here = place(torch_version, capability, cpu_features)
+        here = machine(torch_version, capability, cpu_features)
         wrong = mismatches(self.torch, self.capability, self.cpu_features, here)
         if wrong:
             raise PolicyError(f"policy {self.name!r} does not match: it needs {'; and '.join(wrong)}")
@@ -118,7 +118,7 @@ class Policy:
     def rule_for(self, op: str) -> Rule | None:
         """Return the rule that decides an op such as ``"aten::sum.dim_IntList"``: the last one that covers it, or None.
 
-        A name without overload means the default overload. Rules that have other conditions than the op are ignored:
+        A name without overload means the default overload. Rules with conditions besides the op are ignored:
         see :meth:`ruling`. Resolve the policy first: rules for every version of torch count.
         """
         return self.ruling(op).rule

@@ -1,8 +1,11 @@
 """Tensor-parallel programs in two processes, and in one: eager autocast on the same DTensors, bit for bit."""
 
+from collections.abc import Sequence
+from functools import partial
+
 import pytest
 import torch
-from exhaustive import exhaustive
+from exhaustive import each_once, exhaustive
 from parallel_programs import PROGRAMS
 from parallel_runs import Values, by_autocast, by_fxamp, on_ranks, whole
 from torch.distributed.device_mesh import DeviceMesh
@@ -10,26 +13,29 @@ from torch.distributed.device_mesh import DeviceMesh
 LOWERINGS = ("eager", "aot_eager")
 
 Runs = dict[str, Values]
+Asked = tuple[str, str, bool]
+"""The name of a program, the lowering, and whether the backward is scaled."""
 
 
-def work(mesh: DeviceMesh) -> Runs:
+def work(mesh: DeviceMesh, asked: Sequence[Asked]) -> Runs:
     runs: Runs = {}
-    for name, program in PROGRAMS.items():
-        for scaled in (False, True):
-            runs[f"{name} autocast {scaled}"] = by_autocast(program, mesh, scaled)
-            for lowering in LOWERINGS:
-                runs[f"{name} {lowering} {scaled}"] = by_fxamp(program, mesh, lowering, scaled)
+    for name, lowering, scaled in asked:
+        program, reference = PROGRAMS[name], f"{name} autocast {scaled}"
+        if reference not in runs:
+            runs[reference] = by_autocast(program, mesh, scaled)
+        runs[f"{name} {lowering} {scaled}"] = by_fxamp(program, mesh, lowering, scaled)
     return runs
 
 
 @pytest.fixture(scope="module", params=exhaustive([1, 2], always=[2]), ids=lambda ranks: f"{ranks} ranks")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Runs]:
-    return on_ranks(work, request.param, tmp_path_factory.mktemp("ranks"))
+    """On each rank, the runs that the selected tests ask for."""
+    selected = [item.callspec.params for item in request.session.items if getattr(item, "module", 0) is request.module]
+    asked = {(given["name"], given.get("lowering", "aot_eager"), given["scaled"]) for given in selected}
+    return on_ranks(partial(work, asked=sorted(asked)), request.param, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("scaled", [False, True], ids=["bfloat16", "scaled float16"])
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("name", PROGRAMS)
+@each_once("name, lowering, scaled", PROGRAMS, LOWERINGS, [False, True])
 def test_like_eager_autocast_on_the_same_dtensors(ranks: list[Runs], name: str, lowering: str, scaled: bool) -> None:
     for runs in ranks:
         got, wanted = runs[f"{name} {lowering} {scaled}"], runs[f"{name} autocast {scaled}"]
@@ -43,8 +49,7 @@ def test_like_eager_autocast_on_the_same_dtensors(ranks: list[Runs], name: str, 
             assert expected.isfinite().all() and torch.equal(part, expected), key
 
 
-@pytest.mark.parametrize("scaled", [False, True], ids=["bfloat16", "scaled float16"])
-@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"layouts", "functions"}))
+@each_once("name, scaled", sorted(PROGRAMS.keys() - {"layouts", "functions"}), [False, True])
 def test_together_they_are_the_program_in_one_piece(ranks: list[Runs], name: str, scaled: bool) -> None:
     program = PROGRAMS[name]
     exact = by_autocast(program, None, False, dtype=torch.float64)

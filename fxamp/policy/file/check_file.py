@@ -33,7 +33,7 @@ class PolicyFile:
     mistakes: list[str] = field(default_factory=list)
 
     def mistake(self, line: int, message: str) -> None:
-        """Note a mistake as ``file:line: message``."""
+        """Record a mistake as ``file:line: message``."""
         self.mistakes.append(f"{self.shown}:{line}: {message}")
 
 

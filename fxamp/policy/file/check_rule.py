@@ -21,7 +21,7 @@ from fxamp.policy.model.versions import parse_condition
 class Removal:
     """``enabled = false``: the inherited rule of this id is removed.
 
-    ``own``: the table holds a whole rule, so there need be no inherited one.
+    ``own``: the table holds a whole rule, so no inherited rule needs to exist.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Collects the mistakes in one parsed file, each with its line."""
+"""Collect the mistakes in one parsed file, each with its line."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ class Checker:
         self.mistakes: list[str] = []
 
     def mistake(self, path: Path, message: str) -> None:
-        """Note a mistake at ``path``."""
+        """Record a mistake at ``path``."""
         self.mistakes.append(f"{self.shown}:{self.lines.line(path)}: {message}")
 
     def origin(self, path: Path) -> Origin:
@@ -29,11 +29,11 @@ class Checker:
         return Origin(self.shown, self.lines.line(path))
 
     def keys(self, path: Path, table: dict[str, Any], kinds: Mapping[str, str], where: str) -> dict[str, Any]:
-        """Return the entries of ``table`` with an accepted key and value; note the others as mistakes."""
+        """Return the entries of ``table`` with an accepted key and value; record the others as mistakes."""
         return {key: value for key, value in table.items() if self._entry((*path, key), value, kinds, where)}
 
     def valid(self, path: Path, parse: Callable[[Any], _Result], given: Any) -> _Result | None:
-        """Return ``parse(given)``; None if nothing is given, or after noting why parsing failed."""
+        """Return ``parse(given)``; None if nothing is given, or after recording why parsing failed."""
         if given is None:
             return None
         try:
@@ -43,7 +43,7 @@ class Checker:
             return None
 
     def each(self, path: Path, parse: Callable[[Any], _Result], given: list[Any] | None) -> tuple[_Result, ...]:
-        """Return ``parse`` of every item of a list; note items that fail, and an empty list."""
+        """Return ``parse`` of every item of a list; record items that fail, and an empty list."""
         if given == []:
             self.mistake(path, f"{path[-1]} = [] is empty; accepted: a list with at least one item")
         items = [self.valid((*path, at), parse, item) for at, item in enumerate(given or [])]

@@ -11,9 +11,9 @@ _WIDTH = 120
 
 
 def write_text(arguments: Mapping[str, Any], origins: bool) -> str:
-    """Return the text of a file that says what the arguments of :class:`fxamp.Policy` say.
+    """Return the text of a policy file that has the meaning of these arguments of :class:`fxamp.Policy`.
 
-    With ``origins``, each line ends in a comment that says where it was written.
+    With ``origins``, each line ends in a comment with the place where it was written.
     """
     written = list(_lines(arguments))
     if not origins:

@@ -1,6 +1,6 @@
-"""The line of each key and list item in a TOML text: tomllib parses, but gives no lines.
+"""The line of each key and list item in a TOML text: tomllib does not report lines.
 
-The scanner may assume valid TOML, because tomllib has read the text before.
+The scanner assumes valid TOML: tomllib has parsed the text before.
 """
 
 import re
@@ -121,7 +121,7 @@ class _Scanner:
             self.assignment(path)
 
     def closes(self, bracket: str) -> bool:
-        """Pass blanks and a comma; if ``bracket`` follows, pass it too and say so."""
+        """Skip blanks and a comma; if ``bracket`` follows, skip it too and return True."""
         self.skip_blank()
         if self.text.startswith(",", self.at):
             self.at += 1

@@ -71,7 +71,7 @@ class Merge:
         self._rules.pop(removal.id, None)
 
     def _check_complete(self, name: str) -> None:
-        """Note what is missing in the merged result, and values of different files that contradict each other."""
+        """Record what is missing in the merged result, and values of different files that contradict each other."""
         if "lower_precision_fp" not in self._fields:
             self._mistakes.append(
                 f"{name}:1: lower_precision_fp is not set: this is an op table, not a policy; extend it in a file that "

@@ -1,1 +1,1 @@
-"""The values that a policy is made of: rules, what they ask of a call, and where a policy holds."""
+"""The parts of a policy: rules, their conditions on calls, and conditions on the machine."""

@@ -1,4 +1,4 @@
-"""Comparisons as policies write them: ``">4096"``, ``">=2.11,<2.13"``, ``"%16"``, or a plain number for equality."""
+"""Comparisons in policies: ``">4096"``, ``">=2.11,<2.13"``, ``"%16"``, or a plain number for equality."""
 
 import operator
 import re
@@ -8,7 +8,7 @@ Numbers = tuple[int, ...]
 Comparison = tuple[str, Numbers]
 
 MULTIPLE = "%"
-"""The sign of a multiple of a number; for sizes alone."""
+"""The operator for multiples of a number; only sizes accept it."""
 
 _SIGNS: dict[str, Callable[[Numbers, Numbers], bool]] = {
     ">=": operator.ge,
@@ -41,7 +41,7 @@ def parse(text: str, kind: str, accepted: str) -> tuple[Comparison, ...]:
 
 
 def meets(comparisons: tuple[Comparison, ...], numbers: Numbers) -> bool:
-    """Return whether ``numbers`` meet all comparisons; each compares only as many parts as it writes."""
+    """Return whether ``numbers`` meet all comparisons; each one compares only as many parts as its bound has."""
     return all(_SIGNS[sign](_first(numbers, len(bound)), bound) for sign, bound in comparisons)
 
 

@@ -2,7 +2,7 @@
 
     dim = -1                                          the value
     approximate = "tanh"
-    self = { dtype = "float32", size = ">4096" }      a tensor, all of it must hold
+    self = { dtype = "float32", size = ">4096" }      a tensor: every key must hold
     self = { shape = ["...", ">=128", 64] }           the sizes of the last two dimensions
 
 A list of tensors meets a condition if one of them does.
@@ -31,7 +31,7 @@ class Objection:
 
 @dataclass(frozen=True)
 class ArgCondition:
-    """A condition on one argument; fields that are None or empty are not checked. Make it with :meth:`of`."""
+    """A condition on one argument; fields that are None or empty are not checked. Create it with :meth:`of`."""
 
     value: Plain | tuple[Plain, ...] | None = None
     dtype: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class ArgCondition:
             return self._value_objection(name, given)
         tensors = tensors_in(given)
         if not tensors:
-            return Objection(f"{name} is no tensor")
+            return Objection(f"{name} is not a tensor")
         objections = [self._tensor_objection(name, tensor) for tensor in tensors]
         if None in objections:
             return None
@@ -122,7 +122,7 @@ def _shape_objection(name: str, shape: tuple[Number, ...] | None, wanted: tuple[
 
 
 def _same(given: object, wanted: object) -> bool:
-    """Equality in which True is not 1."""
+    """Return whether two values are equal; True does not equal 1."""
     if isinstance(given, tuple) and isinstance(wanted, tuple):
         return len(given) == len(wanted) and all(map(_same, given, wanted))
     return given == wanted and isinstance(given, bool) == isinstance(wanted, bool)

@@ -1,4 +1,4 @@
-"""How a value is kept from the forward for the backward: the words of ``keep``, and what goes with them."""
+"""How a value is stored between forward and backward: the values of ``keep``, and the keys that go with it."""
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -9,16 +9,16 @@ KEPT = "kept"
 """The region of rules on what the forward keeps for the backward."""
 
 RESULT = "result"
-"""The name by which conditions on arguments speak of the kept value itself."""
+"""The argument name under which conditions test the stored value itself."""
 
 BLOCK = 128
-"""How many elements share a scale where a rule does not say."""
+"""The default number of elements that share a scale."""
 
 SMALLEST_BLOCK = 16
 
 
 class Keep(StrEnum):
-    """In which form a value waits for the backward. The forward itself computes with the value as it is."""
+    """The form in which a value is stored for the backward. The forward computes with the original value."""
 
     INT8 = "int8"
     """8-bit integers and a 16-bit scale for each block; infinities and NaN survive."""
@@ -31,9 +31,9 @@ class Keep(StrEnum):
     FLOAT16 = "float16"
     """Rounded to float16, if it is wider; what exceeds its range becomes infinite."""
     RECOMPUTE = "recompute"
-    """Not at all: the backward computes it again."""
+    """Not stored: the backward recomputes it."""
     AS_IS = "as-is"
-    """As the forward made it."""
+    """As the forward computed it."""
 
 
 EIGHT_BITS = (Keep.INT8, Keep.FLOAT8_E4M3FN, Keep.FLOAT8_E5M2)
@@ -45,11 +45,11 @@ _RANDOM = """
 """
 
 RANDOM = frozenset(f"aten::{name}" for name in _RANDOM.split())
-"""Ops that draw random numbers: computed again they would give others."""
+"""Ops that draw random numbers; recomputed, they would draw different ones."""
 
 
 def keep_problems(rule: dict[str, object]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield ``(key, message)`` for what does not fit in a rule, given by the keys of a policy file with a value."""
+    """Yield ``(key, message)`` for keys of a rule that do not fit together; ``rule`` has the keys that are set."""
     region, keep = rule.get("region", "forward"), rule.get("keep")
     if region != KEPT:
         for key in ("keep", "block", "elements", "read_by"):
@@ -65,7 +65,10 @@ def keep_problems(rule: dict[str, object]) -> Iterator[tuple[tuple[str, ...], st
     if keep == Keep.RECOMPUTE and isinstance(ops, Sequence):
         for op in ops:
             if not is_glob(op) and op.partition(".")[0] in RANDOM:
-                yield ("ops",), f"keep = 'recompute' of {op}, which draws random numbers: it would draw others"
+                yield (
+                    ("ops",),
+                    f"keep = 'recompute' of {op}, which draws random numbers; recomputed, it would draw different ones",
+                )
 
 
 def _block_problems(block: object, keep: object) -> Iterator[tuple[tuple[str, ...], str]]:

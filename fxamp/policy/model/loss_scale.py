@@ -8,7 +8,7 @@ from typing import Any
 from fxamp.errors import PolicyError
 
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
-"""The largest scale: float32 holds it."""
+"""The largest scale: the largest finite float32."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class LossScale:
 def mistakes(given: Mapping[str, Any], alone: bool = False) -> list[tuple[str, str]]:
     """Return ``(key, message)`` for every value that is not accepted; missing keys have their defaults.
 
-    ``alone``: check each value by itself, because other files may give the others.
+    ``alone``: check each value by itself, because the other values may be in other files.
     """
     found = []
     for key, (accepted, words) in _ACCEPTED.items():

@@ -25,8 +25,8 @@ CAPABILITY = "comparisons joined by commas, such as '>=8.0' or '>=8.0,<9.0'"
 class Machine:
     """The machine that a program runs on; None means unknown.
 
-    ``torch``: its version. ``capability``: CUDA's compute capability, ``(8, 0)``, as torch reports it (of AMD's GPUs
-    too). ``cpu_features``: names of :data:`CPU_FEATURES`.
+    ``torch``: its version. ``capability``: CUDA's compute capability, ``(8, 0)``, as torch reports it, also for AMD
+    GPUs. ``cpu_features``: names of :data:`CPU_FEATURES`.
     """
 
     torch: str
@@ -34,10 +34,10 @@ class Machine:
     cpu_features: frozenset[str] | None = None
 
 
-def place(
+def machine(
     torch_version: str | None, capability: "str | tuple[int, ...] | None", cpu_features: Iterable[str] | None
 ) -> Machine:
-    """Return the place with these facts; the default for ``torch_version`` is the installed torch."""
+    """Return the machine with these facts; the default for ``torch_version`` is the installed torch."""
     version = installed_torch_version() if torch_version is None else torch_version
     numbers = version_parts(capability) if isinstance(capability, str) else capability
     return Machine(version, numbers, None if cpu_features is None else frozenset(cpu_features))
@@ -55,12 +55,12 @@ def cpu_feature(name: str) -> str:
         return name
     hint = nearest(name, CPU_FEATURES)
     raise ValueError(
-        f"{name!r} is no CPU feature that torch reports; accepted: such as 'avx512_bf16', 'amx_bf16'{hint}"
+        f"{name!r} is not a CPU feature that torch reports; accepted: such as 'avx512_bf16', 'amx_bf16'{hint}"
     )
 
 
 def match_problems(device: str, torch: str, capability: str, features: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield ``(key, message)`` for every condition that is malformed, or that this device cannot have."""
+    """Yield ``(key, message)`` for every condition that is malformed, or that this device does not support."""
     checks: list[tuple[str, Callable[[str], object], str]] = [
         ("torch", parse_condition, torch),
         ("capability", capability_condition, capability),
@@ -77,7 +77,7 @@ def match_problems(device: str, torch: str, capability: str, features: tuple[str
 
 
 def mismatches(torch: str, capability: str, features: tuple[str, ...], here: Machine) -> list[str]:
-    """Return in words the conditions that ``here`` fails; empty ones always hold, unknown facts are not checked."""
+    """Describe each condition that ``here`` fails; empty ones always hold, unknown facts are not checked."""
     found = []
     if torch and not holds(torch, here.torch):
         found.append(f"torch {torch}, but this is torch {here.torch}")

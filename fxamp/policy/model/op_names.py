@@ -13,10 +13,10 @@ _GLOB = re.compile(r"[*?\[]")
 
 
 def canonical(name: str) -> str:
-    """Return ``name`` with its namespace, aten where none is written: ``"aten::mm"`` for ``"mm"``.
+    """Return ``name`` with its namespace, by default aten: ``"aten::mm"`` for ``"mm"``.
 
-    Python's spelling is taken too, ``"aten.mm.default"`` and ``"torch.ops.mylib.op"``. Raises ValueError, with what is
-    accepted, if it is not the name of an op.
+    Python's spelling is accepted too: ``"aten.mm.default"`` and ``"torch.ops.mylib.op"``. Raises ValueError, which says
+    what is accepted, if ``name`` is not the name of an op.
     """
     python = _PYTHON.fullmatch(name)
     spelled = f"{python['any'] or python['torchs']}::{python['op']}" if python else name

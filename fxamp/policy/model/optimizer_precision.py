@@ -1,4 +1,4 @@
-"""The ``[optimizer]`` table of a policy: in which precision a compiled step keeps its state and the weights."""
+"""The ``[optimizer]`` table of a policy: the precision of a compiled step's state and weights."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,16 +11,16 @@ ROUNDING = ("nearest", "stochastic")
 WEIGHTS = ("as-is", "kahan")
 
 OTHERS = "*"
-"""The name that stands, in a table of states, for all that the table does not name."""
+"""In a table of states, the name for all states that the table does not name."""
 
 
 @dataclass(frozen=True)
 class OptimizerPrecision:
     """The ``[optimizer]`` table; see ``policies/README.md``.
 
-    ``state``: in what each state of the parameters' size is kept between steps, by its name; ``"*"`` stands for the
-    others. ``rounding``: how state, and bfloat16 parameters, are rounded as they are written. ``weights``: "kahan"
-    keeps beside each 16-bit parameter what its rounding has lost.
+    ``state``: by the name of a state of the parameters' size, the dtype in which it is stored between steps; ``"*"``
+    stands for the others. ``rounding``: how state and bfloat16 parameters are rounded when they are written.
+    ``weights``: "kahan" stores the rounding error of each 16-bit parameter beside it.
 
     Raises PolicyError, naming every mistake, for values that are not accepted.
     """
@@ -40,11 +40,11 @@ class OptimizerPrecision:
         return hash((tuple(sorted(self.state.items())), self.rounding, self.weights))
 
     def kept_as(self, name: str) -> str:
-        """In what the state of this name is kept."""
+        """Return the dtype in which the state of this name is stored."""
         return self.state.get(name, self.state.get(OTHERS, "float32"))
 
     def content(self) -> dict[str, Any]:
-        """Return the table, as a file would say it."""
+        """Return the table as a policy file contains it."""
         named = dict(self.state)
         return {
             "state": named[OTHERS] if [*named] == [OTHERS] else named,

@@ -1,4 +1,4 @@
-"""The recipes of rules with ``cast = "fp8"``: which 8-bit dtypes a product and its backward use, and how they scale."""
+"""The recipes of rules with ``cast = "fp8"``: the 8-bit dtypes of a product and its backward, and their scales."""
 
 from enum import StrEnum
 
@@ -6,12 +6,12 @@ from enum import StrEnum
 class Recipe(StrEnum):
     """How the operands of the three products of a linear layer are scaled before they are rounded to 8 bits.
 
-    A scale maps the largest absolute value of what it is for to the dtype's largest. The names and the numbers are
-    those of torchao.float8.
+    A scale maps the largest absolute value of its tensor, row or column to the dtype's largest value. Names and results
+    are those of torchao.float8.
     """
 
     TENSORWISE = "tensorwise"
-    """One scale a tensor. Inputs and weights are e4m3, gradients e5m2."""
+    """One scale per tensor. Inputs and weights are e4m3, gradients e5m2."""
     ROWWISE = "rowwise"
     """One scale for each row or column that a product sums over, rounded down to a power of two. All are e4m3."""
     ROWWISE_WITH_GW_HP = "rowwise_with_gw_hp"
@@ -27,6 +27,6 @@ _UNSUPPORTED = {
 
 
 def unsupported(name: str) -> str:
-    """Return what fxamp does not support, in words, if ``name`` asks for it; else ""."""
+    """Return a message if ``name`` names a recipe that fxamp does not support; else ""."""
     letters = "".join(filter(str.isalnum, name)).lower()
     return next((message for word, message in _UNSUPPORTED.items() if word in letters), "")

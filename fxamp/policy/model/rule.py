@@ -20,12 +20,12 @@ PRODUCTS = ("aten::linear", "aten::mm", "aten::addmm", "aten::matmul")
 """The ops that rules with ``cast = "fp8"`` may name."""
 
 ONE_DTYPE = (Category.LOWER_PRECISION_FP, Category.FP32)
-"""The categories that name one dtype for every input: those that ``inputs`` and the backward know."""
+"""The categories that name one dtype for every input: only these allow ``inputs`` and the backward."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where something was written."""
+    """A line of a policy file."""
 
     file: str
     line: int
@@ -45,9 +45,9 @@ class Rule:
     "backward", "both" or "kept". ``torch`` is a version condition such as ``">=2.12"``. ``inputs`` overrides ``cast``
     for single arguments: "lower_precision_fp", "fp32" or "follow".
 
-    A rule of region "kept" has no cast. It says how the results of the calls wait for the backward: ``keep``; ``block``
-    elements share a scale, 0 where there are none; ``elements`` is a condition on the size of the result, ``read_by``
-    names ops of which one at least reads it in the forward.
+    A rule of region "kept" has no cast. ``keep`` says how the calls' results are stored for the backward; ``block``
+    elements share a scale, 0 without scales. ``elements`` is a condition on the size of the result. At least one of
+    the ops in ``read_by`` must read it in the forward.
 
     ``recipe`` is how ``cast = "fp8"`` scales, one of :class:`Recipe`. ``advice`` is the hint in a banned op's error.
     ``why`` and ``origin`` explain the rule and do not count in equality.
@@ -105,12 +105,12 @@ class Rule:
 
     @property
     def asks(self) -> str:
-        """What the rule asks for, in a word: its cast, with its recipe, or its keep."""
+        """What the rule requests: its cast, with its recipe, or its keep."""
         return f"{self.cast} {self.recipe}" if self.recipe else str(self.keep or self.cast)
 
     @property
     def conditional(self) -> bool:
-        """Whether the rule has other conditions than the op's name."""
+        """Whether the rule has conditions besides the op's name."""
         others = (self.modules, self.module_classes, self.args, self.reduces, self.elements, self.read_by)
         return not self.ops or any(map(bool, others))
 

@@ -22,12 +22,12 @@ class Ruling:
 
     @property
     def unknown(self) -> str:
-        """The rules that were passed over because the compiler lacks a fact, in words; "" if there are none."""
+        """A message on rules that were passed over because a fact is unknown to the compiler; "" if there are none."""
         return "; ".join(f"rule {rule.id} is passed over: {o.why}" for rule, o in self.passed_over if o.unknown)
 
 
 class RuleIndex:
-    """The rules of a policy, indexed by op. Without other conditions, the op alone gives the ruling."""
+    """The rules of a policy, indexed by op. Rules without further conditions are decided by the op alone."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self._rules = rules

@@ -1,4 +1,4 @@
-"""The settings of a policy that accept a fixed set of words."""
+"""The settings of a policy that accept a fixed set of values."""
 
 from fxamp.devices import DEVICES
 from fxamp.dtypes import DTYPES
@@ -17,7 +17,7 @@ ACCEPTED_VALUES = {
     "outputs": OUTPUTS,
     "unlisted": UNLISTED,
 }
-"""The words that each setting accepts."""
+"""The accepted values of each setting."""
 
 
 def unknown_value(key: str, given: object, accepted: tuple[str, ...]) -> str:

@@ -62,7 +62,7 @@ class Site:
     by the names of the op's schema, defaults included. ``region``: one of :data:`REGIONS`. ``reduces``: how many
     elements go into one result of a reduction, None for other ops. ``computes``: False for a call that only moves or
     views values, or names its dtype itself. ``elements``: how many its result has, and ``readers``: the ops that read
-    that in the forward; both for region "kept" only. ``partial``: what is left out is unknown, not absent.
+    that in the forward; both for region "kept" only. ``partial``: facts that are missing are unknown, not absent.
     """
 
     op: str

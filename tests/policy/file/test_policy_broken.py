@@ -37,7 +37,7 @@ BROKEN = {
     "unknown feature": (
         HEAD + 'cpu_features = [\n"avx2",\n"avx512bf16"]\n',
         6,
-        "'avx512bf16' is no CPU feature that torch reports; .*did you mean 'avx512_bf16'",
+        "'avx512bf16' is not a CPU feature that torch reports; .*did you mean 'avx512_bf16'",
     ),
     "no features": (
         HEAD + "cpu_features = []\n",

@@ -57,7 +57,7 @@ def test_what_is_unknown_is_not_checked_and_said() -> None:
     [
         ({"capability": "8.0"}, "'8.0' is not a compute capability"),
         ({"torch": "new"}, "'new' is not a version comparison"),
-        ({"device": "cpu", "cpu_features": ("avx512_bf61",)}, r"no CPU feature .*did you mean 'avx512_bf16'"),
+        ({"device": "cpu", "cpu_features": ("avx512_bf61",)}, r"not a CPU feature .*did you mean 'avx512_bf16'"),
         ({"cpu_features": ("avx2",)}, "cpu_features is for device = 'cpu', but this policy has device = 'cuda'"),
         ({"device": "xpu", "capability": ">=8.0"}, "capability is for device = 'cuda'"),
     ],

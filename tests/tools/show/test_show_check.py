@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from golden_text import assert_golden
 from show_samples import MINE, cast, given, gpt, op, plain, tensor
 from torch import nn
@@ -145,7 +146,10 @@ class Block(nn.Module):
         return functional.cross_entropy(self.out(x).flatten(0, 1), target)
 
 
-@pytest.mark.parametrize("policy", [*built_in_names(), "cuda-float16-fast-norms"])
+SHIPPED = [*built_in_names(), "cuda-float16-fast-norms"]
+
+
+@pytest.mark.parametrize("policy", exhaustive(SHIPPED, always=["cpu-float16", "cuda-float16-fast-norms"]))
 def test_the_shipped_policies_give_no_findings(policy: str) -> None:
     inputs = (torch.ones(2, 3, 8), torch.zeros(6, dtype=torch.int64))
     traced = trace(Block(), inputs)
