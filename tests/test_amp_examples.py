@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from amp_examples import EXAMPLES, MAX_NORM, Runner
+from exhaustive import exhaustive
 
 from fxamp.errors import DoubleBackwardError
 
@@ -25,6 +26,8 @@ CASES = [(example, runner) for runner in RUNNERS for example in EXAMPLES]
 CASES.remove(("gradient_penalty", "aot_eager"))
 RUNNERS |= {name: Runner(torch.float16, lowering=name) for name in ("eager", "inductor")}
 CASES += [("gradient_penalty", "eager"), ("several", "eager")]
+#: Every example compiled, and one example in every other way.
+ALWAYS = [case for case in CASES if case[1] in ("aot_eager", "eager") or case[0] == "typical"]
 
 ROUNDINGS = 16
 """A value that crosses both layers forward and back is rounded at each layer's input, weight, product, activation.
@@ -54,10 +57,13 @@ def process_group(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize(
-    ("example", "runner"), [*CASES, pytest.param("accumulation", "inductor", marks=pytest.mark.inductor)]
+    "case",
+    [*exhaustive(CASES, ALWAYS), pytest.param(("accumulation", "inductor"), marks=pytest.mark.inductor)],
+    ids="-".join,
 )
-def test_an_example_trains_as_in_float32(example: str, runner: str) -> None:
+def test_an_example_trains_as_in_float32(case: tuple[str, str]) -> None:
     """Losses, relative to the largest; parameters, relative to the way that training moved them."""
+    example, runner = case
     expected, trained = EXAMPLES[example](FLOAT32), EXAMPLES[example](RUNNERS[runner])
     bound = tolerance(example, RUNNERS[runner])
     losses, reference = torch.tensor(trained.losses), torch.tensor(expected.losses)
