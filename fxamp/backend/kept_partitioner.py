@@ -18,7 +18,7 @@ class KeptPartitioner(CustomPartitionerFn):
         self._rules = rules
 
     def __call__(self, gm: GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        return self._rules.partition(gm, joint_inputs, **kwargs)
+        return self._rules.partition(gm, joint_inputs, strides=False, **kwargs)
 
     def uuid(self) -> str:
         """Return an id of everything that affects the result: the policy, and the code that packs."""

@@ -38,8 +38,13 @@ class KeptRules:
     policy: Policy
     values: list[KeptValue] = field(default_factory=list)
 
-    def partition(self, gm: GraphModule, inputs: Sequence[Any], **given: Any) -> tuple[GraphModule, GraphModule]:
-        """Partition the joint graph ``gm`` with torch's min-cut, and pack the values that it keeps."""
+    def partition(
+        self, gm: GraphModule, inputs: Sequence[Any], *, strides: bool = True, **given: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        """Partition the joint graph ``gm`` with torch's min-cut, and pack the values that it keeps.
+
+        ``strides``: whether unpacked values must have those of the originals.
+        """
         from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
 
         results = given["num_fwd_outputs"]
@@ -49,17 +54,24 @@ class KeptRules:
         context = CastContext(mode, self.policy)
         run_passes(Captured(gm, mode), context, joint(results))
         forward, backward = min_cut(gm, inputs, **given)
-        self.pack(forward, backward, results, context)
+        self.pack(forward, backward, results, context, strides)
         self.values.extend(_recomputed(backward))
         return forward, backward
 
-    def pack(self, forward: GraphModule, backward: GraphModule, results: int, context: CastContext) -> None:
+    def pack(
+        self,
+        forward: GraphModule,
+        backward: GraphModule,
+        results: int,
+        context: CastContext,
+        strides: bool = True,
+    ) -> None:
         """Pack the values that ``forward`` returns to ``backward`` after its first ``results`` outputs, in place."""
         mode = context.mode
         handed = tuple(saved(forward, results))
         run_passes(Captured(forward, mode), context, kept_forward(results))
         said = graph_output(forward.graph).meta
-        unpack = UnpackKept(handed, said[RESTORE], tuple(saved(forward, results)))
+        unpack = UnpackKept(handed, said[RESTORE], tuple(saved(forward, results)), strides)
         run_passes(Captured(backward, mode), context, kept_backward(unpack))
         self.values.extend(said[KEPT_VALUES])
 

@@ -23,12 +23,14 @@ class UnpackKept(Pass[Context]):
     """Requires the backward of the same partition.
 
     ``handed``: the forward's outputs after its results, before packing. ``restore``: pack-kept's plan for them.
-    ``parts``: its outputs now.
+    ``parts``: its outputs now. ``strides``: whether unpacked values must have those of the originals; a compiler that
+    chooses strides itself does without.
     """
 
     handed: tuple[Any, ...]
     restore: tuple[Restore | None, ...]
     parts: tuple[Any, ...]
+    strides: bool = True
     name = "unpack-kept"
 
     def requires(self, gm: GraphModule, context: Context) -> str | None:
@@ -51,7 +53,8 @@ class UnpackKept(Pass[Context]):
                 groups.setdefault(plan.first, []).append((place, plan))
         with context.computing():
             for first, members in groups.items():
-                _unpack(gm, context, places[first], self._parts_of(first), members, order)
+                strides = self.strides or any(plan.views for _, plan in members)
+                _unpack(gm, context, places[first], self._parts_of(first), members, order, strides)
         gm.recompile()
         return Result(len(groups), {"unpacked": len(groups)})
 
@@ -80,6 +83,7 @@ def _unpack(
     parts: Sequence[Node],
     members: Sequence[tuple[Node, Restore]],
     order: dict[Node, int],
+    strides: bool,
 ) -> None:
     writer = GraphWriter(gm.graph, context.mode)
     inputs = []
@@ -90,7 +94,7 @@ def _unpack(
         inputs.append(taken)
     users = [user for member, _ in members for user in member.users]
     with gm.graph.inserting_before(min(users, key=lambda user: order[user], default=graph_output(gm.graph))):
-        value = PackWriter(writer).unpack(inputs, members[0][1].packing)
+        value = PackWriter(writer).unpack(inputs, members[0][1].packing, strides)
         for member, plan in members:
             replaced = {plan.views[0].all_input_nodes[0]: value} if plan.views else {}
             result = value

@@ -4,6 +4,11 @@
 largest finite magnitude divided by the form's largest value, rounded to bfloat16, which has float32's range. Codes
 beyond that value represent inf and NaN, so a mask of -inf or an overflow is restored exactly. Finite values stay
 finite. All computations are in float32, with ops that Inductor can lower after the partition.
+
+Three things let Inductor fuse packing with the op that computes the value, and unpacking with the ops that read it.
+Blocks lie along the last dimension of the nodes that reduce them, and codes are contiguous in that order. An unpacked
+value may have another memory layout than the original: Inductor itself changes that of what it keeps. Unpacking takes
+few ops, since Inductor writes what has many ops and several readers to memory.
 """
 
 from collections.abc import Sequence
@@ -26,19 +31,24 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Codes:
-    """The codes of an 8-bit form: the largest finite code, and those of infinity and NaN."""
+    """The codes of an 8-bit form: the largest finite code, and those of infinity, its negative, and NaN.
+
+    Each of the latter plus ``shift``, times infinity, is what it represents.
+    """
 
     dtype: torch.dtype
     largest: float
     infinity: float
+    negative: float
     nan: float
+    shift: float = 0.0
 
 
 #: Conversions to float8 may saturate, so infinity has its own code there too: the largest number of the dtype.
 _CODES = {
-    Keep.INT8: _Codes(torch.int8, 126.0, 127.0, -128.0),
-    Keep.FLOAT8_E4M3FN: _Codes(torch.float8_e4m3fn, 416.0, 448.0, nan),
-    Keep.FLOAT8_E5M2: _Codes(torch.float8_e5m2, 49152.0, 57344.0, nan),
+    Keep.INT8: _Codes(torch.int8, 126.0, 127.0, -128.0, -127.0, shift=127.0),
+    Keep.FLOAT8_E4M3FN: _Codes(torch.float8_e4m3fn, 416.0, 448.0, -448.0, nan),
+    Keep.FLOAT8_E5M2: _Codes(torch.float8_e5m2, 49152.0, 57344.0, -57344.0, nan),
 }
 
 _NARROW_FORMS = {Keep.BFLOAT16: torch.bfloat16, Keep.FLOAT16: torch.float16}
@@ -54,17 +64,15 @@ _SMALLEST_BLOCK = 32
 class Packing:
     """How one value is packed.
 
-    ``dtype``: the value's dtype. The dimension ``axis``, of ``size`` elements, is split into blocks of ``block``
-    elements; a ``block`` of 0 is a row of unknown length. If rows are too short, ``axis`` is -1: ``order`` is the
-    permutation of the dimensions in which the value is contiguous, and the last dimensions in that order, of sizes
-    ``trailing``, are split into blocks together.
+    ``dtype``: the value's dtype. ``memory``: the permutation of the dimensions in which the value is contiguous;
+    ``order``: that in which its codes are. The last dimensions of the latter, of sizes ``trailing``, are split into
+    blocks of ``block`` elements together; without them a row of unknown length is a block, and ``block`` is 0.
     """
 
     form: Keep
     dtype: torch.dtype
     block: int = 0
-    axis: int = -1
-    size: int = 0
+    memory: tuple[int, ...] = ()
     order: tuple[int, ...] = ()
     trailing: tuple[int, ...] = ()
 
@@ -94,11 +102,12 @@ def plan_packing(value: Tensor, rule: Rule) -> Packing | str:
     if order is None:
         return "its elements do not fill its memory"
     axis, block = _axis(value, order[-1], rule.block)
-    if axis < 0 and isinstance(value.shape[order[-1]], int):
+    if block >= min(_SMALLEST_BLOCK, rule.block):
+        last = (*(dim for dim in order if dim != axis), axis)
+        return Packing(rule.keep, value.dtype, block, order, last, (int(value.shape[axis]),))
+    if isinstance(value.shape[order[-1]], int):
         return _joined(value, rule.keep, order, rule.block)
-    if axis < 0:
-        return Packing(rule.keep, value.dtype)
-    return Packing(rule.keep, value.dtype, block, axis, int(value.shape[axis]))
+    return Packing(rule.keep, value.dtype)
 
 
 def _contiguous_order(value: Tensor) -> tuple[int, ...] | None:
@@ -116,15 +125,16 @@ def _contiguous_order(value: Tensor) -> tuple[int, ...] | None:
 
 
 def _axis(value: Tensor, innermost: int, wanted: int) -> tuple[int, int]:
-    """Return the dimension to split into blocks, and the block size; -1 if no dimension is long enough.
+    """Return the dimension to split into blocks, and the size of the largest blocks that fit.
 
-    This is the innermost dimension; for images (4 dimensions or more) the channels, if their blocks are larger.
-    Splitting a dimension needs no copy in any memory layout. Blocks stay within a row: next to much larger elements
-    small ones would lose precision, and a norm magnifies that.
+    This is the innermost dimension; for images (4 dimensions or more) the channels, unless their blocks are much
+    smaller: compilers for GPUs make them innermost. Blocks stay within a row: next to much larger elements small ones
+    would lose precision, and a norm magnifies that.
     """
     dims = {1, innermost} if value.dim() > 3 else {innermost}
-    block, _, dim = max((_divisor(value.shape[dim], wanted), dim == innermost, dim) for dim in dims)
-    return (dim, block) if block >= min(_SMALLEST_BLOCK, wanted) else (-1, 0)
+    blocks = {dim: _divisor(value.shape[dim], wanted) for dim in dims}
+    axis = max(dims, key=lambda dim: (blocks[dim].bit_length(), dim != innermost))
+    return axis, blocks[axis]
 
 
 def _joined(value: Tensor, form: Keep, order: tuple[int, ...], wanted: int) -> Packing | str:
@@ -135,11 +145,11 @@ def _joined(value: Tensor, form: Keep, order: tuple[int, ...], wanted: int) -> P
         block = _divisor(prod(known[:count]), wanted)
         if block >= min(_SMALLEST_BLOCK, wanted):
             trailing = tuple(reversed(known[:count]))
-            return Packing(form, value.dtype, block, order=order, trailing=trailing)
+            return Packing(form, value.dtype, block, order, order, trailing)
     row = int(value.shape[order[-1]])
     if row * value.element_size() <= row + 2:
         return f"its rows of {row} are too short for scales"
-    return Packing(form, value.dtype, row, order[-1], row)
+    return Packing(form, value.dtype, row, order, order, (row,))
 
 
 def _divisor(size: int | torch.SymInt, most: int) -> int:
@@ -147,6 +157,13 @@ def _divisor(size: int | torch.SymInt, most: int) -> int:
     if not isinstance(size, int):
         return 0
     return next(part for part in range(min(most, size), 0, -1) if size % part == 0)
+
+
+def _most(codes: _Codes, dtype: torch.dtype) -> float:
+    """Return the largest bfloat16 scale whose products with codes are finite in ``dtype``."""
+    exact = torch.tensor(torch.finfo(dtype).max / codes.largest, dtype=torch.float64)
+    mantissa, exponent = torch.frexp(exact)
+    return float(torch.ldexp(torch.floor(mantissa * 2**8), exponent - 8))
 
 
 class PackWriter:
@@ -164,52 +181,55 @@ class PackWriter:
         wide = self._as(self._in_blocks(node, packing), torch.float32)
         magnitude = self._call(aten.abs.default, wide)
         finite = self._call(aten.lt.Scalar, magnitude, inf)
-        along = packing.axis + 1 if packing.axis >= 0 else -1
-        top = self._call(aten.amax.default, self._where(finite, magnitude, 0.0), [along], True)
+        top = self._call(aten.amax.default, self._where(finite, magnitude, 0.0), [-1], True)
         top = self._call(aten.maximum.default, top, self._number(_LEAST, top))
         scale = self._as(self._call(aten.div.Tensor, top, codes.largest), torch.bfloat16)
+        scale = self._call(aten.minimum.default, scale, self._number(_most(codes, packing.dtype), scale))
         scaled = self._call(aten.div.Tensor, wide, self._as(scale, torch.float32))
         if not codes.dtype.is_floating_point:
             scaled = self._call(aten.round.default, scaled)
         scaled = self._clamp(scaled, codes.largest)
-        endless = self._where(self._call(aten.gt.Scalar, wide, 0.0), codes.infinity, -codes.infinity, like=wide)
+        endless = self._where(self._call(aten.gt.Scalar, wide, 0.0), codes.infinity, codes.negative, like=wide)
         endless = self._where(self._call(aten.ne.Tensor, wide, wide), codes.nan, endless)
         coded = self._as(self._where(finite, scaled, endless), codes.dtype)
+        if packing.order != packing.memory:
+            coded = self._contiguous(coded)
         return [self._told(part, node, why) for part in (coded, scale)]
 
-    def unpack(self, parts: Sequence[Node], packing: Packing) -> Node:
-        """Insert nodes that restore the value from ``parts``, with its dtype, sizes and strides."""
+    def unpack(self, parts: Sequence[Node], packing: Packing, strides: bool = True) -> Node:
+        """Insert nodes that restore the value from ``parts``; ``strides``: with those of the original too."""
         if packing.form in _NARROW_FORMS:
             return self._as(parts[0], packing.dtype)
         codes = _CODES[packing.form]
         coded, scale = (self._as(part, torch.float32) for part in parts)
-        value = self._clamp(self._call(aten.mul.Tensor, coded, scale), torch.finfo(packing.dtype).max)
-        for code, meaning in ((codes.infinity, inf), (-codes.infinity, -inf), (codes.nan, nan)):
-            if code == code:  # NaN is its own code
-                value = self._where(self._call(aten.eq.Scalar, coded, code), meaning, value)
+        endless = self._call(aten.add.Tensor, coded, codes.shift) if codes.shift else coded
+        endless = self._call(aten.mul.Tensor, endless, inf)
+        beyond = self._call(aten.gt.Scalar, self._call(aten.abs.default, coded), codes.largest)
+        value = self._where(beyond, endless, self._call(aten.mul.Tensor, coded, scale))
         value = self._as(value, packing.dtype)
-        if packing.axis >= 0:
-            sizes = self._sizes(parts[0])
-            sizes[packing.axis : packing.axis + 2] = [packing.size]
-            return self._call(aten.view.default, value, sizes)
-        if packing.trailing:
-            lead = self._sizes(parts[0])[: len(packing.order) - len(packing.trailing)]
-            value = self._call(aten.view.default, value, [*lead, *packing.trailing])
-        back = [packing.order.index(dim) for dim in range(len(packing.order))]
-        return value if back == sorted(back) else self._call(aten.permute.default, value, back)
+        if not packing.order:
+            return value
+        lead = self._sizes(parts[0])[: len(packing.order) - len(packing.trailing)]
+        value = self._call(aten.view.default, value, [*lead, *packing.trailing])
+        now = packing.order
+        if strides and now != packing.memory:
+            value = self._contiguous(self._permuted(value, [now.index(dim) for dim in packing.memory]))
+            now = packing.memory
+        return self._permuted(value, [now.index(dim) for dim in range(len(now))])
 
     def _in_blocks(self, node: Node, packing: Packing) -> Node:
-        if packing.axis >= 0:
-            sizes = self._sizes(node)
-            sizes[packing.axis : packing.axis + 1] = [packing.size // packing.block, packing.block]
-            return self._call(aten.view.default, node, sizes)
-        if not packing.trailing:
+        if not packing.order:
             return node
-        if packing.order != tuple(range(len(packing.order))):
-            node = self._call(aten.permute.default, node, list(packing.order))
+        node = self._permuted(node, packing.order)
         lead = self._sizes(node)[: len(packing.order) - len(packing.trailing)]
         blocks = prod(packing.trailing) // packing.block
         return self._call(aten.view.default, node, [*lead, blocks, packing.block])
+
+    def _permuted(self, node: Node, order: Sequence[int]) -> Node:
+        return node if list(order) == sorted(order) else self._call(aten.permute.default, node, list(order))
+
+    def _contiguous(self, node: Node) -> Node:
+        return self._call(aten.clone.default, node, memory_format=torch.contiguous_format)
 
     def _sizes(self, node: Node) -> list[int | Node]:
         """Return the sizes of ``node``; symbolic sizes as nodes."""

@@ -28,6 +28,9 @@ from fxamp.torch_private import hint
 _HIDDEN_VIEWS = frozenset({torch.ops.aten._unsafe_view.default, torch.ops.aten.unsafe_split.Tensor})
 
 
+_COPIES = frozenset({torch.ops.aten.clone.default})
+
+
 @dataclass(frozen=True)
 class Memory:
     """Kept memory: the value that owns it, and its saved views, by position.
@@ -107,11 +110,11 @@ def maker(node: Node) -> Node:
 
 
 def readers(node: Node) -> Iterator[Node]:
-    """Yield the forward's calls that read ``node``, directly or through views and casts."""
+    """Yield the forward's calls that read ``node``, directly or through views, copies and casts."""
     for user in node.users:
         if user.op == "output" or in_backward(user):
             continue
-        through = viewed(user) is not None or user.target in CASTS or is_view(user) or user.target in _HIDDEN_VIEWS
+        through = viewed(user) is not None or is_view(user) or user.target in (*CASTS, *_HIDDEN_VIEWS, *_COPIES)
         yield from readers(user) if through else (user,)
 
 

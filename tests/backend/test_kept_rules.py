@@ -1,5 +1,6 @@
 """Rules for what is kept: the forward is untouched, and gradients are those of eager autograd with the same packing."""
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -239,3 +240,30 @@ def test_a_rule_that_matches_nothing_is_said(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING):
         compiled_gradients(Perceptron(), X, policy(odd))
     assert "rule 'odd'" in caplog.text
+
+
+class ManyChannels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.Conv2d(64, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.norm(self.first(x)))).flatten(1).float().square().mean()
+
+
+@pytest.mark.inductor
+def test_under_inductor_blocks_along_channels_come_back() -> None:
+    """Inductor's unpacked images have other strides than aot_eager's, and the same values."""
+    model, x = ManyChannels(), torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    rules = policy(Rule("all", keep="int8", region="kept", elements=f">={LEAST}"))  # type: ignore[arg-type]
+    loss, wanted, _ = compiled_gradients(model, x, rules)
+    found_loss, found, report = compiled_gradients(model, x, rules, "inductor")
+    assert [value.form for value in report.graphs[-1].kept].count("int8/64") >= 2
+    torch.testing.assert_close(loss, found_loss, rtol=1e-6, atol=0)
+    exact = copy.deepcopy(model).double()
+    exact(x.double()).backward()
+    for name, parameter in exact.named_parameters():
+        if name != "first.bias":  # the norm cancels it: its gradient is all noise
+            assert parameter.grad is not None
+            errors = [(gradients[name] - parameter.grad).norm() for gradients in (found, wanted)]
+            assert errors[0] <= 1.25 * errors[1], name

@@ -42,7 +42,9 @@ def test_a_variant_extends_the_policy_that_it_is_named_after(name: str) -> None:
 def test_the_variants_are_for_both_dtypes_and_no_table_is_taken_for_one() -> None:
     kinds = {"cpu": [kind for kind in TABLES if not kind.startswith("fp8")], "cuda": list(TABLES)}
     wanted = {f"{d}-{t}-{kind}" for d, each in kinds.items() for t in ("bfloat16", "float16") for kind in each}
-    assert set(variant_names()) == wanted | {"cpu-bfloat16-fp8"} and not wanted & set(built_in_names())
+    assert set(variant_names()) == wanted | {"cpu-bfloat16-fp8", "cpu-bfloat16-fp8-rowwise"} and not wanted & set(
+        built_in_names()
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -84,21 +84,23 @@ def test_wide_values_are_rounded(keep: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "axis", "trailing", "block"),
     [
-        ((4, 256), 1, (), 128),
-        ((4, 8, 64), 2, (), 64),  # blocks stay within a row
-        ((3, 200), 1, (), 100),  # the largest divisor
-        ((4, 8, 16), -1, (8, 16), 128),  # short rows are joined
-        ((2, 64, 5, 5), 1, (), 64),  # an image's channels
-        ((2, 4, 8, 64), 3, (), 64),
-        ((8, 4, 7, 7), -1, (7, 7), 49),
-        ((1, 131), 1, (), 131),  # one scale a row
-        ((16,), 0, (), 16),
+        ((4, 256), 1, (256,), 128),
+        ((4, 8, 64), 2, (64,), 64),  # blocks stay within a row
+        ((3, 200), 1, (200,), 100),  # the largest divisor
+        ((4, 8, 16), 2, (8, 16), 128),  # short rows are joined
+        ((2, 64, 5, 5), 1, (64,), 64),  # an image's channels
+        ((2, 64, 5, 112), 1, (64,), 64),
+        ((2, 4, 8, 64), 3, (64,), 64),
+        ((2, 32, 8, 64), 3, (64,), 64),  # heads of attention
+        ((8, 4, 7, 7), 3, (7, 7), 49),
+        ((1, 131), 1, (131,), 131),  # one scale a row
+        ((16,), 0, (16,), 16),
     ],
 )
 def test_blocks_fit_the_sizes(shape: tuple[int, ...], axis: int, trailing: tuple[int, ...], block: int) -> None:
     value = torch.randn(shape)
     back, (codes, scale), plan = round_trip(value, "int8")
-    assert (plan.axis, plan.trailing, plan.block) == (axis, trailing, block)
+    assert (plan.order[-1], plan.trailing, plan.block) == (axis, trailing, block)
     assert scale.numel() * block == value.numel() == codes.numel()
     assert (back - value).abs().max() <= value.abs().max() / 126 / 2 * 1.02
 
@@ -108,10 +110,25 @@ def test_values_may_lie_in_any_order() -> None:
     permuted = torch.randn(2, 3, 64, generator=generator).permute(1, 2, 0)  # the innermost dimension is the second
     images = torch.randn(2, 64, 4, 4, generator=generator).to(memory_format=torch.channels_last)
     short = torch.randn(2, 6, 4, 5, generator=generator).to(memory_format=torch.channels_last)
-    for value, axis in ((permuted, 1), (images, 1), (short, -1)):
+    for value, axis in ((permuted, 1), (images, 1), (short, 1)):
         back, (codes, scale), plan = round_trip(value, "int8")
-        assert plan.axis == axis and codes.numel() == value.numel() >= 16 * scale.numel()
+        assert plan.order[-1] == axis and codes.numel() == value.numel() >= 16 * scale.numel()
         assert (back - value).abs().max() <= value.abs().max() / 126 / 2 * 1.02
+
+
+def test_without_strides_nothing_is_copied_back() -> None:
+    value = torch.randn(2, 64, 4, 4)
+    plan = plan_packing(value, rule("int8"))
+    assert isinstance(plan, Packing)
+    graph, mode = Graph(), FakeTensorMode()
+    source = graph.placeholder("value")
+    source.meta["val"] = mode.from_tensor(value)
+    writer = PackWriter(GraphWriter(graph, mode))
+    parts = writer.pack(source, plan, "a test")
+    graph.output((writer.unpack(parts, plan, strides=False), parts))
+    back, (codes, _) = GraphModule(torch.nn.Module(), graph)(value)
+    assert codes.is_contiguous() and back.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(back, round_trip(value, "int8")[0])
 
 
 @pytest.mark.parametrize(

@@ -85,12 +85,9 @@ def test_scales_for_rows_keep_small_rows(tmp_path: Path, capsys: pytest.CaptureF
     """Rows of very different size: too much for one scale, nothing for a scale for each row."""
     text = "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(16, 16, bias=False))\n"
     text += "inputs = torch.randn(64, 16) * torch.logspace(0, 8, 64)[:, None]\nloss = lambda y: y.tanh().sum()\n"
-    model, rowwise = tmp_path / "model.py", tmp_path / "rowwise.toml"
+    model = tmp_path / "model.py"
     model.write_text(text)
-    rowwise.write_text(
-        'extends = ["cpu-bfloat16"]\n[[rule]]\nid = "r"\ncast = "fp8"\nrecipe = "rowwise"\nops = ["linear"]\n'
-    )
-    for policy, rules in (("cpu-bfloat16-fp8", 1), (str(rowwise), 0)):
+    for policy, rules in (("cpu-bfloat16-fp8", 1), ("cpu-bfloat16-fp8-rowwise", 0)):
         assert main(("calibrate", str(model), "--policy", policy, "--inference")) == 0
         printed = capsys.readouterr()
         assert printed.out.count("[[rule]]") == rules and "gradient at the result, with" not in printed.err
