@@ -43,3 +43,45 @@ def test_it_keeps_its_names_and_gives_autocasts_results(exported: bool, tmp_path
     )
     result = program.module()(x)
     assert result.dtype == torch.bfloat16 and torch.equal(result, expected)
+
+
+NORMS_IN_FLOAT32 = """
+extends = ["cpu-float16"]
+[[rule]]
+id = "norms"
+ops = ["layer_norm"]
+cast = "fp32"
+why = "ONNX's LayerNormalization takes an input and weights of one dtype."
+"""
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.down(torch.relu(self.norm(self.up(x)))), -1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_runtime_is_as_near_to_float64_as_autocast(tmp_path: Path) -> None:
+    """Products in float16, with kernels of another library."""
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    model, x = Normed().eval(), torch.randn(3, 4)
+    with torch.autocast("cpu", torch.float16), torch.no_grad():
+        autocast = model(x).double()
+    rewritten = fxamp.rewrite(model, (x,), policy=fxamp.Policy.loads(NORMS_IN_FLOAT32))
+
+    program = torch.onnx.export(rewritten, (x,), dynamo=True, verbose=False)
+    program.save(tmp_path / "net.onnx")
+    session = runtime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
+    (result,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+
+    assert result.dtype.name == "float16"
+    exact = model.double()(x.double()).detach()
+    bound = 2 * (autocast - exact).abs().max() + torch.finfo(torch.float16).eps * exact.abs().max()
+    assert 0 < (torch.from_numpy(result).double() - exact).abs().max() <= bound
