@@ -17,6 +17,7 @@ from user_optimizers import Counting
 
 import fxamp
 from fxamp.errors import OptionError, UnsupportedOpError
+from fxamp.graph import inner_tensors
 from fxamp.kernels import Implementation, forced
 from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.plan import block_size
