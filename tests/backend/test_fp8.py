@@ -203,6 +203,31 @@ class Tied(nn.Module):
         return F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten()) + exact
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def block(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(x)))
+
+    def forward(self, x: Tensor, again: bool) -> Tensor:
+        x = checkpoint(self.block, x * 2, use_reentrant=False) if again else self.block(x * 2)
+        return x.float().square().mean()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_a_checkpoint_computes_again_is_the_same(recipe: str) -> None:
+    """pytorch #150859: scales of rows, computed again, must not differ."""
+    torch.manual_seed(0)
+    model, x = Block(), torch.randn(2, 9, 32)
+    found = []
+    for again in (False, True):
+        ours = compiled(model, policy=policy(recipe), lowering="aot_eager")
+        found.append(gradients(ours, ours, x, again))
+    assert same(*found) == []
+
+
 def distance(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
     """The largest error of a gradient, relative to that gradient."""
     return max(float((ours[name].double() - value).norm() / value.norm()) for name, value in exact.items())

@@ -1,5 +1,6 @@
 """The scaled linear layer: torchao's numbers, layouts that GPUs accept, and values at the edges."""
 
+import math
 from typing import Any
 
 import pytest
@@ -179,3 +180,22 @@ def test_the_largest_value_is_rounded_to_the_largest_of_the_dtype(dtype: torch.d
         limit = torch.finfo(dtype).max
         midpoint = {E4M3: 464.0, E5M2: 61440.0}[dtype]  # from here on a cast gives NaN or inf
         assert (scaled > 0.98 * limit).all() and (scaled < midpoint).all()
+
+
+def ratio(exact: Tensor, value: Tensor | None) -> float:
+    """Of signal to noise, in decibels."""
+    return -20 * math.log10(error(value, exact))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_noise_is_below_the_limits_of_torchaos_own_tests(recipe: str, dtype: torch.dtype) -> None:
+    """At least 18 decibels of the output, and 17 of the weight's gradient (torchao, test/float8/test_base.py)."""
+    x, weight = leaves(64, 256, 128, dtype)
+    product = scaled(x, weight, recipe, dtype)
+    gradient = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).to(dtype)
+    product.backward(gradient)
+    wide, exact = x.detach().double(), gradient.double()
+    assert ratio(wide @ weight.detach().double().t(), product.detach()) >= 18
+    assert ratio(exact.t() @ wide, weight.grad) >= 17
+    assert ratio(exact @ weight.detach().double(), x.grad) >= 17

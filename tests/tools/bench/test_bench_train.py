@@ -293,3 +293,35 @@ def test_a_bar_chart_marks_one_and_escapes_names() -> None:
     document = ET.fromstring(bar_chart("a < b", [Bar("x & y", 2.0, 1.5, 2.5), Bar("z", 1.0, 1.0, 1.0)], "ratio"))
     bars = [float(each.get("width", "")) for each in document.iter() if each.get("class") == "bar"]
     assert bars[0] == pytest.approx(2 * bars[1], abs=0.2)
+
+
+def _first_losses(name: str, **changes: str) -> list[float]:
+    training = Training(replace(PLAN, model="llama-8b-2-layers", dtype="bfloat16", **changes), CONTENDERS[name])
+    for _ in range(2):
+        training.step()
+    return training.losses
+
+
+@pytest.mark.parametrize("recipe", ["fp8", "fp8-rowwise"])
+def test_torchao_and_fxamp_train_alike_in_fp8(recipe: str) -> None:
+    """The same products in fp8 at the same scales: the same first loss, which no other contender has."""
+    pytest.importorskip("torchao.float8", exc_type=ImportError)
+    ours, theirs = _first_losses(f"fxamp-{recipe}"), _first_losses(f"torchao-{recipe}")
+    assert ours[0] == theirs[0] != _first_losses("eager-autocast")[0]
+    assert ours[1] == pytest.approx(theirs[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--contenders", "fxamp-fp8", "--dtype", "float16"], "there is no policy cpu-float16-fp8"),
+        (["--contenders", "torchao-fp8"], "needs torchao, which is not installed"),
+    ],
+)
+def test_fp8_that_cannot_run_here_is_refused_by_name(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert bench.main(["train", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said and arguments[1] in said and said.count("\n") == 1

@@ -9,6 +9,7 @@ from fxamp.errors import OptionError
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.bench.train.contenders import BASELINES, CONTENDERS
 from fxamp.tools.bench.train.experiment import DTYPES, OPTIMIZERS, Experiment
+from fxamp.tools.bench.train.fp8 import require_fp8
 from fxamp.tools.bench.train.result import Comparison
 from fxamp.tools.bench.train.table import table, title
 from fxamp.tools.common.bar_chart import Bar, bar_chart
@@ -41,7 +42,11 @@ def parser(prog: str) -> Parser:
     add("--seed", type=natural, default=0, help="of weights and batches (default 0)")
     add("--threads", type=positive, default=1, help="CPU threads; 1 gives steady times (default 1)")
     add("--lowering", type=one_of(*LOWERINGS), default="inductor", help=f"{', '.join(LOWERINGS)} (default inductor)")
-    add("--contenders", type=_contenders, help=f"of {','.join(CONTENDERS)} (default: all that the dtype admits)")
+    add(
+        "--contenders",
+        type=_contenders,
+        help=f"of {','.join(CONTENDERS)} (default: all that the dtype admits, without fp8)",
+    )
     add("--optimizer", type=one_of(*OPTIMIZERS), default="AdamW", help=f"{', '.join(OPTIMIZERS)} (default AdamW)")
     add("--clip", type=positive_number, dest="max_norm", metavar="NORM", help="clip gradients to this norm")
     add(
@@ -97,12 +102,14 @@ def _bench(given: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _taking_part(named: Sequence[str] | None, plan: Experiment) -> Sequence[str]:
-    """The contenders that were named; else all, those that need a scaled loss only where losses are scaled."""
+    """The contenders that were named; else all but fp8, those that need a scaled loss only where losses are scaled."""
     scaled = plan.lower_dtype == "float16"
     for name in named or ():
         if CONTENDERS[name].scaled and not scaled:
             raise OptionError(f"--contenders {name}: needs --dtype float16, since other dtypes' losses are not scaled")
-    return named or [name for name, contender in CONTENDERS.items() if scaled or not contender.scaled]
+        if CONTENDERS[name].fp8:
+            require_fp8(name, plan)
+    return named or [name for name, each in CONTENDERS.items() if not each.fp8 and (scaled or not each.scaled)]
 
 
 def _baseline(given: argparse.Namespace, names: Sequence[str]) -> str:

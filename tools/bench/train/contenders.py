@@ -12,7 +12,8 @@ class Contender:
     ``label``: for people. ``compiler``: ``""`` for eager code, ``"torch"`` for plain torch.compile, ``"fxamp"``.
     ``autocast``: whether the forward runs under torch.autocast. ``scaler``: the GradScaler for float16,
     ``"torch"`` or ``"fxamp"``; ``""`` for none. ``options``: further options of fxamp's backend. ``scaler_options``:
-    further arguments of its scaler. ``scaled``: takes part only if losses are scaled.
+    further arguments of its scaler. ``scaled``: takes part only if losses are scaled. ``fp8``: the recipe of products
+    in fp8, which torchao converts the model to or fxamp's policy asks for; such a contender takes part if it is named.
     """
 
     label: str
@@ -22,6 +23,12 @@ class Contender:
     options: Mapping[str, Any] = field(default_factory=dict)
     scaler_options: Mapping[str, Any] = field(default_factory=dict)
     scaled: bool = False
+    fp8: str = ""
+
+    @property
+    def by_torchao(self) -> bool:
+        """Whether torchao converts the model."""
+        return bool(self.fp8) and self.compiler != "fxamp"
 
     @property
     def fused(self) -> bool:
@@ -42,6 +49,12 @@ CONTENDERS: dict[str, Contender] = {
         scaler_options={"skip": "device", "graph_norm": True},
         scaled=True,
     ),
+    "torchao-fp8": Contender("torchao fp8", compiler="torch", autocast=True, scaler="torch", fp8="tensorwise"),
+    "torchao-fp8-rowwise": Contender(
+        "torchao fp8 rowwise", compiler="torch", autocast=True, scaler="torch", fp8="rowwise"
+    ),
+    "fxamp-fp8": Contender("fxamp fp8", compiler="fxamp", scaler="fxamp", fp8="tensorwise"),
+    "fxamp-fp8-rowwise": Contender("fxamp fp8 rowwise", compiler="fxamp", scaler="fxamp", fp8="rowwise"),
 }
 
 #: The losses are compared with those of the first of these contenders that takes part.

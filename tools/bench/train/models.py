@@ -82,14 +82,14 @@ def _bert(layers: int, width: int, heads: int, vocabulary: int, length: int, **_
     return model
 
 
-def _llama(layers: int, width: int, heads: int, vocabulary: int, length: int, **_: int) -> nn.Module:
+def _llama(layers: int, width: int, heads: int, vocabulary: int, length: int, hidden: int = 0, **_: int) -> nn.Module:
     hf = _transformers()
     config = hf.LlamaConfig(
         num_hidden_layers=layers,
         hidden_size=width,
         num_attention_heads=heads,
         num_key_value_heads=heads // 4,
-        intermediate_size=4 * width,
+        intermediate_size=hidden or 4 * width,
         vocab_size=vocabulary,
         max_position_embeddings=length,
         use_cache=False,
@@ -165,6 +165,9 @@ MODELS: dict[str, Model] = {
     "gpt2-124m": _language(_gpt2, layers=12, width=768, heads=12, vocabulary=50257, length=1024, batch=8),
     "bert-base": _language(_bert, layers=12, width=768, heads=12, vocabulary=30522, length=512, batch=16),
     "llama-1b": _language(_llama, layers=16, width=2048, heads=32, vocabulary=32000, length=2048, batch=2),
+    "llama-8b-2-layers": _language(
+        _llama, layers=2, width=4096, heads=32, hidden=14336, vocabulary=128256, length=4096, batch=2
+    ),
     "resnet50": Model(
         _resnet,
         _images,

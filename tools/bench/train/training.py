@@ -11,6 +11,7 @@ from fxamp.backend.report import Report, report
 from fxamp.scaler import GradScaler
 from fxamp.tools.bench.train.contenders import Contender
 from fxamp.tools.bench.train.experiment import FUSED, OPTIMIZERS, Experiment
+from fxamp.tools.bench.train.fp8 import autocast_for_torchao, convert_by_torchao, fp8_policy
 from fxamp.tools.bench.train.models import build
 
 #: The steps cycle through so many batches.
@@ -26,6 +27,8 @@ class Training:
         self.plan = plan
         self.contender = contender
         self.module = module.to(plan.device)
+        if contender.by_torchao:
+            self.module = convert_by_torchao(self.module, contender, plan.device)
         self.batches = [{name: value.to(plan.device) for name, value in batch.items()} for batch in batches]
         self.optimizer = _optimizer(self.module, plan, contender)
         self.scaler = _scaler(plan, contender)
@@ -96,6 +99,8 @@ class Training:
     def _autocast(self) -> AbstractContextManager[Any]:
         if not self.contender.autocast:
             return nullcontext()
+        if self.contender.by_torchao:
+            return autocast_for_torchao(self.plan.device, getattr(torch, self.plan.lower_dtype))
         return torch.autocast(self.plan.device, getattr(torch, self.plan.lower_dtype))
 
 
@@ -122,6 +127,8 @@ def _compiled(module: torch.nn.Module, plan: Experiment, contender: Contender, s
     if contender.compiler == "torch":
         return torch.compile(module, backend=plan.lowering)
     policy = "auto" if plan.dtype == "auto" else f"{plan.device}-{plan.dtype}"
+    if contender.fp8:
+        policy = fp8_policy(contender, plan)
     options = {"policy": policy, "lowering": plan.lowering, **contender.options}
     if scaler.is_enabled():
         options["scaler"] = scaler

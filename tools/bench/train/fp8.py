@@ -1,0 +1,64 @@
+"""Contenders with products in fp8: fxamp's policies for it, and torchao.float8, which swaps linear layers."""
+
+import importlib.util
+import warnings
+from contextlib import AbstractContextManager, ExitStack
+
+import torch
+from torch import nn
+
+from fxamp.capture.autocast_state import autocast_state
+from fxamp.errors import OptionError
+from fxamp.policy import variant_names
+from fxamp.tools.bench.train.contenders import CONTENDERS, Contender
+from fxamp.tools.bench.train.experiment import Experiment
+
+#: The first GPUs with units for fp8.
+_CAPABILITY = (8, 9)
+
+
+def require_fp8(name: str, plan: Experiment) -> None:
+    """Raise OptionError if the contender ``name`` cannot take part here, with what it needs."""
+    contender = CONTENDERS[name]
+    if plan.device == "cuda" and torch.cuda.get_device_capability() < _CAPABILITY:
+        found = ".".join(map(str, torch.cuda.get_device_capability()))
+        raise OptionError(f"--contenders {name}: fp8 needs compute capability 8.9 or higher, this GPU has {found}")
+    if contender.by_torchao and importlib.util.find_spec("torchao") is None:
+        raise OptionError(f"--contenders {name}: needs torchao, which is not installed: pip install torchao")
+    if not contender.by_torchao and (policy := fp8_policy(contender, plan)) not in variant_names():
+        raise OptionError(
+            f"--contenders {name}: there is no policy {policy}; accepted on cpu: --dtype bfloat16 or auto"
+        )
+
+
+def fp8_policy(contender: Contender, plan: Experiment) -> str:
+    """The name of the policy that runs the contender's recipe."""
+    return f"{plan.device}-{plan.lower_dtype}-fp8{'-rowwise' if contender.fp8 == 'rowwise' else ''}"
+
+
+def convert_by_torchao(module: nn.Module, contender: Contender, device: str) -> nn.Module:
+    """Swap the linear layers that fxamp's policy for the same recipe covers, in place; return ``module``."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    from torchao.float8.float8_linear_utils import _auto_filter_for_recipe
+
+    gains = _auto_filter_for_recipe(contender.fp8, filter_fqns=["lm_head"])
+
+    def wanted(layer: nn.Module, name: str) -> bool:
+        if device == "cuda":
+            return bool(gains(layer, name))
+        return isinstance(layer, nn.Linear) and not any(size % 16 for size in layer.weight.shape) and "head" not in name
+
+    config = Float8LinearConfig.from_recipe_name(contender.fp8)
+    converted: nn.Module = convert_to_float8_training(module, config=config, module_filter_fn=wanted)
+    return converted
+
+
+def autocast_for_torchao(device: str, dtype: torch.dtype) -> AbstractContextManager[object]:
+    """Autocast for ``device``, as torchao sees it: it asks for cuda's state on every device."""
+    stack = ExitStack()
+    stack.enter_context(warnings.catch_warnings())
+    warnings.filterwarnings("ignore", "torch.get_autocast_gpu_dtype", DeprecationWarning)  # torchao calls it
+    stack.enter_context(torch.autocast(device, dtype))
+    if device != "cuda":
+        stack.enter_context(autocast_state("cuda", True, dtype))
+    return stack
