@@ -240,11 +240,15 @@ _NOT_STORED = frozenset(("source_fn_stack", "fwd_source_fn_stack", "from_node", 
 def dump_graph(gm: GraphModule, inputs: Sequence[Any]) -> bytes:
     """Return ``gm`` with the values and annotations of its nodes, and its fake ``inputs``, as bytes.
 
-    Module classes become their names. Raises whatever pickle does if something cannot be stored. Breaks loudly.
+    Module classes become their names. Raises ValueError if a size is dynamic: what loads it would change the sizes of
+    the process; and whatever pickle does if something cannot be stored. Breaks loudly.
     """
     from torch.fx._graph_pickler import GraphPickler, Options
 
     stored = deepcopy(gm)
+    values = [*inputs, *(node.meta.get("val") for node in stored.graph.nodes)]
+    if any(map(is_dynamic, tree_leaves(values))):
+        raise ValueError("it has dynamic sizes")
     for node in stored.graph.nodes:
         for key in ("nn_module_stack", "fwd_nn_module_stack"):
             stack = node.meta.get(key)
@@ -267,6 +271,13 @@ def load_graph(stored: bytes, mode: FakeTensorMode) -> tuple[GraphModule, list[A
 
 def _qualified(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+
+
+def is_dynamic(value: object) -> bool:
+    """Whether ``value`` is a symbolic number, or a tensor with a symbolic size. Breaks loudly."""
+    if isinstance(value, Tensor):
+        return not all(type(size) is int for size in (*value.shape, *value.stride(), value.storage_offset()))
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _text(gm: GraphModule) -> str:

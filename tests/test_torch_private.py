@@ -249,6 +249,14 @@ def test_a_graph_is_stored_with_values_and_annotations() -> None:
     assert torch.equal(loaded(torch.ones(3, 4), torch.ones(2, 4)), torch.full((2, 4), 12.0))
 
 
+def test_a_graph_of_dynamic_sizes_is_not_stored() -> None:
+    made = make_fx(lambda x: x * x.shape[0], tracing_mode="symbolic")(torch.ones(3, 4))
+    (given,) = made.graph.find_nodes(op="placeholder")
+    assert private.is_dynamic(given.meta["val"]) and not private.is_dynamic(torch.ones(2))
+    with pytest.raises(ValueError, match="dynamic sizes"):
+        private.dump_graph(made, [])
+
+
 def test_a_graph_that_is_not_restored_as_it_was_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = private.dump_graph(make_fx(lambda x: x * 2)(torch.ones(2)), [])
     monkeypatch.setattr(private, "_text", lambda _: "other")

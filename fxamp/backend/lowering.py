@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-import torch
 from torch.fx import GraphModule
 
 from fxamp.backend.autocast_off import compiled_without_autocast, no_autocast
@@ -25,7 +24,7 @@ from fxamp.passes.sequences import backward as backward_passes
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import Stages
 from fxamp.policy import Policy
-from fxamp.torch_private import is_cacheable, keep_saved_tensors, stores_backwards
+from fxamp.torch_private import is_cacheable, is_dynamic, keep_saved_tensors, stores_backwards
 
 #: Compiles one of AOTAutograd's graphs for its example inputs.
 InnerCompiler = Callable[[GraphModule, Sequence[Any]], Any]
@@ -60,8 +59,7 @@ class Compilation:
 
     def stored(self, gm: GraphModule, inputs: Sequence[Any]) -> bool:
         """Whether AOTAutograd's cache may store what becomes of ``gm``: no dump is asked for, no size is dynamic."""
-        fixed = not any(isinstance(value, torch.SymInt) or _is_dynamic(value) for value in inputs)
-        return fixed and not self.stages.kept and stores_backwards() and is_cacheable(gm)
+        return not any(map(is_dynamic, inputs)) and not self.stages.kept and stores_backwards() and is_cacheable(gm)
 
     def key(self, gm: GraphModule) -> str:
         """Return what the keys of torch's caches must contain for ``gm``."""
@@ -112,10 +110,6 @@ class Compilation:
         run_passes(Captured(gm, mode), CastContext(mode, owner.policy), passes)
         if self.rules is not None:
             self.rules.log_unmatched(gm)
-
-
-def _is_dynamic(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and not all(type(size) is int for size in (*value.shape, *value.stride()))
 
 
 def lower_graph(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Compilation) -> Callable[..., Any]:
