@@ -175,11 +175,11 @@ def keep_if_retained(node: Node) -> None:
 
     As :func:`keep_saved_tensors`, for a backward that AOTAutograd does not compile when it first runs.
     """
-    metadata = getattr(function_of(node), "metadata", None)
-    if metadata is not None and not getattr(metadata, "fxamp_has_run", False):
-        metadata.fxamp_has_run = True
-        if keeps_graph():
-            metadata.bw_donated_idxs = []
+    for metadata in graph_metadata(function_of(node)):
+        if metadata is not None and not getattr(metadata, "fxamp_has_run", False):
+            metadata.fxamp_has_run = True
+            if keeps_graph():
+                metadata.bw_donated_idxs = []
 
 
 def stores_backwards() -> bool:

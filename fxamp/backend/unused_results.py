@@ -55,7 +55,7 @@ def asking_for_none(compiled: Callable[..., Any]) -> Callable[..., Any]:
         for result in results:
             node = result.grad_fn if isinstance(result, Tensor) else None
             function = None if node is None else function_of(node)
-            if compiled_by_aot(function) and subclass_metadata(function) is None:
+            if compiled_by_aot(function):
                 node.register_prehook(_ask)  # type: ignore[union-attr]
                 break
         return results
@@ -66,9 +66,11 @@ def asking_for_none(compiled: Callable[..., Any]) -> Callable[..., Any]:
 def _ask(_: Any) -> None:
     """A hook without a reference to its node: with one, the node would keep alive all that it saved."""
     node = running_node()
-    if node is not None:  # None under compiled autograd
+    if node is None:  # under compiled autograd
+        return
+    keep_if_retained(node)
+    if subclass_metadata(function_of(node)) is None:
         node.set_materialize_grads(False)
-        keep_if_retained(node)
 
 
 def by_used_results(gm: GraphModule, inputs: Sequence[Any], compiler: Compiler) -> Callable[[list[Any]], Any]:
