@@ -30,7 +30,9 @@ def test_a_new_process_trains_with_the_stored_graph(way: tuple[str, bool]) -> No
     command = [sys.executable, "-W", "ignore", stored_step.__file__, str(factor), policy, str(scaled)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     second = json.loads(done.stdout.splitlines()[-1])
-    assert second["misses"] == {"aot_autograd": 0, "inductor": 0} and second["hits"]["aot_autograd"] == 1
+    assert second["misses"]["aot_autograd"] == 0 and second["hits"]["aot_autograd"] == 1
+    if "lean" not in policy:  # Inductor compiles a backward that unpacks values again
+        assert second["misses"]["inductor"] == 0
     assert repr(second["gradients"]) == repr(first["gradients"])
     assert second["scales"] == first["scales"] == ([1024.0, 512.0] if scaled else [1.0, 1.0])
     dtype = torch.bfloat16 if "bfloat16" in policy else torch.float16
