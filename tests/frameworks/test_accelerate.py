@@ -161,7 +161,7 @@ def test_a_model_of_which_no_graph_runs_is_named(caplog: pytest.LogCaptureFixtur
     ("given", "message"),
     [
         ({"scaler": 2.0}, "scaler=2.0, of type builtins.float"),
-        ({"options": {"policy": "auto"}}, "options has 'policy'"),
+        ({"options": {"policy": "auto"}}, "options contains 'policy'"),
         ({"scaler": torch.amp.GradScaler("cpu")}, "of type torch.amp.grad_scaler.GradScaler"),
     ],
 )
