@@ -7,6 +7,10 @@ All public names are here; heavy modules are imported only when they are used.
 
 from typing import TYPE_CHECKING, Any
 
+from fxamp.torch_version import require_torch
+
+require_torch()
+
 if TYPE_CHECKING:
     from fxamp.backend.report import report
     from fxamp.backend.rewrite import rewrite
@@ -34,7 +38,10 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name not in _HOMES:
-        raise AttributeError(f"module 'fxamp' has no attribute {name!r}")
+        from fxamp.errors import nearest
+
+        accepted = f"accepted: {', '.join(__all__)}"
+        raise AttributeError(f"module 'fxamp' has no attribute {name!r}{nearest(name, __all__)}; {accepted}")
     module, attribute = _HOMES[name]
     value = getattr(import_module(module), attribute)
     globals()[name] = value

@@ -28,6 +28,14 @@ class CaptureError(FxampError, RuntimeError):
     """A model or function could not be captured as a graph."""
 
 
+class MachineError(FxampError, RuntimeError):
+    """This machine lacks what a lowering needs, such as a C++ compiler."""
+
+
+class VersionError(FxampError, ImportError):
+    """The installed torch is too old."""
+
+
 class ListingError(FxampError, ValueError):
     """A file for fxamp-show is invalid; the message names the file and the line if there is one."""
 

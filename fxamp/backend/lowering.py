@@ -1,6 +1,7 @@
 """Lower the rewritten graph: by Inductor, by AOTAutograd alone, or eagerly."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -17,6 +18,7 @@ from fxamp.backend.scaled import Scaling, boxed
 from fxamp.backend.scaled_eager import scale_eagerly
 from fxamp.backend.unused_results import asking_for_none, by_used_results
 from fxamp.capture import Captured
+from fxamp.errors import MachineError
 from fxamp.graph import fake_mode_of, fake_tensors
 from fxamp.lowerings import mode_settings
 from fxamp.passes.base import CastContext
@@ -114,9 +116,23 @@ class Compilation:
 
 def lower_graph(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Compilation) -> Callable[..., Any]:
     """Compile ``gm`` with the lowering that ``options`` name, and return a callable."""
-    with compiled_without_autocast(run.device):
+    with compiled_without_autocast(run.device), _compiler_found():
         compiled = _LOWERINGS[options.lowering](gm, inputs, options, run)
     return asking_for_none(compiled) if run.unused and options.lowering != "eager" else compiled
+
+
+@contextmanager
+def _compiler_found() -> Iterator[None]:
+    """Raise MachineError where Inductor finds no C++ compiler, which it needs for CPUs."""
+    try:
+        yield
+    except Exception as error:
+        if "InvalidCxxCompiler" not in (type(error).__name__, *str(error).partition(":")[:1]):
+            raise
+        raise MachineError(
+            "Inductor finds no working C++ compiler, which it needs for a CPU; accepted: install g++ or clang++, name "
+            "one in the environment variable CXX, or pass options={'lowering': 'aot_eager'}, which needs none"
+        ) from error
 
 
 def _inductor(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Compilation) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from tabulate import tabulate
 
 from fxamp.backend.breaks import skipped_functions
 from fxamp.backend.registry import outside, records_of
+from fxamp.errors import OptionError
 from fxamp.listing import Document, RuleRef
 from fxamp.listing.kept import totals_of
 from fxamp.listing.totals import totals
@@ -17,7 +18,8 @@ from fxamp.pipeline import GraphRecord
 
 _NOTHING = (
     "0 graphs: fxamp compiled none of it, so all of it runs unchanged. Either it has not been called yet, or Dynamo "
-    "skipped it: calling a module of torch.nn itself compiles nothing; put it in your own module."
+    "skipped it: calling a module of torch.nn itself compiles nothing; put it in your own module. A copy of a compiled "
+    'model is not compiled, nor is a model before model.compile(backend="fxamp").'
 )
 _SKIPPED = "Functions that Dynamo skips, so they run unchanged:"
 _RIGHT = ("graph", "ops", "casts", "shared", "folded", "kept")
@@ -163,6 +165,12 @@ def _row(number: int, graph: GraphRecord, kept: bool) -> dict[str, Any]:
 def report(compiled: Any) -> Report:
     """Report on a model or function that was compiled with backend "fxamp" and called at least once.
 
-    ``compiled`` is the return value of torch.compile, or the module whose ``.compile()`` was called.
+    ``compiled`` is the return value of torch.compile, or the module whose ``.compile()`` was called. Raises OptionError
+    for anything that cannot be called.
     """
+    if not callable(compiled):
+        raise OptionError(
+            f"report of {compiled!r}, of type {type(compiled).__name__}; accepted: what torch.compile returned, or a "
+            "module whose .compile() was called"
+        )
     return Report(tuple(records_of(compiled)), tuple(outside(compiled)), tuple(skipped_functions(compiled)))

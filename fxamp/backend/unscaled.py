@@ -1,4 +1,4 @@
-"""Warn once if a policy asks for loss scaling and training runs without a scaler."""
+"""Warn once if training in float16 runs without a scaler in the options."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,12 +13,27 @@ _UNSCALED = (
     "policy %s has a [loss_scale], but there is no scaler, so gradients are not scaled and may underflow: pass "
     "options={'scaler': fxamp.GradScaler.from_policy(...)}, and call its scale, step and update"
 )
+_FLOAT16 = (
+    "policy %s runs in float16, and there is no scaler in the options: small gradients become zero, unless the loss is "
+    "scaled elsewhere; accepted: options={'scaler': scaler} with scaler = fxamp.GradScaler(device), and calls of its "
+    "scale, step and update; or a policy in bfloat16"
+)
 
 
 def warn_unscaled(policy: Policy | None, options: Options, inputs: Sequence[Any]) -> None:
-    """Log that the ``[loss_scale]`` of ``policy`` has no effect, if gradients will flow through the graph."""
-    if policy is None or policy.loss_scale is None or not policy.loss_scale.enabled or options.scaler is not None:
+    """Log that gradients are not scaled, if they will flow through the graph and the policy asks for a scale.
+
+    It does so by its ``[loss_scale]``, or, without one, if the caller named a policy in float16; under "auto" an
+    existing script has a scaler of its own.
+    """
+    if policy is None or options.scaler is not None:
+        return
+    if policy.loss_scale is None:
+        message = _FLOAT16 if options.policy != "auto" and policy.lower_precision_fp == "float16" else ""
+    else:
+        message = _UNSCALED if policy.loss_scale.enabled else ""
+    if not message:
         return
     trained = any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
     if trained and torch.is_grad_enabled():
-        warn_once(__name__, _UNSCALED, policy.name)
+        warn_once(__name__, message, policy.name)

@@ -67,6 +67,13 @@ _FLATTEN = "_dynamo_bytecode_flatten"
 _UNFLATTEN = "_dynamo_bytecode_unflatten"
 
 
+def _reason(error: Exception) -> str:
+    """Return Dynamo's reason without its advice on debugging Dynamo: the first line and the explanation."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    explained = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
+    return ". ".join([*lines[:1], *explained])
+
+
 def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Sequence[Any]) -> Traced:
     """Trace ``source`` called with the positional ``inputs``, real or fake.
 
@@ -88,7 +95,7 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
             module = dynamo_graph_capture_for_export(call)(*inputs)
     except Exception as error:
         name = getattr(call, "__name__", type(call).__name__)
-        raise CaptureError(f"{name} could not be captured as one graph: {error}") from error
+        raise CaptureError(f"{name} could not be captured as one graph: {_reason(error)}") from error
     if not module.graph.find_nodes(op="placeholder"):
         return Traced(module, [], given, held)
     with torch.no_grad():

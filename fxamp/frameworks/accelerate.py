@@ -9,10 +9,12 @@ from accelerate import Accelerator, DistributedType
 from accelerate.optimizer import AcceleratedOptimizer
 
 from fxamp.errors import OptionError
-from fxamp.frameworks.setup import ScalerLike, Setup, device_of, setup
+from fxamp.frameworks.setup import ScalerLike, Setup, device_of, setup, warn_untested
 from fxamp.optim.first_steps import stepped
 from fxamp.policy import Policy
 from fxamp.scaler import GradScaler
+
+warn_untested("accelerate")
 
 #: Distributed types whose engines step, gather or scale themselves.
 _REFUSED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)

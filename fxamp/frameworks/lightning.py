@@ -12,8 +12,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from fxamp.backend.idle import warn_of
 from fxamp.backend.registry import records_of
 from fxamp.errors import OptionError
-from fxamp.frameworks.setup import ScalerLike, device_of, setup
+from fxamp.frameworks.setup import ScalerLike, device_of, setup, warn_untested
 from fxamp.policy import Policy
+
+warn_untested("lightning")
 
 #: The methods of a module that Lightning calls.
 _STEPS = ("forward", "training_step", "validation_step", "test_step", "predict_step")

@@ -1,12 +1,15 @@
 """What every framework's module needs: how to compile a model, and the scaler for it."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
 import torch
 
 from fxamp.backend import fxamp
+from fxamp.backend.once import warn_once
 from fxamp.errors import OptionError
 from fxamp.policy import Policy
 from fxamp.scaler import GradScaler
@@ -77,6 +80,18 @@ def _scaler_for(policy: str | Policy, given: Any) -> GradScaler | None:
     if policy != "auto":
         return GradScaler.from_policy(policy, **(given or {}))
     return None if given is None else GradScaler(**given)
+
+
+def warn_untested(package: str) -> None:
+    """Log once if ``package`` is not of the version (major and minor) that fxamp is tested with."""
+    try:
+        wanted, installed = metadata.requires("fxamp") or [], metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return
+    for requirement in wanted:
+        match = re.match(rf"{package}==([\w.]+)", requirement)
+        if match and match[1].split(".")[:2] != installed.split(".")[:2]:
+            warn_once(__name__, "%s %s is installed; fxamp is tested with %s", package, installed, match[1])
 
 
 def device_of(model: torch.nn.Module) -> torch.device:

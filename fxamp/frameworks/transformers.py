@@ -10,8 +10,10 @@ from transformers.trainer_callback import ExportableState
 
 from fxamp.errors import OptionError
 from fxamp.frameworks.accelerate import make_scale, take_over
-from fxamp.frameworks.setup import ScalerLike, setup
+from fxamp.frameworks.setup import ScalerLike, setup, warn_untested
 from fxamp.policy import Policy
+
+warn_untested("transformers")
 
 #: The placeholder for a value that JSON cannot hold.
 _LOST = "an object of the process that saved it"

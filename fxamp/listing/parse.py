@@ -56,10 +56,21 @@ def parse_text(text: str, file: str) -> Document:
     with _no_collection():
         graphs = [_graph(block, file, notes) for block in blocks(lines)]
     if not graphs:
-        raise ListingError(f"{file} holds no graph: no class of torch.nn.Module with a forward; accepted: {_ACCEPTED}")
+        missing = f"no class of torch.nn.Module with a forward{_not_python(text)}"
+        raise ListingError(f"{file} holds no graph: {missing}; accepted: {_ACCEPTED}")
     if "def load_args(" in text:
         graphs[0] = input_types(graphs[0], "\n".join(lines), file)
     return Document(tuple(graphs), tuple(notes))
+
+
+def _not_python(text: str) -> str:
+    """Return where ``text`` fails to be Python, for a file that was meant to define a model; ``""`` if it is Python."""
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        at = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
+        return f"; nor is it Python: {at}{getattr(error, 'msg', None) or error}"
+    return ""
 
 
 @contextmanager

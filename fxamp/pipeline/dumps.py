@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from threading import Lock
 
 import torch.distributed
@@ -82,7 +83,15 @@ def check_folder(value: str) -> Path:
 
 def _prepare(folder: Path) -> None:
     """Create the folder, and remove the dumps of an earlier run, because this run may not overwrite all of them."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OptionError(
+            f"option 'dump' is {str(folder)!r}, which cannot be written ({error.strerror}); accepted: a folder, "
+            "existing or new, in which you may write"
+        ) from error
     for path in folder.glob("graph_*_*.py"):
         with path.open(encoding="utf-8") as file:
             ours = file.readline().startswith(PREFIX)

@@ -28,7 +28,14 @@ from fxamp.scaler.outcomes import Outcomes
 from fxamp.scaler.outputs import map_tensors
 from fxamp.scaler.scale_update import adapt_scale_, set_scale_
 from fxamp.scaler.skip_choice import SkipChoice
-from fxamp.scaler.state import OptimizerRecord, ScaleBounds, SkipCount, StepResult, fresh_optimizer_state
+from fxamp.scaler.state import (
+    OptimizerRecord,
+    ScaleBounds,
+    SkipCount,
+    StepResult,
+    fresh_optimizer_state,
+    require_device,
+)
 from fxamp.scaler.untraced import untraced
 
 T = TypeVar("T")
@@ -72,7 +79,8 @@ class GradScaler(torch.amp.GradScaler):
 
     Raises:
         AssertionError: ``growth_factor <= 1`` or ``backoff_factor >= 1``.
-        OptionError: a bound is not positive and finite, ``init_scale`` is outside the bounds, or a string is unknown.
+        OptionError: a bound is not positive and finite, ``init_scale`` is not positive or outside the bounds, or a
+                string is unknown.
     """
 
     _per_optimizer_states: defaultdict[int, OptimizerRecord]  # type: ignore[assignment]
@@ -94,6 +102,7 @@ class GradScaler(torch.amp.GradScaler):
         step_lowering: str = "inductor",
         step_mode: str | None = None,
     ) -> None:
+        require_device(device)
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         self._bounds = ScaleBounds(min_scale, max_scale)
         self.graph_norm = graph_norm

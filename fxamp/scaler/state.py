@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
-from fxamp.errors import OptionError
+from fxamp.errors import OptionError, nearest
+from fxamp.targets import DEVICES
 
 
 class StepResult(NamedTuple):
@@ -96,8 +97,19 @@ class ScaleBounds:
         """Raise OptionError if a scaler cannot start at ``init_scale``."""
         low = -math.inf if self.min_scale is None else self.min_scale
         high = math.inf if self.max_scale is None else self.max_scale
+        if not init_scale > 0:
+            raise OptionError(f"init_scale={init_scale!r}: expected a number greater than 0")
         if not low <= init_scale <= high:
             raise OptionError(f"init_scale={init_scale!r}: expected a number from {low!r} to {high!r}")
+
+
+def require_device(device: str) -> None:
+    """Raise OptionError if torch knows no such device; it need not be there."""
+    try:
+        torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        hint = nearest(str(device), DEVICES)
+        raise OptionError(f"device={device!r} is unknown{hint}; accepted: {', '.join(DEVICES)}, ...") from error
 
 
 class SkipCount:

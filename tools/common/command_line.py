@@ -21,6 +21,8 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments") and given.startswith("-"):
             accepted = sorted(name for name in self._option_string_actions if name.startswith("--"))
             message = f"unknown option {given!r}{nearest(given, accepted)}; accepted: {', '.join(accepted)}"
+        if message.startswith("the following arguments are required"):
+            message = f"{message}; {' '.join(self.format_usage().split())}"
         print(f"{self.prog}: {message}", file=sys.stderr)
         raise SystemExit(2)
 

@@ -9,6 +9,17 @@ from pathlib import Path
 from fxamp.errors import OptionError
 
 
+def require_folder(file: str | None) -> None:
+    """Raise OptionError if ``file`` cannot be written for lack of a folder; called before the work, not after it."""
+    if file is None:
+        return
+    folder = Path(file).resolve().parent
+    if not folder.is_dir():
+        raise OptionError(f"--output {file!r}: there is no folder {folder}; accepted: a file in an existing folder")
+    if not os.access(folder, os.W_OK | os.X_OK) and not Path(file).exists():
+        raise OptionError(f"--output {file!r}: you may not write in {folder}; accepted: a file in another folder")
+
+
 def write_text(text: str, file: str | None) -> None:
     """Write ``text`` to ``file``, or to standard output if None; a closed pipe (``| head``) is not an error.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fxamp.errors import OptionError
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
-from fxamp.tools.common.output import write_text
+from fxamp.tools.common.output import require_folder, write_text
 from fxamp.tools.common.terminal import look_of
 from fxamp.tools.diff.result import Found, compare
 from fxamp.tools.diff.sides import Side, load_side
@@ -50,6 +50,7 @@ def _parser() -> Parser:
 
 def _diff(options: Namespace) -> bool:
     """Do what the options say; returns whether the policies differ."""
+    require_folder(options.output)
     old, new = (load_side(given, options.device, options.torch) for given in (options.old, options.new))
     found = _executed(compare(old, new), options)
     write_text("".join(f"{line}\n" for line in _lines(found, options)), options.output)

@@ -7,6 +7,7 @@ from pathlib import Path
 from fxamp.backend.machine import resolve_here
 from fxamp.errors import OptionError, PolicyError
 from fxamp.policy import Policy
+from fxamp.tools.common.output import require_folder
 from fxamp.tools.policy.batches import Workload
 
 
@@ -43,5 +44,6 @@ def refuse_overwriting(policy: str | None, output: str | None) -> None:
         return
     if not output.endswith(".toml"):
         raise OptionError(f"--output {output!r}: a policy file's name ends in .toml; accepted: '{output}.toml'")
+    require_folder(output)
     if policy is not None and Path(policy).resolve() == Path(output).resolve():
         raise OptionError(f"--output {output!r} is the policy to extend; accepted: another file")

@@ -8,7 +8,7 @@ from pathlib import Path
 from fxamp.errors import ListingError, OptionError
 from fxamp.listing.model import Document
 from fxamp.tools.common.command_line import Parser, guarded, natural, one_of, positive
-from fxamp.tools.common.output import write_text
+from fxamp.tools.common.output import require_folder, write_text
 from fxamp.tools.common.terminal import look_of
 from fxamp.tools.show.select import Selection, select
 
@@ -53,6 +53,7 @@ def _parser() -> Parser:
 def _show(options: Namespace) -> bool:
     """Do what the options say; returns whether ``--check`` found something."""
     _refuse_mixtures(options)
+    require_folder(options.output)
     document = _load(options)
     for warning in document.warnings:
         print(f"{PROG}: warning: {warning}", file=sys.stderr)

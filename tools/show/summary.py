@@ -1,5 +1,6 @@
 """The summary above a graph's table: dtypes, casts, kept bytes, the largest costs, and what is unusual."""
 
+import re
 from collections.abc import Iterator, Mapping
 
 from fxamp.listing.model import Entry, Listing
@@ -19,6 +20,9 @@ _LARGEST = 3
 
 #: Longer names are cut: those of parameters repeat their modules.
 _LONGEST_NAME = 32
+
+#: Numbers in the names of nodes, which count equal names.
+_NUMBERS = re.compile(r"\d+")
 
 #: Stages without a backward, or whose backward is a separate graph.
 _AFTER_AUTOGRAD = frozenset({"forward", "backward", "joint", "optimizer"})
@@ -51,19 +55,18 @@ def largest_casts(listing: Listing, selection: Selection | None = None) -> list[
         for where, entry in listing.walk()
         if entry.is_cast and (selection is None or selection.scope(entry)) and (moved := index.bytes_cast(where, entry))
     ]
-    groups = combined(
-        casts,
-        lambda cast: cast[1].module,
-        lambda cast: (cast[2], cast[1].source, cast[1].dtype, _inputs_dtype(*cast[:2], index), cast[1].values),
-    )
-    sums = [
-        (
-            _words(group.count, _inputs_dtype(*group.first[:2], index), group.first[1], group.module),
-            group.first[2] * group.count,
-        )
-        for group in groups
-    ]
+    groups = combined(casts, lambda cast: cast[1].module, lambda cast: _content(*cast, index))
+    sums = []
+    for group in groups:
+        where, cast, moved = group.first
+        words = _words(group.count, _inputs_dtype(where, cast, index), cast, group.module)
+        sums.append((words, moved * group.count))
     return sorted(sums, key=lambda pair: -pair[1])[:_LARGEST]
+
+
+def _content(where: Listing, cast: Entry, moved: int, index: Index) -> tuple[object, ...]:
+    name = _NUMBERS.sub("", cast.name)
+    return moved, cast.source, cast.dtype, cast.values, _inputs_dtype(where, cast, index), name
 
 
 def _inputs_dtype(where: Listing, cast: Entry, index: Index) -> str:

@@ -48,10 +48,10 @@ def find(name_or_path: "str | PathLike[str]") -> Path:
     if not given.endswith(".toml"):
         if given in (*built_in_names(), *variant_names()):
             return folder() / f"{given}.toml"
-        raise PolicyError(f"no policy is named {given!r}; {_accepted(given)}")
+        raise PolicyError(f"no policy is named {given!r}{_nearest(given)}; {_accepted()}")
     if Path(given).is_file():
         return Path(given)
-    raise PolicyError(f"there is no policy file {given!r}; {_accepted(Path(given).stem)}")
+    raise PolicyError(f"there is no policy file {given!r}{_nearest(Path(given).stem)}; {_accepted()}")
 
 
 def shown(path: Path) -> str:
@@ -69,6 +69,13 @@ def _shown_files() -> frozenset[str]:
     return frozenset(shown(path) for path in folder().glob("*.toml"))
 
 
-def _accepted(given: str) -> str:
-    names = (*built_in_names(), *variant_names())
-    return f"accepted: a path ending in .toml, or one of {', '.join(names)}{nearest(given, names)}"
+def _nearest(given: str) -> str:
+    return nearest(given, (*built_in_names(), *variant_names()))
+
+
+def _accepted() -> str:
+    names, variants = built_in_names(), len(variant_names())
+    return (
+        f"accepted: a path ending in .toml, or one of {', '.join(names)} and their {variants} variants "
+        "(fxamp-policy list prints all)"
+    )
