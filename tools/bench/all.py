@@ -1,7 +1,6 @@
 """fxamp-bench all: every measurement, written into a folder as JSON, Markdown and charts."""
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,8 @@ from fxamp.tools.bench.train.contenders import BASELINES
 from fxamp.tools.bench.train.experiment import DTYPES
 from fxamp.tools.bench.train.models import MODELS
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
+from fxamp.tools.common.output import write_text
+from fxamp.tools.common.progress import say
 
 PROG = "fxamp-bench all"
 #: By device: the default dtypes of the trainings. A CPU has one that is worth measuring: fxamp's choice.
@@ -85,14 +86,14 @@ def _all(given: argparse.Namespace) -> list[str]:
     failed = []
     for number, (task, options) in enumerate(zip(tasks, parsed, strict=True), start=1):
         if (folder / f"{task.name}.json").exists():
-            _say(f"{number}/{len(tasks)} {task.name}: the folder has it already")
+            say(f"{number}/{len(tasks)} {task.name}: the folder has it already")
             continue
-        _say(f"{number}/{len(tasks)} {task.name}")
-        report = task.subcommand.run(options, _say)
+        say(f"{number}/{len(tasks)} {task.name}")
+        report = task.subcommand.run(options, say)
         _write_files(folder / task.name, report)
         failed += [task.name] if report.failed else []
     texts = [path.read_text() for path in sorted(folder.glob("*.md")) if path.name != "summary.md"]
-    (folder / "summary.md").write_text("\n\n".join(texts))
+    write_text("\n\n".join(texts), str(folder / "summary.md"))
     print(f"{len(tasks)} measurements are in {folder}, their tables in {folder / 'summary.md'}")
     return failed
 
@@ -152,8 +153,4 @@ def _write_files(stem: Path, report: Report) -> None:
     """Write what there is; the JSON comes last and shows that the measurement is complete."""
     for suffix, text in ((".md", report.markdown), (".svg", report.chart), (".json", report.json)):
         if text is not None:
-            stem.with_name(stem.name + suffix).write_text(text.rstrip("\n") + "\n")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+            write_text(text.rstrip("\n") + "\n", str(stem.with_name(stem.name + suffix)))

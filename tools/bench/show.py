@@ -26,6 +26,8 @@ from fxamp.policy import Policy
 from fxamp.tools.bench.passes.chain import build_chain
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positives
+from fxamp.tools.common.interrupt import so_far
+from fxamp.tools.common.progress import bar, say
 from fxamp.tools.show.command import FORMATS
 
 PROG = "fxamp-bench show"
@@ -50,7 +52,7 @@ class Reading:
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
     given = parser(PROG).parse_args(arguments)
-    return guarded(PROG, lambda: print(run(given, lambda text: print(text, file=sys.stderr)).text(given)))
+    return guarded(PROG, lambda: print(run(given, say).text(given)))
 
 
 def parser(prog: str) -> Parser:
@@ -67,10 +69,15 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Measure; ``say`` receives lines of progress. Raises FxampError if fxamp-show fails."""
     with tempfile.TemporaryDirectory(prefix="fxamp-bench-") as folder:
         start = time_show(smallest(), 1, Path(folder), given.format)
-        readings = []
-        for size in given.sizes:
-            say(f"dump of {size} ops ...")
-            readings.append(time_show(chain_listing(size), size, Path(folder), given.format))
+        readings: list[Reading] = []
+        with (
+            bar("dumps", len(given.sizes), "dump") as shown,
+            so_far(lambda: table(start, readings) if readings else ""),
+        ):
+            for size in given.sizes:
+                say(f"dump of {size} ops ...")
+                readings.append(time_show(chain_listing(size), size, Path(folder), given.format))
+                shown.update()
     return Report(document(start, readings), table(start, readings), table(start, readings, markdown=True))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from fxamp.errors import FxampError, nearest
+from fxamp.tools.common.interrupt import SoFar
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,13 +72,18 @@ def positives(text: str) -> tuple[int, ...]:
 
 
 def guarded(prog: str, run: Callable[[], None]) -> int:
-    """Run a tool; a user's mistake (FxampError) is one message on stderr and status 2, an interrupt status 130."""
+    """Run a tool; a user's mistake (FxampError) is one message on stderr and status 2.
+
+    Ctrl-C is status 130; what was found until then (:class:`SoFar`) is printed first.
+    """
     try:
         run()
     except FxampError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if isinstance(error, SoFar):
+            print(error.text)
         print(f"\n{prog}: interrupted", file=sys.stderr)
         return 130
     return 0

@@ -19,8 +19,11 @@ from fxamp.errors import OptionError
 from fxamp.lowerings import LOWERINGS
 from fxamp.policy import Policy
 from fxamp.scaler import GradScaler
+from fxamp.tools.common import charts
+from fxamp.tools.common.charts import Curve, line_chart, smooth
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
-from fxamp.tools.common.line_chart import Curve, line_chart, smooth
+from fxamp.tools.common.interrupt import so_far
+from fxamp.tools.common.output import write_text
 from fxamp.tools.demo.model import Size
 from fxamp.tools.demo.ranks import Ranks, joined
 from fxamp.tools.demo.table import table, verdict
@@ -80,13 +83,13 @@ def _demo(given: argparse.Namespace) -> None:
             scaler = _scaler(policy, plan.device)
             if scaler is not None:
                 options["scaler"] = scaler
-            other = train("fxamp", plan, text, {"backend": "fxamp", "options": options}, stream, scaler, ranks)
+            with so_far(lambda: f"float32: {plan.steps} steps, loss {reference.last:.3f}"):
+                other = train("fxamp", plan, text, {"backend": "fxamp", "options": options}, stream, scaler, ranks)
         finally:
             torch.set_num_threads(before)
         if ranks.first:
             print(table(reference, other))
-            given.picture.write_text(picture(reference, other))
-            print(f"\n{verdict(reference, other, plan.device)}\nThe loss curves are in {given.picture}")
+            print(f"\n{verdict(reference, other, plan.device)}\n{_pictured(given.picture, reference, other)}")
 
 
 def _output(ranks: Ranks) -> AbstractContextManager[TextIO]:
@@ -139,6 +142,14 @@ def _usable_lowering(device: str, stream: TextIO) -> str:
         print("no C++ compiler found, which Inductor needs on a CPU: both runs use aot_eager", file=stream)
         return "aot_eager"
     return "inductor"
+
+
+def _pictured(file: Path, reference: TrainingResult, other: TrainingResult) -> str:
+    """Write the picture, if it can be drawn here; return the line that says so."""
+    if not charts.available():
+        return f"No picture of the loss curves: {charts.MISSING}"
+    write_text(picture(reference, other), str(file))
+    return f"The loss curves are in {file}"
 
 
 def picture(reference: TrainingResult, other: TrainingResult) -> str:

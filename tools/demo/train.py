@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -13,8 +13,9 @@ from torch._dynamo.utils import counters
 from fxamp.backend import registry
 from fxamp.pipeline import GraphRecord
 from fxamp.scaler import GradScaler
+from fxamp.tools.common.interrupt import so_far
+from fxamp.tools.common.progress import bar
 from fxamp.tools.demo.model import GPT, Size
-from fxamp.tools.demo.progress import Progress
 from fxamp.tools.demo.ranks import Ranks
 from fxamp.tools.demo.text import Text
 
@@ -84,14 +85,15 @@ def train(
     batches = torch.Generator().manual_seed(plan.seed)
     losses: list[float] = []
     seconds: list[float] = []
-    with Progress(label, plan.steps, stream) as progress:
-        for step in range(1, plan.steps + 1):
+    with bar(label, plan.steps, "step", stream) as shown, so_far(lambda: _stopped(label, losses)):
+        for _ in range(plan.steps):
             start = time.perf_counter()
             inputs = _moved(ranks.share(text.batch(plan.batch, plan.size.length, batches)), plan.device)
             loss = _step(compiled, optimizer, scaler or GradScaler(plan.device, enabled=False), inputs)
             losses.append(ranks.mean(loss))
             seconds.append(time.perf_counter() - start)
-            progress.step(step, losses[-1])
+            shown.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
+            shown.update()
     return TrainingResult(
         label=label,
         losses=tuple(losses),
@@ -104,6 +106,11 @@ def train(
         scale=scaler.loss_scale if scaler else None,
         skipped=scaler.skipped_steps if scaler else None,
     )
+
+
+def _stopped(label: str, losses: Sequence[float]) -> str:
+    """Return what was found before Ctrl-C; "" before the first step."""
+    return f"{label}: {len(losses)} steps, loss {losses[0]:.3f} to {losses[-1]:.3f}" if losses else ""
 
 
 def _step(compiled: Any, optimizer: torch.optim.Optimizer, scaler: GradScaler, inputs: tuple[Tensor, Tensor]) -> Tensor:

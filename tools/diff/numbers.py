@@ -7,7 +7,7 @@ and its loss scaling. The reference is the model and its inputs in float64.
 import ast
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import ListingError, PolicyError
+from fxamp.tools.common.interrupt import so_far
+from fxamp.tools.common.progress import bar
 from fxamp.tools.common.quiet import one_line, quiet
 from fxamp.tools.diff.diverge import Divergence, first_divergence
 from fxamp.tools.diff.measured import Measured, moved, run
@@ -79,12 +81,24 @@ def run_both(file: str, old: Side, new: Side) -> Numbers:
     for side in (old, new):
         _require_device(side)
     given = _program(file)
-    with quiet():
-        reference, again = (_reference(file, given, seed) for seed in (0, 1))
+    errors: list[Errors] = []
+    with quiet(), bar("runs", 5, "run") as shown, so_far(lambda: _found_so_far(old, errors)):
+        references = []
+        for seed in (0, 1):
+            references.append(_reference(file, given, seed))
+            shown.update()
+        reference, again = references
         random = any(not _same(one, other) for one, other in zip(reference.outputs, again.outputs, strict=True))
-        errors = [_errors(reference, *run_under(file, given, side.policy)) for side in (old, new)]
+        for side in (old, new):
+            errors.append(_errors(reference, *run_under(file, given, side.policy)))
+            shown.update()
         where = first_divergence(given, old.policy, new.policy)
+        shown.update()
     return Numbers(file, (errors[0], errors[1]), where, random)
+
+
+def _found_so_far(old: Side, errors: Sequence[Errors]) -> str:
+    return f"{old.given}: {errors[0].content()}" if errors else ""
 
 
 def _reference(file: str, given: Program, seed: int) -> Measured:

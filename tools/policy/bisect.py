@@ -1,15 +1,16 @@
 """``fxamp-policy bisect``: the smallest set of modules, or rules, to widen so that the error is within a tolerance."""
 
-import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from math import isfinite
 
 from fxamp.errors import ListingError
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
+from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.output import write_text
+from fxamp.tools.common.progress import say
 from fxamp.tools.policy.batches import load_work
-from fxamp.tools.policy.bisect_report import head, hopeless, lines, rules
+from fxamp.tools.policy.bisect_report import best, head, hopeless, lines, rules
 from fxamp.tools.policy.bisect_trials import Trials
 from fxamp.tools.policy.bisect_units import OUT_OF_FP8, ModuleTree, Unit, rule_units
 from fxamp.tools.policy.delta import hierarchical, is_minimal
@@ -64,7 +65,7 @@ def _tolerance(text: str) -> float:
 
 
 def _say(text: str) -> None:
-    print(f"{PROG}: {text}", file=sys.stderr)
+    say(f"{PROG}: {text}")
 
 
 def _bisect(given: Namespace) -> bool:
@@ -80,7 +81,8 @@ def _bisect(given: Namespace) -> bool:
     if not places:
         lower = "fp8" if trials.to is OUT_OF_FP8 else policy.lower_precision_fp
         raise ListingError(f"{work.file}: policy {name!r} runs nothing of model in {lower}")
-    found = _search(trials, given.by, places)
+    with trials.shown, so_far(lambda: best(trials)):
+        found = _search(trials, given.by, places)
     if found is None:
         return False
     for line in lines(found, trials):

@@ -44,6 +44,17 @@ def rules(found: Units, trials: Trials) -> list[Rule]:
     ]
 
 
+def best(trials: Trials) -> str:
+    """Return the smallest set that met the tolerance in a trial; Ctrl-C may have come before it was minimal."""
+    tried = many(len(trials.known), "trial")
+    good = [units for units, errors in trials.known.items() if errors.worst <= trials.tolerance]
+    if not good:
+        return f"{tried}: none met the tolerance {trials.tolerance:g} yet" if trials.known else ""
+    units = min(good, key=len)
+    named = "; ".join(sorted(map(str, units))) or "nothing"
+    return f"{tried}; the smallest set so far in {trials.to.words}: {named}: {trials.known[units]}"
+
+
 def hopeless(trials: Trials, every: Units, by: str) -> str:
     """Return why there is no such set: all units together miss the tolerance."""
     modules = by == "modules"

@@ -11,6 +11,7 @@ from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import FxampError, ListingError
 from fxamp.policy import LossScale, Policy
 from fxamp.scaler import GradScaler
+from fxamp.tools.common.progress import bar
 from fxamp.tools.common.quiet import quiet
 from fxamp.tools.common.unlogged import unlogged
 from fxamp.tools.policy.batches import Batch, Workload, failed
@@ -24,7 +25,7 @@ _LEAST_SCALE = 2.0**-24
 
 @dataclass
 class Trials:
-    """Runs and caches trials: ``passed`` and ``errors`` are cached by the widened units."""
+    """Runs and caches trials: ``passed`` and ``errors`` are cached by the widened units. ``shown``: the bar."""
 
     work: Workload
     batches: tuple[Batch, ...]
@@ -33,6 +34,7 @@ class Trials:
     measure: str
     progress: Callable[[str], None]
     known: dict[frozenset[Unit], Errors] = field(default_factory=dict)
+    shown: Any = field(default_factory=lambda: bar("trials", None, "trial"))
 
     def __post_init__(self) -> None:
         self._reference = self._float64()
@@ -47,6 +49,7 @@ class Trials:
         key = frozenset(units)
         if key not in self.known:
             self.known[key] = found = self._try(with_units(self.policy, units))
+            self.shown.update()
             verdict = "meets it" if found.worst <= self.tolerance else "misses it"
             self.progress(f"trial {len(self.known)}: {_named(units, self.to.words)}: {found}: {verdict}")
         return self.known[key]

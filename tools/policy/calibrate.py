@@ -9,6 +9,7 @@ from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import OptionError
 from fxamp.policy import Category, LossScale, Policy, Rule
 from fxamp.tools.common.command_line import Parser, guarded, positive
+from fxamp.tools.common.interrupt import SoFar
 from fxamp.tools.common.output import write_text
 from fxamp.tools.policy.batches import Workload, load_work
 from fxamp.tools.policy.calibrate_rules import globs_for, rules_for, short
@@ -95,7 +96,7 @@ def _calibrate(given: Namespace) -> None:
     name, policy = base_policy(given.policy, work, _say, runs=False)
     if given.loss_scale is not None and policy.lower_precision_fp not in SCALED_DTYPES:
         raise OptionError(f"--loss-scale is for float16; policy {name!r} computes in {policy.lower_precision_fp}")
-    evidence = gather(work, policy, not given.inference, _say)
+    evidence = gather(work, policy, not given.inference)
     unseen = {sample.place for sample in evidence.unseen} - {sample.place for sample in evidence.samples}
     if unseen:
         words = ", ".join(sorted(f"{short(place.op)} in {place.module or 'the root module'}" for place in unseen))
@@ -108,7 +109,10 @@ def _calibrate(given: Namespace) -> None:
     if evidence.scaled:
         print(f"\n{fp8_summary(evidence.scaled, limits)}", file=sys.stderr)
     _say(f"{len(rules)} rules proposed" if rules else "everything fits: no rule is needed")
-    write_text(patch_text(name, policy, rules, head, 2.0**limits.shift if scaled else None, given.output), given.output)
+    text = patch_text(name, policy, rules, head, 2.0**limits.shift if scaled else None, given.output)
+    if evidence.stopped:
+        raise SoFar(text)
+    write_text(text, given.output)
 
 
 def _rules(evidence: Evidence, limits: Limits, policy: Policy) -> list[Rule]:

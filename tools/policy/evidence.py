@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from fxamp.errors import FxampError, ListingError
 from fxamp.passes.base import all_graphs
 from fxamp.policy import Policy, Recipe
+from fxamp.tools.common.progress import bar
 from fxamp.tools.common.quiet import quiet
 from fxamp.tools.common.restored import restored
 from fxamp.tools.policy.batches import Batch, Workload, failed, unlimited_recompiles
@@ -49,6 +50,7 @@ class Evidence:
 
     ``scaled`` are the operands of products in fp8. ``unseen`` are the values of calls that did not run, or cannot be
     watched: those in a branch of a cond that no batch took, and those inside a custom autograd.Function.
+    ``stopped``: Ctrl-C ended the batches.
     """
 
     samples: tuple[Sample, ...]
@@ -56,30 +58,45 @@ class Evidence:
     graphs: int
     scaled: tuple[Scaled, ...] = ()
     unseen: tuple[Sample, ...] = ()
+    stopped: bool = False
 
 
-def gather(work: Workload, policy: Policy, gradients: bool, progress: Callable[[str], None]) -> Evidence:
+def gather(work: Workload, policy: Policy, gradients: bool) -> Evidence:
     """Run every batch of ``work``; with ``gradients`` also the backward from its loss. The model does not change.
 
     Raises ListingError if there is nothing to learn: no batch, no op that the policy would run in 16 bits, a loss that
     is not finite, or gradients that are all zero or not finite.
     """
     watcher = _Watcher(policy, gradients)
-    count = 0
     torch._dynamo.reset()
     with quiet(), unlimited_recompiles(), restored(work.model, work.loss):
         compiled = torch.compile(work.callable(), backend=watcher.compile)
-        for count, batch in enumerate(work.batches(), 1):
-            torch.manual_seed(count - 1)
-            _run(work, compiled, batch, watcher, count)
-            progress(f"batch {count}: {len(watcher.graphs)} graphs so far")
+        count, stopped = _run_all(work, compiled, watcher)
     torch._dynamo.reset()
     every = [sample for graph in watcher.graphs for sample in graph.samples()]
     samples = tuple(sample for sample in every if sample.forward.count)
     _require_something(work.file, policy, samples, count, gradients)
     unseen = tuple(sample for sample in every if not sample.forward.count)
     scaled = [operand for graph in watcher.graphs for operand in graph.scaled if operand.range.count]
-    return Evidence(samples, count, len(watcher.graphs), tuple(scaled), unseen)
+    return Evidence(samples, count, len(watcher.graphs), tuple(scaled), unseen, stopped)
+
+
+def _run_all(work: Workload, compiled: Callable[..., Any], watcher: "_Watcher") -> tuple[int, bool]:
+    """Return how many batches ran, and whether Ctrl-C ended them; before the first is done it ends the command."""
+    done = 0
+    with bar("batches", work.most, "batch") as shown:
+        try:
+            for batch in work.batches():
+                torch.manual_seed(done)
+                _run(work, compiled, batch, watcher, done + 1)
+                done += 1
+                shown.update()
+                shown.set_postfix_str(f"{len(watcher.graphs)} graphs", refresh=False)
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            return done, True
+    return done, False
 
 
 def _run(work: Workload, compiled: Callable[..., Any], batch: Batch, watcher: "_Watcher", number: int) -> None:

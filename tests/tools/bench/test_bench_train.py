@@ -23,7 +23,6 @@ from fxamp.tools.bench.train.process import ContenderFailed, Process
 from fxamp.tools.bench.train.result import Comparison, Measured
 from fxamp.tools.bench.train.table import table
 from fxamp.tools.bench.train.training import Training
-from fxamp.tools.common.bar_chart import Bar, bar_chart
 from fxamp.tools.common.machine import machine
 
 PLAN = Experiment("mlp", "tiny", "cpu", dtype="float16", steps=2, rounds=3, lowering="eager")
@@ -111,11 +110,10 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
 
 
-def test_the_chart_has_a_bar_for_each_contender_in_proportion(folder: Path, document: dict) -> None:
-    bars = [each for each in ET.parse(folder / "train-mlp-float16.svg").iter() if each.get("class") == "bar"]
-    widths = [float(bar.get("width", "")) for bar in bars]
-    ratios = [each["step_ratio"]["median"] for each in document["contenders"]]
-    assert [width / widths[0] for width in widths] == pytest.approx(ratios, rel=0.05)
+def test_the_chart_names_each_contender_with_its_ratio(folder: Path, document: dict) -> None:
+    texts = [each.text for each in ET.parse(folder / "train-mlp-float16.svg").iter() if each.text]
+    for contender in document["contenders"]:
+        assert contender["label"] in texts and f"{contender['step_ratio']['median']:.2f}" in texts
 
 
 def test_a_folder_that_is_full_is_not_measured_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,12 +285,6 @@ def test_a_missing_package_is_one_clear_message(
 def test_the_machine_is_named() -> None:
     facts = machine("cpu", 2)
     assert facts["device"].endswith(", 2 threads") and facts["torch"] == torch.__version__
-
-
-def test_a_bar_chart_marks_one_and_escapes_names() -> None:
-    document = ET.fromstring(bar_chart("a < b", [Bar("x & y", 2.0, 1.5, 2.5), Bar("z", 1.0, 1.0, 1.0)], "ratio"))
-    bars = [float(each.get("width", "")) for each in document.iter() if each.get("class") == "bar"]
-    assert bars[0] == pytest.approx(2 * bars[1], abs=0.2)
 
 
 def _first_losses(name: str, **changes: str) -> list[float]:

@@ -57,7 +57,7 @@ def tensors(defined: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def calibrate(work: Workload) -> None:
-    gather(work, Policy.load("cpu-bfloat16").resolve("cpu"), True, lambda text: None)
+    gather(work, Policy.load("cpu-bfloat16").resolve("cpu"), True)
 
 
 def bisect(work: Workload) -> None:

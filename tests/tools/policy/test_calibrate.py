@@ -209,7 +209,7 @@ def test_bodies_are_watched_in_float32(tmp_path: Path, capsys: pytest.CaptureFix
     assert "mul.Tensor" in out and "exceed float16's 65504" in out
     line = next(line for line in err.splitlines() if "not watched" in line)
     assert "addmm in" in line and "mm in" in line and "bmm" not in line
-    samples = gather(load_work(file, print), Policy.load("cpu-float16"), True, print).samples
+    samples = gather(load_work(file, print), Policy.load("cpu-float16"), True).samples
     (result,) = [s.forward for s in samples if s.place.module == "side" and s.what == "result"]
     assert result.amax != torch.tensor(result.amax).half().item(), "the region would have rounded it"
     wanted = {"aten::tanh.default", "aten::bmm.default", "aten::linear.default"}

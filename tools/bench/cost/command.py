@@ -1,7 +1,6 @@
 """fxamp-bench cost: bytes, launches, FLOPs and kept bytes of a training step on a GPU, which need not be there."""
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +15,8 @@ from fxamp.tools.bench.cost.process import counts
 from fxamp.tools.bench.cost.row import Rates, Row, extrapolated, row
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, guarded, natural, one_of, positive, positive_number
+from fxamp.tools.common.interrupt import so_far
+from fxamp.tools.common.progress import bar, say
 
 PROG = "fxamp-bench cost"
 _DEFAULT_MODEL = "gpt2-124m"
@@ -34,7 +35,7 @@ class _Table:
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
     given = parser(PROG).parse_args(arguments)
-    return guarded(PROG, lambda: print(run(given, lambda text: print(text, file=sys.stderr)).text(given)))
+    return guarded(PROG, lambda: print(run(given, say).text(given)))
 
 
 def parser(prog: str) -> Parser:
@@ -97,12 +98,9 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
     depth = _depth(plan)
     layers = given.layers or ([min(_DEFAULT_LAYERS, full)] if depth else [0])
     plans = [replace(plan, sizes={**plan.sizes, depth: each}) if depth else plan for each in layers]
-    found = counts(_said([(sized, way) for sized in plans for way in ways], say))
-    counted = [[next(found) for _ in ways] for _ in plans]
-    tables = [
-        _Table(_title(sized), each, [row(way.label, way.policy, count) for way, count in zip(ways, group, strict=True)])
-        for sized, each, group in zip(plans, layers, counted, strict=True)
-    ]
+    counted = _counted(plans, ways, rates, say)
+    groups = zip(plans, layers, counted, strict=True)
+    tables = [_Table(_title(sized), each, _rows(ways, group)) for sized, each, group in groups]
     if len(set(layers)) > 1 and depth == "layers":
         rows = [extrapolated(layers, [each.rows[at] for each in tables], full) for at in range(len(ways))]
         tables.append(_Table(f"{plan.model}, extrapolated to {full} layers", full, rows))
@@ -111,6 +109,27 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
         for way, count in zip(ways, group, strict=True):
             texts += _lists(given, f"{way.label}, {_title(sized)}", count)
     return _report(plan, rates, texts, tables)
+
+
+def _counted(plans: Sequence[Plan], ways: Sequence[Way], rates: Rates, say: Callable[[str], None]) -> list[list[Count]]:
+    """Return the counts of each plan, way by way; Ctrl-C leaves a table of those that are there."""
+    requests = [(plan, way) for plan in plans for way in ways]
+    made: list[Count] = []
+
+    def tables() -> str:
+        groups = [made[at : at + len(ways)] for at in range(0, len(made), len(ways))]
+        found = zip(plans, groups, strict=False)
+        return "\n\n".join(f"{_title(plan)}\n\n{table.ways(_rows(ways, group), rates, False)}" for plan, group in found)
+
+    with bar("counted", len(requests), "way") as shown, so_far(tables):
+        for count in counts(_said(requests, say)):
+            made.append(count)
+            shown.update()
+    return [made[at : at + len(ways)] for at in range(0, len(made), len(ways))]
+
+
+def _rows(ways: Sequence[Way], group: Sequence[Count]) -> list[Row]:
+    return [row(way.label, way.policy, count) for way, count in zip(ways, group, strict=False)]
 
 
 def _said(requests: Sequence[tuple[Plan, Way]], say: Callable[[str], None]) -> Iterator[tuple[Plan, Way]]:

@@ -1,7 +1,6 @@
 """fxamp-bench kernels: check, unscale, norm and scale update, against torch's foreach ops and the speed of a copy."""
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,7 +11,9 @@ from fxamp.errors import OptionError
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.bench.spread import Spread
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive, positives
+from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.machine import machine
+from fxamp.tools.common.progress import bar, say
 
 PROG = "fxamp-bench kernels"
 _DTYPES = ("float16", "bfloat16", "float32")
@@ -50,7 +51,7 @@ class Row:
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
     given = parser(PROG).parse_args(arguments)
-    return guarded(PROG, lambda: print(run(given, lambda text: print(text, file=sys.stderr)).text(given)))
+    return guarded(PROG, lambda: print(run(given, say).text(given)))
 
 
 def parser(prog: str) -> Parser:
@@ -70,20 +71,30 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Measure; ``say`` receives lines of progress. Raises OptionError where there is no such device."""
     import torch
 
-    from fxamp.kernels.dispatch import implementation
-
     if given.device == "cuda" and not torch.cuda.is_available():
         raise OptionError("--device cuda: this machine has no CUDA device that torch can use; accepted here: cpu")
     before = torch.get_num_threads()
     torch.set_num_threads(given.threads)
-    rows = []
+    sizes = given.sizes or _SIZES[given.device]
+    rows: list[Any] = []
     try:
-        for size in given.sizes or _SIZES[given.device]:
-            say(f"{size} parameters ...")
-            rows += _rows(size, given)
+        with bar("sizes", len(sizes), "size") as shown, so_far(lambda: _table(_document(given, rows)) if rows else ""):
+            for size in sizes:
+                say(f"{size} parameters ...")
+                rows += _rows(size, given)
+                shown.update()
     finally:
         torch.set_num_threads(before)
-    document = {
+    document = _document(given, rows)
+    return Report(document, _table(document), _table(document, markdown=True))
+
+
+def _document(given: argparse.Namespace, rows: Sequence[Any]) -> dict[str, Any]:
+    import torch
+
+    from fxamp.kernels.dispatch import implementation
+
+    return {
         "version": 1,
         "machine": machine(given.device, given.threads),
         "implementation": implementation(torch.device(given.device)).value,
@@ -93,7 +104,6 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
             asdict(row) | {"ratio": row.ratio, "bandwidth": row.bandwidth, "of_copy": row.of_copy} for row in rows
         ],
     }
-    return Report(document, _table(document), _table(document, markdown=True))
 
 
 def _table(document: dict[str, Any], markdown: bool = False) -> str:

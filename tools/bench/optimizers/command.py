@@ -1,13 +1,15 @@
 """fxamp-bench optimizers: steps that skip on the device, one row for every optimizer."""
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from fxamp.errors import OptionError
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, guarded, one_of
+from fxamp.tools.common.interrupt import so_far
+from fxamp.tools.common.progress import bar, say
 
 PROG = "fxamp-bench optimizers"
 DEVICES = ("cpu", "cuda")
@@ -19,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
     wrong: list[str] = []
 
     def bench() -> None:
-        report = run(given, lambda text: print(text, file=sys.stderr))
+        report = run(given, say)
         print(report.text(given))
         wrong.extend(report.failed)
 
@@ -57,16 +59,23 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
     if given.device == "cuda" and not torch.cuda.is_available():
         raise OptionError("--device cuda: this machine has no CUDA device that torch can use; accepted here: cpu")
     setup = Setup(given.device, given.lowering)
-    rows = []
-    for name in given.optimizers or choices():
-        say(f"{name} ...")
-        start = time.perf_counter()
-        rows.append(measure(name, choices()[name], setup))
-        say(f"{name}: {rows[-1].decided_by}, {time.perf_counter() - start:.0f} s")
     facts = machine(given.device, torch.get_num_threads())
-    result = Result(facts, given.device, given.lowering, rows, cheapest_of_torch(setup))
+    names = tuple(given.optimizers or choices())
+    rows: list[Any] = []
+    cheapest = cheapest_of_torch(setup)
+
+    def result() -> Result:
+        return Result(facts, given.device, given.lowering, rows, cheapest)
+
+    with bar("optimizers", len(names), "optimizer") as shown, so_far(lambda: table(result()) if rows else ""):
+        for name in names:
+            say(f"{name} ...")
+            start = time.perf_counter()
+            rows.append(measure(name, choices()[name], setup))
+            say(f"{name}: {rows[-1].decided_by}, {time.perf_counter() - start:.0f} s")
+            shown.update()
     failed = tuple(row.name for row in rows if row.wrong)
-    return Report(result.as_dict(), table(result), table(result, markdown=True), failed=failed)
+    return Report(result().as_dict(), table(result()), table(result(), markdown=True), failed=failed)
 
 
 def _names() -> Callable[[str], tuple[str, ...]]:

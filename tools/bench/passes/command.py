@@ -1,7 +1,6 @@
 """fxamp-bench passes: does the time of each pass grow linearly, and what is their share of a compile?"""
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,6 +11,8 @@ from fxamp.tools.bench.passes.growth import Timing, growth, time_chain
 from fxamp.tools.bench.passes.share import Share, time_compile
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, guarded, natural, positives
+from fxamp.tools.common.interrupt import so_far
+from fxamp.tools.common.progress import bar, say
 
 PROG = "fxamp-bench passes"
 
@@ -19,7 +20,7 @@ PROG = "fxamp-bench passes"
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
     given = parser(PROG).parse_args(arguments)
-    return guarded(PROG, lambda: print(run(given, lambda text: print(text, file=sys.stderr)).text(given)))
+    return guarded(PROG, lambda: print(run(given, say).text(given)))
 
 
 def parser(prog: str) -> Parser:
@@ -34,15 +35,18 @@ def parser(prog: str) -> Parser:
 
 def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Measure; ``say`` receives lines of progress."""
-    timings = []
+    timings: list[Timing] = []
     time_chain(min(100, *given.sizes))  # imports and caches of torch, once and for all sizes
-    for size in given.sizes:
-        say(f"chain of {size} ops ...")
-        timings.append(time_chain(size))
+    with bar("chains", len(given.sizes), "chain") as shown, so_far(lambda: _tables(timings, None) if timings else ""):
+        for size in given.sizes:
+            say(f"chain of {size} ops ...")
+            timings.append(time_chain(size))
+            shown.update()
     share = None
     if given.model_layers:
         say(f"torch.compile of GPT-2, {given.model_layers} layers, without caches ...")
-        share = time_compile(given.model_layers)
+        with so_far(lambda: _tables(timings, None)):
+            share = time_compile(given.model_layers)
     return Report(_document(timings, share), _tables(timings, share), _tables(timings, share, markdown=True))
 
 

@@ -1,7 +1,6 @@
 """fxamp-bench train: training steps by several ways of mixed precision, side by side."""
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,8 +11,12 @@ from fxamp.tools.bench.train.experiment import DTYPES, OPTIMIZERS, Experiment
 from fxamp.tools.bench.train.fp8 import require_fp8
 from fxamp.tools.bench.train.result import Comparison
 from fxamp.tools.bench.train.table import table, title
-from fxamp.tools.common.bar_chart import Bar, bar_chart
+from fxamp.tools.common import charts
+from fxamp.tools.common.charts import Bar, bar_chart
 from fxamp.tools.common.command_line import Parser, guarded, natural, one_of, positive, positive_number
+from fxamp.tools.common.interrupt import SoFar
+from fxamp.tools.common.output import write_text
+from fxamp.tools.common.progress import say
 
 PROG = "fxamp-bench train"
 
@@ -74,8 +77,16 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
     plan = Experiment(size=size, **{name: getattr(given, name) for name in fields})
     names = _taking_part(given.contenders, plan)
     found = compare(plan, names, _baseline(given, names), say)
+    if found.plan.rounds < plan.rounds:
+        raise SoFar(table(found))
     failed = tuple(each.name for each in found.contenders if each.failed)
-    return Report(found.as_dict(), table(found), table(found, markdown=True), _chart(found), failed)
+    return Report(
+        found.as_dict(),
+        table(found),
+        table(found, markdown=True),
+        _chart(found) if charts.available() else None,
+        failed,
+    )
 
 
 def _chart(comparison: Comparison) -> str:
@@ -93,11 +104,13 @@ def _bench(given: argparse.Namespace) -> tuple[str, ...]:
     """Measure and print; returns the contenders that failed."""
     if given.chart is not None and not given.chart.absolute().parent.is_dir():
         raise OptionError(f"--chart {given.chart}: there is no folder {given.chart.absolute().parent}")
-    report = run(given, _say)
+    if given.chart is not None and not charts.available():
+        raise OptionError(f"--chart {given.chart}: {charts.MISSING}")
+    report = run(given, say)
     print(report.text(given))
     if given.chart is not None and report.chart is not None:
-        given.chart.write_text(report.chart)
-        _say(f"the bar chart is in {given.chart}")
+        write_text(report.chart, str(given.chart))
+        say(f"the bar chart is in {given.chart}")
     return report.failed
 
 
@@ -124,7 +137,3 @@ def _contenders(text: str) -> tuple[str, ...]:
     """An argparse ``type``: names of contenders with commas between them, each once."""
     check = one_of(*CONTENDERS)
     return tuple(dict.fromkeys(check(part.strip()) for part in text.split(",")))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

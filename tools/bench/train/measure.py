@@ -2,10 +2,9 @@
 
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from fxamp.tools.bench.train.process import ContenderFailed, Process
 from fxamp.tools.bench.train.result import Comparison, Measured
 from fxamp.tools.bench.train.worker import WARM_UP
 from fxamp.tools.common.machine import machine
+from fxamp.tools.common.progress import bar
 
 Say = Callable[[str], None]
 
@@ -36,22 +36,37 @@ class _Runner:
 def compare(plan: Experiment, names: Sequence[str], baseline: str, say: Say) -> Comparison:
     """Measure the contenders ``names``, each in a process of its own; ``say`` receives progress.
 
-    A contender that fails leaves the rounds; its result says why.
+    A contender that fails leaves the rounds; its result says why. Ctrl-C after the first round ends them: the result's
+    plan then has the number of whole rounds.
     """
     runners = [_Runner(name) for name in names]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fxamp-bench-")))
         for runner in runners:
             _attempt(runner, lambda runner: _start(runner, plan, folder / runner.name, stack, say))
-        for number in range(1, plan.rounds + 1):
-            start = time.perf_counter()
-            for runner in _alive(runners):
-                _attempt(runner, lambda runner: _round(runner, plan))
-            say(f"round {number}/{plan.rounds}: {time.perf_counter() - start:.1f} s")
+        with bar("rounds", plan.rounds, "round") as shown:
+            rounds = _rounds(runners, plan, shown)
         for runner in _alive(runners):
             _attempt(runner, _finish)
     float32 = next((name for name in FLOAT32 if name in names), "")
+    plan = replace(plan, rounds=rounds)
     return Comparison(plan, machine(plan.device, plan.threads), baseline, float32, tuple(map(_result, runners)))
+
+
+def _rounds(runners: Sequence[_Runner], plan: Experiment, shown: Any) -> int:
+    """Step all contenders in turn; return the number of whole rounds, fewer than planned after Ctrl-C."""
+    for number in range(plan.rounds):
+        try:
+            for runner in _alive(runners):
+                _attempt(runner, lambda runner: _round(runner, plan))
+        except KeyboardInterrupt:
+            if not number:
+                raise
+            for runner in runners:
+                del runner.seconds[number:], runner.cpu_seconds[number:]
+            return number
+        shown.update()
+    return plan.rounds
 
 
 def _alive(runners: Sequence[_Runner]) -> list[_Runner]:

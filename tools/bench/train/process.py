@@ -32,6 +32,7 @@ class Process:
             stderr=self._errors,
             text=True,
             env=_environment(cache),
+            start_new_session=True,  # Ctrl-C ends the rounds, not the worker in the middle of an answer
         )
         try:
             self._exchange({"plan": plan.as_dict(), "contender": contender})

@@ -1,0 +1,47 @@
+"""Charts by matplotlib: their texts, their proportions, gaps, and the same file for the same numbers."""
+
+import re
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from fxamp.tools.common import charts
+from fxamp.tools.common.charts import Bar, Curve, bar_chart, line_chart, smooth
+
+
+def paths(svg: str, colour: str) -> list[str]:
+    return [e.get("d", "") for e in ET.fromstring(svg).iter() if colour in e.get("style", "") and e.get("d")]
+
+
+def texts(svg: str) -> list[str]:
+    return [e.text for e in ET.fromstring(svg).iter() if e.text and e.text.strip()]
+
+
+def test_a_curve_with_a_gap_and_a_name_that_needs_escaping() -> None:
+    svg = line_chart("a < b", [Curve("x & y", [1.0, 2.0, float("nan"), 3.0, 4.0], "#123456")], "step", "loss")
+    assert {"a < b", "x & y", "step", "loss"} <= set(texts(svg))
+    curve = max(paths(svg, "stroke: #123456"), key=len)  # the legend has a line of that colour too
+    assert curve.count("M") == 2
+
+
+def test_bars_are_in_proportion() -> None:
+    svg = bar_chart("a < b", [Bar("x & y", 2.0, 1.5, 2.5), Bar("z", 1.0, 1.0, 1.0)], "ratio")
+    assert {"a < b", "x & y", "z", "2.00", "1.00", "ratio"} <= set(texts(svg))
+    bars = [[float(x) for x in re.findall(r"[ML] ([\d.]+)", path)] for path in paths(svg, "fill: #7aa6c2")]
+    widths = [max(bar) - min(bar) for bar in bars]
+    assert widths[0] == pytest.approx(2 * widths[1], rel=1e-4)
+
+
+def test_the_same_numbers_give_the_same_file() -> None:
+    made = [line_chart("t", [Curve("a", [1.0, 2.0], "red")], "x", "y") for _ in range(2)]
+    assert made[0] == made[1]
+
+
+def test_smooth_is_the_mean_of_the_last() -> None:
+    assert smooth([1.0, 2.0, 3.0, 5.0], 2) == [1.0, 1.5, 2.5, 4.0]
+
+
+def test_it_is_known_whether_charts_can_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert charts.available()
+    monkeypatch.setattr(charts, "find_spec", lambda name: None)
+    assert not charts.available()
