@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
+from fxamp.devices import DEVICES
 from fxamp.errors import OptionError, nearest
-from fxamp.targets import DEVICES
 
 
 class StepResult(NamedTuple):
