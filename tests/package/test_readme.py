@@ -42,6 +42,10 @@ def test_there_are_programs() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that a program or command runs in, in this process: a new one takes seconds to import torch."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
     return tmp_path
 
 
@@ -59,8 +63,6 @@ def test_a_program_prints_what_the_readme_says(number: int, folder: Path, capsys
 def test_a_command_prints_what_the_readme_says(
     number: int, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, text in FILES.items():
-        (folder / name).write_text(text, encoding="utf-8")
     for command, expected in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", SESSIONS[number], re.MULTILINE):
         monkeypatch.setattr(sys, "argv", shlex.split(command))
         assert _main(SCRIPTS[sys.argv[0]])() in (0, 1)

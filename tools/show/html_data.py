@@ -6,7 +6,10 @@ from typing import Any
 
 from fxamp.listing import Document, Entry, Listing, RuleRef, Source
 from fxamp.listing.totals import Index, changed, is_op, is_pick, totals, was_dtype
+from fxamp.tools.common.alike import combined
 from fxamp.tools.common.words import op_name, place
+from fxamp.tools.show.select import select
+from fxamp.tools.show.summary import summary
 
 #: Number of source lines shown before and after a line that created a node.
 _AROUND = 4
@@ -17,7 +20,10 @@ def page_data(document: Document, title: str) -> dict[str, Any]:
     return {
         "title": title,
         "warnings": list(document.warnings),
-        "graphs": [_graph(listing, number) for number, listing in enumerate(document.graphs)],
+        "graphs": [
+            _graph(listing, number) | {"summary": summary(listing, number, select(document))}
+            for number, listing in enumerate(document.graphs)
+        ],
         "sources": _sources(document),
     }
 
@@ -31,6 +37,7 @@ def _graph(listing: Listing, number: int) -> dict[str, Any]:
         "chosen": listing.chosen,
         "ended": listing.ended,
         "kept": [listing.kept_before, listing.kept_after],
+        "kept_modules": _kept_by_module(listing),
         "kept_values": [[value.module, value.name, value.form, value.before, value.after] for value in listing.kept],
         "totals": {
             "ops": counts.ops,
@@ -43,6 +50,19 @@ def _graph(listing: Listing, number: int) -> dict[str, Any]:
         },
         "nodes": list(_nodes(listing, "", Index())),
     }
+
+
+def _kept_by_module(listing: Listing) -> list[list[str | int]]:
+    """Return what each module keeps for the backward: its path, bytes before and after, the largest first.
+
+    Modules that differ in numbers only are one, ``h.*.attn``, with the sum of all.
+    """
+    groups = combined(listing.kept, lambda value: value.module, lambda value: None)
+    rows: list[list[str | int]] = [
+        [group.module, sum(value.before or 0 for value in group.items), sum(value.after or 0 for value in group.items)]
+        for group in groups
+    ]
+    return sorted(rows, key=lambda row: -int(row[2]))
 
 
 def _nodes(listing: Listing, within: str, index: Index) -> Iterator[dict[str, Any]]:

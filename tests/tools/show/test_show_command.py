@@ -172,7 +172,10 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["--check", "--format", "html"], "--check cannot be written as html; accepted: --format text or json"),
     (["--check", "--why", "linear"], "--why and --check exclude each other"),
     (["--policy", "cuda-float16"], "--policy cannot be applied to JSON of fxamp-show"),
-    (["--output", "/no/such/folder/x"], "--output '/no/such/folder/x': No such file or directory"),
+    (
+        ["--output", "/no/such/folder/x"],
+        "--output '/no/such/folder/x': there is no folder /no/such/folder; accepted: a file",
+    ),
 ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from show_samples import gpt
 
-from fxamp.listing import Document, Listing, Source
+from fxamp.listing import Document, KeptValue, Listing, Source
 from fxamp.tools.show.command import main
 from fxamp.tools.show.html import SCRIPTS, html_page
 
@@ -215,3 +215,19 @@ def test_evil_names_are_only_text_in_the_page(tmp_path: Path) -> None:
         evil(),
     )
     assert found == {"images": 0, "title": "gpt"}
+
+
+def test_it_opens_on_the_summary_that_the_text_prints() -> None:
+    from fxamp.tools.show.select import select
+    from fxamp.tools.show.summary import summary
+
+    (graph,) = data_of(html_page(Document((gpt(),)), "gpt"))["graphs"]
+    assert [tuple(line) for line in graph["summary"]] == summary(gpt(), 0, select(Document((gpt(),))))
+    assert graph["summary"][0][0] == "ops" and any(label == "largest casts" for label, _ in graph["summary"])
+
+
+def test_kept_bytes_are_summed_by_module_the_largest_first() -> None:
+    kept = [KeptValue(f"a{at}", "aten::add.Tensor", f"h.{at}.attn", "f32", (8,), "int8/8", 32, 9) for at in range(3)]
+    kept += [KeptValue("b", "aten::mm.default", "head", "f32", (8,), "f32", 32, 32)]
+    (graph,) = data_of(html_page(Document((replace(gpt(), kept=tuple(kept)),)), "gpt"))["graphs"]
+    assert graph["kept_modules"] == [["head", 32, 32], ["h.*.attn", 96, 27]]

@@ -16,7 +16,7 @@ function openGraph(number) {
 
 function header(graph) {
   const policy = graph.policy ? `policy ${graph.policy} on ${graph.device}, ${graph.chosen}` : "no policy was applied";
-  document.getElementById("about").textContent = [policy, graph.ended && `ends: ${graph.ended}`].filter(Boolean).join("; ");
+  document.getElementById("about").textContent = policy;
   const totals = graph.totals;
   const parts = [`${totals.ops} ops: ${Object.entries(totals.dtypes).map(([n, c]) => `${n} ${c}`).join(", ")}`];
   parts.push(`${totals.casts} casts, ${totals.unknown ? "at least " : ""}${bytesText(totals.bytes)} per step`);

@@ -58,8 +58,43 @@ function showNode(node) {
   showSource(panel, node);
 }
 
-/** Shows a module box. */
+/** Shows the whole graph: the summary, and what each module keeps for the backward. */
+function showSummary() {
+  const panel = document.getElementById("panel");
+  const graph = state.model.graph;
+  panel.replaceChildren();
+  panel.scrollTop = 0;
+  add(panel, "h2", graph.name);
+  const list = add(panel, "dl");
+  let label = "", texts = [];
+  for (const [name, text] of [...graph.summary, ["end", ""]]) {
+    if (name && texts.length) { row(list, label, texts); texts = []; }
+    label = name || label;
+    texts.push(text);
+  }
+  showKeptModules(panel, graph.kept_modules);
+  add(panel, "p", "Click an op, a cast or a module for the reasons and the source lines.", { class: "hint" });
+}
+
+/** A bar for each module: what it keeps, and, behind it, what it would keep without rules for kept values. */
+function showKeptModules(panel, modules) {
+  if (!modules.length) return;
+  add(panel, "h3", "Kept for the backward, by module");
+  const most = Math.max(...modules.map(([, before, after]) => Math.max(before, after)));
+  const grid = add(panel, "div", null, { class: "bars" });
+  for (const [path, before, after] of modules.slice(0, 24)) {
+    add(grid, "span", path || "(root)", { title: path });
+    const track = add(grid, "div", null, { class: "track" });
+    add(track, "i", null, { class: "before", style: `width:${(100 * before) / most}%` });
+    add(track, "i", null, { class: "after", style: `width:${(100 * after) / most}%` });
+    add(grid, "span", before === after ? bytesText(after) : `${bytesText(before)} → ${bytesText(after)}`);
+  }
+  if (modules.length > 24) add(panel, "p", `and ${modules.length - 24} more`, { class: "hint" });
+}
+
+/** Shows a module box, with the lines of its own forward; the root is the summary. */
 function showBox(box) {
+  if (!box.parent) { showSummary(); return; }
   const panel = document.getElementById("panel");
   panel.replaceChildren();
   add(panel, "h2", box.path || state.model.graph.name);
@@ -68,8 +103,8 @@ function showBox(box) {
   row(list, "ops", `${box.ops}: ${Object.entries(box.dtypes).map(([name, count]) => `${name} ${count}`).join(", ")}`);
   row(list, "casts", box.casts ? `${box.casts}, ${bytesText(box.bytes)} read and written per step` : "none");
   row(list, "kept for the backward", keptText(box));
-  const inside = nodesIn(box);
-  if (inside.length) showSource(panel, inside.find((node) => node.file) || inside[0], inside);
+  const own = nodesIn(box).filter((node) => node.file && node.module === box.module);
+  if (own.length) showSource(panel, own[0], own);
 }
 
 /** What the forward keeps of a box's ops, and the largest of it. */
