@@ -156,9 +156,11 @@ def test_wrong_device_dtype_and_version_are_refused() -> None:
         policy(lower_precision_fp="float8")
     with pytest.raises(PolicyError, match="'nightly' is not a torch version"):
         Policy.load("cpu-float16").resolve(torch_version="nightly")
-    with pytest.raises(PolicyError, match=r"no policy is named 'cuda-fp16' \(did you mean 'cuda-float16'\?\); accepted: "):
+    with pytest.raises(
+        PolicyError, match=r"no policy is named 'cuda-fp16' \(did you mean 'cuda-float16'\?\); accepted: "
+    ):
         Policy.load("cuda-fp16")
-    with pytest.raises(PolicyError, match=r"no policy file 'nowhere/cuda-float61.toml'; .*did you mean 'cuda-float16'"):
+    with pytest.raises(PolicyError, match=r"no policy file 'nowhere/cuda-float61.toml' .did you mean 'cuda-float16'"):
         Policy.load("nowhere/cuda-float61.toml")
 
 

@@ -183,7 +183,7 @@ def test_output_goes_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
         (["later.toml", "cuda-float16", "--torch", "2.13"], "policy 'later' does not match: it needs torch >=9"),
         (["broken.toml", "cuda-float16"], "broken.toml:2: unknown key 'casts' in a policy file"),
         (["table.toml", "cuda-float16", "--graph", "g.py"], "table.toml is an op table, which does not say device or"),
-        (["cuda-float16", "team.toml", "--output", "no/where.txt"], "--output 'no/where.txt': No such file"),
+        (["cuda-float16", "team.toml", "--output", "no/where.txt"], "--output 'no/where.txt': there is no folder"),
         (["--git", "x.toml", "y"], "--git was called with 2 arguments; accepted: git's PATH OLD-FILE"),
     ],
 )
