@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from fxamp import targets
+from fxamp.dtypes import DTYPES as LOWER_DTYPES
 from fxamp.errors import OptionError
 from fxamp.tools.bench import show
 from fxamp.tools.bench.cost import command as cost
@@ -24,7 +24,7 @@ from fxamp.tools.common.progress import say
 
 PROG = "fxamp-bench all"
 #: By device: the default dtypes of the trainings. A CPU has one that is worth measuring: fxamp's choice.
-_DTYPES = {"cpu": ("auto",), "cuda": targets.DTYPES}
+_DTYPES = {"cpu": ("auto",), "cuda": LOWER_DTYPES}
 
 
 class _Subcommand(Protocol):
@@ -129,7 +129,7 @@ def _cost(given: argparse.Namespace) -> Iterator[_Task]:
     """Counted for a GPU on every device."""
     layers = ["--layers=1"] if given.size == "tiny" else []
     for model in given.models:
-        for dtype in (each for each in given.dtypes or targets.DTYPES if each != "auto"):
+        for dtype in (each for each in given.dtypes or LOWER_DTYPES if each != "auto"):
             yield _Task(f"cost-{model}-{dtype}", cost, [f"--model={model}", f"--dtype={dtype}", *layers])
 
 
