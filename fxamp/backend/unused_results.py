@@ -51,16 +51,21 @@ def asking_for_none(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call(*args: Any) -> Any:
+        before = [_node(value) for value in args]
         results = compiled(*args)
-        for result in results:
-            node = result.grad_fn if isinstance(result, Tensor) else None
-            function = None if node is None else function_of(node)
+        for node in map(_node, results):
+            function = None if node is None or node in before else function_of(node)
             if compiled_by_aot(function):
                 node.register_prehook(_ask)  # type: ignore[union-attr]
                 break
         return results
 
     return call
+
+
+def _node(value: Any) -> Any:
+    """Return autograd's node of ``value``. An input that is a result too has the node of the graph that made it."""
+    return value.grad_fn if isinstance(value, Tensor) else None
 
 
 def _ask(_: Any) -> None:

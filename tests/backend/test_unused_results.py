@@ -172,6 +172,44 @@ def test_results_that_share_memory_and_inputs_that_are_written_to() -> None:
         torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
 
 
+def two_results(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return (x * w).tanh(), x.sin() * w
+
+
+def an_input_and_more(made: Tensor, w: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    return made.float(), (made + w).relu(), *rest
+
+
+def with_a_break(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    made, unused = two_results(x, w)
+    torch._dynamo.graph_break()
+    return an_input_and_more(made, w, unused)
+
+
+@pytest.mark.parametrize("made_by", ["fxamp", "torch"])
+def test_a_result_that_is_an_input_leaves_the_graph_that_made_it_alone(made_by: str) -> None:
+    """The node of such a result belongs to another graph, whose backward takes zeros and not None."""
+
+    def through(backend: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        options = {"policy": "cpu-bfloat16", "lowering": "aot_eager"} if backend == "fxamp" else None
+        return torch.compile(function, backend=backend, options=options)
+
+    def run(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        if made_by == "fxamp":
+            return through("fxamp", with_a_break)(x, w)
+        return through("fxamp", an_input_and_more)(through("aot_eager", two_results)(x, w)[0], w)
+
+    gradients = []
+    for function in (run, with_a_break):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        x, w = torch.randn(3, 4), torch.randn(3, 4, requires_grad=True)
+        first, second, *_ = function(x, w)
+        (first.sum() + second.sum()).backward()
+        gradients.append(w.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-6)
+
+
 @pytest.fixture
 def dynamic_shapes() -> Iterator[None]:
     with torch._dynamo.config.patch(assume_static_by_default=False):
