@@ -56,7 +56,7 @@ def asking_for_none(compiled: Callable[..., Any]) -> Callable[..., Any]:
         for node in map(_node, results):
             function = None if node is None or node in before else function_of(node)
             if compiled_by_aot(function):
-                node.register_prehook(_ask)  # type: ignore[union-attr]
+                node.register_prehook(_ask)
                 break
         return results
 
