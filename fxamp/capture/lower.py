@@ -56,9 +56,7 @@ def lower(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphM
     )
     with _preserved_global_state(), tracing(None), fx_traceback.preserve_node_meta(), mode:
         lowered = trace(*fakes)
-    for node in reversed(lowered.graph.find_nodes(op="get_attr")):
-        if not node.users:
-            lowered.graph.erase_node(node)
+    _erase_unread(lowered.graph)
     _adopt_placeholders(gm, lowered, fakes)
     lowered.meta.update(gm.meta)
     return lowered
@@ -215,6 +213,14 @@ def _result(value: torch.Tensor) -> torch.Tensor:
     if not value.requires_grad or not value.is_leaf or not torch.is_grad_enabled():
         return value
     return value.clone()
+
+
+def _erase_unread(graph: Graph) -> None:
+    """Remove what nothing reads: tensors of the module, and the reading of numbers that were known (``.item()``)."""
+    for node in reversed(graph.nodes):
+        known = node.target is torch.ops.aten.item.default and "val" not in node.meta
+        if not node.users and (node.op == "get_attr" or known):
+            graph.erase_node(node)
 
 
 def _erase_after(last: Node | None, graph: Graph) -> None:
