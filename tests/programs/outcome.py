@@ -42,7 +42,7 @@ def observe(run: Run, setting: Setting) -> Outcome:
     """Call and go backward as often as the setting says."""
     torch.manual_seed(7)
     batches = [run.inputs]
-    if setting.schedule != "once":
+    if setting.schedule not in ("once", "forward"):
         batches.append(larger(run.inputs) if setting.schedule == "larger" else run.inputs)
     kept: list[Tensor] = []
     losses: list[Tensor] = []
@@ -55,9 +55,10 @@ def observe(run: Run, setting: Setting) -> Outcome:
         written |= {name for name, version in versions.items() if named[name]._version != version}
         loss = _loss(results, {_memory(tensor) for tensor in named.values()})
         losses += [] if loss is None else [loss * setting.factor]
-        if setting.schedule != "together":
+        if setting.schedule not in ("together", "forward"):
             _backward(losses, run.scaler)
-    _backward(losses, run.scaler)
+    if setting.schedule != "forward":
+        _backward(losses, run.scaler)
     step = None if run.scaler is None else _step(run.scaler, run.module)
     gradients = {name: None if t.grad is None else t.grad.clone() for name, t in named.items() if t.is_leaf}
     state = {name: tensor.detach().clone() for name, tensor in named.items()}

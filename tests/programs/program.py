@@ -98,8 +98,8 @@ class Setting:
 
     ``ambient``: the dtype comes from torch.autocast around the call, not from a policy. ``schedule``: "once"; "again",
     a second call and backward, which adds to the gradients; "together", two calls before one backward; "larger", a
-    second call and backward with a larger first dimension. ``scaled``: with a loss scaler and a step of an optimizer;
-    ``factor`` multiplies the loss.
+    second call and backward with a larger first dimension; "forward", no backward. ``scaled``: with a loss scaler and
+    a step of an optimizer; ``factor`` multiplies the loss.
     """
 
     lowering: str = "aot_eager"
