@@ -85,7 +85,8 @@ def test_bounds_are_checked_over_all_files(tmp_path: Path) -> None:
         (TEXT, False, False, False),
         (TEXT, True, True, False),
         (TEXT + "enabled = false", False, True, False),
-        ('extends = ["cpu-float16"]', False, True, False),
+        ('extends = ["cpu-float16"]', False, True, True),
+        ('extends = ["cpu-bfloat16"]', False, True, False),
     ],
 )
 def test_a_training_graph_without_a_scaler_is_warned_of_once(

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 import torch
 from every_optimizer import OPTIMIZERS
 from golden_text import assert_golden
@@ -59,6 +60,7 @@ def test_a_second_run_and_a_graph_without_powers_change_nothing() -> None:
         assert format_graph(each.module) == before
 
 
+@pytest.mark.exhaustive  # where Inductor vectorises
 def test_no_power_is_raised_where_the_parameters_are_updated() -> None:
     """In the code that Inductor generates for AdamW, no vectorised loop over a parameter raises one."""
     training = Training(OPTIMIZERS["AdamW"], on_device("inductor")).run(SCENARIOS["clean"])
