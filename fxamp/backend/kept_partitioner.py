@@ -28,3 +28,7 @@ class KeptPartitioner(CustomPartitionerFn):
     def __deepcopy__(self, memo: dict[int, Any]) -> "KeptPartitioner":
         """Return self: Inductor copies its settings, but fxamp must see what gets compiled."""
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the id alone: torch's caches pickle their settings to make keys, and load none of them."""
+        return str, (self.uuid(),)

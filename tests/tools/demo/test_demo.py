@@ -141,7 +141,7 @@ def test_two_processes_of_torchrun_train_as_one(kind: str, tmp_path: Path, capsy
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    assert finished.stderr.count("fxamp: step 4/4") == 1, "one process of the two reports"
+    assert finished.stderr.count(f"processes: 2 ({kind})") == 1, "one process of the two reports"
     assert demo.main([*_QUICK, "--picture", str(tmp_path / "one.svg")]) == 0
     one = capsys.readouterr().out
     for row in ("first loss", "last loss, mean of 10 steps", "loss on held-out text"):
