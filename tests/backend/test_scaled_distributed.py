@@ -1,13 +1,12 @@
 """Two processes under DistributedDataParallel with compiled, scaled backwards: an overflow on one rank only."""
 
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import results_of_ranks
 from scaled_runs import compile_scaled, scaler
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
@@ -93,9 +92,7 @@ def work(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    run_ranks(work, (str(folder),), RANKS)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
+    return results_of_ranks(work, tmp_path_factory.mktemp("ranks"), RANKS)
 
 
 @pytest.mark.parametrize("case", CASES)

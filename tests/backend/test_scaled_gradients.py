@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from amp_examples import Matmul
 from exhaustive import each_once, exhaustive
 from scaled_runs import assert_same_gradients, by_fxamp, by_torch, compile_scaled, leaf, named, scaler, total
 from torch import Tensor, nn
-from torch.amp import custom_bwd, custom_fwd
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -35,22 +35,6 @@ class Net(nn.Module):
         return x + self.down(F.relu(self.norm(self.up(x)), inplace=True))
 
 
-class Scaled(torch.autograd.Function):
-    """A product whose backward multiplies too."""
-
-    @staticmethod
-    @custom_fwd(device_type="cpu")
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        return a.mm(b)
-
-    @staticmethod
-    @custom_bwd(device_type="cpu")
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = ctx.saved_tensors
-        return gradient.mm(b.t()), a.t().mm(gradient)
-
-
 def in_place(x: Tensor, w: Tensor) -> Tensor:
     hidden = x @ w
     hidden += 1
@@ -70,7 +54,7 @@ def checkpointed(x: Tensor, w: Tensor) -> Tensor:
 
 
 def custom(x: Tensor, w: Tensor) -> Tensor:
-    return torch.tanh(Scaled.apply(x, w)) @ w
+    return torch.tanh(Matmul.apply(x, w)) @ w
 
 
 def half_inside(x: Tensor, w: Tensor) -> Tensor:

@@ -1,13 +1,12 @@
 """Two ranks whose gradients are summed in float16: what would underflow is refused by name, and the remedy works."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import results_of_ranks
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
@@ -100,9 +99,7 @@ def work(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    run_ranks(work, (str(folder),), RANKS)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
+    return results_of_ranks(work, tmp_path_factory.mktemp("ranks"), RANKS)
 
 
 @pytest.mark.parametrize("name", WRAPPERS)

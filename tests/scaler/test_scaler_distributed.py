@@ -1,12 +1,11 @@
 """Two processes under DistributedDataParallel: an overflow on one rank skips the step on both."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import results_of_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -67,9 +66,7 @@ def work(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    run_ranks(work, (str(folder),), RANKS)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
+    return results_of_ranks(work, tmp_path_factory.mktemp("ranks"), RANKS)
 
 
 @pytest.mark.parametrize("mode", ["step", "unscale", "fused", "graph"])
