@@ -36,7 +36,7 @@ _TINY = Size(layers=2, heads=4, width=64, length=64, vocabulary=VOCABULARY)
 _REAL = Size(layers=12, heads=12, width=768, length=1024, vocabulary=50304)
 
 #: By device: what is trained there, and the policy.
-_PLANS = {
+_SETTINGS = {
     "cpu": (TrainingSettings(_TINY, batch=8, steps=120, rate=3e-3, device="cpu", seed=0), "cpu-bfloat16"),
     "cuda": (TrainingSettings(_REAL, batch=8, steps=200, rate=3e-4, device="cuda", seed=0), "auto"),
 }
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> Parser:
     parser = Parser("fxamp-demo", "Train a small GPT in float32 and through fxamp, from the same seed, and compare.")
     parser.add_argument(
-        "--device", type=one_of(*_PLANS), default="cpu", help="cpu (a tiny model) or cuda (GPT-2's size)"
+        "--device", type=one_of(*_SETTINGS), default="cpu", help="cpu (a tiny model) or cuda (GPT-2's size)"
     )
     parser.add_argument(
         "--policy",
@@ -70,26 +70,26 @@ def _parser() -> Parser:
 
 
 def _demo(given: argparse.Namespace) -> None:
-    plan, policy = _chosen(given)
-    with joined(given.kind or "", plan.device, plan.batch) as ranks, _output(ranks) as stream:
-        lowering = given.lowering or _usable_lowering(plan.device, stream)
+    settings, policy = _chosen(given)
+    with joined(given.kind or "", settings.device, settings.batch) as ranks, _output(ranks) as stream:
+        lowering = given.lowering or _usable_lowering(settings.device, stream)
         text = standard_library()
-        _describe(plan, text, ranks, stream)
+        _describe(settings, text, ranks, stream)
         before = torch.get_num_threads()
         torch.set_num_threads(given.threads)
         try:
-            reference = train("float32", plan, text, {"backend": lowering}, stream, None, ranks)
+            reference = train("float32", settings, text, {"backend": lowering}, stream, None, ranks)
             options: dict[str, Any] = {"policy": policy, "lowering": lowering}
-            scaler = _scaler(policy, plan.device)
+            scaler = _scaler(policy, settings.device)
             if scaler is not None:
                 options["scaler"] = scaler
-            with so_far(lambda: f"float32: {plan.steps} steps, loss {reference.last:.3f}"):
-                other = train("fxamp", plan, text, {"backend": "fxamp", "options": options}, stream, scaler, ranks)
+            with so_far(lambda: f"float32: {settings.steps} steps, loss {reference.last:.3f}"):
+                other = train("fxamp", settings, text, {"backend": "fxamp", "options": options}, stream, scaler, ranks)
         finally:
             torch.set_num_threads(before)
         if ranks.first:
             print(table(reference, other))
-            print(f"\n{verdict(reference, other, plan.device)}\n{_pictured(given.picture, reference, other)}")
+            print(f"\n{verdict(reference, other, settings.device)}\n{_pictured(given.picture, reference, other)}")
 
 
 def _output(ranks: Ranks) -> AbstractContextManager[TextIO]:
@@ -97,21 +97,21 @@ def _output(ranks: Ranks) -> AbstractContextManager[TextIO]:
     return nullcontext(sys.stderr) if ranks.first else Path(os.devnull).open("w")
 
 
-def _describe(plan: TrainingSettings, text: Text, ranks: Ranks, stream: TextIO) -> None:
-    size = plan.size
+def _describe(settings: TrainingSettings, text: Text, ranks: Ranks, stream: TextIO) -> None:
+    size, steps, batch = settings.size, settings.steps, settings.batch
     print(f"text: {text.files} files of {text.folder}, {len(text.train) / 1e6:.1f} MB to train on", file=stream)
     print(
-        f"model: {size.layers} layers, width {size.width}; {plan.steps} steps of {plan.batch} x {size.length} bytes",
+        f"model: {size.layers} layers, width {size.width}; {steps} steps of {batch} x {size.length} bytes",
         file=stream,
     )
     if ranks.kind:
-        print(f"processes: {ranks.count} ({ranks.kind}), {plan.batch // ranks.count} passages a step each", file=stream)
+        print(f"processes: {ranks.count} ({ranks.kind}), {batch // ranks.count} passages a step each", file=stream)
 
 
 def _chosen(given: argparse.Namespace) -> tuple[TrainingSettings, str]:
-    """Return the plan and the policy, checked before training starts."""
-    plan, policy = _PLANS[given.device]
-    changes: dict[str, Any] = {"steps": given.steps or plan.steps, "seed": given.seed}
+    """Return the settings and the policy, checked before training starts."""
+    settings, policy = _SETTINGS[given.device]
+    changes: dict[str, Any] = {"steps": given.steps or settings.steps, "seed": given.seed}
     policy = given.policy or policy
     if given.device == "cuda" and not torch.cuda.is_available():
         raise OptionError("--device cuda: this machine has no CUDA device that torch can use; accepted here: cpu")
@@ -119,7 +119,7 @@ def _chosen(given: argparse.Namespace) -> tuple[TrainingSettings, str]:
         Policy.load(policy).resolve(given.device)
     if not given.picture.absolute().parent.is_dir():
         raise OptionError(f"--picture {given.picture}: there is no folder {given.picture.absolute().parent}")
-    return TrainingSettings(**{**vars(plan), **changes}), policy
+    return TrainingSettings(**{**vars(settings), **changes}), policy
 
 
 def _scaler(policy: str, device: str) -> GradScaler | None:

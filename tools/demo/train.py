@@ -66,7 +66,7 @@ class TrainingResult:
 
 def train(
     label: str,
-    plan: TrainingSettings,
+    settings: TrainingSettings,
     text: Text,
     compiler: Mapping[str, Any],
     stream: TextIO,
@@ -78,18 +78,18 @@ def train(
     ``scaler`` is the one that ``compiler`` gives to the backend, if it does. Losses are those of all ``ranks``.
     """
     graphs, records = counters["stats"]["unique_graphs"], registry.count()
-    torch.manual_seed(plan.seed)
-    model = GPT(plan.size).to(plan.device)
-    compiled = torch.compile(ranks.spread(model, plan.device), **compiler)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.rate)
-    batches = torch.Generator().manual_seed(plan.seed)
+    torch.manual_seed(settings.seed)
+    model = GPT(settings.size).to(settings.device)
+    compiled = torch.compile(ranks.spread(model, settings.device), **compiler)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate)
+    batches = torch.Generator().manual_seed(settings.seed)
     losses: list[float] = []
     seconds: list[float] = []
-    with bar(label, plan.steps, "step", stream) as shown, so_far(lambda: _stopped(label, losses)):
-        for _ in range(plan.steps):
+    with bar(label, settings.steps, "step", stream) as shown, so_far(lambda: _stopped(label, losses)):
+        for _ in range(settings.steps):
             start = time.perf_counter()
-            inputs = _moved(ranks.share(text.batch(plan.batch, plan.size.length, batches)), plan.device)
-            loss = _step(compiled, optimizer, scaler or GradScaler(plan.device, enabled=False), inputs)
+            inputs = _moved(ranks.share(text.batch(settings.batch, settings.size.length, batches)), settings.device)
+            loss = _step(compiled, optimizer, scaler or GradScaler(settings.device, enabled=False), inputs)
             losses.append(ranks.mean(loss))
             seconds.append(time.perf_counter() - start)
             shown.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
@@ -97,7 +97,7 @@ def train(
     return TrainingResult(
         label=label,
         losses=tuple(losses),
-        held_out=_examine(compiled, plan, text, ranks),
+        held_out=_examine(compiled, settings, text, ranks),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         graphs=counters["stats"]["unique_graphs"] - graphs,
         compiling=seconds[0],
@@ -122,11 +122,11 @@ def _step(compiled: Any, optimizer: torch.optim.Optimizer, scaler: GradScaler, i
     return loss
 
 
-def _examine(compiled: Any, plan: TrainingSettings, text: Text, ranks: Ranks, batches: int = 4) -> float:
+def _examine(compiled: Any, settings: TrainingSettings, text: Text, ranks: Ranks, batches: int = 4) -> float:
     """Return the mean loss on held-out text. Gradients stay enabled to avoid a second compilation."""
-    inputs, targets = text.examination(batches * plan.batch, plan.size.length)
+    inputs, targets = text.examination(batches * settings.batch, settings.size.length)
     parts = zip(inputs.chunk(batches), targets.chunk(batches), strict=True)
-    return statistics.fmean(ranks.mean(compiled(*_moved(ranks.share(part), plan.device))) for part in parts)
+    return statistics.fmean(ranks.mean(compiled(*_moved(ranks.share(part), settings.device))) for part in parts)
 
 
 def _moved(pair: tuple[Tensor, Tensor], device: str) -> tuple[Tensor, Tensor]:

@@ -15,9 +15,9 @@ from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.cost import command, hooks
 from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel
 from fxamp.tools.bench.cost.eager import EagerOps
-from fxamp.tools.bench.cost.plan import Plan, Way
 from fxamp.tools.bench.cost.process import counts
 from fxamp.tools.bench.cost.row import Rates, extrapolated, row
+from fxamp.tools.bench.cost.workload import Way, Workload
 
 PROGRAM = """
 import torch
@@ -46,8 +46,12 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Count]:
     """The program under torch and under fxamp, float16 with a scaler."""
     file = tmp_path_factory.mktemp("cost") / "net.py"
     file.write_text(PROGRAM)
-    plan = Plan(str(file))
-    ways = {"torch": (plan, Way()), "fxamp": (plan, Way("cuda-float16")), "clipped": (replace(plan, clip=True), Way())}
+    workload = Workload(str(file))
+    ways = {
+        "torch": (workload, Way()),
+        "fxamp": (workload, Way("cuda-float16")),
+        "clipped": (replace(workload, clip=True), Way()),
+    }
     return dict(zip(ways, counts(ways.values()), strict=True))
 
 
@@ -142,21 +146,21 @@ def _count(layers: int) -> Count:
 
 
 @pytest.fixture
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, Way]]:
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Workload, Way]]:
     """The requests of a command whose counts are made up."""
-    asked: list[tuple[Plan, Way]] = []
+    asked: list[tuple[Workload, Way]] = []
 
-    def made_up(requests: Iterable[tuple[Plan, Way]]) -> Iterator[Count]:
-        for plan, way in requests:
-            asked.append((plan, way))
-            yield _count(plan.sizes.get("layers", 1))
+    def made_up(requests: Iterable[tuple[Workload, Way]]) -> Iterator[Count]:
+        for workload, way in requests:
+            asked.append((workload, way))
+            yield _count(workload.sizes.get("layers", 1))
 
     monkeypatch.setattr(command, "counts", made_up)
     return asked
 
 
 def test_json_and_tables_hold_every_way_and_the_whole_model(
-    uncompiled: list[tuple[Plan, Way]], capsys: pytest.CaptureFixture[str]
+    uncompiled: list[tuple[Workload, Way]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["cost", "--layers", "2", "4", "--kernels", "1", "--kept", "1"]
     assert bench.main([*arguments, "--json"]) == 0
@@ -164,7 +168,7 @@ def test_json_and_tables_hold_every_way_and_the_whole_model(
     assert [each["layers"] for each in document["tables"]] == [2, 4, 12]
     assert [r["policy"] for r in document["tables"][0]["rows"]] == ["", "auto", "cuda-float16"]
     assert document["tables"][2]["rows"][0]["bytes"] == 12 * 310
-    assert [plan.sizes["layers"] for plan, _ in uncompiled] == [2, 2, 2, 4, 4, 4]
+    assert [workload.sizes["layers"] for workload, _ in uncompiled] == [2, 2, 2, 4, 4, 4]
     assert bench.main(arguments) == 0
     text = capsys.readouterr().out
     assert "extrapolated to 12 layers" in text and "n.py:3" in text and "head" in text and "estimate" in text
@@ -182,7 +186,7 @@ def test_json_and_tables_hold_every_way_and_the_whole_model(
     ],
 )
 def test_mistakes_are_one_line(
-    uncompiled: list[tuple[Plan, Way]], arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+    uncompiled: list[tuple[Workload, Way]], arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
         status = bench.main(["cost", *arguments])
@@ -229,6 +233,6 @@ def test_a_real_gpu_is_counted_as_it_is_compiled_for(tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text(PROGRAM.replace("self.table[index]", "self.table[:64]"))
     counted = Counted(wants_text=True)
-    count = measure(Plan(str(file)), Way("cuda-float16"), False, counted)
+    count = measure(Workload(str(file)), Way("cuda-float16"), False, counted)
     counted_bytes = sum(k.bytes for k in count.kernels if k.kind == "triton")
     assert sum(sum(generated_traffic(text)) for _, text in counted.texts) == pytest.approx(counted_bytes, rel=0.05)

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from exhaustive import exhaustive
 
-from fxamp.tools.bench.cost.plan import Plan, Way
 from fxamp.tools.bench.cost.process import counts
 from fxamp.tools.bench.cost.row import row
+from fxamp.tools.bench.cost.workload import Way, Workload
 from fxamp.tools.bench.train.models import MODELS
 
 README = Path(__file__).parents[3] / "tools/bench/README.md"
@@ -33,7 +33,7 @@ HEAVY = ("gpt2-124m", "bert-base", "llama-1b", "vit-b", "resnet50")
 def counted(model: str, *ways: Way) -> list[dict[str, int]]:
     sizes = dict(MODELS[model].sizes["full"])
     sizes["depth" if "depth" in sizes else "layers"] = 2
-    found = counts([(Plan(model, sizes=sizes), way) for way in ways])
+    found = counts([(Workload(model, sizes=sizes), way) for way in ways])
     rows = [asdict(row(way.label, way.policy, count)) for way, count in zip(ways, found, strict=True)]
     return [{column: each[column] for column in COLUMNS} for each in rows]
 

@@ -13,9 +13,9 @@ import pytest
 from exhaustive import exhaustive
 
 from fxamp.tools.bench.cost.count import Count
-from fxamp.tools.bench.cost.plan import Plan, Way
 from fxamp.tools.bench.cost.process import counts
 from fxamp.tools.bench.cost.row import Rates, row
+from fxamp.tools.bench.cost.workload import Way, Workload
 from fxamp.tools.bench.train.models import MODELS
 
 #: The feed-forward layer of Llama 3 8B, for 8192 tokens.
@@ -48,9 +48,9 @@ def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def counted(layer: Path) -> dict[str, Count]:
-    plan = Plan(str(layer), dtype="bfloat16", optimizer="none")
+    workload = Workload(str(layer), dtype="bfloat16", optimizer="none")
     policies = ("cuda-bfloat16", *FP8)
-    return dict(zip(policies, counts((plan, Way(policy)) for policy in policies), strict=True))
+    return dict(zip(policies, counts((workload, Way(policy)) for policy in policies), strict=True))
 
 
 def milliseconds(count: Count) -> float:
@@ -77,8 +77,8 @@ def test_all_products_are_in_fp8_and_no_weight_is_kept_in_it(counted: dict[str, 
 @pytest.mark.exhaustive
 def test_gpt2_takes_no_longer() -> None:
     sizes = dict(MODELS["gpt2-124m"].sizes["full"]) | {"layers": 1}
-    plan = Plan("gpt2-124m", dtype="bfloat16", sizes=sizes)
-    plain, *others = map(milliseconds, counts((plan, Way(policy)) for policy in ("cuda-bfloat16", *FP8)))
+    workload = Workload("gpt2-124m", dtype="bfloat16", sizes=sizes)
+    plain, *others = map(milliseconds, counts((workload, Way(policy)) for policy in ("cuda-bfloat16", *FP8)))
     assert all(each <= plain for each in others)
 
 
@@ -89,9 +89,9 @@ from fxamp.tools.bench.cost.hooks import prepare_torch
 pretended = prepare_torch()
 from fxamp.tools.bench.cost.compiler import Counted
 from fxamp.tools.bench.cost.measure import measure
-from fxamp.tools.bench.cost.plan import Plan, Way
+from fxamp.tools.bench.cost.workload import Workload, Way
 counted = Counted(wants_text=True)
-measure(Plan(sys.argv[1], dtype="bfloat16", optimizer="none"), Way(sys.argv[2]), pretended, counted)
+measure(Workload(sys.argv[1], dtype="bfloat16", optimizer="none"), Way(sys.argv[2]), pretended, counted)
 json.dump([text for _, text in counted.texts], sys.stdout)
 """
 

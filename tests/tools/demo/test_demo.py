@@ -1,4 +1,4 @@
-"""fxamp-demo on a tiny plan: what it trains, prints and draws, and how it refuses."""
+"""fxamp-demo on a tiny model: what it trains, prints and draws, and how it refuses."""
 
 import io
 import os
@@ -27,9 +27,9 @@ _QUICK = ["--lowering", "aot_eager", "--steps", "4"]
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    plan, policy = demo._PLANS["cpu"]
-    tiny = replace(plan, size=replace(plan.size, layers=1, width=16, length=16), batch=2)
-    monkeypatch.setitem(demo._PLANS, "cpu", (tiny, policy))
+    settings, policy = demo._SETTINGS["cpu"]
+    tiny = replace(settings, size=replace(settings.size, layers=1, width=16, length=16), batch=2)
+    monkeypatch.setitem(demo._SETTINGS, "cpu", (tiny, policy))
     yield
     torch._dynamo.reset()
 
@@ -105,15 +105,15 @@ _TORCHRUN = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "
 def test_one_process_of_torchrun_trains_as_a_process_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in _TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    plan, text = replace(demo._PLANS["cpu"][0], steps=2), standard_library()
+    settings, text = replace(demo._SETTINGS["cpu"][0], steps=2), standard_library()
 
     def trained(ranks: Ranks) -> TrainingResult:
         torch._dynamo.reset()
         scaler = GradScaler("cpu")
         options = {"policy": "cpu-float16", "lowering": "eager", "scaler": scaler}
-        return train("", plan, text, {"backend": "fxamp", "options": options}, io.StringIO(), scaler, ranks)
+        return train("", settings, text, {"backend": "fxamp", "options": options}, io.StringIO(), scaler, ranks)
 
-    with joined(kind, "cpu", plan.batch) as ranks:
+    with joined(kind, "cpu", settings.batch) as ranks:
         spread = trained(ranks)
     assert not torch.distributed.is_initialized()
     alone = trained(Ranks())
@@ -127,9 +127,9 @@ def test_two_processes_of_torchrun_train_as_one(kind: str, tmp_path: Path, capsy
     program = tmp_path / "tiny.py"
     program.write_text(
         "from dataclasses import replace\nfrom fxamp.tools.demo import command as demo\n"
-        "plan, policy = demo._PLANS['cpu']\n"
-        "tiny = replace(plan, size=replace(plan.size, layers=1, width=16, length=16), batch=2)\n"
-        "demo._PLANS['cpu'] = tiny, policy\nraise SystemExit(demo.main())\n"
+        "settings, policy = demo._SETTINGS['cpu']\n"
+        "tiny = replace(settings, size=replace(settings.size, layers=1, width=16, length=16), batch=2)\n"
+        "demo._SETTINGS['cpu'] = tiny, policy\nraise SystemExit(demo.main())\n"
     )
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
     root = Path(demo.__file__).parents[3]

@@ -20,7 +20,7 @@ from math import ceil
 from torch import Tensor
 
 from fxamp.tools.bench.cost.count import Access, Kernel
-from fxamp.tools.bench.cost.plan import Plan, Way
+from fxamp.tools.bench.cost.workload import Way, Workload
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ _OPTIMIZERS = {"AdamW": _Optimizer(4, 3, 36), "SGD": _Optimizer(3, 2, 55)}
 _CHUNK, _CHUNKS, _PLAIN = 65536, 320, 110
 
 
-def step_kernels(plan: Plan, way: Way, scaled: bool, parameters: Sequence[Tensor]) -> list[Kernel]:
+def step_kernels(workload: Workload, way: Way, scaled: bool, parameters: Sequence[Tensor]) -> list[Kernel]:
     """The kernels of the step for gradients as big as the parameters."""
-    if plan.optimizer not in _OPTIMIZERS:
+    if workload.optimizer not in _OPTIMIZERS:
         return []
-    optimizer = _OPTIMIZERS[plan.optimizer]
+    optimizer = _OPTIMIZERS[workload.optimizer]
     once = sum(parameter.nbytes for parameter in parameters)
     launches = _launches(parameters)
 
@@ -55,12 +55,12 @@ def step_kernels(plan: Plan, way: Way, scaled: bool, parameters: Sequence[Tensor
     made = []
     if theirs:
         made.append(kernel("scaler checks and unscales", 1, 1, launches(_PLAIN)))
-    if plan.clip:
+    if workload.clip:
         made.append(kernel("norm of the gradients", 1, 0, launches(_PLAIN) + 3))
         made.append(kernel("gradients times the clip coefficient", 1, 1, launches(_PLAIN)))
-    back = int(theirs and not plan.clip)
+    back = int(theirs and not workload.clip)
     made.append(
-        kernel(f"fused {plan.optimizer}", optimizer.reads, optimizer.writes + back, launches(optimizer.tensors))
+        kernel(f"fused {workload.optimizer}", optimizer.reads, optimizer.writes + back, launches(optimizer.tensors))
     )
     if scaled:
         made.append(kernel("scaler's own scalars", 0, 0, 6))

@@ -10,9 +10,9 @@ from fxamp.errors import OptionError
 from fxamp.policy import Policy
 from fxamp.tools.bench.cost import table
 from fxamp.tools.bench.cost.count import Count
-from fxamp.tools.bench.cost.plan import DTYPES, OPTIMIZERS, Plan, Way
 from fxamp.tools.bench.cost.process import counts
 from fxamp.tools.bench.cost.row import Rates, Row, extrapolated, row
+from fxamp.tools.bench.cost.workload import DTYPES, OPTIMIZERS, Way, Workload
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, guarded, natural, one_of, positive, positive_number
 from fxamp.tools.common.interrupt import so_far
@@ -89,37 +89,41 @@ def parser(prog: str) -> Parser:
 
 def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Count every way of training. Raises FxampError for a user's mistake, and where this machine cannot count."""
-    plan, full = _plan(given)
+    workload, full = _workload(given)
     ways = [Way(), *map(Way, given.policy or _policies(given.dtype))]
     for way in ways:
         if way.policy not in ("", "auto"):
             Policy.load(way.policy)
     rates = Rates(1e9 * given.bandwidth, 1e12 * given.tflops, 1e12 * given.tflops / 12)
-    depth = _depth(plan)
+    depth = _depth(workload)
     layers = given.layers or ([min(_DEFAULT_LAYERS, full)] if depth else [0])
-    plans = [replace(plan, sizes={**plan.sizes, depth: each}) if depth else plan for each in layers]
-    counted = _counted(plans, ways, rates, say)
-    groups = zip(plans, layers, counted, strict=True)
+    workloads = [replace(workload, sizes={**workload.sizes, depth: each}) if depth else workload for each in layers]
+    counted = _counted(workloads, ways, rates, say)
+    groups = zip(workloads, layers, counted, strict=True)
     tables = [_Table(_title(sized), each, _rows(ways, group)) for sized, each, group in groups]
     if len(set(layers)) > 1 and depth == "layers":
         rows = [extrapolated(layers, [each.rows[at] for each in tables], full) for at in range(len(ways))]
-        tables.append(_Table(f"{plan.model}, extrapolated to {full} layers", full, rows))
+        tables.append(_Table(f"{workload.model}, extrapolated to {full} layers", full, rows))
     texts = [f"{each.title}\n\n{table.ways(each.rows, rates, given.markdown)}" for each in tables]
-    for sized, group in zip(plans, counted, strict=True):
+    for sized, group in zip(workloads, counted, strict=True):
         for way, count in zip(ways, group, strict=True):
             texts += _lists(given, f"{way.label}, {_title(sized)}", count)
-    return _report(plan, rates, texts, tables)
+    return _report(workload, rates, texts, tables)
 
 
-def _counted(plans: Sequence[Plan], ways: Sequence[Way], rates: Rates, say: Callable[[str], None]) -> list[list[Count]]:
-    """Return the counts of each plan, way by way; Ctrl-C leaves a table of those that are there."""
-    requests = [(plan, way) for plan in plans for way in ways]
+def _counted(
+    workloads: Sequence[Workload], ways: Sequence[Way], rates: Rates, say: Callable[[str], None]
+) -> list[list[Count]]:
+    """Return the counts of each workload, way by way; Ctrl-C leaves a table of those that are there."""
+    requests = [(workload, way) for workload in workloads for way in ways]
     made: list[Count] = []
 
     def tables() -> str:
         groups = [made[at : at + len(ways)] for at in range(0, len(made), len(ways))]
-        found = zip(plans, groups, strict=False)
-        return "\n\n".join(f"{_title(plan)}\n\n{table.ways(_rows(ways, group), rates, False)}" for plan, group in found)
+        found = zip(workloads, groups, strict=False)
+        return "\n\n".join(
+            f"{_title(workload)}\n\n{table.ways(_rows(ways, group), rates, False)}" for workload, group in found
+        )
 
     with bar("counted", len(requests), "way") as shown, so_far(tables):
         for count in counts(_said(requests, say)):
@@ -132,16 +136,16 @@ def _rows(ways: Sequence[Way], group: Sequence[Count]) -> list[Row]:
     return [row(way.label, way.policy, count) for way, count in zip(ways, group, strict=False)]
 
 
-def _said(requests: Sequence[tuple[Plan, Way]], say: Callable[[str], None]) -> Iterator[tuple[Plan, Way]]:
-    for plan, way in requests:
-        say(f"{way.label}, {_title(plan)} ...")
-        yield plan, way
+def _said(requests: Sequence[tuple[Workload, Way]], say: Callable[[str], None]) -> Iterator[tuple[Workload, Way]]:
+    for workload, way in requests:
+        say(f"{way.label}, {_title(workload)} ...")
+        yield workload, way
 
 
-def _report(plan: Plan, rates: Rates, texts: Sequence[str], tables: Sequence[_Table]) -> Report:
+def _report(workload: Workload, rates: Rates, texts: Sequence[str], tables: Sequence[_Table]) -> Report:
     document: dict[str, Any] = {
         "version": 1,
-        "plan": plan.as_dict(),
+        "workload": workload.as_dict(),
         "rates": asdict(rates),
         "tables": [
             {"title": each.title, "layers": each.layers, "rows": [row.as_dict(rates) for row in each.rows]}
@@ -169,8 +173,8 @@ def _lists(given: argparse.Namespace, title: str, count: Count) -> list[str]:
     return texts
 
 
-def _plan(given: argparse.Namespace) -> tuple[Plan, int]:
-    """The plan, and how many layers the model has in its full size."""
+def _workload(given: argparse.Namespace) -> tuple[Workload, int]:
+    """The workload, and how many layers the model has in its full size."""
     common = {name: getattr(given, name) for name in ("dtype", "scaler", "optimizer", "clip", "loss_only")}
     if given.file is None:
         from fxamp.tools.bench.train.models import MODELS, require
@@ -178,26 +182,26 @@ def _plan(given: argparse.Namespace) -> tuple[Plan, int]:
         name = given.model or _DEFAULT_MODEL
         require(name)
         sizes = dict(MODELS[name].sizes["full"])
-        return Plan(name, sizes=sizes, **common), sizes.get("layers", sizes.get("depth", 0))
+        return Workload(name, sizes=sizes, **common), sizes.get("layers", sizes.get("depth", 0))
     if given.model or given.layers:
         raise OptionError(f"{given.file} is a model of its own; --model and --layers are for the models of fxamp-bench")
     if not Path(given.file).is_file():
         raise OptionError(f"{given.file}: there is no such file")
-    return Plan(str(Path(given.file).resolve()), **common), 0
+    return Workload(str(Path(given.file).resolve()), **common), 0
 
 
-def _depth(plan: Plan) -> str:
+def _depth(workload: Workload) -> str:
     """The dimension that ``--layers`` sets; ``""`` where there is none."""
-    return next((name for name in ("layers", "depth") if name in plan.sizes), "")
+    return next((name for name in ("layers", "depth") if name in workload.sizes), "")
 
 
 def _policies(dtype: str) -> list[str]:
     return [] if dtype == "float32" else ["auto", f"cuda-{dtype}"]
 
 
-def _title(plan: Plan) -> str:
-    sizes = ", ".join(f"{name} {size}" for name, size in plan.sizes.items())
-    settings = [plan.dtype, f"{plan.optimizer}{' clipped' if plan.clip else ''}"]
-    settings += ["only the loss leaves the graph"] if plan.loss_only else []
-    name = plan.model if plan.sizes else Path(plan.model).name
+def _title(workload: Workload) -> str:
+    sizes = ", ".join(f"{name} {size}" for name, size in workload.sizes.items())
+    settings = [workload.dtype, f"{workload.optimizer}{' clipped' if workload.clip else ''}"]
+    settings += ["only the loss leaves the graph"] if workload.loss_only else []
+    name = workload.model if workload.sizes else Path(workload.model).name
     return f"{name}{f' ({sizes})' if sizes else ''}: {', '.join(settings)}"

@@ -15,29 +15,29 @@ from fxamp.tools.bench.cost.compiler import Counted, counting
 from fxamp.tools.bench.cost.count import Count
 from fxamp.tools.bench.cost.eager import EagerOps
 from fxamp.tools.bench.cost.gpu import compiling_for_gpu
-from fxamp.tools.bench.cost.plan import Plan, Way
 from fxamp.tools.bench.cost.program import as_unpadded_text, build
+from fxamp.tools.bench.cost.workload import Way, Workload
 from fxamp.tools.common.quiet import quiet
 
 
-def measure(plan: Plan, way: Way, pretended: bool, counted: Counted | None = None) -> Count:
-    """Compile the plan's model one way, for FakeTensors, and count what Inductor makes of it, forward and backward."""
+def measure(workload: Workload, way: Way, pretended: bool, counted: Counted | None = None) -> Count:
+    """Compile the model one way, for FakeTensors, and count what Inductor makes of it, forward and backward."""
     counted = counted or Counted()
     torch._dynamo.reset()
     mode = FakeTensorMode()
-    scaled = is_scaled(plan, way)
+    scaled = is_scaled(workload, way)
     with compiling_for_gpu(pretended), quiet(), _unrecorded():
-        called = build(plan, mode)
+        called = build(workload, mode)
         scaler = _scaler(way) if scaled else None
         compiled = _compiled(called.model, way, scaler)
         with mode, as_unpadded_text(), counting(counted), EagerOps(counted.kernels.append) as eager:
-            with _autocast(plan, way):
+            with _autocast(workload, way):
                 result = compiled(*called.args, **called.kwargs)
             eager.stage = "backward"
             losses = [loss if scaler is None else scaler.scale(loss) for loss in _losses(result)]
             torch.autograd.backward(losses, [torch.empty_like(loss) for loss in losses])
     return Count(
-        kernels=(*counted.kernels, *step_kernels(plan, way, scaled, called.parameters)),
+        kernels=(*counted.kernels, *step_kernels(workload, way, scaled, called.parameters)),
         flops=counted.flops,
         kept=tuple(counted.kept),
         parameters=sum(p.numel() for p in called.parameters),
@@ -69,10 +69,10 @@ def _unrecorded() -> Iterator[None]:
         yield
 
 
-def is_scaled(plan: Plan, way: Way) -> bool:
+def is_scaled(workload: Workload, way: Way) -> bool:
     """Whether this way of training scales the loss: with ``--scaler``, and wherever it computes in float16."""
-    if plan.scaler or way.policy in ("", "auto"):
-        return plan.scaler or plan.dtype == "float16"
+    if workload.scaler or way.policy in ("", "auto"):
+        return workload.scaler or workload.dtype == "float16"
     from fxamp.policy import Policy
 
     return Policy.load(way.policy).lower_precision_fp == "float16"
@@ -95,7 +95,7 @@ def _compiled(model: Callable[..., Any], way: Way, scaler: torch.amp.GradScaler 
     return torch.compile(model, backend="fxamp", options=options, dynamic=False)
 
 
-def _autocast(plan: Plan, way: Way) -> contextlib.AbstractContextManager[Any]:
-    if way.policy not in ("", "auto") or plan.dtype == "float32":
+def _autocast(workload: Workload, way: Way) -> contextlib.AbstractContextManager[Any]:
+    if way.policy not in ("", "auto") or workload.dtype == "float32":
         return contextlib.nullcontext()
-    return torch.autocast("cuda", getattr(torch, plan.dtype))
+    return torch.autocast("cuda", getattr(torch, workload.dtype))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from fxamp.errors import OptionError
 from fxamp.tools.bench.cost.count import Count
-from fxamp.tools.bench.cost.plan import Plan, Way
+from fxamp.tools.bench.cost.workload import Way, Workload
 
 
-def counts(requests: Iterable[tuple[Plan, Way]]) -> Iterator[Count]:
+def counts(requests: Iterable[tuple[Workload, Way]]) -> Iterator[Count]:
     """Count one request after another. Raises OptionError, in one line, where that cannot be done here."""
     with (
         tempfile.TemporaryFile("w+", errors="replace") as errors,
@@ -28,8 +28,8 @@ def counts(requests: Iterable[tuple[Plan, Way]]) -> Iterator[Count]:
     ):
         assert worker.stdin is not None and worker.stdout is not None
         try:
-            for plan, way in requests:
-                worker.stdin.write(json.dumps({"plan": plan.as_dict(), "policy": way.policy}) + "\n")
+            for workload, way in requests:
+                worker.stdin.write(json.dumps({"workload": workload.as_dict(), "policy": way.policy}) + "\n")
                 worker.stdin.flush()
                 line = worker.stdout.readline()
                 if not line:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from fxamp.tools.bench.cost.plan import Plan
+from fxamp.tools.bench.cost.workload import Workload
 from fxamp.tools.bench.train.models import MODELS
 from fxamp.tools.common.restored import modules_in, tensor_stores
 from fxamp.tools.inputs.model_file import Program, program
@@ -30,12 +30,12 @@ class Called:
     parameters: tuple[Tensor, ...]
 
 
-def build(plan: Plan, mode: FakeTensorMode) -> Called:
-    """Make the plan's program, with tensors of ``mode`` on "cuda" for all of its tensors.
+def build(workload: Workload, mode: FakeTensorMode) -> Called:
+    """Make the workload's program, with tensors of ``mode`` on "cuda" for all of its tensors.
 
     Raises ListingError if a file of the user's defines no model and inputs.
     """
-    made = _of_table(plan) if plan.model in MODELS else _of_file(plan.model)
+    made = _of_table(workload) if workload.model in MODELS else _of_file(workload.model)
     fakes: dict[int, Any] = {}
 
     def fake(value: Any) -> Any:
@@ -48,7 +48,7 @@ def build(plan: Plan, mode: FakeTensorMode) -> Called:
             store.update({name: fake(value) for name, value in store.items() if isinstance(value, Tensor)})
     args, kwargs = pytree.tree_map(fake, (made.args, dict(made.kwargs)))
     parameters = tuple(made.model.parameters()) if isinstance(made.model, nn.Module) else ()
-    model = _LossOnly(made.model) if plan.loss_only else made.model
+    model = _LossOnly(made.model) if workload.loss_only else made.model
     return Called(model, args, kwargs, tuple(p for p in parameters if p.requires_grad))
 
 
@@ -56,10 +56,10 @@ def _of_file(path: str) -> Program:
     return program(path, ast.parse(Path(path).read_text(encoding="utf-8"), path), lambda _: None)
 
 
-def _of_table(plan: Plan) -> Program:
-    model = MODELS[plan.model]
+def _of_table(workload: Workload) -> Program:
+    model = MODELS[workload.model]
     with torch.device("meta"):
-        module, batch = model.build(**plan.sizes).train(), model.batch(**plan.sizes)
+        module, batch = model.build(**workload.sizes).train(), model.batch(**workload.sizes)
     if "loss_type" in vars(module) and module.loss_type is None:
         module.loss_type = "ForCausalLM"  # as it is; else transformers logs so, which breaks the graph before the loss
     return Program(module, (), batch)

@@ -1,6 +1,6 @@
 """The process that counts: its torch takes FakeTensors on an absent GPU.
 
-Each line of standard input holds ``{"plan": ..., "policy": ...}``; it is answered by a line of standard output with the
+Each line of standard input holds ``{"workload": ..., "policy": ...}``. Its answer is a line of standard output with the
 count, or with ``{"error": message}``.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from fxamp.errors import FxampError
 from fxamp.tools.bench.cost.hooks import prepare_torch
-from fxamp.tools.bench.cost.plan import Plan, Way
+from fxamp.tools.bench.cost.workload import Way, Workload
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def _answer(given: dict[str, Any]) -> dict[str, Any]:
         pretended = _torch()
         from fxamp.tools.bench.cost.measure import measure
 
-        return measure(Plan(**given["plan"]), Way(given["policy"]), pretended).as_dict()
+        return measure(Workload(**given["workload"]), Way(given["policy"]), pretended).as_dict()
     except FxampError as error:
         return {"error": str(error)}
     except Exception as error:

@@ -74,10 +74,10 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
     require(given.model)
     size = given.size or ("full" if given.device == "cuda" else "tiny")
     fields = ("model", "device", "dtype", "steps", "rounds", "seed", "threads", "lowering", "optimizer", "max_norm")
-    plan = Experiment(size=size, **{name: getattr(given, name) for name in fields})
-    names = _taking_part(given.contenders, plan)
-    found = compare(plan, names, _baseline(given, names), say)
-    if found.plan.rounds < plan.rounds:
+    experiment = Experiment(size=size, **{name: getattr(given, name) for name in fields})
+    names = _taking_part(given.contenders, experiment)
+    found = compare(experiment, names, _baseline(given, names), say)
+    if found.experiment.rounds < experiment.rounds:
         raise SoFar(table(found))
     failed = tuple(each.name for each in found.contenders if each.failed)
     return Report(
@@ -114,14 +114,14 @@ def _bench(given: argparse.Namespace) -> tuple[str, ...]:
     return report.failed
 
 
-def _taking_part(named: Sequence[str] | None, plan: Experiment) -> Sequence[str]:
+def _taking_part(named: Sequence[str] | None, experiment: Experiment) -> Sequence[str]:
     """The contenders that were named; else all but fp8, those that need a scaled loss only where losses are scaled."""
-    scaled = plan.lower_dtype == "float16"
+    scaled = experiment.lower_dtype == "float16"
     for name in named or ():
         if CONTENDERS[name].scaled and not scaled:
             raise OptionError(f"--contenders {name}: needs --dtype float16, since other dtypes' losses are not scaled")
         if CONTENDERS[name].fp8:
-            require_fp8(name, plan)
+            require_fp8(name, experiment)
     return named or [name for name, each in CONTENDERS.items() if not each.fp8 and (scaled or not each.scaled)]
 
 

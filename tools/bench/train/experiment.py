@@ -45,7 +45,7 @@ class Experiment:
     max_norm: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name; ``Experiment(**fields)`` gives the plan back."""
+        """The fields by name; ``Experiment(**fields)`` gives the experiment back."""
         return asdict(self)
 
     @property

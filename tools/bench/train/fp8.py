@@ -17,23 +17,23 @@ from fxamp.tools.bench.train.experiment import Experiment
 _CAPABILITY = (8, 9)
 
 
-def require_fp8(name: str, plan: Experiment) -> None:
+def require_fp8(name: str, experiment: Experiment) -> None:
     """Raise OptionError if the contender ``name`` cannot take part here, with what it needs."""
     contender = CONTENDERS[name]
-    if plan.device == "cuda" and torch.cuda.get_device_capability() < _CAPABILITY:
+    if experiment.device == "cuda" and torch.cuda.get_device_capability() < _CAPABILITY:
         found = ".".join(map(str, torch.cuda.get_device_capability()))
         raise OptionError(f"--contenders {name}: fp8 needs compute capability 8.9 or higher, this GPU has {found}")
     if contender.by_torchao and importlib.util.find_spec("torchao") is None:
         raise OptionError(f"--contenders {name}: needs torchao, which is not installed: pip install torchao")
-    if not contender.by_torchao and (policy := fp8_policy(contender, plan)) not in variant_names():
+    if not contender.by_torchao and (policy := fp8_policy(contender, experiment)) not in variant_names():
         raise OptionError(
             f"--contenders {name}: there is no policy {policy}; accepted on cpu: --dtype bfloat16 or auto"
         )
 
 
-def fp8_policy(contender: Contender, plan: Experiment) -> str:
+def fp8_policy(contender: Contender, experiment: Experiment) -> str:
     """The name of the policy that runs the contender's recipe."""
-    return f"{plan.device}-{plan.lower_dtype}-fp8{'-rowwise' if contender.fp8 == 'rowwise' else ''}"
+    return f"{experiment.device}-{experiment.lower_dtype}-fp8{'-rowwise' if contender.fp8 == 'rowwise' else ''}"
 
 
 def convert_by_torchao(module: nn.Module, contender: Contender, device: str) -> nn.Module:

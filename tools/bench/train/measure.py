@@ -33,32 +33,34 @@ class _Runner:
     failed: str = ""
 
 
-def compare(plan: Experiment, names: Sequence[str], baseline: str, say: Say) -> Comparison:
+def compare(experiment: Experiment, names: Sequence[str], baseline: str, say: Say) -> Comparison:
     """Measure the contenders ``names``, each in a process of its own; ``say`` receives progress.
 
     A contender that fails leaves the rounds; its result says why. Ctrl-C after the first round ends them: the result's
-    plan then has the number of whole rounds.
+    experiment then has the number of whole rounds.
     """
     runners = [_Runner(name) for name in names]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fxamp-bench-")))
         for runner in runners:
-            _attempt(runner, lambda runner: _start(runner, plan, folder / runner.name, stack, say))
-        with bar("rounds", plan.rounds, "round") as shown:
-            rounds = _rounds(runners, plan, shown)
+            _attempt(runner, lambda runner: _start(runner, experiment, folder / runner.name, stack, say))
+        with bar("rounds", experiment.rounds, "round") as shown:
+            rounds = _rounds(runners, experiment, shown)
         for runner in _alive(runners):
             _attempt(runner, _finish)
     float32 = next((name for name in FLOAT32 if name in names), "")
-    plan = replace(plan, rounds=rounds)
-    return Comparison(plan, machine(plan.device, plan.threads), baseline, float32, tuple(map(_result, runners)))
+    experiment = replace(experiment, rounds=rounds)
+    return Comparison(
+        experiment, machine(experiment.device, experiment.threads), baseline, float32, tuple(map(_result, runners))
+    )
 
 
-def _rounds(runners: Sequence[_Runner], plan: Experiment, shown: Any) -> int:
+def _rounds(runners: Sequence[_Runner], experiment: Experiment, shown: Any) -> int:
     """Step all contenders in turn; return the number of whole rounds, fewer than planned after Ctrl-C."""
-    for number in range(plan.rounds):
+    for number in range(experiment.rounds):
         try:
             for runner in _alive(runners):
-                _attempt(runner, lambda runner: _round(runner, plan))
+                _attempt(runner, lambda runner: _round(runner, experiment))
         except KeyboardInterrupt:
             if not number:
                 raise
@@ -66,7 +68,7 @@ def _rounds(runners: Sequence[_Runner], plan: Experiment, shown: Any) -> int:
                 del runner.seconds[number:], runner.cpu_seconds[number:]
             return number
         shown.update()
-    return plan.rounds
+    return experiment.rounds
 
 
 def _alive(runners: Sequence[_Runner]) -> list[_Runner]:
@@ -80,20 +82,20 @@ def _attempt(runner: _Runner, task: Callable[[_Runner], None]) -> None:
         runner.failed = str(error)
 
 
-def _start(runner: _Runner, plan: Experiment, cache: Path, stack: ExitStack, say: Say) -> None:
+def _start(runner: _Runner, experiment: Experiment, cache: Path, stack: ExitStack, say: Say) -> None:
     """Compile with empty caches in a first process, if there is anything to compile; then start the lasting process."""
     if CONTENDERS[runner.name].compiler:
         say(f"{runner.name}: compiling with empty caches ...")
-        with Process(plan, runner.name, cache) as first:
+        with Process(experiment, runner.name, cache) as first:
             runner.cold = first.ask("warm_up")
     say(f"{runner.name}: first steps ...")
-    runner.process = stack.enter_context(Process(plan, runner.name, cache))
+    runner.process = stack.enter_context(Process(experiment, runner.name, cache))
     runner.warm = runner.process.ask("warm_up")
 
 
-def _round(runner: _Runner, plan: Experiment) -> None:
+def _round(runner: _Runner, experiment: Experiment) -> None:
     assert runner.process is not None
-    answer = runner.process.ask("steps", count=plan.steps)
+    answer = runner.process.ask("steps", count=experiment.steps)
     runner.seconds.append(answer["seconds"])
     runner.cpu_seconds.append(answer["cpu"])
 

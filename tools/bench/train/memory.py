@@ -24,7 +24,7 @@ class Memory:
 
 def measure_memory(training: Training) -> Memory:
     """Run one step and measure its memory: on cuda from the allocator, on a CPU from torch.profiler's memory events."""
-    return _on_cuda(training) if training.plan.device == "cuda" else _on_cpu(training)
+    return _on_cuda(training) if training.experiment.device == "cuda" else _on_cpu(training)
 
 
 def _on_cuda(training: Training) -> Memory:

@@ -45,7 +45,7 @@ class Observed:
 def observe(training: Training) -> Observed:
     """Run two more steps of ``training``, one counted and one with an eye on memory."""
     counted = CountedOps()
-    cuda = training.plan.device == "cuda"
+    cuda = training.experiment.device == "cuda"
     with cuda_syncs() if cuda else nullcontext(Count()) as waits, counted:
         training.backward(training.forward())
         with counted_traffic() as traffic:

@@ -23,7 +23,7 @@ class Process:
     if the model or the contender cannot be set up, or if the process cannot answer a request.
     """
 
-    def __init__(self, plan: Experiment, contender: str, cache: Path) -> None:
+    def __init__(self, experiment: Experiment, contender: str, cache: Path) -> None:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by close()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fxamp.tools.bench.train.worker"],
@@ -35,7 +35,7 @@ class Process:
             start_new_session=True,  # Ctrl-C ends the rounds, not the worker in the middle of an answer
         )
         try:
-            self._exchange({"plan": plan.as_dict(), "contender": contender})
+            self._exchange({"experiment": experiment.as_dict(), "contender": contender})
         except BaseException:
             self.close()
             raise

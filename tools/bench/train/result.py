@@ -37,9 +37,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All contenders of one plan on one machine; ratios are taken to ``baseline``, losses compared with ``float32``."""
+    """All contenders on one machine; ratios are taken to ``baseline``, losses compared with ``float32``."""
 
-    plan: Experiment
+    experiment: Experiment
     machine: Mapping[str, str]
     baseline: str
     float32: str

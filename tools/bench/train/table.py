@@ -23,20 +23,20 @@ def table(comparison: Comparison, markdown: bool = False) -> str:
 
 def title(comparison: Comparison) -> str:
     """Return a line with the model, the machine and the versions."""
-    plan, facts = comparison.plan, dict(comparison.machine)
+    experiment, facts = comparison.experiment, dict(comparison.machine)
     versions = ", ".join(f"{name} {version}" for name, version in facts.items() if name != "device")
-    lowered = "" if plan.lowering == "inductor" else f", lowered by {plan.lowering}"
-    clipped = "" if plan.max_norm is None else f" clipped to {plan.max_norm:g}"
-    what = f"{plan.model} ({plan.size}), {plan.optimizer}{clipped}, dtype {plan.dtype}{lowered}"
+    lowered = "" if experiment.lowering == "inductor" else f", lowered by {experiment.lowering}"
+    clipped = "" if experiment.max_norm is None else f" clipped to {experiment.max_norm:g}"
+    what = f"{experiment.model} ({experiment.size}), {experiment.optimizer}{clipped}, dtype {experiment.dtype}{lowered}"
     return f"{what}, on {facts['device']}; {versions}"
 
 
 def _notes(comparison: Comparison, markdown: bool) -> str:
-    plan = comparison.plan
+    experiment = comparison.experiment
     base = comparison.named(comparison.baseline)
     notes = [
-        f"Ratios are to {base.label}. Time: median [quartiles] of {plan.rounds} rounds of {plan.steps} steps each, the "
-        "contenders in turn, each ratio taken within its round."
+        f"Ratios are to {base.label}. Time: median [quartiles] of {experiment.rounds} rounds of {experiment.steps} "
+        "steps each, the contenders in turn, each ratio taken within its round."
         if base
         else f"No ratios: the baseline {comparison.baseline} gave no numbers.",
     ]

@@ -20,20 +20,20 @@ RATE = 1e-3
 
 
 class Training:
-    """Trains ``plan.model`` as the contender does. The loss of each step stays on its device until it is read."""
+    """Trains ``experiment.model`` as the contender does. The loss of each step stays on its device until it is read."""
 
-    def __init__(self, plan: Experiment, contender: Contender) -> None:
-        module, batches = build(plan.model, plan.size, plan.seed, BATCHES)
-        self.plan = plan
+    def __init__(self, experiment: Experiment, contender: Contender) -> None:
+        module, batches = build(experiment.model, experiment.size, experiment.seed, BATCHES)
+        self.experiment = experiment
         self.contender = contender
-        self.module = module.to(plan.device)
+        self.module = module.to(experiment.device)
         if contender.by_torchao:
-            self.module = convert_by_torchao(self.module, contender, plan.device)
-        self.batches = [{name: value.to(plan.device) for name, value in batch.items()} for batch in batches]
-        self.optimizer = _optimizer(self.module, plan, contender)
-        self.scaler = _scaler(plan, contender)
+            self.module = convert_by_torchao(self.module, contender, experiment.device)
+        self.batches = [{name: value.to(experiment.device) for name, value in batch.items()} for batch in batches]
+        self.optimizer = _optimizer(self.module, experiment, contender)
+        self.scaler = _scaler(experiment, contender)
         start = time.perf_counter()
-        self.compiled = _compiled(self.module, plan, contender, self.scaler)
+        self.compiled = _compiled(self.module, experiment, contender, self.scaler)
         #: Seconds of the call of torch.compile, which imports its modules; the first steps compile the graphs.
         self.compile_call = time.perf_counter() - start
         self._losses: list[Tensor] = []
@@ -51,9 +51,9 @@ class Training:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
-        """Clip if the plan says so, then update parameters and scale."""
-        if self.plan.max_norm is not None:
-            self._clip(self.plan.max_norm)
+        """Clip if the experiment says so, then update parameters and scale."""
+        if self.experiment.max_norm is not None:
+            self._clip(self.experiment.max_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
@@ -69,7 +69,7 @@ class Training:
 
     def wait(self) -> None:
         """Wait until the device has finished its work."""
-        if self.plan.device == "cuda":
+        if self.experiment.device == "cuda":
             torch.cuda.synchronize()
 
     @property
@@ -100,36 +100,38 @@ class Training:
         if not self.contender.autocast:
             return nullcontext()
         if self.contender.by_torchao:
-            return autocast_for_torchao(self.plan.device, getattr(torch, self.plan.lower_dtype))
-        return torch.autocast(self.plan.device, getattr(torch, self.plan.lower_dtype))
+            return autocast_for_torchao(self.experiment.device, getattr(torch, self.experiment.lower_dtype))
+        return torch.autocast(self.experiment.device, getattr(torch, self.experiment.lower_dtype))
 
 
-def _optimizer(module: torch.nn.Module, plan: Experiment, contender: Contender) -> torch.optim.Optimizer:
-    fused = {"fused": True} if contender.fused and plan.optimizer in FUSED else {}
-    made: torch.optim.Optimizer = getattr(torch.optim, plan.optimizer)(
-        module.parameters(), lr=RATE, **OPTIMIZERS[plan.optimizer], **fused
+def _optimizer(module: torch.nn.Module, experiment: Experiment, contender: Contender) -> torch.optim.Optimizer:
+    fused = {"fused": True} if contender.fused and experiment.optimizer in FUSED else {}
+    made: torch.optim.Optimizer = getattr(torch.optim, experiment.optimizer)(
+        module.parameters(), lr=RATE, **OPTIMIZERS[experiment.optimizer], **fused
     )
     return made
 
 
-def _scaler(plan: Experiment, contender: Contender) -> torch.amp.GradScaler:
-    enabled = bool(contender.scaler) and plan.lower_dtype == "float16"
+def _scaler(experiment: Experiment, contender: Contender) -> torch.amp.GradScaler:
+    enabled = bool(contender.scaler) and experiment.lower_dtype == "float16"
     if contender.scaler == "fxamp":
-        lowering = "inductor" if plan.lowering == "inductor" else "aot_eager"
+        lowering = "inductor" if experiment.lowering == "inductor" else "aot_eager"
         options = {"step_lowering": lowering, **contender.scaler_options}
-        return GradScaler(plan.device, enabled=enabled, **options)
-    return torch.amp.GradScaler(plan.device, enabled=enabled)
+        return GradScaler(experiment.device, enabled=enabled, **options)
+    return torch.amp.GradScaler(experiment.device, enabled=enabled)
 
 
-def _compiled(module: torch.nn.Module, plan: Experiment, contender: Contender, scaler: torch.amp.GradScaler) -> Any:
+def _compiled(
+    module: torch.nn.Module, experiment: Experiment, contender: Contender, scaler: torch.amp.GradScaler
+) -> Any:
     if not contender.compiler:
         return module
     if contender.compiler == "torch":
-        return torch.compile(module, backend=plan.lowering)
-    policy = "auto" if plan.dtype == "auto" else f"{plan.device}-{plan.dtype}"
+        return torch.compile(module, backend=experiment.lowering)
+    policy = "auto" if experiment.dtype == "auto" else f"{experiment.device}-{experiment.dtype}"
     if contender.fp8:
-        policy = fp8_policy(contender, plan)
-    options = {"policy": policy, "lowering": plan.lowering, **contender.options}
+        policy = fp8_policy(contender, experiment)
+    options = {"policy": policy, "lowering": experiment.lowering, **contender.options}
     if scaler.is_enabled():
         options["scaler"] = scaler
     return torch.compile(module, backend="fxamp", options=options)

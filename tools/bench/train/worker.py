@@ -1,7 +1,7 @@
 """One contender in its own process: trains on request and answers with numbers.
 
 It reads one JSON object a line from stdin, and writes one for each to where stdout was; anything else that is printed
-goes to stderr. First the plan: ``{"plan": {...}, "contender": NAME}``. Then any of the requests in ``_ANSWERS``.
+goes to stderr. The first is ``{"experiment": {...}, "contender": NAME}``. Then any of the requests in ``_ANSWERS``.
 """
 
 import json
@@ -45,10 +45,10 @@ def _start(request: dict[str, Any]) -> Any:
     from fxamp.tools.bench.train.experiment import Experiment
     from fxamp.tools.bench.train.training import Training
 
-    plan = Experiment(**request["plan"])
-    if plan.device == "cpu":
-        torch.set_num_threads(plan.threads)
-    return Training(plan, CONTENDERS[request["contender"]])
+    experiment = Experiment(**request["experiment"])
+    if experiment.device == "cpu":
+        torch.set_num_threads(experiment.threads)
+    return Training(experiment, CONTENDERS[request["contender"]])
 
 
 def _warm_up(training: Any) -> dict[str, Any]:

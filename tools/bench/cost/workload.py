@@ -12,7 +12,7 @@ OPTIMIZERS = ("AdamW", "SGD", "none")
 
 
 @dataclass(frozen=True)
-class Plan:
+class Workload:
     """One step of one model, the same for every way of training.
 
     ``model``: a name of the models that :mod:`fxamp.tools.bench.train.models` makes, or a Python file. ``sizes``: the
@@ -30,13 +30,13 @@ class Plan:
     clip: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name; ``Plan(**fields)`` gives the plan back."""
+        """The fields by name; ``Workload(**fields)`` gives the workload back."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way of training: torch.compile, under autocast where the plan has a 16-bit dtype, or fxamp with a policy.
+    """One way of training: torch.compile, under autocast where the workload has a 16-bit dtype, or fxamp with a policy.
 
     ``policy``: ``""`` for torch; "auto" is taken under the ambient autocast, as an existing script has it.
     """
