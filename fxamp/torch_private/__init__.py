@@ -1,0 +1,76 @@
+"""All uses of torch's private interfaces that have no public replacement, for torch 2.11 to 2.15.
+
+Each function's docstring ends with what breaks if torch changes. "Loudly" means an error from torch. Changes that would
+cause no error are found by tests/torch_private, which checks each function against the installed torch.
+Semi-public modules (``torch.utils._pytree``, ``torch._ops``, FakeTensorMode) are used directly where they are needed.
+"""
+
+from fxamp.torch_private.aot import (
+    compiled_by_aot,
+    compiling_again,
+    computed_again,
+    current_metadata,
+    donated_inputs,
+    graph_metadata,
+    keep_if_retained,
+    keep_saved_tensors,
+    running_metadata,
+    subclass_metadata,
+)
+from fxamp.torch_private.autograd import (
+    Node,
+    autocast_dtype_of,
+    function_of,
+    gradient_dtypes,
+    is_leaf,
+    keeps_graph,
+    running_backward,
+    running_node,
+    without_saved_tensors_hooks,
+)
+from fxamp.torch_private.cache import is_cacheable, stores_backwards, storing_backwards, uncacheable
+from fxamp.torch_private.dynamo import backend_of, guard_current_graph, hint, raised_through_dynamo
+from fxamp.torch_private.optimizers import note_step, step_post_hooks, step_pre_hooks
+from fxamp.torch_private.stored_graphs import dump_graph, is_dynamic, load_graph
+from fxamp.torch_private.tracing import compiling_flag, replace_tracing_mode, without_autocast
+from fxamp.torch_private.wrappers import running_wrapper
+
+__all__ = [
+    "Node",
+    "autocast_dtype_of",
+    "backend_of",
+    "compiled_by_aot",
+    "compiling_again",
+    "compiling_flag",
+    "computed_again",
+    "current_metadata",
+    "donated_inputs",
+    "dump_graph",
+    "function_of",
+    "gradient_dtypes",
+    "graph_metadata",
+    "guard_current_graph",
+    "hint",
+    "is_cacheable",
+    "is_dynamic",
+    "is_leaf",
+    "keep_if_retained",
+    "keep_saved_tensors",
+    "keeps_graph",
+    "load_graph",
+    "note_step",
+    "raised_through_dynamo",
+    "replace_tracing_mode",
+    "running_backward",
+    "running_metadata",
+    "running_node",
+    "running_wrapper",
+    "step_post_hooks",
+    "step_pre_hooks",
+    "stores_backwards",
+    "storing_backwards",
+    "subclass_metadata",
+    "uncacheable",
+    "without_autocast",
+    "without_saved_tensors_hooks",
+]

@@ -1,0 +1,132 @@
+"""AOTAutograd: the metadata of its graphs, and what their backwards keep."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch._guards import CompileContext, TracingContext, compile_context, tracing
+from torch.fx import traceback as fx_traceback
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fxamp.torch_private.autograd import Node, function_of, keeps_graph, running_node
+from fxamp.torch_private.tracing import without_autocast
+
+
+def graph_metadata(function: Any) -> list[Any]:
+    """Return AOTAutograd's metadata of a compiled graph; with tensor subclasses also that of the plain graph inside.
+
+    ``function``: from :func:`function_of`. If torch renames the attributes, fxamp does not recognise its graphs in the
+    autograd graph; they raise once hooks were set on them.
+    """
+    return [getattr(function, "metadata", None), getattr(subclass_metadata(function), "fw_metadata", None)]
+
+
+def subclass_metadata(function: Any) -> Any:
+    """Return AOTAutograd's metadata about tensor subclasses among a graph's inputs; None if there are none.
+
+    If torch renames it, no gradient of a wrapper such as DTensor has an owner: its flags count for every optimizer.
+    """
+    return getattr(function, "maybe_subclass_metadata", None)
+
+
+def compiled_by_aot(function: Any) -> bool:
+    """Whether ``function``, from :func:`function_of`, is a graph that AOTAutograd compiled.
+
+    If torch renames ``compiled_bw``, other compilers' graphs are treated as user-written Functions, and get more hooks
+    than needed.
+    """
+    return hasattr(function, "compiled_bw")
+
+
+def current_metadata() -> Any:
+    """Return AOTAutograd's metadata of the forward that it is compiling; None outside a compilation.
+
+    If torch moves it, fxamp does not recognise its graphs in the autograd graph, see :func:`graph_metadata`.
+    """
+    context = TracingContext.try_get()
+    return None if context is None else context.fw_metadata
+
+
+@contextmanager
+def running_metadata() -> Iterator[None]:
+    """Make AOTAutograd's metadata of the backward that is running the current metadata inside.
+
+    As it would be if the backward were compiled with its forward. Breaks loudly.
+    """
+    context = TracingContext.try_get()
+    metadata = [each for each in graph_metadata(function_of(running_node())) if each is not None]
+    if context is None or not metadata:
+        yield
+        return
+    before, context.fw_metadata = context.fw_metadata, metadata[-1]
+    try:
+        yield
+    finally:
+        context.fw_metadata = before
+
+
+def compiling_again() -> Callable[[], AbstractContextManager[None]]:
+    """Return a function that restores AOTAutograd's current compile contexts, for a graph that is compiled later.
+
+    Breaks loudly. If torch adds other contexts, its logs of the later compilation lack their information.
+    """
+    noted, compilation = TracingContext.try_get(), CompileContext.try_get()
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        with tracing(noted), compile_context(compilation), without_autocast():
+            yield
+
+    return again
+
+
+def keep_saved_tensors() -> None:
+    """Forbid the kernels of the graph that AOTAutograd is compiling to overwrite tensors that the forward saved.
+
+    So ``retain_graph=True`` works as in eager mode. torch reads this list, also at run time. Its config switch leaves
+    None there, which torch treats as a non-empty list. If torch renames the list, ``retain_graph=True`` raises an error
+    from torch.
+    """
+    metadata = current_metadata()
+    if metadata is not None:
+        metadata.bw_donated_idxs = []
+
+
+def keep_if_retained(node: Node) -> None:
+    """If the first backward of the graph of ``node`` keeps the graph, forbid its kernels what they otherwise may.
+
+    As :func:`keep_saved_tensors`, for a backward that AOTAutograd does not compile when it first runs.
+    """
+    for metadata in graph_metadata(function_of(node)):
+        if metadata is not None and not getattr(metadata, "fxamp_has_run", False):
+            metadata.fxamp_has_run = True
+            if keeps_graph():
+                metadata.bw_donated_idxs = []
+
+
+def donated_inputs() -> list[int] | None:
+    """Return which tensors that the forward saved the kernels of the current graph's backward may overwrite.
+
+    Inductor compiles for this, and leaves it out of its cache's keys. If torch renames it, a backward that may
+    overwrite some can be taken from the cache where it may not, as torch's own.
+    """
+    return getattr(current_metadata(), "bw_donated_idxs", None)
+
+
+@contextmanager
+def computed_again() -> Iterator[None]:
+    """Mark ops that AOTAutograd traces inside for recomputation in the backward, so that their results are not kept.
+
+    Marks that a checkpoint has set do not change. If torch changes the marks, the backward may keep the results.
+    """
+    meta: dict[str, Any] = fx_traceback.get_current_meta()
+    marks = {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
+    if not fx_traceback.has_preserved_node_meta() or meta.keys() & marks.keys():
+        yield
+        return
+    meta.update(marks)
+    try:
+        yield
+    finally:
+        for key in marks:
+            meta.pop(key, None)

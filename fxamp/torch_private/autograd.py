@@ -1,0 +1,63 @@
+"""The autograd graph: its nodes, and the backward that is running."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+Node = Any
+"""A node of the autograd graph; torch's own class for nodes does not cover C++ nodes."""
+
+
+def running_node() -> Node:
+    """Return the autograd node that is running in this thread; None outside a backward. Breaks loudly."""
+    return torch._C._current_autograd_node()
+
+
+def running_backward() -> int:
+    """Return the number of the backward that is running in this thread; -1 outside a backward.
+
+    Breaks loudly. If torch no longer counted up by one, every custom Function would be rejected as one that runs
+    another backward.
+    """
+    return torch._C._current_graph_task_id()
+
+
+def keeps_graph() -> bool:
+    """Whether the running backward keeps its graph (``retain_graph``, ``create_graph``). Breaks loudly."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def is_leaf(node: Node) -> bool:
+    """Whether ``node`` accumulates into the ``.grad`` of a tensor. Breaks loudly."""
+    return isinstance(node, torch._C._functions.AccumulateGrad)  # type: ignore[attr-defined]
+
+
+def gradient_dtypes(node: Node) -> list[torch.dtype]:
+    """Return the dtypes of the gradients that enter ``node``. Breaks loudly."""
+    return [each.dtype for each in node._input_metadata]
+
+
+def function_of(node: Node) -> Any:
+    """Return the ``torch.autograd.Function`` whose backward ``node`` runs; None for an operator of torch.
+
+    If torch renames ``_forward_cls``, fxamp recognises none of its own nodes: their backwards raise if a hook was set
+    on them, and no gradient has a known owner such as a DTensor.
+    """
+    return getattr(type(node), "_forward_cls", None)
+
+
+def autocast_dtype_of(node: Node) -> torch.dtype | None:
+    """Return the dtype of the autocast under which a Function's ``node`` ran its forward (``custom_fwd``), or None.
+
+    If torch renames the attributes, a Function that computes in float16 between wider gradients is not scaled.
+    """
+    return getattr(node, "_dtype", None) if getattr(node, "_fwd_used_autocast", False) else None
+
+
+def without_saved_tensors_hooks() -> AbstractContextManager[None]:
+    """Hide tensors saved inside from the program's ``torch.autograd.graph.saved_tensors_hooks``. Breaks loudly."""
+    from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
+
+    context: AbstractContextManager[None] = _disable_saved_tensors_hooks_during_tracing()
+    return context

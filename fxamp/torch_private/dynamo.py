@@ -1,0 +1,71 @@
+"""Dynamo: its errors, guards, sizes and compiled callables."""
+
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+
+
+def raised_through_dynamo(error: Exception, backend: Callable[..., Any], frame: FrameType | None) -> Exception:
+    """Return ``error`` in a form that Dynamo raises unchanged: of its own type, and of BackendCompilerFailed.
+
+    Its traceback starts at ``frame``, and the message is its last line. If Dynamo no longer passes
+    BackendCompilerFailed through, the message is wrapped in another error.
+    """
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    kind, message = type(error), str(error)
+
+    def begin(raised: Any) -> None:
+        BackendCompilerFailed.__init__(raised, backend, error, frame)
+
+    members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": lambda _: message}
+    raised: Exception = type(kind.__name__, (kind, BackendCompilerFailed), members | {"__init__": begin})()
+    return raised
+
+
+def hint(number: int | torch.SymInt) -> int | None:
+    """Return ``number`` for the sizes at compile time, without a guard on them; None if it depends on tensor values.
+
+    If torch renames the hint of a symbolic number, dynamic sizes count as unknown.
+    """
+    if isinstance(number, int):
+        return number
+    found = getattr(number.node, "hint", None)
+    return found if isinstance(found, int) else None
+
+
+def guard_current_graph(name: str, holds: Callable[[], bool]) -> None:
+    """Recompile the graph that Dynamo is compiling once ``holds`` is false; each call of the graph calls ``holds``.
+
+    ``name``: the name of ``holds`` in Dynamo's messages. Does nothing outside torch.compile. Breaks loudly.
+    """
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.source import GlobalStateSource
+    from torch._guards import Guard, GuardBuilderBase
+
+    context = TracingContext.try_get()
+    if context is None:
+        return
+
+    def create(builder: GuardBuilderBase, guard: Guard) -> None:
+        assert isinstance(builder, GuardBuilder)
+        code = [f"{name}()"]
+        builder.add_python_lambda_leaf_guard_to_root(code, code, closure_vars={name: holds}, is_epilogue=False)
+
+    context.guards_context.dynamo_guards.add(Guard(GlobalStateSource(), create))
+
+
+def backend_of(compiled: Any) -> Any:
+    """Return the backend function that ``compiled`` was compiled with; None if torch.compile did not return it.
+
+    If torch moves it, there is no warning that a compiled model runs no graph.
+    """
+    names = getattr(getattr(compiled, "__code__", None), "co_freevars", ())
+    context = compiled.__closure__[names.index("self")].cell_contents if "self" in names else compiled
+    callback: Any = getattr(getattr(context, "dynamo_ctx", context), "callback", None)
+    while hasattr(callback, "_torchdynamo_orig_backend"):
+        callback = callback._torchdynamo_orig_backend
+    return getattr(callback, "compiler_fn", None)

@@ -1,0 +1,65 @@
+"""A graph with its values as bytes, and back."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
+
+#: Keys of ``node.meta`` that hold objects of the process.
+_NOT_STORED = frozenset(("source_fn_stack", "fwd_source_fn_stack", "from_node", "torch_fn", "grapharg", "tensor_dict"))
+
+
+def dump_graph(gm: GraphModule, inputs: Sequence[Any]) -> bytes:
+    """Return ``gm`` with the values and annotations of its nodes, and its fake ``inputs``, as bytes.
+
+    Module classes become their names. Raises ValueError if a size is dynamic: what loads it would change the sizes of
+    the process; and whatever pickle does if something cannot be stored. Breaks loudly.
+    """
+    from torch.fx._graph_pickler import GraphPickler, Options
+
+    stored = deepcopy(gm)
+    values = [*inputs, *(node.meta.get("val") for node in stored.graph.nodes)]
+    if any(map(is_dynamic, tree_leaves(values))):
+        raise ValueError("it has dynamic sizes")
+    for node in stored.graph.nodes:
+        for key in ("nn_module_stack", "fwd_nn_module_stack"):
+            stack = node.meta.get(key)
+            if stack:
+                node.meta[key] = {at: (path, _qualified(kind)) for at, (path, kind) in stack.items()}
+    options = Options(ops_filter=None, node_metadata_key_filter=lambda key: key not in _NOT_STORED)
+    return GraphPickler.dumps((stored, list(inputs), _text(stored)), options)
+
+
+def load_graph(stored: bytes, mode: FakeTensorMode) -> tuple[GraphModule, list[Any]]:
+    """Return what :func:`dump_graph` stored, with values of ``mode``. Raises ValueError if it is not as it was."""
+    from torch.fx._graph_pickler import GraphPickler
+
+    gm, inputs, text = cast(tuple[GraphModule, list[Any], str], GraphPickler.loads(stored, mode))
+    gm.recompile()
+    if _text(gm) != text:
+        raise ValueError("a stored graph was not restored as it was")
+    return gm, inputs
+
+
+def is_dynamic(value: object) -> bool:
+    """Whether ``value`` is a symbolic number, or a tensor with a symbolic size. Breaks loudly."""
+    if isinstance(value, Tensor):
+        return not all(type(size) is int for size in (*value.shape, *value.stride(), value.storage_offset()))
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _qualified(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+
+
+def _text(gm: GraphModule) -> str:
+    """Return the code of ``gm``, and of graphs inside it, with dtype, shape, strides and device of each value."""
+    parts = [part for part in gm.modules() if isinstance(part, GraphModule)]
+    values = [(n.name, tree_leaves(n.meta.get("val"))) for part in parts for n in part.graph.nodes]
+    layouts = [(n, [(v.dtype, v.shape, v.stride(), v.device) for v in vs if isinstance(v, Tensor)]) for n, vs in values]
+    return repr(([part.code for part in parts], layouts))

@@ -1,0 +1,118 @@
+"""AOTAutograd's metadata and marks are as fxamp takes them to be."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import CompileContext, TracingContext
+
+from fxamp import torch_private as private
+
+
+def quadrupled(x: Tensor) -> Tensor:
+    return x * 4
+
+
+def test_a_graph_that_is_compiled_later_has_the_contexts_of_its_compilation() -> None:
+    again: list[Any] = []
+
+    def compiler(gm: Any, _: Any) -> Any:
+        again.append((private.current_metadata(), CompileContext.try_get(), private.compiling_again()))
+        return make_boxed_func(gm.forward)
+
+    torch.compile(quadrupled, backend=aot_autograd(fw_compiler=compiler))(torch.ones(2, requires_grad=True))
+    metadata, compilation, contexts = again[0]
+    assert metadata is not None and compilation is not None and private.current_metadata() is None
+    with torch.autocast("cpu"), contexts():
+        assert private.current_metadata() is metadata and CompileContext.try_get() is compilation
+        assert not torch.is_autocast_enabled("cpu")
+    assert private.current_metadata() is None and CompileContext.try_get() is None
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_compiled_graph_has_metadata_and_keeps_what_it_saved_if_asked(keeps: bool) -> None:
+    """If not asked, torch refuses ``retain_graph=True``: with that gone, there would be nothing to keep."""
+    seen: list[Any] = []
+
+    def forward(graph: torch.fx.GraphModule, _: Any) -> Any:
+        seen.append(private.current_metadata())
+        return make_boxed_func(graph.forward)
+
+    def backward(graph: torch.fx.GraphModule, _: Any) -> Any:
+        assert seen[-1].bw_donated_idxs
+        if keeps:
+            private.keep_saved_tensors()
+        return make_boxed_func(graph.forward)
+
+    assert private.current_metadata() is None
+    x = torch.rand(3, requires_grad=True)
+    backend = aot_autograd(fw_compiler=forward, bw_compiler=backward)
+    with functorch_config.patch(donated_buffer=True):
+        run = torch.compile(lambda x: x.sin().exp().tanh(), backend=backend, fullgraph=True)
+        run(x).sum().backward()  # compiles a backward that need not keep anything
+        y = run(x)
+        function = private.function_of(y.grad_fn)
+        assert private.compiled_by_aot(function)
+        assert private.subclass_metadata(function) is None and hasattr(function, "maybe_subclass_metadata")
+        assert private.graph_metadata(function) == [seen[-1], None]
+        with nullcontext() if keeps else pytest.raises(RuntimeError, match="retain_graph"):
+            y.sum().backward(retain_graph=True)
+
+
+def test_a_backward_that_is_compiled_late_finds_its_metadata() -> None:
+    seen: list[Any] = []
+
+    def compiler(gm: Any, _: Any) -> Any:
+        again = private.compiling_again()
+
+        def run(args: list[Any]) -> Any:
+            if private.running_node() is not None:
+                with again():
+                    TracingContext.get().fw_metadata = None
+                    with private.running_metadata():
+                        seen.append((private.current_metadata(), private.donated_inputs()))
+                    assert private.current_metadata() is None and private.donated_inputs() is None
+            return gm.forward(*args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    y = torch.compile(quadrupled, backend=aot_autograd(fw_compiler=compiler))(torch.ones(2, requires_grad=True))
+    metadata = private.graph_metadata(private.function_of(y.grad_fn))[0]
+    y.register_hook(lambda _: private.keep_if_retained(y.grad_fn))
+    y.sum().backward(retain_graph=True)
+    assert metadata.bw_donated_idxs == []
+    metadata.bw_donated_idxs = [0]
+    private.keep_if_retained(y.grad_fn)
+    assert metadata.bw_donated_idxs == [0], "its kernels are already compiled for it"
+    assert [given for given, _ in seen] == [metadata]
+
+
+def test_what_is_computed_again_is_not_kept() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(gm: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(gm)
+        return make_boxed_func(gm.forward)
+
+    def kept(again: bool) -> list[torch.dtype]:
+        def program(x: Tensor) -> Tensor:
+            with private.computed_again() if again else nullcontext():
+                narrow = x.to(torch.float16)  # half of what x takes: the cheaper one to keep
+            return (narrow @ narrow).float().sum()
+
+        graphs.clear()
+        compiled = aot_function(program, keep, keep, partition_fn=min_cut_rematerialization_partition)
+        compiled(torch.ones(4, 4, requires_grad=True)).backward()
+        (output,) = graphs[0].graph.find_nodes(op="output")
+        return [node.meta["val"].dtype for node in output.args[0][1:]]
+
+    assert kept(again=False) == [torch.float16] and kept(again=True) == [torch.float32]
+    with private.computed_again():  # outside of tracing nothing happens
+        assert not torch.fx.traceback.has_preserved_node_meta()

@@ -1,0 +1,78 @@
+"""torch's autograd graph is as fxamp takes it to be."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxamp import torch_private as private
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 2
+
+
+def doubled(x: Tensor) -> Tensor:
+    result: Tensor = Doubled.apply(x)  # type: ignore[no-untyped-call]
+    return result
+
+
+def test_a_running_backward_is_known() -> None:
+    x = torch.ones(2, requires_grad=True)
+    seen: list[tuple[Any, int, bool]] = []
+
+    def look(_: Tensor) -> None:
+        seen.append((private.running_node(), private.running_backward(), private.keeps_graph()))
+
+    y = x * 2
+    y.register_hook(look)
+    assert private.running_node() is None and private.running_backward() == -1
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    assert [node is y.grad_fn for node, _, _ in seen] == [True, True]
+    assert seen[1][1] == seen[0][1] + 1
+    assert [keeps for _, _, keeps in seen] == [True, False]
+
+
+def test_nodes_tell_what_they_are() -> None:
+    x = torch.ones(2, requires_grad=True)
+    node: Any = (x.half() * 2).grad_fn
+    assert private.gradient_dtypes(node) == [torch.float16]
+    assert private.function_of(node) is None and private.autocast_dtype_of(node) is None
+    leaf = (x * 2).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    assert private.is_leaf(leaf) and not private.is_leaf(node)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
+def test_a_function_tells_its_autocast(dtype: torch.dtype | None) -> None:
+    x = torch.ones(2, requires_grad=True)
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+        node = doubled(x).grad_fn
+    assert private.function_of(node) is Doubled
+    assert private.autocast_dtype_of(node) is dtype
+    assert not private.compiled_by_aot(Doubled)
+
+
+def test_saved_tensors_hooks_see_nothing_inside() -> None:
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor
+
+    x = torch.ones(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with private.without_saved_tensors_hooks():
+            x.sin()
+        assert packed == []
+        x.sin()
+    assert len(packed) == 1

@@ -1,0 +1,64 @@
+"""Dynamo's errors, guards, sizes and compiled callables are as fxamp takes them to be."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fxamp import torch_private as private
+
+
+def test_a_guard_recompiles_and_is_asked_on_each_call() -> None:
+    graphs: list[Any] = []
+    state = {"version": 0}
+
+    def backend(gm: torch.fx.GraphModule, _: list[Any]) -> Any:
+        version = state["version"]
+        private.guard_current_graph("__version_is_unchanged", lambda: state["version"] == version)
+        graphs.append(gm)
+        return gm.forward
+
+    function = torch.compile(lambda x: x + 1, backend=backend, fullgraph=True)
+    counts = []
+    for version in (0, 0, 1, 1):
+        state["version"] = version
+        function(torch.ones(2))
+        counts.append(len(graphs))
+    assert counts == [1, 1, 2, 2]
+    private.guard_current_graph("__outside", lambda: False)
+
+
+def test_what_is_compiled_tells_its_backend() -> None:
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        return gm
+
+    module = nn.Linear(2, 2)
+    module.compile(backend=backend)
+
+    assert private.backend_of(module._compiled_call_impl) is backend
+    assert private.backend_of(torch.compile(module, backend=backend)) is backend
+    assert private.backend_of(torch.compile(torch.add, backend=backend)) is backend
+    assert private.backend_of(module) is None and private.backend_of(torch.add) is None
+
+
+def test_an_error_passes_through_dynamo_unchanged() -> None:
+    def refusing(*_: Any) -> Any:
+        raise private.raised_through_dynamo(ValueError("not so"), refusing, None) from None
+
+    with pytest.raises(ValueError, match=r"^not so$") as caught:
+        torch.compile(lambda x: x + 1, backend=refusing)(torch.ones(2))
+    assert type(caught.value).__qualname__ == "ValueError"
+
+
+def test_the_hint_of_a_size_is_known() -> None:
+    seen: list[int | None] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        seen.extend(private.hint(value) for value in inputs if isinstance(value, torch.SymInt))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: x * x.shape[0], backend=backend, dynamic=True)(torch.ones(5, 5))
+    assert seen and set(seen) == {5}
+    assert private.hint(3) == 3

@@ -1,0 +1,42 @@
+"""A graph comes back from bytes as it was, or is refused."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fxamp import torch_private as private
+from fxamp.torch_private import stored_graphs
+
+
+def test_a_graph_is_stored_with_values_and_annotations() -> None:
+    mode = FakeTensorMode()
+    with mode:
+        inputs = [torch.ones(3, 4), torch.empty_strided((2, 4), (1, 2))]
+    made = make_fx(lambda x, y: x.sum() * y, tracing_mode="fake")(*inputs)
+    for node in made.graph.nodes:
+        node.meta.update(nn_module_stack={"1": ("L['self'].head", nn.Linear)}, source_fn_stack=threading.Lock())
+    loaded, examples = private.load_graph(private.dump_graph(made, inputs), FakeTensorMode())
+    assert stored_graphs._text(loaded) == stored_graphs._text(made)
+    assert [value.stride() for value in examples] == [value.stride() for value in inputs]
+    kind = stored_graphs._qualified(nn.Linear)
+    assert all(node.meta["nn_module_stack"] == {"1": ("L['self'].head", kind)} for node in loaded.graph.nodes)
+    assert torch.equal(loaded(torch.ones(3, 4), torch.ones(2, 4)), torch.full((2, 4), 12.0))
+
+
+def test_a_graph_of_dynamic_sizes_is_not_stored() -> None:
+    made = make_fx(lambda x: x * x.shape[0], tracing_mode="symbolic")(torch.ones(3, 4))
+    (given,) = made.graph.find_nodes(op="placeholder")
+    assert private.is_dynamic(given.meta["val"]) and not private.is_dynamic(torch.ones(2))
+    with pytest.raises(ValueError, match="dynamic sizes"):
+        private.dump_graph(made, [])
+
+
+def test_a_graph_that_is_not_restored_as_it_was_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = private.dump_graph(make_fx(lambda x: x * 2)(torch.ones(2)), [])
+    monkeypatch.setattr(stored_graphs, "_text", lambda _: "other")
+    with pytest.raises(ValueError, match="not restored as it was"):
+        private.load_graph(stored, FakeTensorMode())

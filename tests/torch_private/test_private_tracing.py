@@ -1,0 +1,73 @@
+"""torch's tracing mode, compiling flag and autocast switch are as fxamp takes them to be."""
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, make_fx
+
+from fxamp import torch_private as private
+
+
+def test_make_fxs_mode_takes_another_class() -> None:
+    class Mode(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            ops.append(func)
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    ops: list[Any] = []
+
+    def traced(x: Tensor) -> Tensor:
+        assert isinstance(private.replace_tracing_mode(Mode), Mode)
+        return x.sin()
+
+    gm = make_fx(traced, pre_dispatch=True)(torch.ones(2))
+    assert ops == [torch.ops.aten.sin.default]
+    assert [n.target for n in gm.graph.find_nodes(op="call_function", target=ops[0])] == ops
+
+
+def test_the_compiling_flag_is_set_and_given_back() -> None:
+    assert not torch.compiler.is_compiling()
+    with private.compiling_flag():
+        assert torch.compiler.is_compiling()
+        with private.compiling_flag():
+            assert torch.compiler.is_compiling()
+        assert torch.compiler.is_compiling()
+    assert not torch.compiler.is_compiling()
+
+
+def test_threads_that_overlap_leave_the_compiling_flag_as_it_was() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with private.compiling_flag():
+            inside.set()
+            leave.wait(timeout=60)
+
+    def second() -> None:
+        inside.wait(timeout=60)
+        with private.compiling_flag():
+            done.set()
+
+    done = threading.Event()
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    for thread in threads:
+        thread.start()
+    inside.wait(timeout=60)
+    overlapped = done.wait(timeout=0.2)
+    leave.set()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not overlapped and done.is_set()
+    assert not torch.compiler.is_compiling()
+
+
+def test_without_autocast_nothing_is_cast() -> None:
+    x = torch.ones(2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with private.without_autocast():
+            assert (x @ x).dtype is torch.float32
+            assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+        assert (x @ x).dtype is torch.bfloat16
