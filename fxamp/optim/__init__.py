@@ -16,7 +16,9 @@ The modules, in order of use:
     borrow, trace    run the optimizer's own Python code on fake tensors, and record the ops
     lower            rewrite with the passes of :func:`fxamp.passes.sequences.step`, then compile
     kind_step        the same for kinds that share one: a generated kernel, or Inductor's code for one flat parameter
-    guarded_step     cache, select and run compiled steps; registry: one cache for each optimizer
+    step_parts       compile one step: a part for each set of kinds, and one for all other parameters
+    bound_step       run a compiled step on the tensors and settings of one call
+    guarded_step     decide, cache and select; registry: one cache for each optimizer
     signs            find the states that never become negative
     packed           tensors in fewer bits; precision: which of them a policy's ``[optimizer]`` asks for
     state_dicts      save the state in the form that the uncompiled optimizer saves
@@ -28,8 +30,9 @@ Bytes of memory traffic per parameter, for float32 parameters, gradients and two
     check, or check with the norm, in compiled backwards    0    so 28 in all; the norm needs ``graph_norm=True``
 """
 
+from fxamp.optim.bound_step import BoundStep, Factors, has_pre_hooks
 from fxamp.optim.compile_optimizer import clips
-from fxamp.optim.guarded_step import BoundStep, Factors, GuardedStep, has_pre_hooks
+from fxamp.optim.guarded_step import GuardedStep
 from fxamp.optim.registry import guarded
 from fxamp.optim.state_dicts import packed_state_dict
 

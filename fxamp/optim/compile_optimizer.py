@@ -14,9 +14,9 @@ from torch import Tensor
 from fxamp.errors import OptionError, nearest
 from fxamp.lowerings import STEP_LOWERINGS
 from fxamp.optim.borrow import needs_arguments
+from fxamp.optim.bound_step import BoundStep, Factors
 from fxamp.optim.clip import coefficient, require_max_norm, squared_norm
 from fxamp.optim.first_steps import stepped
-from fxamp.optim.guarded_step import BoundStep, Factors
 from fxamp.optim.precision import set_precision, unpack_state
 from fxamp.optim.registry import guarded
 from fxamp.policy import Policy

@@ -1,0 +1,162 @@
+"""Compile one layout's step: a part for each set of kinds that share a program, and one for all other parameters."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from fxamp.devices import NO_FLOAT64
+from fxamp.optim.borrow import RefusedError
+from fxamp.optim.kind_step import KindStep, lower_kinds
+from fxamp.optim.kinds import Kind, Split, split
+from fxamp.optim.layout import Layout
+from fxamp.optim.lower import StepOptions, WholeStep, decompositions, lower_step, must_lift
+from fxamp.optim.precision import pass_for, precision_of, require_names, require_whole, store
+from fxamp.optim.share import Share, shared
+from fxamp.optim.signs import never_negative
+from fxamp.optim.trace import Traced, fakes_of, flat_fakes, trace_step, wide_fakes
+from fxamp.passes.step.lift_scalars import liftable, unliftable_inputs
+
+log = logging.getLogger(__name__)
+
+Part = WholeStep | KindStep
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledParts:
+    """A layout's compiled step: one part for kinds that share a program, and one for parameters that have no kind."""
+
+    parts: tuple[Part, ...]
+
+    def serves(self, floats: Sequence[float]) -> bool:
+        """Whether all programs are valid for these settings."""
+        return all(part.serves(floats) for part in self.parts)
+
+    def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
+        """Step; ``tensors`` and ``floats`` are the layout's, ``extras`` are the factors and the flag."""
+        for part in self.parts:
+            part(tensors, floats, extras)
+
+
+def compile_parts(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> CompiledParts:
+    """Trace and compile the step of ``layout``. Raises RefusedError or MakesStateError if it cannot be compiled."""
+    return CompiledParts(tuple(_parts(optimizer, layout, options)))
+
+
+def pack_state(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> tuple[bool, tuple[str, ...]]:
+    """Pack the state as the policy asks. Return whether there was anything to pack, and why some state stays as it is.
+
+    Raises RefusedError if the policy asks for what the optimizer does not have.
+    """
+    precision = precision_of(optimizer)
+    if precision is None:
+        return False, ()
+    require_names(layout, precision.asked)
+    require_whole(layout)
+    found, changed = _split(optimizer, layout, options), False
+    for kind in found.kinds:
+        first = layout.only(kind.members[:1])
+        plain = StepOptions(guarded=False, lowering="aot_eager")
+        traced = _trace(optimizer, first, plain, wide_fakes, lifted=())
+        changed |= store(layout, kind.members, precision.asked, never_negative(traced.module))
+    return changed, tuple(found.others)
+
+
+def _parts(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> Iterator[Part]:
+    """Yield the step of the kinds that share a program, then one step for the parameters that belong to none."""
+    found = _split(optimizer, layout, options)
+    kinds = []
+    for kind in found.kinds:
+        try:
+            kinds.append(_alone(optimizer, layout, kind, options))
+        except RefusedError as refused:
+            for at in kind.members:
+                found.exclude(at, str(refused))
+    for shares in shared(kinds, layout):
+        try:
+            step = _together(optimizer, layout, shares, options)
+        except RefusedError as refused:
+            for at in (at for share in shares for at in share.kind.members):
+                found.exclude(at, str(refused))
+        else:
+            yield step
+    for why, members in found.others.items():
+        log.info(
+            "%s: %d of %d parameters do not share a program: %s",
+            type(optimizer).__name__,
+            len(members),
+            len(layout.parameters),
+            why,
+        )
+    rest = sorted(at for members in found.others.values() for at in members)
+    if any(layout.is_split(at) for at in rest):
+        why = next(iter(found.others))
+        raise RefusedError(f"some parameters are shards, on which only an elementwise step is right: {why}")
+    if rest:
+        own = layout.only(rest)
+        index = {id(tensor): place for place, tensor in enumerate(layout.tensors())}
+        traced = _trace(optimizer, own, options)
+        yield WholeStep(lower_step(traced, options), tuple(index[id(tensor)] for tensor in own.tensors()))
+
+
+def _alone(optimizer: torch.optim.Optimizer, layout: Layout, kind: Kind, options: StepOptions) -> Share:
+    precision, first = precision_of(optimizer), kind.members[0]
+    packed = None if precision is None else pass_for(layout, first, precision.asked)
+    fakes = wide_fakes if packed is not None else flat_fakes
+    return Share(kind, _trace(optimizer, layout.only((first,)), options, fakes), packed)
+
+
+def _together(
+    optimizer: torch.optim.Optimizer, layout: Layout, shares: Sequence[Share], options: StepOptions
+) -> KindStep:
+    places, tensors = layout.places(), layout.tensors()
+    step = lower_kinds(shares, options, places, precision_of(optimizer))
+    for share in shares:
+        step.require_inputs([tensors[place] for place in places[share.kind.members[0]]])
+    return step
+
+
+def _split(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> Split:
+    active = [at for at, gradient in enumerate(layout.gradients) if gradient is not None]
+    if options.mode is not None:
+        return Split([], {f"mode={options.mode!r} is Inductor's, for the step as a whole": active})
+    try:
+        found = split(optimizer, layout)
+    except RefusedError as refused:
+        return Split([], {str(refused): active})
+    if any("other parameters" in why for why in found.others):
+        # Parameters that one program updates must not be read by another program.
+        return Split([], dict.fromkeys(list(found.others)[:1], active))
+    return found
+
+
+def _trace(
+    optimizer: torch.optim.Optimizer,
+    layout: Layout,
+    options: StepOptions,
+    fakes: Callable[..., list[Tensor]] = fakes_of,
+    lifted: Sequence[int] | None = None,
+) -> Traced:
+    """Return the best possible trace: floats as inputs, else constants; float64 counters, else float32."""
+    why = RefusedError("its step reads values on the host")
+    wides = (True, False) if layout.parameters[0].device.type not in NO_FLOAT64 else (False,)
+    every = tuple(range(len(layout.floats()))) if lifted is None else tuple(lifted)
+    # A kind's graph is decomposed where it is given to Inductor.
+    table = decompositions(options) if fakes is fakes_of else {}
+    for lifted, wide in product(dict.fromkeys([every, ()]), wides):
+        try:
+            traced = trace_step(optimizer, layout, lifted, wide, table, fakes)
+            stuck = unliftable_inputs(traced.module) if must_lift(traced.module, options) else ()
+            if stuck:
+                free = [at for at in every if at not in stuck]
+                traced = trace_step(optimizer, layout, free, wide, table, fakes)
+        except RefusedError as refused:
+            log.debug("not traced with floats %s as inputs, wide=%s: %s", lifted, wide, refused)
+            why = refused
+            continue
+        if not must_lift(traced.module, options) or liftable(traced.module):
+            return traced
+    raise why
