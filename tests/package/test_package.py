@@ -41,6 +41,7 @@ def test_the_wheel_holds_everything_and_imports_alone(tmp_path: Path) -> None:
     expected |= {f"fxamp/tools/show/page/{path.name}" for path in pages if path.is_file()}
     expected |= {"fxamp/py.typed", "fxamp/policies/README.md", "fxamp/policies/schema.json"}
     expected |= {"fxamp/tools/show/README.md", "fxamp/tools/show/schema.json"}
+    expected |= {"fxamp/tools/common/colours.css", "fxamp/tools/diff/page.css"}
     expected |= {"fxamp/tools/bench/cost/README.md", "fxamp/tools/bench/cost/hooks.cpp"}
     assert expected <= names
     assert not any(name.split("/")[0] in FOLDERS for name in names)

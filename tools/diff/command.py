@@ -14,7 +14,7 @@ from fxamp.tools.diff.sides import Side, load_side
 
 PROG = "fxamp-diff"
 
-FORMATS = ("text", "json", "markdown")
+FORMATS = ("text", "json", "markdown", "html")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,6 +99,10 @@ def _lines(found: Found, options: Namespace) -> Iterator[str]:
         from fxamp.tools.diff.markdown import markdown_lines
 
         return markdown_lines(found)
+    if options.format == "html":
+        from fxamp.tools.diff.html import html_lines
+
+        return html_lines(found)
     from fxamp.tools.diff.text import text_lines
 
     return text_lines(found, look_of(sys.stdout, options.width, options.output is not None))

@@ -31,8 +31,8 @@ class Cost:
 def cost(file: str, old: Side, new: Side, style: str) -> Cost:
     """Count the model that ``file`` defines, in float16 or bfloat16 as the new policy says.
 
-    ``style``: "text", "json" or "markdown". Raises OptionError for another file or device, and with what the command
-    says where it cannot count.
+    ``style``: "text", "json", "markdown" or "html", for which the table is text. Raises OptionError for another file or
+    device, and with what the command says where it cannot count.
     """
     if Path(file).suffix != ".py":
         raise OptionError(f"--cost counts models: --graph {file} is none; accepted: a MODEL.py")
@@ -40,7 +40,7 @@ def cost(file: str, old: Side, new: Side, style: str) -> Cost:
         if side.policy.device != "cuda":
             raise OptionError(f"--cost counts for GPUs: {side.given} is for {side.policy.device}; accepted: cuda")
     given = [file, f"--dtype={new.policy.lower_precision_fp}", f"--policy={old.given}", f"--policy={new.given}"]
-    return Cost(file, run_command([*given, *([] if style == "text" else [f"--{style}"])]))
+    return Cost(file, run_command([*given, *([f"--{style}"] if style in ("json", "markdown") else [])]))
 
 
 def run_command(arguments: Sequence[str]) -> str:

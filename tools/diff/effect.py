@@ -52,7 +52,7 @@ class Effect:
     """The effect on one graph. ``sums`` are the totals under each policy, ``kept`` the bytes kept for the backward.
 
     ``modules`` maps the path of each module that differs to its two totals. ``refused`` says why a policy rejects the
-    graph (a banned op), ``""`` if none does; a rejected graph is not compared.
+    graph (a banned op), ``""`` if none does; a rejected graph is not compared. ``listings`` are the graph under each.
     """
 
     file: str
@@ -62,6 +62,7 @@ class Effect:
     sums: tuple[Totals, Totals] | None = None
     kept: tuple[int | None, int | None] = (None, None)
     modules: tuple[tuple[str, Totals, Totals], ...] = ()
+    listings: tuple[Listing, Listing] | None = None
 
     def content(self) -> dict[str, Any]:
         """Return the effect as plain data."""
@@ -109,6 +110,7 @@ def _effect(file: str, graph: ProgramGraph, old: Side, new: Side) -> Effect:
         sums=(totals(before), totals(after)),
         kept=(before.kept_after, after.kept_after),
         modules=tuple(_changed_modules(before, after)),
+        listings=(before, after),
     )
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from fxamp.listing import Document
+from fxamp.tools.common.page import colours, escaped
 from fxamp.tools.show.html_data import page_data
 
 _PAGE = Path(__file__).parent / "page"
@@ -19,10 +20,10 @@ def html_page(document: Document, title: str) -> str:
     """
     page = (_PAGE / "page.html").read_text(encoding="utf-8")
     parts = {
-        "STYLE": (_PAGE / "page.css").read_text(encoding="utf-8"),
+        "STYLE": colours() + (_PAGE / "page.css").read_text(encoding="utf-8"),
         "SCRIPT": "\n".join((_PAGE / name).read_text(encoding="utf-8") for name in SCRIPTS),
         "DATA": _embedded(page_data(document, title)),
-        "TITLE": _text(f"{title} - fxamp-show"),
+        "TITLE": escaped(f"{title} - fxamp-show"),
     }
     for name, text in parts.items():
         page = page.replace(f"<!--{name}-->", text, 1)
@@ -33,7 +34,3 @@ def _embedded(data: object) -> str:
     """Return JSON for a script element, without any ``<`` that could end the element."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def _text(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
