@@ -58,6 +58,17 @@ def guard_current_graph(name: str, holds: Callable[[], bool]) -> None:
     context.guards_context.dynamo_guards.add(Guard(GlobalStateSource(), create))
 
 
+def compiles_with(backend: Callable[..., Any]) -> bool:
+    """Whether torch.compile was called with the function ``backend`` since Dynamo was last reset.
+
+    If torch renames the list of backends, the answer is always yes, and the first step of an optimizer takes longer.
+    """
+    from torch._dynamo import eval_frame
+
+    known = getattr(eval_frame, "cached_backends", None)
+    return known is None or any(getattr(each, "compiler_fn", each) is backend for each in list(known.values()))
+
+
 def backend_of(compiled: Any) -> Any:
     """Return the backend function that ``compiled`` was compiled with; None if torch.compile did not return it.
 

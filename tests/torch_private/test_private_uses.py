@@ -35,6 +35,7 @@ SHARP = frozenset(
         "_torchdynamo_orig_backend",
         "add_python_lambda_leaf_guard_to_root",
         "bw_donated_idxs",
+        "cached_backends",
         "compiled_bw",
         "fw_metadata",
         "maybe_subclass_metadata",
