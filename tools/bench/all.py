@@ -14,6 +14,7 @@ from fxamp.tools.bench.kernels import command as kernels
 from fxamp.tools.bench.optimizers import command as optimizers
 from fxamp.tools.bench.passes import command as passes
 from fxamp.tools.bench.report import Report
+from fxamp.tools.bench.step import command as step
 from fxamp.tools.bench.train import command as train
 from fxamp.tools.bench.train.contenders import BASELINES
 from fxamp.tools.bench.train.experiment import DTYPES
@@ -111,6 +112,12 @@ def _optimizers(given: argparse.Namespace) -> Iterator[_Task]:
     yield _Task("optimizers", optimizers, [*_options(given, "device", "optimizers"), *lowering])
 
 
+def _step(given: argparse.Namespace) -> Iterator[_Task]:
+    lowering = ["--lowering=aot_eager"] if given.lowering == "eager" else _options(given, "lowering")
+    small = ["--parameters=16", "--rounds=2"] if given.size == "tiny" else []
+    yield _Task("step", step, [*_options(given, "device"), *lowering, *small])
+
+
 def _kernels(given: argparse.Namespace) -> Iterator[_Task]:
     small = ["--sizes=10000", "--rounds=5"] if given.size == "tiny" else []
     for dtype in ("float16", "float32"):
@@ -136,6 +143,7 @@ def _cost(given: argparse.Namespace) -> Iterator[_Task]:
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[_Task]]] = {
     "train": _train,
     "optimizers": _optimizers,
+    "step": _step,
     "kernels": _kernels,
     "passes": _passes,
     "show": _show,

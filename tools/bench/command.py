@@ -29,6 +29,10 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
         "fxamp.tools.bench.optimizers.command",
         "every optimizer with steps that skip on the device: agreement with torch, host syncs, bytes",
     ),
+    "step": (
+        "fxamp.tools.bench.step.command",
+        "AdamW's step: the time of compiling it, and of a step, beside torch's",
+    ),
     "all": (
         "fxamp.tools.bench.all",
         "all of it, into a folder: JSON, Markdown, charts",

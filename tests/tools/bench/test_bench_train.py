@@ -13,13 +13,14 @@ from exhaustive import exhaustive
 import fxamp
 from fxamp.kernels import check_unscale
 from fxamp.tools.bench import command as bench
+from fxamp.tools.bench.process import ContenderFailed
 from fxamp.tools.bench.spread import spread
 from fxamp.tools.bench.train.contenders import CONTENDERS
 from fxamp.tools.bench.train.counted_ops import CountedOps
 from fxamp.tools.bench.train.experiment import Experiment
+from fxamp.tools.bench.train.measure import _process
 from fxamp.tools.bench.train.models import MODELS, SIZES, build
 from fxamp.tools.bench.train.observe import observe
-from fxamp.tools.bench.train.process import ContenderFailed, Process
 from fxamp.tools.bench.train.result import Comparison, Measured
 from fxamp.tools.bench.train.table import table
 from fxamp.tools.bench.train.training import Training
@@ -226,7 +227,7 @@ def test_auto_leaves_the_dtype_to_fxamp() -> None:
 
 def test_a_contender_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ContenderFailed, match=r"^KeyError: 'no-such'$"):
-        Process(PLAN, "no-such", tmp_path)
+        _process(PLAN, "no-such", tmp_path)
     failed = Measured("fxamp", "fxamp", failed="RuntimeError: no")
     fine = Measured("eager-float32", "eager float32", seconds=(1.0, 2.0), losses=(1.0,))
     comparison = Comparison(PLAN, {"device": "d"}, "fxamp", "eager-float32", (fine, failed))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fxamp.tools.bench.process import ContenderFailed, Process
 from fxamp.tools.bench.train.contenders import CONTENDERS, FLOAT32
 from fxamp.tools.bench.train.experiment import Experiment
-from fxamp.tools.bench.train.process import ContenderFailed, Process
 from fxamp.tools.bench.train.result import Comparison, Measured
 from fxamp.tools.bench.train.worker import WARM_UP
 from fxamp.tools.common.machine import machine
@@ -86,11 +86,16 @@ def _start(runner: _Runner, experiment: Experiment, cache: Path, stack: ExitStac
     """Compile with empty caches in a first process, if there is anything to compile; then start the lasting process."""
     if CONTENDERS[runner.name].compiler:
         say(f"{runner.name}: compiling with empty caches ...")
-        with Process(experiment, runner.name, cache) as first:
+        with _process(experiment, runner.name, cache) as first:
             runner.cold = first.ask("warm_up")
     say(f"{runner.name}: first steps ...")
-    runner.process = stack.enter_context(Process(experiment, runner.name, cache))
+    runner.process = stack.enter_context(_process(experiment, runner.name, cache))
     runner.warm = runner.process.ask("warm_up")
+
+
+def _process(experiment: Experiment, contender: str, cache: Path) -> Process:
+    first = {"experiment": experiment.as_dict(), "contender": contender}
+    return Process("fxamp.tools.bench.train.worker", first, cache)
 
 
 def _round(runner: _Runner, experiment: Experiment) -> None:

@@ -1,41 +1,16 @@
 """One contender in its own process: trains on request and answers with numbers.
 
-It reads one JSON object a line from stdin, and writes one for each to where stdout was; anything else that is printed
-goes to stderr. The first is ``{"experiment": {...}, "contender": NAME}``. Then any of the requests in ``_ANSWERS``.
+The first request is ``{"experiment": {...}, "contender": NAME}``; then any of those in ``_ANSWERS``.
 """
 
-import json
-import os
-import sys
 import time
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
+
+from fxamp.tools.bench.worker import serve
 
 #: Steps before timing starts: the first compiles, and later ones might recompile.
 WARM_UP = 3
-
-
-def main() -> int:
-    """Serve requests until stdin ends. After an error, answer ``{"error": text}``, print the traceback, return 1."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    try:
-        _serve(sys.stdin, answers)
-    except Exception as error:
-        _answer(answers, {"error": f"{type(error).__name__}: {_first_line(error)}"})
-        raise
-    return 0
-
-
-def _serve(requests: TextIO, answers: TextIO) -> None:
-    training = None
-    for line in requests:
-        request = json.loads(line)
-        if training is None:
-            training = _start(request)
-            _answer(answers, {})
-            continue
-        _answer(answers, _ANSWERS[request["do"]](training, **request.get("with", {})))
 
 
 def _start(request: dict[str, Any]) -> Any:
@@ -98,16 +73,7 @@ def _timed(training: Any, count: int) -> float:
     return time.perf_counter() - start
 
 
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-
-
-def _answer(answers: TextIO, value: dict[str, Any]) -> None:
-    answers.write(json.dumps(value) + "\n")
-    answers.flush()
-
-
 _ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {"warm_up": _warm_up, "steps": _steps, "observe": _observe}
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(serve(_start, _ANSWERS))

@@ -1,15 +1,14 @@
-"""The parent's side of a contender's process."""
+"""The parent's side of a process that measures: its worker is in :mod:`fxamp.tools.bench.worker`."""
 
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-
-from fxamp.tools.bench.train.experiment import Experiment
 
 
 class ContenderFailed(Exception):
@@ -17,16 +16,16 @@ class ContenderFailed(Exception):
 
 
 class Process:
-    """A new interpreter that trains as one contender; use it as a context manager, or close it.
+    """A new interpreter that runs ``module`` as a worker; use it as a context manager, or close it.
 
-    ``cache`` is the folder of Inductor's and Triton's caches: an empty one for a cold start. Raises ContenderFailed
-    if the model or the contender cannot be set up, or if the process cannot answer a request.
+    ``first`` is its first request; ``cache`` is the folder of Inductor's and Triton's caches: an empty one for a cold
+    start. Raises ContenderFailed if the process cannot answer a request.
     """
 
-    def __init__(self, experiment: Experiment, contender: str, cache: Path) -> None:
+    def __init__(self, module: str, first: Mapping[str, Any], cache: Path) -> None:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by close()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fxamp.tools.bench.train.worker"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -35,7 +34,7 @@ class Process:
             start_new_session=True,  # Ctrl-C ends the rounds, not the worker in the middle of an answer
         )
         try:
-            self._exchange({"experiment": experiment.as_dict(), "contender": contender})
+            self._exchange(first)
         except BaseException:
             self.close()
             raise
@@ -58,7 +57,7 @@ class Process:
     ) -> None:
         self.close()
 
-    def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _exchange(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
