@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fxamp.optim.borrow import RefusedError, own_attributes
 from fxamp.optim.fingerprint import fingerprint, looks
-from fxamp.optim.shards import WHOLE, is_dtensor, laid_out_alike, local, settle_gradient, spread_of
+from fxamp.optim.shards import WHOLE, is_dtensor, joined, laid_out_alike, local, settle_gradient, spread_of
 
 _LIFTED = "a number that is given when the step runs"
 
@@ -65,6 +65,11 @@ class Layout:
     def owner_of(self, owner: Any) -> Any:
         """Return the key in the optimizer's own state of an owner in :attr:`state`."""
         return self.wholes.get(id(owner), owner)
+
+    def kept_by(self, owner: Any, value: Any) -> Any:
+        """Return a new value of an owner's state as the optimizer keeps it: of a part of a DTensor, a DTensor."""
+        whole = self.wholes.get(id(owner))
+        return value if whole is None else joined(value, whole)
 
     def is_split(self, at: int) -> bool:
         """Whether this rank has only a part of a parameter."""

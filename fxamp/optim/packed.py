@@ -1,5 +1,7 @@
 """State in fewer bits: a tensor that looks as the optimizer made it, and is kept as bfloat16, or as codes and scales.
 
+A DTensor's state is a DTensor whose part on each rank is packed: its blocks are those of the part.
+
 Any op reads its values; an op that writes to it rounds to nearest. Views cannot be had: who writes to one would
 write to a copy.
 """
@@ -12,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.errors import UnsupportedOpError
 from fxamp.kernels.codes import block_scales, decode, encode
+from fxamp.optim.shards import joined, local
 
 BFLOAT16 = "bfloat16"
 
@@ -100,6 +103,19 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[P
     given = {each.name: value for each, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     changed = [given.get(each.name) for each in func._schema.arguments if each.is_write]
     return [leaf for leaf in pytree.tree_leaves(changed) if isinstance(leaf, Packed)]
+
+
+def is_packed(value: Any) -> bool:
+    """Whether a value of the state, or this rank's part of it, is kept in fewer bits."""
+    return isinstance(local(value), Packed)
+
+
+def plain(value: Any) -> Any:
+    """Return an ordinary tensor, or an ordinary DTensor, of a packed value; anything else unchanged."""
+    part = local(value)
+    if not isinstance(part, Packed):
+        return value
+    return part.unpacked() if part is value else joined(part.unpacked(), value)
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:

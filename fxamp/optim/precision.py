@@ -13,7 +13,7 @@ from torch import Tensor
 from fxamp.errors import OptionError, nearest
 from fxamp.kernels.codes import MULTIPLIERS
 from fxamp.optim.layout import Layout
-from fxamp.optim.packed import Packed
+from fxamp.optim.packed import Packed, is_packed, plain
 from fxamp.optim.signs import is_negative_somewhere
 from fxamp.passes.step.pack_state import COMPENSATION, PackState
 from fxamp.policy import OptimizerPrecision
@@ -59,7 +59,7 @@ def unpack_state(optimizer: torch.optim.Optimizer) -> None:
     """Make ordinary tensors of packed state: what only the optimizer's own code may read and write."""
     for entry in optimizer.state.values():
         if isinstance(entry, dict):
-            entry.update({name: value.unpacked() for name, value in entry.items() if isinstance(value, Packed)})
+            entry.update({name: plain(value) for name, value in entry.items() if is_packed(value)})
 
 
 def require_names(layout: Layout, asked: OptimizerPrecision) -> None:
@@ -81,15 +81,6 @@ def require_names(layout: Layout, asked: OptimizerPrecision) -> None:
             )
 
 
-def require_whole(layout: Layout) -> None:
-    """Raise OptionError if a parameter is a DTensor: neither its state nor its weights are kept in fewer bits."""
-    if layout.wholes:
-        raise OptionError(
-            "[optimizer] of the policy: some parameters are DTensors (FSDP2, tensor parallel), whose state and weights "
-            "stay as the optimizer makes them; accepted there: a policy without that table"
-        )
-
-
 def packable(value: Any, kept: str) -> bool:
     """Whether a value of the state can be packed, and is not kept so already."""
     if not isinstance(value, Tensor) or isinstance(value, Packed) or not value.dim():
@@ -97,28 +88,28 @@ def packable(value: Any, kept: str) -> bool:
     return value.dtype is torch.float32 or (value.dtype in NARROW and NARROW[value.dtype] != kept)
 
 
-def store(layout: Layout, members: Sequence[int], asked: OptimizerPrecision, unsigned: Iterable[str]) -> bool:
-    """Pack the state of a kind's parameters as is asked; whether there was anything to pack.
+def packed_state(
+    layout: Layout, members: Sequence[int], asked: OptimizerPrecision, unsigned: Iterable[str]
+) -> dict[Any, dict[str, Tensor]]:
+    """Return the state of a kind's parameters that is to be kept otherwise, as is asked; changes nothing.
 
     ``unsigned``: states that never become negative. One that is negative now is not trusted to be.
     """
     entries = [layout.state.get(layout.parameters[at], {}) for at in members]
-    changed = False
+    found: dict[Any, dict[str, Tensor]] = {layout.parameters[at]: {} for at in members}
     for name in {name for entry in entries for name in entry}:
         kept = asked.kept_as(str(name))
         if kept == "float32" or name == COMPENSATION or not all(packable(entry.get(name), kept) for entry in entries):
             continue
         signed = name not in unsigned or any(is_negative_somewhere(entry[name]) for entry in entries)
         form = {"bfloat16": "bfloat16", "float8_e4m3fn": "e4m3fn", "int8": "s3m4" if signed else "u5m3"}[kept]
-        for entry in entries:
-            entry[name] = Packed.of(entry[name], form)
-        changed = True
+        for at, entry in zip(members, entries, strict=True):
+            found[layout.parameters[at]][name] = Packed.of(entry[name], form)
     for at, entry in zip(members, entries, strict=True):
         parameter = layout.parameters[at]
         if asked.weights == "kahan" and parameter.dtype in NARROW and COMPENSATION not in entry and entry:
-            entry[COMPENSATION] = torch.zeros_like(parameter, requires_grad=False)
-            changed = True
-    return changed
+            found[parameter][COMPENSATION] = torch.zeros_like(parameter, requires_grad=False)
+    return {owner: entry for owner, entry in found.items() if entry}
 
 
 def pass_for(layout: Layout, at: int, asked: OptimizerPrecision) -> PackState:

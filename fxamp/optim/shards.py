@@ -30,6 +30,16 @@ def local(value: Any) -> Any:
     return part.wait() if hasattr(part, "trigger_wait") else part
 
 
+def joined(part: Tensor, whole: Tensor) -> Tensor:
+    """Return the DTensor that is laid out as ``whole`` and has ``part`` on this rank; any class of tensor may be one.
+
+    Not by ``from_local``, which takes a view.
+    """
+    given: Any = whole
+    made: Tensor = type(given)(part, given._spec, requires_grad=False)
+    return made
+
+
 def laid_out_alike(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are DTensors of one mesh with equal placements, or are both no DTensors."""
     if not is_dtensor(one) or not is_dtensor(other):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.packed import Packed
+from fxamp.optim.packed import is_packed, plain
 
 
 def plain_entry(entry: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def plain_entry(entry: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str,
         group: the owner's settings. Unless they enable "capturable" or "fused", torch keeps ``step`` on the CPU.
     """
     on_device = group.get("capturable") or group.get("fused")
-    shown = {name: value.unpacked() if isinstance(value, Packed) else value for name, value in entry.items()}
+    shown = {name: plain(value) for name, value in entry.items()}
     return {
         name: value.cpu() if name == "step" and isinstance(value, Tensor) and not on_device else value
         for name, value in shown.items()
@@ -35,7 +35,7 @@ def packed_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     places = [at for packed in saved["param_groups"] for at in packed["params"]]
     kept = {at: optimizer.state.get(parameter, {}) for at, parameter in zip(places, parameters, strict=True)}
     state = {
-        at: {n: kept[at][n] if at in kept and isinstance(kept[at].get(n), Packed) else v for n, v in entry.items()}
+        at: {n: kept[at][n] if at in kept and is_packed(kept[at].get(n)) else v for n, v in entry.items()}
         for at, entry in saved["state"].items()
     }
     return {**saved, "state": state}

@@ -14,7 +14,7 @@ from fxamp.optim.kind_step import KindStep, lower_kinds
 from fxamp.optim.kinds import Kind, Split, split
 from fxamp.optim.layout import Layout
 from fxamp.optim.lower import StepOptions, WholeStep, decompositions, lower_step, must_lift
-from fxamp.optim.precision import pass_for, precision_of, require_names, require_whole, store
+from fxamp.optim.precision import packed_state, pass_for, precision_of, require_names
 from fxamp.optim.share import Share, shared
 from fxamp.optim.signs import never_negative
 from fxamp.optim.trace import Traced, fakes_of, flat_fakes, trace_step, wide_fakes
@@ -55,13 +55,16 @@ def pack_state(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOp
     if precision is None:
         return False, ()
     require_names(layout, precision.asked)
-    require_whole(layout)
     found, changed = _split(optimizer, layout, options), False
     for kind in found.kinds:
         first = layout.only(kind.members[:1])
         plain = StepOptions(guarded=False, lowering="aot_eager")
         traced = _trace(optimizer, first, plain, wide_fakes, lifted=())
-        changed |= store(layout, kind.members, precision.asked, never_negative(traced.module))
+        new = packed_state(layout, kind.members, precision.asked, never_negative(traced.module))
+        for owner, entry in new.items():
+            whole = {name: layout.kept_by(owner, value) for name, value in entry.items()}
+            optimizer.state[layout.owner_of(owner)].update(whole)
+        changed |= bool(new)
     return changed, tuple(found.others)
 
 

@@ -1,5 +1,6 @@
 """Compiled optimizer steps on DTensors: each rank steps its shard, as one process steps the whole."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,15 +19,19 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from user_optimizers import Counting
 
 import fxamp
-from fxamp.errors import OptionError
 from fxamp.kernels import Implementation, forced
 from fxamp.optim import guarded
+from fxamp.optim.packed import Packed
+from fxamp.optim.shards import local
 
 RANKS = (2, 4)
 BAD_RANK, BAD_STEP, STEPS = 1, 2, 4
-SHAPES = ((4, 3), (3,), (1,), (5, 2))
+SHAPES = ((4, 3), (3,), (1,), (5, 2), (4, 256))
 """Of the vector of three one rank has two elements; of the single element one rank has none."""
-PLACEMENTS: tuple[Placement, ...] = (Shard(0), Shard(0), Shard(0), Replicate())
+PLACEMENTS: tuple[Placement, ...] = (Shard(0), Shard(0), Shard(0), Replicate(), Shard(0))
+EVERY = (0, 1, 2, 3)
+IN_BLOCKS = (2, 3, 4)
+"""Their blocks of 256 elements are the same on each rank and in one process."""
 MAX_NORM = 2.0
 ELEMENTWISE = {name: OPTIMIZERS[name] for name in ("AdamW", "SGD", "RMSprop", "Adagrad")} | {"a user's own": Counting}
 WHOLE_TENSORS = ("Muon",)
@@ -78,8 +83,7 @@ def collectives() -> Iterator[list[str]]:
 
 def stepped(mesh: DeviceMesh | None, make: Make, clip_norm: float | None, **how: Any) -> Result:
     """Some steps of a compiled optimizer, or of an eager one: ``how`` is empty."""
-    only = tuple(range(len(SHAPES))) if how.pop("all", True) else (0,)
-    own = parameters(mesh, only)
+    own = parameters(mesh, how.pop("only", EVERY))
     optimizer = make([*own.values()])
     if how:
         fxamp.compile_optimizer(optimizer, clip_norm=clip_norm, **how)
@@ -105,7 +109,7 @@ def by_kernel(mesh: DeviceMesh | None) -> Result:
 
 def scaled(mesh: DeviceMesh | None, skip: str, dtype: torch.dtype = torch.float32) -> Result:
     """A scaler with clipping, and an overflow on one rank."""
-    first = parameters(mesh, tuple(range(len(SHAPES))))
+    first = parameters(mesh, EVERY)
     own = {at: nn.Parameter(each.detach().to(dtype)) for at, each in first.items()}
     optimizer = torch.optim.AdamW([*own.values()], lr=0.1, foreach=False)
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2, skip=skip, step_lowering="aot_eager")
@@ -146,13 +150,38 @@ def partial(mesh: DeviceMesh) -> Result:
     return {"ours": results[0], "theirs": results[1]}
 
 
-def refused(mesh: DeviceMesh) -> str:
-    policy = fxamp.Policy.load("cpu-bfloat16-lean")
-    try:
-        stepped(mesh, OPTIMIZERS["AdamW"], None, lowering="aot_eager", policy=policy)
-    except OptionError as error:
-        return str(error)
-    return ""
+#: The table of a policy, the parameters' dtype, which parameters are stepped, and by what.
+FEWER_BITS = {
+    "bfloat16": ('state = "bfloat16"', torch.float32, EVERY, "aot_eager"),
+    "int8, by the kernel": ('state = "int8"', torch.float32, IN_BLOCKS, "inductor"),
+    "kahan": ('state = "float8_e4m3fn"\nweights = "kahan"', torch.bfloat16, IN_BLOCKS, "aot_eager"),
+}
+
+
+def in_fewer_bits(mesh: DeviceMesh | None, name: str) -> Result:
+    """Steps with packed state; half of them by an optimizer that has loaded what another one saved."""
+    table, dtype, only, lowering = FEWER_BITS[name]
+    policy = fxamp.Policy.loads(f'extends = ["cpu-bfloat16"]\n[optimizer]\n{table}\n')
+    own = {at: nn.Parameter(each.detach().to(dtype)) for at, each in parameters(mesh, only).items()}
+    saved: dict[str, Any] | None = None
+    kept = set()
+    for first in (1, 3):
+        optimizer = torch.optim.AdamW([*own.values()], lr=0.1)
+        fxamp.compile_optimizer(optimizer, policy, lowering=lowering)
+        if saved is not None:
+            optimizer.load_state_dict(saved)
+        for step in (first, first + 1):
+            for at, parameter in own.items():
+                parameter.grad = spread(values(step, at).to(dtype), at, mesh)
+            with forced(Implementation.INTERPRETER):
+                optimizer.step()
+        held = [local(value) for entry in optimizer.state.values() for value in entry.values()]
+        kept |= {value.form for value in held if isinstance(value, Packed)}
+        saved = copy.deepcopy(optimizer.state_dict())
+    assert saved is not None
+    kinds = {type(value) for entry in saved["state"].values() for value in entry.values() if value.dim()}
+    weights = [whole(parameter) for parameter in own.values()]
+    return {"weights": weights, "state": state(optimizer), "kept": sorted(kept), "kinds": sorted(map(str, kinds))}
 
 
 def work(mesh: DeviceMesh) -> dict[str, Any]:
@@ -160,10 +189,11 @@ def work(mesh: DeviceMesh) -> dict[str, Any]:
         name: stepped(mesh, make, MAX_NORM, lowering="aot_eager") for name, make in ELEMENTWISE.items()
     }
     for name in WHOLE_TENSORS:
-        ours = stepped(mesh, OPTIMIZERS[name], None, lowering="aot_eager", all=False)
-        found[name] = ours, stepped(mesh, OPTIMIZERS[name], None, all=False)
+        ours = stepped(mesh, OPTIMIZERS[name], None, lowering="aot_eager", only=(0,))
+        found[name] = ours, stepped(mesh, OPTIMIZERS[name], None, only=(0,))
     found |= {skip: scaled(mesh, skip) for skip in ("device", "host")}
-    return found | {"kernel": by_kernel(mesh), "partial": partial(mesh), "refused": refused(mesh)}
+    packed = {f"packed {name}": in_fewer_bits(mesh, name) for name in FEWER_BITS}
+    return found | {"kernel": by_kernel(mesh), "partial": partial(mesh)} | packed
 
 
 @pytest.fixture(scope="module", params=exhaustive(RANKS, always=[2]), ids=lambda ranks: f"{ranks} ranks")
@@ -230,6 +260,12 @@ def test_a_gradient_that_is_a_partial_sum_is_summed_first(ranks: list[dict[str, 
         assert (ours - theirs).abs().max() <= 18 * eps
 
 
-def test_state_in_fewer_bits_is_refused_by_name(ranks: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("name", FEWER_BITS)
+def test_each_rank_keeps_its_shard_in_fewer_bits_and_saves_dtensors(ranks: list[dict[str, Any]], name: str) -> None:
+    alone = in_fewer_bits(None, name)
+    assert alone["kinds"] == [str(Tensor)]
     for each in ranks:
-        assert each["refused"].startswith("[optimizer] of the policy: some parameters are DTensors")
+        ours = each[f"packed {name}"]
+        assert ours["kept"] == alone["kept"] and alone["kept"] and ours["kinds"] == [str(DTensor)]
+        assert_same(ours["weights"], alone["weights"])
+        assert_same(ours["state"], alone["state"])
