@@ -10,13 +10,13 @@ from fxamp.optim import guarded
 from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.step.command import NAMES
 from fxamp.tools.bench.step.contenders import CONTENDERS
-from fxamp.tools.bench.step.plan import Plan
+from fxamp.tools.bench.step.setup import Setup
 
-PLAN = Plan(6, 1, "cpu", 1, "aot_eager")
+SETUP = Setup(6, 1, "cpu", 1, "aot_eager")
 
 
 def test_148_parameters_of_768_are_gpt_2s() -> None:
-    shapes = Plan(148, 768, "cpu", 1, "inductor").shapes()
+    shapes = Setup(148, 768, "cpu", 1, "inductor").shapes()
     assert len(shapes) == 148 and sum(map(math.prod, shapes)) == 124_439_808
 
 
@@ -33,8 +33,8 @@ def test_all_make_the_same_step() -> None:
     ends = {}
     for name in NAMES:
         torch._dynamo.reset()
-        own = [torch.nn.Parameter(torch.full(shape, 0.5)) for shape in PLAN.shapes()[1:]]
-        step = CONTENDERS[name].make(own, PLAN)
+        own = [torch.nn.Parameter(torch.full(shape, 0.5)) for shape in SETUP.shapes()[1:]]
+        step = CONTENDERS[name].make(own, SETUP)
         for _ in range(3):
             for parameter in own:
                 parameter.grad = torch.full_like(parameter, 0.25)

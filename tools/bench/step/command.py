@@ -54,7 +54,7 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
     import torch
 
     from fxamp.tools.bench.step.measure import measure
-    from fxamp.tools.bench.step.plan import Plan
+    from fxamp.tools.bench.step.setup import Setup
     from fxamp.tools.bench.step.table import Row, table
     from fxamp.tools.common.machine import machine
 
@@ -65,9 +65,9 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
     rows: list[Row] = []
     with so_far(lambda: table(facts, rows) if rows else ""):
         for parameters in given.parameters:
-            plan = Plan(parameters, given.width, given.device, threads, given.lowering)
-            rows += [(plan, each) for each in measure(plan, given.contenders, given.rounds, given.steps, say)]
-    document = {"machine": facts, "rows": [plan.as_dict() | each.as_dict() for plan, each in rows]}
+            setup = Setup(parameters, given.width, given.device, threads, given.lowering)
+            rows += [(setup, each) for each in measure(setup, given.contenders, given.rounds, given.steps, say)]
+    document = {"machine": facts, "rows": [setup.as_dict() | each.as_dict() for setup, each in rows]}
     failed = tuple(each.name for _, each in rows if each.failed)
     return Report(document, table(facts, rows), table(facts, rows, markdown=True), failed=failed)
 

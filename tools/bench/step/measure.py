@@ -10,7 +10,7 @@ from typing import Any
 
 from fxamp.tools.bench.process import ContenderFailed, Process
 from fxamp.tools.bench.step.contenders import CONTENDERS
-from fxamp.tools.bench.step.plan import Plan
+from fxamp.tools.bench.step.setup import Setup
 from fxamp.tools.bench.step.worker import WARM_UP
 from fxamp.tools.common.progress import bar
 
@@ -39,18 +39,18 @@ class Measured:
         return asdict(self)
 
 
-def measure(plan: Plan, names: Sequence[str], rounds: int, steps: int, say: Callable[[str], None]) -> list[Measured]:
+def measure(setup: Setup, names: Sequence[str], rounds: int, steps: int, say: Callable[[str], None]) -> list[Measured]:
     """Measure the contenders ``names``, each in a process of its own; one that fails leaves the rounds."""
     found = [Measured(name) for name in names]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fxamp-bench-")))
         running: list[tuple[Measured, Process]] = []
         for each in found:
-            say(f"{each.name}, {plan.parameters} parameters: first steps ...")
+            say(f"{each.name}, {setup.parameters} parameters: first steps ...")
             try:
-                first = {"plan": plan.as_dict(), "contender": each.name}
+                first = {"setup": setup.as_dict(), "contender": each.name}
                 process = stack.enter_context(Process(WORKER, first, folder / each.name))
-                _compile(each, process, plan)
+                _compile(each, process, setup)
             except ContenderFailed as error:
                 each.failed = str(error)
             else:
@@ -68,9 +68,9 @@ def measure(plan: Plan, names: Sequence[str], rounds: int, steps: int, say: Call
     return found
 
 
-def _compile(each: Measured, process: Process, plan: Plan) -> None:
+def _compile(each: Measured, process: Process, setup: Setup) -> None:
     compiles = CONTENDERS[each.name].compiles
-    if compiles and plan.lowering == "inductor":
+    if compiles and setup.lowering == "inductor":
         answer = process.ask("first_compile")
         each.first, each.first_cpu = answer["seconds"], answer["cpu"]
     answer = process.ask("warm_up")

@@ -1,5 +1,6 @@
 """The measurements as a table, for a terminal or as Markdown."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
@@ -7,9 +8,9 @@ from tabulate import tabulate
 from fxamp.tools.bench.spread import spread
 from fxamp.tools.bench.step.contenders import CONTENDERS
 from fxamp.tools.bench.step.measure import Measured
-from fxamp.tools.bench.step.plan import Plan
+from fxamp.tools.bench.step.setup import Setup
 
-Row = tuple[Plan, Measured]
+Row = tuple[Setup, Measured]
 
 HEADERS = ("parameters", "elements", "step by", "first compile", "its step's", "CPU time of both", "a step, ms")
 
@@ -32,9 +33,9 @@ def table(facts: Mapping[str, str], rows: Sequence[Row], markdown: bool = False)
     return "\n\n".join([f"AdamW's step on {facts['device']}; {versions}", drawn, lines])
 
 
-def _cells(plan: Plan, each: Measured) -> tuple[str, ...]:
-    elements = sum(_product(shape) for shape in plan.shapes())
-    start = (str(plan.parameters), f"{elements / 1e6:.1f} M", CONTENDERS[each.name].label)
+def _cells(setup: Setup, each: Measured) -> tuple[str, ...]:
+    elements = sum(map(math.prod, setup.shapes()))
+    start = (str(setup.parameters), f"{elements / 1e6:.1f} M", CONTENDERS[each.name].label)
     if each.failed:
         return (*start, "failed", "", "", "")
     both = f"{_seconds(each.first_cpu)} + {_seconds(each.compiling_cpu)}"
@@ -45,10 +46,3 @@ def _cells(plan: Plan, each: Measured) -> tuple[str, ...]:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f} s"
-
-
-def _product(shape: Sequence[int]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result

@@ -1,6 +1,6 @@
 """One contender in its own process: steps on request.
 
-The first request is ``{"plan": {...}, "contender": NAME}``; then any of those in ``_ANSWERS``.
+The first request is ``{"setup": {...}, "contender": NAME}``; then any of those in ``_ANSWERS``.
 """
 
 import os
@@ -19,18 +19,18 @@ def _start(request: dict[str, Any]) -> Callable[[], None]:
     import torch
 
     from fxamp.tools.bench.step.contenders import CONTENDERS
-    from fxamp.tools.bench.step.plan import Plan
+    from fxamp.tools.bench.step.setup import Setup
 
-    plan = Plan(**request["plan"])
-    torch.set_num_threads(plan.threads)
-    own = [torch.nn.Parameter(torch.full(shape, 0.5, device=plan.device)) for shape in plan.shapes()]
+    setup = Setup(**request["setup"])
+    torch.set_num_threads(setup.threads)
+    own = [torch.nn.Parameter(torch.full(shape, 0.5, device=setup.device)) for shape in setup.shapes()]
     for parameter in own:
         parameter.grad = torch.full_like(parameter, 0.25)
-    step = CONTENDERS[request["contender"]].make(own, plan)
+    step = CONTENDERS[request["contender"]].make(own, setup)
 
     def stepped() -> None:
         step()
-        if plan.device == "cuda":
+        if setup.device == "cuda":
             torch.cuda.synchronize()
 
     return stepped

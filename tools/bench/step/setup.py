@@ -9,7 +9,7 @@ VOCABULARY, POSITIONS = 50_257, 1024
 
 
 @dataclass(frozen=True)
-class Plan:
+class Setup:
     """``parameters``: how many tensors; ``width``: GPT-2's, 768 in its smallest model, whose tensors are 148.
 
     ``threads``: of the CPU; ``lowering``: of fxamp's compiled step.
