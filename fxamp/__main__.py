@@ -34,7 +34,9 @@ def overview() -> Iterator[str]:
     for device in devices():
         with unlogged(choose.__name__):
             choice = choose.choose_policy(Options(), [torch.empty(0, device=device)])
-        yield f"  {device:6}  {'float32, no casts' if choice.policy is None else choice.policy.name}: {choice.why}"
+        name = "float32, no casts" if choice.policy is None else choice.policy.name
+        small = "; float32 for a graph whose products are too small to gain" if choice.if_it_pays else ""
+        yield f"  {device:6}  {name}: {choice.why}{small}"
     yield ""
     yield "commands, each with --help"
     yield from (f"  {name:13} {purpose}" for name, purpose in TOOLS.items())

@@ -1,7 +1,7 @@
 """Select the policy for a graph, and say why."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,25 +9,45 @@ import torch
 from fxamp.backend.machine import resolve_here
 from fxamp.backend.once import warn_once
 from fxamp.backend.options import Options
+from fxamp.backend.products import Products
 from fxamp.devices import KINDS
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
 from fxamp.torch_dtypes import NARROW
 
+_FLOAT32 = "policy 'auto' chose float32, so nothing is cast: %s. Name a policy to cast anyway."
+
 
 @dataclass(frozen=True)
 class Choice:
-    """A resolved policy, or None for plain float32; and the reason as text."""
+    """A resolved policy, or None for plain float32; and the reason as text.
+
+    ``if_it_pays``: the policy is taken only if the graph's products gain from it (:meth:`settled`).
+    """
 
     policy: Policy | None
     why: str
+    if_it_pays: bool = False
+
+    def settled(self, found: Products) -> "Choice":
+        """Return the choice for a graph with these products, and log if it is float32 in spite of some."""
+        if not self.if_it_pays:
+            return self
+        if found.pay:
+            return replace(self, why=f"{self.why}; {found}", if_it_pays=False)
+        why = f"{self.why}, but {'only ' if found.calls else ''}{found}"
+        if found.calls:
+            few = f"{self.why}, but a graph's products are too small to gain from it (fxamp.report counts them)"
+            warn_once(__name__, _FLOAT32, few)
+        return Choice(None, why)
 
 
 def choose_policy(options: Options, inputs: Sequence[Any]) -> Choice:
     """Select and resolve the policy for a graph with these ``inputs``.
 
     "auto" selects, in this order: the device and dtype of an ambient torch.autocast; float16 if a scaler was given;
-    bfloat16 if the device computes in it natively (:func:`native_bfloat16`); else no policy, which is logged once.
+    bfloat16 if the device computes in it natively (:func:`native_bfloat16`), on a CPU only if the graph's products
+    gain from it (:mod:`fxamp.backend.products`); else no policy, which is logged once.
     Raises PolicyError if a named policy is for another device than the graph's tensors, or for another machine.
     """
     device = device_of(inputs)
@@ -45,11 +65,11 @@ def _automatic(device: str | None, options: Options) -> Choice:
         return _named(device, dtype, f"torch.autocast({device!r}, {dtype}) is active")
     if options.scaler is not None:
         return _named(device, torch.float16, "a scaler was given")
-    native = native_bfloat16(device)
-    if native:
-        return _named(device, torch.bfloat16, f"{device} computes in bfloat16 natively")
+    if native_bfloat16(device):
+        found = _named(device, torch.bfloat16, f"{device} computes in bfloat16 natively")
+        return replace(found, if_it_pays=device == "cpu")
     why = f"{device} has no native bfloat16: float32 is faster there"
-    warn_once(__name__, "policy 'auto' chose float32, so nothing is cast: %s. Name a policy to cast anyway.", why)
+    warn_once(__name__, _FLOAT32, why)
     return Choice(None, why)
 
 

@@ -17,6 +17,7 @@ from fxamp.backend.kept_rules import kept_rules
 from fxamp.backend.lowering import Compilation, lower_graph
 from fxamp.backend.nothing_in_fp8 import warn_nothing_in_fp8
 from fxamp.backend.options import parse_options
+from fxamp.backend.products import products
 from fxamp.backend.registry import remember
 from fxamp.backend.scaled import Scaling
 from fxamp.backend.unmatched import log_unmatched
@@ -78,7 +79,7 @@ def _compile(
     if choice.policy is not None:
         # Saved-tensor hooks of the program (a checkpoint, an offloader) must not pack what tracing saves.
         with without_saved_tensors_hooks():
-            module, record = _rewrite(gm, example_inputs, choice, stages, ended)
+            module, record, choice = _rewrite(gm, example_inputs, choice, stages, ended)
     elif stages.kept:
         stages.graph("captured", lambda: list_graph(capture(gm, example_inputs).module, stage="captured"))
     with observed(CompileStage("lowering")):
@@ -95,7 +96,8 @@ def _compile(
 
 def _rewrite(
     gm: GraphModule, inputs: Sequence[Any], choice: Choice, stages: Stages, ended: str
-) -> tuple[GraphModule, GraphRecord]:
+) -> tuple[GraphModule, GraphRecord, Choice]:
+    """Return the graph in mixed precision, or ``gm`` itself if that does not pay; its record; the final choice."""
     policy = choice.policy
     assert policy is not None
     ambient = ambient_autocast(policy.device)
@@ -105,6 +107,11 @@ def _rewrite(
     stages.graph("captured", lambda: list_graph(captured.module, stage="captured", kept_before=kept))
     graph_output(captured.module.graph).meta[NARROW_OUTPUTS] = _goes_on_in_16_bits(gm, inputs)
     record = apply_policy(captured, policy, ambient, choice.why, ended=ended)
+    if choice.if_it_pays:
+        choice = choice.settled(products(captured, CastContext(captured.mode, policy, ambient)))
+        record = replace(record, listing=replace(record.listing, chosen=choice.why))
+    if choice.policy is None:
+        return gm, untouched(choice.why, ended), choice
     kept_after = kept_bytes(captured.module, captured.mode) if stages.kept else None
     stages.graph("cast", lambda: replace(record.listing, kept_before=kept, kept_after=kept_after))
     log_unmatched(record)
@@ -118,7 +125,7 @@ def _rewrite(
         1e3 * record.seconds,
     )
     strip_values(captured.module)
-    return captured.module, record
+    return captured.module, record, choice
 
 
 def _goes_on_in_16_bits(gm: GraphModule, inputs: Sequence[Any]) -> bool:

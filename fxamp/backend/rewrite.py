@@ -13,11 +13,12 @@ from torch.utils import _pytree as pytree
 from fxamp.backend.choose import choose_policy
 from fxamp.backend.compile import apply_policy
 from fxamp.backend.options import parse_options
+from fxamp.backend.products import products
 from fxamp.capture import Captured, capture, is_kept
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.capture.dynamo import Traced, trace
 from fxamp.errors import CaptureError, OptionError
-from fxamp.passes.base import all_graphs
+from fxamp.passes.base import CastContext, all_graphs
 from fxamp.policy import Policy
 
 
@@ -43,12 +44,14 @@ def rewrite(
     options = parse_options({"policy": policy})
     leaves = [*pytree.tree_leaves(example_inputs), *_state(source)]
     choice = choose_policy(options, leaves)
-    if choice.policy is None:
-        traced, captured = _captured(source, example_inputs)
-    else:
+    if choice.policy is not None:
         kept = replace(choice.policy, outputs="keep")
         traced, captured, ambient = _captured_for(kept, source, example_inputs)
         apply_policy(captured, kept, ambient, choice.why)
+        if choice.if_it_pays:
+            choice = choice.settled(products(captured, CastContext(captured.mode, kept, ambient)))
+    if choice.policy is None:
+        traced, captured = _captured(source, example_inputs)
     return traced.bind(captured.module)
 
 

@@ -1,0 +1,119 @@
+"""Whether the products of a graph pay for running in bfloat16 on a CPU: decided by a count, not by a clock.
+
+A CPU with units for bfloat16 multiplies it two to three times as fast as float32, but converts what enters and leaves a
+product, and takes longer to prepare each call. The two numbers below are fitted to training steps of GPT-2 blocks, MLPs
+and ResNet stages of several widths, each compiled in both dtypes, on one thread of an AMD EPYC with avx512_bf16 under
+torch 2.13 (tools/bench/README.md). They are on the careful side: a CPU with faster units gains earlier.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from fxamp.capture import Captured
+from fxamp.passes.base import CastContext, Context, all_graphs
+from fxamp.passes.shared.decision import decision
+from fxamp.policy import Category
+from fxamp.torch_private import hint
+
+#: FLOPs that pay for converting one element of a product's operands or result.
+FLOPS_PER_ELEMENT = 64
+
+#: FLOPs that pay for one call.
+FLOPS_PER_CALL = 5_000_000
+
+#: Sizes that depend on values count as so many, as they do for Inductor.
+_UNKNOWN = 8192
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return _known(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+#: The CPU's attention, which torch's counter does not know.
+_ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
+
+
+@dataclass(frozen=True)
+class Products:
+    """The products of a graph that a policy runs in 16 bits.
+
+    ``calls``: how many. ``flops``: of all, one multiplication and one addition being two. ``elements``: of their
+    floating-point operands and results. ``dynamic``: whether sizes may change after compilation.
+    """
+
+    calls: int = 0
+    flops: int = 0
+    elements: int = 0
+    dynamic: bool = False
+
+    @property
+    def cost(self) -> int:
+        """FLOPs that must be there to pay for conversions and calls."""
+        return FLOPS_PER_ELEMENT * self.elements + FLOPS_PER_CALL * self.calls
+
+    @property
+    def pay(self) -> bool:
+        """Whether bfloat16 saves more than it costs."""
+        return self.flops > self.cost
+
+    def __str__(self) -> str:
+        if not self.calls:
+            return "the graph has no products"
+        dynamic = " for the first sizes" if self.dynamic else ""
+        return f"{_mega(self.flops)} MFLOP in {self.calls} products{dynamic}, it pays from {_mega(self.cost)}"
+
+
+def products(captured: Captured, context: CastContext) -> Products:
+    """Count the products of a graph after the passes of ``context``, its bodies included.
+
+    Dynamic sizes count as they are at compile time and are not guarded on: the graph keeps its policy when they change.
+    """
+    found = [
+        _product(node, context)
+        for graph in all_graphs(captured.module)
+        for node in graph.graph.nodes
+        if _in_16_bits(node)
+    ]
+    counted = [each for each in found if each.flops]
+    return Products(
+        len(counted),
+        sum(each.flops for each in counted),
+        sum(each.elements for each in counted),
+        any(each.dynamic for each in counted),
+    )
+
+
+def _in_16_bits(node: Node) -> bool:
+    made = decision(node)
+    return made is not None and made.rule is not None and made.rule.cast is Category.LOWER_PRECISION_FP
+
+
+def _product(node: Node, context: Context) -> Products:
+    """Count one call; it has no FLOPs if it is no product."""
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    with context.computing(), FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
+        node.target(*args, **kwargs)  # type: ignore[operator]
+    sizes = [tensor.numel() for tensor in _floats((args, kwargs, node.meta["val"]))]
+    dynamic = any(isinstance(size, torch.SymInt) for size in sizes)
+    return Products(1, _known(counter.get_total_flops()), sum(map(_known, sizes)), dynamic)
+
+
+def _floats(values: Any) -> Iterator[torch.Tensor]:
+    for leaf in pytree.tree_leaves(values):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            yield leaf
+
+
+def _known(number: Any) -> int:
+    found = hint(number)
+    return _UNKNOWN if found is None else found
+
+
+def _mega(flops: int) -> str:
+    return f"{flops / 1e6:.3g}"
