@@ -26,22 +26,34 @@ def kernels(graph: Lowering, stage: str) -> list[Kernel]:
 
 
 def peak(graph: Lowering) -> int:
-    """Most bytes that are live at once while ``graph`` runs in the order of its schedule, by Inductor's own estimate.
+    """Most bytes that are live at once while ``graph`` runs in the order of its schedule.
 
-    Results and temporaries count, and of the inputs what the forward kept; parameters and other inputs do not.
+    Results and temporaries count, and of the inputs what the forward kept; parameters and other inputs do not. It is
+    Inductor's own estimate, without what the estimate takes for memory but a fused kernel keeps in registers.
     """
-    from torch._inductor.memory import prepare_planning_info
+    from torch._inductor.memory import estimate_peak_memory, prepare_planning_info
     from torch.utils._ordered_set import OrderedSet
 
-    scheduler = graph.scheduler
-    most, _ = prepare_planning_info(
+    scheduler, outputs = graph.scheduler, OrderedSet(graph.get_output_names())
+    _, inputs = prepare_planning_info(
         scheduler.nodes,
         scheduler.name_to_buf,
         scheduler.name_to_fused_node,
         OrderedSet(graph.graph_inputs),
-        OrderedSet(graph.get_output_names()),
+        outputs,
     )
+    for node in scheduler.nodes:
+        for buffer in node.get_outputs():
+            if _in_registers(node, buffer):
+                buffer.mpi_buffer.size_alloc = buffer.mpi_buffer.size_free = 0
+    most, _ = estimate_peak_memory(scheduler.nodes, inputs, outputs)
     return int(most)
+
+
+def _in_registers(node: Scheduled, buffer: Any) -> bool:
+    """Whether only the fused kernel ``node`` that makes ``buffer`` reads it: then it is never written."""
+    parts = set(node.get_nodes())
+    return len(parts) > 1 and bool(buffer.users) and all(user.node in parts for user in buffer.users)
 
 
 def flops(gm: GraphModule) -> dict[str, int]:
