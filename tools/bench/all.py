@@ -13,6 +13,7 @@ from fxamp.tools.bench.cost import command as cost
 from fxamp.tools.bench.kernels import command as kernels
 from fxamp.tools.bench.optimizers import command as optimizers
 from fxamp.tools.bench.passes import command as passes
+from fxamp.tools.bench.policies import command as policies
 from fxamp.tools.bench.report import Report
 from fxamp.tools.bench.step import command as step
 from fxamp.tools.bench.train import command as train
@@ -140,6 +141,11 @@ def _cost(given: argparse.Namespace) -> Iterator[_Task]:
             yield _Task(f"cost-{model}-{dtype}", cost, [f"--model={model}", f"--dtype={dtype}", *layers])
 
 
+def _policies(given: argparse.Namespace) -> Iterator[_Task]:
+    some = ["--policy=cpu-bfloat16-fast-norms"] if given.size == "tiny" else []
+    yield _Task("policies", policies, some)
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[_Task]]] = {
     "train": _train,
     "optimizers": _optimizers,
@@ -148,6 +154,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[_Task]]] = {
     "passes": _passes,
     "show": _show,
     "cost": _cost,
+    "policies": _policies,
 }
 """The measurements of every other subcommand, by its name."""
 

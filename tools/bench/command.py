@@ -21,6 +21,10 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
         "fxamp.tools.bench.cost.command",
         "bytes, launches and FLOPs of a step on a GPU, counted without one",
     ),
+    "policies": (
+        "fxamp.tools.bench.policies.command",
+        "each shipped policy: what a step moves and keeps by the count, and its error; fxamp-policy list prints it",
+    ),
     "kernels": (
         "fxamp.tools.bench.kernels.command",
         "gradient kernels against torch's foreach ops and the speed of a copy",

@@ -106,3 +106,7 @@ def _lines(found: Found, options: Namespace) -> Iterator[str]:
     from fxamp.tools.diff.text import text_lines
 
     return text_lines(found, look_of(sys.stdout, options.width, options.output is not None))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -43,10 +43,11 @@ class Found:
         return not (self.settings or self.loss_scale or self.diff.ops)
 
     def _said(self, changes: Sequence[SettingChange]) -> Iterator[SettingChange]:
-        differ = {change.key: change for change in changes}
+        differ = {change.key: (change.old, change.new) for change in changes}
         for key in (*differ, *sorted((self.old.unsaid | self.new.unsaid) - differ.keys())):
-            before = None if key in self.old.unsaid else getattr(self.diff.old, key) or None
-            after = None if key in self.new.unsaid else getattr(self.diff.new, key) or None
+            values = differ.get(key) or (getattr(self.diff.old, key) or None, getattr(self.diff.new, key) or None)
+            sides = zip((self.old, self.new), values, strict=True)
+            before, after = (None if key in side.unsaid else value for side, value in sides)
             if before != after:
                 yield SettingChange(key, before, after)
 

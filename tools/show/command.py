@@ -143,3 +143,7 @@ def _text(document: Document, selection: Selection, options: Namespace) -> str:
 
 def _joined(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from golden_text import assert_golden
 
+from fxamp.policy import Policy
+from fxamp.policy.file.builtin import variant_names
 from fxamp.tools.common.terminal import Look
-from fxamp.tools.diff.command import main
+from fxamp.tools.diff.command import FORMATS, main
 from fxamp.tools.diff.result import compare
 from fxamp.tools.diff.sides import load_side
 from fxamp.tools.diff.text import text_lines
@@ -88,6 +90,18 @@ def test_formats(name: str, format: str, old: str, new: str, capsys: pytest.Capt
     out, err = capsys.readouterr()
     assert_golden(f"diff/{name}-{format}", re.sub(r"(policies/[\w-]+\.toml):\d+", r"\1:N", out))
     assert err == ""
+
+
+@pytest.mark.parametrize("variant", variant_names())
+def test_every_shipped_variant_differs_from_what_it_varies(variant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = Policy.load(variant)
+    base = f"{policy.device}-{policy.lower_precision_fp}"
+    for format in FORMATS:
+        assert main([base, variant, "--format", format, *TORCH]) == 1
+        out, err = capsys.readouterr()
+        assert variant in out and err == ""
+        if policy.optimizer is not None:
+            assert "optimizer.state" in out
 
 
 def test_json_holds_every_op_and_rule(capsys: pytest.CaptureFixture[str]) -> None:
