@@ -38,7 +38,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_configure(config: pytest.Config) -> None:
     """Pretend the CPU here, and in the processes that tests start; all compute on one thread, as tensors are tiny.
 
-    Three things that cost much of a run and decide nothing are left out. Inductor's pool of compiling processes imports
+    Four things that cost much of a run and decide nothing are left out. Inductor's pool of compiling processes imports
     torch once more. Vector instructions double the time of the C++ compiler; the exhaustive tests compile with them.
     Dynamo's measurement of its guards flushes the processor's cache, which takes longer than compiling a small graph.
     """
@@ -50,8 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
         torch._inductor.config.cpp.vec_isa_ok = False
     torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
-    # torch sets its loggers up on the first compile.
+    # torch sets its loggers up on the first compile. It traces each compilation for whoever listens to this one, and
+    # pytest listens to all that do not propagate.
     torch._logging._internal._init_logs()
+    torch._logging._internal.trace_log.propagate = True
     if config.getoption("cpu"):
         folder = str(Path(pretended_cpu.__file__).parent)
         os.environ[pretended_cpu.VARIABLE] = config.getoption("cpu")
