@@ -2,6 +2,8 @@
 
 import re
 import tomllib
+from dataclasses import replace
+from functools import lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,13 @@ def _read(path: Path) -> PolicyFile:
 
 
 def _parse(text: str, name: str) -> PolicyFile:
+    """Parse and check one file, whose mistakes the caller may add to."""
+    checked = _checked(text, name)
+    return replace(checked, mistakes=[*checked.mistakes])
+
+
+@lru_cache(maxsize=64)
+def _checked(text: str, name: str) -> PolicyFile:
     """Parse and check one file; if the TOML is malformed, that is its only mistake."""
     try:
         data = tomllib.loads(text)

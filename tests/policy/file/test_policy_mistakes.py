@@ -118,6 +118,17 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     assert lines == ["table.toml:1: u", "broken.toml:2: ", "broken.toml:5: ", "broken.toml:6: "]
 
 
+def test_a_file_that_is_read_again_has_the_same_mistakes(tmp_path: Path) -> None:
+    path, extended = tmp_path / "broken.toml", tmp_path / "later.toml"
+    path.write_text(f'extends = ["later.toml"]\n{HEAD}')
+    for _ in range(2):
+        with pytest.raises(PolicyError) as caught:
+            Policy.load(path)
+        assert str(caught.value).count("there is no file") == 1
+    extended.write_text(RULE)
+    assert [rule.id for rule in Policy.load(path).rules] == ["a"]
+
+
 def test_a_circle_through_several_files_is_refused(tmp_path: Path) -> None:
     for name, other in (("a", "b"), ("b", "c"), ("c", "a")):
         (tmp_path / f"{name}.toml").write_text(f'extends = ["{other}.toml"]\n')

@@ -14,16 +14,18 @@ WARM_UP = 3
 
 
 def _start(request: dict[str, Any]) -> Any:
-    import torch
-
     from fxamp.tools.bench.train.contenders import CONTENDERS
     from fxamp.tools.bench.train.experiment import Experiment
+
+    experiment, contender = Experiment(**request["experiment"]), CONTENDERS[request["contender"]]
+
+    import torch
+
     from fxamp.tools.bench.train.training import Training
 
-    experiment = Experiment(**request["experiment"])
     if experiment.device == "cpu":
         torch.set_num_threads(experiment.threads)
-    return Training(experiment, CONTENDERS[request["contender"]])
+    return Training(experiment, contender)
 
 
 def _warm_up(training: Any) -> dict[str, Any]:
