@@ -1,26 +1,17 @@
 """The ranks of a distributed run, forked from a process that has imported torch and fxamp already."""
 
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from forked import preload
 from torch.multiprocessing import start_processes
-
-#: Imported once, before the ranks are forked: it would take each of them seconds.
-_PRELOADED = [
-    "torch._dynamo",
-    "torch._inductor.compile_fx",
-    "torch.nn.parallel",
-    "fxamp.backend.compile",
-    "fxamp.scaler",
-]
 
 
 def run_ranks(work: Callable[..., None], arguments: tuple[Any, ...], ranks: int) -> None:
     """Call ``work(rank, *arguments)`` in a process for each rank, and wait; an error in one of them is raised here."""
-    multiprocessing.set_forkserver_preload(_PRELOADED)
+    preload()
     start_processes(work, arguments, nprocs=ranks, start_method="forkserver")  # type: ignore[no-untyped-call]
 
 

@@ -1,11 +1,10 @@
 """Compiled code on disk and in memory: a scaled backward is never served for an unscaled one, nor the other way."""
 
 import random
-import subprocess
-import sys
 
 import cached_training
 import pytest
+from forked import printed_by
 from torch._dynamo.utils import counters
 
 UNSCALED = (False, False, False)
@@ -33,10 +32,7 @@ def test_with_without_and_with_again(token: float) -> None:
 @pytest.mark.inductor
 def test_with_and_without_in_the_next_process(token: float) -> None:
     assert [cached_training.train(each, token) for each in (SCALE, None)] == [SCALED, UNSCALED]
-    command = [sys.executable, cached_training.__file__, str(token), "None", str(SCALE), "None"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    *lines, hits = done.stdout.splitlines()
+    *lines, hits = printed_by(cached_training.__file__, str(token), "None", str(SCALE), "None")
     assert lines == [" ".join(map(str, expected)) for expected in (UNSCALED, SCALED, UNSCALED)]
     # The second process must have met the first one's code, or it shows nothing.
     assert int(hits.removeprefix("hits ")) > 0

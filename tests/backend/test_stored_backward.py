@@ -3,13 +3,12 @@
 import json
 import pickle
 import random
-import subprocess
-import sys
 
 import pytest
 import stored_step
 import torch
 from exhaustive import exhaustive
+from forked import printed_by
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -27,9 +26,7 @@ def test_a_new_process_trains_with_the_stored_graph(way: tuple[str, bool]) -> No
     factor = random.SystemRandom().randrange(2**20) / 2**20 + 1  # no run before this one has compiled it
     first = stored_step.step(factor, policy, scaled)
     assert first["misses"]["aot_autograd"] == 1 and first["hits"]["aot_autograd"] == 0
-    command = [sys.executable, "-W", "ignore", stored_step.__file__, str(factor), policy, str(scaled)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    second = json.loads(done.stdout.splitlines()[-1])
+    second = json.loads(printed_by(stored_step.__file__, str(factor), policy, str(scaled))[-1])
     assert second["misses"]["aot_autograd"] == 0 and second["hits"]["aot_autograd"] == 1
     if "lean" not in policy:  # Inductor compiles a backward that unpacks values again
         assert second["misses"]["inductor"] == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from exhaustive import exhaustive
+from forked import ForkedWorker
 
 import fxamp
 from fxamp.kernels import check_unscale
@@ -40,7 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What ``fxamp-bench all`` wrote for one model in float16, three contenders in processes of their own."""
     made = tmp_path_factory.mktemp("bench") / "all"
     options = "--size tiny --models mlp --dtypes float16 --parts train --lowering eager --steps 2 --rounds 3"
-    assert bench.main(["all", "--output", str(made), *options.split(), "--contenders", _NAMES]) == 0
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("fxamp.tools.bench.process.subprocess.Popen", ForkedWorker)
+        assert bench.main(["all", "--output", str(made), *options.split(), "--contenders", _NAMES]) == 0
     return made
 
 
