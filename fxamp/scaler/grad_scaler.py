@@ -68,7 +68,8 @@ class GradScaler(torch.amp.GradScaler):
         min_scale, max_scale: the limits of backoff and growth. None: no limit, as in torch, where the scale can reach
             0.0 and never recover.
         ranks: which ranks agree on a skip under torch.distributed: ``"world"``, a process group, or None: each rank
-            decides alone. All these ranks must check their gradients (``unscale_`` or ``step``) equally often.
+            decides alone. All these ranks must check their gradients (``unscale_`` or ``step``) equally often: not
+            inside ``join()`` of DistributedDataParallel.
         skip: "host": ``step`` waits for the overflow flag, unless the optimizer is fused. "device": the optimizer's
             step is compiled once, and the device decides whether to skip. The first step, which creates the optimizer's
             state, still runs on the host; the log says, once, why any other step does. Gradients in memory stay scaled
@@ -419,7 +420,7 @@ class GradScaler(torch.amp.GradScaler):
     def _scale_one(self, output: Tensor) -> Tensor:
         scale = self._scale_on(output.device)
         if self._graph.attached:
-            self._graph.refuse_float16_buckets()
+            self._graph.refuse_wrappers()
             return begin(output, self)
         self._graph.scaled_losses = True
         return output * scale

@@ -8,6 +8,7 @@ from torch import Tensor
 from fxamp.errors import OptionError
 from fxamp.scaler.compressed import refuse_float16_buckets
 from fxamp.scaler.graph_flags import GraphFlags, Owner
+from fxamp.scaler.joining import refuse_joining
 from fxamp.torch_private import running_wrapper
 
 
@@ -49,10 +50,11 @@ class GraphLink:
         if wrapper is not None and self.flags is not None:
             self.flags.wrappers.add(wrapper)
 
-    def refuse_float16_buckets(self) -> None:
-        """Raise UnscaledError if a DistributedDataParallel around a graph sums gradients in float16."""
+    def refuse_wrappers(self) -> None:
+        """Raise UnscaledError if a DistributedDataParallel around a graph sums in float16, or is inside ``join()``."""
         if self.flags is not None:
             refuse_float16_buckets(self.flags.wrappers)
+            refuse_joining(self.flags.wrappers)
 
     @torch.no_grad()
     def record(

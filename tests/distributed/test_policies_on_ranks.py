@@ -1,0 +1,208 @@
+"""Products in fp8 and kept rules on several ranks: what one process computes of the same batches, bit for bit."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch._functorch.partitioners as partitioners
+from exhaustive import each_once, exhaustive
+from kept_oracle import in_eight_bits, memory
+from parallel_runs import on_ranks
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from fxamp.optim.shards import joined
+from fxamp.policy import Category, Policy, Rule
+
+RANKS = (2, 4)
+WIDTH, HIDDEN, BLOCK = 16, 64, 32
+BASE = Policy.load("cpu-bfloat16")
+LEAST = 64
+POLICIES = {
+    "tensorwise": Rule("fp8", Category.FP8, ("linear",), recipe="tensorwise"),
+    "rowwise": Rule("fp8", Category.FP8, ("linear",), recipe="rowwise"),
+    "kept": Rule("all", keep="int8", region="kept", elements=f">={LEAST}", block=BLOCK),
+}
+SPREAD = ("replicated", "by block", "in one piece")
+
+Gradients = dict[str, Tensor]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x)))).float()
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def model() -> Stack:
+    torch.manual_seed(0)
+    return Stack()
+
+
+def batch(rank: int) -> Tensor:
+    """Ranks have batches of different ranges, so that one scale for all of them would show."""
+    return torch.randn(2, 8, WIDTH, generator=torch.Generator().manual_seed(rank)) * (1 + 3 * rank)
+
+
+def options(name: str) -> dict[str, Any]:
+    policy = Policy(name, "cpu", BASE.lower_precision_fp, rules=(*BASE.rules, POLICIES[name]))
+    return {"policy": policy, "lowering": "aot_eager"}
+
+
+def gradients(net: nn.Module, x: Tensor) -> Gradients:
+    net.zero_grad()
+    net(x).square().mean().backward()
+    return {name.removeprefix("module."): gradient for name, gradient in gradients_of(net).items()}
+
+
+def spread(mesh: DeviceMesh, kind: str, name: str) -> Gradients:
+    """The mean over ranks of the gradients of their batches."""
+    torch._dynamo.reset()
+    net, given = model(), options(name)
+    if kind == "replicated":
+        net.compile(backend="fxamp", options=given)
+        return gradients(DistributedDataParallel(net), batch(mesh.get_local_rank()))
+    for block in net.blocks:
+        if kind == "by block":
+            block.compile(backend="fxamp", options=given)
+        fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    if kind == "in one piece":
+        net.compile(backend="fxamp", options=given)
+    return gradients(net, batch(mesh.get_local_rank()))
+
+
+def alone(kind: str, name: str, ranks: int) -> Gradients:
+    """The same in one process, a batch after the other. A model that FSDP2 shards is one graph for each block."""
+    torch._dynamo.reset()
+    net = model()
+    for each in [net] if kind == "replicated" else net.blocks:
+        each.compile(backend="fxamp", options=options(name))
+    rows = [gradients(net, batch(rank)) for rank in range(ranks)]
+    return {key: torch.stack([row[key] for row in rows]).double().mean(0).float() for key in rows[0]}
+
+
+def _whole(value: Tensor) -> Tensor:
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+
+
+def parallel(mesh: DeviceMesh) -> nn.Module:
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    return parallelize_module(model().blocks[0], mesh, plan)
+
+
+def parts_of(values: Iterable[Tensor]) -> list[Tensor]:
+    return [value.to_local() if isinstance(value, DTensor) else value for value in values]
+
+
+def gradients_of(net: nn.Module) -> Gradients:
+    found = {name: parameter.grad for name, parameter in net.named_parameters()}
+    return {name: _whole(gradient) for name, gradient in found.items() if gradient is not None}
+
+
+def kept_in_parallel(mesh: DeviceMesh) -> tuple[Gradients, Gradients]:
+    """By fxamp, and by eager autocast whose saved tensors are packed by hooks: the parts that this rank has."""
+    torch._dynamo.reset()
+    ours, theirs, x = parallel(mesh), parallel(mesh), batch(0)
+    ours.compile(backend="fxamp", fullgraph=True, options=options("kept"))
+    before, partitioners.min_cut_rematerialization_partition = (
+        partitioners.min_cut_rematerialization_partition,
+        as_autograd_keeps,
+    )
+    try:
+        ours(x).square().mean().backward()
+    finally:
+        partitioners.min_cut_rematerialization_partition = before
+    there = {value.untyped_storage().data_ptr() for value in parts_of([x, *theirs.parameters()])}
+
+    def packed(value: Tensor) -> Tensor:
+        (part,) = parts_of([value])
+        if not value.is_floating_point() or part.untyped_storage().data_ptr() in there or part.numel() < LEAST:
+            return value
+        squeezed = in_eight_bits(memory(part), torch.int8, BLOCK).as_strided(part.shape, part.stride())
+        return joined(squeezed, value) if isinstance(value, DTensor) else squeezed
+
+    with saved_tensors_hooks(packed, lambda value: value), torch.autocast("cpu", torch.bfloat16):
+        result = theirs(x)
+    result.square().mean().backward()
+    return gradients_of(ours), gradients_of(theirs)
+
+
+def as_autograd_keeps(gm: Any, inputs: Any, **given: Any) -> Any:
+    """The min cut chooses other values than autograd, and computes the rest again; this partitioner does not."""
+    return partitioners.default_partition(gm, inputs, num_fwd_outputs=given["num_fwd_outputs"])
+
+
+def work(mesh: DeviceMesh, asked: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    found: dict[str, Any] = {f"{kind} {name}": spread(mesh, kind, name) for kind, name in asked}
+    return found | {"refused": refused(mesh), "parallel": kept_in_parallel(mesh)}
+
+
+def refused(mesh: DeviceMesh) -> list[str]:
+    """What the log says of fp8 on DTensors."""
+    torch._dynamo.reset()
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("fxamp").addHandler(handler)
+    net = parallel(mesh)
+    net.compile(backend="fxamp", fullgraph=True, options=options("tensorwise"))
+    net(batch(0)).square().mean().backward()
+    return said
+
+
+@pytest.fixture(scope="module", params=exhaustive(RANKS, always=[2]), ids=lambda ranks: f"{ranks} ranks")
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """On each rank, what the selected tests ask for."""
+    given = [item.callspec.params for item in request.session.items if getattr(item, "module", 0) is request.module]
+    asked = sorted({(each["kind"], each["name"]) for each in given if "kind" in each})
+    return on_ranks(partial(work, asked=asked), request.param, tmp_path_factory.mktemp("ranks"))
+
+
+@each_once("kind, name", SPREAD, POLICIES)
+def test_ranks_compute_what_one_process_does(ranks: list[dict[str, Any]], kind: str, name: str) -> None:
+    wanted = alone(kind, name, len(ranks))
+    for each in ranks:
+        got = each[f"{kind} {name}"]
+        assert got.keys() == wanted.keys() and len(got) == 12
+        for key, value in wanted.items():
+            # The sum over two ranks has one order only; of four, three roundings.
+            loose = 0.0 if len(ranks) == 2 else 3 * torch.finfo(torch.float32).eps * float(value.abs().max())
+            torch.testing.assert_close(got[key], value, rtol=0, atol=loose)
+
+
+def test_what_is_kept_of_dtensors_is_each_ranks_part(ranks: list[dict[str, Any]]) -> None:
+    for each in ranks:
+        ours, theirs = each["parallel"]
+        assert ours.keys() == theirs.keys()
+        for key, value in theirs.items():
+            assert torch.equal(ours[key], value), key
+
+
+def test_products_of_dtensors_stay_in_16_bits_and_the_log_says_so(ranks: list[dict[str, Any]]) -> None:
+    for each in ranks:
+        (said,) = each["refused"]
+        assert "linear stays in 16 bits: its operands are no plain tensors" in said

@@ -1,0 +1,166 @@
+"""Ranks whose batches have other sizes, or that have fewer of them, against one process on the same global batches."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from exhaustive import exhaustive
+from parallel_programs import WIDTH, Mlp
+from parallel_runs import SCALE, on_ranks
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import fxamp
+from fxamp.errors import UnscaledError
+
+RANKS = (2, 4)
+BATCHES = ((4, 4, 4, 4), (2, 3, 5, 4), (3, 1, 2, 1))
+"""The sizes on each rank, step by step: the last ones are what is left of the data."""
+KINDS = ("replicated", "sharded")
+MOST = 3
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Mlp(), Mlp())
+
+
+def batch(step: int, rank: int, size: int) -> Tensor:
+    return torch.randn(size, WIDTH, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def loss_of(result: Tensor, size: int, ranks: int) -> Tensor:
+    """This rank's part of the mean over the global batch; the mean over ranks is taken of it."""
+    return result.float().square().sum() * (ranks / size)
+
+
+def lower(scaled: bool) -> str:
+    return "float16" if scaled else "bfloat16"
+
+
+def train(mesh: DeviceMesh, kind: str, scaled: bool) -> dict[str, Tensor]:
+    torch._dynamo.reset()
+    net, ranks, rank = model(), mesh.size(), mesh.get_local_rank()
+    scaler = fxamp.GradScaler("cpu", init_scale=SCALE, enabled=scaled)
+    options = {"policy": f"cpu-{lower(scaled)}", "lowering": "aot_eager", "scaler": scaler}
+    for block in net:
+        block.compile(backend="fxamp", options=options)
+        if kind == "sharded":
+            fully_shard(block, mesh=mesh)
+    wrapped = fully_shard(net, mesh=mesh) if kind == "sharded" else DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, foreach=False)
+    for step, sizes in enumerate(BATCHES):
+        own = sizes[:ranks]
+        scaler.scale(loss_of(wrapped(batch(step, rank, own[rank])), sum(own), ranks)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return {name: whole(value) for name, value in net.named_parameters()}
+
+
+def alone(ranks: int, scaled: bool) -> dict[str, Tensor]:
+    """One process under eager autocast, which goes through the parts of a global batch one by one."""
+    net, factor = model(), SCALE if scaled else 1.0
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, foreach=False)
+    for step, sizes in enumerate(BATCHES):
+        own = sizes[:ranks]
+        for rank, size in enumerate(own):
+            x = batch(step, rank, size)
+            for block in net:  # whose results leave a compiled graph in float32
+                with torch.autocast("cpu", getattr(torch, lower(scaled))):
+                    x = block(x)
+                x = x.float()
+            (loss_of(x, sum(own), ranks) / ranks * factor).backward()
+        for parameter in net.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= factor
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: value.detach() for name, value in net.named_parameters()}
+
+
+def whole(value: Tensor) -> Tensor:
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+
+
+def joined(scaler: Any, options: dict[str, Any] | None) -> dict[str, Tensor]:
+    """Training in which each rank has one step more than the one before it; ``options``: None for eager autocast."""
+    torch._dynamo.reset()
+    net = model()
+    if options is not None:
+        net.compile(backend="fxamp", options={"lowering": "aot_eager", **options})
+    wrapped = DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, foreach=False)
+    dtype = torch.float16 if scaler.is_enabled() else torch.bfloat16
+    with wrapped.join():
+        for step in range(MOST - dist.get_world_size() + dist.get_rank() + 1):
+            with torch.autocast("cpu", dtype):
+                result = wrapped(batch(step, dist.get_rank(), 2))
+            scaler.scale(result.float().square().sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return {name: value.detach().clone() for name, value in net.named_parameters()}
+
+
+def refusal() -> str:
+    try:
+        scaler = fxamp.GradScaler("cpu", init_scale=SCALE)
+        joined(scaler, {"policy": "cpu-float16", "scaler": scaler})
+    except UnscaledError as error:
+        return str(error)
+    return ""
+
+
+def work(mesh: DeviceMesh) -> dict[str, Any]:
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    found: dict[str, Any] = {
+        f"{kind} {scaled}": train(mesh, kind, scaled) for kind in KINDS for scaled in (False, True)
+    }
+    found["joined"] = joined(off, {"policy": "cpu-bfloat16"}), joined(off, None)
+    alone, torchs = (kind("cpu", SCALE, **more) for kind, more in JOINED)
+    found["joined, scaled"] = joined(alone, {"policy": "cpu-float16"}), joined(torchs, None)
+    return found | {"refused": refusal()}
+
+
+JOINED: tuple[tuple[Any, dict[str, Any]], ...] = (
+    (partial(fxamp.GradScaler), {"ranks": None}),
+    (partial(torch.amp.GradScaler), {}),
+)
+
+
+@pytest.fixture(scope="module", params=exhaustive(RANKS, always=[2]), ids=lambda ranks: f"{ranks} ranks")
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_ranks(work, request.param, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["bfloat16", "scaled float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_sizes_on_each_rank_train_as_one_process_does(
+    ranks: list[dict[str, Any]], kind: str, scaled: bool
+) -> None:
+    wanted = alone(len(ranks), scaled)
+    for each in ranks:
+        got = each[f"{kind} {scaled}"]
+        for name, value in wanted.items():
+            # The sum over two ranks has one order only.
+            loose = 0.0 if len(ranks) == 2 else 1e-3
+            torch.testing.assert_close(got[name], value, rtol=loose, atol=loose)
+
+
+@pytest.mark.parametrize("name", ["joined", "joined, scaled"])
+def test_a_rank_that_ends_before_the_others(ranks: list[dict[str, Any]], name: str) -> None:
+    for each in ranks:
+        ours, theirs = each[name]
+        for key, value in theirs.items():
+            assert torch.equal(ours[key], value) and torch.equal(value, ranks[0][name][1][key]), key
+
+
+def test_a_scaler_that_asks_all_ranks_is_refused_where_one_may_have_ended(ranks: list[dict[str, Any]]) -> None:
+    for each in ranks:
+        assert "join()" in each["refused"] and "accepted" in each["refused"]
