@@ -112,7 +112,7 @@ def test_the_same_policies_do_not_diverge(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_scale_backs_off_until_gradients_are_finite(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("big.py").write_text(MODEL.replace("target)\n\n", "target) * 4096.0\n\n"))
+    Path("big.py").write_text(MODEL.replace("target)\n\n", "target) * 64.0\n\n"))
     run = numbers("cpu-float16", "cpu-bfloat16", "--run", "big.py", capsys=capsys)
     assert 0 < run["old"]["loss_scale"] < 65536.0
     assert run["old"]["gradient"] < run["new"]["gradient"] < 0.1
