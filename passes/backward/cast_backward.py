@@ -175,13 +175,13 @@ class _Writer:
         self._behind[back] = node
 
     def _write(self, source: Node, dtype: torch.dtype, why: str, near: Node) -> Node:
-        cast = self._writer.call(_cast, source, dtype, why=why, name=f"{source.name}_{dtype_name(dtype)}")
-        cast.meta.update({key: near.meta[key] for key in _PLACE if key in near.meta})
+        cast = self._writer.call(_cast, source, dtype, near=near, why=why, name=f"{source.name}_{dtype_name(dtype)}")
+        cast.meta.update({key: near.meta[key] for key in _IN_BACKWARDS if key in near.meta})
         return cast
 
 
-#: The metadata that a cast inherits from its op.
-_PLACE = ("stack_trace", "fwd_nn_module_stack", "fwd_source_fn_stack", "seq_nr", "partitioner_tag", "custom")
+#: What a cast inherits from its op beside the location that every graph has.
+_IN_BACKWARDS = ("fwd_nn_module_stack", "fwd_source_fn_stack", "seq_nr", "partitioner_tag")
 
 
 def _only_converts(node: Node, wide: Node) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fxamp.graph import GraphWriter, is_wrapper
+from fxamp.graph import INSERTED, GraphWriter, is_wrapper
 from fxamp.policy import Rule
 from fxamp.policy.model.keep import EIGHT_BITS, Keep
 from fxamp.torch_dtypes import NARROW
@@ -252,5 +252,5 @@ class PackWriter:
 
     def _told(self, part: Node, of: Node, why: str) -> Node:
         part.meta.update({key: of.meta[key] for key in ("stack_trace", "nn_module_stack", "custom") if key in of.meta})
-        part.meta["fxamp_inserted"] = why
+        part.meta[INSERTED] = why
         return part

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from hypothesis import strategies as st
-from programs.oracle import marked, unmarked
+from programs.lowered import marked, unmarked
 from programs.place import Place, Side
 from programs.program import Block, Case, Declaration, Flavour, Line, Program, Setting, Statement, Text
 from programs.render import rendered

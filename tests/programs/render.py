@@ -90,7 +90,7 @@ def source(program: Program, flavour: Flavour = Flavour.PROGRAM) -> str:
     """The imports, a module class ``Program``, and ``make_inputs``, which returns its inputs as a list."""
     body = "\n".join(["", *_class(program, flavour), "", "", *_inputs(program, flavour), ""])
     used = [f"\n{text}" for name, text in _DEFINITIONS.items() if f"{name}.apply" in body]
-    oracle = "from programs.oracle import Lowered\n" if flavour is Flavour.ORACLE else ""
+    oracle = "from programs.lowered import Lowered\n" if flavour is Flavour.ORACLE else ""
     return "".join([_IMPORTS, oracle, *used, "\n", body])
 
 

@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -58,7 +58,6 @@ def test_each_block_has_its_scale_and_what_is_not_finite_survives(keep: str, dty
         assert error.abs().max() <= (1.02 * step + torch.finfo(dtype).eps) * block.abs().max().double()
 
 
-@settings(max_examples=40)  # each builds and runs a graph
 @given(
     st.lists(st.floats(width=16, allow_nan=True, allow_infinity=True), min_size=16, max_size=48),
     st.sampled_from(list(EIGHT_BITS)),
