@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from models.zoo import build
 from printed_graphs import graphs_of
 from test_parse_printed import compare
@@ -9,7 +10,7 @@ from test_parse_printed import compare
 from fxamp.listing.parse import parse_text
 
 
-@pytest.mark.parametrize("name", ["gpt2", "resnet"])
+@pytest.mark.parametrize("name", exhaustive(["gpt2", "resnet"], always=["resnet"]))
 def test_every_node_of_a_model_is_read(name: str) -> None:
     model, batch = build(name)
 

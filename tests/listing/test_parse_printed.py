@@ -1,5 +1,6 @@
 """Every node of what torch prints is read as it is in the graph that was printed."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -54,14 +55,13 @@ def sourced(node: Node) -> bool:
     return node.op not in ("placeholder", "output") and bool(node.stack_trace)
 
 
-@pytest.mark.parametrize("details", [False, True], ids=["plain", "strides-and-devices"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_every_node_is_read(name: str, dynamic: bool, details: bool) -> None:
+def test_every_node_is_read_with_and_without_strides_and_devices(name: str, dynamic: bool) -> None:
     graphs = graphs_of(*PROGRAMS[name], dynamic=dynamic)
     assert [stage for stage, _ in graphs] == ["dynamo", "joint", "forward", "backward"]
 
-    for stage, gm in graphs:
+    for (stage, gm), details in product(graphs, (False, True)):
         text = gm.print_readable(print_output=False, include_stride=details, include_device=details)
         (listing,) = parse_text(text, "graph.txt").graphs
 

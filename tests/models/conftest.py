@@ -10,8 +10,8 @@ from exhaustive import exhaustive
 from model_runs import Baseline, Compiled, baseline, compiled
 from zoo import MODELS
 
-#: Models that run by default: attention, convolution, recurrence, a model with and one without biases.
-ALWAYS = ("bert", "llama", "mamba", "resnet")
+#: Models that run by default: attention, recurrence, convolution.
+ALWAYS = ("bert", "mamba", "resnet")
 
 #: Warnings of other people's code, which the models meet whatever the backend.
 _FOREIGN_WARNINGS = (

@@ -16,7 +16,7 @@ from oracle.public_ops import calls
 # Some functions are deprecated and say so.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-PARTS = 8
+PARTS = 16
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +44,7 @@ def test_a_function_runs_in_autocasts_dtypes(device: str, part: int) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.exhaustive  # it judges the list of accepted differences, not fxamp
 def test_nothing_is_accepted_that_does_not_differ() -> None:
     names = {name.partition(" (")[0] for name in ACCEPTED}
     policies = [policy_for("cuda"), policy_for("cpu")]

@@ -10,8 +10,8 @@ SWITCHED_OFF: frozenset[str] = frozenset()
 SOUND = tuple(name for name in STATEMENTS if name not in SWITCHED_OFF)
 
 
-@pytest.mark.parametrize("start", exhaustive(range(100, 148, 12), always=[100]))
+@pytest.mark.parametrize("start", exhaustive(range(100, 148, 6), always=[100]))
 def test_random_programs_run_as_under_autocast(start: int) -> None:
-    tally = search(range(start, start + 12), SOUND)
+    tally = search(range(start, start + 6), SOUND)
     assert not tally.failures, "\n".join(tally.failures)
-    assert tally.programs >= 8, tally.refused
+    assert tally.programs >= 3, tally.refused
