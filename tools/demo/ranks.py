@@ -66,12 +66,20 @@ def joined(kind: str, device: str, batch: int) -> Iterator[Ranks]:
         yield Ranks()
         return
     if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(_own_gpu(kind))
     dist.init_process_group(_BACKENDS[device])
     try:
         yield Ranks(kind, dist.get_rank(), count)
     finally:
         dist.destroy_process_group()
+
+
+def _own_gpu(kind: str) -> int:
+    """Return the index of this process's GPU: each process of a machine has one of its own."""
+    own, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if own >= gpus:
+        raise OptionError(f"--{kind}: GPUs of this machine: {gpus}; accepted: torchrun --nproc-per-node {gpus} at most")
+    return own
 
 
 def _require(kind: str, count: int, batch: int) -> None:

@@ -101,19 +101,29 @@ def test_a_wrong_option_is_one_clear_message(
 _TORCHRUN = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
+def _on_gpus(count: int) -> Any:
+    """The parameter "cuda", for machines with so many GPUs: there nccl joins the processes."""
+    missing = torch.cuda.device_count() < count
+    marks = [pytest.mark.gpu, pytest.mark.skipif(missing, reason=f"needs {count} CUDA devices")]
+    return pytest.param("cuda", marks=marks)
+
+
+@pytest.mark.parametrize("device", ["cpu", _on_gpus(1)])
 @pytest.mark.parametrize("kind", exhaustive(["ddp", "fsdp"], always=["fsdp"]))
-def test_one_process_of_torchrun_trains_as_a_process_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_of_torchrun_trains_as_a_process_alone(
+    kind: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in _TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    settings, text = replace(demo._SETTINGS["cpu"][0], steps=2), standard_library()
+    settings, text = replace(demo._SETTINGS["cpu"][0], steps=2, device=device), standard_library()
 
     def trained(ranks: Ranks) -> TrainingResult:
         torch._dynamo.reset()
-        scaler = GradScaler("cpu")
-        options = {"policy": "cpu-float16", "lowering": "eager", "scaler": scaler}
+        scaler = GradScaler(device)
+        options = {"policy": f"{device}-float16", "lowering": "eager", "scaler": scaler}
         return train("", settings, text, {"backend": "fxamp", "options": options}, io.StringIO(), scaler, ranks)
 
-    with joined(kind, "cpu", settings.batch) as ranks:
+    with joined(kind, device, settings.batch) as ranks:
         spread = trained(ranks)
     assert not torch.distributed.is_initialized()
     alone = trained(Ranks())
@@ -122,19 +132,24 @@ def test_one_process_of_torchrun_trains_as_a_process_alone(kind: str, monkeypatc
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("device", ["cpu", _on_gpus(2)])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_two_processes_of_torchrun_train_as_one(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_processes_of_torchrun_train_as_one(
+    kind: str, device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny, policy = demo._SETTINGS["cpu"][0], f"{device}-bfloat16"
+    monkeypatch.setitem(demo._SETTINGS, device, (replace(tiny, device=device), policy))
     program = tmp_path / "tiny.py"
     program.write_text(
         "from dataclasses import replace\nfrom fxamp.tools.demo import command as demo\n"
-        "settings, policy = demo._SETTINGS['cpu']\n"
+        "settings, _ = demo._SETTINGS['cpu']\n"
         "tiny = replace(settings, size=replace(settings.size, layers=1, width=16, length=16), batch=2)\n"
-        "demo._SETTINGS['cpu'] = tiny, policy\nraise SystemExit(demo.main())\n"
+        f"demo._SETTINGS[{device!r}] = replace(tiny, device={device!r}), {policy!r}\nraise SystemExit(demo.main())\n"
     )
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
     root = Path(demo.__file__).parents[3]
     finished = subprocess.run(
-        [*start, *_QUICK, "--picture", str(tmp_path / "two.svg"), f"--{kind}"],
+        [*start, *_QUICK, "--device", device, "--picture", str(tmp_path / "two.svg"), f"--{kind}"],
         env=os.environ | {"PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
@@ -142,7 +157,7 @@ def test_two_processes_of_torchrun_train_as_one(kind: str, tmp_path: Path, capsy
     )
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr.count(f"processes: 2 ({kind})") == 1, "one process of the two reports"
-    assert demo.main([*_QUICK, "--picture", str(tmp_path / "one.svg")]) == 0
+    assert demo.main([*_QUICK, "--device", device, "--picture", str(tmp_path / "one.svg")]) == 0
     one = capsys.readouterr().out
     for row in ("first loss", "last loss, mean of 10 steps", "loss on held-out text"):
         # Printed with four digits: sums in another order move the last one.
@@ -172,6 +187,14 @@ def test_processes_that_cannot_train_together_are_refused(
     assert demo.main([*_QUICK, *arguments]) == 2
     message = capsys.readouterr().err
     assert message.startswith("fxamp-demo: ") and named in message and "Traceback" not in message
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(FxampError, match="machine: 1; accepted: torchrun --nproc-per-node 1"), joined("ddp", "cuda", 2):
+        pass
 
 
 def test_the_text_is_bytes_in_a_fixed_order_and_held_out_files_are_not_trained_on(tmp_path: Path) -> None:
