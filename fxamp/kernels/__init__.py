@@ -21,7 +21,7 @@ parameter:
 The modules, in the order of a call:
 
     in_place, ops    the entry points
-    devices          gradients on several devices: work for each device, then combined results
+    per_device       gradients on several devices: work for each device, then combined results
     dispatch         Triton, or the reference
     plan             which gradients share a launch, and what its kernel depends on
     source, store    the plan's kernel as Triton source, in a file (Triton reads it there, and users can too)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError
-from fxamp.kernels.devices import perform_everywhere
+from fxamp.kernels.per_device import perform_everywhere
 from fxamp.kernels.request import UnscaleRequest
 from fxamp.observe import GradientCheck, observed
 

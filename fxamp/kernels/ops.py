@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxamp.kernels.devices import perform_everywhere
+from fxamp.kernels.per_device import perform_everywhere
 from fxamp.kernels.request import UnscaleRequest
 
 

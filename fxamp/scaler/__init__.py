@@ -21,12 +21,12 @@ The modules, in the order in which an optimizer's step uses them:
 
     grad_scaler       the public class: order of calls, and whether the host or the device decides on a skip
     optimizer_check   one optimizer's gradients: flags from compiled graphs, kernels for the others
-    checks            find the gradients, call the kernels
+    gradients         find the gradients, those of DTensors and sparse ones too, and call the kernels
     graph_link        the scaler's link to compiled graphs: whether it is attached, what they reported
     float16_flow      the walk from a scaled loss; borders: the nodes it finds
     nested            unsupported cases, refused by name; compressed, joining: those of DistributedDataParallel
     graph_flags       what the compiled backwards reported since the last update
-    distributed       all ranks agree on a skip
+    rank_agreement    all ranks agree on a skip
     compiled_steps    skip="device": steps compiled by fxamp.optim; clipping: clip_grad_norm_'s rule
     fused             torch's optimizers that decide on the device
     outcomes          whether a step was taken, reported to schedulers without waiting

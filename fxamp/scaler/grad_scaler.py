@@ -16,7 +16,6 @@ from fxamp.policy import Policy
 from fxamp.scaler import clipping, fused
 from fxamp.scaler.borders import reciprocal
 from fxamp.scaler.compiled_steps import CompiledSteps
-from fxamp.scaler.distributed import Ranks, agree, require_ranks
 from fxamp.scaler.float16_flow import begin
 from fxamp.scaler.from_policy import scaler_settings
 from fxamp.scaler.gradients import parameters_with_gradients
@@ -26,6 +25,7 @@ from fxamp.scaler.names import OverflowLedger
 from fxamp.scaler.optimizer_check import check_optimizer
 from fxamp.scaler.outcomes import Outcomes
 from fxamp.scaler.outputs import map_tensors
+from fxamp.scaler.rank_agreement import Ranks, agree, require_ranks
 from fxamp.scaler.scale_update import adapt_scale_, set_scale_
 from fxamp.scaler.skip_choice import SkipChoice
 from fxamp.scaler.state import (

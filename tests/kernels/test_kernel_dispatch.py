@@ -12,8 +12,8 @@ from kernel_cases import expected, random_gradients, same_bits
 
 from fxamp.errors import OptionError
 from fxamp.kernels import Implementation, check_unscale, check_unscale_, dispatch, forced
-from fxamp.kernels.devices import _perform_share, perform_everywhere
 from fxamp.kernels.dispatch import implementation
+from fxamp.kernels.per_device import _perform_share, perform_everywhere
 from fxamp.kernels.request import UnscaleRequest
 
 CPU = torch.device("cpu")

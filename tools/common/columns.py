@@ -1,4 +1,4 @@
-"""Columns that several tables of nodes have, and the colours of their cells."""
+"""Columns that tables of several tools share, and the colours of cells; ``tools/show/text.py`` has its own beside."""
 
 from collections.abc import Callable
 
