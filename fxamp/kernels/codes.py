@@ -1,19 +1,20 @@
-"""Floats in fewer bits: 8-bit codes with one scale for every 256 elements, and rounding by chance.
+"""Floats in fewer bits: 8-bit codes with one scale for every 256 elements, and stochastic rounding.
 
-A code is a small float: exponent and mantissa of a value over the power of two that its block's largest value has. So
-scales are exponents, packing what was unpacked changes nothing, and both directions are shifts of float32's bits, where
-a table, such as bitsandbytes' dynamic code, has to be searched (Dettmers et al., "8-bit Optimizers via Block-wise
-Quantization", arXiv 2110.02861; blocks of 256 and a wide range for second moments are theirs).
+A code is a small float: exponent and mantissa of a value, relative to the power of two of its block's largest value. So
+a scale is an exponent, packing an unpacked value returns the same code, and both directions are shifts of float32's
+bits. A table, such as bitsandbytes' dynamic code, would have to be searched (Dettmers et al., "8-bit Optimizers via
+Block-wise Quantization", arXiv 2110.02861; blocks of 256 and a wide range for second moments are theirs).
 
-    s3m4     a sign, 3 bits of exponent, 4 of mantissa: 2**-10 of the block's largest value at least, or 0
-    u5m3     never negative, 5 bits of exponent, 3 of mantissa: 2**-33 of it; what is above 0 stays above 0
-    e4m3fn   float8_e4m3fn's bits: a sign, 4 bits of exponent, 3 of mantissa: 2**-17 of it
+             sign  bits of exponent  of mantissa  smallest value above 0, relative to the block's largest value
+    s3m4     yes          3               4       2**-10
+    u5m3     no           5               3       2**-33; values above 0 never become 0
+    e4m3fn   yes          4               3       2**-17; the bits are those of float8_e4m3fn
 
 Random bits are a hash (lowbias32, github.com/skeeto/hash-prospector) of the element's index and of a key, which the
-caller draws anew for each step: the same on every rank, and for every implementation.
+caller draws again for each step. They are the same on every rank and in every implementation.
 
-What is written here are ATen ops. They are registered as ops of their own, so that a graph names them: a generated
-kernel has its own text for each, and Inductor fuses the ops below.
+The functions below consist of ATen ops. They are registered as ops, so that they stay visible in a graph: a generated
+kernel has its own code for each, and Inductor fuses the ATen ops.
 """
 
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ LARGEST = 253
 
 @dataclass(frozen=True)
 class Code:
-    """``exponent``, ``mantissa``: bits of each; ``signed``: whether one is for the sign; ``top``: the last code."""
+    """``exponent``, ``mantissa``: their bits; ``signed``: whether there is a sign bit; ``top``: the largest code."""
 
     signed: bool
     exponent: int
@@ -46,12 +47,12 @@ class Code:
 
     @property
     def least(self) -> float:
-        """The least value whose mantissa has all its bits."""
+        """The smallest normal value."""
         return float(2.0 ** (2 - (1 << self.exponent)))
 
     @property
     def quantum(self) -> float:
-        """The least value above 0."""
+        """The smallest value above 0."""
         return self.least * 2.0**-self.mantissa
 
 

@@ -1,10 +1,10 @@
-"""The ops of :mod:`fxamp.kernels.codes` as lines of a generated step: the same bits, in Triton."""
+"""The ops of :mod:`fxamp.kernels.codes` as lines of generated Triton code, with the same results bit for bit."""
 
 from fxamp.kernels.codes import BLOCK, CODES, LARGEST, MULTIPLIERS, NEXT
 
 
 def mixed_lines(name: str) -> list[str]:
-    """Lines that hash an int32 of this name, in place."""
+    """Return lines that hash the int32 with this name, in place."""
     return [
         f"{name} = {name} ^ (({name} >> 16) & 0xFFFF)",
         f"{name} = {name} * {MULTIPLIERS[0]}",
@@ -15,7 +15,7 @@ def mixed_lines(name: str) -> list[str]:
 
 
 def random_lines(name: str, key: str, slot: int) -> list[str]:
-    """Lines that make random bits of each element's index, and of the key."""
+    """Return lines that compute random bits from each element's index and the key."""
     return [
         f"{name} = (first + offsets).to(tl.int32) ^ {key}",
         *mixed_lines(name),
@@ -25,7 +25,7 @@ def random_lines(name: str, key: str, slot: int) -> list[str]:
 
 
 def scales_lines(name: str, value: str, block: int, masked: bool) -> list[str]:
-    """Lines that make the exponents of blocks of 256 elements; elements outside the parameter count as zeros."""
+    """Return lines that compute the exponents of 256-element blocks; elements outside the parameter count as zeros."""
     rows = block // BLOCK
     bits = f"{value}.to(tl.int32, bitcast=True) & 0x7FFFFFFF"
     return [
@@ -35,13 +35,13 @@ def scales_lines(name: str, value: str, block: int, masked: bool) -> list[str]:
 
 
 def spread(scales: str, block: int) -> str:
-    """A block's exponent for each of its elements."""
+    """Return the expression for the exponent of each element's block."""
     rows = block // BLOCK
     return f"tl.reshape(tl.broadcast_to(tl.reshape({scales}, ({rows}, 1)), ({rows}, {BLOCK})), ({block},))"
 
 
 def encode_lines(name: str, value: str, scales: str, key: str, code: str, slot: int, block: int) -> list[str]:
-    """Lines that make codes of values, as int32."""
+    """Return lines that encode values, as int32."""
     form = CODES[code]
     shift = 23 - form.mantissa
     lines = [
@@ -65,7 +65,7 @@ def encode_lines(name: str, value: str, scales: str, key: str, code: str, slot: 
 
 
 def decode_lines(name: str, codes: str, scales: str, code: str, block: int) -> list[str]:
-    """Lines that make values of codes, which are int32."""
+    """Return lines that decode int32 codes."""
     form = CODES[code]
     magnitude = f"({codes} & 0x7F)" if form.signed else codes
     lines = [
@@ -81,7 +81,7 @@ def decode_lines(name: str, codes: str, scales: str, code: str, block: int) -> l
 
 
 def chance_lines(name: str, value: str, key: str, slot: int) -> list[str]:
-    """Lines that round float32 to bfloat16 by chance; the result is a float32 that bfloat16 holds."""
+    """Return lines that round float32 stochastically to a float32 that bfloat16 can represent."""
     return [
         *random_lines(f"{name}_random", key, slot),
         f"{name}_bits = {value}.to(tl.int32, bitcast=True)",

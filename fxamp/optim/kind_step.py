@@ -64,7 +64,7 @@ class KindStep:
 
     @property
     def traced(self) -> Traced:
-        """The trace, for one flat parameter, that the program was made of."""
+        """The trace of one flat parameter that the program was generated from."""
         return self.shares[0].traced
 
     def serves(self, floats: Sequence[float]) -> bool:
@@ -78,7 +78,7 @@ class KindStep:
         assert given == [value.dtype for value in values], "a step's program reads other dtypes than it is given"
 
     def given(self, floats: Sequence[float]) -> list[list[Any]]:
-        """Return the numbers that the program reads for each kind, as it takes them."""
+        """Return the numbers that the program reads, for each kind, in the form that it takes."""
         lists = [self.traced.inputs(share.given(floats)) for share in self.shares]
         return [[each.on_device(own)] for each, own in zip(self.numbers, lists, strict=True)] if self.numbers else lists
 
@@ -235,4 +235,4 @@ _PLACED = frozenset(DECOMPOSITIONS) | {
     prims.convert_element_type.default,
     aten.select.int,
 }
-"""Ops that keep every element in its place, or in its block, though torch does not call them pointwise."""
+"""Ops that work element by element, or block by block, although torch does not tag them as pointwise."""

@@ -67,7 +67,7 @@ class Layout:
         return self.wholes.get(id(owner), owner)
 
     def kept_by(self, owner: Any, value: Any) -> Any:
-        """Return a new value of an owner's state as the optimizer keeps it: of a part of a DTensor, a DTensor."""
+        """Return a new state value in the form that the optimizer keeps: for a part of a DTensor, a DTensor."""
         whole = self.wholes.get(id(owner))
         return value if whole is None else joined(value, whole)
 
@@ -171,7 +171,7 @@ def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
 
 
 def gradients_of(owners: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return the gradients of an optimizer's own parameters, of DTensors this rank's part, laid out as the parameter.
+    """Return the gradients of an optimizer's parameters in the parameters' layout; of DTensors this rank's part.
 
     Raises:
         RefusedError: a gradient cannot be laid out so.
@@ -186,7 +186,7 @@ def gradients_of(owners: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def _parts(owner: Any, entry: dict[str, Any], wholes: dict[int, Tensor]) -> dict[str, Any]:
-    """Return an entry with this rank's parts of DTensors, which are noted in ``wholes``; itself if it has none."""
+    """Return an entry with DTensors replaced by this rank's parts, recorded in ``wholes``; itself if it has none."""
     found = {name: value for name, value in entry.items() if isinstance(value, Tensor) and is_dtensor(value)}
     for name, value in found.items():
         if not isinstance(owner, Tensor) or not laid_out_alike(value, owner):

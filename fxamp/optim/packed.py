@@ -1,4 +1,4 @@
-"""State in fewer bits: a tensor that looks as the optimizer made it, and is kept as bfloat16, or as codes and scales.
+"""State in fewer bits: a tensor that looks like the optimizer's, stored as bfloat16 or as 8-bit codes with scales.
 
 A DTensor's state is a DTensor whose part on each rank is packed: its blocks are those of the part.
 
@@ -32,7 +32,7 @@ class Packed(Tensor):
 
     @staticmethod
     def __new__(cls, like: Tensor, form: str, parts: tuple[Tensor, ...]) -> "Packed":
-        """``like`` gives dtype, size and strides, of a dense tensor."""
+        """``like``: a dense tensor, of which dtype, size and strides are taken."""
         made: Packed = Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=parts[0].device
         )
@@ -41,22 +41,22 @@ class Packed(Tensor):
 
     @classmethod
     def of(cls, value: Tensor, form: str) -> "Packed":
-        """``value``, dense, rounded to nearest."""
+        """Return the dense tensor ``value`` packed, rounded to nearest."""
         return cls(value, form, packed_parts(in_memory_order(value).float(), form))
 
     def unpacked(self) -> Tensor:
-        """Its values, as an ordinary tensor of its dtype, size and strides."""
+        """Return its values as an ordinary tensor of the same dtype, size and strides."""
         flat = unpacked_parts(self.parts, self.form)
         return flat.to(self.dtype).as_strided(self.shape, self.stride())
 
     def store(self, values: Tensor) -> None:
-        """Take values, of its size and strides, rounded to nearest."""
+        """Store ``values``, of the same size and strides, rounded to nearest."""
         for part, new in zip(self.parts, packed_parts(in_memory_order(values).float(), self.form), strict=True):
             part.copy_(new)
 
     @property
     def nbytes_kept(self) -> int:
-        """Bytes that it takes."""
+        """The bytes that it occupies."""
         return sum(part.nbytes for part in self.parts)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -99,7 +99,7 @@ class Packed(Tensor):
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Packed]:
-    """What of its arguments the op writes to."""
+    """Return the arguments that the op writes to."""
     given = {each.name: value for each, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     changed = [given.get(each.name) for each in func._schema.arguments if each.is_write]
     return [leaf for leaf in pytree.tree_leaves(changed) if isinstance(leaf, Packed)]
@@ -111,7 +111,7 @@ def is_packed(value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Return an ordinary tensor, or an ordinary DTensor, of a packed value; anything else unchanged."""
+    """Return a packed tensor or DTensor as an ordinary one; anything else unchanged."""
     part = local(value)
     if not isinstance(part, Packed):
         return value
@@ -119,7 +119,7 @@ def plain(value: Any) -> Any:
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
-    """A dense tensor's elements in the order of memory, as a view of one dimension; 0-dim tensors as they are."""
+    """Return a one-dimensional view of a dense tensor, in the order of memory; a 0-dim tensor unchanged."""
     tensor = tensor.detach()
     if tensor.dim() <= 1:
         return tensor
@@ -127,7 +127,7 @@ def in_memory_order(tensor: Tensor) -> Tensor:
 
 
 def packed_parts(flat: Tensor, form: str) -> tuple[Tensor, ...]:
-    """``flat`` float32 as parts, rounded to nearest."""
+    """Return the float32 tensor ``flat`` as parts, rounded to nearest."""
     if form == BFLOAT16:
         return (flat.to(torch.bfloat16),)
     scales = block_scales(flat)
@@ -135,7 +135,7 @@ def packed_parts(flat: Tensor, form: str) -> tuple[Tensor, ...]:
 
 
 def unpacked_parts(parts: tuple[Tensor, ...], form: str) -> Tensor:
-    """The flat float32 that the parts stand for."""
+    """Return the flat float32 tensor that the parts represent."""
     if form == BFLOAT16:
         return parts[0].to(torch.float32)
     decoded: Tensor = decode(*parts, form)

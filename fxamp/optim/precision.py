@@ -1,4 +1,4 @@
-"""In which precision one optimizer's compiled step keeps its state: a policy's ``[optimizer]`` table at work."""
+"""The precision in which an optimizer's compiled step stores its state: applies a policy's ``[optimizer]`` table."""
 
 import logging
 import weakref
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Precision:
-    """What is asked of one optimizer. ``steps``: how many were made, for the keys of random bits; ``seed``: theirs."""
+    """The precision requested for one optimizer; ``steps`` taken so far and ``seed`` give the keys of random bits."""
 
     asked: OptimizerPrecision
     seed: int = 0
@@ -33,7 +33,7 @@ class Precision:
 
     @property
     def changes(self) -> bool:
-        """Whether anything is other than the optimizer itself would have it."""
+        """Whether anything is stored in another form than the optimizer's own."""
         return self.asked != OptimizerPrecision()
 
 
@@ -41,7 +41,7 @@ _precisions: "weakref.WeakKeyDictionary[torch.optim.Optimizer, Precision]" = wea
 
 
 def set_precision(optimizer: torch.optim.Optimizer, asked: OptimizerPrecision | None, seed: int) -> None:
-    """Ask for a precision, from the next compiled step on; None for the optimizer's own. State is unpacked before."""
+    """Unpack the state, and request a precision from the next compiled step on; None: the optimizer's own."""
     known = _precisions.pop(optimizer, None)
     if known is not None and (asked is None or known.asked != asked):
         unpack_state(optimizer)
@@ -50,20 +50,20 @@ def set_precision(optimizer: torch.optim.Optimizer, asked: OptimizerPrecision | 
 
 
 def precision_of(optimizer: torch.optim.Optimizer) -> Precision | None:
-    """What is asked of the optimizer; None if nothing is."""
+    """Return the precision requested for the optimizer; None if there is no request."""
     found = _precisions.get(optimizer)
     return found if found is not None and found.changes else None
 
 
 def unpack_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make ordinary tensors of packed state: what only the optimizer's own code may read and write."""
+    """Replace packed state by ordinary tensors, which the optimizer's own code can read and write."""
     for entry in optimizer.state.values():
         if isinstance(entry, dict):
             entry.update({name: plain(value) for name, value in entry.items() if is_packed(value)})
 
 
 def require_names(layout: Layout, asked: OptimizerPrecision) -> None:
-    """Raise OptionError if the table names a state that there is not, or one that cannot be packed."""
+    """Raise OptionError if the table names a state that does not exist or cannot be packed."""
     found: dict[str, Any] = {}
     for owner, entry in layout.state.items():
         if isinstance(owner, Tensor) and owner.dim():
@@ -82,7 +82,7 @@ def require_names(layout: Layout, asked: OptimizerPrecision) -> None:
 
 
 def packable(value: Any, kept: str) -> bool:
-    """Whether a value of the state can be packed, and is not kept so already."""
+    """Whether a value of the state can be packed and is not packed yet."""
     if not isinstance(value, Tensor) or isinstance(value, Packed) or not value.dim():
         return False
     return value.dtype is torch.float32 or (value.dtype in NARROW and NARROW[value.dtype] != kept)
@@ -91,7 +91,7 @@ def packable(value: Any, kept: str) -> bool:
 def packed_state(
     layout: Layout, members: Sequence[int], asked: OptimizerPrecision, unsigned: Iterable[str]
 ) -> dict[Any, dict[str, Tensor]]:
-    """Return the state of a kind's parameters that is to be kept otherwise, as is asked; changes nothing.
+    """Return the packed form of the state to pack, for a kind's parameters; changes nothing.
 
     ``unsigned``: states that never become negative. One that is negative now is not trusted to be.
     """
@@ -113,7 +113,7 @@ def packed_state(
 
 
 def pass_for(layout: Layout, at: int, asked: OptimizerPrecision) -> PackState:
-    """The pass that makes a kind's step read and write what is stored; ``at``: one of its parameters."""
+    """Return the pass that makes a kind's step read and write packed state; ``at``: one of its parameters."""
     parameter, gradient = layout.parameters[at], layout.gradients[at]
     assert gradient is not None
     entry = layout.state.get(parameter, {})
@@ -133,7 +133,7 @@ def _form(value: Tensor) -> str:
 
 
 def keys(precision: Precision, members: Sequence[int]) -> Tensor:
-    """The keys of one step's random bits, int32, one for each parameter: of the seed, the step and its place."""
+    """Return the keys of one step's random bits: an int32 for each parameter, from seed, step and position."""
     place = np.asarray(members, dtype=np.uint32)
     start = np.uint32((precision.seed * 0x9E3779B1 + precision.steps * 0x85EBCA77 + 1) & 0xFFFFFFFF)
     mixed = _mixed(_mixed(place + np.uint32(1)) ^ _mixed(np.full_like(place, start)))
@@ -141,7 +141,7 @@ def keys(precision: Precision, members: Sequence[int]) -> Tensor:
 
 
 def _mixed(x: Any) -> Any:
-    """The same hash as :func:`fxamp.kernels.codes.mixed`, of uint32."""
+    """Return the hash of :func:`fxamp.kernels.codes.mixed`, for uint32."""
     x = x ^ (x >> np.uint32(16))
     x = x * np.uint32(MULTIPLIERS[0])
     x = x ^ (x >> np.uint32(15))
@@ -150,6 +150,6 @@ def _mixed(x: Any) -> Any:
 
 
 def parts_of(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The tensors, with the parts of packed ones in their place."""
+    """Yield the tensors; in place of a packed one its parts."""
     for tensor in tensors:
         yield from tensor.parts if isinstance(tensor, Packed) else (tensor,)

@@ -1,4 +1,4 @@
-"""DTensors in compiled steps: each rank steps the part that it holds, and no rank waits for another.
+"""DTensors in compiled steps: each rank steps its own part, and no rank waits for another.
 
 1. An elementwise step of a part is that part of the whole's step, if gradient and state are laid out as the parameter.
 2. A gradient that is laid out otherwise, as a partial sum is, is first laid out as its parameter.
@@ -31,7 +31,7 @@ def local(value: Any) -> Any:
 
 
 def joined(part: Tensor, whole: Tensor) -> Tensor:
-    """Return the DTensor that is laid out as ``whole`` and has ``part`` on this rank; any class of tensor may be one.
+    """Return a DTensor with the layout of ``whole`` whose part on this rank is ``part``, a tensor of any class.
 
     Not by ``from_local``, which takes a view.
     """
@@ -49,7 +49,7 @@ def laid_out_alike(one: Tensor, other: Tensor) -> bool:
 
 
 def settle_gradient(parameter: Tensor) -> Tensor | None:
-    """Return the parameter's gradient; one that is laid out otherwise is replaced by one that is laid out alike.
+    """Return the parameter's gradient; one with another layout is first replaced by one with the parameter's.
 
     A collective call then: all ranks of the mesh must make it.
     """
@@ -83,12 +83,12 @@ def spread_of(tensor: Tensor) -> Spread:
 
 
 def spreads_of(parameters: Iterable[Tensor]) -> list[Spread]:
-    """Return every way in which parameters are split, once each, in an order that is the same on all ranks."""
+    """Return the distinct ways in which parameters are split, in the same order on all ranks."""
     return [*dict.fromkeys(map(spread_of, parameters))]
 
 
 def sum_over_ranks_(total: Tensor, spread: Spread) -> Tensor:
-    """Add the totals of all ranks between which tensors are split so, in place; waits for no device."""
+    """Sum ``total`` over the ranks between which the tensors are split, in place; waits for no device."""
     for dimension in spread.dimensions:
         torch.distributed.all_reduce(total, group=spread.mesh.get_group(dimension))
     return total

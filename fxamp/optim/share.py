@@ -1,4 +1,4 @@
-"""Groups that share a program: their steps differ only in the numbers that it is given.
+"""Groups whose steps are the same program with other numbers: they share it.
 
 1. Two programs are the same if each writes the same values to the same inputs, where the number of one group stands in
    the place of the other's.
@@ -28,7 +28,7 @@ Path = tuple[Hashable, ...]
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """The part that one kind has in a program.
+    """How one kind uses a shared program.
 
     Attributes:
         kind, traced, packed: as it would be compiled alone.
@@ -55,7 +55,7 @@ class Share:
 
 
 def shared(kinds: Sequence[Share], layout: Layout) -> list[list[Share]]:
-    """Return a layout's kinds, each alone, by the program that serves them; the first of a list is the one to compile.
+    """Group a layout's kinds by the program that serves them; the first one of each list is compiled.
 
     A kind whose settings hold tensors shares no program.
     """
@@ -110,7 +110,7 @@ def _numbers(settings: Sequence[Mapping[str, Any]]) -> list[dict[Path, _Number]]
 
 
 def _joined(base: Share, kind: Share, groups: Sequence[int], numbers: list[dict[Path, _Number]]) -> Share | None:
-    """Return the kind's share in the program of ``base``; None if that is another program."""
+    """Return how the kind uses the program of ``base``; None if it needs another program."""
     own, other = (numbers[groups[each.kind.members[0]]] for each in (base, kind))
     floats = {path: number.index for path, number in own.items() if number.index is not None}
     if base.packed != kind.packed or not floats.keys() <= other.keys():

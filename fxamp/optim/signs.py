@@ -1,4 +1,4 @@
-"""Which states a step can never make negative: their 8 bits need none for the sign."""
+"""Find the states that a step never makes negative: their 8-bit codes need no sign."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ _IF_ANY = frozenset({aten.maximum.default, aten.clamp_min.default, aten.clamp.de
 
 
 def never_negative(gm: GraphModule) -> frozenset[str]:
-    """The roles of the states that stay at 0 or above, if they are, by induction over steps.
+    """Return the roles of the states that no step makes negative if they are not negative before it.
 
     ``gm``: a step of one parameter whose settings are constants; for other settings of the same signs it holds as well.
     """
