@@ -1,12 +1,13 @@
-"""pack-state: a step of one flat parameter reads state that is kept in fewer bits, and writes it so.
+"""pack-state: make the step of one flat parameter read and write state that is stored in fewer bits.
 
-1. An input that is stored as bfloat16 or float16 becomes one of that dtype, converted to float32 as it is read; what is
-   written to it is rounded: to nearest, or by chance.
-2. An input that is stored as codes becomes two, ``codes`` and ``scales``; it is decoded as it is read. What is written
-   to it gives the scales of its blocks, then the codes.
-3. With ``compensated``, a 16-bit parameter is read plus its compensation, an input of its own; what is written is
-   rounded to nearest, and what that loses is written to the compensation.
-4. Where something is rounded by chance, a last input of the parameter's own, ``noise``, is the key of its random bits.
+1. An input that is stored as bfloat16 or float16 gets that dtype, and is converted to float32 as it is read. Values
+   written to it are rounded to nearest or stochastically.
+2. An input that is stored as codes becomes two inputs, ``codes`` and ``scales``, and is decoded as it is read. Writing
+   to it computes the scales of its blocks, then the codes.
+3. With ``compensated``, a 16-bit parameter has a compensation as another input: the step reads their sum, writes the
+   result rounded to nearest, and writes the rounding error to the compensation.
+4. If anything is rounded stochastically, each parameter gets one more input, the last one: ``noise``, the key of its
+   random bits.
 
 Inputs are known by their role, ``node.meta[ROLE]``.
 """
@@ -39,8 +40,8 @@ HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 class PackState(Pass[Context]):
     """Requires a functional graph of one flat parameter; ensures rules 1 to 4.
 
-    ``stored``: the form by the role of the input: a 16-bit dtype's name, or a code. ``by_chance``: whether bfloat16 and
-    codes are rounded by chance. ``compensated``: whether the parameter has a compensation.
+    ``stored``: the form of each input by its role: a 16-bit dtype's name, or a code. ``by_chance``: whether bfloat16
+    and codes are rounded stochastically. ``compensated``: whether the parameter has a compensation.
     """
 
     stored: Mapping[str, str] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class _Packer:
         self._noise: Node | None = None
 
     def pack(self, node: Node, form: str) -> None:
-        """Replace one input by what is stored."""
+        """Replace one input by its stored form."""
         parts = self._inputs(node, form)
         with self._graph.inserting_before(self._first):
             value = self._read(parts, form)
