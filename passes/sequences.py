@@ -1,6 +1,7 @@
 """The order of all passes. Each pass states in ``requires`` what it needs from earlier passes."""
 
 from fxamp.passes.backward.cast_backward import CastBackward
+from fxamp.passes.backward.realize_casts import RealizeCasts
 from fxamp.passes.backward.scale_backward import ScaleBackward
 from fxamp.passes.base import CastContext, Context, PassSequence
 from fxamp.passes.forward.annotate_rules import AnnotateRules
@@ -61,6 +62,7 @@ def backward(*, rules: bool, scale: ScaleBackward | None) -> PassSequence[CastCo
         (
             *([CastBackward()] if rules else []),
             *([scale] if scale else []),
+            RealizeCasts(),
         ),
     )
 

@@ -104,12 +104,11 @@ class Compilation:
     def _rewrite_backward(self, gm: GraphModule) -> None:
         values = (value for node in gm.graph.nodes for value in fake_tensors(node.meta.get("val")))
         mode = next((fake_mode_of(value) for value in values), None)
-        owner = self.rules or self.scaling
-        if mode is None or owner is None:
+        if mode is None or self.policy is None:
             return
         scale = self.scaling.backward_pass(gm) if self.scaling is not None else None
         passes = backward_passes(rules=self.rules is not None, scale=scale)
-        run_passes(Captured(gm, mode), CastContext(mode, owner.policy), passes)
+        run_passes(Captured(gm, mode), CastContext(mode, self.policy), passes)
         if self.rules is not None:
             self.rules.log_unmatched(gm)
 

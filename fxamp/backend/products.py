@@ -22,10 +22,10 @@ from fxamp.policy import Category
 from fxamp.torch_private import hint
 
 #: FLOPs that pay for converting one element of a product's operands or result.
-FLOPS_PER_ELEMENT = 64
+FLOPS_PER_ELEMENT = 40
 
 #: FLOPs that pay for one call.
-FLOPS_PER_CALL = 5_000_000
+FLOPS_PER_CALL = 8_000_000
 
 #: Sizes that depend on values count as so many, as they do for Inductor.
 _UNKNOWN = 8192

@@ -13,6 +13,9 @@ from fxamp.torch_dtypes import HALVES, widest_float
 
 aten = torch.ops.aten
 
+#: From so many elements on, not to read a gradient once more is worth two launches.
+_LARGE = 2**20
+
 
 @dataclass(frozen=True)
 class Unscaled:
@@ -52,6 +55,7 @@ class UnscaleWriter:
         self._item = writer.item
         self._scale = scale
         self._norm = norm
+        self._by_rows = False
         with self._graph.inserting_before(scale.next):
             self._inverse = self._reciprocal()
 
@@ -68,8 +72,8 @@ class UnscaleWriter:
         first: dict[Node, int] = {}
         for at, node in enumerate(gradients):
             first.setdefault(node, at)
-        # The kernel supports no complex numbers, and unscales all that it gets.
-        fit = [node for node in first if kernel and not node.meta["val"].is_complex() and not _half(node)]
+        self._by_rows = kernel
+        fit = [node for node in first if kernel and _fits_kernel(node)]
         pieces = self._by_kernel(fit) + [self._by_ops(node) for node in first if node not in fit]
         true = {node: result for piece in pieces for node, result in piece.true.items()}
         flags = self._call(aten.cat.default, [piece.flags for piece in pieces])
@@ -98,7 +102,10 @@ class UnscaleWriter:
         if value.is_complex():
             true = self._call(aten.abs.default, true)
         wide = self._as(true, torch.promote_types(true.meta["val"].dtype, torch.float32))
-        return self._as(self._call(aten.sum.default, self._call(aten.mul.Tensor, wide, wide)), torch.float32)
+        squares = self._call(aten.mul.Tensor, wide, wide)
+        if self._by_rows and _is_fused(true):
+            squares = self._call(aten.sum.dim_IntList, squares, [-1])
+        return self._as(self._call(aten.sum.default, squares), torch.float32)
 
     def _total(self, squares: Sequence[Node]) -> Node | None:
         if not squares:
@@ -126,8 +133,10 @@ class UnscaleWriter:
     def _not_finite(self, node: Node) -> Node:
         """Whether ``node`` holds an inf or NaN: bool ``[1]``. inf - inf and NaN - NaN are NaN, which equals nothing."""
         difference = self._call(aten.sub.Tensor, node, node)
-        found = self._call(aten.any.default, self._call(aten.ne.Scalar, difference, 0))
-        return self._call(aten.view.default, found, [1])
+        found = self._call(aten.ne.Scalar, difference, 0)
+        if self._by_rows and _is_fused(node):
+            found = self._call(aten.any.dim, found, -1)
+        return self._call(aten.view.default, self._call(aten.any.default, found), [1])
 
     def _home(self, flags: Node) -> Node:
         return self._on(flags, self._scale.meta["val"].device)
@@ -145,6 +154,22 @@ class UnscaleWriter:
         wide = widest_float(self._scale.meta["val"].device)
         exact = self._call(aten.reciprocal.default, self._as(self._scale, wide))
         return self._as(exact, torch.float32)
+
+
+def _fits_kernel(node: Node) -> bool:
+    """Whether the kernel is for this gradient: it supports no complex numbers, and unscales all that it gets."""
+    return not node.meta["val"].is_complex() and not _half(node) and not _is_fused(node)
+
+
+def _is_fused(node: Node) -> bool:
+    """Whether Inductor fuses more ops into the one that makes this large float32 gradient: it is elementwise.
+
+    An example is the sum of both gradients of a weight that is used twice. Reductions by rows join that kernel as well;
+    a reduction of all elements at once would be split in a way that does not.
+    """
+    value = node.meta["val"]
+    elementwise = node.target in (aten.add.Tensor, aten.mul.Tensor)
+    return elementwise and value.dtype == torch.float32 and value.dim() > 1 and value.numel() >= _LARGE
 
 
 def _half(node: Node) -> bool:

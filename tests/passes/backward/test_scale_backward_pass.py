@@ -241,6 +241,33 @@ def test_the_kernel_reads_a_weight_s_gradient_before_it_is_widened() -> None:
     assert [source.meta["val"].dtype for source in node.args[0]] == [torch.float32, torch.float16]
 
 
+def used_twice(x: Tensor, w: Tensor) -> Tensor:
+    """The gradient of ``w`` is a sum; that of ``x`` is a product's."""
+    return (x @ w).sum() + w.square().sum()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("bad", [1.0, INF])
+def test_a_large_sum_is_unscaled_and_checked_where_it_is_made(bad: float, norm: bool) -> None:
+    """The oracle is the same graph with plain ops alone."""
+    outcomes = []
+    for check in CHECKS:
+        gm = backward_graph(used_twice, ones(2, 1024), ones(1024, 1024))
+        given = [torch.full_like(value, bad) if value.dim() == 0 else value for value in arguments(gm)]
+        run(gm, check, norm)
+        kernels = gm.graph.find_nodes(op="call_function", target=torch.ops.fxamp.check_unscale.default)
+        kernels += gm.graph.find_nodes(op="call_function", target=torch.ops.fxamp.check_unscale_norm.default)
+        read = [source.meta["val"].shape for kernel in kernels for source in kernel.args[0]]
+        assert read == ([] if check == "ops" else [(2, 1024)])
+        outcomes.append(gm(*given, torch.tensor(3.0)))
+    plain, fused = outcomes
+    assert torch.equal(plain[2].bool(), fused[2].bool()) and bool(plain[2].any()) == (bad == INF)
+    for a, b in zip(plain[:2], fused[:2], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    if norm:
+        torch.testing.assert_close(plain[3], fused[3], equal_nan=True)
+
+
 def test_a_tangent_that_is_the_gradient_and_one_gradient_for_two_inputs() -> None:
     gm = backward_graph(lambda a, b: a + b, ones(2), ones(2))
     assert run(gm).counts == {"tangents": 1, "gradients": 2}

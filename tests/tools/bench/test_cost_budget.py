@@ -1,6 +1,6 @@
 """What a step costs, exactly: nobody makes one heavier by accident.
 
-``cost_budget.json`` holds bytes and launches of each model, two layers of it, in float16 with a scaler, as
+``cost_budget.json`` holds bytes, memory and launches of each model, two layers of it, in float16 with a scaler, as
 ``fxamp-bench cost`` counts them: torch's, and fxamp's under the same autocast. To accept others:
 
     FXAMP_ACCEPT=1 pytest -n 0 -m "exhaustive or not exhaustive" tests/tools/bench/test_cost_budget.py
@@ -26,7 +26,7 @@ FILE = Path(__file__).with_name("cost_budget.json")
 BUDGET: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {"versions": {}, "models": {}}
 VERSIONS = {name: version(name).partition("+")[0] for name in ("torch", "transformers")}
 ACCEPTING = os.environ.get("FXAMP_ACCEPT") == "1"
-COLUMNS = ("forward", "backward", "step", "triton", "library", "outside", "kept")
+COLUMNS = ("forward", "backward", "step", "triton", "library", "outside", "kept", "peak")
 HEAVY = ("gpt2-124m", "bert-base", "llama-1b", "vit-b", "resnet50")
 
 
@@ -54,9 +54,15 @@ def test_a_step_costs_what_was_accepted(model: str) -> None:
 
 @pytest.mark.parametrize("model", BUDGET["models"])
 def test_no_step_is_heavier_than_torch_s(model: str) -> None:
-    """Bytes of the whole step, what is kept, and launches, each."""
+    """Bytes of the whole step, what is kept, most memory at once, and launches, each."""
     ours, torch = (BUDGET["models"][model][who] for who in ("fxamp", "torch"))
-    for columns in (("forward",), ("forward", "backward", "step"), ("kept",), ("triton", "library", "outside")):
+    for columns in (
+        ("forward",),
+        ("forward", "backward", "step"),
+        ("kept",),
+        ("peak",),
+        ("triton", "library", "outside"),
+    ):
         assert sum(ours[column] for column in columns) <= sum(torch[column] for column in columns), columns
 
 

@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 from fxamp.tools.bench.cost.count import Access, Kernel
 from fxamp.tools.common.running_ops import RunningOps
 
-#: Ops that move nothing.
-_FREE = ("aten::empty", "aten::detach", "prim::")
+#: Ops that move nothing; the schema of ``_unsafe_view`` does not tell that it is a view.
+_FREE = ("aten::empty", "aten::detach", "aten::_unsafe_view", "prim::")
 #: Ops that only write: autograd's gradients of results that nobody used, and the like.
 _FILLS = ("aten::zeros", "aten::ones", "aten::full", "aten::fill_", "aten::zero_", "aten::new_zeros")
 

@@ -1,0 +1,58 @@
+"""realize-casts: write a 16-bit copy of a gradient in the gradient's own shape, so that its kernel can write it too.
+
+The backward casts the float32 gradient of a residual stream to 16 bits for products, which read it through a view:
+``view(convert(gradient [16, 512, 768]), [8192, 768])``. On a GPU, Inductor makes one kernel of cast and view, in the
+view's shape, and fuses only kernels whose loops have the same shape: the gradient is written, read and written again.
+
+1. A cast from float32 to 16 bits with more than two dimensions and fixed strides, of which only views are read, is
+   realized as it is strided. Its kernel then has the shape of its source, and joins the kernel that makes that.
+
+No value changes. Inductor's own primitive marks the place; in other compilers it does nothing.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxamp.graph import GraphWriter
+from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.shared.widening import CASTS
+from fxamp.torch_dtypes import NARROW
+
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+
+
+@dataclass(frozen=True)
+class RealizeCasts(Pass[Context]):
+    """Requires AOTAutograd's backward; ensures rule 1 on every device but the CPU, whose loops Inductor merges."""
+
+    name = "realize-casts"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        from torch._inductor.inductor_prims import force_stride_order
+
+        found = [node for node in gm.graph.nodes if _is_read_through_views(node)]
+        writer = GraphWriter(gm.graph, context.mode)
+        for cast in found:
+            views = list(cast.users)
+            with gm.graph.inserting_after(cast):
+                realized = writer.call(force_stride_order, cast, list(cast.meta["val"].stride()))
+            for view in views:
+                view.replace_input_with(cast, realized)
+        gm.recompile()
+        return Result(len(found))
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        left = [node.name for node in gm.graph.nodes if _is_read_through_views(node)]
+        return f"not realized: {', '.join(left)}" if left else None
+
+
+def _is_read_through_views(node: Node) -> bool:
+    value = node.meta.get("val")
+    if node.target not in CASTS or not isinstance(value, torch.Tensor) or value.device.type == "cpu":
+        return False
+    source = node.args[0].meta["val"]  # type: ignore[union-attr]
+    narrows = value.dtype in NARROW and source.dtype == torch.float32 and value.dim() > 2
+    static = all(isinstance(stride, int) for stride in value.stride())
+    return narrows and static and bool(node.users) and all(user.target in _VIEWS for user in node.users)
