@@ -19,7 +19,7 @@ from fxamp.tools.bench.spread import spread
 from fxamp.tools.bench.train.contenders import CONTENDERS
 from fxamp.tools.bench.train.counted_ops import CountedOps
 from fxamp.tools.bench.train.experiment import Experiment
-from fxamp.tools.bench.train.measure import _process
+from fxamp.tools.bench.train.measure import _process, compare
 from fxamp.tools.bench.train.models import MODELS, SIZES, build
 from fxamp.tools.bench.train.observe import observe
 from fxamp.tools.bench.train.result import Comparison, Measured
@@ -84,6 +84,19 @@ def test_medians_lie_within_the_spread_and_the_baselines_ratios_are_one(document
     assert set(base["step_ratio"].values()) == set(base["cpu_ratio"].values()) == {1.0}
     assert {value for value in base["ratios"].values() if value is not None} == {1.0}
     assert base["loss_distance"] == 0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.inductor
+def test_a_warm_start_finds_every_graph_in_the_caches() -> None:
+    experiment = replace(PLAN, lowering="inductor", steps=1, rounds=1)
+    found = compare(experiment, ["eager-autocast", "compile-autocast", "fxamp"], "compile-autocast", lambda _: None)
+    eager, torchs, ours = found.contenders
+    assert eager.hits == eager.misses == 0 and eager.cold_cpu is None
+    for each in (torchs, ours):
+        assert each.hits > 0 and each.misses == 0, each.label
+        assert each.cold_cpu > 0 and each.warm_cpu > 0
+    assert f"{ours.hits} of {ours.hits}" in table(found)
 
 
 def test_every_contender_trained_as_many_steps(document: dict) -> None:

@@ -14,8 +14,10 @@ class Measured:
 
     ``seconds``: of a step, one value a round. ``cpu_seconds``: CPU time of the process for it, which other work on the
     machine disturbs less; of a GPU's step it is the host's part. ``cold`` and ``warm``: seconds of compiling with empty
-    caches, and again in another process with those caches; None for eager code. ``graphs``: compiled graphs at the end,
-    of which ``graphs_at_first`` were compiled by the first steps; ``breaks``: graph breaks. ``losses``: of every step.
+    caches, and again in another process with those caches; None for eager code. ``cold_cpu`` and ``warm_cpu``: CPU time
+    of these processes from their start until the first steps are done, compilers included. ``hits`` and ``misses``: of
+    graphs in torch's compile caches, in the second process. ``graphs``: compiled graphs at the end, of which
+    ``graphs_at_first`` were compiled by the first steps; ``breaks``: graph breaks. ``losses``: of every step.
     ``observed``: the fields of :class:`~fxamp.tools.bench.train.observe.Observed`. ``failed``: why there are no
     numbers, ``""`` if there are.
     """
@@ -26,6 +28,10 @@ class Measured:
     cpu_seconds: tuple[float, ...] = ()
     cold: float | None = None
     warm: float | None = None
+    cold_cpu: float | None = None
+    warm_cpu: float | None = None
+    hits: int = 0
+    misses: int = 0
     graphs: int = 0
     graphs_at_first: int = 0
     breaks: int = 0
@@ -89,7 +95,7 @@ class Comparison:
 
 
 #: The numbers that are also given as ratios to the baseline's.
-RATIOS = ("memory_peak", "memory_activations", "cold", "warm", "casts", "cast_bytes")
+RATIOS = ("memory_peak", "memory_activations", "cold", "warm", "cold_cpu", "warm_cpu", "casts", "cast_bytes")
 
 
 def _ratios(mine: Sequence[float], theirs: Sequence[float]) -> Spread | None:

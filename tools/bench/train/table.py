@@ -93,6 +93,10 @@ def _graphs(comparison: Comparison, each: Measured) -> str:
     return f"{each.graphs}" + (f", {later} of them late" if later else "")
 
 
+def _found(comparison: Comparison, each: Measured) -> str:
+    return f"{each.hits} of {each.hits + each.misses}" if each.hits + each.misses else MISSING
+
+
 def _loss(comparison: Comparison, each: Measured) -> str:
     return f"{each.losses[-1]:.4f}, step {len(each.losses)}"
 
@@ -132,6 +136,9 @@ _ROWS: dict[str, _Cell] = {
     "held for the backward": _ratio("memory_activations", size),
     "compiling, empty caches": _ratio("cold", _seconds),
     "compiling, warm caches": _ratio("warm", _seconds),
+    "CPU time until then, empty": _ratio("cold_cpu", _seconds),
+    "CPU time until then, warm": _ratio("warm_cpu", _seconds),
+    "found in warm caches": _found,
     "graphs": _graphs,
     "graph breaks": _plain("breaks", _count),
     "casts in the forward": _plain("casts", _count),

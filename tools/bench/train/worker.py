@@ -3,6 +3,8 @@
 The first request is ``{"experiment": {...}, "contender": NAME}``; then any of those in ``_ANSWERS``.
 """
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,16 +31,39 @@ def _start(request: dict[str, Any]) -> Any:
 
 
 def _warm_up(training: Any) -> dict[str, Any]:
-    """Seconds of the call of torch.compile and of each of the first steps, and what Dynamo counted in them."""
+    """Seconds of the call of torch.compile and of each of the first steps, and what torch counted in them.
+
+    ``cpu``: CPU time of this process until now and of the compilers that it started. ``hits``, ``misses``: of graphs in
+    torch's compile caches.
+    """
     from torch._dynamo.utils import counters
 
     seconds = [_timed(training, 1) for _ in range(WARM_UP)]
     return {
         "compile_call": training.compile_call,
         "seconds": seconds,
+        "cpu": _cpu_seconds(),
         "graphs": counters["stats"]["unique_graphs"],
         "breaks": sum(counters["graph_break"].values()),
+        "hits": _in_caches("hit"),
+        "misses": _in_caches("miss") + _in_caches("bypass"),
     }
+
+
+def _in_caches(outcome: str) -> int:
+    """How often AOTAutograd's and Inductor's cache had this outcome."""
+    from torch._dynamo.utils import counters
+
+    found = counters["aot_autograd"][f"autograd_cache_{outcome}"] + counters["inductor"][f"fxgraph_cache_{outcome}"]
+    return int(found)
+
+
+def _cpu_seconds() -> float:
+    if "torch._inductor.async_compile" in sys.modules:
+        from torch._inductor.async_compile import shutdown_compile_workers
+
+        shutdown_compile_workers()  # the time of a child counts when it has ended
+    return sum(os.times()[:4])
 
 
 def _steps(training: Any, count: int) -> dict[str, Any]:
