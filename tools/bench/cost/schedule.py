@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from fxamp.passes.backward.scale_backward import SCALE
 from fxamp.tools.bench.cost.count import Access, Kernel
 
 #: GraphLowering and scheduler nodes of Inductor; torch gives them no stable types.
@@ -42,6 +43,8 @@ def peak(graph: Lowering) -> int:
         OrderedSet(graph.graph_inputs),
         outputs,
     )
+    if SCALE in inputs:
+        inputs[SCALE].mpi_buffer.size_free = 0  # the scaler's, as torch's own is outside of its graph
     for node in scheduler.nodes:
         for buffer in node.get_outputs():
             if _in_registers(node, buffer):
