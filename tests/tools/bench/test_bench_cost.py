@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cost_counting import Counting
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxamp.errors import OptionError
@@ -15,7 +16,6 @@ from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.cost import command, hooks
 from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel
 from fxamp.tools.bench.cost.eager import EagerOps
-from fxamp.tools.bench.cost.process import counts
 from fxamp.tools.bench.cost.row import Rates, extrapolated, row
 from fxamp.tools.bench.cost.workload import Way, Workload
 
@@ -42,7 +42,7 @@ PARAMETERS = WEIGHT + 32 + TABLE
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Count]:
+def counted(tmp_path_factory: pytest.TempPathFactory, counting: Counting) -> dict[str, Count]:
     """The program under torch and under fxamp, float16 with a scaler."""
     file = tmp_path_factory.mktemp("cost") / "net.py"
     file.write_text(PROGRAM)
@@ -52,7 +52,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Count]:
         "fxamp": (workload, Way("cuda-float16")),
         "clipped": (replace(workload, clip=True), Way()),
     }
-    return dict(zip(ways, counts(ways.values()), strict=True))
+    return {name: counting(*request) for name, request in ways.items()}
 
 
 def kernels(count: Count, stage: str, kind: str) -> list[Kernel]:

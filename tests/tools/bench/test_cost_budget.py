@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cost_counting import Counting
 from exhaustive import exhaustive
 
-from fxamp.tools.bench.cost.process import counts
 from fxamp.tools.bench.cost.row import row
 from fxamp.tools.bench.cost.workload import Way, Workload
 from fxamp.tools.bench.train.models import MODELS
@@ -30,25 +30,24 @@ COLUMNS = ("forward", "backward", "step", "triton", "library", "outside", "kept"
 HEAVY = ("gpt2-124m", "bert-base", "llama-1b", "vit-b", "resnet50")
 
 
-def counted(model: str, *ways: Way) -> list[dict[str, int]]:
+def counted(counting: Counting, model: str, *ways: Way) -> list[dict[str, int]]:
     sizes = dict(MODELS[model].sizes["full"])
     sizes["depth" if "depth" in sizes else "layers"] = 2
-    found = counts([(Workload(model, sizes=sizes), way) for way in ways])
-    rows = [asdict(row(way.label, way.policy, count)) for way, count in zip(ways, found, strict=True)]
+    rows = [asdict(row(way.label, way.policy, counting(Workload(model, sizes=sizes), way))) for way in ways]
     return [{column: each[column] for column in COLUMNS} for each in rows]
 
 
 @pytest.mark.parametrize("model", exhaustive(("mlp", *HEAVY), always=("mlp",)))
-def test_a_step_costs_what_was_accepted(model: str) -> None:
+def test_a_step_costs_what_was_accepted(counting: Counting, model: str) -> None:
     if ACCEPTING:
-        torch, ours = counted(model, Way(), Way("auto"))
+        torch, ours = counted(counting, model, Way(), Way("auto"))
         BUDGET["models"][model] = {"torch": torch, "fxamp": ours}
         BUDGET["versions"] = VERSIONS
         FILE.write_text(json.dumps(BUDGET, indent=1, sort_keys=True) + "\n")
     elif BUDGET["versions"] != VERSIONS:
         pytest.skip(f"the budget is for {BUDGET['versions']}, and here are {VERSIONS}")
     else:
-        (ours,) = counted(model, Way("auto"))
+        (ours,) = counted(counting, model, Way("auto"))
     assert ours == BUDGET["models"][model]["fxamp"], "run with FXAMP_ACCEPT=1 if that is meant"
 
 

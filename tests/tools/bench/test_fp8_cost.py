@@ -10,10 +10,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from cost_counting import Counting
 from exhaustive import exhaustive
 
 from fxamp.tools.bench.cost.count import Count
-from fxamp.tools.bench.cost.process import counts
 from fxamp.tools.bench.cost.row import Rates, row
 from fxamp.tools.bench.cost.workload import Way, Workload
 from fxamp.tools.bench.train.models import MODELS
@@ -47,10 +47,9 @@ def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def counted(layer: Path) -> dict[str, Count]:
+def counted(layer: Path, counting: Counting) -> dict[str, Count]:
     workload = Workload(str(layer), dtype="bfloat16", optimizer="none")
-    policies = ("cuda-bfloat16", *FP8)
-    return dict(zip(policies, counts((workload, Way(policy)) for policy in policies), strict=True))
+    return {policy: counting(workload, Way(policy)) for policy in ("cuda-bfloat16", *FP8)}
 
 
 def milliseconds(count: Count) -> float:
@@ -75,10 +74,10 @@ def test_all_products_are_in_fp8_and_no_weight_is_kept_in_it(counted: dict[str, 
 
 
 @pytest.mark.exhaustive
-def test_gpt2_takes_no_longer() -> None:
+def test_gpt2_takes_no_longer(counting: Counting) -> None:
     sizes = dict(MODELS["gpt2-124m"].sizes["full"]) | {"layers": 1}
     workload = Workload("gpt2-124m", dtype="bfloat16", sizes=sizes)
-    plain, *others = map(milliseconds, counts((workload, Way(policy)) for policy in ("cuda-bfloat16", *FP8)))
+    plain, *others = (milliseconds(counting(workload, Way(policy))) for policy in ("cuda-bfloat16", *FP8))
     assert all(each <= plain for each in others)
 
 

@@ -1,0 +1,13 @@
+"""What tests of the bench share."""
+
+from collections.abc import Iterator
+
+import pytest
+from cost_counting import Counting
+
+
+@pytest.fixture(scope="session")
+def counting() -> Iterator[Counting]:
+    made = Counting()
+    yield made
+    made.close()
