@@ -85,3 +85,22 @@ def test_onnx_runtime_is_as_near_to_float64_as_autocast(tmp_path: Path) -> None:
     exact = model.double()(x.double()).detach()
     bound = 2 * (autocast - exact).abs().max() + torch.finfo(torch.float16).eps * exact.abs().max()
     assert 0 < (torch.from_numpy(result).double() - exact).abs().max() <= bound
+
+
+@pytest.mark.exhaustive
+@pytest.mark.inductor
+@pytest.mark.filterwarnings("ignore")
+def test_a_package_of_aot_inductor_is_as_near_to_float64_as_autocast(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Normed().eval(), torch.randn(3, 4)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        autocast = model(x).double()
+    rewritten = fxamp.rewrite(model, (x,), policy="cpu-bfloat16")
+
+    exported = torch.export.export(rewritten, (x,))
+    path = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "net.pt2"))
+    result = torch._inductor.aoti_load_package(path)(x)
+
+    exact = model.double()(x.double())
+    assert result.dtype == torch.bfloat16 or result.dtype == torch.float32
+    assert (result.double() - exact).norm() <= 2 * (autocast - exact).norm()

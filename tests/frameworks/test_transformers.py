@@ -185,6 +185,77 @@ def test_training_resumes_with_its_scale(tmp_path: Path, restore: bool) -> None:
     assert list(load_file(checkpoint / "model.safetensors")) == sorted(Classifier().state_dict())
 
 
+def written(folder: Path, *callbacks: TrainerCallback, **arguments: Any) -> tuple[Any, list[Any], list[int]]:
+    """A tiny GPT-2, trained by a trainer that generates text as it evaluates: its texts, the graphs until each."""
+    reset()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    words = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=40,
+            n_positions=32,
+            n_embd=16,
+            n_layer=1,
+            n_head=2,
+            resid_pdrop=0,
+            embd_pdrop=0,
+            attn_pdrop=0,
+            **words,
+        )
+    )
+    texts: list[Any] = []
+    graphs: list[int] = []
+
+    def metrics(found: Any) -> dict[str, float]:
+        texts.append(found.predictions.tolist())
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        return {}
+
+    rows = torch.randint(3, 40, (8, 5), generator=torch.Generator().manual_seed(1))
+    train = [{"input_ids": row, "labels": row} for row in rows]
+    args = transformers.Seq2SeqTrainingArguments(
+        str(folder),
+        use_cpu=True,
+        report_to=[],
+        logging_steps=1,
+        learning_rate=0.05,
+        optim="adamw_torch",
+        max_steps=4,
+        eval_strategy="steps",
+        eval_steps=2,
+        per_device_train_batch_size=2,
+        per_device_eval_batch_size=2,
+        save_strategy="no",
+        disable_tqdm=True,
+        predict_with_generate=True,
+        generation_config=transformers.GenerationConfig(max_new_tokens=8, min_new_tokens=8, **words),
+        **arguments,
+    )
+    made = transformers.Seq2SeqTrainer(
+        model, args, train_dataset=train, eval_dataset=train[:2], compute_metrics=metrics, callbacks=list(callbacks)
+    )
+    made.train()
+    prompt = rows[2:3, :3]
+    texts.append(
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=args.generation_config)
+    )
+    return made, texts, graphs
+
+
+@pytest.mark.exhaustive
+def test_text_is_generated_between_steps_as_by_the_trainer_alone(tmp_path: Path) -> None:
+    theirs, their_texts, _ = written(tmp_path / "theirs", bf16=True)
+    ours, our_texts, graphs = written(tmp_path / "ours", FxampCallback("cpu-bfloat16", options=LOWERING))
+
+    assert len(our_texts) == 3 and repr(our_texts) == repr(their_texts)
+    assert seen(ours) == seen(theirs)
+    losses = [[entry.get("eval_loss") for entry in made.state.log_history] for made in (ours, theirs)]
+    assert losses[0] == losses[1]
+    assert_same(weights(ours.model), weights(theirs.model))
+    assert 0 < graphs[0] == graphs[1], "the second evaluation compiles nothing, though each word is another length"
+
+
 def test_another_scaler_is_refused(tmp_path: Path) -> None:
     made = by_fxamp(tmp_path, "cpu-float16", fp16=True)
     with pytest.raises(fxamp.FxampError, match="brings a scaler of its own"):
