@@ -1,7 +1,7 @@
 """pack-kept: return what the backward needs in the form given by the policy's rules of region "kept".
 
 1. The forward's results do not change. Its further outputs are changed in place, by position.
-2. Views of one memory are one value: it is packed once, right after it is computed.
+2. Views of one memory are one value: it is packed once, right after it is computed, or read by a convolution.
 3. Values that need no extra memory (inputs, constants, results, views of them), and values without a rule, stay.
 4. ``output.meta[RESTORE]`` describes for every position how unpack-kept restores it;
    ``output.meta[KEPT_VALUES]`` describes for reports what happened to each memory.
@@ -10,7 +10,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, dtype_name, graph_output, module_path, tensor_value
@@ -144,12 +146,26 @@ def _reads_numbers(view: Node) -> bool:
 def _pack(memory: Memory, packing: Packing, rule: Rule | None, writer: GraphWriter) -> tuple[Node, Packing, list[Node]]:
     assert rule is not None
     node = _packed_node(memory)
-    with writer.graph.inserting_before(node.next):
+    with writer.graph.inserting_before(_place(node)):
         parts = PackWriter(writer).pack(node, packing, f"kept for the backward: rule {rule.id}")
     for part in parts:
         part.meta.update({key: node.meta[key] for key in _HANDED if key in node.meta})
     return node, packing, parts
 
+
+def _place(node: Node) -> Node:
+    """Return the node before which to pack ``node``: the next one, or what follows the convolution that reads it.
+
+    Inductor fixes the memory layout of a value that it writes, as that of a pooling, for whoever reads it first. A
+    convolution needs channels innermost: if packing came first, it would copy the value.
+    """
+    made = maker(node).target
+    fused = isinstance(made, OpOverload) and torch.Tag.pointwise in made.tags
+    reader = None if fused else next((user for user in node.users if user.target is _CONVOLUTION), None)
+    return (reader or node).next
+
+
+_CONVOLUTION = torch.ops.aten.convolution.default
 
 #: Metadata that AOTAutograd reads on nodes that it saves.
 _HANDED = ("saved_tensor_with_no_vc_check",)

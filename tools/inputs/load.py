@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fxamp.errors import ListingError
 from fxamp.listing import Document, Listing
+from fxamp.policy.model.keep import KEPT
 from fxamp.tools.common.quiet import in_one_line, quiet
 from fxamp.tools.inputs.apply import Request, choose, is_lowered, refuse
 from fxamp.tools.inputs.kinds import existing, kind_of, syntax
@@ -47,7 +48,7 @@ def load(path: str, request: Request) -> Document:
     for one in prepared:
         policy, why = choose(request, one.device)
         with quiet(), in_one_line(f"{file}: {one.name} cannot be rewritten"):
-            graphs.append(one.listing(policy, why))
+            graphs.append(one.listing(policy, why, request.kept or policy.has_rules_for(KEPT)))
         notes += one.warnings
         notes += [
             f"{file}: {one.name} asks for sizes that the text has no numbers for; took {taken}" for taken in one.fixed()

@@ -14,6 +14,7 @@ from fxamp.pipeline.kept import kept_bytes
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.policy import Policy
 from fxamp.tools.inputs.expressions import Opaque
+from fxamp.tools.inputs.partitioned import kept_values
 
 _OPAQUE = "fxamp.opaque."
 
@@ -49,16 +50,18 @@ class ProgramGraph:
         """Return a new pre-dispatch ATen graph."""
         return capture(self.module, self.inputs)
 
-    def listing(self, policy: Policy, chosen: str) -> Listing:
+    def listing(self, policy: Policy, chosen: str, partitioned: bool = False) -> Listing:
         """Return the listing of the graph under ``policy``, which is resolved; ``chosen`` says why this policy.
 
-        Raises BannedOpError if the policy bans an op of the graph.
+        With ``partitioned`` it lists the values that a compiled forward keeps for the backward. Raises BannedOpError if
+        the policy bans an op of the graph.
         """
         captured = self.captured()
         before = kept_bytes(captured.module, captured.mode)
         record = apply_policy(captured, policy, None, chosen, every_device=True, ended=self.ended)
         after = kept_bytes(captured.module, captured.mode)
-        listing = replace(record.listing, name=self.name, kept_before=before, kept_after=after)
+        kept = kept_values(captured.module, self.inputs, policy) if partitioned else ()
+        listing = replace(record.listing, name=self.name, kept_before=before, kept_after=after, kept=kept)
         return self._in_its_words(listing, policy.device)
 
     def plain_listing(self) -> Listing:

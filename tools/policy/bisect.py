@@ -1,10 +1,15 @@
-"""``fxamp-policy bisect``: the smallest set of modules, or rules, to widen so that the error is within a tolerance."""
+"""``fxamp-policy bisect``: the smallest set of modules, or rules, to widen so that the error is within a tolerance.
+
+With ``--region kept`` it looks for what must not be packed or recomputed for the backward.
+"""
 
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from math import isfinite
 
-from fxamp.errors import ListingError
+from fxamp.errors import ListingError, OptionError
+from fxamp.policy import Policy
+from fxamp.policy.model.keep import KEPT
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.output import write_text
@@ -12,7 +17,16 @@ from fxamp.tools.common.progress import say
 from fxamp.tools.policy.batches import load_work
 from fxamp.tools.policy.bisect_report import best, head, hopeless, lines, rules
 from fxamp.tools.policy.bisect_trials import Trials
-from fxamp.tools.policy.bisect_units import OUT_OF_FP8, ModuleTree, Unit, rule_units
+from fxamp.tools.policy.bisect_units import (
+    KEPT_AS_IS,
+    OUT_OF_FP8,
+    ModuleTree,
+    Unit,
+    Widening,
+    kept_rule_units,
+    rule_units,
+    widening,
+)
 from fxamp.tools.policy.delta import hierarchical, is_minimal
 from fxamp.tools.policy.here import base_policy, refuse_overwriting
 from fxamp.tools.policy.patch import patch_text
@@ -33,20 +47,32 @@ def _parser() -> Parser:
     parser = Parser(
         PROG,
         "Find the smallest set of modules, or of the policy's rules, that must be float32 for the relative error "
-        "against float64 to be within a tolerance; of a policy for fp8 the set that must leave it. MODEL.py "
+        "against float64 to be within a tolerance; of a policy for fp8 the set that must leave it; with --region kept "
+        "the set whose values must be kept for the backward as the forward made them. MODEL.py "
         "defines model and batches (or inputs), and perhaps loss(output); it is run, and so is the "
         "model, once a trial.",
     )
     add = parser.add_argument
     add("model", metavar="MODEL.py", help="defines model and batches (or inputs), and perhaps loss(output)")
     add("--tolerance", metavar="T", type=_tolerance, required=True, help="the largest relative error, in the 2-norm")
-    add("--policy", metavar="P", help="the policy to start from; DEVICE-float16 unless given, for the model's device")
+    add(
+        "--policy",
+        metavar="P",
+        help="the policy to start from; for the model's device DEVICE-float16 unless given, or with --region kept "
+        "DEVICE-bfloat16-lean",
+    )
+    add(
+        "--region",
+        type=one_of("forward", KEPT),
+        default="forward",
+        help="forward (default): what must be in a wider dtype; kept: what must not be packed or recomputed",
+    )
     add("--by", type=one_of("modules", "rules"), default="modules", help="modules (default) or rules")
     add(
         "--measure",
         type=one_of("output", "gradient", "both"),
-        default="both",
-        help="the error of all outputs, of the gradient of the losses' sum, or of both (default)",
+        help="the error of all outputs, of the gradient of the losses' sum, or of both (default; with --region kept "
+        "the gradient's, because the outputs do not depend on it)",
     )
     add("--output", metavar="FILE", help="where the patch is written; standard output unless given")
     add("--batches", metavar="N", type=positive, help="take the first N batches only")
@@ -71,16 +97,20 @@ def _say(text: str) -> None:
 def _bisect(given: Namespace) -> bool:
     """Whether a set was found."""
     refuse_overwriting(given.policy, given.output)
+    kept = given.region == KEPT
+    measure = _measure(given.measure, kept)
     work = load_work(given.model, _say, given.batches)
-    name, policy = base_policy(given.policy, work, _say, runs=True, emulate=given.emulate)
+    start = given.policy or (f"{work.device()}-bfloat16-lean" if kept else None)
+    name, policy = base_policy(start, work, _say, runs=True, emulate=given.emulate)
+    if kept:
+        _require_kept_rules(name, policy)
     batches = tuple(work.batches())
     if not batches:
         raise ListingError(f"{work.file}: batches holds no batch: there is nothing to measure; accepted: one or more")
-    trials = Trials(work, batches, policy, given.tolerance, given.measure, _say)
+    trials = Trials(work, batches, policy, given.tolerance, measure, KEPT_AS_IS if kept else widening(policy), _say)
     places = trials.places()
     if not places:
-        lower = "fp8" if trials.to is OUT_OF_FP8 else policy.lower_precision_fp
-        raise ListingError(f"{work.file}: policy {name!r} runs nothing of model in {lower}")
+        raise ListingError(f"{work.file}: policy {name!r} {_nothing(trials.to, policy)}")
     with trials.shown, so_far(lambda: best(trials)):
         found = _search(trials, given.by, places)
     if found is None:
@@ -92,10 +122,38 @@ def _bisect(given: Namespace) -> bool:
     return True
 
 
+def _measure(given: str | None, kept: bool) -> str:
+    if kept and given in ("output", "both"):
+        raise OptionError(
+            f"--measure {given} with --region kept: how values are kept does not change the outputs; accepted: gradient"
+        )
+    return given or ("gradient" if kept else "both")
+
+
+def _require_kept_rules(name: str, policy: Policy) -> None:
+    if not policy.has_rules_for(KEPT):
+        raise OptionError(
+            f"--region kept: policy {name!r} has no rules for what is kept for the backward; accepted: a policy that "
+            f"has some, such as '{policy.device}-{policy.lower_precision_fp}-lean'"
+        )
+
+
+def _nothing(to: Widening, policy: Policy) -> str:
+    if to is KEPT_AS_IS:
+        return "packs and recomputes nothing of what model keeps for the backward"
+    return f"runs nothing of model in {'fp8' if to is OUT_OF_FP8 else policy.lower_precision_fp}"
+
+
+def _rule_units(trials: Trials, places: Sequence[ModuleOp]) -> tuple[Unit, ...]:
+    if trials.to is KEPT_AS_IS:
+        return kept_rule_units(trials.policy, trials.packed())
+    return rule_units(trials.policy, places)
+
+
 def _search(trials: Trials, by: str, places: Sequence[ModuleOp]) -> tuple[Unit, ...] | None:
     """Return the minimal set, verified; None, with a message, if all units together miss the tolerance."""
     tree = ModuleTree(places, trials.to)
-    every: tuple[Unit, ...] = (tree.root,) if by == "modules" else rule_units(trials.policy, places)
+    every: tuple[Unit, ...] = (tree.root,) if by == "modules" else _rule_units(trials, places)
     if trials.passes(()):
         return ()
     if not trials.passes(every):

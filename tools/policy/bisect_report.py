@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from fxamp.policy import Rule
 from fxamp.tools.policy.bisect_trials import Trials
-from fxamp.tools.policy.bisect_units import Unit, unit_rules
+from fxamp.tools.policy.bisect_units import KEPT_AS_IS, Unit, unit_rules
 
 Units = tuple[Unit, ...]
 
@@ -58,7 +58,8 @@ def best(trials: Trials) -> str:
 def hopeless(trials: Trials, every: Units, by: str) -> str:
     """Return why there is no such set: all units together miss the tolerance."""
     modules = by == "modules"
-    what = f"{trials.to.words} everywhere" if modules else f"{trials.to.words} for every rule that lowers something"
+    lowers = "packs or recomputes" if trials.to is KEPT_AS_IS else "lowers"
+    what = f"{trials.to.words} everywhere" if modules else f"{trials.to.words} for every rule that {lowers} something"
     hint = "a larger --tolerance" if modules else "a larger --tolerance, or --by modules"
     return (
         f"{what} misses the tolerance {trials.tolerance:g} too: {trials.errors(every)} (the policy as it is: "

@@ -7,16 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxamp.backend import registry
 from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import FxampError, ListingError
+from fxamp.listing import KeptValue
 from fxamp.policy import LossScale, Policy
+from fxamp.policy.model.keep import KEPT
 from fxamp.scaler import GradScaler
 from fxamp.tools.common.progress import bar
 from fxamp.tools.common.quiet import quiet
 from fxamp.tools.common.unlogged import unlogged
 from fxamp.tools.policy.batches import Batch, Workload, failed
 from fxamp.tools.policy.bisect_run import Copy, Errors, Results
-from fxamp.tools.policy.bisect_units import OUT_OF_FP8, Unit, Widening, widening, with_units
+from fxamp.tools.policy.bisect_units import KEPT_AS_IS, OUT_OF_FP8, Unit, Widening, with_units
 from fxamp.tools.policy.places import ModuleOp, watched
 
 #: Give up below this loss scale: a gradient that overflows there would overflow unscaled.
@@ -25,24 +28,23 @@ _LEAST_SCALE = 2.0**-24
 
 @dataclass
 class Trials:
-    """Runs and caches trials: ``passed`` and ``errors`` are cached by the widened units. ``shown``: the bar."""
+    """Runs and caches trials: ``errors`` are cached by the widened units.
+
+    ``to``: what a widened unit becomes. ``shown``: the bar.
+    """
 
     work: Workload
     batches: tuple[Batch, ...]
     policy: Policy
     tolerance: float
     measure: str
+    to: Widening
     progress: Callable[[str], None]
     known: dict[frozenset[Unit], Errors] = field(default_factory=dict)
     shown: Any = field(default_factory=lambda: bar("trials", None, "trial"))
 
     def __post_init__(self) -> None:
         self._reference = self._float64()
-
-    @property
-    def to(self) -> Widening:
-        """What a widened unit becomes."""
-        return widening(self.policy)
 
     def errors(self, units: Sequence[Unit]) -> Errors:
         """Return the errors with ``units`` widened; each set is tried once."""
@@ -59,7 +61,12 @@ class Trials:
         return self.errors(units).worst <= self.tolerance
 
     def places(self) -> list[ModuleOp]:
-        """Return the places that the policy runs in 16 bits, or in fp8 if it has rules for it, in graph order."""
+        """Return the places that the policy runs in 16 bits, or in fp8 if it has rules for it, in graph order.
+
+        In the region "kept" these are the places whose values the policy packs or recomputes.
+        """
+        if self.to is KEPT_AS_IS:
+            return list(dict.fromkeys(ModuleOp(value.module, value.op) for value in self.packed()))
         found: dict[ModuleOp, None] = {}
 
         def collect(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -69,6 +76,13 @@ class Trials:
 
         self._compiled(Copy.of(self.work, self.batches), collect, {}, None)
         return list(found)
+
+    def packed(self) -> list[KeptValue]:
+        """Return the values that the policy keeps in another form than the forward's, in graph order."""
+        since, here = registry.count(), Copy.of(self.work, self.batches)
+        self._compiled(here, "fxamp", self._options(self.policy), None)
+        values = [value for record in registry.recent(since) for value in record.kept]
+        return [value for value in values if value.rule is not None and value.form != value.dtype]
 
     def _float64(self) -> Results:
         exact = Copy.of(self.work, self.batches, torch.float64)
@@ -104,13 +118,16 @@ class Trials:
     def _try(self, policy: Policy) -> Errors:
         here = Copy.of(self.work, self.batches)
         wanted = policy.loss_scale or LossScale(enabled=policy.lower_precision_fp in SCALED_DTYPES)
-        lowering = "aot_eager" if policy.has_rules_for("backward") else "eager"
-        options = {"policy": policy, "lowering": lowering}
+        options = self._options(policy)
         if self.measure == "output" or not wanted.enabled or policy.outputs == "keep":
             return self._compiled(here, "fxamp", options, None).errors(self._reference, self.measure)
         scaler = GradScaler(policy.device, init_scale=wanted.init_scale)
         found = self._compiled(here, "fxamp", options | {"scaler": scaler}, (scaler, wanted))
         return found.errors(self._reference, self.measure)
+
+    def _options(self, policy: Policy) -> dict[str, Any]:
+        lowered = any(policy.has_rules_for(region) for region in ("backward", KEPT))
+        return {"policy": policy, "lowering": "aot_eager" if lowered else "eager"}
 
     def _compiled(
         self, here: Copy, backend: Any, options: dict[str, Any], scaling: tuple[GradScaler, LossScale] | None

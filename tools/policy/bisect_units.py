@@ -1,13 +1,16 @@
 """The units that bisecting widens: subtrees of modules, a module's own calls, rules of the policy.
 
-Under a policy with rules for fp8 a unit changes from fp8 to 16 bits, under any other from 16 bits to float32.
+Under a policy with rules for fp8 a unit changes from fp8 to 16 bits, under any other from 16 bits to float32. In the
+region "kept" the values that a unit makes are kept for the backward as the forward made them.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from fxamp.listing import KeptValue
 from fxamp.policy import Category, Policy, Rule
+from fxamp.policy.model.keep import KEPT, Keep
 from fxamp.policy.model.rule import PRODUCTS
 from fxamp.tools.policy.calibrate_rules import exact, short
 from fxamp.tools.policy.places import ModuleOp
@@ -15,15 +18,31 @@ from fxamp.tools.policy.places import ModuleOp
 
 @dataclass(frozen=True)
 class Widening:
-    """How a unit is widened: its rules get this ``cast``, for these ``ops``, or all if empty; ``words`` describe it."""
+    """How a unit is widened: its rules get this ``cast``, for these ``ops``, or all if empty; ``words`` describe it.
 
-    cast: Category
+    Without a cast its rules are of region "kept", and keep values as they are.
+    """
+
+    cast: Category | None
     ops: tuple[str, ...]
     words: str
+
+    def rule(self, name: str, region: str, ops: tuple[str, ...], modules: tuple[str, ...]) -> Rule:
+        """Return the rule called ``name`` that widens ``ops`` in ``modules``; ``region`` is for rules with a cast."""
+        if self.cast is None:
+            return Rule(name, keep=Keep.AS_IS, ops=ops, modules=modules, region=KEPT)
+        return Rule(name, self.cast, ops, modules=modules, region=region)
+
+    def whole(self, base: Rule) -> Rule:
+        """Return ``base`` widened, under its own id."""
+        if self.cast is None:
+            return replace(base, keep=Keep.AS_IS, block=0, origin=None)
+        return replace(base, cast=self.cast, recipe="", inputs=(), origin=None)
 
 
 FLOAT32 = Widening(Category.FP32, (), "float32")
 OUT_OF_FP8 = Widening(Category.LOWER_PRECISION_FP, PRODUCTS, "16 bits")
+KEPT_AS_IS = Widening(None, (), "the forward's own form")
 
 
 def widening(policy: Policy) -> Widening:
@@ -53,7 +72,7 @@ class Subtree:
 
     def rule(self, name: str, region: str) -> Rule:
         """Return a rule for every op that computes in the module."""
-        return Rule(name, self.to.cast, self.to.ops, modules=(self.glob,), region=region)
+        return self.to.rule(name, region, self.to.ops, (self.glob,))
 
 
 @dataclass(frozen=True)
@@ -70,7 +89,7 @@ class Own:
 
     def rule(self, name: str, region: str) -> Rule:
         """Return a rule for these ops; for the root module it has no glob, because none matches only the root."""
-        return Rule(name, self.to.cast, self.ops, modules=(self.glob,) if self.path else (), region=region)
+        return self.to.rule(name, region, self.ops, (self.glob,) if self.path else ())
 
 
 @dataclass(frozen=True)
@@ -85,7 +104,7 @@ class Whole:
 
     def rule(self, name: str, region: str) -> Rule:
         """Return the widened rule; it replaces the original one, so ``name`` is not used."""
-        return replace(self.base, cast=self.to.cast, recipe="", inputs=(), origin=None)
+        return self.to.whole(self.base)
 
 
 class ModuleTree:
@@ -120,6 +139,12 @@ def rule_units(policy: Policy, places: Iterable[ModuleOp]) -> tuple[Whole, ...]:
     low = Category.FP8 if to is OUT_OF_FP8 else Category.LOWER_PRECISION_FP
     lower = [rule for rule in policy.rules if rule.cast is low]
     return tuple(Whole(rule, to) for rule in lower if any(_for(rule, op) for op in ops))
+
+
+def kept_rule_units(policy: Policy, packed: Iterable[KeptValue]) -> tuple[Whole, ...]:
+    """Return the policy's rules that decided how one of the ``packed`` values is kept, in order."""
+    used = {value.rule.id for value in packed if value.rule is not None}
+    return tuple(Whole(rule, KEPT_AS_IS) for rule in policy.rules if rule.region == KEPT and rule.id in used)
 
 
 def _for(rule: Rule, op: str) -> bool:

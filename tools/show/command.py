@@ -84,7 +84,8 @@ def _load(options: Namespace) -> Document:
     from fxamp.tools.inputs.load import Request, load
 
     try:
-        return load(options.source, Request(policy=options.policy, device=options.device, trust=options.trust))
+        kept = options.kept or options.sort == "kept"
+        return load(options.source, Request(options.policy, options.device, options.trust, kept=kept))
     except OSError as error:
         raise ListingError(f"{options.source}: {error.strerror or error}") from error
 

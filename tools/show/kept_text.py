@@ -33,7 +33,10 @@ def kept_lines(listing: Listing, look: Look, by_size: bool, fold: bool) -> Itera
     With ``fold``, values of sibling modules that are kept alike are one row with their sum.
     """
     if not listing.kept:
-        yield "nothing is known of kept values: they are in the dump of a forward that AOTAutograd has partitioned"
+        yield (
+            "nothing is kept for a backward that is known here: the values are in the dump of a forward that "
+            "AOTAutograd has partitioned; or give a program with parameters, and --policy"
+        )
         return
     rows = [tuple(map(printable, _row(group))) for group in kept_groups(listing, by_size, fold)]
     yield from render(_COLUMNS, rows, look.width, _SHORTENED, _LEFT_OUT)

@@ -1,8 +1,9 @@
-"""The table of kept values: from a dump to every format, and the order of ``--kept``."""
+"""The table of kept values: of a dump and of a model, in every format, and the order of ``--kept``."""
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,4 +82,65 @@ def test_the_report_has_the_total(dump: tuple[str, str]) -> None:
 def test_where_nothing_is_known_that_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "graph.py"
     path.write_text("class G(torch.nn.Module):\n    def forward(self, x):\n        return (x,)\n")
-    assert "nothing is known of kept values" in shown(capsys, str(path), "--kept")
+    assert "nothing is kept for a backward that is known here" in shown(capsys, str(path), "--kept")
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)
+
+    def forward(self, x):
+        return self.down(self.act(self.up(x * 2))).float().pow(2).mean()
+
+torch.manual_seed(0)
+model, inputs = Net(), (torch.randn(64, 32),)
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> tuple[str, str]:
+    """A model file, and the path of the policy above."""
+    (tmp_path / "net.py").write_text(MODEL)
+    (tmp_path / "mine.toml").write_text(POLICY)
+    return str(tmp_path / "net.py"), str(tmp_path / "mine.toml")
+
+
+def test_a_model_has_the_table_too(net: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, net[0], "--policy", net[1], "--kept", "--width", "200")
+    assert re.search(r"addmm +addmm +up +64x64 +bf16 +int8/64 +8.0 KiB +4.1 KiB +large +Half the memory.", text), text
+    assert re.search(r"gelu +act +64x64 +bf16 +recompute +0 B +0 B +again +It is cheap.", text), text
+    whole = shown(capsys, net[0], "--policy", net[1], "--width", "200")
+    assert text.splitlines()[-1] in whole, "a policy with such rules shows what they do"
+    page = shown(capsys, net[0], "--policy", net[1], "--format", "html")
+    assert '"int8/64"' in page
+
+
+def test_without_rules_it_is_there_where_it_is_asked_for(
+    net: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(capsys, net[0], "--policy", "cuda-bfloat16", "--kept", "--width", "200")
+    assert re.search(r"addmm +addmm +up +64x64 +bf16 +bf16 +8.0 KiB +8.0 KiB", text), text
+    before, after = re.findall(r"[\d.]+ KiB", text.splitlines()[-1])
+    assert before == after
+    assert "kept as" not in shown(capsys, net[0], "--policy", "cuda-bfloat16", "--width", "200")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.inductor
+def test_the_table_of_a_model_is_that_of_its_compilation(
+    net: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (graph,) = json.loads(shown(capsys, net[0], "--policy", net[1], "--format", "json"))["graphs"]
+    made: dict[str, Any] = {}
+    exec(MODEL, made)
+    torch._dynamo.reset()
+    compiled = torch.compile(made["model"], backend="fxamp", options={"policy": net[1]})
+    compiled(*made["inputs"]).backward()
+    told = [(v.op, v.module, v.dtype, v.form, v.before, v.after) for v in fxamp.report(compiled).graphs[0].kept]
+    keys = ("op", "module", "dtype", "form", "before", "after")
+    assert told and [tuple(value.get(key, "") for key in keys) for value in graph["kept"]] == told

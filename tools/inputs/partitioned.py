@@ -1,0 +1,49 @@
+"""What a graph keeps for its backward once it is compiled: AOTAutograd partitions it on FakeTensors, nothing runs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from fxamp.backend.compile import strip_values
+from fxamp.backend.kept_rules import KeptRules
+from fxamp.backend.scaled import boxed
+from fxamp.listing import KeptValue
+from fxamp.passes.partition.pack_kept import kept_as_they_are
+from fxamp.policy import Policy
+from fxamp.policy.model.keep import KEPT
+from fxamp.torch_private import without_autocast
+
+
+def kept_values(gm: GraphModule, inputs: Sequence[Any], policy: Policy) -> tuple[KeptValue, ...]:
+    """Return what the forward of ``gm``, which has the casts of ``policy``, keeps for its backward.
+
+    ``inputs`` are those of ``gm``. The result is empty if no input needs a gradient. Ops are decomposed as for
+    Inductor, which compiles by default, and its partitioner chooses; ``gm`` loses its values.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
+    from torch._inductor.decomposition import select_decomp_table
+
+    rules, values = KeptRules(policy), list[KeptValue]()
+
+    def partition(joint: GraphModule, given: Sequence[Any], **more: Any) -> tuple[GraphModule, GraphModule]:
+        more = {**more, "compiler": "inductor"}
+        if policy.has_rules_for(KEPT):
+            pair = rules.partition(joint, given, **more)
+            values.extend(rules.values)
+        else:
+            pair = min_cut(joint, given, **more)
+            values.extend(kept_as_they_are(pair[0], more["num_fwd_outputs"]))
+        return pair
+
+    def compiler(graph: GraphModule, examples: Sequence[Any]) -> Any:
+        return boxed(graph)
+
+    strip_values(gm)
+    with without_autocast():
+        lowered = aot_autograd(
+            fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition, decompositions=select_decomp_table()
+        )
+        lowered(gm, list(inputs))
+    return tuple(values)
