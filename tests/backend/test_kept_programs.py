@@ -195,6 +195,34 @@ def test_the_shipped_policy_keeps_what_it_promises() -> None:
     assert forms["aten::addmm.default", "bf16"] == "int8/64"
 
 
+class Rectified(nn.Module):
+    """The first feature is a thousand times the others, which integers beside it round to zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 64)
+        with torch.no_grad():
+            self.up.weight.copy_(torch.eye(32).repeat(2, 1))
+            self.up.bias.copy_(1e3 * (torch.arange(64) == 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.up(x)).float().mul(torch.arange(64)).sum()
+
+
+def test_small_results_of_relu_keep_their_gradients() -> None:
+    model, x = Rectified(), torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+    x = x.clamp(-3, 3) + 0.1 * x.sign()
+    rounded = compiled_gradients(model, x, all_in("int8"))[1]
+    lean = compiled_gradients(model, x, Policy.load("cpu-bfloat16-lean"))[1]
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        model(x).backward()
+    wanted = model.up.bias.grad
+    assert wanted is not None and wanted[1:].all()
+    assert torch.equal(lean["up.bias"], wanted)
+    assert not rounded["up.bias"][1:32].any(), "those that share a scale with the first"
+
+
 class Gated(nn.Module):
     def __init__(self) -> None:
         super().__init__()
