@@ -18,6 +18,7 @@ accelerate = pytest.importorskip("accelerate")
 from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
 
 from fxamp.frameworks.accelerate import prepare  # noqa: E402
+from fxamp.optim import guarded  # noqa: E402
 
 LOWERING = {"lowering": "aot_eager"}
 POLICIES = {"bf16": "cpu-bfloat16", "fp16": "cpu-float16"}
@@ -127,6 +128,27 @@ def test_the_device_skips_and_the_schedule_follows() -> None:
     assert device.schedule.get_last_lr() == host.schedule.get_last_lr()
     for name, value in device.weights.items():
         torch.testing.assert_close(value, host.weights[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", [by_accelerate, by_fxamp])
+def test_a_compiled_optimizer_steps_inside_of_accelerates(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under Accelerate's own mixed precision, and under fxamp's: its wrapper calls the step that is compiled."""
+    eager = Loop(way("bf16")).run(batches())
+    real = torch.optim.AdamW
+    compiled: list[torch.optim.Optimizer] = []
+
+    def made(*given: Any, **named: Any) -> torch.optim.Optimizer:
+        compiled.append(fxamp.compile_optimizer(real(*given, **named), lowering="aot_eager"))
+        return compiled[0]
+
+    monkeypatch.setattr(torch.optim, "AdamW", made)
+    ours = Loop(way("bf16")).run(batches())
+
+    assert guarded(compiled[0], "aot_eager").compilations == 1
+    assert not guarded(compiled[0], "aot_eager").refusals
+    for name, value in ours.weights.items():
+        torch.testing.assert_close(value, eager.weights[name], rtol=1e-5, atol=1e-6)
+    assert ours.schedule.get_last_lr() == eager.schedule.get_last_lr()
 
 
 def test_training_resumes_from_a_saved_state(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from fxamp.frameworks.lightning import FxampPrecision
+from fxamp.optim import guarded
 
 LOWERING = {"lowering": "aot_eager"}
 RUNS = [("bf16", False), ("16", False), ("16", True)]
@@ -146,6 +147,28 @@ def test_the_device_skips(tmp_path: Path) -> None:
     assert precision.scaler.skipped_steps == 1
     for name, value in weights(device).items():
         torch.testing.assert_close(value, weights(host)[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", [by_lightning, by_fxamp])
+def test_a_compiled_optimizer_steps_inside_of_lightnings(
+    way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning's wrapper gives the step a closure, which computes the gradients."""
+    eager, _ = fit(way("bf16"), tmp_path)
+    real = Module.configure_optimizers
+    compiled: list[torch.optim.Optimizer] = []
+
+    def made(self: Module) -> torch.optim.Optimizer:
+        compiled.append(fxamp.compile_optimizer(real(self), lowering="aot_eager"))
+        return compiled[0]
+
+    monkeypatch.setattr(Module, "configure_optimizers", made)
+    ours, _ = fit(way("bf16"), tmp_path)
+
+    assert guarded(compiled[0], "aot_eager").compilations == 1
+    assert not guarded(compiled[0], "aot_eager").refusals
+    for name, value in weights(ours).items():
+        torch.testing.assert_close(value, weights(eager)[name], rtol=1e-5, atol=1e-6)
 
 
 def test_training_resumes_with_its_scale(tmp_path: Path) -> None:

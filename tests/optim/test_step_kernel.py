@@ -1,5 +1,6 @@
 """The generated step: its text, its values in Triton's interpreter, its machine code for GPUs that need not be here."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,19 @@ from exhaustive import exhaustive
 from golden_text import assert_golden
 from machine_code import TARGETS, MachineCode, amd, compiled, nvidia
 from step_kernels import SHAPES, by_eager_ops, prepared
-from torch import Tensor
+from torch import Tensor, nn
 from user_optimizers import Counting
 
+import fxamp
 from fxamp.kernels import Implementation, forced
+from fxamp.kernels.codes import SCALES
 from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.plan import block_size
 from fxamp.kernels.step_source import NAME, step_parameters, step_text
 from fxamp.kernels.store import load_function
-from fxamp.optim import Factors
+from fxamp.optim import Factors, guarded
 from fxamp.optim.kind_step import kernel_inputs
+from fxamp.policy import Policy
 
 KERNELS = {name: OPTIMIZERS[name] for name in ARGUMENTS if name not in ("LBFGS", "Muon", "Adafactor")}
 KERNELS["a user's own"] = Counting
@@ -124,6 +128,30 @@ def test_bytes_of_the_generated_code() -> None:
     loads, stores = whole.count("_at + offsets)"), whole.count("tl.store(")
     assert (loads, stores) == (4, 3)
     assert 4 * (loads + stores) == 28
+
+
+@pytest.mark.parametrize(("state", "bytes_"), [("bfloat16", 20.0), ("int8", 16 + 2 * 2 * 2 / 256)])
+def test_bytes_of_the_generated_code_with_state_in_fewer_bits(state: str, bytes_: float) -> None:
+    """Of 8 bits two states have a scale of 2 bytes for 256 elements each, which is read and written."""
+    policy = Policy.loads(f'extends = ["cpu-bfloat16"]\n[optimizer]\nstate = "{state}"\n')
+    optimizer = fxamp.compile_optimizer(OPTIMIZERS["AdamW"]([nn.Parameter(torch.ones(300))]), policy)
+    with forced(Implementation.INTERPRETER):
+        for _ in range(2):
+            optimizer.param_groups[0]["params"][0].grad = torch.ones(300)
+            optimizer.step()
+    (found,) = [each for compiled in guarded(optimizer)._compiled.values() for each in compiled]
+    gm = found.parts[0].traced.module
+    flat = [node for node in gm.graph.find_nodes(op="placeholder") if node.meta["val"].dim()]
+    whole = found.parts[0].source.partition("elif start < left")[0]
+    total = 0.0
+    for node, name in kernel_inputs(gm).cells.items():
+        if node not in flat or name == "numbers":
+            continue
+        share = 256 if node.meta["val"].dtype is SCALES else 1
+        accesses = len(re.findall(rf"tl\.(?:load|store)\({name}_at \+ (?:offsets|start)", whole))
+        assert 1 <= accesses <= 2, name
+        total += accesses * node.meta["val"].element_size() / share
+    assert total == bytes_
 
 
 def test_one_launch_for_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """fxamp-demo: train a small GPT in float32 and in mixed precision, and show both side by side.
 
 The text is the source of Python's own standard library. Everything but the backend is the same for both: the model,
-the seed, the batches, the optimizer. Started by torchrun, with --ddp or --fsdp, several processes train one model.
+the seed, the batches, the optimizer, whose state a policy with an ``[optimizer]`` table keeps in fewer bits. Started by
+torchrun, with --ddp or --fsdp, several processes train one model.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,7 +19,8 @@ import torch
 from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import OptionError
 from fxamp.lowerings import LOWERINGS
-from fxamp.policy import Policy
+from fxamp.optim.compile_optimizer import compile_optimizer
+from fxamp.policy import OptimizerPrecision, Policy
 from fxamp.scaler import GradScaler
 from fxamp.tools.common import charts
 from fxamp.tools.common.charts import Curve, line_chart, smooth
@@ -74,7 +77,7 @@ def _demo(given: argparse.Namespace) -> None:
     with joined(given.kind or "", settings.device, settings.batch) as ranks, _output(ranks) as stream:
         lowering = given.lowering or _usable_lowering(settings.device, stream)
         text = standard_library()
-        _describe(settings, text, ranks, stream)
+        _describe(settings, policy, text, ranks, stream)
         before = torch.get_num_threads()
         torch.set_num_threads(given.threads)
         try:
@@ -84,7 +87,9 @@ def _demo(given: argparse.Namespace) -> None:
             if scaler is not None:
                 options["scaler"] = scaler
             with so_far(lambda: f"float32: {settings.steps} steps, loss {reference.last:.3f}"):
-                other = train("fxamp", settings, text, {"backend": "fxamp", "options": options}, stream, scaler, ranks)
+                compiler = {"backend": "fxamp", "options": options}
+                prepare = partial(_prepared, policy, lowering)
+                other = train("fxamp", settings, text, compiler, stream, scaler, ranks, prepare)
         finally:
             torch.set_num_threads(before)
         if ranks.first:
@@ -97,13 +102,17 @@ def _output(ranks: Ranks) -> AbstractContextManager[TextIO]:
     return nullcontext(sys.stderr) if ranks.first else Path(os.devnull).open("w")
 
 
-def _describe(settings: TrainingSettings, text: Text, ranks: Ranks, stream: TextIO) -> None:
+def _describe(settings: TrainingSettings, policy: str, text: Text, ranks: Ranks, stream: TextIO) -> None:
     size, steps, batch = settings.size, settings.steps, settings.batch
     print(f"text: {text.files} files of {text.folder}, {len(text.train) / 1e6:.1f} MB to train on", file=stream)
     print(
         f"model: {size.layers} layers, width {size.width}; {steps} steps of {batch} x {size.length} bytes",
         file=stream,
     )
+    precision = _precision(policy)
+    if precision is not None:
+        kept = ", ".join(f"{name} {value}" for name, value in precision.content().items())
+        print(f"optimizer of fxamp's column: {kept}", file=stream)
     if ranks.kind:
         print(f"processes: {ranks.count} ({ranks.kind}), {batch // ranks.count} passages a step each", file=stream)
 
@@ -127,6 +136,19 @@ def _scaler(policy: str, device: str) -> GradScaler | None:
     if policy == "auto" or Policy.load(policy).lower_precision_fp not in SCALED_DTYPES:
         return None
     return GradScaler(device)
+
+
+def _precision(policy: str) -> OptimizerPrecision | None:
+    """Return how the policy wants the optimizer's state and the weights kept, if not as the optimizer makes them."""
+    found = None if policy == "auto" else Policy.load(policy).optimizer
+    return None if found == OptimizerPrecision() else found
+
+
+def _prepared(policy: str, lowering: str, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Compile the optimizer's step if the policy has an ``[optimizer]`` table."""
+    if _precision(policy) is None:
+        return optimizer
+    return compile_optimizer(optimizer, policy, lowering="aot_eager" if lowering == "eager" else lowering)
 
 
 def _usable_lowering(device: str, stream: TextIO) -> str:

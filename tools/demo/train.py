@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -72,16 +72,18 @@ def train(
     stream: TextIO,
     scaler: GradScaler | None = None,
     ranks: Ranks = _ALONE,
+    prepare: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] = lambda optimizer: optimizer,
 ) -> TrainingResult:
     """Train a GPT compiled by ``torch.compile(model, **compiler)`` and report progress on ``stream``.
 
     ``scaler`` is the one that ``compiler`` gives to the backend, if it does. Losses are those of all ``ranks``.
+    ``prepare`` gets AdamW, and returns what steps.
     """
     graphs, records = counters["stats"]["unique_graphs"], registry.count()
     torch.manual_seed(settings.seed)
     model = GPT(settings.size).to(settings.device)
     compiled = torch.compile(ranks.spread(model, settings.device), **compiler)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate)
+    optimizer = prepare(torch.optim.AdamW(model.parameters(), lr=settings.rate))
     batches = torch.Generator().manual_seed(settings.seed)
     losses: list[float] = []
     seconds: list[float] = []
