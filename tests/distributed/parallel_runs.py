@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from parallel_programs import Program
@@ -29,6 +30,12 @@ def on_ranks(work: Callable[[DeviceMesh], Any], ranks: int, folder: Path) -> lis
     else:
         run_ranks(_rank, (ranks, folder, work), ranks)
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
+
+
+def asked_by(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """The parameters of each selected test of the module: its ranks run no more than these tests look at."""
+    items = request.session.items
+    return [item.callspec.params for item in items if getattr(item, "module", None) is request.module]  # type: ignore[attr-defined]
 
 
 def _rank(rank: int, ranks: int, folder: Path, work: Callable[[DeviceMesh], Any]) -> None:

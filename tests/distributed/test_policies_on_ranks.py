@@ -10,7 +10,7 @@ import torch
 import torch._functorch.partitioners as partitioners
 from exhaustive import each_once, exhaustive
 from kept_oracle import in_eight_bits, memory
-from parallel_runs import on_ranks
+from parallel_runs import asked_by, on_ranks
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
@@ -177,8 +177,7 @@ def refused(mesh: DeviceMesh) -> list[str]:
 @pytest.fixture(scope="module", params=exhaustive(RANKS, always=[2]), ids=lambda ranks: f"{ranks} ranks")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """On each rank, what the selected tests ask for."""
-    given = [item.callspec.params for item in request.session.items if getattr(item, "module", 0) is request.module]
-    asked = sorted({(each["kind"], each["name"]) for each in given if "kind" in each})
+    asked = sorted({(each["kind"], each["name"]) for each in asked_by(request) if "kind" in each})
     return on_ranks(partial(work, asked=asked), request.param, tmp_path_factory.mktemp("ranks"))
 
 

@@ -1,12 +1,14 @@
 """FSDP2 around compiled blocks, or around a model compiled whole: inside of the graphs parameters are gathered."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from exhaustive import exhaustive
+from exhaustive import each_once, exhaustive
 from parallel_programs import PROGRAMS, WIDTH, Mlp
-from parallel_runs import SCALE, on_ranks
+from parallel_runs import SCALE, asked_by, on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -92,23 +94,19 @@ def _local(gradient: Tensor) -> Tensor:
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
-def work(mesh: DeviceMesh) -> dict[str, Gradients]:
-    return {
-        f"{kind} {lowering} {scaled}": step(mesh, kind, scaled, lowering)
-        for kind in (*MESHES, *WHOLE)
-        for scaled in (False, True)
-        for lowering in (None, *LOWERINGS)
-    }
+def work(mesh: DeviceMesh, asked: Sequence[tuple[str, bool, str | None]]) -> dict[str, Gradients]:
+    return {f"{kind} {lowering} {scaled}": step(mesh, kind, scaled, lowering) for kind, scaled, lowering in asked}
 
 
 @pytest.fixture(scope="module", params=exhaustive(RANKS, always=[2]), ids=lambda ranks: f"{ranks} ranks")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return on_ranks(work, request.param, tmp_path_factory.mktemp("ranks"))
+    """On each rank, what the selected tests ask for."""
+    given = asked_by(request)
+    asked = [(each["kind"], each["scaled"], lowering) for each in given for lowering in (None, each["lowering"])]
+    return on_ranks(partial(work, asked=[*dict.fromkeys(asked)]), request.param, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("scaled", [False, True], ids=["bfloat16", "scaled float16"])
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("kind", (*MESHES, *WHOLE))
+@each_once("kind, lowering, scaled", (*MESHES, *WHOLE), LOWERINGS, [False, True])
 def test_gradients_are_those_of_eager_autocast(
     ranks: list[dict[str, Gradients]], kind: str, lowering: str, scaled: bool
 ) -> None:

@@ -7,10 +7,13 @@ import pytest
 import torch
 from exhaustive import each_once, exhaustive
 from parallel_programs import PROGRAMS
-from parallel_runs import Values, by_autocast, by_fxamp, on_ranks, whole
+from parallel_runs import Values, asked_by, by_autocast, by_fxamp, on_ranks, whole
 from torch.distributed.device_mesh import DeviceMesh
 
 LOWERINGS = ("eager", "aot_eager")
+#: Programs that only make sense on DTensors, without a form in one piece.
+APART = ("layouts", "functions")
+NAMES = (*sorted(PROGRAMS.keys() - set(APART)), *APART)
 
 Runs = dict[str, Values]
 Asked = tuple[str, str, bool]
@@ -30,12 +33,12 @@ def work(mesh: DeviceMesh, asked: Sequence[Asked]) -> Runs:
 @pytest.fixture(scope="module", params=exhaustive([1, 2], always=[2]), ids=lambda ranks: f"{ranks} ranks")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Runs]:
     """On each rank, the runs that the selected tests ask for."""
-    selected = [item.callspec.params for item in request.session.items if getattr(item, "module", 0) is request.module]
-    asked = {(given["name"], given.get("lowering", "aot_eager"), given["scaled"]) for given in selected}
+    given = asked_by(request)
+    asked = {(each["name"], each["lowering"], each["scaled"]) for each in given}
     return on_ranks(partial(work, asked=sorted(asked)), request.param, tmp_path_factory.mktemp("ranks"))
 
 
-@each_once("name, lowering, scaled", PROGRAMS, LOWERINGS, [False, True])
+@each_once("name, lowering, scaled", NAMES, LOWERINGS, [False, True])
 def test_like_eager_autocast_on_the_same_dtensors(ranks: list[Runs], name: str, lowering: str, scaled: bool) -> None:
     for runs in ranks:
         got, wanted = runs[f"{name} {lowering} {scaled}"], runs[f"{name} autocast {scaled}"]
@@ -49,13 +52,13 @@ def test_like_eager_autocast_on_the_same_dtensors(ranks: list[Runs], name: str, 
             assert expected.isfinite().all() and torch.equal(part, expected), key
 
 
-@each_once("name, scaled", sorted(PROGRAMS.keys() - {"layouts", "functions"}), [False, True])
-def test_together_they_are_the_program_in_one_piece(ranks: list[Runs], name: str, scaled: bool) -> None:
+@each_once("name, lowering, scaled", NAMES[: -len(APART)], LOWERINGS, [False, True])  # the runs of the test above
+def test_together_they_are_the_program_in_one_piece(ranks: list[Runs], name: str, lowering: str, scaled: bool) -> None:
     program = PROGRAMS[name]
     exact = by_autocast(program, None, False, dtype=torch.float64)
     alone = by_autocast(program, None, scaled)
     lower = torch.finfo(torch.float16 if scaled else torch.bfloat16).eps
-    rows = [runs[f"{name} aot_eager {scaled}"] for runs in ranks]
+    rows = [runs[f"{name} {lowering} {scaled}"] for runs in ranks]
     for key, value in exact.items():
         assert value is not None and alone[key] is not None
         true = value[0]

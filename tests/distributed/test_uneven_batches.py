@@ -1,14 +1,15 @@
 """Ranks whose batches have other sizes, or that have fewer of them, against one process on the same global batches."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from exhaustive import exhaustive
+from exhaustive import each_once, exhaustive
 from parallel_programs import WIDTH, Mlp
-from parallel_runs import SCALE, on_ranks
+from parallel_runs import SCALE, asked_by, on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -116,12 +117,11 @@ def refusal() -> str:
     return ""
 
 
-def work(mesh: DeviceMesh) -> dict[str, Any]:
-    off = torch.amp.GradScaler("cpu", enabled=False)
-    found: dict[str, Any] = {
-        f"{kind} {scaled}": train(mesh, kind, scaled) for kind in KINDS for scaled in (False, True)
-    }
-    found["joined"] = joined(off, {"policy": "cpu-bfloat16"}), joined(off, None)
+def work(mesh: DeviceMesh, asked: Sequence[tuple[str, bool]], named: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {f"{kind} {scaled}": train(mesh, kind, scaled) for kind, scaled in asked}
+    if "joined" in named:
+        off = torch.amp.GradScaler("cpu", enabled=False)
+        found["joined"] = joined(off, {"policy": "cpu-bfloat16"}), joined(off, None)
     alone, torchs = (kind("cpu", SCALE, **more) for kind, more in JOINED)
     found["joined, scaled"] = joined(alone, {"policy": "cpu-float16"}), joined(torchs, None)
     return found | {"refused": refusal()}
@@ -135,11 +135,14 @@ JOINED: tuple[tuple[Any, dict[str, Any]], ...] = (
 
 @pytest.fixture(scope="module", params=exhaustive(RANKS, always=[2]), ids=lambda ranks: f"{ranks} ranks")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return on_ranks(work, request.param, tmp_path_factory.mktemp("ranks"))
+    """On each rank, what the selected tests ask for."""
+    given = asked_by(request)
+    asked = sorted({(each["kind"], each["scaled"]) for each in given if "kind" in each})
+    named = [each["name"] for each in given if "name" in each]
+    return on_ranks(partial(work, asked=asked, named=named), request.param, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("scaled", [False, True], ids=["bfloat16", "scaled float16"])
-@pytest.mark.parametrize("kind", KINDS)
+@each_once("kind, scaled", KINDS, [False, True])
 def test_other_sizes_on_each_rank_train_as_one_process_does(
     ranks: list[dict[str, Any]], kind: str, scaled: bool
 ) -> None:
@@ -152,7 +155,7 @@ def test_other_sizes_on_each_rank_train_as_one_process_does(
             torch.testing.assert_close(got[name], value, rtol=loose, atol=loose)
 
 
-@pytest.mark.parametrize("name", ["joined", "joined, scaled"])
+@pytest.mark.parametrize("name", exhaustive(["joined", "joined, scaled"], always=["joined, scaled"]))
 def test_a_rank_that_ends_before_the_others(ranks: list[dict[str, Any]], name: str) -> None:
     for each in ranks:
         ours, theirs = each[name]
