@@ -3,6 +3,7 @@
 import copy
 import io
 import logging
+import random
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,36 @@ def test_a_skipped_step_changes_no_bit(name: str, skip: str) -> None:
     assert scaler.skipped_steps == 1
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(parameters(optimizer), kept, strict=True))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("table", ['state = "int8"\nrounding = "stochastic"\nweights = "kahan"', 'state = "float32"'])
+def test_a_thousand_overflows_change_no_bit(table: str) -> None:
+    """Of 16-bit weights, what their rounding lost, state and counters; the steps between them are taken."""
+    optimizer = step(made(table, dtype=torch.bfloat16), 0, 1)
+    scaler = fxamp.GradScaler("cpu", init_scale=1.0, min_scale=1.0, skip="device", step_lowering="aot_eager")
+    scaler.scale(torch.zeros(()))
+    chance = random.Random(0)
+
+    def bits() -> list[Tensor]:
+        kept = [part for value in states(optimizer) for part in getattr(value, "parts", (value,))]
+        return [tensor.detach().clone() for tensor in (*kept, *parameters(optimizer))]
+
+    for at in range(1000):
+        before = bits()
+        gradient = chance.choice(parameters(optimizer)).grad
+        assert gradient is not None
+        kept, place = gradient.clone(), chance.randrange(gradient.numel())
+        gradient.view(-1)[place] = chance.choice([float("inf"), float("-inf"), float("nan")])
+        scaler.step(optimizer)
+        scaler.update()
+        assert all(map(torch.equal, bits(), before))
+        gradient.copy_(kept)
+        if at % 100 == 0:
+            scaler.step(optimizer)
+            scaler.update()
+            assert not all(map(torch.equal, bits(), before))
+    assert scaler.skipped_steps == 1000 and guarded(optimizer, "aot_eager").refusals == ()
 
 
 def test_saved_state_is_ordinary_and_loads_either_way() -> None:
