@@ -86,6 +86,15 @@ def test_medians_lie_within_the_spread_and_the_baselines_ratios_are_one(document
     assert base["loss_distance"] == 0
 
 
+def test_a_model_may_have_other_sizes() -> None:
+    changed = replace(PLAN, changed={"width": 24, "layers": 2})
+    training = Training(changed, CONTENDERS["eager-float32"])
+    assert {parameter.shape[-1] for parameter in training.module.parameters()} == {24, 10}
+    assert Experiment(**json.loads(json.dumps(changed.as_dict()))) == changed
+    found = Comparison(changed, machine("cpu", 1), "", "", (Measured("a", "a", seconds=(1.0,), losses=(1.0,)),))
+    assert "mlp (tiny, width 24, layers 2)" in table(found)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.inductor
 def test_a_warm_start_finds_every_graph_in_the_caches() -> None:
@@ -267,6 +276,8 @@ def test_ratios_are_taken_round_by_round() -> None:
     [
         (["train", "--model", "gpt2"], "'gpt2-124m'"),
         (["train", "--contenders", "fxamp,compile-autocst"], "'compile-autocast'"),
+        (["train", "--set", "widht=3"], "'width'"),
+        (["train", "--set", "width"], "NAME=N"),
         (["train", "--contenders", "fxamp", "--baseline", "eager-float32"], "none of the contenders"),
         (["train", "--steps", "0"], "'0'"),
         (["train", "--dtype", "float61"], "'float16'"),

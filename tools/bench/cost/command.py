@@ -10,6 +10,7 @@ from fxamp.errors import OptionError
 from fxamp.policy import Policy
 from fxamp.tools.bench.cost import table
 from fxamp.tools.bench.cost.count import Count
+from fxamp.tools.bench.cost.every import run_every
 from fxamp.tools.bench.cost.process import counts
 from fxamp.tools.bench.cost.row import Rates, Row, extrapolated, row
 from fxamp.tools.bench.cost.workload import DTYPES, OPTIMIZERS, Way, Workload
@@ -46,6 +47,7 @@ def parser(prog: str) -> Parser:
     add = result.add_argument
     add("file", nargs="?", metavar="MODEL.py", help="a file that defines model and inputs, as fxamp-show reads it")
     add("--model", type=one_of(*MODELS), help=f"in its full size: {', '.join(MODELS)} (default {_DEFAULT_MODEL})")
+    add("--every", action="store_true", help="one table of all large models, in both dtypes, by each kind of policy")
     add("--layers", type=positive, nargs="+", metavar="N", help="so many layers, or stages; two or more extrapolate")
     add(
         "--policy",
@@ -89,12 +91,14 @@ def parser(prog: str) -> Parser:
 
 def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Count every way of training. Raises FxampError for a user's mistake, and where this machine cannot count."""
+    rates = Rates(1e9 * given.bandwidth, 1e12 * given.tflops, 1e12 * given.tflops / 12)
+    if given.every:
+        return run_every(given, rates, counts, say)
     workload, full = _workload(given)
     ways = [Way(), *map(Way, given.policy or _policies(given.dtype))]
     for way in ways:
         if way.policy not in ("", "auto"):
             Policy.load(way.policy)
-    rates = Rates(1e9 * given.bandwidth, 1e12 * given.tflops, 1e12 * given.tflops / 12)
     depth = _depth(workload)
     layers = given.layers or ([min(_DEFAULT_LAYERS, full)] if depth else [0])
     workloads = [replace(workload, sizes={**workload.sizes, depth: each}) if depth else workload for each in layers]
@@ -152,15 +156,8 @@ def _report(workload: Workload, rates: Rates, texts: Sequence[str], tables: Sequ
             for each in tables
         ],
     }
-    text = "\n\n".join([*texts, _note(rates)])
+    text = "\n\n".join([*texts, table.note(rates)])
     return Report(document, text, text)
-
-
-def _note(rates: Rates) -> str:
-    return (
-        f"Counted, not measured. est. ms is an estimate: products at {rates.flops16 / 1e12:g} TFLOPS, everything else "
-        f"at {rates.bandwidth / 1e9:g} GB/s. The step's kernels are counted by hand."
-    )
 
 
 def _lists(given: argparse.Namespace, title: str, count: Count) -> list[str]:

@@ -1,7 +1,7 @@
 """Counts as tables, for a terminal or as Markdown."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,30 @@ def ways(rows: Sequence[Row], rates: Rates, markdown: bool) -> str:
         for each in rows
     ]
     return _drawn(cells, headers, markdown)
+
+
+def every(cases: Sequence[tuple[str, str, str, Sequence[Row]]], rates: Rates, markdown: bool) -> str:
+    """A line for each model, dtype, and what leaves the graph; in each cell the numbers of all ways, in order."""
+    headers = ("", "dtype", "leaves", "GB", "launches", "kept MB", "peak MB", "est. ms")
+    cells = [
+        (
+            f"`{model}`" if markdown else model,
+            dtype,
+            leaves,
+            _side_by_side(f"{each.bytes / _GB:.2f}" for each in rows),
+            _side_by_side(f"{each.triton + each.library + each.outside:.0f}" for each in rows),
+            _side_by_side(f"{each.kept / _MB:.0f}" for each in rows),
+            _side_by_side(f"{each.peak / _MB:.0f}" for each in rows),
+            _side_by_side(f"{each.milliseconds(rates):.2f}" for each in rows),
+        )
+        for model, dtype, leaves, rows in cases
+    ]
+    labels = list(dict.fromkeys(" / ".join(each.label for each in rows) for _, _, _, rows in cases))
+    return "\n\n".join([_drawn(cells, headers, markdown), *[f"In each cell: {label}." for label in labels]])
+
+
+def _side_by_side(cells: Iterable[str]) -> str:
+    return " / ".join(cells)
 
 
 def heaviest(count: Count, most: int, markdown: bool) -> str:
@@ -90,3 +114,11 @@ def _short(source: str) -> str:
 
 def _drawn(cells: Sequence[Sequence[Any]], headers: Sequence[str], markdown: bool) -> str:
     return tabulate(cells, headers, tablefmt="github" if markdown else "simple", disable_numparse=True)
+
+
+def note(rates: Rates) -> str:
+    """Return what a reader must know of the numbers."""
+    return (
+        f"Counted, not measured. est. ms is an estimate: products at {rates.flops16 / 1e12:g} TFLOPS, everything else "
+        f"at {rates.bandwidth / 1e9:g} GB/s. The step's kernels are counted by hand."
+    )

@@ -38,6 +38,7 @@ def parser(prog: str) -> Parser:
     add = result.add_argument
     add("--model", type=one_of(*MODELS), default="mlp", help=f"{', '.join(MODELS)} (default mlp)")
     add("--size", type=one_of(*SIZES), help="tiny or full (default: tiny on cpu, full on cuda)")
+    add("--set", type=_dimension, action="append", metavar="NAME=N", help="another size of the model, as width=256")
     add("--device", type=one_of(*BASELINES), default="cpu", help="cpu (default) or cuda")
     add("--dtype", type=one_of(*DTYPES), default="auto", help=f"{', '.join(DTYPES)} (default auto: fxamp chooses)")
     add("--steps", type=positive, default=10, help="measured steps of a contender in a round (default 10)")
@@ -67,14 +68,16 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
     import torch
 
     from fxamp.tools.bench.train.measure import compare
-    from fxamp.tools.bench.train.models import require
+    from fxamp.tools.bench.train.models import require, sizes
 
     if given.device == "cuda" and not torch.cuda.is_available():
         raise OptionError("--device cuda: this machine has no CUDA device that torch can use; accepted here: cpu")
     require(given.model)
     size = given.size or ("full" if given.device == "cuda" else "tiny")
     fields = ("model", "device", "dtype", "steps", "rounds", "seed", "threads", "lowering", "optimizer", "max_norm")
-    experiment = Experiment(size=size, **{name: getattr(given, name) for name in fields})
+    changed = dict(given.set or ())
+    sizes(given.model, size, changed)
+    experiment = Experiment(size=size, changed=changed, **{name: getattr(given, name) for name in fields})
     names = _taking_part(given.contenders, experiment)
     found = compare(experiment, names, _baseline(given, names), say)
     if found.experiment.rounds < experiment.rounds:
@@ -131,6 +134,14 @@ def _baseline(given: argparse.Namespace, names: Sequence[str]) -> str:
         raise OptionError(f"--baseline {given.baseline} is none of the contenders: {', '.join(names)}")
     usual = BASELINES[given.device]
     return given.baseline or (usual if usual in names else names[0])
+
+
+def _dimension(text: str) -> tuple[str, int]:
+    """An argparse ``type``: a name and a number, ``width=256``."""
+    name, equals, number = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r}; accepted: NAME=N, as width=256")
+    return name, positive(number)
 
 
 def _contenders(text: str) -> tuple[str, ...]:

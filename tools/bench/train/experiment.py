@@ -1,6 +1,7 @@
 """The settings of a comparison, the same for every contender, as values that JSON can hold."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 #: The values of ``--dtype``.
@@ -29,7 +30,8 @@ class Experiment:
     ``policy="auto"``, and gives the autocast contenders bfloat16, or float16 where a GPU lacks it. ``steps`` are
     measured in each of ``rounds`` turns. ``seed`` seeds weights and batches; ``threads`` are CPU threads.
     ``lowering`` is that of the compiled contenders. ``optimizer`` is a name of :data:`OPTIMIZERS`;
-    ``max_norm`` is the norm that gradients are clipped to, or None.
+    ``max_norm`` is the norm that gradients are clipped to, or None. ``changed`` holds dimensions of the model that are
+    not those of ``size``.
     """
 
     model: str
@@ -43,6 +45,7 @@ class Experiment:
     lowering: str = "inductor"
     optimizer: str = "AdamW"
     max_norm: float | None = None
+    changed: Mapping[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name; ``Experiment(**fields)`` gives the experiment back."""

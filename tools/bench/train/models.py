@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxamp.errors import OptionError
+from fxamp.errors import OptionError, nearest
 from fxamp.tools.bench.train.small_models import MLP, Experts
 
 #: A batch: the model's keyword arguments, on the CPU.
@@ -40,11 +40,26 @@ def require(name: str) -> None:
         raise OptionError(f"--model {name} needs {needs}, which is not installed: pip install {needs}")
 
 
-def build(name: str, size: str, seed: int, batches: int) -> tuple[nn.Module, list[Batch]]:
-    """The model in training mode and ``batches`` batches, on the CPU; the same for the same seed."""
-    model = MODELS[name]
+def sizes(name: str, size: str, changed: Mapping[str, int]) -> dict[str, int]:
+    """The dimensions of a model in a size, some of them changed. Raises OptionError for one that it does not have."""
+    usual = MODELS[name].sizes[size]
+    for dimension in changed:
+        if dimension not in usual:
+            hint = nearest(dimension, usual)
+            raise OptionError(f"--set {dimension}: no size of {name}{hint}; accepted: {', '.join(usual)}")
+    return {**usual, **changed}
+
+
+def build(
+    name: str, size: str, seed: int, batches: int, changed: Mapping[str, int] | None = None
+) -> tuple[nn.Module, list[Batch]]:
+    """The model in training mode and ``batches`` batches, on the CPU; the same for the same seed.
+
+    ``changed``: dimensions that differ from those of ``size``.
+    """
+    model, dimensions = MODELS[name], sizes(name, size, changed or {})
     torch.manual_seed(seed)
-    return model.build(**model.sizes[size]).train(), [model.batch(**model.sizes[size]) for _ in range(batches)]
+    return model.build(**dimensions).train(), [model.batch(**dimensions) for _ in range(batches)]
 
 
 def _gpt2(layers: int, width: int, heads: int, vocabulary: int, length: int, **_: int) -> nn.Module:

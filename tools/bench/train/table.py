@@ -27,7 +27,8 @@ def title(comparison: Comparison) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts.items() if name != "device")
     lowered = "" if experiment.lowering == "inductor" else f", lowered by {experiment.lowering}"
     clipped = "" if experiment.max_norm is None else f" clipped to {experiment.max_norm:g}"
-    what = f"{experiment.model} ({experiment.size}), {experiment.optimizer}{clipped}, dtype {experiment.dtype}{lowered}"
+    sized = ", ".join([experiment.size, *(f"{name} {number}" for name, number in experiment.changed.items())])
+    what = f"{experiment.model} ({sized}), {experiment.optimizer}{clipped}, dtype {experiment.dtype}{lowered}"
     return f"{what}, on {facts['device']}; {versions}"
 
 

@@ -23,7 +23,7 @@ class Training:
     """Trains ``experiment.model`` as the contender does. The loss of each step stays on its device until it is read."""
 
     def __init__(self, experiment: Experiment, contender: Contender) -> None:
-        module, batches = build(experiment.model, experiment.size, experiment.seed, BATCHES)
+        module, batches = build(experiment.model, experiment.size, experiment.seed, BATCHES, experiment.changed)
         self.experiment = experiment
         self.contender = contender
         self.module = module.to(experiment.device)
