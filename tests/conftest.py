@@ -8,11 +8,6 @@ from pathlib import Path
 import hypothesis
 import pretended_cpu
 import pytest
-import torch
-import torch._inductor.config
-
-from fxamp.backend.once import warn_once
-from fxamp.pipeline import dumps
 
 #: The examples are the same in every run, and no example is too slow. ``--hypothesis-profile=explore`` draws others.
 hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None)
@@ -36,15 +31,25 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Prepare a process that runs tests. The one that only hands tests out to others imports no torch."""
+    if not config.getoption("numprocesses", 0) or hasattr(config, "workerinput"):
+        _prepare(config)
+
+
+def _prepare(config: pytest.Config) -> None:
     """Pretend the CPU here, and in the processes that tests start; all compute on one thread, as tensors are tiny.
 
     Four things that cost much of a run and decide nothing are left out. Inductor's pool of compiling processes imports
     torch once more. Vector instructions double the time of the C++ compiler; the exhaustive tests compile with them.
     Dynamo's measurement of its guards flushes the processor's cache, which takes longer than compiling a small graph.
     """
-    torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    import torch
+    import torch._dynamo.guards
+    import torch._inductor.config
+
+    torch.set_num_threads(1)
     torch._inductor.config.compile_threads = 1
     if config.getoption("markexpr") != "exhaustive":
         os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
@@ -80,6 +85,11 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(autouse=True)
 def as_in_a_new_process() -> None:
     """Nothing is compiled, dumped or said yet, and random numbers begin anew."""
+    import torch
+
+    from fxamp.backend.once import warn_once
+    from fxamp.pipeline import dumps
+
     torch._dynamo.reset()
     torch.manual_seed(0)
     warn_once.cache_clear()
