@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exhaustive import each_once
 from like_autocast import assert_like_autocast, compile_with, run
 from torch.amp import custom_bwd, custom_fwd
 
@@ -68,8 +69,7 @@ def leaf(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_()
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("function", [Product, Float32Product])
+@each_once("function, lowering", [Product, Float32Product], LOWERINGS)
 def test_a_decorated_function_is_as_under_autocast(function, lowering: str) -> None:
     def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return function.apply(a @ b, b + 1) @ a

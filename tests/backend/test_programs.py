@@ -158,8 +158,7 @@ READ_TWICE = {
 }
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("name", READ_TWICE)
+@each_once("name, lowering", READ_TWICE, LOWERINGS)
 def test_gradients_of_what_an_op_reads_twice_meet_in_autocasts_order(name: str, lowering: str) -> None:
     assert_like_autocast(lambda x: (READ_TWICE[name](h := x.tanh()), h * 3), leaf(8, 8), lowering=lowering)
 
@@ -188,8 +187,7 @@ def test_results_that_share_memory_still_do(lowering: str) -> None:
         torch.testing.assert_close(gradients[name], value, rtol=2**-6, atol=2**-6 * value.abs().max().item())
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d, nn.Identity])
+@each_once("norm, lowering", [nn.LayerNorm, nn.BatchNorm1d, nn.Identity], LOWERINGS)
 def test_module(norm: type[nn.Module], lowering: str) -> None:
     torch.manual_seed(0)
     assert_like_autocast(Residual(norm(8)), leaf(4, 8), lowering=lowering)

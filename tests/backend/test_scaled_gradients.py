@@ -104,8 +104,7 @@ def test_program(program: Any, lowering: str) -> None:
     assert_same_gradients(by_fxamp(program, inputs, lowering), by_torch(program, inputs))
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d])
+@each_once("norm, lowering", [nn.LayerNorm, nn.BatchNorm1d], LOWERINGS)
 def test_module(norm: type[nn.Module], lowering: str) -> None:
     assert_same_gradients(by_fxamp(Net(norm), [leaf(4, 8)], lowering), by_torch(Net(norm), [leaf(4, 8)]))
 
