@@ -1,5 +1,6 @@
 """What a graph keeps for its backward once it is compiled: AOTAutograd partitions it on FakeTensors, nothing runs."""
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ def kept_values(gm: GraphModule, inputs: Sequence[Any], policy: Policy) -> tuple
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
     from torch._inductor.decomposition import select_decomp_table
+
+    importlib.import_module("torch._inductor.lowering")  # decompositions of pooling expect it to be there
 
     rules, values = KeptRules(policy), list[KeptValue]()
 

@@ -130,6 +130,22 @@ def test_without_rules_it_is_there_where_it_is_asked_for(
     assert "kept as" not in shown(capsys, net[0], "--policy", "cuda-bfloat16", "--width", "200")
 
 
+IMAGES = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 4, 3))
+inputs = (torch.randn(2, 3, 12, 12),)
+"""
+
+
+def test_a_model_with_pooling_has_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "images.py").write_text(IMAGES)
+    lean = shown(capsys, str(tmp_path / "images.py"), "--policy", "cuda-bfloat16-lean", "--kept", "--width", "200")
+    assert re.search(r"convolution +0 +2x64x10x10 +bf16 +int8/64", lean)
+    assert re.search(r"max_pool2d\S* +3 +2x64x5x5 +bf16 +bf16", lean), "it is small"
+
+
 @pytest.mark.exhaustive
 @pytest.mark.inductor
 def test_the_table_of_a_model_is_that_of_its_compilation(
