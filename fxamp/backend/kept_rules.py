@@ -43,7 +43,8 @@ class KeptRules:
     ) -> tuple[GraphModule, GraphModule]:
         """Partition the joint graph ``gm`` with torch's min-cut, and pack the values that it keeps.
 
-        ``strides``: whether unpacked values must have those of the originals.
+        ``strides``: whether unpacked values must have those of the originals. The cut is priced at the sizes before
+        packing: at those after it, it kept the same bytes of GPT-2 and of a ResNet.
         """
         from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
 
