@@ -1,18 +1,34 @@
-"""fxamp-policy list: the shipped policies, a line each: where they run and what they do."""
+"""fxamp-policy list: the shipped policies, a line each: where they run, what they cost, and what they do."""
 
+import json
 import sys
+import textwrap
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from fxamp.devices import DEVICES
 from fxamp.policy import Policy
-from fxamp.policy.file.builtin import built_in_names, find, variant_names
+from fxamp.policy.file.builtin import built_in_names, find, folder, variant_names
 from fxamp.tools.common.command_line import Parser, guarded, one_of
 from fxamp.tools.common.table import Column, render
 from fxamp.tools.common.terminal import look_of
 
 PROG = "fxamp-policy list"
-_COLUMNS = (Column("policy"), Column("runs on"), Column("what it does", shorten="end", least=30))
+_COLUMNS = (
+    Column("policy"),
+    Column("runs on"),
+    Column("bytes", right=True),
+    Column("kept", right=True),
+    Column("error", right=True),
+    Column("what it does", shorten="end", least=30),
+)
+
+#: The file of ratios that ``fxamp-bench policies --output`` writes, by policy.
+FIGURES = "figures.json"
+
+#: The width of the text below the table if there is no terminal.
+_WIDTH = 120
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -22,21 +38,29 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(PROG, "List the shipped policies: where each runs, and what it does.")
+    parser = Parser(PROG, "List the shipped policies: where each runs, what it costs by the count, and what it does.")
     parser.add_argument("--device", metavar="D", type=one_of(*DEVICES), help="only the policies of this device")
     return parser
 
 
 def _list(given: Namespace) -> None:
-    rows = [row for name in (*built_in_names(), *variant_names()) if (row := _row(name, given.device))]
-    print("\n".join(render(_COLUMNS, rows, look_of(sys.stdout).width, shortened=["what it does"])))
+    figures = json.loads((folder() / FIGURES).read_text(encoding="utf-8"))
+    names = sorted((*built_in_names(), *variant_names()))  # a variant follows what it varies
+    rows = [row for name in names if (row := _row(name, given.device, figures["policies"]))]
+    look = look_of(sys.stdout)
+    print("\n".join(render(_COLUMNS, rows, look.width, ["what it does"], ["runs on"])))
+    if any(any(row[2:5]) for row in rows):
+        print()
+        print("\n".join(textwrap.wrap(f"{figures['about']} Made by fxamp-bench policies.", look.width or _WIDTH)))
 
 
-def _row(name: str, device: str | None) -> tuple[str, ...] | None:
+def _row(name: str, device: str | None, figures: Mapping[str, Any]) -> tuple[str, ...] | None:
     policy = Policy.load(name)
     if device not in (None, policy.device):
         return None
-    return name, " ".join(_conditions(policy)), purpose(name)
+    ratios = (figures.get(name, {}).get(key) for key in ("bytes", "kept", "error"))
+    cells = ("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+    return name, " ".join(_conditions(policy)), *cells, purpose(name)
 
 
 def _conditions(policy: Policy) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """fxamp-policy: check, show, explain; without torch."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,8 @@ import pytest
 from fxamp.policy import Policy
 from fxamp.policy.file.builtin import built_in_names, variant_names
 from fxamp.tools.policy.command import main
+
+ROOT = Path(__file__).parents[3]
 
 MINE = """
 extends = ["cpu-bfloat16"]
@@ -170,10 +174,30 @@ def test_a_mistake_in_the_command_is_one_line(
 
 def test_list_says_what_each_shipped_policy_does(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "list")
-    listed = {line.split()[0]: line.split() for line in out.splitlines()[2:]}
+    table, _, _ = out.partition("\n\n")
+    listed = {line.split()[0]: line.split() for line in table.splitlines()[2:]}
     assert status == 0 and set(listed) == {*built_in_names(), *variant_names()}
     assert all(len(words) > 3 for words in listed.values())
     assert all(words[1] == words[0].partition("-")[0] for words in listed.values())
+
+
+def test_list_says_what_each_costs_as_the_figures_do(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = json.loads((ROOT / "policies/figures.json").read_text())
+    _, out, _ = run(capsys, "list")
+    table, _, about = out.partition("\n\n")
+    for line in table.splitlines()[2:]:
+        ratios = [f"{ratio:.2f}" for ratio in figures["policies"][line.split()[0]].values()]
+        said = [word for word in line.split()[2:] if re.fullmatch(r"\d+\.\d\d", word)]
+        assert said == ratios, line
+    assert " ".join(about.split()) == f"{figures['about']} Made by fxamp-bench policies."
+
+
+def test_every_policy_has_the_figures_of_its_device() -> None:
+    figures = json.loads((ROOT / "policies/figures.json").read_text())["policies"]
+    keys = {"cuda": {"bytes", "kept"}, "cpu": {"error"}}
+    for name in (*built_in_names(), *variant_names()):
+        assert set(figures[name]) == keys.get(name.partition("-")[0], set()), f"{name}: run fxamp-bench policies"
+    assert set(figures) == {*built_in_names(), *variant_names()}
 
 
 def test_list_of_one_device(capsys: pytest.CaptureFixture[str]) -> None:

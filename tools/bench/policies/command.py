@@ -13,6 +13,7 @@ from fxamp.tools.bench.policies.figures import LAYERS, MODEL, Figures, figures
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.bench.train.models import MODELS, require
 from fxamp.tools.common.command_line import Parser, guarded, one_of
+from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.output import require_folder, write_text
 from fxamp.tools.common.progress import bar, say
 
@@ -45,21 +46,20 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
     require_folder(given.output)
     names = given.policy or [*built_in_names(), *variant_names()]
     found: dict[str, Figures] = {}
-    with bar("policies", len(names), "policy") as shown:
+    with bar("policies", len(names), "policy") as shown, so_far(lambda: _table(_document(found)) if found else ""):
         for name, made in figures(names):
-            say(f"{name} ...")
+            say(f"{name}: {made.content()}")
             found[name] = made
             shown.update()
     document = _document(found)
     if given.output:
         write_text(json.dumps(document, indent=1) + "\n", given.output)
-    table, markdown = (_table(found, style, document["about"]) for style in ("simple", "github"))
-    return Report(document, table, markdown)
+    return Report(document, _table(document), _table(document, "github"))
 
 
-def _table(found: Mapping[str, Figures], style: str, about: str) -> str:
-    rows = [(name, *_cells(made.content())) for name, made in found.items()]
-    return f"{tabulate(rows, _TITLES, tablefmt=style, disable_numparse=True)}\n\n{about}"
+def _table(document: Mapping[str, Any], style: str = "simple") -> str:
+    rows = [(name, *_cells(ratios)) for name, ratios in document["policies"].items()]
+    return f"{tabulate(rows, _TITLES, tablefmt=style, disable_numparse=True)}\n\n{document['about']}"
 
 
 def _document(found: Mapping[str, Figures]) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""fxamp-bench policies: the figures that ``fxamp-policy list`` prints are those that it counts and measures."""
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from exhaustive import exhaustive
+
+from fxamp.tools.bench.command import main
+from fxamp.tools.bench.policies.figures import Figures, figures
+
+FILE = Path(__file__).parents[3] / "policies/figures.json"
+SHIPPED = json.loads(FILE.read_text())
+
+
+def test_a_policy_without_figures_has_a_row_and_an_empty_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "figures.json"
+    assert main(["policies", "--policy", "mps-bfloat16", "--output", str(out)]) == 0
+    assert "mps-bfloat16" in capsys.readouterr().out
+    written = json.loads(out.read_text())
+    assert written["policies"] == {"mps-bfloat16": {}}
+    assert set(written) == set(SHIPPED) and written["about"] == SHIPPED["about"]
+
+
+def test_an_unknown_policy_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["policies", "--policy", "cuda-bfloat16-laen"])
+    assert stopped.value.code == 2 and "did you mean 'cuda-bfloat16-lean'" in capsys.readouterr().err
+
+
+def test_ratios_have_three_digits() -> None:
+    assert Figures(bytes=1.03849, kept=0.56).content() == {"bytes": 1.038, "kept": 0.56}
+    assert Figures().content() == {}
+
+
+@pytest.mark.parametrize("policy", exhaustive(("cuda-bfloat16-lean",), always=()))
+def test_the_shipped_figures_are_what_is_counted(policy: str) -> None:
+    here = {name: version(name).partition("+")[0] for name in SHIPPED["versions"]}
+    if here != SHIPPED["versions"]:
+        pytest.skip(f"the figures are for {SHIPPED['versions']}, and here are {here}")
+    ((_, found),) = figures([policy])
+    assert found.content() == SHIPPED["policies"][policy], "run fxamp-bench policies --output policies/figures.json"
+
+
+@pytest.mark.parametrize("policy", exhaustive(("cpu-bfloat16",), always=()))
+def test_the_policy_that_equals_autocast_has_its_error(policy: str) -> None:
+    ((_, found),) = figures([policy])
+    assert found.error == 1.0
