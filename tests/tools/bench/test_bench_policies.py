@@ -14,6 +14,12 @@ FILE = Path(__file__).parents[3] / "policies/figures.json"
 SHIPPED = json.loads(FILE.read_text())
 
 
+def test_the_readme_says_what_lean_keeps() -> None:
+    text = " ".join((FILE.parents[1] / "README.md").read_text(encoding="utf-8").split())
+    kept = SHIPPED["policies"]["cuda-bfloat16-lean"]["kept"]
+    assert f"Under `cuda-bfloat16-lean`, GPT-2 keeps {kept:.2f} of what it keeps under autocast" in text
+
+
 def test_a_policy_without_figures_has_a_row_and_an_empty_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
