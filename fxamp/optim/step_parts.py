@@ -59,7 +59,7 @@ def pack_state(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOp
     for kind in found.kinds:
         first = layout.only(kind.members[:1])
         plain = StepOptions(guarded=False, lowering="aot_eager")
-        traced = _trace(optimizer, first, plain, wide_fakes, lifted=())
+        traced = best_trace(optimizer, first, plain, wide_fakes, lifted=())
         new = packed_state(layout, kind.members, precision.asked, never_negative(traced.module))
         for owner, entry in new.items():
             whole = {name: layout.kept_by(owner, value) for name, value in entry.items()}
@@ -101,7 +101,7 @@ def _parts(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOption
     if rest:
         own = layout.only(rest)
         index = {id(tensor): place for place, tensor in enumerate(layout.tensors())}
-        traced = _trace(optimizer, own, options)
+        traced = best_trace(optimizer, own, options)
         yield WholeStep(lower_step(traced, options), tuple(index[id(tensor)] for tensor in own.tensors()))
 
 
@@ -109,7 +109,7 @@ def _alone(optimizer: torch.optim.Optimizer, layout: Layout, kind: Kind, options
     precision, first = precision_of(optimizer), kind.members[0]
     packed = None if precision is None else pass_for(layout, first, precision.asked)
     fakes = wide_fakes if packed is not None else flat_fakes
-    return Share(kind, _trace(optimizer, layout.only((first,)), options, fakes), packed)
+    return Share(kind, best_trace(optimizer, layout.only((first,)), options, fakes), packed)
 
 
 def _together(
@@ -136,7 +136,7 @@ def _split(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOption
     return found
 
 
-def _trace(
+def best_trace(
     optimizer: torch.optim.Optimizer,
     layout: Layout,
     options: StepOptions,

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from user_optimizers import Counting
 
 from fxamp.capture import Captured
-from fxamp.optim import GuardedStep
 from fxamp.optim.complete import complete_state
 from fxamp.optim.layout import Layout, read_layout
 from fxamp.optim.lower import StepOptions
+from fxamp.optim.step_parts import best_trace
 from fxamp.optim.trace import Traced
 from fxamp.passes.base import Context
 from fxamp.passes.step.lift_scalars import LiftScalars, liftable
@@ -48,8 +48,7 @@ def traced_for_inductor(make: Make) -> tuple[Traced, Layout]:
     for owner, entry in complete_state(optimizer, read_layout(optimizer)).items():
         optimizer.state[owner].update(entry)
     layout = read_layout(optimizer)
-    step = GuardedStep(optimizer)
-    return step._trace(optimizer, layout, StepOptions()), layout
+    return best_trace(optimizer, layout, StepOptions()), layout
 
 
 def after(traced: Traced, layout: Layout, numbers: list[Any]) -> list[Tensor]:
