@@ -4,8 +4,10 @@ The backward casts the float32 gradient of a residual stream to 16 bits for prod
 ``view(convert(gradient [16, 512, 768]), [8192, 768])``. On a GPU, Inductor makes one kernel of cast and view, in the
 view's shape, and fuses only kernels whose loops have the same shape: the gradient is written, read and written again.
 
-1. A cast from float32 to 16 bits with more than two dimensions and fixed strides, of which only views are read, is
-   realized as it is strided. Its kernel then has the shape of its source, and joins the kernel that makes that.
+1. A cast from float32 to 16 bits with more than two dimensions and fixed strides, of which only views are read, and
+   whose source has readers beside it, is realized as it is strided. Its kernel then has the shape of its source, and
+   joins the kernel that makes that. A source that has no other reader is never written: Inductor computes it where the
+   cast is read (a kept value is unpacked so).
 
 No value changes. Inductor's own primitive marks the place; in other compilers it does nothing.
 """
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
 from fxamp.graph import GraphWriter
 from fxamp.passes.base import Context, Pass, Result
@@ -55,4 +58,10 @@ def _is_read_through_views(node: Node) -> bool:
     source = node.args[0].meta["val"]  # type: ignore[union-attr]
     narrows = value.dtype in NARROW and source.dtype == torch.float32 and value.dim() > 2
     static = all(isinstance(stride, int) for stride in value.stride())
-    return narrows and static and bool(node.users) and all(user.target in _VIEWS for user in node.users)
+    through_views = bool(node.users) and all(user.target in _VIEWS for user in node.users)
+    return narrows and static and through_views and _is_written(node.args[0])
+
+
+def _is_written(source: Argument) -> bool:
+    """Whether a value has readers beside casts, for which its kernel writes it."""
+    return isinstance(source, Node) and any(user.target not in CASTS for user in source.users)

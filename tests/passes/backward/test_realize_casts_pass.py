@@ -16,7 +16,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def graph(
-    device: str, shape: tuple[int, ...], dtype: torch.dtype, also_read: bool = False
+    device: str, shape: tuple[int, ...], dtype: torch.dtype, also_read: bool = False, source_read: bool = True
 ) -> tuple[GraphModule, Context]:
     """A gradient of this shape, cast to 16 bits, and read through a view; by another op, if ``also_read``."""
     mode = FakeTensorMode()
@@ -28,7 +28,8 @@ def graph(
     doubled = writer.call(aten.mul.Tensor, gradient, 2)
     cast = writer.call(prims.convert_element_type.default, doubled, torch.float16)
     view = writer.call(aten.view.default, cast, [-1, shape[-1]])
-    results = [doubled, view, *([writer.call(aten.neg.default, cast)] if also_read else [])]
+    written = [doubled] if source_read else []
+    results = [*written, view, *([writer.call(aten.neg.default, cast)] if also_read else [])]
     made.output(tuple(results))
     return GraphModule(torch.nn.Module(), made), Context(mode)
 
@@ -57,6 +58,12 @@ def test_a_second_run_changes_nothing() -> None:
 )
 def test_others_stay_as_they_are(device: str, shape: tuple[int, ...], dtype: torch.dtype, also_read: bool) -> None:
     gm, context = graph(device, shape, dtype, also_read)
+    before = format_graph(gm)
+    assert RealizeCasts().run(gm, context).modified == 0 and format_graph(gm) == before
+
+
+def test_a_source_that_no_kernel_writes_stays_as_it_is() -> None:
+    gm, context = graph("meta", (2, 3, 4), torch.float32, source_read=False)
     before = format_graph(gm)
     assert RealizeCasts().run(gm, context).modified == 0 and format_graph(gm) == before
 
