@@ -51,7 +51,8 @@ def _list(given: Namespace) -> None:
     print("\n".join(render(_COLUMNS, rows, look.width, ["what it does"], ["runs on"])))
     if any(any(row[2:5]) for row in rows):
         print()
-        print("\n".join(textwrap.wrap(f"{figures['about']} Made by fxamp-bench policies.", look.width or _WIDTH)))
+        said = f"{figures['about']} Made by fxamp-bench policies."
+        print("\n".join(textwrap.wrap(said, look.width or _WIDTH, break_on_hyphens=False)))
 
 
 def _row(name: str, device: str | None, figures: Mapping[str, Any]) -> tuple[str, ...] | None:
