@@ -15,6 +15,7 @@ from fxamp.tools.inputs.load import Request, load
 from fxamp.tools.policy.batches import Workload, load_work
 from fxamp.tools.policy.bisect_run import Copy
 from fxamp.tools.policy.bisect_trials import Trials
+from fxamp.tools.policy.bisect_units import FLOAT32
 from fxamp.tools.policy.evidence import gather
 
 FILE = """
@@ -62,7 +63,7 @@ def calibrate(work: Workload) -> None:
 
 def bisect(work: Workload) -> None:
     policy = Policy.load("cpu-bfloat16").resolve("cpu")
-    trials = Trials(work, tuple(work.batches()), policy, 0.5, "both", lambda text: None)
+    trials = Trials(work, tuple(work.batches()), policy, 0.5, "both", FLOAT32, lambda text: None)
     assert trials.places()
     trials.passes(())
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
+from fxamp.dtypes import DTYPES
 from fxamp.errors import OptionError
 from fxamp.tools.bench.cost.count import Count
 from fxamp.tools.bench.cost.row import Rates, Row, row
@@ -17,8 +18,6 @@ from fxamp.tools.common.progress import bar
 #: The models of the table, at so many layers or stages.
 EVERY = ("gpt2-124m", "bert-base", "llama-1b", "vit-b", "resnet50")
 LAYERS = 2
-
-_DTYPES = ("float16", "bfloat16")
 
 #: Counts one request after another, as :func:`fxamp.tools.bench.cost.process.counts` does.
 Counts = Callable[[Iterable[tuple[Workload, Way]]], Iterator[Count]]
@@ -37,13 +36,13 @@ def run_every(given: argparse.Namespace, rates: Rates, counts: Counts, say: Call
     layers = (given.layers or [LAYERS])[0]
     workloads = [
         _workload(model, layers, dtype, loss_only, given)
-        for loss_only, dtype, model in product((False, True), _DTYPES, EVERY)
+        for loss_only, dtype, model in product((False, True), DTYPES, EVERY)
     ]
     requests = [(workload, way) for workload in workloads for way in ways(workload.dtype)]
     rows: list[Row] = []
 
     def drawn(markdown: bool) -> str:
-        each = len(ways(_DTYPES[0]))
+        each = len(ways(DTYPES[0]))
         parts = [(workload, rows[at * each : (at + 1) * each]) for at, workload in enumerate(workloads)]
         lines = [(work.model, work.dtype, _leaving(work), part) for work, part in parts if part]
         return every(lines, rates, markdown)
