@@ -23,6 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from fxamp.optim.shards import joined
 from fxamp.policy import Category, Policy, Rule
 
+pytestmark = pytest.mark.exhaustive
+
 RANKS = (2, 4)
 WIDTH, HIDDEN, BLOCK = 16, 64, 32
 BASE = Policy.load("cpu-bfloat16")

@@ -21,6 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fxamp
 
+pytestmark = pytest.mark.exhaustive
+
 RANKS, BAD_RANK = 2, 1
 STEPS, LOUD = 4, 2
 SCALE = 2.0**8
