@@ -19,7 +19,7 @@ from fxamp.policy import Category
 
 LOW, FP32 = Category.LOWER_PRECISION_FP, Category.FP32
 BASE = Policy.load("cpu-bfloat16")
-COMPILED = ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)]
+COMPILED = ["aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])]
 WIDE = Rule("wide", FP32, ("mm", "sum"), region="backward")
 
 

@@ -53,7 +53,7 @@ def texts(folder: Path) -> dict[str, str]:
         pytest.param(
             "inductor",
             {"captured", "cast", "forward", "backward", "forward_kernels", "backward_kernels"},
-            marks=pytest.mark.inductor,
+            marks=[pytest.mark.inductor, pytest.mark.exhaustive],
         ),
     ],
 )

@@ -252,6 +252,7 @@ class ManyChannels(nn.Module):
         return self.second(torch.relu(self.norm(self.first(x)))).flatten(1).float().square().mean()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.inductor
 def test_under_inductor_blocks_along_channels_come_back() -> None:
     """Inductor's unpacked images have other strides than aot_eager's, and the same values."""

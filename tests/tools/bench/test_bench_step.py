@@ -20,6 +20,7 @@ def test_148_parameters_of_768_are_gpt_2s() -> None:
     assert len(shapes) == 148 and sum(map(math.prod, shapes)) == 124_439_808
 
 
+@pytest.mark.exhaustive
 def test_a_contender_runs_in_a_process_and_says_what_it_took(capsys: pytest.CaptureFixture[str]) -> None:
     options = "--parameters 6 --width 1 --contenders fxamp --rounds 2 --steps 1 --lowering aot_eager"
     assert bench.main(["step", *options.split(), "--json"]) == 0
