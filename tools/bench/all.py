@@ -108,15 +108,17 @@ def _train(given: argparse.Namespace) -> Iterator[_Task]:
 
 
 def _optimizers(given: argparse.Namespace) -> Iterator[_Task]:
-    # A compiled step has no eager lowering; aot_eager is the closest.
-    lowering = ["--lowering=aot_eager"] if given.lowering == "eager" else _options(given, "lowering")
-    yield _Task("optimizers", optimizers, [*_options(given, "device", "optimizers"), *lowering])
+    yield _Task("optimizers", optimizers, [*_options(given, "device", "optimizers"), *_step_lowering(given)])
 
 
 def _step(given: argparse.Namespace) -> Iterator[_Task]:
-    lowering = ["--lowering=aot_eager"] if given.lowering == "eager" else _options(given, "lowering")
     small = ["--parameters=16", "--rounds=2"] if given.size == "tiny" else []
-    yield _Task("step", step, [*_options(given, "device"), *lowering, *small])
+    yield _Task("step", step, [*_options(given, "device"), *_step_lowering(given), *small])
+
+
+def _step_lowering(given: argparse.Namespace) -> list[str]:
+    """A compiled step has no eager lowering; aot_eager is the closest."""
+    return ["--lowering=aot_eager"] if given.lowering == "eager" else _options(given, "lowering")
 
 
 def _kernels(given: argparse.Namespace) -> Iterator[_Task]:

@@ -16,6 +16,11 @@ def op_name(entry: Entry) -> str:
     return entry.target.removeprefix("aten::").removeprefix("higher_order::").removesuffix(".default")
 
 
+def overruled(entry: Entry) -> str:
+    """Return why the op's rule was not applied as it is, or a product is not in fp8; ``""`` if neither."""
+    return entry.overruled or (entry.not_fp8 and f"not in fp8: {entry.not_fp8}")
+
+
 def place(source: Source | None) -> str:
     """Return ``file:line``, with the file as in :func:`short_file`; ``""`` if unknown."""
     return f"{short_file(source.file)}:{source.line}" if source is not None else ""

@@ -10,8 +10,9 @@ from typing import Any
 
 from fxamp.errors import BannedOpError, PolicyError
 from fxamp.listing.model import Entry, Listing
-from fxamp.listing.totals import Totals, is_op, totals
+from fxamp.listing.totals import Totals, totals
 from fxamp.tools.common.quiet import in_one_line, quiet
+from fxamp.tools.diff.side_by_side import ops_by_path
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.inputs.load import Request, prepare
 from fxamp.tools.inputs.prepare import ProgramGraph
@@ -136,16 +137,8 @@ def _ruled(change: OpEffect) -> bool:
     return old != new
 
 
-def _ops(listing: Listing, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Entry]:
-    """Return the ops by name, prefixed by the names of the bodies that contain them."""
-    found: dict[tuple[str, ...], Entry] = {}
-    for entry in listing.entries:
-        if is_op(entry):
-            found[(*path, entry.name)] = entry
-        for body in entry.bodies:
-            if body in listing.bodies:
-                found |= _ops(listing.bodies[body], (*path, body))
-    return found
+def _ops(listing: Listing) -> dict[tuple[str, ...], Entry]:
+    return {path: entry for path, (_, entry) in ops_by_path(listing).items()}
 
 
 def _changed_modules(old: Listing, new: Listing) -> Iterator[tuple[str, Totals, Totals]]:

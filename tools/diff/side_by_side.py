@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fxamp.listing.model import Entry, Listing, RuleRef
 from fxamp.listing.totals import Index, Totals, is_op, totals
 from fxamp.tools.common.alike import combined
-from fxamp.tools.common.words import op_name, place, size_or
+from fxamp.tools.common.words import op_name, overruled, place, size_or
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Module:
 
 def modules(old: Listing, new: Listing) -> list[Module]:
     """Return the modules of a graph in order of first use, those that differ only in their number as one."""
-    sides = _ops(old), _ops(new)
+    sides = ops_by_path(old), ops_by_path(new)
     names: dict[str, list[tuple[str, ...]]] = {}
     for key, (_, entry) in {**sides[0], **sides[1]}.items():
         names.setdefault(entry.module, []).append(key)
@@ -98,7 +98,7 @@ _Ops = Mapping[tuple[str, ...], tuple[Listing, Entry]]
 _Pair = tuple[Listing, Listing]
 
 
-def _ops(listing: Listing, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], tuple[Listing, Entry]]:
+def ops_by_path(listing: Listing, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], tuple[Listing, Entry]]:
     """Return the ops with the graph or body that holds them, by name after the names of those bodies."""
     found: dict[tuple[str, ...], tuple[Listing, Entry]] = {}
     for entry in listing.entries:
@@ -106,7 +106,7 @@ def _ops(listing: Listing, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], 
             found[(*path, entry.name)] = (listing, entry)
         for body in entry.bodies:
             if body in listing.bodies:
-                found |= _ops(listing.bodies[body], (*path, body))
+                found |= ops_by_path(listing.bodies[body], (*path, body))
     return found
 
 
@@ -142,9 +142,8 @@ def _row(key: tuple[str, ...], sides: tuple[_Ops, _Ops], index: Index) -> Row:
 
 def _cell(listing: Listing, entry: Entry, index: Index) -> Cell:
     casts = tuple(_cast(listing, each, index) for each in index.inputs(listing, entry) if each.is_cast)
-    why = entry.overruled or (entry.not_fp8 and f"not in fp8: {entry.not_fp8}") or entry.reason
     rule = entry.rule or RuleRef("")
-    return Cell(entry.runs_in, rule.id, rule.origin, why, casts)
+    return Cell(entry.runs_in, rule.id, rule.origin, overruled(entry) or entry.reason, casts)
 
 
 def _cast(listing: Listing, cast: Entry, index: Index) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from fxamp.listing import Document, Entry, Listing, RuleRef, Source
 from fxamp.listing.totals import Index, changed, is_op, is_pick, totals, was_dtype
 from fxamp.tools.common.alike import combined
-from fxamp.tools.common.words import op_name, place
+from fxamp.tools.common.words import op_name, overruled, place
 from fxamp.tools.show.select import select
 from fxamp.tools.show.summary import summary
 
@@ -95,7 +95,7 @@ def _node(listing: Listing, entry: Entry, within: str, index: Index) -> dict[str
         "rule": _rule(entry.rule),
         "lost": [_rule(rule) for rule in entry.lost],
         "reason": entry.inserted or entry.reason,
-        "overruled": entry.overruled or (entry.not_fp8 and f"not in fp8: {entry.not_fp8}"),
+        "overruled": overruled(entry),
         "region": entry.region,
         "verbatim": entry.verbatim,
         "bytes": index.bytes_cast(listing, entry) if entry.is_cast else None,
