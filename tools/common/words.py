@@ -5,6 +5,7 @@ from functools import lru_cache
 from pathlib import PurePath
 
 from fxamp.listing.model import Entry, RuleRef, Source
+from fxamp.listing.totals import Totals
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -55,6 +56,13 @@ def size(count: int) -> str:
 def size_or(count: int | None, unknown: str) -> str:
     """Return :func:`size`, or ``unknown`` for None."""
     return unknown if count is None else size(count)
+
+
+def bytes_cast(sums: Totals) -> str:
+    """Return the bytes that casts read and write; ``"at least"`` or ``"unknown"`` where sizes are not known."""
+    if sums.casts_of_unknown_size == 0:
+        return size(sums.cast_bytes)
+    return "unknown" if sums.casts_of_unknown_size == sums.casts else f"at least {size(sums.cast_bytes)}"
 
 
 def counted(counts: dict[str, int]) -> str:

@@ -7,7 +7,7 @@ from fxamp.tools.common.alike import combined
 from fxamp.tools.common.columns import MODULE, NODE, OP, RULE, SOURCE, painter
 from fxamp.tools.common.table import Column, labelled, printable, render
 from fxamp.tools.common.terminal import Look
-from fxamp.tools.common.words import counted, op_name, place, plural, size, size_or
+from fxamp.tools.common.words import bytes_cast, counted, op_name, place, plural, size_or
 from fxamp.tools.diff.effect import Effect, OpEffect
 
 _TIMES = Column("times", right=True)
@@ -84,7 +84,7 @@ def _module_cells(module: tuple[str, Totals, Totals], count: int = 1) -> tuple[s
         counted(dict(new.ops_by_dtype)),
         _times(count),
         change(str(old.casts), str(new.casts)),
-        change(_bytes(old), _bytes(new)),
+        change(bytes_cast(old), bytes_cast(new)),
     )
 
 
@@ -99,16 +99,10 @@ def totals(effect: Effect) -> Iterator[tuple[str, str]]:
     old, new = effect.sums
     yield "ops", change(counted(dict(old.ops_by_dtype)), counted(dict(new.ops_by_dtype)))
     yield "casts", change(str(old.casts), str(new.casts))
-    yield "bytes cast per step", change(_bytes(old), _bytes(new))
+    yield "bytes cast per step", change(bytes_cast(old), bytes_cast(new))
     yield "kept for the backward", change(*(size_or(kept, "unknown") for kept in effect.kept))
 
 
 def change(old: str, new: str) -> str:
     """Return ``"3 -> 4"``, or one value if both are the same."""
     return old if old == new else f"{old or 'none'} -> {new or 'none'}"
-
-
-def _bytes(sums: Totals) -> str:
-    if sums.casts_of_unknown_size == 0:
-        return size(sums.cast_bytes)
-    return "unknown" if sums.casts_of_unknown_size == sums.casts else f"at least {size(sums.cast_bytes)}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fxamp.listing.totals import Totals
 from fxamp.tools.common.page import colour, colours, escaped
 from fxamp.tools.common.table import printable
-from fxamp.tools.common.words import counted, plural, size, size_or
+from fxamp.tools.common.words import bytes_cast, counted, plural, size, size_or
 from fxamp.tools.diff.result import Found
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.diff.words import SIGNS, groups, ops_counted, rule_text, value, verdict, written_at
@@ -90,7 +90,7 @@ def _totals(effect: "Effect") -> list[str]:
     lines: list[tuple[str, Callable[[Totals], str]]] = [
         ("ops", lambda sums: _bar(sums.ops_by_dtype) + _text(counted(dict(sums.ops_by_dtype)))),
         ("casts", lambda sums: str(sums.casts)),
-        ("bytes cast per step", lambda sums: _text(_moved(sums))),
+        ("bytes cast per step", lambda sums: _text(bytes_cast(sums))),
     ]
     rows = [(label, *map(cell, effect.sums)) for label, cell in lines]
     rows.append(("kept for the backward", *(_text(size_or(kept, "unknown")) for kept in effect.kept)))
@@ -111,7 +111,7 @@ def _module(module: "Module") -> Iterator[str]:
 
 
 def _side(sums: Totals, kept: int | None) -> str:
-    said = [plural(sums.casts, "cast"), _moved(sums)] if sums.casts else []
+    said = [plural(sums.casts, "cast"), bytes_cast(sums)] if sums.casts else []
     said += [f"keeps {size(kept)}"] if kept else []
     return _bar(sums.ops_by_dtype) + _text(", ".join([counted(dict(sums.ops_by_dtype)), *said]))
 
@@ -145,11 +145,6 @@ def _bar(counts: Mapping[str, int]) -> str:
         for dtype, count in counts.items()
     )
     return f'<span class="bar">{"".join(parts)}</span>' if all_ops else ""
-
-
-def _moved(sums: Totals) -> str:
-    unknown = f" and {plural(sums.casts_of_unknown_size, 'cast')} of unknown size" if sums.casts_of_unknown_size else ""
-    return size(sums.cast_bytes) + unknown
 
 
 def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
