@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_leaves
+from torch.fx.experimental.proxy_tensor import snapshot_fake
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 #: Keys of ``node.meta`` that hold objects of the process.
 _NOT_STORED = frozenset(("source_fn_stack", "fwd_source_fn_stack", "from_node", "torch_fn", "grapharg", "tensor_dict"))
@@ -17,8 +18,10 @@ _NOT_STORED = frozenset(("source_fn_stack", "fwd_source_fn_stack", "from_node", 
 def dump_graph(gm: GraphModule, inputs: Sequence[Any]) -> bytes:
     """Return ``gm`` with the values and annotations of its nodes, and its fake ``inputs``, as bytes.
 
-    Module classes become their names. Raises ValueError if a size is dynamic: what loads it would change the sizes of
-    the process; and whatever pickle does if something cannot be stored. Breaks loudly.
+    Module classes become their names. Views become tensors of the same layout without a base, since the fake mode of a
+    base cannot be stored; an input is a view if the forward keeps it in another layout than that of its value. Raises
+    ValueError if a size is dynamic: what loads it would change the sizes of the process; and whatever pickle does if
+    something cannot be stored. Breaks loudly.
     """
     from torch.fx._graph_pickler import GraphPickler, Options
 
@@ -31,8 +34,11 @@ def dump_graph(gm: GraphModule, inputs: Sequence[Any]) -> bytes:
             stack = node.meta.get(key)
             if stack:
                 node.meta[key] = {at: (path, _qualified(kind)) for at, (path, kind) in stack.items()}
+        if "val" in node.meta:
+            node.meta["val"] = tree_map_only(FakeTensor, snapshot_fake, node.meta["val"])
+    without_bases = tree_map_only(FakeTensor, snapshot_fake, list(inputs))
     options = Options(ops_filter=None, node_metadata_key_filter=lambda key: key not in _NOT_STORED)
-    return GraphPickler.dumps((stored, list(inputs), _text(stored)), options)
+    return GraphPickler.dumps((stored, without_bases, _text(stored)), options)
 
 
 def load_graph(stored: bytes, mode: FakeTensorMode) -> tuple[GraphModule, list[Any]]:

@@ -1,4 +1,4 @@
-"""A step whose graph AOTAutograd's cache may hold: ``python stored_step.py FACTOR POLICY SCALED``."""
+"""A step whose graph AOTAutograd's cache may hold: ``python stored_step.py FACTOR POLICY SCALED NET``."""
 
 import json
 import sys
@@ -24,12 +24,35 @@ class Net(nn.Module):
         return logits.float().pow(2).mean() * self.factor, logits
 
 
-def step(factor: float, policy: str, scaled: bool) -> dict[str, Any]:
+class Convolution(Net):
+    """With convolutions, for which Inductor chooses other layouts than were traced, and statistics that it updates."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__(factor)
+        self.inner = nn.Sequential(
+            nn.Conv2d(4, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, bias=False), nn.Flatten()
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x.reshape(-1, 4, 5, 5))
+
+
+#: The nets by name, with the number of features of an example.
+NETS: dict[str, tuple[type[Net], int]] = {"linear": (Net, 16), "convolution": (Convolution, 100)}
+
+
+def made(name: str, factor: float) -> tuple[Net, Tensor]:
+    """A net and four examples for it."""
+    kind, features = NETS[name]
+    return kind(factor), torch.linspace(-1, 1, 4 * features).reshape(4, features)
+
+
+def step(factor: float, policy: str, scaled: bool, name: str) -> dict[str, Any]:
     """The gradients of two backwards, the second through both results, what the scaler found, and what was cached."""
     torch._dynamo.reset()
     counters.clear()
     scaler = fxamp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
-    net, x = Net(factor), torch.linspace(-1, 1, 64).reshape(4, 16)
+    net, x = made(name, factor)
     model = torch.compile(net, backend="fxamp", options={"policy": policy, "scaler": scaler})
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     gradients, found = [], []
@@ -49,9 +72,9 @@ def step(factor: float, policy: str, scaled: bool) -> dict[str, Any]:
 CACHES = {"aot_autograd": "autograd", "inductor": "fxgraph"}
 
 
-def by_autocast(factor: float, dtype: torch.dtype) -> list[Tensor]:
+def by_autocast(factor: float, dtype: torch.dtype, name: str) -> list[Tensor]:
     """The gradients of the first backward under eager autocast."""
-    net, x = Net(factor), torch.linspace(-1, 1, 64).reshape(4, 16)
+    net, x = made(name, factor)
     with torch.autocast("cpu", dtype):
         loss, _ = net(x)
     (loss * 1024).backward()
@@ -59,4 +82,4 @@ def by_autocast(factor: float, dtype: torch.dtype) -> list[Tensor]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(step(float(sys.argv[1]), sys.argv[2], sys.argv[3] == "True")))
+    print(json.dumps(step(float(sys.argv[1]), sys.argv[2], sys.argv[3] == "True", sys.argv[4])))

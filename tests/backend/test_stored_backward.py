@@ -15,18 +15,23 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxamp.backend.stored_backward import StoredBackward, loading_with
 
-WAYS = (("cpu-float16", True), ("cpu-bfloat16", False), ("cpu-float16-lean", True))
+WAYS = (
+    ("cpu-float16", True, "linear"),
+    ("cpu-bfloat16", False, "linear"),
+    ("cpu-float16-lean", True, "linear"),
+    ("cpu-float16", True, "convolution"),
+)
 
 
 @pytest.mark.inductor
 @pytest.mark.parametrize("way", exhaustive(WAYS, always=WAYS[:1]))
-def test_a_new_process_trains_with_the_stored_graph(way: tuple[str, bool]) -> None:
+def test_a_new_process_trains_with_the_stored_graph(way: tuple[str, bool, str]) -> None:
     """The gradients are equal bit for bit, an unused result becomes used, and an overflow is found."""
-    policy, scaled = way
+    policy, scaled, net = way
     factor = random.SystemRandom().randrange(2**20) / 2**20 + 1  # no run before this one has compiled it
-    first = stored_step.step(factor, policy, scaled)
+    first = stored_step.step(factor, policy, scaled, net)
     assert first["misses"]["aot_autograd"] == 1 and first["hits"]["aot_autograd"] == 0
-    second = json.loads(printed_by(stored_step.__file__, str(factor), policy, str(scaled))[-1])
+    second = json.loads(printed_by(stored_step.__file__, str(factor), policy, str(scaled), net)[-1])
     assert second["misses"]["aot_autograd"] == 0 and second["hits"]["aot_autograd"] == 1
     if "lean" not in policy:  # Inductor compiles a backward that unpacks values again
         assert second["misses"]["inductor"] == 0
@@ -34,7 +39,7 @@ def test_a_new_process_trains_with_the_stored_graph(way: tuple[str, bool]) -> No
     assert second["scales"] == first["scales"] == ([1024.0, 512.0] if scaled else [1.0, 1.0])
     dtype = torch.bfloat16 if "bfloat16" in policy else torch.float16
     tolerance = 0.02 if "lean" in policy else 4 * torch.finfo(dtype).eps
-    for found, expected in zip(first["gradients"][0], stored_step.by_autocast(factor, dtype), strict=True):
+    for found, expected in zip(first["gradients"][0], stored_step.by_autocast(factor, dtype, net), strict=True):
         torch.testing.assert_close(torch.tensor(found), expected, rtol=tolerance, atol=tolerance)
 
 

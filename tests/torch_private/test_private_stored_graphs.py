@@ -27,6 +27,20 @@ def test_a_graph_is_stored_with_values_and_annotations() -> None:
     assert torch.equal(loaded(torch.ones(3, 4), torch.ones(2, 4)), torch.full((2, 4), 12.0))
 
 
+def test_a_view_is_stored_with_its_layout() -> None:
+    with FakeTensorMode():
+        view = torch.ones(50)[2:].as_strided((3, 4), (1, 3), 5)
+    made = make_fx(lambda x: x * 2, tracing_mode="fake")(view)
+    (given,) = made.graph.find_nodes(op="placeholder")
+    given.meta["val"] = view
+    mode = FakeTensorMode()
+    loaded, examples = private.load_graph(private.dump_graph(made, [view]), mode)
+    (found,) = loaded.graph.find_nodes(op="placeholder")
+    for value in (*examples, found.meta["val"]):
+        assert (value.shape, value.stride(), value.storage_offset()) == ((3, 4), (1, 3), 5)
+        assert value.fake_mode is mode and not value._is_view()
+
+
 def test_a_graph_of_dynamic_sizes_is_not_stored() -> None:
     made = make_fx(lambda x: x * x.shape[0], tracing_mode="symbolic")(torch.ones(3, 4))
     (given,) = made.graph.find_nodes(op="placeholder")
