@@ -37,7 +37,7 @@ from fxamp.pipeline.list_graph import list_graph
 from fxamp.pipeline.record import record_graph, untouched
 from fxamp.policy import Policy
 from fxamp.torch_dtypes import NARROW
-from fxamp.torch_private import raised_through_dynamo, without_saved_tensors_hooks
+from fxamp.torch_private import adopt_sources, raised_through_dynamo, without_saved_tensors_hooks
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +125,7 @@ def _rewrite(
         1e3 * record.seconds,
     )
     strip_values(captured.module)
+    adopt_sources(gm, captured.module)
     return captured.module, record, choice
 
 

@@ -29,7 +29,14 @@ from fxamp.torch_private.autograd import (
     without_saved_tensors_hooks,
 )
 from fxamp.torch_private.cache import is_cacheable, stores_backwards, storing_backwards, uncacheable
-from fxamp.torch_private.dynamo import backend_of, compiles_with, guard_current_graph, hint, raised_through_dynamo
+from fxamp.torch_private.dynamo import (
+    adopt_sources,
+    backend_of,
+    compiles_with,
+    guard_current_graph,
+    hint,
+    raised_through_dynamo,
+)
 from fxamp.torch_private.optimizers import note_step, step_post_hooks, step_pre_hooks
 from fxamp.torch_private.stored_graphs import dump_graph, is_dynamic, load_graph
 from fxamp.torch_private.tracing import compiling_flag, replace_tracing_mode, without_autocast
@@ -37,6 +44,7 @@ from fxamp.torch_private.wrappers import running_wrapper
 
 __all__ = [
     "Node",
+    "adopt_sources",
     "autocast_dtype_of",
     "backend_of",
     "compiled_by_aot",

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext
+from torch.fx import GraphModule
 
 
 def raised_through_dynamo(error: Exception, backend: Callable[..., Any], frame: FrameType | None) -> Exception:
@@ -56,6 +57,23 @@ def guard_current_graph(name: str, holds: Callable[[], bool]) -> None:
         builder.add_python_lambda_leaf_guard_to_root(code, code, closure_vars={name: holds}, is_epilogue=False)
 
     context.guards_context.dynamo_guards.add(Guard(GlobalStateSource(), create))
+
+
+def adopt_sources(captured: GraphModule, gm: GraphModule) -> None:
+    """Let AOTAutograd treat ``gm``, made of Dynamo's graph ``captured``, as Dynamo's own.
+
+    So it knows which inputs stay in place between calls: CUDA graphs do not copy them, and to keep them for a backward
+    costs no memory. Tensors that only ``gm`` holds are constants. If torch renames the sources, all inputs count as new
+    in each call.
+    """
+    from torch._dynamo.source import ConstantSource
+
+    known = getattr(captured, "_param_name_to_source", None)
+    if known is None:
+        return
+    held = [*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False)]
+    own = {name: ConstantSource(f"fxamp: {name}") for name, _ in held if name not in known}
+    gm._param_name_to_source = {**known, **own}  # type: ignore[assignment]
 
 
 def compiles_with(backend: Callable[..., Any]) -> bool:

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._dynamo.backends import debugging
+from torch._functorch import partitioners
 
 from fxamp import torch_private as private
 
@@ -64,3 +66,41 @@ def test_the_hint_of_a_size_is_known() -> None:
     torch.compile(lambda x: x * x.shape[0], backend=backend, dynamic=True)(torch.ones(5, 5))
     assert seen and set(seen) == {5}
     assert private.hint(3) == 3
+
+
+class Norm(nn.Module):
+    """Its parameters and buffers stay in place; ``constant``: with a tensor that tracing makes a constant."""
+
+    def __init__(self, constant: bool) -> None:
+        super().__init__()
+        self.head, self.norm, self.constant = nn.Linear(4, 4), nn.BatchNorm1d(4), constant
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.norm(self.head(x))
+        return made * torch.tensor([1.0, 2.0, 3.0, 4.0]) if self.constant else made
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_what_stays_in_place_between_calls_is_what_torch_says(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+    """So says what AOTAutograd gives to a partitioner. Tensors that a graph holds come first."""
+    name = "min_cut_rematerialization_partition"
+    partition, seen = getattr(partitioners, name), []
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        seen.append(kwargs["static_lifetime_input_indices"])
+        return partition(*args, **kwargs)
+
+    for place in (debugging, partitioners):
+        monkeypatch.setattr(place, name, noting)
+    given: dict[str, dict[str, Any]] = {"aot_eager": {}, "fxamp": {"policy": "cpu-bfloat16", "lowering": "aot_eager"}}
+    for backend, options in given.items():
+        torch._dynamo.reset()
+        torch.compile(Norm(bool(held)), backend=backend, options=options)(torch.ones(2, 4))
+    theirs, ours = seen
+    assert len(theirs) == 7 and ours == [*range(held), *(at + held for at in theirs)]
+
+
+def test_a_graph_that_is_not_dynamos_has_no_sources_to_adopt() -> None:
+    made = torch.fx.symbolic_trace(nn.Linear(2, 2))
+    private.adopt_sources(made, made)
+    assert not hasattr(made, "_param_name_to_source")
