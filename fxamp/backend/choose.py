@@ -14,6 +14,7 @@ from fxamp.devices import KINDS
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
 from fxamp.torch_dtypes import NARROW
+from fxamp.torch_private import called_by_backward
 
 _FLOAT32 = "policy 'auto' chose float32, so nothing is cast: %s. Name a policy to cast anyway."
 
@@ -42,14 +43,21 @@ class Choice:
         return Choice(None, why)
 
 
+#: What Dynamo compiles inside of a backward was not traced with its forward, so nothing scales what it computes.
+IN_BACKWARD = Choice(None, "autograd calls this code in a backward, where it runs as it is written")
+
+
 def choose_policy(options: Options, inputs: Sequence[Any]) -> Choice:
     """Select and resolve the policy for a graph with these ``inputs``.
 
     "auto" selects, in this order: the device and dtype of an ambient torch.autocast; float16 if a scaler was given;
     bfloat16 if the device computes in it natively (:func:`native_bfloat16`), on a CPU only if the graph's products
-    gain from it (:mod:`fxamp.backend.products`); else no policy, which is logged once.
+    gain from it (:mod:`fxamp.backend.products`); else no policy, which is logged once. A hook, and the backward of a
+    Function that no graph holds, get none, whatever the options say.
     Raises PolicyError if a named policy is for another device than the graph's tensors, or for another machine.
     """
+    if called_by_backward():
+        return IN_BACKWARD
     device = device_of(inputs)
     if options.policy != "auto":
         policy = options.policy if isinstance(options.policy, Policy) else Policy.load(options.policy)

@@ -8,17 +8,20 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from fxamp.backend.choose import Choice
+from fxamp.backend.choose import IN_BACKWARD, Choice
 from fxamp.backend.options import Options
 from fxamp.policy import Policy, built_in_names
-from fxamp.torch_private import guard_current_graph
+from fxamp.torch_private import guard_current_graph, running_backward
 
 _NAME = "__fxamp_policy_is_unchanged"
+_IN_BACKWARD = "__fxamp_a_backward_runs"
 
 
 def guard_policy(options: Options, choice: Choice) -> None:
     """Guard the graph being compiled against a change of its policy; does nothing outside torch.compile."""
     guard_current_graph(_NAME, _freshness(options, choice))
+    if choice is IN_BACKWARD:
+        guard_current_graph(_IN_BACKWARD, lambda: running_backward() != -1)
 
 
 def _freshness(options: Options, choice: Choice) -> Callable[[], bool]:

@@ -28,7 +28,7 @@ from fxamp.graph import AliasSets, inner_tensors
 from fxamp.scaler import GradScaler
 from fxamp.scaler.borders import crossed, product, reciprocal
 from fxamp.torch_dtypes import HALVES
-from fxamp.torch_private import is_leaf
+from fxamp.torch_private import is_leaf, untraced
 
 
 def scale_eagerly(run: Callable[..., Any], gm: GraphModule, scaler: GradScaler) -> Callable[..., Any]:
@@ -104,6 +104,7 @@ class _Enter(torch.autograd.Function):
         return value.view_as(value) if factor is None else product(value, factor)
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         if gradient is None:
             return None, None, None, None
@@ -133,6 +134,7 @@ class _Leave(torch.autograd.Function):
         return value.view_as(value) if shared else value.detach()
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         if gradient is None:
             return None, None, None, None

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from fxamp.errors import DoubleBackwardError
-from fxamp.torch_private import keeps_graph
+from fxamp.torch_private import keeps_graph, untraced
 
 _MESSAGE = (
     "the gradients of a graph compiled by AOTAutograd cannot be differentiated again (backward with create_graph=True, "
@@ -24,6 +24,7 @@ class _Refuse(torch.autograd.Function):
         return gradient.view_as(gradient)
 
     @staticmethod
+    @untraced
     def backward(ctx: FunctionCtx, *_: Tensor) -> Tensor:
         raise DoubleBackwardError(_MESSAGE)
 
@@ -38,6 +39,7 @@ def explain_double_backward(node: Any) -> None:
     if node is None or not keeps_graph():
         return
 
+    @untraced
     def refuse(gradients: Sequence[Tensor | None], _: Any) -> tuple[Tensor | None, ...] | None:
         # The next run of this node registers its own hook.
         handle.remove()

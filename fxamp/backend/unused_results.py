@@ -26,6 +26,7 @@ from fxamp.torch_private import (
     keep_if_retained,
     running_node,
     subclass_metadata,
+    untraced,
 )
 
 #: Compiles a backward graph for its example inputs; the result takes its inputs in one list.
@@ -68,6 +69,7 @@ def _node(value: Any) -> Any:
     return value.grad_fn if isinstance(value, Tensor) else None
 
 
+@untraced
 def _ask(_: Any) -> None:
     """A hook without a reference to its node: with one, the node would keep alive all that it saved."""
     node = running_node()

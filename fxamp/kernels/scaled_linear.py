@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fxamp.policy import Recipe
-from fxamp.torch_private import computed_again
+from fxamp.torch_private import computed_again, untraced
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -68,6 +68,7 @@ class _Product(torch.autograd.Function):
         return product.reshape(*input.shape[:-1], weight.shape[0])
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         input, weight = ctx.saved_tensors
         of_input, of_weight = None, None

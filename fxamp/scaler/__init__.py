@@ -33,7 +33,6 @@ The modules, in the order in which an optimizer's step uses them:
     scale_update      growth and backoff of the scale
     names             which parameters overflowed, and how often; flag_table counts on the device
     state, outputs    the scaler's saved state; walks the outputs that are scaled
-    untraced          keeps torch.compile from tracing the scaler
 """
 
 from fxamp.scaler.grad_scaler import GradScaler

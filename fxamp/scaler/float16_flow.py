@@ -17,6 +17,7 @@ Cost: one walk over the eager nodes for each scaled loss, and one product wherev
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -35,7 +36,7 @@ from fxamp.scaler.borders import (
 )
 from fxamp.scaler.nested import REMEDY, refuse_nested, refuse_reentrant
 from fxamp.torch_dtypes import HALVES
-from fxamp.torch_private import Node, autocast_dtype_of, gradient_dtypes, is_leaf
+from fxamp.torch_private import Node, autocast_dtype_of, gradient_dtypes, is_leaf, untraced
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -63,7 +64,7 @@ def begin(loss: Tensor, scaler: Scales) -> Tensor:
     if root is None:
         return loss
     if loss.dtype in HALVES:
-        root.register_prehook(lambda gradients: tuple(_scaled(each, scaler) for each in gradients))
+        root.register_prehook(partial(_scale_all, scaler))
     follow(root, scaler)
     return loss
 
@@ -146,9 +147,9 @@ def _prepare(site: _Site, scaler: Scales) -> None:
     if guarded:
         refuse_nested(node)
     if narrows:
-        node.register_prehook(lambda gradients: tuple(_entering(each, scaler) for each in gradients))
+        node.register_prehook(partial(_enter_all, scaler))
     if widens:
-        node.register_hook(lambda made, _: tuple(_leaving(g, scaler, at in leaves) for at, g in enumerate(made)))
+        node.register_hook(partial(_leave_all, scaler, leaves))
 
 
 def _computes_in_float16(node: Node) -> bool:
@@ -162,6 +163,21 @@ def _require_own(border: Border, scaler: Scales) -> None:
             "float16 gradients of a loss scaled by one scaler would enter a graph compiled with another scaler; "
             "accepted: one scaler for both, or float32 between them"
         )
+
+
+@untraced
+def _scale_all(scaler: Scales, gradients: Gradients) -> Gradients:
+    return tuple(_scaled(each, scaler) for each in gradients)
+
+
+@untraced
+def _enter_all(scaler: Scales, gradients: Gradients) -> Gradients:
+    return tuple(_entering(each, scaler) for each in gradients)
+
+
+@untraced
+def _leave_all(scaler: Scales, leaves: frozenset[int], made: Gradients, _: Gradients) -> Gradients:
+    return tuple(_leaving(gradient, scaler, at in leaves) for at, gradient in enumerate(made))
 
 
 def _entering(gradient: Tensor | None, scaler: Scales) -> Tensor | None:

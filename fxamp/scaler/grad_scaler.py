@@ -36,7 +36,7 @@ from fxamp.scaler.state import (
     fresh_optimizer_state,
     require_device,
 )
-from fxamp.scaler.untraced import untraced
+from fxamp.torch_private import untraced
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ The gradients that the inner backward leaves in ``.grad`` would stay scaled. tor
 is recognised by its name. Reversible layers and other libraries' checkpoints are detected when they run.
 """
 
-from functools import cache
+from functools import cache, partial
 from threading import Lock
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from fxamp.errors import UnscaledError
 from fxamp.torch_dtypes import HALVES
-from fxamp.torch_private import Node, function_of, running_backward
+from fxamp.torch_private import Node, function_of, running_backward, untraced
 
 REMEDY = "Or leave 'scaler' out of the options: the scaler then works as torch.amp.GradScaler does"
 
@@ -48,21 +48,23 @@ def _compiled(function: Any) -> bool:
 def refuse_nested(node: Node) -> None:
     """Make ``node``, a custom Function's, raise UnscaledError if its backward runs another backward."""
     before: list[int] = []
+    node.register_prehook(partial(_entering, before))
+    node.register_hook(partial(_leaving, before, node.name().removesuffix("Backward")))
 
-    def entering(_: Any) -> None:
-        before.append(_backwards().count())
 
-    def leaving(*_: Any) -> None:
-        if _backwards().count() != before.pop():
-            raise UnscaledError(
-                f"{node_name} runs another backward inside its own; the gradients of that backward would stay scaled. "
-                f"Accepted with a scaler in the options: a backward that returns all its gradients, or one in a "
-                f"compiled graph. {REMEDY}"
-            )
+@untraced
+def _entering(before: list[int], _: Any) -> None:
+    before.append(_backwards().count())
 
-    node_name = node.name().removesuffix("Backward")
-    node.register_prehook(entering)
-    node.register_hook(leaving)
+
+@untraced
+def _leaving(before: list[int], name: str, *_: Any) -> None:
+    if _backwards().count() != before.pop():
+        raise UnscaledError(
+            f"{name} runs another backward inside its own; the gradients of that backward would stay scaled. Accepted "
+            f"with a scaler in the options: a backward that returns all its gradients, or one in a compiled graph. "
+            f"{REMEDY}"
+        )
 
 
 class _Backwards:

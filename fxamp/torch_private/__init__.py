@@ -32,10 +32,12 @@ from fxamp.torch_private.cache import is_cacheable, stores_backwards, storing_ba
 from fxamp.torch_private.dynamo import (
     adopt_sources,
     backend_of,
+    called_by_backward,
     compiles_with,
     guard_current_graph,
     hint,
     raised_through_dynamo,
+    untraced,
 )
 from fxamp.torch_private.optimizers import note_step, step_post_hooks, step_pre_hooks
 from fxamp.torch_private.stored_graphs import dump_graph, is_dynamic, load_graph
@@ -47,6 +49,7 @@ __all__ = [
     "adopt_sources",
     "autocast_dtype_of",
     "backend_of",
+    "called_by_backward",
     "compiled_by_aot",
     "compiles_with",
     "compiling_again",
@@ -80,6 +83,7 @@ __all__ = [
     "storing_backwards",
     "subclass_metadata",
     "uncacheable",
+    "untraced",
     "without_autocast",
     "without_saved_tensors_hooks",
 ]

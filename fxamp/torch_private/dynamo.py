@@ -1,12 +1,22 @@
 """Dynamo: its errors, guards, sizes and compiled callables."""
 
+import inspect
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch._guards import TracingContext
 from torch.fx import GraphModule
+
+from fxamp.torch_private.autograd import running_backward
+
+#: Keeps Dynamo from tracing a function, which then runs eagerly wherever a compiled function calls it, and from
+#: compiling it where autograd calls it: code that follows a graph break may run a backward, and Dynamo compiles what
+#: that calls with the program's own backend. Every hook and every backward of a Function that fxamp gives to autograd
+#: needs it. It imports Dynamo at the first call only. Breaks loudly.
+untraced = _disable_dynamo
 
 
 def raised_through_dynamo(error: Exception, backend: Callable[..., Any], frame: FrameType | None) -> Exception:
@@ -25,6 +35,26 @@ def raised_through_dynamo(error: Exception, backend: Callable[..., Any], frame: 
     members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": lambda _: message}
     raised: Exception = type(kind.__name__, (kind, BackendCompilerFailed), members | {"__init__": begin})()
     return raised
+
+
+def called_by_backward() -> bool:
+    """Whether Dynamo compiles, on its own account, code that autograd calls: a hook, or the backward of a Function.
+
+    It does so where a backward follows a graph break in a compiled function. False for a callable of torch.compile
+    that such code calls, and for what a checkpoint computes again, in which gradients are enabled. If torch renames
+    ``compile_wrapper``, such a callable counts as code that autograd calls; the rest breaks loudly.
+    """
+    from torch._dynamo import eval_frame
+    from torch.autograd.graph import _engine_run_backward
+
+    if running_backward() == -1 or torch.is_grad_enabled():
+        return False
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not _engine_run_backward.__code__:
+        if (frame.f_code.co_name, frame.f_code.co_filename) == ("compile_wrapper", eval_frame.__file__):
+            return False
+        frame = frame.f_back
+    return frame is not None
 
 
 def hint(number: int | torch.SymInt) -> int | None:

@@ -1,6 +1,7 @@
 """A training loop's body as one compiled function: the scaler stays out of its graphs, the numbers stay the same."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,10 +9,13 @@ import torch
 from exhaustive import each_once
 from scaled_runs import compile_scaled, scaler
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import fxamp
+from fxamp.backend.compile import fxamp as fxamp_backend
 
 INF = float("inf")
+PACKAGE = Path(fxamp.__file__).parent
 STEPS = 5
 
 Loop = Callable[[nn.Module, Tensor, torch.optim.Optimizer, Any], Any]
@@ -118,3 +122,115 @@ def test_another_compilers_function_breaks_at_the_scaler_too() -> None:
     got, said = run(net_loop, given)
     torch.testing.assert_close(got, wanted, rtol=0, atol=0)
     torch.testing.assert_close(said, told, rtol=0, atol=0, equal_nan=True)
+
+
+class Exact(torch.autograd.Function):
+    """A product that asks for float32, in both directions."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return gradient @ w.t(), x.t() @ gradient
+
+
+@torch.compiler.disable
+def outside(x: Tensor, w: Tensor) -> Tensor:
+    return Exact.apply(x, w)
+
+
+def with_outside(net: nn.Module, x: Tensor, given: Any) -> None:
+    """Gradients of 1e-7, which float16 cannot hold unscaled."""
+    result = net(x)
+    loss = outside(result, net.last.weight).float().square().mean() * 1e-7
+    given.scale(loss).backward()
+
+
+def with_unused_results(net: nn.Module, x: Tensor, given: Any) -> None:
+    used, _ = net.first(x), net.last(torch.tanh(net.first(x)))
+    torch._dynamo.graph_break()
+    given.scale(used.float().square().mean()).backward(retain_graph=True)
+
+
+def with_a_penalty(net: nn.Module, x: Tensor, given: Any) -> None:
+    x.requires_grad_()
+    result = net(x).float()
+    (slope,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+    given.scale((slope.norm(dim=1) - 1).square().mean() + result.mean()).backward()
+
+
+def gradients(step: Any, given: Any, dtype: torch.dtype | None) -> dict[str, Tensor | None]:
+    """True gradients of one step, under an ambient autocast unless ``dtype`` is None."""
+    net = Net()
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        step(net, x, given)
+    given.unscale_(torch.optim.SGD(net.parameters(), lr=0.1))
+    return {name: parameter.grad for name, parameter in net.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("step", "lowering", "ambient"),
+    [
+        (with_outside, "aot_eager", torch.float16),
+        (with_outside, "eager", None),
+        (with_unused_results, "aot_eager", torch.float16),
+    ],
+)
+def test_what_autograd_calls_in_a_compiled_step_is_not_compiled_as_a_forward(
+    step: Any, lowering: str, ambient: torch.dtype | None
+) -> None:
+    check_gradients(step, lowering, ambient)
+
+
+def test_a_gradient_penalty_inside_a_compiled_step() -> None:
+    check_gradients(with_a_penalty, "eager", torch.float16)
+
+
+def check_gradients(step: Any, lowering: str, ambient: torch.dtype | None) -> None:
+    """Gradients are those of autocast and torch's scaler, and no graph holds code of fxamp."""
+    wanted = gradients(step, torch.amp.GradScaler("cpu", init_scale=2.0**8), torch.float16)
+    given, traced = scaler(), []
+
+    def compiler(gm: GraphModule, inputs: list[Any]) -> Any:
+        traced.extend(trace for node in gm.graph.nodes if (trace := node.meta.get("stack_trace")))
+        return fxamp_backend(gm, inputs, options={"policy": "cpu-float16", "scaler": given, "lowering": lowering})
+
+    got = gradients(torch.compile(step, backend=compiler), given, ambient)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    assert any(gradient is not None and gradient.any() for gradient in got.values())
+    assert traced and not [trace for trace in traced if str(PACKAGE) in trace]
+
+
+def test_no_backward_of_fxamp_is_left_to_dynamo() -> None:
+    own = [each for each in torch.autograd.Function.__subclasses__() if each.__module__.startswith("fxamp.")]
+    assert {each.__name__ for each in own} >= {"_Enter", "_Leave", "_Refuse", "_Product"}
+    assert [each for each in own if not hasattr(each.backward, "__wrapped__")] == []
+
+
+def test_code_that_a_backward_has_called_is_compiled_anew_for_a_forward() -> None:
+    def squared(x: Tensor) -> Tensor:
+        return x @ x
+
+    @torch.compiler.disable
+    def hooked(x: Tensor) -> Tensor:
+        x.register_hook(squared)
+        return x
+
+    def body(x: Tensor) -> None:
+        (hooked(x.sin()) * y).sum().backward()
+
+    options = {"policy": "cpu-bfloat16", "lowering": "aot_eager"}
+    x, y = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0))
+    x.requires_grad_()
+    torch.compile(body, backend="fxamp", options=options)(x)
+    assert x.grad is not None and torch.equal(x.grad, (y @ y) * x.detach().cos())
+    with torch.no_grad():
+        rounded = torch.compile(squared, backend="fxamp", options=options)(x.detach())
+    assert torch.equal(rounded, (x.bfloat16() @ x.bfloat16()).float()) and not torch.equal(rounded, x @ x)

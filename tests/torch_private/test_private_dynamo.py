@@ -104,3 +104,32 @@ def test_a_graph_that_is_not_dynamos_has_no_sources_to_adopt() -> None:
     made = torch.fx.symbolic_trace(nn.Linear(2, 2))
     private.adopt_sources(made, made)
     assert not hasattr(made, "_param_name_to_source")
+
+
+def test_what_a_backward_calls_is_told_from_what_the_program_compiles() -> None:
+    told: list[tuple[int, bool]] = []
+
+    def backend(gm: torch.fx.GraphModule, _: list[Any]) -> Any:
+        told.append((len(gm.graph.find_nodes(op="call_method")), private.called_by_backward()))
+        return gm.forward
+
+    inner = torch.compile(lambda x: x.sin().cos().sin().cos(), backend=backend)
+
+    @torch.compiler.disable
+    def call_inner(x: torch.Tensor) -> torch.Tensor:
+        return inner(x)
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        return call_inner(gradient).exp()
+
+    @torch.compiler.disable
+    def outside(x: torch.Tensor) -> torch.Tensor:
+        x.register_hook(hook)
+        return x
+
+    def body(x: torch.Tensor) -> None:
+        outside(x.sin()).sum().backward()
+
+    torch._dynamo.reset()
+    torch.compile(body, backend=backend)(torch.ones(2, requires_grad=True))
+    assert {(4, False), (1, True)} < set(told) and (4, True) not in told
