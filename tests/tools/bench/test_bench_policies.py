@@ -1,6 +1,7 @@
 """fxamp-bench policies: the figures that ``fxamp-policy list`` prints are those that it counts and measures."""
 
 import json
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 from exhaustive import exhaustive
 
 from fxamp.tools.bench.command import main
+from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel
+from fxamp.tools.bench.cost.workload import Way, Workload
+from fxamp.tools.bench.policies import figures as module
 from fxamp.tools.bench.policies.figures import Figures, figures
 
 FILE = Path(__file__).parents[3] / "policies/figures.json"
@@ -40,6 +44,27 @@ def test_an_unknown_policy_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 def test_ratios_have_three_digits() -> None:
     assert Figures(bytes=1.03849, kept=0.56).content() == {"bytes": 1.038, "kept": 0.56}
     assert Figures().content() == {}
+
+
+def test_one_process_counts_every_policy_and_torch_once_for_each_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = {"float16": 100, "bfloat16": 200, "cuda-float16": 50, "cuda-bfloat16": 180, "cuda-bfloat16-fast": 150}
+    processes: list[list[str]] = []
+
+    def counts(requests: Iterable[tuple[Workload, Way]]) -> Iterator[Count]:
+        processes.append([])
+        for workload, way in requests:
+            name = way.policy or workload.dtype
+            processes[-1].append(name)
+            size = moved[name] * workload.sizes["layers"]
+            kernel = Kernel("forward", "triton", "add", (Access("a", size, "float32"),), ())
+            yield Count((kernel,), {}, (Kept(2 * size, "float32", (1,), "add", "", ""),), 1, 1, 1)
+
+    monkeypatch.setattr(module, "counts", counts)
+    asked = ("cuda-bfloat16", "mps-float16", "cuda-float16", "cuda-bfloat16-fast")
+    expected = [Figures(0.9, 0.9), Figures(), Figures(0.5, 0.5), Figures(0.75, 0.75)]
+    assert list(figures(asked)) == list(zip(asked, expected, strict=True))
+    (names,) = processes
+    assert sorted(names) == sorted([*moved] * 2)
 
 
 @pytest.mark.parametrize("policy", exhaustive(("cuda-bfloat16-lean",), always=()))

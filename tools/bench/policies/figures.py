@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 from fxamp.errors import OptionError
@@ -38,26 +39,35 @@ class Figures:
 
 def figures(policies: Sequence[str]) -> Iterator[tuple[str, Figures]]:
     """Yield the figures of one policy after another: those for CUDA are counted, those for CPUs are run."""
-    torch: dict[str, Row] = {}
-    for name in policies:
-        policy = Policy.load(name)
-        dtype = policy.lower_precision_fp
+    loaded = [(name, Policy.load(name)) for name in policies]
+    counted = _counted([(name, policy.lower_precision_fp) for name, policy in loaded if policy.device == "cuda"])
+    for name, policy in loaded:
         if policy.device == "cuda":
-            if dtype not in torch:
-                torch[dtype] = _counted("", dtype)
-            ours = _counted(name, dtype)
-            yield name, Figures(bytes=ours.bytes / torch[dtype].bytes, kept=ours.kept / torch[dtype].kept)
+            yield name, next(counted)
         elif policy.device == "cpu":
-            yield name, Figures(error=_error(name, f"cpu-{dtype}"))
+            yield name, Figures(error=_error(name, f"cpu-{policy.lower_precision_fp}"))
         else:
             yield name, Figures()
 
 
-def _counted(policy: str, dtype: str) -> Row:
-    full = dict(MODELS[MODEL].sizes["full"])
-    way = Way(policy)
-    requests = [(Workload(MODEL, dtype=dtype, sizes={**full, "layers": layers}), way) for layers in LAYERS]
-    return extrapolated(LAYERS, [row(way.label, policy, count) for count in counts(requests)], full["layers"])
+def _counted(policies: Sequence[tuple[str, str]]) -> Iterator[Figures]:
+    """Yield the figures of each policy and dtype, counted in one process; torch is counted once for each dtype."""
+    full = MODELS[MODEL].sizes["full"]
+    before = dict.fromkeys(("", dtype) for _, dtype in policies)
+    ways = [*before, *policies]
+    found = counts(
+        (Workload(MODEL, dtype=dtype, sizes={**full, "layers": layers}), Way(policy))
+        for policy, dtype in ways
+        for layers in LAYERS
+    )
+    torch: dict[str, Row] = {}
+    for policy, dtype in ways:
+        label = Way(policy).label
+        ours = extrapolated(LAYERS, [row(label, policy, count) for count in islice(found, len(LAYERS))], full["layers"])
+        if policy:
+            yield Figures(bytes=ours.bytes / torch[dtype].bytes, kept=ours.kept / torch[dtype].kept)
+        else:
+            torch[dtype] = ours
 
 
 def _error(policy: str, autocast: str) -> float:
