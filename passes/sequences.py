@@ -2,6 +2,7 @@
 
 from fxamp.passes.backward.cast_backward import CastBackward
 from fxamp.passes.backward.realize_casts import RealizeCasts
+from fxamp.passes.backward.realize_sums import RealizeSums
 from fxamp.passes.backward.scale_backward import ScaleBackward
 from fxamp.passes.base import CastContext, Context, PassSequence
 from fxamp.passes.forward.annotate_rules import AnnotateRules
@@ -63,6 +64,7 @@ def backward(*, rules: bool, scale: ScaleBackward | None) -> PassSequence[CastCo
             *([CastBackward()] if rules else []),
             *([scale] if scale else []),
             RealizeCasts(),
+            RealizeSums(),
         ),
     )
 

@@ -9,6 +9,7 @@ from torch._inductor import compile_fx, config
 from torch.fx import GraphModule
 
 from fxamp.backend.cache_key import keyed
+from fxamp.backend.kept_partitioner import UNPACKING
 from fxamp.backend.stored_backward import StoredBackward, loading_with
 from fxamp.listing import KeptValue
 from fxamp.scaler.borders import compiling_for
@@ -26,10 +27,11 @@ def hooks(
     ``key``: what identifies the graph and its rewriting in the keys of torch's caches. ``patches``: Inductor's
     settings. ``stored``: AOTAutograd's cache stores the graph; else it is off.
     """
-    # A backward may be compiled only when it first runs, outside compile_fx.
-    patched = config.patch(dict(patches))
 
     def lower(graph: GraphModule, examples: Sequence[Any], settings: Mapping[str, Any], late: bool) -> Any:
+        unpacks = run.kept is not None and settings.get("is_backward")
+        # A backward may be compiled only when it first runs, outside compile_fx.
+        patched = config.patch({**(UNPACKING if unpacks else {}), **patches})
         with running_metadata() if late else nullcontext(), keyed(f"{key} {donated_inputs()}"):
             return patched(lambda: compile_fx.compile_fx_inner(graph, examples, **settings))()
 

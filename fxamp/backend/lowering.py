@@ -54,10 +54,13 @@ class Compilation:
         """The device type that autocast is off for."""
         return None if self.policy is None else self.policy.device
 
-    @property
-    def hooked(self) -> bool:
-        """Whether fxamp must rewrite AOTAutograd's graphs."""
-        return any((self.scaling, self.rules, self.kept)) or self.stages.kept or self.unused
+    def hooked(self, inputs: Sequence[Any]) -> bool:
+        """Whether fxamp rewrites AOTAutograd's graphs: it must, or passes for all backwards can make them lighter.
+
+        The latter is so where sizes are fixed, on every device but the CPU.
+        """
+        must = any((self.scaling, self.rules, self.kept)) or self.stages.kept or self.unused
+        return must or (self.device not in (None, "cpu") and not any(map(is_dynamic, inputs)))
 
     def stored(self, gm: GraphModule, inputs: Sequence[Any]) -> bool:
         """Whether AOTAutograd's cache may store what becomes of ``gm``: no dump is asked for, no size is dynamic."""
@@ -145,7 +148,7 @@ def _inductor(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Com
     compiled = partial(compile_fx, gm, list(inputs), config_patches=patches)
     key = run.key(gm)
     with keyed(key):
-        if run.hooked:
+        if run.hooked(inputs):
             from fxamp.backend.inductor import hooks
 
             inner, caching = hooks(run, key, patches, run.stored(gm, inputs))

@@ -9,7 +9,7 @@ view's shape, and fuses only kernels whose loops have the same shape: the gradie
    joins the kernel that makes that. A source that has no other reader is never written: Inductor computes it where the
    cast is read (a kept value is unpacked so).
 
-No value changes. Inductor's own primitive marks the place; in other compilers it does nothing.
+No value changes.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,9 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 
-from fxamp.graph import GraphWriter
+from fxamp.graph import GraphWriter, tensor_value
 from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.shared.realize import can_be_realized, realize
 from fxamp.passes.shared.widening import CASTS
 from fxamp.torch_dtypes import NARROW
 
@@ -33,16 +34,10 @@ class RealizeCasts(Pass[Context]):
     name = "realize-casts"
 
     def run(self, gm: GraphModule, context: Context) -> Result:
-        from torch._inductor.inductor_prims import force_stride_order
-
         found = [node for node in gm.graph.nodes if _is_read_through_views(node)]
         writer = GraphWriter(gm.graph, context.mode)
         for cast in found:
-            views = list(cast.users)
-            with gm.graph.inserting_after(cast):
-                realized = writer.call(force_stride_order, cast, list(cast.meta["val"].stride()))
-            for view in views:
-                view.replace_input_with(cast, realized)
+            realize(cast, list(cast.users), writer)
         gm.recompile()
         return Result(len(found))
 
@@ -52,14 +47,13 @@ class RealizeCasts(Pass[Context]):
 
 
 def _is_read_through_views(node: Node) -> bool:
-    value = node.meta.get("val")
-    if node.target not in CASTS or not isinstance(value, torch.Tensor) or value.device.type == "cpu":
+    value = tensor_value(node)
+    if node.target not in CASTS or value is None or not can_be_realized(value):
         return False
     source = node.args[0].meta["val"]  # type: ignore[union-attr]
     narrows = value.dtype in NARROW and source.dtype == torch.float32 and value.dim() > 2
-    static = all(isinstance(stride, int) for stride in value.stride())
     through_views = bool(node.users) and all(user.target in _VIEWS for user in node.users)
-    return narrows and static and through_views and _is_written(node.args[0])
+    return narrows and through_views and _is_written(node.args[0])
 
 
 def _is_written(source: Argument) -> bool:

@@ -3,6 +3,8 @@
 1. The backward takes symbolic numbers first, then tensors in the order in which the forward returns them; inputs are
    matched by position, never by name.
 2. A packed memory is unpacked once, before the first op that reads it or a view of it; views are created again.
+3. Comparisons of an unpacked value with zero read the codes of 8-bit floats: a byte for each element, where the value
+   has two or more if a library reads it from memory. Relus and their like choose gradients so.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ from torch.fx import GraphModule, Node
 from fxamp.graph import GraphWriter, graph_output, tensor_value
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.partition.pack_kept import Restore
-from fxamp.passes.shared.packing import PackWriter
+from fxamp.passes.shared.packing import Packing, PackWriter
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,22 @@ def _unpack(
             for view in plan.views:
                 result = writer.copy(view, replaced)
                 replaced[view] = result
+            if not plan.views:
+                _compare_codes(member, inputs[0], plan.packing, writer, strides)
             member.replace_all_uses_with(result)
     for member, _ in members:
         gm.graph.erase_node(member)
+
+
+def _compare_codes(member: Node, codes: Node, packing: Packing, writer: GraphWriter, strides: bool) -> None:
+    found = [user for user in member.users if user.target in _COMPARISONS and user.args[1:] == (0,)]
+    if found and packing.has_signs:
+        signs = PackWriter(writer).unpack_signs(codes, packing, strides)
+        for user in found:
+            user.replace_input_with(member, signs)
+
+
+_COMPARISONS = tuple(getattr(torch.ops.aten, name).Scalar for name in ("le", "lt", "ge", "gt"))
 
 
 def _is_number(node: Any) -> bool:

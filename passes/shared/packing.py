@@ -82,6 +82,11 @@ class Packing:
         return 2 if self.form in EIGHT_BITS else 1
 
     @property
+    def has_signs(self) -> bool:
+        """Whether codes alone tell which values are positive, negative, zero or NaN: 8-bit integers have no NaN."""
+        return self.form in EIGHT_BITS and _CODES[self.form].dtype.is_floating_point
+
+    @property
     def words(self) -> str:
         """Return the form with the block size: ``"int8/128"``."""
         return f"{self.form}/{self.block or 'row'}" if self.form in EIGHT_BITS else str(self.form)
@@ -206,10 +211,20 @@ class PackWriter:
         endless = self._call(aten.mul.Tensor, endless, inf)
         beyond = self._call(aten.gt.Scalar, self._call(aten.abs.default, coded), codes.largest)
         value = self._where(beyond, endless, self._call(aten.mul.Tensor, coded, scale))
-        value = self._as(value, packing.dtype)
+        return self._laid_out(self._as(value, packing.dtype), packing, strides)
+
+    def unpack_signs(self, codes: Node, packing: Packing, strides: bool = True) -> Node:
+        """Insert nodes that make of ``codes`` a float32 value with the packed one's signs, zeros and NaN.
+
+        Only for the forms for which :attr:`Packing.has_signs` holds.
+        """
+        return self._laid_out(self._as(codes, torch.float32), packing, strides)
+
+    def _laid_out(self, value: Node, packing: Packing, strides: bool) -> Node:
+        """Put the elements of ``value``, which are in blocks, in the shape and order that they had before packing."""
         if not packing.order:
             return value
-        lead = self._sizes(parts[0])[: len(packing.order) - len(packing.trailing)]
+        lead = self._sizes(value)[: len(packing.order) - len(packing.trailing)]
         value = self._call(aten.view.default, value, [*lead, *packing.trailing])
         now = packing.order
         if strides and now != packing.memory:

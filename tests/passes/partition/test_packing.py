@@ -38,6 +38,35 @@ def round_trip(value: Tensor, keep: str, block: int = 0) -> tuple[Tensor, list[T
     return back, packed, plan
 
 
+def of_codes(codes: Tensor, plan: Packing) -> Tensor:
+    """What comparisons with zero read in place of the value."""
+    graph, mode = Graph(), FakeTensorMode()
+    source = graph.placeholder("codes")
+    source.meta["val"] = mode.from_tensor(codes)
+    graph.output(PackWriter(GraphWriter(graph, mode)).unpack_signs(source, plan))
+    back: Tensor = GraphModule(torch.nn.Module(), graph)(codes)
+    return back
+
+
+@pytest.mark.parametrize("keep", [keep for keep in EIGHT_BITS if "float" in keep])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_codes_of_floats_compare_with_zero_as_the_value_does(keep: str, dtype: torch.dtype) -> None:
+    value = torch.randn(2, 64, 4, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    value[0, :, 0] = torch.tensor([0.0, -0.0, inf, -inf, nan, 1e-7, -1e-7, 3.0]).to(dtype)
+    for each in (value, value.contiguous(memory_format=torch.channels_last)):
+        back, (codes, _), plan = round_trip(each, keep)
+        assert plan.has_signs
+        signs = of_codes(codes, plan)
+        assert signs.stride() == back.stride(), "as what it stands for"
+        for compare in (torch.le, torch.lt, torch.ge, torch.gt):
+            assert torch.equal(compare(signs, 0), compare(back, 0))
+
+
+def test_codes_of_integers_do_not_tell_a_number_from_nan() -> None:
+    _, (codes, _), plan = round_trip(torch.full((1, 64), nan), "int8")
+    assert not plan.has_signs and (of_codes(codes, plan) < 0).all()
+
+
 @pytest.mark.parametrize("keep", EIGHT_BITS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_each_block_has_its_scale_and_what_is_not_finite_survives(keep: str, dtype: torch.dtype) -> None:
