@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from fxamp.backend.autocast_off import compiled_without_autocast, no_autocast
 from fxamp.backend.backward_rules import BackwardRules
 from fxamp.backend.cache_key import cache_key, keyed
+from fxamp.backend.eager_checkpoints import keep_random_numbers
 from fxamp.backend.kept_rules import KeptRules
 from fxamp.backend.options import Options
 from fxamp.backend.partition import list_partition
@@ -179,7 +180,9 @@ def _eager(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Compil
         with no_autocast(run.device):
             return gm(*args)
 
-    return call if run.scaling is None else scale_eagerly(call, gm, run.scaling.scaler)
+    compiled = call if run.scaling is None else scale_eagerly(call, gm, run.scaling.scaler)
+    keep_random_numbers(gm)
+    return compiled
 
 
 _LOWERINGS: dict[str, Callable[[GraphModule, Sequence[Any], Options, Compilation], Callable[..., Any]]] = {

@@ -1,6 +1,7 @@
 """Programs of every kind that capture must carry through, against eager autocast, bit for bit."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from exhaustive import each_once
 from like_autocast import assert_like_autocast, compile_with, leaves, run
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fxamp import rewrite
 from fxamp.backend import registry
@@ -205,6 +206,42 @@ def test_dropout_masks_the_gradient_as_it_masks_the_value() -> None:
     result.sum().backward()
     assert x.grad is not None and 0 < (result == 0).sum() < 64
     assert torch.equal(x.grad == 0, result == 0)
+
+
+class Checkpointed(nn.Module):
+    """A checkpoint in a checkpoint, each with dropout. ``outer``: options of the outer one."""
+
+    def __init__(self, **outer: Any) -> None:
+        super().__init__()
+        self.block, self.outer = Residual(nn.LayerNorm(8), dropout=0.5), outer
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(checkpoint(self.block, x, use_reentrant=False), 0.5) * x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = checkpoint(self.inner, x, use_reentrant=False, **self.outer)
+        return result
+
+
+@pytest.mark.parametrize("outer", [{}, {"determinism_check": "none"}])
+def test_a_checkpoint_draws_the_same_numbers_again(outer: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    assert_like_autocast(Checkpointed(**outer), leaf(4, 8))
+    state = torch.get_rng_state()
+    run(Checkpointed(**outer), (leaf(4, 8),), torch.bfloat16)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_selective_checkpoint_asks_its_policy() -> None:
+    asked: list[Any] = []
+
+    def saves_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        asked.append(op)
+        return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.addmm.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+    compiled = compile_with(Checkpointed(context_fn=partial(create_selective_checkpoint_contexts, saves_products)))
+    run(compiled, (leaf(4, 8),))
+    assert torch.ops.aten.addmm.default in asked
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
