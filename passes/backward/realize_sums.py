@@ -5,7 +5,7 @@ through queries, keys and values. The norm's backward reads their sum in several
 ops read if it has more than four reads itself. This sum has four: some kernels read all of them again, 3 % of a layer's
 bytes.
 
-1. A float32 sum that several ops read, of at least three additions that nothing else reads, is realized.
+1. A large float32 sum that several ops read, of at least three additions that nothing else reads, is realized.
 
 No value changes.
 """
@@ -21,8 +21,12 @@ from fxamp.passes.shared.realize import can_be_realized, realize
 
 _ADD = torch.ops.aten.add.Tensor
 
-#: Additions. With two, counting found no kernel that read more than it had to.
+#: Additions. With two, counting found no kernel that reads more than it has to.
 _LEAST = 3
+
+#: Elements. Below, Inductor makes no kernel that sums both over rows and over columns (``MixOrderReduction`` in
+#: torch/_inductor/scheduler.py), and adding anew costs less than writing.
+_LARGE = 5 * 2**20
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ def _is_long_sum(node: Node) -> bool:
     value = tensor_value(node)
     if node.target is not _ADD or value is None or value.dtype != torch.float32:
         return False
-    return len(node.users) > 1 and can_be_realized(value) and _additions(node) >= _LEAST
+    many = len(node.users) > 1 and _additions(node) >= _LEAST
+    return many and can_be_realized(value) and isinstance(value.numel(), int) and value.numel() >= _LARGE
 
 
 def _additions(node: Node) -> int:

@@ -21,6 +21,7 @@ def graph(
     dtype: torch.dtype = torch.float32,
     readers: int = 2,
     shared: bool = False,
+    rows: int = 3 * 2**20,
 ) -> tuple[GraphModule, Context]:
     """A sum of gradients that so many ops read; with ``shared``, another op reads what is summed before the last."""
     mode = FakeTensorMode()
@@ -28,7 +29,7 @@ def graph(
     gradients = [made.placeholder(f"gradient_{at}") for at in range(addends)]
     for gradient in gradients:
         with mode:
-            gradient.meta["val"] = torch.empty(2, 3, 4, dtype=dtype, device=device)
+            gradient.meta["val"] = torch.empty(2, rows, 1, dtype=dtype, device=device)
     writer = GraphWriter(made, mode)
     total = before = gradients[0]
     for gradient in gradients[1:]:
@@ -52,7 +53,9 @@ def test_a_second_run_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"addends": 3}, {"device": "cpu"}, {"dtype": torch.bfloat16}, {"readers": 1}, {"shared": True}], ids=str
+    "given",
+    [{"addends": 3}, {"device": "cpu"}, {"dtype": torch.bfloat16}, {"readers": 1}, {"shared": True}, {"rows": 2**20}],
+    ids=str,
 )
 def test_others_stay_as_they_are(given: dict[str, object]) -> None:
     gm, context = graph(**given)  # type: ignore[arg-type]
@@ -62,7 +65,7 @@ def test_others_stay_as_they_are(given: dict[str, object]) -> None:
 
 def test_no_value_changes() -> None:
     gm, context = graph()
-    given = torch.randn(4, 2, 3, 4)
+    given = torch.randn(4, 2, 3 * 2**20, 1)
     wanted = gm(*given)
     RealizeSums().run(gm, context)
     for got, want in zip(gm(*given), wanted, strict=True):

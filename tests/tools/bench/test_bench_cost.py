@@ -36,6 +36,24 @@ class Net(nn.Module):
 
 model, inputs = Net(), (torch.zeros(64, dtype=torch.int64),)
 """
+#: What comes before a block of attention in BERT.
+BLOCK = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(768)
+        self.products = nn.ModuleList(nn.Linear(768, 768) for _ in range(4))
+
+    def forward(self, x):
+        x = self.norm(self.products[0](x) + x)
+        q, k, v = (product(x) for product in self.products[1:])
+        return (q * k * v + x).sum()
+
+model, inputs = Net(), (torch.zeros(16, 512, 768),)
+"""
 #: Elements of the program's tensors: the gathered rows, the weight, the logits, the table.
 ROWS, WEIGHT, LOGITS, TABLE = 64 * 128, 32 * 128, 64 * 32, 5000 * 128
 PARAMETERS = WEIGHT + 32 + TABLE
@@ -101,6 +119,20 @@ def test_gradients_of_unused_results_and_the_check_are_counted(counted: dict[str
     assert all(
         "net.py" in source for kernel in kernels(counted["fxamp"], "forward", "triton") for source in kernel.sources
     )
+
+
+@pytest.mark.exhaustive
+def test_a_backward_with_nothing_to_unscale_is_lighter_too(tmp_path: Path, counting: Counting) -> None:
+    """The gradient of a norm that three products and a sum read: four values, which few kernels need to read."""
+    file = tmp_path / "block.py"
+    file.write_text(BLOCK)
+    workload = Workload(str(file), dtype="bfloat16", optimizer="none")
+    theirs, ours = (counting(workload, Way(policy)) for policy in ("", "auto"))
+    backward, forward = (
+        [sum(kernel.bytes for kernel in each.kernels if kernel.stage == stage) for each in (theirs, ours)]
+        for stage in ("backward", "forward")
+    )
+    assert forward[0] == forward[1] and backward[1] < backward[0]
 
 
 def test_peak_is_at_the_end_of_the_backward(counted: dict[str, Count]) -> None:
