@@ -32,6 +32,7 @@ SHARP = frozenset(
         "_opt_called",
         "_optimizer_step_post_hooks",
         "_optimizer_step_pre_hooks",
+        "_param_name_to_source",
         "_torchdynamo_orig_backend",
         "add_python_lambda_leaf_guard_to_root",
         "bw_donated_idxs",
