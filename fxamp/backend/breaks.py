@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 #: The counts of Dynamo's messages when the current compilation started.
 _before: Counter[str] = Counter()
 
-_EXPLANATION = re.compile(r"^ *Explanation: (.*)$", re.MULTILINE)
+_EXPLANATION = re.compile(r"^ *Explanation: (\S.*)$", re.MULTILINE)
 _SKIPPED = re.compile(r"frame skipped: (?P<name>\S+) \((?P<file>.*) line (?P<line>\d+)\)")
 
 
@@ -34,7 +34,7 @@ def why_ended(gm: GraphModule) -> str:
         return ""
     where = f"{reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}: " if reason.user_stack else ""
     given = str(reason.reason).strip()
-    explained = [given] if _EXPLANATION.search(given) else fresh or [given]
+    explained = [given] if "Explanation:" in given else fresh or [given]
     return where + " or ".join(dict.fromkeys(map(_first, explained)))
 
 
@@ -47,6 +47,13 @@ def skipped_functions(compiled: Any) -> list[str]:
         if frame is not None and (frame["file"], int(frame["line"])) in codes:
             found.append(f"{frame['file']}:{frame['line']}: {frame['name']}: {_first(message)}")
     return list(dict.fromkeys(found))
+
+
+def failed_compilations(compiled: Any) -> list[str]:
+    """List what Dynamo says of graphs of ``compiled`` that fxamp failed to compile, as for ops without a fake."""
+    places = {f'File "{code.co_filename}", line' for code in _codes(compiled)}
+    failed = [message for message in _messages() if "Backend compiler `fxamp` failed" in message]
+    return list(dict.fromkeys(_first(message) for message in failed if any(place in message for place in places)))
 
 
 def _begin(*_: object) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._dynamo import config
 
-from fxamp.backend.breaks import skipped_functions
+from fxamp.backend.breaks import failed_compilations, skipped_functions
 from fxamp.backend.compile import fxamp
 from fxamp.backend.registry import records_of, runs_for_any
 from fxamp.optim.first_steps import on_first_step
@@ -75,6 +75,9 @@ def _reason(compiled: torch.nn.Module) -> str:
     skipped = skipped_functions(compiled)
     if skipped:
         return "Dynamo skips " + "; ".join(skipped)
+    failed = failed_compilations(compiled)
+    if failed:
+        return "; ".join(failed)
     return (
         "its forward was compiled but never called. Either another method was called (Lightning calls training_step: "
         "use fxamp.frameworks.lightning), or a copy (copy.deepcopy, EMA: compile the copy too), or the original module "

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx, config
 from torch.fx import GraphModule
@@ -11,7 +12,10 @@ from torch.fx import GraphModule
 from fxamp.backend.cache_key import keyed
 from fxamp.backend.kept_partitioner import UNPACKING
 from fxamp.backend.stored_backward import StoredBackward, loading_with
+from fxamp.errors import OptionError
+from fxamp.graph import graph_output
 from fxamp.listing import KeptValue
+from fxamp.passes.backward.scale_backward import gradients
 from fxamp.scaler.borders import compiling_for
 from fxamp.torch_private import donated_inputs, keep_saved_tensors, running_metadata, storing_backwards
 
@@ -44,6 +48,8 @@ def hooks(
 
     def inner(graph: GraphModule, examples: Sequence[Any], **settings: Any) -> Any:
         backward = bool(settings.get("is_backward"))
+        if backward and run.scaling is not None:
+            _refuse_sparse(graph)
         if not (stored and backward):
             late = backward and run.unused
             return run.compile(graph, examples, backward, lambda g, e: lower(g, e, settings, late))
@@ -53,6 +59,16 @@ def hooks(
         return StoredBackward(graph, examples, settings, kept, load(graph, examples, settings, ()))
 
     return inner, _storing(run, load) if stored else _uncached()
+
+
+def _refuse_sparse(backward: GraphModule) -> None:
+    """Raise OptionError if a gradient is sparse: Inductor's code for products of sparse tensors does not run."""
+    results: Any = graph_output(backward.graph).args[0]
+    if any(results[at].meta["val"].layout is not torch.strided for at in gradients(backward)):
+        raise OptionError(
+            "a gradient is sparse, as that of an embedding with sparse=True; with a scaler, lowering = 'inductor' "
+            "cannot unscale it; accepted: 'aot_eager', 'eager', or sparse=False"
+        )
 
 
 @contextmanager

@@ -112,7 +112,8 @@ class _Enter(torch.autograd.Function):
         stays = _holds_the_scale(ctx, gradient) and not is_leaf(ctx.next_functions[0][0])
         true = _cross(_Leave, gradient, ctx.factor if stays else _joined(ctx.factor, inverse), ctx.scaler, False)
         with torch.no_grad():
-            parts = inner_tensors(true)  # of a DTensor only this rank's part: the ranks agree at the step
+            # Of a DTensor only this rank's part: the ranks agree at the step.
+            parts = [part._values() if part.is_sparse else part for part in inner_tensors(true)]
             found = torch.stack([torch.isfinite(part).all().logical_not() for part in parts])
         ctx.scaler.record_graph_flags([ctx.owner] * len(parts), found, parts)
         return true, None, None, None

@@ -85,7 +85,7 @@ class GraphFlags:
         self._unowned = self._unowned or any(owner is None for owner in owners)
         self._tables[flags.device].add(slots, flags)
         for owner, gradient in zip(living, gradients, strict=True):
-            if owner is not None:
+            if owner is not None and gradient.layout is torch.strided:  # a sparse one is checked again
                 self._marks[id(owner)] = _Mark.of(gradient)
         if square is not None and len({*map(id, living)}) == len(living):
             self._squares.append(_Square(frozenset(map(id, living)), square))

@@ -21,8 +21,8 @@ _LARGE = 2**20
 class Unscaled:
     """Unscaled gradients, in the given order; flags, ``[len(order)]``; and the position of each flag's gradient.
 
-    float16 gradients stay scaled. ``square``: 0-dim float32, the sum of the squares of all others; None if not
-    requested.
+    float16 gradients stay scaled. ``square``: 0-dim float32, the sum of the squares of all others but sparse ones; None
+    if not requested.
     """
 
     true: list[Node]
@@ -85,7 +85,8 @@ class UnscaleWriter:
             flags = self._call(aten.cat.default, [flags, *copies])
         squares = [piece.square for piece in pieces if piece.square is not None]
         if self._norm:
-            squares += [self._home(self._square(true[gradients[at]])) for at in again if not _half(gradients[at])]
+            dense = [gradients[at] for at in again if not (_half(gradients[at]) or _sparse(gradients[at]))]
+            squares += [self._home(self._square(true[gradient])) for gradient in dense]
             squares = squares or [self._call(aten.zeros_like.default, self._scale)]
         return Unscaled([true[node] for node in gradients], flags, order + again, self._total(squares))
 
@@ -93,7 +94,7 @@ class UnscaleWriter:
         if _half(gradient):
             return _Piece({gradient: gradient}, self._home(self._not_finite(gradient)))
         true = self._product(gradient, self._inverse)
-        square = self._home(self._square(true)) if self._norm else None
+        square = self._home(self._square(true)) if self._norm and not _sparse(gradient) else None
         return _Piece({gradient: true}, self._home(self._not_finite(true)), square)
 
     def _square(self, true: Node) -> Node:
@@ -132,6 +133,8 @@ class UnscaleWriter:
 
     def _not_finite(self, node: Node) -> Node:
         """Whether ``node`` holds an inf or NaN: bool ``[1]``. inf - inf and NaN - NaN are NaN, which equals nothing."""
+        if _sparse(node):  # Inductor calls few ops on sparse tensors; a sum is inf or NaN if a value is
+            node = self._call(aten.sum.default, node)
         difference = self._call(aten.sub.Tensor, node, node)
         found = self._call(aten.ne.Scalar, difference, 0)
         if self._by_rows and _is_fused(node):
@@ -157,8 +160,8 @@ class UnscaleWriter:
 
 
 def _fits_kernel(node: Node) -> bool:
-    """Whether the kernel is for this gradient: it supports no complex numbers, and unscales all that it gets."""
-    return not node.meta["val"].is_complex() and not _half(node) and not _is_fused(node)
+    """Whether the kernel is for this gradient: it supports no complex or sparse ones, and unscales all that it gets."""
+    return not (node.meta["val"].is_complex() or _sparse(node) or _half(node) or _is_fused(node))
 
 
 def _is_fused(node: Node) -> bool:
@@ -170,6 +173,10 @@ def _is_fused(node: Node) -> bool:
     value = node.meta["val"]
     elementwise = node.target in (aten.add.Tensor, aten.mul.Tensor)
     return elementwise and value.dtype == torch.float32 and value.dim() > 1 and value.numel() >= _LARGE
+
+
+def _sparse(node: Node) -> bool:
+    return node.meta["val"].layout is not torch.strided
 
 
 def _half(node: Node) -> bool:

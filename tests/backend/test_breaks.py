@@ -1,5 +1,7 @@
 """A report gives Dynamo's own reasons: for each graph break, and for each function that it skips."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,11 @@ class Resumes(Two):
         hidden = self.first(x)
         print(end="")
         return self.second(hidden)
+
+
+class Hooked(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
 
 
 class InTry(Two):
@@ -83,6 +90,13 @@ def test_a_break_has_the_reason_that_dynamo_knows(kind: type[nn.Module], reason:
         (ended,) = report.breaks
         assert "test_breaks.py:" in ended and reason in ended and " or " not in ended
         assert report.skipped == ()
+
+
+def test_a_break_that_dynamo_does_not_explain_has_its_title() -> None:
+    model = Hooked()
+    model.second.register_full_backward_hook(lambda module, entering, leaving: None)
+    (ended,) = reported(model).breaks
+    assert re.search(r":\d+: Module-level backwards hooks", ended)
 
 
 def test_the_reason_is_not_that_of_another_function() -> None:

@@ -151,6 +151,29 @@ def test_skipped_functions_are_named(caplog: pytest.LogCaptureFixture, monkeypat
     assert "Dynamo skips net.py:1: forward: a loop" in said
 
 
+class Sparse(nn.Module):
+    """AOTAutograd cannot trace the backward of an embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 4, sparse=True, padding_idx=0)
+
+    def forward(self, at: Tensor) -> Tensor:
+        return self.table(at).relu()
+
+
+def test_a_graph_that_cannot_be_compiled_is_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    model = Sparse()
+    model.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": "aot_eager"})
+    scaler, optimizer = fxamp.GradScaler("cpu"), torch.optim.SGD(model.parameters(), lr=0.1)
+
+    scaler.scale(model(torch.ones(2, 2, dtype=torch.int64)).sum()).backward()
+    scaler.step(optimizer)
+
+    (said,) = warnings(caplog)
+    assert "Backend compiler `fxamp` failed with aten." in said and "never called" not in said
+
+
 def test_a_compiled_optimizer_says_it_too(caplog: pytest.LogCaptureFixture) -> None:
     model, optimizers = Net(), []
     model.compile(backend="fxamp", options=OPTIONS)

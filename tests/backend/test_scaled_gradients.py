@@ -1,16 +1,18 @@
 """Gradients through a scaled backward are those of eager autocast with torch's GradScaler, bit for bit."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from amp_examples import Matmul
 from exhaustive import each_once, exhaustive
-from scaled_runs import assert_same_gradients, by_fxamp, by_torch, compile_scaled, leaf, named, scaler, total
+from scaled_runs import SCALE, assert_same_gradients, by_fxamp, by_torch, compile_scaled, leaf, named, scaler, total
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from fxamp.errors import OptionError
 from fxamp.passes.backward.scale_backward import CHECKS
 
 LOWERINGS = ("aot_eager", "eager")
@@ -120,6 +122,37 @@ def test_outputs_that_the_loss_does_not_use(lowering: str) -> None:
 
 def with_check(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fxamp.backend.scaled._check", lambda gm: check)
+
+
+@pytest.mark.parametrize(("lowering", "check"), [("aot_eager", "ops"), ("aot_eager", "kernel"), ("eager", "ops")])
+def test_a_sparse_gradient_is_true_and_checked(lowering: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_check(check, monkeypatch)
+    torch.manual_seed(0)
+    table = nn.Embedding(5, 4, sparse=True)
+    wanted, got, given = copy.deepcopy(table), copy.deepcopy(table), scaler()
+    at, factor = torch.tensor([[1, 2], [1, 4]]), torch.tensor(1.0, requires_grad=True)
+
+    def program(table: nn.Module, factor: Tensor) -> Tensor:
+        return (table(at) @ torch.ones(4, 4)).float().square().mean() * factor
+
+    with torch.autocast("cpu", torch.float16):
+        (program(wanted, factor) * SCALE).backward()
+    compiled = compile_scaled(program, given, lowering)
+    given.scale(compiled(got, factor)).backward()
+    assert got.weight.grad.is_sparse and torch.equal(got.weight.grad.to_dense() * SCALE, wanted.weight.grad.to_dense())
+
+    optimizer = torch.optim.SGD(got.parameters(), lr=0.1)
+    assert not given.step(optimizer, return_skipped=True).skipped
+    given.update()
+    given.scale(compiled(got, torch.tensor(float("inf"), requires_grad=True))).backward()
+    assert given.step(optimizer, return_skipped=True).skipped
+
+
+def test_inductor_refuses_a_sparse_gradient_by_name() -> None:
+    table, given = nn.Embedding(5, 4, sparse=True), scaler()
+    compiled = compile_scaled(lambda at: table(at).sum(), given, "inductor")
+    with pytest.raises(OptionError, match="sparse=False"):
+        given.scale(compiled(torch.tensor([1]))).backward()
 
 
 @pytest.mark.parametrize("program", [in_place, several, doubles, broken])
