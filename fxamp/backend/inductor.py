@@ -10,7 +10,6 @@ from torch._inductor import compile_fx, config
 from torch.fx import GraphModule
 
 from fxamp.backend.cache_key import keyed
-from fxamp.backend.kept_partitioner import UNPACKING
 from fxamp.backend.stored_backward import StoredBackward, loading_with
 from fxamp.errors import OptionError
 from fxamp.graph import graph_output
@@ -23,6 +22,12 @@ if TYPE_CHECKING:
     from fxamp.backend.lowering import Compilation
 
 
+#: Inductor's settings for a backward with values in 8 bits. Inductor writes a value of more ops than this to memory.
+#: Conversions from and to 8 bits have about ten: with its own limit for GPUs, 30, some kernels compute again, from all
+#: that it is made of, what the kernel before could have written.
+_WITH_8_BITS = {"realize_opcount_threshold": 60}
+
+
 def hooks(
     run: "Compilation", key: str, patches: Mapping[str, Any], stored: bool
 ) -> tuple[Callable[..., Any], AbstractContextManager[None]]:
@@ -33,9 +38,9 @@ def hooks(
     """
 
     def lower(graph: GraphModule, examples: Sequence[Any], settings: Mapping[str, Any], late: bool) -> Any:
-        unpacks = run.kept is not None and settings.get("is_backward")
+        usual = _WITH_8_BITS if settings.get("is_backward") and run.in_8_bits else {}
         # A backward may be compiled only when it first runs, outside compile_fx.
-        patched = config.patch({**(UNPACKING if unpacks else {}), **patches})
+        patched = config.patch({**usual, **patches})
         with running_metadata() if late else nullcontext(), keyed(f"{key} {donated_inputs()}"):
             return patched(lambda: compile_fx.compile_fx_inner(graph, examples, **settings))()
 

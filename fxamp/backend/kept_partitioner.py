@@ -10,10 +10,6 @@ from fxamp.backend.kept_rules import KeptRules
 from fxamp.passes.partition import pack_kept, unpack_kept
 from fxamp.passes.shared import packing, saved_values
 
-#: Inductor's settings for a backward that unpacks. It writes a value of more ops than this to memory, and unpacking has
-#: about ten: with Inductor's own limit for GPUs, 30, kernels add up what the kernel before could have added.
-UNPACKING = {"realize_opcount_threshold": 60}
-
 
 class KeptPartitioner(CustomPartitionerFn):
     """A partitioner in the form that Inductor expects; Inductor's caches identify it by :meth:`uuid`."""

@@ -26,7 +26,7 @@ from fxamp.passes.base import CastContext
 from fxamp.passes.sequences import backward as backward_passes
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import Stages
-from fxamp.policy import Policy
+from fxamp.policy import Category, Policy
 from fxamp.torch_private import is_cacheable, is_dynamic, keep_saved_tensors, stores_backwards
 
 #: Compiles one of AOTAutograd's graphs for its example inputs.
@@ -54,6 +54,12 @@ class Compilation:
     def device(self) -> str | None:
         """The device type that autocast is off for."""
         return None if self.policy is None else self.policy.device
+
+    @property
+    def in_8_bits(self) -> bool:
+        """Whether the policy converts values of the backward from or to 8 bits."""
+        products = self.policy is not None and any(rule.cast is Category.FP8 for rule in self.policy.rules)
+        return products or self.kept is not None
 
     def hooked(self, inputs: Sequence[Any]) -> bool:
         """Whether fxamp rewrites AOTAutograd's graphs: it must, or passes for all backwards can make them lighter.
