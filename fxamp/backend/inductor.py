@@ -39,10 +39,10 @@ def hooks(
 
     def lower(graph: GraphModule, examples: Sequence[Any], settings: Mapping[str, Any], late: bool) -> Any:
         usual = _WITH_8_BITS if settings.get("is_backward") and run.in_8_bits else {}
+        metadata = running_metadata() if late else nullcontext()
         # A backward may be compiled only when it first runs, outside compile_fx.
-        patched = config.patch({**usual, **patches})
-        with running_metadata() if late else nullcontext(), keyed(f"{key} {donated_inputs()}"):
-            return patched(lambda: compile_fx.compile_fx_inner(graph, examples, **settings))()
+        with config.patch({**usual, **patches}), metadata, keyed(f"{key} {donated_inputs()}"):
+            return compile_fx.compile_fx_inner(graph, examples, **settings)
 
     def load(
         graph: GraphModule, examples: Sequence[Any], settings: Mapping[str, Any], kept: Sequence[KeptValue]

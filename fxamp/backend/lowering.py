@@ -26,7 +26,7 @@ from fxamp.passes.base import CastContext
 from fxamp.passes.sequences import backward as backward_passes
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import Stages
-from fxamp.policy import Category, Policy
+from fxamp.policy import Policy
 from fxamp.torch_private import is_cacheable, is_dynamic, keep_saved_tensors, stores_backwards
 
 #: Compiles one of AOTAutograd's graphs for its example inputs.
@@ -58,8 +58,7 @@ class Compilation:
     @property
     def in_8_bits(self) -> bool:
         """Whether the policy converts values of the backward from or to 8 bits."""
-        products = self.policy is not None and any(rule.cast is Category.FP8 for rule in self.policy.rules)
-        return products or self.kept is not None
+        return self.kept is not None or (self.policy is not None and self.policy.has_fp8)
 
     def hooked(self, inputs: Sequence[Any]) -> bool:
         """Whether fxamp rewrites AOTAutograd's graphs: it must, or passes for all backwards can make them lighter.

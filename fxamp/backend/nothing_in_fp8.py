@@ -4,14 +4,14 @@ from fxamp.backend.once import warn_once
 from fxamp.listing.model import Entry
 from fxamp.listing.totals import totals
 from fxamp.pipeline import GraphRecord
-from fxamp.policy import Category, Policy
+from fxamp.policy import Policy
 
 _NOTHING = "policy %s: nothing of a compiled graph runs in fp8: %s"
 
 
 def warn_nothing_in_fp8(policy: Policy, record: GraphRecord) -> None:
     """Log that a graph runs nothing in fp8, if it trains matrices or has products that rules for fp8 name."""
-    if all(rule.cast is not Category.FP8 for rule in policy.rules):
+    if not policy.has_fp8:
         return
     sums = totals(record.listing)
     if sums.fp8:

@@ -147,6 +147,11 @@ class Policy:
         """Whether a rule for the forward has other conditions than the op's name."""
         return any(rule.conditional and rule.region in ("forward", "both") for rule in self.rules)
 
+    @property
+    def has_fp8(self) -> bool:
+        """Whether a rule has products run in fp8."""
+        return any(rule.cast is Category.FP8 for rule in self.rules)
+
     def has_rules_for(self, region: str) -> bool:
         """Say whether a rule is for a region: "forward", "backward" or "kept"."""
         return region in self._regions

@@ -15,12 +15,11 @@ No value changes.
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.fx.node import Argument
 
-from fxamp.graph import GraphWriter, tensor_value
-from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.shared.realize import can_be_realized, realize
+from fxamp.graph import tensor_value
+from fxamp.passes.shared.realize import Realize, can_be_realized
 from fxamp.passes.shared.widening import CASTS
 from fxamp.torch_dtypes import NARROW
 
@@ -28,22 +27,13 @@ _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 @dataclass(frozen=True)
-class RealizeCasts(Pass[Context]):
+class RealizeCasts(Realize):
     """Requires AOTAutograd's backward; ensures rule 1 on every device but the CPU, whose loops Inductor merges."""
 
     name = "realize-casts"
 
-    def run(self, gm: GraphModule, context: Context) -> Result:
-        found = [node for node in gm.graph.nodes if _is_read_through_views(node)]
-        writer = GraphWriter(gm.graph, context.mode)
-        for cast in found:
-            realize(cast, list(cast.users), writer)
-        gm.recompile()
-        return Result(len(found))
-
-    def ensures(self, gm: GraphModule, context: Context) -> str | None:
-        left = [node.name for node in gm.graph.nodes if _is_read_through_views(node)]
-        return f"not realized: {', '.join(left)}" if left else None
+    def selects(self, node: Node) -> bool:
+        return _is_read_through_views(node)
 
 
 def _is_read_through_views(node: Node) -> bool:

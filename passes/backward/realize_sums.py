@@ -13,11 +13,10 @@ No value changes.
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxamp.graph import GraphWriter, tensor_value
-from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.shared.realize import can_be_realized, realize
+from fxamp.graph import tensor_value
+from fxamp.passes.shared.realize import Realize, can_be_realized
 
 _ADD = torch.ops.aten.add.Tensor
 
@@ -30,22 +29,13 @@ _LARGE = 5 * 2**20
 
 
 @dataclass(frozen=True)
-class RealizeSums(Pass[Context]):
+class RealizeSums(Realize):
     """Requires AOTAutograd's backward; ensures rule 1 on every device but the CPU, whose loops Inductor merges."""
 
     name = "realize-sums"
 
-    def run(self, gm: GraphModule, context: Context) -> Result:
-        found = [node for node in gm.graph.nodes if _is_long_sum(node)]
-        writer = GraphWriter(gm.graph, context.mode)
-        for node in found:
-            realize(node, list(node.users), writer)
-        gm.recompile()
-        return Result(len(found))
-
-    def ensures(self, gm: GraphModule, context: Context) -> str | None:
-        left = [node.name for node in gm.graph.nodes if _is_long_sum(node)]
-        return f"not realized: {', '.join(left)}" if left else None
+    def selects(self, node: Node) -> bool:
+        return _is_long_sum(node)
 
 
 def _is_long_sum(node: Node) -> bool:

@@ -38,7 +38,7 @@ class ScaleProducts(Pass[CastContext]):
     name = "scale-products"
 
     def run(self, gm: GraphModule, context: CastContext) -> Result:
-        if all(rule.cast is not Category.FP8 for rule in context.policy.rules):
+        if not context.policy.has_fp8:
             return Result(0)
         with context.computing():
             scaled = _scale(gm, context, {})

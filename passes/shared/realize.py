@@ -1,25 +1,43 @@
-"""Mark a value of AOTAutograd's graphs as one that Inductor writes to memory in the shape that it has.
+"""What passes share that have Inductor write values of AOTAutograd's graphs to memory in the shape that they have.
 
 Inductor's own primitive marks the place; in other compilers it does nothing.
 """
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from dataclasses import dataclass
 
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
+from fxamp.passes.base import Context, Pass, Result
 
 
-def realize(node: Node, readers: Sequence[Node], writer: GraphWriter) -> Node:
-    """Let ``readers`` read what is written of ``node``; returns the mark."""
-    from torch._inductor.inductor_prims import force_stride_order
+@dataclass(frozen=True)
+class Realize(Pass[Context]):
+    """Realizes the nodes that a subclass selects: all their readers read what is written. Ensures that none is left."""
 
-    with writer.graph.inserting_after(node):
-        realized = writer.call(force_stride_order, node, list(node.meta["val"].stride()))
-    for reader in readers:
-        reader.replace_input_with(node, realized)
-    return realized
+    @abstractmethod
+    def selects(self, node: Node) -> bool:
+        """Whether to realize ``node``; False once that has been done."""
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        from torch._inductor.inductor_prims import force_stride_order
+
+        found = [node for node in gm.graph.nodes if self.selects(node)]
+        writer = GraphWriter(gm.graph, context.mode)
+        for node in found:
+            readers = list(node.users)
+            with gm.graph.inserting_after(node):
+                realized = writer.call(force_stride_order, node, list(node.meta["val"].stride()))
+            for reader in readers:
+                reader.replace_input_with(node, realized)
+        gm.recompile()
+        return Result(len(found))
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        left = [node.name for node in gm.graph.nodes if self.selects(node)]
+        return f"not realized: {', '.join(left)}" if left else None
 
 
 def can_be_realized(value: Tensor) -> bool:

@@ -47,7 +47,7 @@ KEPT_AS_IS = Widening(None, (), "the forward's own form")
 
 def widening(policy: Policy) -> Widening:
     """Return how bisecting ``policy`` widens a unit."""
-    return OUT_OF_FP8 if any(rule.cast is Category.FP8 for rule in policy.rules) else FLOAT32
+    return OUT_OF_FP8 if policy.has_fp8 else FLOAT32
 
 
 class Unit(Protocol):
