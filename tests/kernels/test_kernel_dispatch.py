@@ -82,13 +82,14 @@ def test_a_share_for_each_device() -> None:
 
 
 def test_16_byte_accesses_need_source_and_target_aligned() -> None:
-    from fxamp.kernels.launch import _prepare_anew
+    from fxamp.kernels.launch import _Addresses, _prepare_anew
 
     storage, inv_scale = torch.zeros(64), torch.ones(())
     assert storage.data_ptr() % 16 == 0
     for source, target, aligned in [(0, 4, True), (0, 5, False), (1, 4, False), (1, 5, False)]:
         pair = [storage[source:][:8]], [storage[32 + target :][:8]]
-        (launch,) = _prepare_anew(UnscaleRequest(*pair, inv_scale)).launches
+        work = UnscaleRequest(*pair, inv_scale)
+        (launch,) = _prepare_anew(work, _Addresses.of(work)).launches
         assert launch.group.kernel.aligned == aligned
 
 
@@ -99,13 +100,13 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     from fxamp.kernels import launch
 
     counts: Counter[str] = Counter()
-    upload = launch._upload
+    upload = launch._sent
 
     def counted(*arguments: object) -> object:
         counts["uploads"] += 1
         return upload(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(launch, "_upload", counted)
+    monkeypatch.setattr(launch, "_sent", counted)
     monkeypatch.setattr(launch, "_kept", type(launch._kept)())
     return counts
 
