@@ -9,6 +9,7 @@ import torch
 from fxamp.backend.machine import resolve_here
 from fxamp.backend.once import warn_once
 from fxamp.backend.options import Options
+from fxamp.backend.policy_file import load_here
 from fxamp.backend.products import Products
 from fxamp.devices import KINDS
 from fxamp.errors import PolicyError
@@ -60,8 +61,9 @@ def choose_policy(options: Options, inputs: Sequence[Any]) -> Choice:
         return IN_BACKWARD
     device = device_of(inputs)
     if options.policy != "auto":
-        policy = options.policy if isinstance(options.policy, Policy) else Policy.load(options.policy)
-        return Choice(resolve_here(policy, device), "named by the caller")
+        policy = options.policy
+        resolved = resolve_here(policy, device) if isinstance(policy, Policy) else load_here(policy, device)
+        return Choice(resolved, "named by the caller")
     return _automatic(device, options)
 
 
