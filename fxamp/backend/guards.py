@@ -7,11 +7,12 @@ another policy, or if the working directory has changed and holds another file o
 
 import os
 from collections.abc import Callable
-from os.path import isabs, isfile
+from pathlib import Path
 
 from fxamp.backend.choose import IN_BACKWARD, Choice
 from fxamp.backend.options import Options
 from fxamp.backend.policy_file import Unchanged
+from fxamp.policy.file.existence import is_file
 from fxamp.torch_private import guard_current_graph, running_backward
 
 _NAME = "__fxamp_policy_is_unchanged"
@@ -34,12 +35,12 @@ def _freshness(options: Options, choice: Choice, device: str | None) -> Callable
     if choice.policy is None or not isinstance(path, str) or not path.endswith(".toml"):
         return lambda: os.environ.get("FXAMP_POLICY") == variable
     unchanged = Unchanged(path, device, choice.policy)
-    if isabs(options.named):
+    if Path(options.named).is_absolute():
         return lambda: os.environ.get("FXAMP_POLICY") == variable and unchanged()
     # Programs in other folders may have equal options, for which Dynamo shares graphs: whose they are, options tell.
     folder, named = os.getcwd(), options.named  # noqa: PTH109 (called in each call of a graph)
     return lambda: (
         os.environ.get("FXAMP_POLICY") == variable
-        and (os.getcwd() == folder or not isfile(named))  # noqa: PTH109
+        and (os.getcwd() == folder or not is_file(named))  # noqa: PTH109
         and unchanged()
     )

@@ -4,13 +4,13 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
-from os.path import abspath, isabs, isfile
 from pathlib import Path
 
 from fxamp.backend.machine import resolve_here
 from fxamp.backend.once import warn_once
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
+from fxamp.policy.file.existence import is_file
 
 #: A file system's clock may tick this seldom, in nanoseconds: a file that is younger can change without a new time.
 _TICK = 2 * 10**9
@@ -27,11 +27,11 @@ def absolute(name_or_path: str, named_in: object) -> str:
     ``named_in``: the options, or the environment, that name it. What they name stays the file that it was at first,
     whatever the working directory is later.
     """
-    if not name_or_path.endswith(".toml") or isabs(name_or_path):
+    if not name_or_path.endswith(".toml") or Path(name_or_path).is_absolute():
         return name_or_path
     key = (id(named_in), name_or_path)
-    if key not in _absolute and isfile(name_or_path):
-        _absolute[key] = named_in, abspath(name_or_path)
+    if key not in _absolute and is_file(name_or_path):
+        _absolute[key] = named_in, str(Path(name_or_path).absolute())
     return _absolute[key][1] if key in _absolute else name_or_path
 
 

@@ -1,4 +1,4 @@
-"""A policy file stays the file that it was, whatever the working directory is; while it is broken, it holds as it was."""
+"""A policy file stays the same file, whatever the working directory is; while it is broken, it holds as it was."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ SAME_SIZE = WIDE + "#" * (len(NARROW) - len(WIDE))
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
-    """Three folders: one with a policy in 16 bits, where the program starts, one with a namesake in float32, one empty."""
+    """A folder with a policy in 16 bits, where the program starts; one with a namesake in float32; an empty one."""
     one, other, empty = (tmp_path / name for name in ("one", "other", "empty"))
     for folder in (one, other, empty):
         folder.mkdir()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from fxamp.policy.file.load import mistakes_of
 from fxamp.tools.common.command_line import Parser, guarded
+from fxamp.tools.common.output import put
 
 PROG = "fxamp-policy check"
 
@@ -31,8 +32,8 @@ def _check(files: Sequence[str], part: bool) -> bool:
     found = {name: mistakes_of(name, part) for name in files}
     seen = list(dict.fromkeys(mistake for mistakes in found.values() for mistake in mistakes))
     for mistake in seen:
-        print(mistake)
+        put(mistake)
     for name, mistakes in found.items():
         if not mistakes:
-            print(f"{name}: no mistakes")
+            put(f"{name}: no mistakes")
     return bool(seen)

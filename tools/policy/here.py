@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from fxamp.backend.machine import resolve_here
 from fxamp.errors import OptionError, PolicyError
@@ -38,12 +37,10 @@ def base_policy(
     return name, replace(resolved, device=device, capability="", cpu_features=())
 
 
-def refuse_overwriting(policy: str | None, output: str | None) -> None:
-    """Raise OptionError if the patch would overwrite the policy that it extends, or is not a .toml file."""
+def refuse_overwriting(model: str, policy: str | None, output: str | None) -> None:
+    """Raise OptionError if the patch would overwrite what is read, or is not a .toml file."""
     if output is None:
         return
     if not output.endswith(".toml"):
         raise OptionError(f"--output {output!r}: a policy file's name ends in .toml; accepted: '{output}.toml'")
-    require_folder(output)
-    if policy is not None and Path(policy).resolve() == Path(output).resolve():
-        raise OptionError(f"--output {output!r} is the policy to extend; accepted: another file")
+    require_folder(output, model, policy)

@@ -1,10 +1,10 @@
 """The command-line options for the device and versions that a policy is resolved for."""
 
-import sys
 from argparse import Namespace
 
 from fxamp.policy import Policy
 from fxamp.tools.common.command_line import Parser
+from fxamp.tools.common.output import notice
 
 
 def add_place(parser: Parser) -> None:
@@ -21,5 +21,5 @@ def resolved(prog: str, name: str, given: Namespace) -> Policy:
     features = None if given.cpu_features is None else given.cpu_features.split(",")
     policy = Policy.load(name).resolve(given.device, given.torch, capability=given.capability, cpu_features=features)
     for condition in policy.unchecked:
-        print(f"{prog}: [match] {condition}: not checked, because the place's is not given", file=sys.stderr)
+        notice(f"{prog}: [match] {condition}: not checked, because the place's is not given")
     return policy

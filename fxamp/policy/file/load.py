@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from os import PathLike
-from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
 from fxamp.errors import PolicyError, nearest
 from fxamp.policy.file.builtin import built_in_names, find, folder, shown, variant_names
 from fxamp.policy.file.check_file import PolicyFile, check_file
+from fxamp.policy.file.existence import is_file, is_folder
 from fxamp.policy.file.lines import Path as KeyPath
 from fxamp.policy.file.lines import index_lines
 from fxamp.policy.file.merge import Merge
-
 
 #: The most bytes of a policy file.
 LARGEST = 16 * 2**20
@@ -76,7 +75,7 @@ class _Reader:
         """Add a file after all files that it extends; these are looked up in the folder ``beside`` first."""
         for name, line in file.extends:
             path = _extended(beside, name)
-            if not isfile(path):
+            if not is_file(path):
                 file.mistake(line, f"extends {name!r}, but there is no file {shown(path)!r}{_suggest(path)}")
                 continue
             resolved = path.resolve()
@@ -156,9 +155,9 @@ def _extended(beside: Path, name: str) -> Path:
     """Return the file that ``name`` in ``extends`` means: one beside the extending file, else a built-in one."""
     near = beside / name
     built_in = folder() / (name if name.endswith(".toml") else f"{name}.toml")
-    return built_in if not isfile(near) and isfile(built_in) else near
+    return built_in if not is_file(near) and is_file(built_in) else near
 
 
 def _suggest(path: Path) -> str:
-    known = {each.name for base in (path.parent, folder()) if isdir(base) for each in base.glob("*.toml")}
+    known = {each.name for base in (path.parent, folder()) if is_folder(base) for each in base.glob("*.toml")}
     return nearest(path.name, known | {*built_in_names(), *variant_names()})
