@@ -47,8 +47,8 @@ def _keep_private(folder: Path) -> None:
     status = folder.stat()
     if status.st_uid not in (os.getuid(), 0):
         raise PermissionError(
-            f"the folder of generated kernels, {folder}, belongs to another user (id {status.st_uid}), who could change "
-            "them; accepted: a folder of your own, by the environment variable TRITON_CACHE_DIR"
+            f"the folder of generated kernels, {folder}, belongs to another user (id {status.st_uid}), who could "
+            "change them; accepted: a folder of your own, by the environment variable TRITON_CACHE_DIR"
         )
     if status.st_uid == os.getuid() and status.st_mode & _OTHERS_WRITE:
         folder.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)

@@ -58,5 +58,5 @@ def test_a_folder_of_another_user_is_refused(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "getuid", lambda: user + 1)
     if user == 0:
         os.chown(folder, 4242, -1)
-    with pytest.raises(PermissionError, match="belongs to another user .* TRITON_CACHE_DIR"):
+    with pytest.raises(PermissionError, match=r"belongs to another user .* TRITON_CACHE_DIR"):
         store.write_source("kernel", TEXT)
