@@ -1,4 +1,4 @@
-"""What a graph's text may make a tool compute: numbers of 64 bits, sequences of bounded length, bounded time and memory.
+"""What a graph's text may make a tool compute: numbers of 64 bits, bounded sequences, bounded time and memory.
 
 A text comes from anywhere, and a line of it can ask for a number with a billion digits, or a billion results.
 """

@@ -1,6 +1,6 @@
 """``fxamp-policy``: check policy files, show what they come to, and explain what they decide.
 
-Each subcommand is a separate module, imported on demand; the first four import no torch.
+Each subcommand is a separate module, imported on demand; list, show and explain import no torch.
 """
 
 import sys

@@ -48,6 +48,14 @@ def mistakes_of(name_or_path: "str | PathLike[str]", part: bool = False) -> list
     return reader.merge.mistakes(shown(path))
 
 
+def files_of(name_or_path: "str | PathLike[str]") -> list[Path]:
+    """Return the files of a policy or a table without mistakes: what it extends first, itself last."""
+    path = find(name_or_path)
+    reader = _Reader(part=True)
+    reader.add_file(path, ())
+    return [Path(file) for file in reader.merge.sources][::-1]
+
+
 def read_text(text: str, name: str) -> dict[str, Any]:
     """Return the arguments of :class:`fxamp.Policy` from a file's text; messages call the file ``name``.
 
