@@ -95,7 +95,9 @@ def _load_json(source: str, policy: str | None) -> Document:
     from fxamp.tools.show.json_format import from_json
 
     if policy is not None:
-        raise OptionError("--policy cannot be applied to JSON of fxamp-show; give the graph or the model itself")
+        raise OptionError(
+            f"{source}: --policy cannot be applied to JSON of fxamp-show; give the graph or the model itself"
+        )
     try:
         return from_json(Path(existing(source)).read_text(encoding="utf-8"), source)
     except (OSError, UnicodeDecodeError) as error:
