@@ -1,4 +1,4 @@
-"""Tensors on several devices: copy small ones from one to another, and run under the device of what is worked on.
+"""Devices: copy small tensors from one to another, run under the one that is worked on, ask what it can do.
 
 A copy between an accelerator and the CPU may still be under way when the call that started it returns. A device orders
 the copies into its memory with its other work, so nothing waits for those. The CPU orders nothing: it would read, or
@@ -30,3 +30,15 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
     Launches, events and questions about "the current stream" refer to the current device, whichever it is.
     """
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def has_gpu(device: torch.device) -> bool:
+    """Whether this machine has the CUDA device; without an index: any."""
+    return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+
+
+def converts_float8(device: torch.device) -> bool:
+    """Whether Triton converts to and from float8_e4m3fn on the device: on NVIDIA GPUs from capability 8.9 on."""
+    if device.type != "cuda" or torch.version.hip or not has_gpu(device):
+        return True
+    return torch.cuda.get_device_capability(device) >= (8, 9)

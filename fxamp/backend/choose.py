@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from fxamp.backend.machine import has_gpu, resolve_here
+from fxamp.backend.machine import resolve_here
 from fxamp.backend.once import warn_once
 from fxamp.backend.options import Options
 from fxamp.backend.products import Products
 from fxamp.devices import KINDS
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
-from fxamp.torch_devices import on_device
+from fxamp.torch_devices import has_gpu, on_device
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import called_by_backward
 

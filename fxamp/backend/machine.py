@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from fxamp.policy import Policy
+from fxamp.torch_devices import has_gpu
 
 
 def resolve_here(policy: Policy, device: torch.device | None) -> Policy:
@@ -14,11 +15,6 @@ def resolve_here(policy: Policy, device: torch.device | None) -> Policy:
     the policy does not apply.
     """
     return policy.resolve(None if device is None else device.type, **_facts(device or torch.device(policy.device)))
-
-
-def has_gpu(device: torch.device) -> bool:
-    """Whether this machine has the CUDA device; without an index: any."""
-    return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
 
 
 def _facts(device: torch.device) -> dict[str, Any]:

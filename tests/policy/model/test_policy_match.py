@@ -113,7 +113,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_backend_checks_the_gpu_of_the_graph() -> None:
     new = policy(capability=">=8.9")
     assert machine.resolve_here(new, torch.device("cuda", 1)).unchecked == ()
-    with pytest.raises(PolicyError, match="has 7.5"):
+    with pytest.raises(PolicyError, match=r"has 7\.5"):
         machine.resolve_here(new, torch.device("cuda", 0))
     assert machine.resolve_here(new, torch.device("cuda", 2)).unchecked  # a fake tensor's
     with FakeTensorMode():
