@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 Call = Callable[..., Node]
 """Inserts a call of an op into a graph, and returns its node."""
@@ -29,7 +29,7 @@ def encode(call: Call, value: Node) -> Node:
     sign = call(aten.bitwise_and.Scalar, call(aten.bitwise_right_shift.Tensor_Scalar, bits, 24), _SIGN)
     magnitude = call(aten.abs.default, value)
     counted = call(aten.round.default, call(aten.mul.Tensor, magnitude, 1.0 / _QUANTUM))
-    small = call(aten._to_copy.default, counted, dtype=torch.int32)
+    small = call(prims.convert_element_type.default, counted, torch.int32)
     bits = call(aten.bitwise_and.Scalar, bits, 0x7FFFFFFF)
     odd = call(aten.bitwise_and.Scalar, call(aten.bitwise_right_shift.Tensor_Scalar, bits, _SHIFT), 1)
     half = (1 << (_SHIFT - 1)) - 1
@@ -37,14 +37,14 @@ def encode(call: Call, value: Node) -> Node:
     large = call(aten.bitwise_right_shift.Tensor_Scalar, rounded, _SHIFT)
     code = call(aten.where.self, call(aten.lt.Scalar, magnitude, _SMALLEST_NORMAL), small, large)
     code = call(aten.where.self, call(aten.ne.Tensor, value, value), _number(call, _NAN, code), code)
-    return call(aten._to_copy.default, call(aten.bitwise_or.Tensor, code, sign), dtype=torch.uint8)
+    return call(prims.convert_element_type.default, call(aten.bitwise_or.Tensor, code, sign), torch.uint8)
 
 
 def decode(call: Call, codes: Node) -> Node:
     """Insert nodes for the float32 values of uint8 codes."""
-    wide = call(aten._to_copy.default, codes, dtype=torch.int32)
+    wide = call(prims.convert_element_type.default, codes, torch.int32)
     code = call(aten.bitwise_and.Scalar, wide, _NAN)
-    small = call(aten.mul.Tensor, call(aten._to_copy.default, code, dtype=torch.float32), _QUANTUM)
+    small = call(aten.mul.Tensor, call(prims.convert_element_type.default, code, torch.float32), _QUANTUM)
     bits = call(aten.add.Tensor, call(aten.mul.Tensor, code, 1 << _SHIFT), _BIAS)
     large = call(aten.view.dtype, bits, torch.float32)
     magnitude = call(aten.where.self, call(aten.lt.Scalar, code, 8), small, large)
