@@ -35,9 +35,15 @@ BLOCKS = {"XBLOCK": 8, "YBLOCK": 32, "R0_BLOCK": 256, "RSPLIT_SIZE": 64, "NUM_ST
 
 def generated(file: Path, policy: str, capability: int = 90) -> list[str]:
     """The modules that Inductor generates for the program in ``file``, as on a GPU of a capability such as 90."""
-    command = [sys.executable, "-c", GENERATE, str(file), policy, str(capability)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    modules: list[str] = json.loads(printed)
+    return printed_modules(GENERATE, str(file), policy, str(capability))
+
+
+def printed_modules(program: str, *arguments: str) -> list[str]:
+    """What a program prints as JSON, in a process of its own: torch is prepared for an absent GPU as it is imported."""
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    modules: list[str] = json.loads(done.stdout)
     return modules
 
 
@@ -62,13 +68,14 @@ def machine_code(name: str, text: str, folder: Path, target: str = "sm_90") -> b
     path = folder / f"{name}.py"
     scope: dict[str, Any] = {"__file__": str(path), "__name__": name}
     path.write_text(text)
-    decorators = dict.fromkeys(("pointwise", "reduction", "persistent_reduction"), remember)
+    decorators = dict.fromkeys(("pointwise", "reduction", "persistent_reduction", "foreach"), remember)
     absent = patch.object(triton_helpers, "set_driver_to_gpu", lambda: None)
     with absent, patch.multiple(triton_heuristics, **decorators):
         exec(compile(text, str(path), "exec"), scope)
     function = scope[name]
     blocks = {each: BLOCKS[each] for each in function.arg_names if each in BLOCKS}
-    constants = {(function.arg_names.index(each),): size for each, size in blocks.items()}
+    known = blocks | said["constants"]
+    constants = {(function.arg_names.index(each),): value for each, value in known.items()}
     signature = said["signature"] | dict.fromkeys(blocks, "constexpr")
     source = ASTSource(function, signature, constexprs=constants)
     made = triton.compile(source, target=TARGETS[target], options={"enable_fp_fusion": True})
