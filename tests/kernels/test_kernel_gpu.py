@@ -131,6 +131,7 @@ def test_captured_in_a_cuda_graph() -> None:
         return copy
 
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         step()
     torch.cuda.current_stream().wait_stream(side)

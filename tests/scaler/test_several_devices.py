@@ -23,7 +23,11 @@ STEPS, BAD = 4, 2
 
 
 @pytest.fixture(autouse=True)
-def late() -> Iterator[LateCopies]:
+def late(request: pytest.FixtureRequest) -> Iterator[LateCopies | None]:
+    """A GPU that is late, for all tests that need no real one."""
+    if request.node.get_closest_marker("gpu"):
+        yield None
+        return
     with LateCopies() as copies, forced(Implementation.REFERENCE):
         yield copies
     assert copies.late == 0
@@ -122,8 +126,34 @@ def test_only_one_place_copies_without_waiting() -> None:
     assert re.findall(r"(\w+)\.copy_\(.*non_blocking=", outcomes) == ["host"] and outcomes.count("non_blocking") == 1
 
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
+@pytest.mark.parametrize("bad", [0, 1, None])
+def test_losses_on_a_gpu_and_the_cpu(bad: int | None) -> None:
+    """torch's scaler, all on the CPU: with a GPU it would itself read on the CPU what has not arrived."""
+
+    def stepped(kind: Any, device: str) -> tuple[list[Tensor], dict[str, Any]]:
+        parameters = [torch.ones(3, device=each, requires_grad=True) for each in (device, "cpu")]
+        optimizer, scaler = torch.optim.SGD(parameters, lr=0.25), kind(device)
+        for loss in scaler.scale([parameter.square().sum() for parameter in parameters]):
+            loss.backward()
+        if bad is not None:
+            assert parameters[bad].grad is not None
+            parameters[bad].grad[1] = INF
+        scaler.step(optimizer)
+        scaler.update()
+        return [parameter.detach().cpu() for parameter in parameters], scaler.state_dict()
+
+    ours, theirs = stepped(fxamp.GradScaler, "cuda"), stepped(torch.amp.GradScaler, "cpu")
+    torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=0)
+    assert ours[1] == theirs[1]
+
+
+@pytest.mark.gpu
+@needs_cuda
 @pytest.mark.parametrize("bad", ["cpu", "cuda", None])
 @pytest.mark.parametrize("max_norm", [None, 0.5])
 def test_a_gpu_that_is_late(bad: str | None, max_norm: float | None) -> None:
