@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pretended_gpus import PretendedGpus
@@ -45,8 +46,9 @@ def test_the_check(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None
     pytest.importorskip("triton")
     from fxamp.kernels import launch
 
-    launches = launch._prepare_anew(UnscaleRequest([torch.ones(3)], found_inf=torch.zeros(())))
-    monkeypatch.setattr(launch, "_prepare_anew", lambda _: gpus.note("tables") or launches)
+    work = UnscaleRequest([torch.ones(3)], found_inf=torch.zeros(()))
+    launches = launch._prepare_anew(work, launch._Addresses.of(work))
+    monkeypatch.setattr(launch, "_prepare_anew", lambda *_: gpus.note("tables") or launches)
     monkeypatch.setattr(launch, "_function", lambda *_: kernel(gpus))
     monkeypatch.setattr(launch, "_kept", type(launch._kept)())
     gradient, found_inf = (torch.ones(size).as_subclass(OnSecond) for size in (3, 1))
@@ -59,18 +61,14 @@ def test_the_step(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from fxamp.kernels import step_launch
 
+    sent = (torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int32))
     monkeypatch.setattr(step_launch, "load_function", lambda *_: kernel(gpus))
-    monkeypatch.setattr(
-        step_launch, "moved", lambda tensor, device: tensor if gpus.note("tables") or device == SECOND else None
-    )
-    plain = {name: getattr(torch, name) for name in ("empty", "zeros")}
-    for name, function in plain.items():  # without the device and its pinned memory
-        own = lambda *args, function=function, **given: function(*args, dtype=given["dtype"])  # noqa: E731
-        monkeypatch.setattr(torch, name, own)
+    monkeypatch.setattr(step_launch, "_sent", lambda *_: gpus.note("tables") or sent[0])
+    monkeypatch.setattr(step_launch.StepKernel, "_blocks_of", lambda *_: sent)
     step = step_launch.StepKernel.__new__(step_launch.StepKernel)
-    step._interpret, step._flat, step._signs, step._tables = False, [True], False, {}
-    step.texts = dict.fromkeys((True, False), "")
-    step([[torch.ones(3).as_subclass(OnSecond)]], [])
+    step._target, step._flat = step_launch.StepTarget((3,), SECOND), np.array([True])
+    step._signs, step._tables, step.texts = False, None, dict.fromkeys((True, False), "")
+    step([[256]], [])
     require_second(gpus, "capturing", "stream", "tables", "launch")
 
 
