@@ -74,23 +74,40 @@ def test_codes_by_bits_are_those_of_the_conversion(dtype: torch.dtype, monkeypat
     torch.testing.assert_close(signs, of_codes(floats, other), rtol=0, atol=0, equal_nan=True)
 
 
-def test_every_code_by_bits_and_every_value_between_two() -> None:
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.inductor,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),  # Inductor's import
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_code_by_bits_and_every_value_between_two(device: str) -> None:
+    """On a GPU as Inductor compiles it, against the conversion on the CPU."""
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
     floats = codes.view(torch.float8_e4m3fn).float()
-    assert torch.equal(by_bits(float8_bits.decode, codes).nan_to_num(500.0), floats.nan_to_num(500.0))
+    assert torch.equal(by_bits(float8_bits.decode, codes, device).nan_to_num(500.0), floats.nan_to_num(500.0))
     ordered = floats[floats.isfinite()].sort().values
     between = torch.cat([ordered[:-1].lerp(ordered[1:], part) for part in (0.0, 0.25, 0.5, 0.75)])
     values = torch.cat([between, torch.nextafter(between, torch.tensor(inf)), -between]).clamp(-448, 448)
-    assert torch.equal(by_bits(float8_bits.encode, values), values.to(torch.float8_e4m3fn).view(torch.uint8))
+    assert torch.equal(by_bits(float8_bits.encode, values, device), values.to(torch.float8_e4m3fn).view(torch.uint8))
 
 
-def by_bits(function: Any, value: Tensor) -> Tensor:
+def by_bits(function: Any, value: Tensor, device: str) -> Tensor:
     graph, mode = Graph(), FakeTensorMode()
     source = graph.placeholder("value")
-    source.meta["val"] = mode.from_tensor(value)
+    source.meta["val"] = mode.from_tensor(value.to(device))
     graph.output(function(GraphWriter(graph, mode).call, source))
-    result: Tensor = GraphModule(torch.nn.Module(), graph)(value)
-    return result
+    module = GraphModule(torch.nn.Module(), graph)
+    result: Tensor = (module if device == "cpu" else torch.compile(module))(value.to(device))
+    return result.cpu()
 
 
 @pytest.mark.parametrize("keep", [keep for keep in EIGHT_BITS if "float" in keep])
