@@ -14,6 +14,7 @@ from fxamp.backend.products import Products
 from fxamp.devices import KINDS
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
+from fxamp.torch_devices import has_gpu, on_device
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import called_by_backward
 
@@ -67,47 +68,54 @@ def choose_policy(options: Options, inputs: Sequence[Any]) -> Choice:
     return _automatic(device, options)
 
 
-def _automatic(device: str | None, options: Options) -> Choice:
-    if device is None:
+def _automatic(place: torch.device | None, options: Options) -> Choice:
+    if place is None:
         return Choice(None, "the graph has no tensor inputs")
+    device = place.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        return _named(device, dtype, f"torch.autocast({device!r}, {dtype}) is active")
+        return _named(place, dtype, f"torch.autocast({device!r}, {dtype}) is active")
     if options.scaler is not None:
-        return _named(device, torch.float16, "a scaler was given")
-    if native_bfloat16(device):
-        found = _named(device, torch.bfloat16, f"{device} computes in bfloat16 natively")
+        return _named(place, torch.float16, "a scaler was given")
+    if native_bfloat16(place):
+        found = _named(place, torch.bfloat16, f"{device} computes in bfloat16 natively")
         return replace(found, if_it_pays=device == "cpu")
     why = f"{device} has no native bfloat16: float32 is faster there"
     warn_once(__name__, _FLOAT32, why)
     return Choice(None, why)
 
 
-def _named(device: str, dtype: torch.dtype, why: str) -> Choice:
+def _named(place: torch.device, dtype: torch.dtype, why: str) -> Choice:
+    device = place.type
     if dtype not in NARROW:
         accepted = ", ".join(map(str, NARROW))
         raise PolicyError(f"torch.autocast({device!r}) is active with {dtype}; accepted: {accepted}")
-    return Choice(resolve_here(Policy.load(f"{device}-{NARROW[dtype]}"), device), why)
+    return Choice(resolve_here(Policy.load(f"{device}-{NARROW[dtype]}"), place), why)
 
 
-def device_of(inputs: Sequence[Any]) -> str | None:
-    """Return the graph's device type: that of an accelerator among its tensors, else "cpu"; None without tensors."""
-    kinds = {value.device.type for value in inputs if isinstance(value, torch.Tensor)}
-    accelerators = sorted(kinds - {"cpu", "meta"})
-    return accelerators[0] if accelerators else "cpu" if "cpu" in kinds else None
+def device_of(inputs: Sequence[Any]) -> torch.device | None:
+    """Return the graph's device: an accelerator among its tensors', else the CPU; None without tensors."""
+    devices = {value.device for value in inputs if isinstance(value, torch.Tensor) and value.device.type != "meta"}
+    return min(devices, key=lambda each: (each.type == "cpu", each.type, each.index or 0), default=None)
 
 
-def native_bfloat16(device: str) -> bool:
+def native_bfloat16(device: torch.device | str) -> bool:
     """Whether the device has native bfloat16 arithmetic.
 
     CUDA from capability 8.0, ROCm as PyTorch reports it, CPUs with avx512_bf16 or amx_bf16 (x86) or bf16 (Arm). For
     other devices :data:`fxamp.devices.KINDS` decides; a device that it does not list has none.
     """
-    if device == "cpu":
+    place = torch.device(device)
+    if place.type == "cpu":
         return _cpu_bfloat16()
-    if device == "cuda":
-        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    return device in KINDS and bool(KINDS[device].bfloat16)
+    if place.type == "cuda":
+        return has_gpu(place) and _cuda_bfloat16(place)
+    return place.type in KINDS and bool(KINDS[place.type].bfloat16)
+
+
+def _cuda_bfloat16(device: torch.device) -> bool:
+    with on_device(device):  # torch asks the current one
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def _cpu_bfloat16() -> bool:

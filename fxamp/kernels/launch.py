@@ -12,7 +12,6 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -25,6 +24,7 @@ from fxamp.kernels.plan import ALIGNMENT, WARPS, Asked, Gradient, Group, Kernel,
 from fxamp.kernels.request import Tables, UnscaleRequest
 from fxamp.kernels.source import kernel_name, parameters, source_text
 from fxamp.kernels.store import load_function
+from fxamp.torch_devices import moved, on_device
 
 KEPT = 32
 # Fused multiply-adds would make the rounding of the squares depend on the compiler.
@@ -93,15 +93,19 @@ def perform(work: UnscaleRequest, keep: bool | Tables, interpret: bool = False) 
         keep: whether to keep tables for the next call; or where the caller keeps them.
         interpret: run in Triton's interpreter.
     """
+    with on_device(work.device):
+        return _perform(work, keep, interpret)
+
+
+def _perform(work: UnscaleRequest, keep: bool | Tables, interpret: bool) -> tuple[int, ...]:
     prepared = _prepare(work, keep)
     programs = [launch.group.programs for launch in prepared.launches]
     partials = (
         torch.empty(sum(programs), dtype=torch.float32, device=work.device) if work.squared_norm is not None else None
     )
     shares = [None] * len(programs) if partials is None else torch.split(partials, programs)
-    with torch.cuda.device(work.device) if work.device.type == "cuda" else nullcontext():
-        for launch, share in zip(prepared.launches, shares, strict=True):
-            _launch(launch, work, share, interpret)
+    for launch, share in zip(prepared.launches, shares, strict=True):
+        _launch(launch, work, share, interpret)
     if work.squared_norm is not None and partials is not None:
         work.squared_norm.add_(partials.sum())
     return prepared.left
@@ -136,7 +140,7 @@ def _prepare(work: UnscaleRequest, keep: bool | Tables) -> _Launches:
     on_gpu = work.device.type == "cuda"
     if keep is False or (on_gpu and torch.cuda.is_current_stream_capturing()):
         return _prepare_anew(work, _Addresses.of(work))
-    stream = torch.cuda.current_stream(work.device).cuda_stream if on_gpu else 0
+    stream = torch.cuda.current_stream().cuda_stream if on_gpu else 0
     if isinstance(keep, Tables):
         prepared = _renewed(work, keep.launches if keep.stream == stream else None)
         keep.launches, keep.stream = prepared, stream
@@ -156,8 +160,8 @@ def _renewed(work: UnscaleRequest, known: _Launches | None) -> _Launches:
     addresses = _Addresses.of(work)
     if known is not None and known.addresses == addresses:
         return known
-    moved = known.moved(addresses, work.device) if known is not None else None
-    return moved or _prepare_anew(work, addresses)
+    renewed = known.moved(addresses, work.device) if known is not None else None
+    return renewed or _prepare_anew(work, addresses)
 
 
 def _layout(tensors: Sequence[Tensor]) -> Hashable:
@@ -200,7 +204,7 @@ def _sent(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
         return ()
     lengths = [part.numel() for part in parts]
     host = torch.empty(sum(lengths), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
-    return torch.split(torch.cat(list(parts), out=host).to(device, non_blocking=True), lengths)
+    return torch.split(moved(torch.cat(list(parts), out=host), device), lengths)
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,7 +1,6 @@
 """Launch a generated step: one launch for all parameters whose steps have the same source."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.plan import ALIGNMENT, block_map, block_size
 from fxamp.kernels.step_source import NAME, StepInputs, step_text
 from fxamp.kernels.store import load_function
+from fxamp.torch_devices import moved, on_device
 
 MOST_TABLES = 16
 
@@ -78,7 +78,7 @@ class StepKernel:
             shared: 0-dim float32 tensors, in the order of the inputs.
         """
         device, interpret = self._target.device, self._target.interpret
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        with on_device(device):
             for aligned, table, blocks, arrivals in self._prepared(columns).launches:
                 function = load_function(NAME, self.texts[aligned])
                 if interpret:
@@ -129,4 +129,4 @@ class StepKernel:
 
 def _sent(host: Tensor, device: torch.device) -> Tensor:
     """Copy to the device without waiting, from pinned memory of its own, which torch holds until the copy has run."""
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+    return moved(host.pin_memory(), device) if device.type == "cuda" else host

@@ -36,6 +36,7 @@ from fxamp.passes.step.pack_state import NOISE, ROLE
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import stages_by_environment
 from fxamp.pipeline.list_graph import list_graph
+from fxamp.torch_devices import copy_across_
 
 SHARED = (INVERSE, COEFFICIENT, FLAG)
 
@@ -147,7 +148,7 @@ class Noise:
     def drawn(self) -> tuple[Tensor, ...]:
         """The keys of this step; waits for no device."""
         drawn = keys(self._precision, self._members)
-        self._kept.copy_(drawn.pin_memory() if self._kept.is_cuda else drawn, non_blocking=True)
+        copy_across_(self._kept, drawn.pin_memory() if self._kept.is_cuda else drawn)
         return self._kept.unbind()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_cases import expected, random_gradients, same_bits
+from kernel_cases import SCALES, expected, inverse, random_gradients, same_bits
 
 from fxamp.errors import OptionError
 from fxamp.kernels import Implementation, check_unscale, check_unscale_, dispatch, forced
@@ -198,3 +198,24 @@ def imports(path: Path) -> set[str]:
     return set(
         re.findall(r"fxamp\.kernels(?:\.| import )(\w+)", "\n".join(re.findall(r"^ *from .*", path.read_text(), re.M)))
     )
+
+
+@pytest.mark.parametrize("chosen", [Implementation.INTERPRETER, Implementation.REFERENCE])
+def test_what_runs_on_a_gpu_needs_no_op_for_bfloat16(chosen: Implementation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's has none on CUDA. Gradients with gaps are among these: the kernels leave them to the reference."""
+    own = torch._amp_foreach_non_finite_check_and_unscale_
+
+    def refusing(gradients: list[torch.Tensor], *others: torch.Tensor) -> None:
+        if any(gradient.dtype is torch.bfloat16 for gradient in gradients):
+            raise RuntimeError("not implemented for 'BFloat16'")
+        own(gradients, *others)
+
+    monkeypatch.setattr(torch, "_amp_foreach_non_finite_check_and_unscale_", refusing)
+    for seed in range(4):
+        gradients, inv_scale = random_gradients(seed, (torch.bfloat16, torch.float32)), inverse(SCALES[seed])
+        wanted = expected(gradients, inv_scale)
+        found_inf, flags = torch.zeros(()), torch.zeros(len(gradients), dtype=torch.int32)
+        with forced(chosen):
+            check_unscale_(gradients, inv_scale, found_inf, flags)
+        assert (flags.tolist(), found_inf.item()) == (wanted.flags, wanted.found_inf)
+        assert all(map(same_bits, gradients, wanted.true))

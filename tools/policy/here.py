@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
 from fxamp.backend.machine import resolve_here
 from fxamp.errors import OptionError, PolicyError
 from fxamp.policy import Policy
@@ -22,7 +24,7 @@ def base_policy(
     name = given or f"{device}-float16"
     policy = Policy.load(name)
     if policy.device == device:
-        return name, resolve_here(policy, device)
+        return name, resolve_here(policy, torch.device(device))
     if runs and not emulate:
         raise PolicyError(
             f"policy {name!r} is for {policy.device}, but the model is on {device}; accepted: a policy for {device} "
@@ -34,7 +36,7 @@ def base_policy(
         notice(f"what policy {name!r} casts on {policy.device}, judged by float32 values that {device} kernels compute")
         return name, resolved
     notice(f"{policy.device}'s casts, computed by {device} kernels: the model is not on the device of policy {name!r}")
-    return name, replace(resolved, device=device, capability="", cpu_features=())
+    return name, replace(resolved, device=device, capability="", arch=(), cpu_features=())
 
 
 def refuse_overwriting(model: str, policy: str | None, output: str | None) -> None:

@@ -69,6 +69,8 @@ def _conditions(policy: Policy) -> Iterator[str]:
     yield policy.device
     if policy.capability:
         yield f"capability {policy.capability}"
+    if policy.arch:
+        yield "or " + ", ".join(policy.arch) if policy.capability else "of " + ", ".join(policy.arch)
     if policy.cpu_features:
         yield "with " + ", ".join(policy.cpu_features)
 
