@@ -10,6 +10,10 @@ from fxamp.tools.common.output import notice, put
 
 #: Subcommand -> (its module, what it measures). A module's ``main(arguments)`` returns the exit status.
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
+    "check": (
+        "fxamp.tools.bench.check.command",
+        "is what fxamp computes on this machine right? Minutes, on a GPU or a CPU",
+    ),
     "passes": (
         "fxamp.tools.bench.passes.command",
         "time of capture and of each pass, and their share of a torch.compile",
