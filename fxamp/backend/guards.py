@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from fxamp.backend.choose import IN_BACKWARD, Choice
 from fxamp.backend.options import Options
 from fxamp.backend.policy_file import Unchanged
@@ -19,7 +21,7 @@ _NAME = "__fxamp_policy_is_unchanged"
 _IN_BACKWARD = "__fxamp_a_backward_runs"
 
 
-def guard_policy(options: Options, choice: Choice, device: str | None) -> None:
+def guard_policy(options: Options, choice: Choice, device: torch.device | None) -> None:
     """Guard the graph being compiled, for tensors on ``device``, against a change of its policy.
 
     Does nothing outside torch.compile.
@@ -29,7 +31,7 @@ def guard_policy(options: Options, choice: Choice, device: str | None) -> None:
         guard_current_graph(_IN_BACKWARD, lambda: running_backward() != -1)
 
 
-def _freshness(options: Options, choice: Choice, device: str | None) -> Callable[[], bool]:
+def _freshness(options: Options, choice: Choice, device: torch.device | None) -> Callable[[], bool]:
     """Return a cheap test whether the policy would be read the same again."""
     variable, path = os.environ.get("FXAMP_POLICY"), options.policy
     if choice.policy is None or not isinstance(path, str) or not path.endswith(".toml"):

@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from fxamp.backend.machine import resolve_here
 from fxamp.backend.once import warn_once
 from fxamp.errors import PolicyError
@@ -16,7 +18,7 @@ from fxamp.policy.file.existence import is_file
 _TICK = 2 * 10**9
 
 _absolute: dict[tuple[int, str], tuple[object, str]] = {}
-_read: dict[tuple[str, str | None], Policy] = {}
+_read: dict[tuple[str, torch.device | None], Policy] = {}
 
 _GONE_WRONG = "policy file %s cannot be used now, and what it said before stays in force: %s"
 
@@ -35,7 +37,7 @@ def absolute(name_or_path: str, named_in: object) -> str:
     return _absolute[key][1] if key in _absolute else name_or_path
 
 
-def load_here(name_or_path: str, device: str | None) -> Policy:
+def load_here(name_or_path: str, device: torch.device | None) -> Policy:
     """Return the policy for graphs with tensors on ``device``, as it holds on this machine.
 
     A file that was read before, and now is gone or has mistakes, is what it was; this is logged once. Raises
@@ -60,7 +62,7 @@ class Unchanged:
     them only if that differs, or if they are so young that their times say nothing.
     """
 
-    def __init__(self, path: str, device: str | None, policy: Policy) -> None:
+    def __init__(self, path: str, device: torch.device | None, policy: Policy) -> None:
         self._path, self._device, self._policy = path, device, policy
         self._watch(policy.sources)
         if load_here(path, device) != policy:  # changed while the graph was compiled

@@ -19,6 +19,7 @@ from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, guarded, one_of
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.machine import machine
+from fxamp.tools.common.output import put
 from fxamp.tools.common.progress import bar, say
 
 PROG = "fxamp-bench check"
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     def answer() -> None:
         report = run(given, say)
         wrong.extend(report.failed)
-        print(report.text(given))
+        put(report.text(given))
 
     return guarded(PROG, answer) or int(bool(wrong))
 
