@@ -111,6 +111,6 @@ def test_a_new_comment_compiles_nothing(tmp_path: Path) -> None:
 def test_a_change_while_the_graph_is_compiled_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(NARROW)
-    policy = policy_file.load_here(str(path), "cpu")
+    policy = policy_file.load_here(str(path), torch.device("cpu"))
     path.write_text(WIDE)
-    assert not policy_file.Unchanged(str(path), "cpu", policy)()
+    assert not policy_file.Unchanged(str(path), torch.device("cpu"), policy)()
