@@ -10,6 +10,9 @@ import torch
 from programs.outcome import Outcome, Run, observe
 from programs.program import Flavour, Program, Setting
 from programs.render import build
+from programs.tensors import flat
+from programs.threads import observe_in_threads
+from programs.training import train
 from torch import Tensor
 
 import fxamp
@@ -149,23 +152,27 @@ def _raised(found: list[str]) -> bool:
 def run_plain(program: Program, setting: Setting) -> Outcome:
     """In float32, as Dynamo captures it."""
     module, inputs = build(program)
-    return observe(Run(module, module, inputs, _scaler(setting)), setting)
+    return _observe(Run(module, module, inputs, _scaler(setting)), setting)
 
 
 def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = False) -> Outcome:
     """Through torch.compile alone, in float32 or under autocast."""
-    torch._dynamo.reset()
-    module, inputs = build(program)
-    compiled = torch.compile(module, backend=setting.lowering)
-    call = _under_autocast(compiled, program) if ambient else compiled
-    return observe(Run(call, module, inputs, _scaler(setting)), setting)
+
+    def start() -> Run:
+        torch._dynamo.reset()
+        module, inputs = build(program)
+        compiled = torch.compile(module, backend=setting.lowering)
+        call = _under_autocast(compiled, program) if ambient else compiled
+        return Run(call, module, inputs, _scaler(setting), start)
+
+    return _observe(start(), setting)
 
 
 def run_eager(program: Program, setting: Setting, cached: bool = True) -> Outcome:
     """Under eager autocast, in the oracle's flavour if its casts are ``cached``, with torch's scaler."""
     module, inputs = build(program, Flavour.ORACLE if cached else Flavour.PROGRAM)
     call = _under_autocast(module, program, cached)
-    outcome = observe(Run(call, module, inputs, _scaler(setting)), setting)
+    outcome = _observe(Run(call, module, inputs, _scaler(setting)), setting)
     if setting.scaled:  # torch's scaler leaves alone what no optimizer has
         scaled = [
             g
@@ -177,22 +184,33 @@ def run_eager(program: Program, setting: Setting, cached: bool = True) -> Outcom
     return outcome
 
 
-def _scaler(setting: Setting) -> torch.amp.GradScaler | None:
-    return torch.amp.GradScaler("cpu", init_scale=_SCALE) if setting.scaled else None
-
-
 def run_compiled(program: Program, setting: Setting) -> Outcome:
     """Through fxamp."""
-    torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    module, inputs = build(program)
-    options: dict[str, Any] = {"policy": setting.policy(program.lower), "lowering": setting.lowering}
-    scaler = fxamp.GradScaler("cpu", init_scale=_SCALE) if setting.scaled else None
-    if scaler is not None:
-        options["scaler"] = scaler
-    compiled = torch.compile(module, backend="fxamp", options=options)
-    call = _under_autocast(compiled, program) if setting.ambient else compiled
-    return observe(Run(call, module, inputs, scaler), setting)
+
+    def start() -> Run:
+        torch._dynamo.reset()
+        module, inputs = build(program)
+        options: dict[str, Any] = {"policy": setting.policy(program.lower), "lowering": setting.lowering}
+        scaler = fxamp.GradScaler("cpu", init_scale=_SCALE) if setting.scaled else None
+        if scaler is not None:
+            options["scaler"] = scaler
+        compiled = torch.compile(module, backend="fxamp", options=options)
+        call = _under_autocast(compiled, program) if setting.ambient else compiled
+        return Run(call, module, inputs, scaler, start)
+
+    return _observe(start(), setting)
+
+
+def _observe(run: Run, setting: Setting) -> Outcome:
+    torch.manual_seed(7)
+    if setting.schedule == "threads":
+        return observe_in_threads(run, setting)
+    return train(run, setting) if setting.schedule in ("train", "restart") else observe(run, setting)
+
+
+def _scaler(setting: Setting) -> torch.amp.GradScaler | None:
+    return torch.amp.GradScaler("cpu", init_scale=_SCALE) if setting.scaled else None
 
 
 def _under_autocast(
@@ -241,13 +259,13 @@ def _gradients(what: str, ours: Tensor | None, theirs: Tensor | None, setting: S
         if ours is not theirs:
             yield f"{what} is {'None' if ours is None else 'there'}, with autocast it is not"
         return
-    if ours.dtype != theirs.dtype:
-        yield f"{what} is {ours.dtype}, with autocast {theirs.dtype}"
+    if (ours.dtype, ours.layout) != (theirs.dtype, theirs.layout):
+        yield f"{what} is {ours.dtype}, {ours.layout}, with autocast {theirs.dtype}, {theirs.layout}"
     yield from _values(what, ours, theirs, _sum_error(theirs, setting))
 
 
 def _values(what: str, ours: Tensor, theirs: Tensor, error: float = 0.0) -> Iterator[str]:
-    a, b = ours.double(), theirs.double()
+    a, b = flat(ours).double(), flat(theirs).double()
     if a.shape != b.shape:
         yield f"{what} has shape {tuple(a.shape)}, with autocast {tuple(b.shape)}"
     elif not bool((a.eq(b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= error)).all()):
