@@ -129,6 +129,12 @@ class Setting:
         """Whether the loss reads the result of that number."""
         return bool(self.used >> result & 1)
 
+    def words(self) -> list[str]:
+        """What counts in a summary."""
+        some = {ALL: "all results used", 0: "no result used"}.get(self.used, "some results used")
+        flags = [name for name in ("ambient", "scaled") if getattr(self, name)]
+        return [self.lowering, self.schedule, some, *flags]
+
     def policy(self, lower: torch.dtype) -> str:
         """fxamp's policy for a program with that dtype."""
         return "auto" if self.ambient else f"cpu-{str(lower).removeprefix('torch.')}"

@@ -50,6 +50,7 @@ def sorted_experts(d: Draft) -> None:
 @statement()
 def counted_experts(d: Draft) -> None:
     """Each expert takes the rows that chose it; how many is known only when it runs, and Dynamo may break the graph."""
+    d.once()
     x, out, experts, scores, chosen = _routed(d)
     for number, expert in enumerate(experts):
         rows = d.let(f"torch.where({chosen}[:, 0] == {number})[0]")
