@@ -18,7 +18,7 @@ def _routed(d: Draft) -> tuple[str, str, list[str], str, str]:
     return x, out, experts, scores, chosen
 
 
-@statement(weight=2)
+@statement()
 def masked_experts(d: Draft) -> None:
     """Every expert sees every row; a mask takes what the router chose."""
     x, out, experts, scores, chosen = _routed(d)
@@ -35,7 +35,7 @@ _GATHERED = (
 )
 
 
-@statement(weight=2)
+@statement()
 def sorted_experts(d: Draft) -> None:
     """Rows are sorted by expert, and each expert takes as many: sizes are fixed."""
     x, out, experts, scores, chosen = _routed(d)

@@ -3,9 +3,7 @@
 from programs.draft import Draft, Unfit
 from programs.statements.registry import statement
 
-_PRODUCTS = (
-    "torch.sparse.mm({}, {})", "{} @ {}", "torch.mm({}, {})", "torch.sparse.addmm({1}[:1].sum() * 0, {0}, {1})",
-)  # fmt: skip
+_PRODUCTS = ("{} @ {}", "torch.mm({}, {})", "({} @ {}.float()).float()")
 
 _SPARSE = (
     "torch.eye({0}).to_sparse()",
@@ -16,7 +14,7 @@ _SPARSE = (
 
 @statement()
 def sparse_product(d: Draft) -> None:
-    """A constant sparse matrix, as that of a graph, times a value; eager autocast may refuse it."""
+    """A constant sparse matrix times a value. Under autocast ``torch.sparse.mm`` has no backward."""
     x = d.ranked(2)
     matrix = d.pick(_SPARSE).format(d.shape(x)[0])
     d.let(d.pick(_PRODUCTS).format(f"({matrix})", x))
@@ -28,7 +26,7 @@ def sparse_values(d: Draft) -> None:
     x = d.value(lambda v: v.dim() == 2 and min(v.shape) >= 2)
     rows = d.shape(x)[0]
     matrix = f"torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), {x}[0, :2].float(), ({rows}, {rows}))"
-    d.let(d.pick(("torch.sparse.mm({0}, {1}.float())", "{0}.to_dense()", "torch.sparse.sum({0})")).format(matrix, x))
+    d.let(d.pick(("{0}.to_dense()", "{0} @ {1}", "torch.sparse.sum({0})")).format(matrix, x))
 
 
 @statement()
