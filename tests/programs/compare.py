@@ -57,6 +57,16 @@ def differences(program: Program, setting: Setting) -> list[str]:
     return found
 
 
+def _is_zeros(found: str) -> bool:
+    return _ZEROS in found
+
+
+def _without_zeros_of_torch(program: Program, setting: Setting, found: list[str], wanted: Outcome) -> list[str]:
+    """Take from ``found`` the zeros that torch.compile returns too, for what no used result was made of."""
+    same = _found(lambda: run_compiled_by_torch(program, setting, ambient=True), wanted, wanted, setting)
+    return [one for one in found if not (_is_zeros(one) and one in same)]
+
+
 def _breaks() -> list[str]:
     """Why Dynamo broke graphs since its last reset, but where the program asks for it."""
     reasons = [reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"]]
@@ -145,7 +155,8 @@ def _changed_in_float32(program: Program, setting: Setting) -> list[str]:
         plain = run_plain(program, setting)
     except Exception:  # it needs autocast
         return []
-    return _found(lambda: run_compiled_by_torch(program, setting), plain, plain, setting)
+    changed = _found(lambda: run_compiled_by_torch(program, setting), plain, plain, setting)
+    return [one for one in changed if not _is_zeros(one)]
 
 
 def _raised(found: list[str]) -> bool:
