@@ -2,6 +2,7 @@
 
 from fxamp.graph.aliases import AliasSets, writes
 from fxamp.graph.arguments import argument, arguments, set_argument
+from fxamp.graph.layouts import dense_order, expanded_order, has_strides, same_shape, same_strides
 from fxamp.graph.nodes import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
@@ -36,13 +37,16 @@ __all__ = [
     "arguments",
     "base_name",
     "computed",
+    "dense_order",
     "describe_source",
     "dtype_name",
+    "expanded_order",
     "fake_mode_of",
     "fake_tensors",
     "floating_inputs",
     "format_graph",
     "graph_output",
+    "has_strides",
     "hold",
     "inherit_provenance",
     "inner_tensors",
@@ -56,6 +60,8 @@ __all__ = [
     "op_name",
     "recompute",
     "register",
+    "same_shape",
+    "same_strides",
     "set_argument",
     "source_frames",
     "subgraphs",

@@ -39,6 +39,7 @@ from fxamp.torch_private.dynamo import (
     raised_through_dynamo,
     untraced,
 )
+from fxamp.torch_private.inductor import calls_kernel
 from fxamp.torch_private.op_names import operator_names
 from fxamp.torch_private.optimizers import note_step, step_post_hooks, step_pre_hooks
 from fxamp.torch_private.stored_graphs import dump_graph, is_dynamic, load_graph
@@ -51,6 +52,7 @@ __all__ = [
     "autocast_dtype_of",
     "backend_of",
     "called_by_backward",
+    "calls_kernel",
     "compiled_by_aot",
     "compiles_with",
     "compiling_again",
