@@ -22,7 +22,7 @@ from fxamp.graph.nodes import (
 from fxamp.graph.printing import dtype_name, format_graph
 from fxamp.graph.source import SourceFrame, describe_source, module_classes, module_path, source_frames
 from fxamp.graph.verify import verify
-from fxamp.graph.wrappers import fake_mode_of, inner_tensors, is_layout_call, is_wrapper
+from fxamp.graph.wrappers import fake_mode_of, follows_input, inner_tensors, is_data, is_wrapper
 from fxamp.graph.writer import INSERTED, GraphWriter, computed, recompute
 
 __all__ = [
@@ -41,14 +41,15 @@ __all__ = [
     "fake_mode_of",
     "fake_tensors",
     "floating_inputs",
+    "follows_input",
     "format_graph",
     "graph_output",
     "hold",
     "inherit_provenance",
     "inner_tensors",
     "is_composite",
+    "is_data",
     "is_float_tensor",
-    "is_layout_call",
     "is_wrapper",
     "module_classes",
     "module_path",

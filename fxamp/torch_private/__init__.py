@@ -42,6 +42,7 @@ from fxamp.torch_private.dynamo import (
 from fxamp.torch_private.op_names import operator_names
 from fxamp.torch_private.optimizers import note_step, step_post_hooks, step_pre_hooks
 from fxamp.torch_private.stored_graphs import dump_graph, is_dynamic, load_graph
+from fxamp.torch_private.symbols import dropped_sizes, rebind_sizes
 from fxamp.torch_private.tracing import compiling_flag, replace_tracing_mode, without_autocast
 from fxamp.torch_private.wrappers import running_wrapper
 
@@ -58,6 +59,7 @@ __all__ = [
     "computed_again",
     "current_metadata",
     "donated_inputs",
+    "dropped_sizes",
     "dump_graph",
     "function_of",
     "gradient_dtypes",
@@ -74,6 +76,7 @@ __all__ = [
     "note_step",
     "operator_names",
     "raised_through_dynamo",
+    "rebind_sizes",
     "replace_tracing_mode",
     "running_backward",
     "running_metadata",
