@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
 from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import py_sym_types
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.autocast_state import autocast_state
@@ -28,8 +29,8 @@ from fxamp.capture.own_results import tracing_mode
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
 from fxamp.devices import DEVICES
 from fxamp.errors import CaptureError
-from fxamp.graph import fake_mode_of, follows_input, inherit_provenance, register
-from fxamp.torch_private import rebind_sizes
+from fxamp.graph import fake_mode_of, follows_input, inherit_provenance, is_answered, register
+from fxamp.torch_private import rebind_sizes, size_tables
 
 _PLACEHOLDER_ATTRIBUTES = ("_dynamo_source", "_dynamo_param_name")
 
@@ -120,14 +121,21 @@ class _Lowering(Interpreter):
 
     @contextmanager
     def _undone_on_failure(self, n: Node) -> Iterator[None]:
-        """If tracing ``n`` fails inside this context, remove its nodes and restore the nodes of its inputs."""
+        """If tracing ``n`` fails inside this context, remove its nodes and restore the nodes of its inputs.
+
+        Nodes stay that compute a number of earlier nodes alone: the tracer has noted them for later uses.
+        """
         graph, last = self._tracer.graph, self._last
+        sizes = [(table, len(table)) for table in size_tables(self._tracer)]
         known = [(tensor, self._tracing.node_of(tensor)) for tensor in self._inputs(n)]
         try:
             yield
             self._require_known(last)
         except Exception:
             _erase_after(last, graph)
+            for table, length in sizes:
+                while len(table) > length:
+                    table.popitem()
             for tensor, node in known:
                 self._tracing.restore(tensor, node)
             raise
@@ -203,18 +211,27 @@ def _result(value: torch.Tensor) -> torch.Tensor:
 
 
 def _erase_unread(graph: Graph) -> None:
-    """Remove what nothing reads: tensors of the module, and the reading of numbers that were known (``.item()``)."""
+    """Remove what nothing reads: tensors of the module, and questions that the trace has answered.
+
+    Such as ``.item()`` of a constant, or whether cuDNN takes a tensor.
+    """
     for node in reversed(graph.nodes):
-        known = node.target is torch.ops.aten.item.default and "val" not in node.meta
-        if not node.users and (node.op == "get_attr" or known):
+        if not node.users and (node.op == "get_attr" or is_answered(node)):
             graph.erase_node(node)
 
 
 def _erase_after(last: Node | None, graph: Graph) -> None:
+    """Erase the nodes after ``last``, but those that compute a number of nodes that stay."""
+    erased: set[Node] = set()
+    node = next(iter(graph.nodes)) if last is None else last.next
+    while node.op != "root":
+        number = isinstance(node.meta.get("val"), py_sym_types)
+        if not number or not erased.isdisjoint(node.all_input_nodes):
+            erased.add(node)
+        node = node.next
     for node in reversed(graph.nodes):
-        if node is last:
-            return
-        graph.erase_node(node)
+        if node in erased:
+            graph.erase_node(node)
 
 
 def _adopt_placeholders(gm: GraphModule, lowered: GraphModule, fakes: Sequence[Any]) -> None:

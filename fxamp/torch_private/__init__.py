@@ -42,7 +42,7 @@ from fxamp.torch_private.dynamo import (
 from fxamp.torch_private.op_names import operator_names
 from fxamp.torch_private.optimizers import note_step, step_post_hooks, step_pre_hooks
 from fxamp.torch_private.stored_graphs import dump_graph, is_dynamic, load_graph
-from fxamp.torch_private.symbols import dropped_sizes, rebind_sizes
+from fxamp.torch_private.symbols import dropped_sizes, rebind_sizes, size_tables
 from fxamp.torch_private.tracing import compiling_flag, replace_tracing_mode, without_autocast
 from fxamp.torch_private.wrappers import running_wrapper
 
@@ -82,6 +82,7 @@ __all__ = [
     "running_metadata",
     "running_node",
     "running_wrapper",
+    "size_tables",
     "step_post_hooks",
     "step_pre_hooks",
     "stores_backwards",

@@ -25,6 +25,14 @@ def rebind_sizes(node: Node, result: Any) -> None:
             rebind_unbacked(new.shape_env, node, result)
 
 
+def size_tables(tracer: Any) -> tuple[dict[Any, Any], ...]:
+    """Return the tables in which a tracer of make_fx notes the nodes of sizes, in the order of their entry.
+
+    Breaks loudly.
+    """
+    return tracer.symnode_tracker.sym_node_dict, tracer.sympy_expr_tracker
+
+
 @contextmanager
 def dropped_sizes(shapes: ShapeEnv | None) -> Iterator[None]:
     """Forget the symbols made inside that nobody bound: their values are thrown away.
