@@ -40,6 +40,7 @@ from fxamp.torch_private.dynamo import (
     untraced,
 )
 from fxamp.torch_private.op_names import operator_names
+from fxamp.torch_private.export import returning_nothing
 from fxamp.torch_private.optimizers import note_step, step_post_hooks, step_pre_hooks
 from fxamp.torch_private.stored_graphs import dump_graph, is_dynamic, load_graph
 from fxamp.torch_private.symbols import dropped_sizes, rebind_sizes, size_tables
@@ -78,6 +79,7 @@ __all__ = [
     "raised_through_dynamo",
     "rebind_sizes",
     "replace_tracing_mode",
+    "returning_nothing",
     "running_backward",
     "running_metadata",
     "running_node",
