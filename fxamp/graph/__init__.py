@@ -5,6 +5,7 @@ from fxamp.graph.arguments import argument, arguments, set_argument
 from fxamp.graph.nodes import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
+    attribute,
     base_name,
     fake_tensors,
     floating_inputs,
@@ -35,6 +36,7 @@ __all__ = [
     "SourceFrame",
     "argument",
     "arguments",
+    "attribute",
     "base_name",
     "computed",
     "describe_source",

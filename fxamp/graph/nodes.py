@@ -136,12 +136,13 @@ def subgraphs(node: Node) -> Iterator[tuple[Node, GraphModule]]:
     for source in node.all_input_nodes:
         if source.op != "get_attr" or owner is None:
             continue
-        body = _attribute(owner, str(source.target))
+        body = attribute(owner, str(source.target))
         if isinstance(body, GraphModule):
             yield source, body
 
 
-def _attribute(owner: torch.nn.Module, path: str) -> object:
+def attribute(owner: torch.nn.Module, path: str) -> object:
+    """Return what ``owner`` holds under the dotted ``path``."""
     value: object = owner
     for part in path.split("."):
         value = getattr(value, part)
