@@ -7,4 +7,15 @@ reported under. Failures shrink towards what stands first: among the kinds, in a
 from programs.statements import arithmetic, products, layers, indexing, casts, writes, blocks, regions  # noqa: I001  (plainest first)
 from programs.statements.registry import STATEMENTS, WEIGHTS
 
-__all__ = ["STATEMENTS", "WEIGHTS", "arithmetic", "blocks", "casts", "indexing", "layers", "products", "regions", "writes"]
+__all__ = [
+    "STATEMENTS",
+    "WEIGHTS",
+    "arithmetic",
+    "blocks",
+    "casts",
+    "indexing",
+    "layers",
+    "products",
+    "regions",
+    "writes",
+]
