@@ -39,8 +39,8 @@ from fxamp.torch_private.dynamo import (
     raised_through_dynamo,
     untraced,
 )
-from fxamp.torch_private.op_names import operator_names
 from fxamp.torch_private.export import returning_nothing
+from fxamp.torch_private.op_names import operator_names
 from fxamp.torch_private.optimizers import note_step, step_post_hooks, step_pre_hooks
 from fxamp.torch_private.stored_graphs import dump_graph, is_dynamic, load_graph
 from fxamp.torch_private.symbols import dropped_sizes, rebind_sizes, size_tables

@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -158,7 +159,8 @@ def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = Fa
     module, inputs = build(program)
     compiled = torch.compile(module, backend=setting.lowering)
     call = _under_autocast(compiled, program) if ambient else compiled
-    return observe(Run(call, module, inputs, _scaler(setting)), setting)
+    with _sizes_captured():
+        return observe(Run(call, module, inputs, _scaler(setting)), setting)
 
 
 def run_eager(program: Program, setting: Setting, cached: bool = True) -> Outcome:
@@ -192,7 +194,16 @@ def run_compiled(program: Program, setting: Setting) -> Outcome:
         options["scaler"] = scaler
     compiled = torch.compile(module, backend="fxamp", options=options)
     call = _under_autocast(compiled, program) if setting.ambient else compiled
-    return observe(Run(call, module, inputs, scaler), setting)
+    with _sizes_captured():
+        return observe(Run(call, module, inputs, scaler), setting)
+
+
+def _sizes_captured() -> AbstractContextManager[None]:
+    """Let Dynamo capture sizes and numbers that depend on values, as it does for ``fullgraph=True``."""
+    patched: AbstractContextManager[None] = torch._dynamo.config.patch(
+        capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True
+    )
+    return patched
 
 
 def _under_autocast(

@@ -102,3 +102,16 @@ def cell(d: Draft) -> None:
     for _ in range(2):
         first, second = d.let_several(f"torch.lstm_cell({x}, ({state[0]}, {state[1]}), {weights})", 2)
         state = first, second
+
+
+_MASKED = (
+    "{0}[{0} > 0].sum()", "torch.zeros_like({0}).index_add(0, torch.nonzero({0}[:, 0] > 0)[:, 0], {0}[{0}[:, 0] > 0])",
+    "{0}.repeat_interleave(torch.tensor([1, 2])[torch.arange({0}.shape[0]) % 2], 0).sum(0)",
+    "{0} * {0}.detach().abs().amax().item()",
+)  # fmt: skip
+
+
+@statement()
+def masked(d: Draft) -> None:
+    """Sizes and numbers that depend on values, which Dynamo captures if it is told to."""
+    d.let(d.pick(_MASKED).format(d.ranked(2)))
