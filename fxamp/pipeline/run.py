@@ -13,6 +13,7 @@ from fxamp.graph import describe_source, verify
 from fxamp.passes.base import ContextT, Pass, PassSequence, Result, TracedPass
 from fxamp.pipeline.layouts import TracedLayouts
 from fxamp.pipeline.record import PassRecord
+from fxamp.torch_private import dropped_sizes
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,8 @@ def run_passes(captured: Captured, context: ContextT, *passes: Pass[ContextT]) -
     records: list[PassRecord] = []
     for step in PassSequence("all", passes).steps:
         start = time.perf_counter()
-        result = _run(step, captured.module, context, [record.name for record in records])
+        with dropped_sizes(captured.mode.shape_env):
+            result = _run(step, captured.module, context, [record.name for record in records])
         seconds = time.perf_counter() - start
         records.append(PassRecord(step.name, seconds, result.modified, result.counts))
         log.debug("%s: %d changes in %.1f ms", step.name, result.modified, 1e3 * seconds)

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from fxamp.graph import INSERTED, AliasSets, GraphWriter, dtype_name, fake_mode_of, nesting_change, tensor_value
+from fxamp.graph import (
+    INSERTED,
+    AliasSets,
+    GraphWriter,
+    dtype_name,
+    fake_mode_of,
+    is_data,
+    nesting_change,
+    tensor_value,
+)
 from fxamp.graph.aliases import alias_of, given_back
 
 _DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.detach_.default})
@@ -68,7 +77,7 @@ class CastWriter:
             if origin.leaf:
                 self._leaves.add(node)
             return
-        if not self.grad_enabled or node.target in _DETACHING:
+        if not self.grad_enabled or node.target in _DETACHING or is_data(node):
             return
         if any(source in self._needs_grad for source in node.all_input_nodes):
             self._needs_grad.add(node)

@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -218,13 +219,22 @@ def run_compiled(program: Program, setting: Setting) -> Outcome:
 
 def _observe(run: Run, setting: Setting) -> Outcome:
     torch.manual_seed(7)
-    if setting.schedule == "threads":
-        return observe_in_threads(run, setting)
-    return train(run, setting) if setting.schedule in ("train", "restart") else observe(run, setting)
+    with _sizes_captured():
+        if setting.schedule == "threads":
+            return observe_in_threads(run, setting)
+        return train(run, setting) if setting.schedule in ("train", "restart") else observe(run, setting)
 
 
 def _scaler(setting: Setting) -> torch.amp.GradScaler | None:
     return torch.amp.GradScaler("cpu", init_scale=_SCALE) if setting.scaled else None
+
+
+def _sizes_captured() -> AbstractContextManager[None]:
+    """Let Dynamo capture sizes and numbers that depend on values, as it does for ``fullgraph=True``."""
+    patched: AbstractContextManager[None] = torch._dynamo.config.patch(
+        capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True
+    )
+    return patched
 
 
 def _under_autocast(
