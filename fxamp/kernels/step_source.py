@@ -23,6 +23,7 @@ from fxamp.kernels.step_ops import ARITHMETIC, CARRIED, COMPARISONS, SAME, divid
 aten = torch.ops.aten
 
 NAME = "optimizer_step"
+WIDTH = 0
 
 KERNEL_NAMES = frozenset(
     {"table", "blocks", "arrivals", "program", "which", "row", "first", "numel", "left", "start", "offsets", "inside"}
@@ -104,7 +105,7 @@ def step_text(gm: GraphModule, inputs: StepInputs, aligned: bool, block: int) ->
         *scalars,
         *addresses,
         f"for start in range(0, {CHUNK}, {block}):",
-        f"    offsets = start + tl.arange(0, {block})",
+        f"    offsets = tl.max_contiguous(start + tl.arange(0, {block}), {WIDTH})" if WIDTH else f"    offsets = start + tl.arange(0, {block})",
         f"    if start + {block} <= left:  # a whole block: no mask, so accesses can be {ALIGNMENT} bytes wide",
         *_indented(_body(gm, writer, ""), 8),
         "    elif start < left:  # the last elements of the parameter",
@@ -354,8 +355,7 @@ def _rounded(name: str, dtype: torch.dtype) -> list[str]:
     return [
         f"{name}_bits = {name}.to(tl.uint32, bitcast=True)",
         f"{name}_near = ({name}_bits + 0x7FFF + (({name}_bits >> 16) & 1)) >> 16 << 16  # to nearest, ties to even",
-        f"{name}_nan = ({name}_bits & 0x7FFFFFFF) > 0x7F800000",
-        f"{name} = tl.where({name}_nan, 0x7FC00000, {name}_near).to(tl.float32, bitcast=True)",
+        f"{name} = tl.where({name} != {name}, 0x7FC00000, {name}_near).to(tl.float32, bitcast=True)",
     ]
 
 

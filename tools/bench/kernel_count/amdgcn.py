@@ -9,6 +9,9 @@ _LOC = re.compile(r"^\s+\.loc\s+\d+ (\d+) .*?; (?P<places>.*)$")
 _PLACE = re.compile(r"([\w.]+\.py):(\d+)")
 _FACT = re.compile(r"^\s+\.(\w+):\s+(\d+)$", re.MULTILINE)
 _WAIT = re.compile(r"(vmcnt|lgkmcnt)\((\d+)\)")
+_LABEL = re.compile(r"^(?:(\.LBB\d+_\d+):|; %bb)")
+_JUMP = re.compile(r"^\ts_c?branch\w* (\.LBB\d+_\d+)")
+_INSTRUCTION = re.compile(r"^\t[a-z]\w+_")
 _WIDTHS = {"x4": 16, "x3": 12, "x2": 8, "b128": 16, "b64": 8, "short": 2, "u16": 2, "b16": 2, "byte": 1, "u8": 1, "b8": 1}
 _SLOW = ("v_exp", "v_log", "v_rcp", "v_rsq", "v_sqrt", "v_mul_lo_u32", "v_mul_hi", "v_div_fmas_f64", "v_div_scale_f64")
 
@@ -21,19 +24,22 @@ def read_binary(text: str, source: str) -> Binary:
 
 
 def _blocks(text: str, source: str) -> Iterator[Block]:
-    line, current = 0, list[Instruction]()
+    line, label, current = 0, "", list[Instruction]()
     for row in text.splitlines():
         if place := _LOC.match(row):
             lines = [int(at) for name, at in _PLACE.findall(place["places"]) if name == source]
             line = lines[-1] if lines else line
-        elif row.startswith((".LBB", "; %bb")):
-            yield Block(tuple(current), cold=False)
-            current = []
+        elif target := _LABEL.match(row):
+            yield Block(tuple(current), label)
+            label, current = target[1] or "", []
         elif row.startswith((".Lfunc_end", "\t.section")):
             break
-        elif re.match(r"^\t[a-z]\w+_", row):
+        elif _INSTRUCTION.match(row):
             current.append(_instruction(row.split(";")[0].strip(), line))
-    yield Block(tuple(current), cold=False)
+            if jump := _JUMP.match(row):
+                yield Block(tuple(current), label, jump[1])
+                label, current = "", []
+    yield Block(tuple(current), label)
 
 
 def _instruction(text: str, line: int) -> Instruction:

@@ -51,7 +51,7 @@ def bound(count: Count, device: Device) -> Bound:
     def possible(rate: float, own: float) -> float:
         return rate * chunk / threads / own / needed if own else float("inf")
 
-    sections = [(count.code[Section.ONCE], 1), (count.whole, count.blocks)]
+    sections = [(count.code[Section.ONCE], 1), (count.whole, chunk / count.elements)]
     shares = {"issue": possible(device.issue, sum(times * _slots(code) for code, times in sections))}
     for unit, rate in device.rates.items():
         busy = sum(times * sum(i.busy for i in code if i.unit is unit) for code, times in sections)
@@ -80,7 +80,7 @@ def _duration(count: Count, device: Device) -> float:
     """Return the clocks of a program's warp that has its scheduler to itself."""
     raised: dict[str, list[float]] = defaultdict(list)
     now = 0.0
-    order = [(count.code[Section.ONCE], 1, device.near), (count.whole, count.blocks, device.far)]
+    order = [(count.code[Section.ONCE], 1, device.near), (count.whole, round(count.program.chunk / count.elements), device.far)]
     for code, times, answer in order:
         for each in code * times:
             for counter, still in each.waits:

@@ -51,21 +51,22 @@ class Count:
     code: Mapping[Section, tuple[Instruction, ...]]
 
     @property
-    def blocks(self) -> int:
-        """How many whole blocks a program handles."""
-        return self.program.chunk // self.program.block if self.program.block else 0
+    def elements(self) -> int:
+        """How many elements the code of whole blocks handles: several blocks if the compiler unrolled the loop."""
+        own = sum(each.width for each in self.code[Section.WHOLE] if each.far) * self.threads
+        return self.program.block * max(1, round(own / self.moved / self.program.block)) if self.moved else 0
 
     @property
     def whole(self) -> tuple[Instruction, ...]:
-        """The instructions of one whole block."""
+        """The instructions of a whole block, or of several."""
         return (*self.code[Section.LOOP], *self.code[Section.WHOLE])
 
     def an_element(self, unit: Unit | None = None, busy: bool = False) -> float:
         """Return the instructions for one element, without those that run once a program; 0 without elements."""
-        if not self.program.block:
+        if not self.elements:
             return 0.0
         own = [each for each in self.whole if unit is None or each.unit is unit]
-        return sum(each.busy if busy else 1.0 for each in own) * self.threads / self.program.block
+        return sum(each.busy if busy else 1.0 for each in own) * self.threads / self.elements
 
     def once(self, unit: Unit) -> int:
         """Return the instructions of a unit that each thread executes once a program."""

@@ -48,10 +48,19 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Block:
-    """Instructions that run one after another; ``cold``: they end in a call for rare values, such as subnormals."""
+    """Instructions that run one after another.
+
+    Attributes:
+        instructions: in order.
+        label: where other blocks jump to; empty if none does.
+        jump: the label of the block that its last instruction may jump to; empty if it is no jump.
+        cold: whether it calls a subroutine for rare values, such as subnormals.
+    """
 
     instructions: tuple[Instruction, ...]
-    cold: bool
+    label: str = ""
+    jump: str = ""
+    cold: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _LINE = re.compile(r'//## File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?P<text>[^;]+);\s+/\* 0x[0-9a-f]{16} \*/")
 _UPPER = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
-_LABEL = re.compile(r"^\.L_x_\d+:")
+_LABEL = re.compile(r"^(\.L_x_\d+):")
+_JUMP = re.compile(r"^(?:@!?U?P\w+\s+)?BRA.*`\((\.L_x_\d+)\)")
 _BITS = {".128": 16, ".64": 8, ".U16": 2, ".S16": 2, ".U8": 1, ".S8": 1}
 _CONVERSIONS = ("F2F", "F2I", "I2F", "FRND", "MUFU", "F2FP", "I2FP")
 _FAR = ("LDG", "ATOMG", "ATOM", "RED", "LDL", "LD")
@@ -61,13 +62,13 @@ def _run(tool: str, *arguments: str) -> str:
 
 def _blocks(text: str, source: str, wide: bool) -> Iterator[Block]:
     """The blocks of the kernel; the subroutines that follow it are none of them."""
-    line, first, current = 0, "", list[Instruction]()
+    line, first, label, current = 0, "", "", list[Instruction]()
     for row in text.splitlines():
         if place := _LINE.search(row):
             line = int(place["line"]) if Path(place["file"]).name == source else line
-        elif _LABEL.match(row):
-            yield _block(current)
-            current = []
+        elif target := _LABEL.match(row):
+            yield _block(current, label, "")
+            label, current = target[1], []
         elif row.startswith("$"):
             break
         elif found := _INSTRUCTION.search(row):
@@ -75,14 +76,15 @@ def _blocks(text: str, source: str, wide: bool) -> Iterator[Block]:
         elif first and (upper := _UPPER.match(row)):
             current.append(_instruction(first, line, int(upper[1], 16), wide))
             if current[-1].opcode.startswith(("BRA", "EXIT")):
-                yield _block(current)
-                current = []
+                jump = _JUMP.match(first)
+                yield _block(current, label, jump[1] if jump else "")
+                label, current = "", []
             first = ""
-    yield _block(current)
+    yield _block(current, label, "")
 
 
-def _block(instructions: list[Instruction]) -> Block:
-    return Block(tuple(instructions), any(each.opcode.startswith("CALL") for each in instructions))
+def _block(instructions: list[Instruction], label: str, jump: str) -> Block:
+    return Block(tuple(instructions), label, jump, any(each.opcode.startswith("CALL") for each in instructions))
 
 
 def _instruction(text: str, line: int, upper: int, wide: bool) -> Instruction:

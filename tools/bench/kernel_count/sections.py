@@ -40,13 +40,27 @@ def sections(text: str) -> Mapping[int, Section]:
 def by_section(blocks: Sequence[Block], lines: Mapping[int, Section]) -> Mapping[Section, tuple[Instruction, ...]]:
     """Return the instructions of each section, in order; those of cold blocks are in none.
 
-    A block belongs where most of its instructions come from: a compiler moves some of them to other blocks.
+    A block belongs where most of its instructions come from, as a compiler moves some of them to other blocks. What it
+    moved out of the loop runs once, unless it unrolled all of the loop.
     """
     result: dict[Section, tuple[Instruction, ...]] = dict.fromkeys(Section, ())
-    for block in blocks:
-        if block.cold or not block.instructions:
-            continue
-        votes = Counter(lines.get(each.line, Section.ONCE) for each in block.instructions)
-        chosen, _ = votes.most_common(1)[0]
-        result[chosen] += block.instructions
+    looping = _looping(blocks)
+    warm = [(at, block.instructions) for at, block in enumerate(blocks) if block.instructions and not block.cold]
+    chosen = {at: _section(own, lines) for at, own in warm}
+    unrolled = not any(section is Section.WHOLE and at in looping for at, section in chosen.items())
+    for at, own in warm:
+        repeated = at in looping or chosen[at] is Section.PART or (unrolled and chosen[at] is Section.WHOLE)
+        result[chosen[at] if repeated else Section.ONCE] += own
     return result
+
+
+def _section(instructions: Sequence[Instruction], lines: Mapping[int, Section]) -> Section:
+    ((chosen, _),) = Counter(lines.get(each.line, Section.ONCE) for each in instructions).most_common(1)
+    return chosen
+
+
+def _looping(blocks: Sequence[Block]) -> set[int]:
+    """Return the indices of blocks between the target of a jump backwards and that jump."""
+    places = {block.label: at for at, block in enumerate(blocks) if block.label}
+    jumps = ((places.get(block.jump, len(blocks)), at) for at, block in enumerate(blocks))
+    return {inside for first, last in jumps for inside in range(first, last + 1)}
