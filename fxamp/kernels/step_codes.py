@@ -67,13 +67,13 @@ def decode_lines(name: str, codes: str, scales: str, code: str, block: int) -> l
     """Return lines that decode int32 codes: as bits of float32, subnormals included, times a power of two."""
     form = CODES[code]
     magnitude = f"({codes} & 0x7F)" if form.signed else codes
-    lines = [
+    bits = f"({magnitude} << {23 - form.mantissa})" + (f" | (({codes} & 0x80) << 24)" if form.signed else "")
+    return [
         f"{name}_exponents = tl.where({scales} == 255, 255, tl.minimum({scales}, {LARGEST}))",
         f"{name}_factors = ({name}_exponents << 23).to(tl.float32, bitcast=True)",
-        f"{name} = ({magnitude} << {23 - form.mantissa}).to(tl.float32, bitcast=True) * {form.least * 2.0**126!r}"
+        f"{name} = ({bits}).to(tl.float32, bitcast=True) * {form.least * 2.0**126!r}"
         f" * {spread(f'{name}_factors', block)}",
     ]
-    return [*lines, f"{name} = tl.where({codes} >= 0x80, -{name}, {name})"] if form.signed else lines
 
 
 def chance_lines(name: str, value: str, key: str, slot: int) -> list[str]:
@@ -82,6 +82,5 @@ def chance_lines(name: str, value: str, key: str, slot: int) -> list[str]:
         *random_lines(f"{name}_random", key, slot),
         f"{name}_bits = {value}.to(tl.int32, bitcast=True)",
         f"{name}_up = (({name}_bits + ({name}_random & 0xFFFF)) >> 16) << 16",
-        f"{name} = tl.where({value} != {value}, 0x7FC00000, {name}_up)"
-        ".to(tl.float32, bitcast=True)",
+        f"{name} = tl.where({value} != {value}, 0x7FC00000, {name}_up).to(tl.float32, bitcast=True)",
     ]

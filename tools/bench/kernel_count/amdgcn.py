@@ -12,7 +12,19 @@ _WAIT = re.compile(r"(vmcnt|lgkmcnt)\((\d+)\)")
 _LABEL = re.compile(r"^(?:(\.LBB\d+_\d+):|; %bb)")
 _JUMP = re.compile(r"^\ts_c?branch\w* (\.LBB\d+_\d+)")
 _INSTRUCTION = re.compile(r"^\t[a-z]\w+_")
-_WIDTHS = {"x4": 16, "x3": 12, "x2": 8, "b128": 16, "b64": 8, "short": 2, "u16": 2, "b16": 2, "byte": 1, "u8": 1, "b8": 1}
+_WIDTHS = {
+    "x4": 16,
+    "x3": 12,
+    "x2": 8,
+    "b128": 16,
+    "b64": 8,
+    "short": 2,
+    "u16": 2,
+    "b16": 2,
+    "byte": 1,
+    "u8": 1,
+    "b8": 1,
+}
 _SLOW = ("v_exp", "v_log", "v_rcp", "v_rsq", "v_sqrt", "v_mul_lo_u32", "v_mul_hi", "v_div_fmas_f64", "v_div_scale_f64")
 
 
@@ -47,7 +59,9 @@ def _instruction(text: str, line: int) -> Instruction:
     moves = opcode.startswith(("global_", "buffer_", "flat_", "scratch_", "ds_"))
     width = next((size for mark, size in _WIDTHS.items() if mark in opcode), 4) if moves else 0
     if opcode == "s_waitcnt":
-        return Instruction(opcode, line, Unit.OTHER, waits=tuple((c, int(n)) for c, n in _WAIT.findall(text)), slots=0.0)
+        return Instruction(
+            opcode, line, Unit.OTHER, waits=tuple((c, int(n)) for c, n in _WAIT.findall(text)), slots=0.0
+        )
     far = opcode.startswith(("global_", "buffer_", "flat_", "scratch_", "s_load"))
     counter = "lgkmcnt" if opcode.startswith(("ds_", "s_load")) else "vmcnt"
     slow = opcode.startswith(_SLOW)

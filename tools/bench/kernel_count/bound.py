@@ -80,7 +80,10 @@ def _duration(count: Count, device: Device) -> float:
     """Return the clocks of a program's warp that has its scheduler to itself."""
     raised: dict[str, list[float]] = defaultdict(list)
     now = 0.0
-    order = [(count.code[Section.ONCE], 1, device.near), (count.whole, round(count.program.chunk / count.elements), device.far)]
+    order = [
+        (count.code[Section.ONCE], 1, device.near),
+        (count.whole, round(count.program.chunk / count.elements), device.far),
+    ]
     for code, times, answer in order:
         for each in code * times:
             for counter, still in each.waits:

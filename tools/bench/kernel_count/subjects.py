@@ -11,8 +11,9 @@ import fxamp
 from fxamp.kernels import Implementation, forced
 from fxamp.kernels.codes import BLOCK, SCALES
 from fxamp.kernels.launch import OPTIONS
-from fxamp.kernels.plan import CHUNK, Asked, Gradient, block_size, make_plan
+from fxamp.kernels.plan import CHUNK, Asked, Gradient, make_plan
 from fxamp.kernels.source import kernel_name, parameters, source_text
+from fxamp.kernels.step_shape import SCALARS_OPTIONS, STEP_OPTIONS, step_block
 from fxamp.kernels.step_source import NAME, step_parameters, step_text
 from fxamp.kernels.update_source import update_text
 from fxamp.optim.kind_step import KindStep, kernel_inputs
@@ -98,7 +99,9 @@ def _gradient(source: torch.dtype, target: torch.dtype | None, aligned: bool, as
 
 def _update() -> Program:
     signature = {"scale": "*fp32", "growth_tracker": "*i32", "found_inf": "*fp32"}
-    return Program("update_scale", update_text(2.0, 0.5, 2000), signature, 0, {"num_warps": 1, "enable_fp_fusion": False}, 0)
+    return Program(
+        "update_scale", update_text(2.0, 0.5, 2000), signature, 0, {"num_warps": 1, "enable_fp_fusion": False}, 0
+    )
 
 
 @dataclass(frozen=True)
@@ -142,8 +145,8 @@ def _steps(name: str, step: _Step) -> list[Subject]:
             ideal += (1 + writes) * value.itemsize / (BLOCK if value.dtype is SCALES else 1)
 
     def program(aligned: bool, wave: int) -> Program:
-        block = block_size(torch.float32, wave)
-        return Program(NAME, step_text(gm, inputs, aligned, block), step_parameters(gm, inputs), 2, OPTIONS, block)
+        block = step_block(gm, aligned, wave)
+        return Program(NAME, step_text(gm, inputs, aligned, block), step_parameters(gm, inputs), 2, STEP_OPTIONS, block)
 
     return [
         Subject(name, True, ideal, lambda wave: program(True, wave)),

@@ -15,7 +15,9 @@ _NAMED = re.compile(r'^#loc(\d+) = loc\("[^"]+"\(#loc(\d+)\)\)')
 
 def bytes_of_a_block(ttgir: str, lines: Mapping[int, Section]) -> int:
     """Return the bytes that a program reads and writes for one whole block: each element once for each access."""
-    places = {name: int(line) for name, line in (found.groups() for found in map(_PLACE.match, ttgir.splitlines()) if found)}
+    places = {
+        name: int(line) for name, line in (found.groups() for found in map(_PLACE.match, ttgir.splitlines()) if found)
+    }
     for found in filter(None, map(_NAMED.match, ttgir.splitlines())):
         places[found[1]] = places.get(found[2], 0)
     total = 0
