@@ -8,7 +8,7 @@ Per multiprocessor and clock, as many elements can be finished as
    the compiler encoded in them, and an answer of memory for each group of loads. That is the bound of bytes in flight.
 
 Instructions that run once a program are shared by its elements. The bound is the least of these over the elements whose
-bytes the bandwidth carries; 1 where memory itself is the limit. A plain copy reaches about 0.9 of a data sheet's figure.
+bytes the bandwidth carries; 1 where memory itself is the limit. A plain copy reaches about 0.9 of a data sheet's.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from fxamp.tools.bench.kernel_count.count import Count
 from fxamp.tools.bench.kernel_count.devices import LOADED, Device
-from fxamp.tools.bench.kernel_count.instruction import Instruction, Unit
+from fxamp.tools.bench.kernel_count.instruction import Instruction
 from fxamp.tools.bench.kernel_count.sections import Section
 
 #: Clocks until shared memory, a conversion or a special function has answered.

@@ -11,7 +11,7 @@ Sources, by number:
 4. Jarmusch et al., "Dissecting the NVIDIA Blackwell Architecture with Microbenchmarks", arXiv 2507.10789: the same on
    Blackwell (of an RTX 5080; none is published for a B200 there).
 5. Chips and Cheese, "Testing AMD's Giant MI300X": the same on MI300X, in nanoseconds, times its clock.
-6. AMD Instinct MI300 ISA, and LLVM's AMDGPU guide: registers and waves of a SIMD; a wave's vector instruction takes 4 clocks.
+6. AMD Instinct MI300 ISA, and LLVM's AMDGPU guide: registers and waves of a SIMD; 4 clocks for a vector instruction.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Which lines of a generated kernel run how often: before the loop, for each whole block, at a gradient's end, after."""
+"""Which lines of a generated kernel run how often: once, for each whole block, or at a gradient's end."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from fxamp.tools.bench.kernel_count.instruction import Block, Instruction
 
 
 class Section(Enum):
-    """``ONCE``: before or after the loop; ``LOOP``: its head; ``WHOLE``, ``PART``: a whole block, and one with a mask."""
+    """``ONCE``: before or after the loop; ``LOOP``: its head; ``WHOLE``, ``PART``: a block without and with a mask."""
 
     ONCE = "once"
     LOOP = "loop"

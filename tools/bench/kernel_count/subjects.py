@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from fxamp.kernels.codes import BLOCK, SCALES
 from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.plan import CHUNK, Asked, Gradient, make_plan
 from fxamp.kernels.source import kernel_name, parameters, source_text
+from fxamp.kernels.step_scalars import NAME as SCALARS
+from fxamp.kernels.step_scalars import scalars_parameters, scalars_text
 from fxamp.kernels.step_shape import SCALARS_OPTIONS, STEP_OPTIONS, step_block
 from fxamp.kernels.step_source import NAME, step_parameters, step_text
 from fxamp.kernels.update_source import update_text
@@ -106,7 +109,7 @@ def _update() -> Program:
 
 @dataclass(frozen=True)
 class _Step:
-    """An optimizer whose step is counted: how it is made, the dtype of its parameters, its policy's [optimizer] table."""
+    """An optimizer whose step is counted: how it is made, its parameters' dtype, its policy's [optimizer] table."""
 
     make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     dtype: torch.dtype = F32
@@ -148,10 +151,12 @@ def _steps(name: str, step: _Step) -> list[Subject]:
         block = step_block(gm, aligned, wave)
         return Program(NAME, step_text(gm, inputs, aligned, block), step_parameters(gm, inputs), 2, STEP_OPTIONS, block)
 
-    return [
-        Subject(name, True, ideal, lambda wave: program(True, wave)),
-        Subject(name, False, ideal, lambda wave: program(False, wave)),
-    ]
+    own = [Subject(name, aligned, ideal, partial(program, aligned)) for aligned in (True, False)]
+    first = scalars_text(gm, inputs)
+    if name != "AdamW" or first is None:
+        return own
+    scalars = Program(SCALARS, first, scalars_parameters(inputs), 2, SCALARS_OPTIONS, 0)
+    return [Subject("AdamW, 0-dim values", True, 0.0, lambda wave: scalars), *own]
 
 
 def _part(step: _Step) -> KindStep:

@@ -13,9 +13,9 @@ from fxamp.tools.bench.kernel_count.instruction import Unit
 from fxamp.tools.bench.kernel_count.subjects import Subject
 
 NOTE = (
-    "Counted, not measured. ideal, moved: bytes an element. warps: that a multiprocessor holds. Instructions an element by "
-    "unit; once: FP64 instructions that each thread executes once a program. bound: the share of the memory's bandwidth "
-    "that the machine code permits, and what forbids more."
+    "Counted, not measured. ideal, moved: bytes an element. warps: that a multiprocessor holds. Then instructions an "
+    "element by unit; once: FP64 instructions that each thread executes once a program. bound: the share of the "
+    "memory's bandwidth that the machine code permits, and what forbids more."
 )
 
 
