@@ -15,10 +15,10 @@ from exhaustive import exhaustive
 
 pytest.importorskip("triton", reason="machine code needs triton's compiler")
 
-from fxamp.tools.bench.kernel_count.command import versions  # noqa: E402
-from fxamp.tools.bench.kernel_count.devices import DEVICES  # noqa: E402
-from fxamp.tools.bench.kernel_count.subjects import Subject, subjects  # noqa: E402
-from fxamp.tools.bench.kernel_count.table import NOTE, drawn, rows  # noqa: E402
+from fxamp.tools.bench.kernel_count.command import versions
+from fxamp.tools.bench.kernel_count.devices import DEVICES
+from fxamp.tools.bench.kernel_count.subjects import Subject, subjects
+from fxamp.tools.bench.kernel_count.table import NOTE, drawn, rows
 
 README = Path(__file__).parents[3] / "tools/bench/README.md"
 FILE = Path(__file__).with_name("kernel_budget.json")
