@@ -1,8 +1,8 @@
 """The step of one kind of parameters, or of several that share a program, traced once for each kind.
 
-On a GPU the program is a generated Triton kernel, launched once for all parameters, after one for 0-dim values. On a CPU
-Inductor compiles it for flat tensors of any size, and it is called for each parameter. With the lowering "aot_eager" its
-graph runs op by op for each parameter.
+On a GPU the program is a generated Triton kernel, launched once for all parameters, after one for 0-dim values. On a
+CPU Inductor compiles it for flat tensors of any size, and it is called for each parameter. With the lowering
+"aot_eager" its graph runs op by op for each parameter.
 """
 
 import keyword
