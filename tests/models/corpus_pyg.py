@@ -50,9 +50,4 @@ MODELS: dict[str, Spec] = {
     "pyg-rgcn": _spec(lambda g: g.RGCNConv(_WIDTH, 8, 3, num_bases=2), "edge_type"),
     "pyg-nn": _spec(lambda g: g.NNConv(_WIDTH, 4, _layers(8, _WIDTH * 4)), "edge_attr"),
     "pyg-gen": _spec(lambda g: g.GENConv(_WIDTH, 8, aggr="softmax", learn_t=True)),
-    "pyg-gen-checkpointed": _spec(
-        lambda g: g.DeepGCNLayer(
-            g.GENConv(_WIDTH, _WIDTH), torch.nn.LayerNorm(_WIDTH), torch.nn.ReLU(), dropout=0.0, ckpt_grad=True
-        )
-    ),
 }

@@ -37,6 +37,11 @@ def _detector(models: Any, kind: str) -> torch.nn.Module:
     return getattr(models.detection, kind)(backbone, num_classes=4, min_size=64, max_size=64)
 
 
+def _convnext(models: Any) -> torch.nn.Module:
+    blocks = [models.convnext.CNBlockConfig(8, 16, 1), models.convnext.CNBlockConfig(16, None, 1)]
+    return models.ConvNeXt(blocks, num_classes=4)
+
+
 def _swin(models: Any, version: int) -> torch.nn.Module:
     of = models.swin_transformer
     parts = {"block": of.SwinTransformerBlockV2, "downsample_layer": of.PatchMergingV2} if version == 2 else {}
@@ -46,7 +51,7 @@ def _swin(models: Any, version: int) -> torch.nn.Module:
 MODELS: dict[str, Spec] = {
     f"torchvision-{name}": _spec(build, batch)
     for name, build, batch in (
-        ("convnext", lambda m: m.ConvNeXt([m.convnext.CNBlockConfig(8, 16, 1)], num_classes=4), _images()),
+        ("convnext", _convnext, _images()),
         ("densenet", lambda m: m.DenseNet(8, (2, 2), 16, num_classes=4), _images()),
         ("densenet-checkpointed", lambda m: m.DenseNet(8, (2, 2), 16, num_classes=4, memory_efficient=True), _images()),
         ("fcos", lambda m: _detector(m, "FCOS"), _detection),

@@ -17,7 +17,7 @@ from zoo import Batch, build
 from fxamp.backend import registry
 
 #: A compiler writes to the buffers of a checkpoint once; eager autocast does so again in the backward.
-_CHECKPOINTED = frozenset({"torchvision-densenet-checkpointed", "pyg-gen-checkpointed"})
+_CHECKPOINTED = frozenset({"torchvision-densenet-checkpointed"})
 
 
 @pytest.mark.parametrize("name", exhaustive(WIDE, always=SMALL))
