@@ -64,7 +64,13 @@ MODELS: dict[str, Spec] = {
     "transformers-falcon-mamba": Spec(
         lambda: hf.FalconMambaForCausalLM(
             hf.FalconMambaConfig(
-                vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4, time_step_rank=4
+                vocab_size=VOCABULARY,
+                hidden_size=16,
+                num_hidden_layers=1,
+                state_size=4,
+                time_step_rank=4,
+                # The scan is used only when compiled.
+                use_associative_scan=False,
             )
         ),
         _text,
