@@ -36,6 +36,7 @@ from fxamp.graph import (
     nesting_change,
     register,
 )
+from fxamp.torch_private import make_fx
 
 #: Key of ``node.meta`` of a node that was kept verbatim: the reason.
 VERBATIM = "fxamp_verbatim"
@@ -48,11 +49,11 @@ def lower(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphM
 
     Bodies of higher-order ops are not lowered. Returns a new module; ``gm`` is not changed.
     """
-    trace = proxy_tensor.make_fx(
+    trace = make_fx(
         lambda *args: _Lowering(gm, mode).run(*args, enable_io_processing=False),
         tracing_mode="fake",
         pre_dispatch=True,
-        _allow_non_fake_inputs=True,
+        allow_non_fake_inputs=True,
     )
     with _preserved_global_state(), tracing(None), fx_traceback.preserve_node_meta(), mode:
         lowered = trace(*fakes)

@@ -4,21 +4,16 @@ import copy
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fxamp.optim.fingerprint import fingerprint
-from fxamp.torch_private import compiling_flag
+from fxamp.torch_private import compile_lock, compiling_flag
 
 #: Attributes of every optimizer; a step's result does not depend on them.
 COMMON = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_opt_called", "step", "grad_scale", "found_inf"}
-
-
-#: One trace at a time: a second one would restore the stand-ins of the first.
-_borrowing = RLock()
 
 
 class RefusedError(Exception):
@@ -92,7 +87,7 @@ def run_borrowed(
         borrowed.append({**settings, "params": list(parameters[at : at + size]), **_device_step(settings)})
         at += size
     before = [dict(group) for group in borrowed]
-    with _borrowing:
+    with compile_lock():  # a second trace would restore the stand-ins of the first
         attributes = own_attributes(optimizer)
         kept = {name: copy.copy(v) if isinstance(v, (list, dict, set)) else v for name, v in attributes.items()}
         prints = {name: fingerprint(value) for name, value in attributes.items()}

@@ -23,6 +23,7 @@ from fxamp.optim.lower import StepOptions
 from fxamp.optim.snapshot import Snapshot
 from fxamp.optim.state_dicts import plain_entry
 from fxamp.optim.step_parts import CompiledParts, compile_parts, pack_state
+from fxamp.torch_private import compile_lock
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,8 @@ class GuardedStep:
         key = (options, layout.key())
         found = self._find(key, layout)
         if found is None:
-            layout, found = self._compile_once(optimizer, layout, options, key)
+            with compile_lock():
+                layout, found = self._compile_once(optimizer, layout, options, key)
         # Drop the gradients; otherwise they would stay alive after the user drops them.
         self._last[options] = _LastStep(
             Snapshot(optimizer).release(),

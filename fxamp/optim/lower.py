@@ -23,6 +23,7 @@ from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import stages_by_environment
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.torch_devices import copy_across_, moved
+from fxamp.torch_private import compiling_flag
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,12 @@ def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[
     patches["max_fusion_buffer_group_pairwise_attempts"] = 8
     # One launch updates parameters of different shapes, instead of one launch per shape.
     patches |= {"combo_kernels": True} if inputs[0].is_cuda else {}
-    with config.patch(patches), tracing(TracingContext(traced.mode)), torch.no_grad():
+    with (
+        compiling_flag(everywhere=True),
+        config.patch(patches),
+        tracing(TracingContext(traced.mode)),
+        torch.no_grad(),
+    ):
         graphs = bool(config.triton.cudagraphs) and inputs[0].is_cuda
         compiled = compile_fx_inner(
             gm,

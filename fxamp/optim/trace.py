@@ -20,7 +20,6 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from fxamp.kernels.codes import BLOCK, SCALES
@@ -31,6 +30,7 @@ from fxamp.passes.step.fold_unscale import GRADIENT
 from fxamp.passes.step.lift_scalars import NUMBERS
 from fxamp.passes.step.pack_state import ROLE
 from fxamp.torch_dtypes import NARROW
+from fxamp.torch_private import make_fx
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def of_any_size(gm: GraphModule, mode: FakeTensorMode, decompositions: dict[Any,
                 count = (size + BLOCK - 1) // BLOCK if value.dtype is SCALES else size
                 value = torch.empty((count,), dtype=value.dtype, device=value.device)
             inputs.append(value)
-        return make_fx(Interpreter(gm).run, decompositions, tracing_mode="real")(*inputs)
+        return make_fx(Interpreter(gm).run, decompositions)(*inputs)
 
 
 def serves_size(gm: GraphModule, mode: FakeTensorMode) -> Callable[[int], bool]:
@@ -213,7 +213,7 @@ def trace_step(
 
     with mode, torch.no_grad(), refusing():
         functional = torch.func.functionalize(flat, remove="mutations")
-        gm = make_fx(functional, decompositions, tracing_mode="real")(*inputs, *floats)
+        gm = make_fx(functional, decompositions)(*inputs, *floats)
     _describe(gm, layout, [*inputs, *floats])
     guards = tuple(guard.expr for guard in mode.shape_env.guards)  # type: ignore[union-attr]
     return Traced(gm, mode, guards, symbols, tuple(constants), tuple(lifted))
