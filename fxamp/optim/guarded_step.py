@@ -20,6 +20,7 @@ from fxamp.optim.bound_step import BoundStep
 from fxamp.optim.complete import complete_state
 from fxamp.optim.layout import Layout, read_layout, settings_of
 from fxamp.optim.lower import StepOptions
+from fxamp.optim.precision import precision_of
 from fxamp.optim.snapshot import Snapshot
 from fxamp.optim.state_dicts import plain_entry
 from fxamp.optim.step_parts import CompiledParts, compile_parts, pack_state
@@ -92,7 +93,10 @@ class GuardedStep:
             inner = wrapped_optimizer(optimizer)
             if inner is not None:
                 raise RefusedError(f"its step calls that of another optimizer, {type(inner).__name__}")
-            return self._prepare(optimizer, StepOptions(scaled, clipped, guarded, self._lowering, self._mode))
+            precision = precision_of(optimizer)
+            return self._prepare(
+                optimizer, StepOptions(scaled, clipped, guarded, self._lowering, self._mode, precision)
+            )
         except MakesStateError as made:
             log.debug("%s: the host decides on this step: %s", type(optimizer).__name__, made)
         except RefusedError as refused:

@@ -12,6 +12,7 @@ from fxamp.capture import Captured
 from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.lowerings import mode_settings
 from fxamp.observe import CompiledStep, observed
+from fxamp.optim.precision import Precision
 from fxamp.optim.trace import Traced
 from fxamp.passes.base import Context, PassSequence
 from fxamp.passes.sequences import step
@@ -32,6 +33,7 @@ class StepOptions:
 
     ``scaled``: gradients are scaled. ``clipped``: a clip coefficient is given. ``guarded``: a flag can skip the step.
     ``lowering``: one of :data:`fxamp.lowerings.STEP_LOWERINGS`. ``mode``: one of Inductor's modes, or None.
+    ``precision``: in which state is kept; None: as the optimizer makes it.
     """
 
     scaled: bool = False
@@ -39,6 +41,7 @@ class StepOptions:
     guarded: bool = True
     lowering: str = "inductor"
     mode: str | None = None
+    precision: Precision | None = None
 
 
 def decompositions(options: StepOptions) -> dict[Any, Any]:
