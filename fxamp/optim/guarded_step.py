@@ -13,6 +13,7 @@ from fxamp.optim.borrow import (
     MakesStateError,
     RefusedError,
     needs_arguments,
+    own_attributes,
     replaced_step,
     wrapped_optimizer,
 )
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 MANY_COMPILATIONS = 9
 """The number of compilations at which to warn: one more than torch.compile's recompile_limit."""
+HOST_DECIDES = "the host decides whether to skip, and waits for the device"
+UNCOMPILED = "its step runs uncompiled"
 MOST_MAKING = 16
 """Kinds of steps that create state before the user is told: experts that get their first gradient late are normal."""
 
@@ -100,19 +103,24 @@ class GuardedStep:
         except MakesStateError as made:
             log.debug("%s: the host decides on this step: %s", type(optimizer).__name__, made)
         except RefusedError as refused:
-            self._say(optimizer, str(refused))
+            self._say(optimizer, f"{HOST_DECIDES if guarded else UNCOMPILED}: {refused}")
         return None
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Why the host had to decide, each reason once, in order of occurrence."""
+        """What the log said, each once, in order: why steps ran uncompiled, and why state stays as it is."""
         return tuple(self._said)
 
     def _prepare(self, optimizer: torch.optim.Optimizer, options: StepOptions) -> BoundStep:
         seen = Snapshot(optimizer)
         last = self._last.get(options)
         if last is not None and last.snapshot == seen:
-            layout = replace(last.layout, gradients=seen.gradients, settings=settings_of(optimizer))
+            layout = replace(
+                last.layout,
+                gradients=seen.gradients,
+                settings=settings_of(optimizer),
+                attributes=own_attributes(optimizer),
+            )
             floats = layout.floats()
             if floats == last.floats or last.compiled.serves(floats):
                 return BoundStep(optimizer, last.compiled, layout, last.state)
@@ -155,7 +163,8 @@ class GuardedStep:
         except MakesStateError:
             self._making.add(key)
             if len(self._making) > MOST_MAKING:
-                self._say(optimizer, "its steps make new state again and again")
+                why = "its steps make new state again and again"
+                self._say(optimizer, f"{HOST_DECIDES if options.guarded else UNCOMPILED}: {why}")
             raise
 
     def _find(self, key: Hashable, layout: Layout) -> CompiledParts | None:
@@ -178,9 +187,7 @@ class GuardedStep:
     def _say(self, optimizer: torch.optim.Optimizer, why: str) -> None:
         if why not in self._said:
             self._said.append(why)
-            log.warning(
-                "%s: the host decides whether to skip, and waits for the device: %s", type(optimizer).__name__, why
-            )
+            log.warning("%s: %s", type(optimizer).__name__, why)
 
     def _saved(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Return the saved state as the uncompiled optimizer would save it."""
