@@ -103,12 +103,12 @@ class GuardedStep:
         except MakesStateError as made:
             log.debug("%s: the host decides on this step: %s", type(optimizer).__name__, made)
         except RefusedError as refused:
-            self._say(optimizer, f"{HOST_DECIDES if guarded else UNCOMPILED}: {refused}")
+            self._say(optimizer, str(refused), HOST_DECIDES if guarded else UNCOMPILED)
         return None
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """What the log said, each once, in order: why steps ran uncompiled, and why state stays as it is."""
+        """Why steps ran uncompiled, or state stays as it is, each reason once, in order of occurrence."""
         return tuple(self._said)
 
     def _prepare(self, optimizer: torch.optim.Optimizer, options: StepOptions) -> BoundStep:
@@ -153,7 +153,7 @@ class GuardedStep:
                 layout = read_layout(optimizer)
             changed, unpacked = pack_state(optimizer, layout, options)
             for why in unpacked:
-                self._say(optimizer, f"the state of some parameters stays as it is: {why}")
+                self._say(optimizer, why, "the state of some parameters stays as it is")
             if changed:
                 layout = read_layout(optimizer)
             return layout, self._find((options, layout.key()), layout) or self._compile(optimizer, layout, options)
@@ -163,8 +163,8 @@ class GuardedStep:
         except MakesStateError:
             self._making.add(key)
             if len(self._making) > MOST_MAKING:
-                why = "its steps make new state again and again"
-                self._say(optimizer, f"{HOST_DECIDES if options.guarded else UNCOMPILED}: {why}")
+                consequence = HOST_DECIDES if options.guarded else UNCOMPILED
+                self._say(optimizer, "its steps make new state again and again", consequence)
             raise
 
     def _find(self, key: Hashable, layout: Layout) -> CompiledParts | None:
@@ -184,10 +184,10 @@ class GuardedStep:
         self._compiled.setdefault((options, layout.key()), []).append(compiled)
         return compiled
 
-    def _say(self, optimizer: torch.optim.Optimizer, why: str) -> None:
+    def _say(self, optimizer: torch.optim.Optimizer, why: str, consequence: str) -> None:
         if why not in self._said:
             self._said.append(why)
-            log.warning("%s: %s", type(optimizer).__name__, why)
+            log.warning("%s: %s: %s", type(optimizer).__name__, consequence, why)
 
     def _saved(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Return the saved state as the uncompiled optimizer would save it."""
