@@ -29,6 +29,7 @@ def keep_random_numbers(gm: GraphModule) -> None:
     nodes = [(module, node) for module in modules for node in module.graph.find_nodes(op="call_function", target=op)]
     for module, node in nodes:
         body = module.get_submodule(node.args[0].target)
+        assert isinstance(body, GraphModule)
         sets = AliasSets(body.graph)
         inputs = body.graph.find_nodes(op="placeholder")
         body.meta[_WRITTEN] = [index for index, value in enumerate(inputs) if sets.mutated(value)]

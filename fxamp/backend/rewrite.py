@@ -20,6 +20,7 @@ from fxamp.capture.dynamo import Traced, trace
 from fxamp.errors import CaptureError, OptionError
 from fxamp.passes.base import CastContext, all_graphs
 from fxamp.policy import Policy
+from fxamp.torch_private import compile_lock
 
 
 def rewrite(
@@ -83,8 +84,9 @@ def _attempt(source: Any, inputs: Sequence[Any]) -> tuple[Traced, Captured] | Ca
 
 
 def _captured(source: Any, inputs: Sequence[Any]) -> tuple[Traced, Captured]:
-    traced = trace(source, inputs)
-    return traced, capture(traced.module, traced.inputs)
+    with compile_lock():
+        traced = trace(source, inputs)
+        return traced, capture(traced.module, traced.inputs)
 
 
 def _keeps_calls(captured: Captured) -> bool:

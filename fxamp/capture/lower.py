@@ -30,7 +30,7 @@ from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
 from fxamp.devices import DEVICES
 from fxamp.errors import CaptureError
 from fxamp.graph import fake_mode_of, follows_input, inherit_provenance, is_answered, register
-from fxamp.torch_private import rebind_sizes, size_tables
+from fxamp.torch_private import make_fx, rebind_sizes, size_tables
 
 _PLACEHOLDER_ATTRIBUTES = ("_dynamo_source", "_dynamo_param_name")
 
@@ -40,11 +40,11 @@ def lower(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphM
 
     Bodies of higher-order ops are not lowered. Returns a new module; ``gm`` is not changed.
     """
-    trace = proxy_tensor.make_fx(
+    trace = make_fx(
         lambda *args: _Lowering(gm, mode).run(*args, enable_io_processing=False),
         tracing_mode="fake",
         pre_dispatch=True,
-        _allow_non_fake_inputs=True,
+        allow_non_fake_inputs=True,
     )
     with _preserved_global_state(), tracing(None), fx_traceback.preserve_node_meta(), mode:
         lowered = trace(*fakes)

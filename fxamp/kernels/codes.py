@@ -10,8 +10,9 @@ Block-wise Quantization", arXiv 2110.02861; blocks of 256 and a wide range for s
     u5m3     no           5               3       2**-33; values above 0 never become 0
     e4m3fn   yes          4               3       2**-17; the bits are those of float8_e4m3fn
 
-Random bits are a hash (lowbias32, github.com/skeeto/hash-prospector) of the element's index and of a key, which the
-caller draws again for each step. They are the same on every rank and in every implementation.
+Random bits are a hash (lowbias32, github.com/skeeto/hash-prospector) of the element's index and of a key. The key is a
+hash of the parameter's stream and of the count of steps, which the step itself advances on the device: a replayed CUDA
+graph draws other bits each time. They are the same on every rank and in every implementation.
 
 The functions below consist of ATen ops. They are registered as ops, so that they stay visible in a graph: a generated
 kernel has its own code for each, and Inductor fuses the ATen ops.
@@ -60,6 +61,8 @@ CODES = {"s3m4": Code(True, 3, 4, 0x7F), "u5m3": Code(False, 5, 3, 0xFF), "e4m3f
 
 MULTIPLIERS = (0x7FEB352D, 0x846CA68B - (1 << 32))
 NEXT = 0x9E3779B9 - (1 << 32)
+STRIDE = 0x85EBCA77 - (1 << 32)
+"""By what the keys of two steps differ before they are hashed."""
 
 
 def mixed(x: Tensor) -> Tensor:
@@ -75,6 +78,10 @@ def random_bits(like: Tensor, key: Tensor, slot: int) -> Tensor:
     """int32 for each element of a flat tensor; ``slot`` tells apart what one key is used for."""
     index = torch.arange(like.shape[0], dtype=torch.int32, device=like.device)
     return mixed(mixed(index ^ key) + NEXT * (slot + 1) % (1 << 31))
+
+
+def _draw_key(count: Tensor, stream: Tensor) -> Tensor:
+    return mixed(stream ^ mixed(count * STRIDE + 1))
 
 
 def _block_scales(value: Tensor) -> Tensor:
@@ -127,12 +134,14 @@ def _round_by_chance(value: Tensor, key: Tensor, slot: int) -> Tensor:
 
 
 _SCHEMAS = {
+    "draw_key": "(Tensor count, Tensor stream) -> Tensor",
     "block_scales": "(Tensor value) -> Tensor",
     "encode": "(Tensor value, Tensor scales, Tensor key, str code, int slot) -> Tensor",
     "decode": "(Tensor codes, Tensor scales, str code) -> Tensor",
     "round_by_chance": "(Tensor value, Tensor key, int slot) -> Tensor",
 }
 _PLAIN = {
+    "draw_key": _draw_key,
     "block_scales": _block_scales,
     "encode": _encode,
     "decode": _decode,
@@ -143,6 +152,8 @@ for _name, _function in _PLAIN.items():
     _library.define(_name + _SCHEMAS[_name])  # type: ignore[no-untyped-call]
     _library.impl(_name, _function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
+draw_key = torch.ops.fxamp.draw_key
+"""``(count, stream) -> key``: 0-dim int32 each; the key of random bits in the step of that number."""
 block_scales = torch.ops.fxamp.block_scales
 """``(value) -> scales``: int16 ``[ceil(n / 256)]`` of a flat float32 ``[n]``."""
 encode = torch.ops.fxamp.encode

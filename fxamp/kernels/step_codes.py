@@ -1,6 +1,6 @@
 """The ops of :mod:`fxamp.kernels.codes` as lines of generated Triton code, with the same results bit for bit."""
 
-from fxamp.kernels.codes import BLOCK, CODES, LARGEST, MULTIPLIERS, NEXT
+from fxamp.kernels.codes import BLOCK, CODES, LARGEST, MULTIPLIERS, NEXT, STRIDE
 
 
 def mixed_lines(name: str) -> list[str]:
@@ -11,6 +11,16 @@ def mixed_lines(name: str) -> list[str]:
         f"{name} = {name} ^ (({name} >> 15) & 0x1FFFF)",
         f"{name} = {name} * ({MULTIPLIERS[1]})",
         f"{name} = {name} ^ (({name} >> 16) & 0xFFFF)",
+    ]
+
+
+def key_lines(name: str, count: str, stream: str) -> list[str]:
+    """Return lines that compute the key of a step's random bits."""
+    return [
+        f"{name} = {count} * ({STRIDE}) + 1",
+        *mixed_lines(name),
+        f"{name} = {name} ^ {stream}",
+        *mixed_lines(name),
     ]
 
 

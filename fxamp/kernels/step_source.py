@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fxamp.kernels.codes import BLOCK, DECOMPOSITIONS, SCALES, block_scales, decode, round_by_chance
+from fxamp.kernels.codes import BLOCK, DECOMPOSITIONS, SCALES, block_scales, decode, draw_key, round_by_chance
 from fxamp.kernels.plan import ALIGNMENT, CHUNK
 from fxamp.kernels.source import CARRIER, WIDEN
-from fxamp.kernels.step_codes import chance_lines, decode_lines, encode_lines, scales_lines
+from fxamp.kernels.step_codes import chance_lines, decode_lines, encode_lines, key_lines, scales_lines
 from fxamp.kernels.step_nodes import is_flat, is_numbers, prepared_nodes, skipping
 from fxamp.kernels.step_ops import ARITHMETIC, CARRIED, COMPARISONS, SAME, divide, power, root
 
@@ -185,6 +185,8 @@ class Writer:
 
     def _coded(self, node: Node, masked: bool) -> list[str]:
         name, args = self.name(node), node.args
+        if node.target is draw_key.default:
+            return key_lines(name, self.name(args[0]), self.name(args[1]))
         if node.target is block_scales.default:
             return scales_lines(name, self.name(args[0]), self._block, masked)
         if node.target is decode.default:

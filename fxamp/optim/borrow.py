@@ -3,22 +3,17 @@
 import copy
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from threading import RLock
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fxamp.optim.fingerprint import fingerprint
-from fxamp.torch_private import compiling_flag
+from fxamp.torch_private import compile_lock, compiling_flag
 
 #: Attributes of every optimizer; a step's result does not depend on them.
 COMMON = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_opt_called", "step", "grad_scale", "found_inf"}
-
-
-#: One trace at a time: a second one would restore the stand-ins of the first.
-_borrowing = RLock()
 
 
 class RefusedError(Exception):
@@ -74,6 +69,7 @@ def run_borrowed(
     groups: Sequence[Mapping[str, Any]],
     sizes: Sequence[int],
     state: Mapping[Any, Any],
+    attributes: Mapping[str, Tensor],
 ) -> dict[Any, Any]:
     """Step ``parameters``, which carry gradients, and return the state after it.
 
@@ -83,6 +79,7 @@ def run_borrowed(
         groups: the settings of each group, without "params".
         sizes: the number of parameters in each group.
         state: the state by stand-in, or by the optimizer's own keys.
+        attributes: stand-ins for tensors that the optimizer holds as attributes.
 
     Raises:
         RefusedError: the step changes more than parameters and state.
@@ -92,17 +89,20 @@ def run_borrowed(
         borrowed.append({**settings, "params": list(parameters[at : at + size]), **_device_step(settings)})
         at += size
     before = [dict(group) for group in borrowed]
-    with _borrowing:
-        attributes = own_attributes(optimizer)
-        kept = {name: copy.copy(v) if isinstance(v, (list, dict, set)) else v for name, v in attributes.items()}
-        prints = {name: fingerprint(value) for name, value in attributes.items()}
+    with compile_lock():  # a second trace would restore the stand-ins of the first
+        kept = {
+            name: copy.copy(value) if isinstance(value, (list, dict, set)) else value
+            for name, value in own_attributes(optimizer).items()
+        }
+        vars(optimizer).update(attributes)
+        prints = {name: _identified(value) for name, value in own_attributes(optimizer).items()}
         own_groups, own_state = optimizer.param_groups, optimizer.state
         optimizer.param_groups, optimizer.state = borrowed, defaultdict(dict, state)
         try:
             with compiling_flag(), torch.no_grad():
                 plain_step(optimizer)(optimizer)
             result = dict(optimizer.state)
-            changed = [n for n, v in own_attributes(optimizer).items() if prints.get(n) != fingerprint(v)]
+            changed = [n for n, v in own_attributes(optimizer).items() if prints.get(n) != _identified(v)]
             changed += [k for old, new in zip(before, borrowed, strict=True) for k in new if new[k] is not old.get(k)]
         finally:
             optimizer.param_groups, optimizer.state = own_groups, own_state
@@ -111,8 +111,12 @@ def run_borrowed(
                     delattr(optimizer, name)
             vars(optimizer).update(kept)
     if changed:
-        raise RefusedError(f"its step changes {changed[0]!r}, which is neither a parameter nor state")
+        raise RefusedError(f"its step replaces {changed[0]!r}, which is neither a parameter nor state")
     return result
+
+
+def _identified(value: Any) -> Hashable:
+    return id(value) if isinstance(value, Tensor) else fingerprint(value)
 
 
 def _device_step(settings: Mapping[str, Any]) -> dict[str, Any]:

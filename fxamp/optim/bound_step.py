@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fxamp.optim.clip import squared_norm
 from fxamp.optim.layout import Layout
-from fxamp.optim.precision import precision_of
 from fxamp.optim.step_parts import CompiledParts
 from fxamp.torch_private import note_step, step_post_hooks, step_pre_hooks
 
@@ -54,9 +53,6 @@ class BoundStep:
         step takes none.
         """
         optimizer = self._optimizer
-        precision = precision_of(optimizer)
-        if precision is not None:
-            precision.steps += 1
         for hook in step_pre_hooks(optimizer):
             result: Any = hook(optimizer, (), {})
             if result is not None and result != ((), {}):

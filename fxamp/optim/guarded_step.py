@@ -13,6 +13,7 @@ from fxamp.optim.borrow import (
     MakesStateError,
     RefusedError,
     needs_arguments,
+    own_attributes,
     replaced_step,
     wrapped_optimizer,
 )
@@ -20,14 +21,18 @@ from fxamp.optim.bound_step import BoundStep
 from fxamp.optim.complete import complete_state
 from fxamp.optim.layout import Layout, read_layout, settings_of
 from fxamp.optim.lower import StepOptions
+from fxamp.optim.precision import precision_of
 from fxamp.optim.snapshot import Snapshot
 from fxamp.optim.state_dicts import plain_entry
 from fxamp.optim.step_parts import CompiledParts, compile_parts, pack_state
+from fxamp.torch_private import compile_lock
 
 log = logging.getLogger(__name__)
 
 MANY_COMPILATIONS = 9
 """The number of compilations at which to warn: one more than torch.compile's recompile_limit."""
+HOST_DECIDES = "the host decides whether to skip, and waits for the device"
+UNCOMPILED = "its step runs uncompiled"
 MOST_MAKING = 16
 """Kinds of steps that create state before the user is told: experts that get their first gradient late are normal."""
 
@@ -91,23 +96,31 @@ class GuardedStep:
             inner = wrapped_optimizer(optimizer)
             if inner is not None:
                 raise RefusedError(f"its step calls that of another optimizer, {type(inner).__name__}")
-            return self._prepare(optimizer, StepOptions(scaled, clipped, guarded, self._lowering, self._mode))
+            precision = precision_of(optimizer)
+            return self._prepare(
+                optimizer, StepOptions(scaled, clipped, guarded, self._lowering, self._mode, precision)
+            )
         except MakesStateError as made:
             log.debug("%s: the host decides on this step: %s", type(optimizer).__name__, made)
         except RefusedError as refused:
-            self._say(optimizer, str(refused))
+            self._say(optimizer, str(refused), HOST_DECIDES if guarded else UNCOMPILED)
         return None
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Why the host had to decide, each reason once, in order of occurrence."""
+        """Why steps ran uncompiled, or state stays as it is, each reason once, in order of occurrence."""
         return tuple(self._said)
 
     def _prepare(self, optimizer: torch.optim.Optimizer, options: StepOptions) -> BoundStep:
         seen = Snapshot(optimizer)
         last = self._last.get(options)
         if last is not None and last.snapshot == seen:
-            layout = replace(last.layout, gradients=seen.gradients, settings=settings_of(optimizer))
+            layout = replace(
+                last.layout,
+                gradients=seen.gradients,
+                settings=settings_of(optimizer),
+                attributes=own_attributes(optimizer),
+            )
             floats = layout.floats()
             if floats == last.floats or last.compiled.serves(floats):
                 return BoundStep(optimizer, last.compiled, layout, last.state)
@@ -115,7 +128,8 @@ class GuardedStep:
         key = (options, layout.key())
         found = self._find(key, layout)
         if found is None:
-            layout, found = self._compile_once(optimizer, layout, options, key)
+            with compile_lock():
+                layout, found = self._compile_once(optimizer, layout, options, key)
         # Drop the gradients; otherwise they would stay alive after the user drops them.
         self._last[options] = _LastStep(
             Snapshot(optimizer).release(),
@@ -139,7 +153,7 @@ class GuardedStep:
                 layout = read_layout(optimizer)
             changed, unpacked = pack_state(optimizer, layout, options)
             for why in unpacked:
-                self._say(optimizer, f"the state of some parameters stays as it is: {why}")
+                self._say(optimizer, why, "the state of some parameters stays as it is")
             if changed:
                 layout = read_layout(optimizer)
             return layout, self._find((options, layout.key()), layout) or self._compile(optimizer, layout, options)
@@ -149,7 +163,8 @@ class GuardedStep:
         except MakesStateError:
             self._making.add(key)
             if len(self._making) > MOST_MAKING:
-                self._say(optimizer, "its steps make new state again and again")
+                consequence = HOST_DECIDES if options.guarded else UNCOMPILED
+                self._say(optimizer, "its steps make new state again and again", consequence)
             raise
 
     def _find(self, key: Hashable, layout: Layout) -> CompiledParts | None:
@@ -169,12 +184,10 @@ class GuardedStep:
         self._compiled.setdefault((options, layout.key()), []).append(compiled)
         return compiled
 
-    def _say(self, optimizer: torch.optim.Optimizer, why: str) -> None:
+    def _say(self, optimizer: torch.optim.Optimizer, why: str, consequence: str) -> None:
         if why not in self._said:
             self._said.append(why)
-            log.warning(
-                "%s: the host decides whether to skip, and waits for the device: %s", type(optimizer).__name__, why
-            )
+            log.warning("%s: %s: %s", type(optimizer).__name__, consequence, why)
 
     def _saved(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Return the saved state as the uncompiled optimizer would save it."""

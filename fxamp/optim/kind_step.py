@@ -25,18 +25,17 @@ from fxamp.optim.borrow import RefusedError
 from fxamp.optim.kinds import same_order
 from fxamp.optim.lower import Numbers, StepOptions, by_inductor, decompositions, generates, must_lift, step_passes
 from fxamp.optim.packed import Packed, in_memory_order
-from fxamp.optim.precision import Precision, keys, parts_of
+from fxamp.optim.precision import parts_of, streams
 from fxamp.optim.share import Share
 from fxamp.optim.trace import Traced, of_any_size, serves_size
 from fxamp.passes.base import Context
 from fxamp.passes.step.fold_unscale import COEFFICIENT, INVERSE
 from fxamp.passes.step.guard_updates import FLAG
 from fxamp.passes.step.lift_scalars import NUMBERS
-from fxamp.passes.step.pack_state import NOISE, ROLE
+from fxamp.passes.step.pack_state import ROLE, STREAM
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import stages_by_environment
 from fxamp.pipeline.list_graph import list_graph
-from fxamp.torch_devices import copy_across_
 
 SHARED = (INVERSE, COEFFICIENT, FLAG)
 
@@ -98,7 +97,7 @@ class KindStep:
         members: the parameters.
         numbers: for each kind, its lifted floats on the device; none if floats are passed as Python numbers.
         source: the generated source code; None for "aot_eager".
-        noise: the keys of random bits; None if nothing is rounded by chance.
+        streams: for each member, 0-dim int32 on its device; none if nothing is rounded by chance.
     """
 
     shares: tuple[Share, ...]
@@ -106,7 +105,7 @@ class KindStep:
     members: Members
     numbers: "tuple[Numbers, ...]"
     source: str | None
-    noise: "Noise | None" = None
+    streams: tuple[Tensor, ...] = ()
 
     @property
     def traced(self) -> Traced:
@@ -119,7 +118,7 @@ class KindStep:
 
     def require_inputs(self, tensors: Sequence[Tensor]) -> None:
         """Raise AssertionError unless the program reads a parameter's tensors in the dtypes that they have."""
-        given = [part.dtype for part in parts_of(tensors)] + ([] if self.noise is None else [torch.int32])
+        given = [part.dtype for part in parts_of(tensors)] + ([torch.int32] if self.streams else [])
         values = [node.meta["val"] for node in self.traced.module.graph.find_nodes(op="placeholder")[: len(given)]]
         assert given == [value.dtype for value in values], "a step's program reads other dtypes than it is given"
 
@@ -131,25 +130,11 @@ class KindStep:
     @torch.no_grad()
     def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
         columns = self.members.tensors(tensors)
-        if self.noise is not None:
-            columns.append(self.noise.drawn())
+        if self.streams:
+            columns.append(self.streams)
         elements = None if self.source is None else sum(self.members.numels)
         with observed(CompiledStep(self.source, elements)):
             self.run(columns, self.given(floats), self.members.kinds, extras)
-
-
-class Noise:
-    """A key for each parameter of a kind, 0-dim int32 on its device, in the same memory in every step."""
-
-    def __init__(self, precision: Precision, members: Sequence[int], device: torch.device) -> None:
-        self._precision, self._members = precision, members
-        self._kept = torch.zeros(len(members), dtype=torch.int32, device=device)
-
-    def drawn(self) -> tuple[Tensor, ...]:
-        """The keys of this step; waits for no device."""
-        drawn = keys(self._precision, self._members)
-        copy_across_(self._kept, drawn.pin_memory() if self._kept.is_cuda else drawn)
-        return self._kept.unbind()
 
 
 def lower_kinds(
@@ -157,11 +142,10 @@ def lower_kinds(
     options: StepOptions,
     places: Sequence[Sequence[int]],
     tensors: Sequence[Tensor],
-    precision: Precision | None = None,
 ) -> KindStep:
     """Rewrite the graph of the first kind and make it run for all of them.
 
-    ``places``: for each parameter, the indices of its tensors among ``tensors``; ``precision``: what is asked.
+    ``places``: for each parameter, the indices of its tensors among ``tensors``.
 
     Raises:
         RefusedError: an op is not pointwise, or no kernel can be generated for it.
@@ -183,10 +167,11 @@ def lower_kinds(
     run, source = _lowered(gm, traced, options, kernel_for)
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
-    noisy = any(node.target == NOISE for node in gm.graph.find_nodes(op="placeholder"))
+    by_chance = any(node.target == STREAM for node in gm.graph.find_nodes(op="placeholder"))
     positions = [at for share in shares for at in share.kind.members]
-    noise = Noise(precision, positions, device) if noisy and precision is not None else None
-    return KindStep(tuple(shares), run, members, numbers, source, noise)
+    seed = 0 if options.precision is None else options.precision.seed
+    drawn = streams(seed, positions).to(device).unbind() if by_chance else ()
+    return KindStep(tuple(shares), run, members, numbers, source, drawn)
 
 
 def _lowered(

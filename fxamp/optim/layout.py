@@ -106,8 +106,18 @@ class Layout:
         return [value for entry in self.state.values() for value in entry.values() if isinstance(value, Tensor)]
 
     def setting_tensors(self) -> list[Tensor]:
-        """Return every tensor among the settings: for example, a learning rate that is a tensor."""
-        return [v for group in self.settings for v in _leaves(group.values()) if isinstance(v, Tensor)]
+        """Return every tensor among the settings, a learning rate for example, and among the attributes."""
+        found = [v for group in self.settings for v in _leaves(group.values()) if isinstance(v, Tensor)]
+        return [*found, *self.held_tensors().values()]
+
+    def held_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are attributes of the optimizer, by name; they are 0-dim."""
+        return {name: value for name, value in self.attributes.items() if isinstance(value, Tensor)}
+
+    def setting_places(self) -> slice:
+        """Return where :meth:`setting_tensors` stand in :meth:`tensors`."""
+        start = len(self.parameters) + len(self.active())
+        return slice(start, start + len(self.setting_tensors()))
 
     def floats(self) -> list[float]:
         """Return every float among the settings, in order."""
@@ -171,6 +181,7 @@ def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
         state[known.get(id(owner), owner) if isinstance(owner, Tensor) else owner] = _parts(owner, entry, wholes)
     sizes = tuple(len(group["params"]) for group in optimizer.param_groups)
     own = own_attributes(optimizer)
+    _require_held(own, owners)
     return Layout([*map(local, owners)], gradients, settings, state, own, sizes, owners, wholes)
 
 
@@ -236,6 +247,17 @@ def setting_look(value: Any) -> Hashable:
     if type(value) in (tuple, list):
         return (type(value), *map(setting_look, value))
     return fingerprint(value)
+
+
+def _require_held(attributes: Mapping[str, Any], owners: Sequence[Tensor]) -> None:
+    """Raise RefusedError for a tensor among the attributes that cannot be an input of the step, as a setting can."""
+    devices = {owner.device for owner in owners}
+    for name, value in attributes.items():
+        if isinstance(value, Tensor) and (value.dim() or {value.device} != devices or type(value) is not Tensor):
+            raise RefusedError(
+                f"its attribute {name!r} is a {type(value).__name__} of shape {list(value.shape)} on {value.device};"
+                " accepted as attributes: 0-dim tensors on the parameters' device. Keep others in state[parameter]"
+            )
 
 
 def _require_plain(parameters: list[Tensor], gradients: list[Tensor | None], state: Mapping[Any, Any]) -> None:

@@ -12,6 +12,7 @@ from fxamp.capture import Captured
 from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.lowerings import mode_settings
 from fxamp.observe import CompiledStep, observed
+from fxamp.optim.precision import Precision
 from fxamp.optim.trace import Traced
 from fxamp.passes.base import Context, PassSequence
 from fxamp.passes.sequences import step
@@ -23,6 +24,7 @@ from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import stages_by_environment
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.torch_devices import copy_across_, moved
+from fxamp.torch_private import compiling_flag
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class StepOptions:
 
     ``scaled``: gradients are scaled. ``clipped``: a clip coefficient is given. ``guarded``: a flag can skip the step.
     ``lowering``: one of :data:`fxamp.lowerings.STEP_LOWERINGS`. ``mode``: one of Inductor's modes, or None.
+    ``precision``: in which state is kept; None: as the optimizer makes it.
     """
 
     scaled: bool = False
@@ -38,6 +41,7 @@ class StepOptions:
     guarded: bool = True
     lowering: str = "inductor"
     mode: str | None = None
+    precision: Precision | None = None
 
 
 def decompositions(options: StepOptions) -> dict[Any, Any]:
@@ -138,7 +142,12 @@ def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[
     patches["max_fusion_buffer_group_pairwise_attempts"] = 8
     # One launch updates parameters of different shapes, instead of one launch per shape.
     patches |= {"combo_kernels": True} if inputs[0].is_cuda else {}
-    with config.patch(patches), tracing(TracingContext(traced.mode)), torch.no_grad():
+    with (
+        compiling_flag(everywhere=True),
+        config.patch(patches),
+        tracing(TracingContext(traced.mode)),
+        torch.no_grad(),
+    ):
         graphs = bool(config.triton.cudagraphs) and inputs[0].is_cuda
         compiled = compile_fx_inner(
             gm,

@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from fxamp.kernels.codes import MULTIPLIERS
 from fxamp.optim.layout import Layout
 from fxamp.optim.packed import Packed, is_packed, plain
 from fxamp.optim.signs import is_negative_somewhere
-from fxamp.passes.step.pack_state import COMPENSATION, PackState
+from fxamp.passes.step.pack_state import COMPENSATION, COUNT, PackState
 from fxamp.policy import OptimizerPrecision
 from fxamp.policy.model.optimizer_precision import OTHERS
 from fxamp.torch_dtypes import NARROW
@@ -23,13 +23,12 @@ from fxamp.torch_dtypes import NARROW
 log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Precision:
-    """The precision requested for one optimizer; ``steps`` taken so far and ``seed`` give the keys of random bits."""
+    """The precision requested for one optimizer; ``seed``: of stochastic rounding."""
 
     asked: OptimizerPrecision
     seed: int = 0
-    steps: int = 0
 
     @property
     def changes(self) -> bool:
@@ -109,7 +108,24 @@ def packed_state(
         parameter = layout.parameters[at]
         if asked.weights == "kahan" and parameter.dtype in NARROW and COMPENSATION not in entry and entry:
             found[parameter][COMPENSATION] = torch.zeros_like(parameter, requires_grad=False)
+        if _rounds_by_chance(asked, parameter, {**entry, **found[parameter]}) and not _is_count(entry, parameter):
+            known = torch.as_tensor(entry.get(COUNT, 0))
+            found[parameter][COUNT] = known.to(parameter.device, torch.int32, non_blocking=True).clone()
     return {owner: entry for owner, entry in found.items() if entry}
+
+
+def _rounds_by_chance(asked: OptimizerPrecision, parameter: Tensor, entry: Mapping[Any, Any]) -> bool:
+    """Whether the step rounds by chance what it writes to a parameter or to its state."""
+    if asked.rounding != "stochastic":
+        return False
+    written = [value for name, value in entry.items() if isinstance(value, Tensor) and name != COMPENSATION]
+    written += [] if asked.weights == "kahan" else [parameter]
+    return any(_form(value) not in ("", "float16") for value in written)
+
+
+def _is_count(entry: Mapping[Any, Any], parameter: Tensor) -> bool:
+    count = entry.get(COUNT)
+    return isinstance(count, Tensor) and count.dtype is torch.int32 and count.device == parameter.device
 
 
 def pass_for(layout: Layout, at: int, asked: OptimizerPrecision) -> PackState:
@@ -132,12 +148,11 @@ def _form(value: Tensor) -> str:
     return NARROW.get(value.dtype, "") if value.dim() else ""
 
 
-def keys(precision: Precision, members: Sequence[int]) -> Tensor:
-    """Return the keys of one step's random bits: an int32 for each parameter, from seed, step and position."""
+def streams(seed: int, members: Sequence[int]) -> Tensor:
+    """Return what tells apart the random bits of parameters: an int32 for each, from seed and position."""
     place = np.asarray(members, dtype=np.uint32)
-    start = np.uint32((precision.seed * 0x9E3779B1 + precision.steps * 0x85EBCA77 + 1) & 0xFFFFFFFF)
-    mixed = _mixed(_mixed(place + np.uint32(1)) ^ _mixed(np.full_like(place, start)))
-    return torch.from_numpy(mixed.view(np.int32))
+    start = np.full_like(place, (seed * 0x9E3779B1 + 1) & 0xFFFFFFFF)
+    return torch.from_numpy(_mixed(_mixed(place + np.uint32(1)) ^ _mixed(start)).view(np.int32))
 
 
 def _mixed(x: Any) -> Any:

@@ -7,10 +7,14 @@ import torch
 from torch import Tensor
 
 from fxamp.optim.packed import is_packed, plain
+from fxamp.passes.step.pack_state import COUNT
 
 
 def plain_entry(entry: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
     """Return one owner's entry, with its step counter where an eager step keeps it.
+
+    The count of steps that rounded by chance becomes a number, because optimizers convert loaded tensors to the
+    parameter's dtype.
 
     Args:
         entry: as the compiled step keeps it.
@@ -18,6 +22,8 @@ def plain_entry(entry: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str,
     """
     on_device = group.get("capturable") or group.get("fused")
     shown = {name: plain(value) for name, value in entry.items()}
+    if isinstance(shown.get(COUNT), Tensor):
+        shown[COUNT] = int(shown[COUNT])
     return {
         name: value.cpu() if name == "step" and isinstance(value, Tensor) and not on_device else value
         for name, value in shown.items()

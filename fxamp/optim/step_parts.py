@@ -15,7 +15,7 @@ from fxamp.optim.kind_step import KindStep, lower_kinds
 from fxamp.optim.kinds import Kind, Split, split
 from fxamp.optim.layout import Layout
 from fxamp.optim.lower import StepOptions, WholeStep, decompositions, lower_step, must_lift
-from fxamp.optim.precision import packed_state, pass_for, precision_of, require_names
+from fxamp.optim.precision import packed_state, pass_for, require_names
 from fxamp.optim.share import Share, shared
 from fxamp.optim.signs import never_negative
 from fxamp.optim.trace import Traced, fakes_of, flat_fakes, trace_step, wide_fakes
@@ -56,7 +56,7 @@ def pack_state(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOp
 
     Raises RefusedError if the policy asks for what the optimizer does not have.
     """
-    precision = precision_of(optimizer)
+    precision = options.precision
     if precision is None:
         return False, ()
     require_names(layout, precision.asked)
@@ -67,7 +67,7 @@ def pack_state(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOp
         traced = best_trace(optimizer, first, plain, wide_fakes, lifted=())
         new = packed_state(layout, kind.members, precision.asked, never_negative(traced.module))
         for owner, entry in new.items():
-            whole = {name: layout.kept_by(owner, value) for name, value in entry.items()}
+            whole = {name: layout.kept_by(owner, value) if value.dim() else value for name, value in entry.items()}
             optimizer.state[layout.owner_of(owner)].update(whole)
         changed |= bool(new)
     return changed, tuple(found.others)
@@ -85,7 +85,7 @@ def _parts(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOption
                 found.exclude(at, str(refused))
     for shares in shared(kinds, layout):
         try:
-            step = _together(optimizer, layout, shares, options)
+            step = _together(layout, shares, options)
         except RefusedError as refused:
             for at in (at for share in shares for at in share.kind.members):
                 found.exclude(at, str(refused))
@@ -111,17 +111,15 @@ def _parts(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOption
 
 
 def _alone(optimizer: torch.optim.Optimizer, layout: Layout, kind: Kind, options: StepOptions) -> Share:
-    precision, first = precision_of(optimizer), kind.members[0]
+    precision, first = options.precision, kind.members[0]
     packed = None if precision is None else pass_for(layout, first, precision.asked)
     fakes = wide_fakes if packed is not None else flat_fakes
     return Share(kind, best_trace(optimizer, layout.only((first,)), options, fakes), packed)
 
 
-def _together(
-    optimizer: torch.optim.Optimizer, layout: Layout, shares: Sequence[Share], options: StepOptions
-) -> KindStep:
+def _together(layout: Layout, shares: Sequence[Share], options: StepOptions) -> KindStep:
     places, tensors = layout.places(), layout.tensors()
-    step = lower_kinds(shares, options, places, tensors, precision_of(optimizer))
+    step = lower_kinds(shares, options, places, tensors)
     for share in shares:
         step.require_inputs([tensors[place] for place in places[share.kind.members[0]]])
     return step

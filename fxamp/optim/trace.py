@@ -10,18 +10,19 @@ State that the step creates is not an input, so a layout's state must be complet
 
 import functools
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import SymFloat, Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.fx import GraphModule, Interpreter
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 
 from fxamp.kernels.codes import BLOCK, SCALES
 from fxamp.optim.borrow import RefusedError, run_borrowed
@@ -31,6 +32,7 @@ from fxamp.passes.step.fold_unscale import GRADIENT
 from fxamp.passes.step.lift_scalars import NUMBERS
 from fxamp.passes.step.pack_state import ROLE
 from fxamp.torch_dtypes import NARROW
+from fxamp.torch_private import make_fx
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +122,7 @@ def run_once(
         # A copy: a step that writes to the gradient must not change what the user, or the other run, sees.
         parameter.grad = None if gradient is None else next(left).clone()
     settings = with_values(layout.settings, iter(floats), left)
+    attributes = {name: next(left) for name in layout.held_tensors()}
     owners = {id(p): stand_in for p, stand_in in zip(layout.parameters, parameters, strict=True)}
     originals = {id(stand_in): p for p, stand_in in zip(layout.parameters, parameters, strict=True)}
     state = {}
@@ -129,7 +132,7 @@ def run_once(
             given = {name: widened(value) for name, value in given.items()}
         if given:
             state[owners.get(id(owner), owner) if isinstance(owner, Tensor) else owner] = given
-    after = run_borrowed(optimizer, parameters, settings, layout.sizes, state)
+    after = run_borrowed(optimizer, parameters, settings, layout.sizes, state, attributes)
     named = {originals.get(id(o), o) if isinstance(o, Tensor) else o: entry for o, entry in after.items()}
     return parameters, named
 
@@ -162,7 +165,7 @@ def of_any_size(gm: GraphModule, mode: FakeTensorMode, decompositions: dict[Any,
                 count = (size + BLOCK - 1) // BLOCK if value.dtype is SCALES else size
                 value = torch.empty((count,), dtype=value.dtype, device=value.device)
             inputs.append(value)
-        return make_fx(Interpreter(gm).run, decompositions, tracing_mode="real")(*inputs)
+        return make_fx(Interpreter(gm).run, decompositions)(*inputs)
 
 
 def serves_size(gm: GraphModule, mode: FakeTensorMode) -> Callable[[int], bool]:
@@ -213,7 +216,7 @@ def trace_step(
 
     with mode, torch.no_grad(), refusing():
         functional = torch.func.functionalize(flat, remove="mutations")
-        gm = make_fx(functional, decompositions, tracing_mode="real")(*inputs, *floats)
+        gm = make_fx(functional, decompositions)(*inputs, *floats)
     _describe(gm, layout, [*inputs, *floats])
     guards = tuple(guard.expr for guard in mode.shape_env.guards)  # type: ignore[union-attr]
     return Traced(gm, mode, guards, symbols, tuple(constants), tuple(lifted))
@@ -223,8 +226,11 @@ def _step(
     optimizer: torch.optim.Optimizer, layout: Layout, values: list[Tensor], floats: Sequence[Any], wide: bool
 ) -> None:
     """Run the step on ``values`` in place, with all writes at the end."""
-    new, state = run_once(optimizer, layout, [value.clone() for value in values], floats, wide)
+    own = [value.clone() for value in values]
+    new, state = run_once(optimizer, layout, own, floats, wide)
     for target, value in zip(values, new, strict=False):
+        target.copy_(value)
+    for target, value in list(zip(values, own, strict=True))[layout.setting_places()]:
         target.copy_(value)
     slots = iter(values[len(values) - len(layout.state_tensors()) :])
     for owner, entry in layout.state.items():
@@ -267,6 +273,9 @@ def _symbol(mode: FakeTensorMode, at: int, value: float) -> SymFloat:
 
 def _describe(gm: GraphModule, layout: Layout, values: Sequence[Any]) -> None:
     """Give the graph's inputs their values and roles, and mark the gradients; remove unused nodes."""
+    for node in gm.graph.find_nodes(op="placeholder")[layout.setting_places()]:
+        for user in [user for user in node.users if _writes(user) and _is_unchanged(user.args[1], node)]:
+            gm.graph.erase_node(user)
     gm.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _writes(node))
     start, end = len(layout.parameters), len(layout.parameters) + len(layout.active())
     settings = [f"setting{at}" for at in range(len(layout.setting_tensors()))]
@@ -280,17 +289,41 @@ def _describe(gm: GraphModule, layout: Layout, values: Sequence[Any]) -> None:
     gm.recompile()
 
 
+def _is_unchanged(value: Any, node: torch.fx.Node) -> bool:
+    copies = (torch.ops.aten.clone.default, torch.ops.aten.alias.default)
+    while isinstance(value, torch.fx.Node) and value is not node and value.target in copies:
+        value = value.args[0]
+    return value is node
+
+
 def _writes(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 class refusing:
-    """Turn any exception of a trace into a RefusedError with its message."""
+    """Turn any exception of a trace into a RefusedError that names the line of the step's code that raised it."""
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception) and not isinstance(error, RefusedError):
-            line = str(error).strip().splitlines()[:1]
-            raise RefusedError(f"its step cannot be traced: {type(error).__name__}: {''.join(line)}") from error
+            raise RefusedError(f"{_reason(error)}{_place(trace)}") from error
+
+
+def _reason(error: Exception) -> str:
+    line = "".join(str(error).strip().splitlines()[:1])
+    if isinstance(error, (GuardOnDataDependentSymNode, DataDependentOutputException)):
+        return "it reads the value of a tensor on the host, as float(), .item() and if do; accepted: ops on the tensor"
+    if "FakeTensor" in line:
+        return "it reads a tensor that is neither a parameter, a gradient, its state nor an attribute of it"
+    return f"it cannot be traced: {type(error).__name__}: {line}"
+
+
+def _place(trace: Any) -> str:
+    """Return where the step's own code raised: its last line outside of torch and fxamp."""
+    frames = [f for f in traceback.extract_tb(trace) if f.line and not _LIBRARIES & {*Path(f.filename).parents}]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
+
+
+_LIBRARIES = {Path(torch.__file__).parent, Path(__file__).parents[1]}

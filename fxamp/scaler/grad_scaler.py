@@ -163,8 +163,8 @@ class GradScaler(torch.amp.GradScaler):
 
         Raises:
             AssertionError: nothing has been scaled yet.
-            RuntimeError: called twice, or after ``step``, since the last update; or after a fused optimizer's ``step``
-                raised.
+            RuntimeError: called twice, or after ``clip_grad_norm_`` or ``step``, since the last update; or after a
+                fused optimizer's ``step`` raised.
             ValueError: a gradient is float16.
         """
         if not self._enabled:
@@ -172,12 +172,13 @@ class GradScaler(torch.amp.GradScaler):
         self._check_scale_growth_tracker("unscale_")
         record = self._per_optimizer_states[id(optimizer)]
         record.require_whole(optimizer)
+        if record.clipped:
+            raise RuntimeError("unscale_() is being called after clip_grad_norm_(), which unscales.")
         if record.stage is OptState.UNSCALED:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
         if record.stage is OptState.STEPPED:
             raise RuntimeError("unscale_() is being called after step().")
-        self._check(optimizer, self._inverse(), allow_fp16=False)
-        record.stage = OptState.UNSCALED
+        self._unscale(optimizer, record)
 
     @untraced
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, return_skipped: bool = False, **kwargs: Any) -> Any:
@@ -262,7 +263,7 @@ class GradScaler(torch.amp.GradScaler):
         record.require_whole(optimizer)
         if record.stage is OptState.STEPPED:
             raise RuntimeError("clip_grad_norm_() is being called after step().")
-        if record.coefficient is not None:
+        if record.clipped:
             raise RuntimeError("clip_grad_norm_() has already been called on this optimizer since the last update().")
         later = self._compiled.prepare(optimizer, self._holds_scale(record), clipped=True) is not None
         if not later and any(
@@ -270,9 +271,11 @@ class GradScaler(torch.amp.GradScaler):
         ):
             # The norm of sharded gradients needs the other ranks, and sparse ones must be summed: torch does both.
             if record.stage is OptState.READY:
-                self.unscale_(optimizer)
+                self._unscale(optimizer, record)
+            record.clipped = True
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         total = self._norm(optimizer, record, parameters, keep=later)
+        record.clipped = True
         clipping.flag_infinite_(record.found_inf_per_device.values(), total)
         coefficient = clip.coefficient(total, max_norm)
         if later:
@@ -430,6 +433,10 @@ class GradScaler(torch.amp.GradScaler):
         scale, _ = self._check_scale_growth_tracker("unscale_")
         return reciprocal(scale)
 
+    def _unscale(self, optimizer: torch.optim.Optimizer, record: OptimizerRecord) -> None:
+        self._check(optimizer, self._inverse(), allow_fp16=False)
+        record.stage = OptState.UNSCALED
+
     def _holds_scale(self, record: OptimizerRecord) -> bool:
         """Whether the optimizer's gradients in memory are still multiplied by the scale."""
         return record.stage is OptState.READY and not self._graph.attached
@@ -471,7 +478,7 @@ class GradScaler(torch.amp.GradScaler):
         if record.coefficient is None:
             return
         if record.stage is OptState.READY:
-            self.unscale_(optimizer)
+            self._unscale(optimizer, record)
         clipping.multiply_(list(parameters_with_gradients(optimizer)), record.coefficient)
         record.coefficient = None
 

@@ -37,6 +37,7 @@ class OptimizerRecord(MutableMapping[str, Any]):
         skipped: whether the step was skipped; a 0-dim tensor, nonzero for a skip, if only the device knows.
         coefficient: the clip coefficient that ``clip_grad_norm_`` computed and that was not applied yet: 0-dim float32,
             or None.
+        clipped: whether ``clip_grad_norm_`` was called.
         half_unscaled: whether a fused step raised and may have unscaled only some of the gradients.
     """
 
@@ -44,6 +45,7 @@ class OptimizerRecord(MutableMapping[str, Any]):
     found_inf_per_device: dict[torch.device, Tensor] = field(default_factory=dict)
     skipped: bool | Tensor = False
     coefficient: Tensor | None = None
+    clipped: bool = False
     half_unscaled: bool = False
 
     def __getitem__(self, key: str) -> Any:

@@ -45,7 +45,7 @@ from fxamp.torch_private.op_names import operator_names
 from fxamp.torch_private.optimizers import note_step, step_post_hooks, step_pre_hooks
 from fxamp.torch_private.stored_graphs import dump_graph, is_dynamic, load_graph
 from fxamp.torch_private.symbols import dropped_sizes, rebind_sizes, size_tables
-from fxamp.torch_private.tracing import compiling_flag, replace_tracing_mode, without_autocast
+from fxamp.torch_private.tracing import compile_lock, compiling_flag, make_fx, replace_tracing_mode, without_autocast
 from fxamp.torch_private.wrappers import running_wrapper
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "backend_of",
     "called_by_backward",
     "calls_kernel",
+    "compile_lock",
     "compiled_by_aot",
     "compiles_with",
     "compiling_again",
@@ -76,6 +77,7 @@ __all__ = [
     "keep_saved_tensors",
     "keeps_graph",
     "load_graph",
+    "make_fx",
     "note_step",
     "operator_names",
     "raised_through_dynamo",

@@ -9,7 +9,7 @@ from torch.fx import traceback as fx_traceback
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fxamp.torch_private.autograd import Node, function_of, keeps_graph, running_node
-from fxamp.torch_private.tracing import without_autocast
+from fxamp.torch_private.tracing import compiling_flag, without_autocast
 
 
 def graph_metadata(function: Any) -> list[Any]:
@@ -68,13 +68,14 @@ def running_metadata() -> Iterator[None]:
 def compiling_again() -> Callable[[], AbstractContextManager[None]]:
     """Return a function that restores AOTAutograd's current compile contexts, for a graph that is compiled later.
 
-    Breaks loudly. If torch adds other contexts, its logs of the later compilation lack their information.
+    As in Dynamo, one thread compiles at a time, and all threads can see that one does. Breaks loudly. If torch adds
+    other contexts, its logs of the later compilation lack their information.
     """
     noted, compilation = TracingContext.try_get(), CompileContext.try_get()
 
     @contextmanager
     def again() -> Iterator[None]:
-        with tracing(noted), compile_context(compilation), without_autocast():
+        with compiling_flag(everywhere=True), tracing(noted), compile_context(compilation), without_autocast():
             yield
 
     return again

@@ -1,16 +1,71 @@
-"""States of torch in which code is traced."""
+"""Tracing: torch's states while code is traced, and a make_fx that changes nothing that other threads can see."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from threading import RLock
-from typing import Any, TypeVar
+from threading import get_ident
+from types import MethodType
+from typing import Any, Literal, TypeVar
 
 import torch
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.proxy_tensor import _MakefxTracer
 
 Mode = TypeVar("Mode")
 
-#: The flag is process-wide: while one thread has set it, no other thread may read its previous value.
-_compiling = RLock()
+
+def compile_lock() -> AbstractContextManager[Any]:
+    """Return Dynamo's lock, an RLock: who holds it is the only thread that traces or compiles. Breaks loudly."""
+    from torch._dynamo import convert_frame
+
+    return convert_frame.compile_lock
+
+
+def make_fx(
+    function: Callable[..., Any],
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    *,
+    tracing_mode: Literal["real", "fake"] = "real",
+    pre_dispatch: bool = False,
+    allow_non_fake_inputs: bool = False,
+) -> Callable[..., GraphModule]:
+    """Return torch's ``make_fx(function, ...)``, which other threads do not notice.
+
+    torch's own patches ``nn.Module`` and says to the whole process that fx is tracing: a second trace restores the
+    patches of the first one, and compiled models of other threads raise. Here nothing is patched, and one thread traces
+    at a time. If torch renames what it is made of, it breaks loudly; if torch patches elsewhere, tests/torch_private
+    finds it.
+    """
+
+    def traced(*inputs: Any) -> GraphModule:
+        tracer = _Tracing(decompositions, tracing_mode, allow_non_fake_inputs, pre_dispatch, False, False, True)
+        with compile_lock():
+            return tracer.trace(function, *inputs)
+
+    return traced
+
+
+class _Tracing(_MakefxTracer):
+    @contextmanager
+    def _init_modes_from_inputs(self, *given: Any) -> Iterator[None]:
+        with super()._init_modes_from_inputs(*given):
+            # The tracer stays of its own class, which torch compares.
+            tracer: Any = self.fx_tracer
+            tracer.trace = MethodType(_trace, tracer)
+            yield
+
+
+def _trace(tracer: Any, function: Callable[..., Any], concrete_args: Any) -> Graph:
+    """``Tracer.trace`` without its patches, which intercept calls of modules and of wrapped functions.
+
+    make_fx records ops by its modes, and lets all that the patches intercept pass.
+    """
+    tracer.root, tracer.tensor_attrs = torch.nn.Module(), {}
+    tracer.graph = Graph(tracer_cls=type(tracer))
+    run, inputs = tracer.create_args_for_root(function, False, concrete_args)
+    tracer.create_node("output", "output", (tracer.create_arg(run(*inputs)),), {})
+    tracer.submodule_paths = None
+    graph: Graph = tracer.graph
+    return graph
 
 
 def replace_tracing_mode(kind: type[Mode]) -> Mode:
@@ -26,16 +81,27 @@ def replace_tracing_mode(kind: type[Mode]) -> Mode:
     return own
 
 
-@contextmanager
-def compiling_flag() -> Iterator[None]:
-    """Make ``torch.compiler.is_compiling()`` true inside, in every thread; only one thread at a time can be inside.
+class _InThisThread:
+    """A flag that is true in one thread; in others it is what it was before."""
 
-    So torch's optimizers take the path that reads no value on the host. If torch renames the flag, they read values of
-    fake tensors, and their steps are left to the host.
+    def __init__(self, before: object) -> None:
+        self._thread, self._before = get_ident(), before
+
+    def __bool__(self) -> bool:
+        return get_ident() == self._thread or bool(self._before)
+
+
+@contextmanager
+def compiling_flag(everywhere: bool = False) -> Iterator[None]:
+    """Make ``torch.compiler.is_compiling()`` true inside; only one thread at a time can be inside.
+
+    So torch's optimizers take the path that reads no value on the host. Other threads see it only ``everywhere``: for
+    torch's own compilers, which patch the process, so that compiled models of other threads must know. If torch renames
+    the flag, optimizers read values of fake tensors, and their steps are left to the host.
     """
-    with _compiling:
+    with compile_lock():
         before = torch.compiler._is_compiling_flag
-        torch.compiler._is_compiling_flag = True
+        torch.compiler._is_compiling_flag = True if everywhere else _InThisThread(before)  # type: ignore[assignment]
         try:
             yield
         finally:

@@ -6,8 +6,8 @@
    to it computes the scales of its blocks, then the codes.
 3. With ``compensated``, a 16-bit parameter has a compensation as another input: the step reads their sum, writes the
    result rounded to nearest, and writes the rounding error to the compensation.
-4. If anything is rounded stochastically, each parameter gets one more input, the last one: ``noise``, the key of its
-   random bits.
+4. If anything is rounded stochastically, the step draws a key of random bits from the count of such steps, an int32 of
+   the state, which it advances, and from one more input, the last one: ``stream``, which no other parameter has.
 
 Inputs are known by their role, ``node.meta[ROLE]``.
 """
@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
-from fxamp.kernels.codes import CODES, SCALES, block_scales, decode, encode, round_by_chance
+from fxamp.kernels.codes import CODES, SCALES, block_scales, decode, draw_key, encode, round_by_chance
 from fxamp.passes.base import Context, Pass, Result
 
 aten = torch.ops.aten
@@ -30,15 +30,18 @@ ROLE = "fxamp_role"
 #: Key of ``node.meta``: set on the inputs that this pass wrote.
 STORED = "fxamp_stored"
 
-#: The role of the state that holds what rounding has lost of a parameter, and that of the key of random bits.
-COMPENSATION, NOISE = "compensation", "noise"
+#: The role of the state that holds what rounding has lost of a parameter.
+COMPENSATION = "compensation"
+
+#: The role of the state that counts the steps that rounded by chance, and that of the input of rule 4.
+COUNT, STREAM = "rounding_steps", "stream"
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class PackState(Pass[Context]):
-    """Requires a functional graph of one flat parameter; ensures rules 1 to 4.
+    """Requires a functional graph of one flat parameter, with a count if it rounds by chance; ensures rules 1 to 4.
 
     ``stored``: the form of each input by its role: a 16-bit dtype's name, or a code. ``by_chance``: whether bfloat16
     and codes are rounded stochastically. ``compensated``: whether the parameter has a compensation.
@@ -76,7 +79,7 @@ class _Packer:
         self._graph, self._writer, self._options = gm.graph, writer, options
         self._first = next(node for node in gm.graph.nodes if node.op != "placeholder")
         self._slots = 0
-        self._noise: Node | None = None
+        self._key: Node | None = None
 
     def pack(self, node: Node, form: str) -> None:
         """Replace one input by its stored form."""
@@ -152,11 +155,24 @@ class _Packer:
         return self._writer.call(aten.full.default, [], 0, dtype=torch.int32, device=new.meta["val"].device)
 
     def _chance(self) -> tuple[Node, int]:
-        """Rule 4, and a number that no other use of the key has."""
-        if self._noise is None:
-            own = [n for n in self._graph.find_nodes(op="placeholder") if n.meta.get(ROLE, "number") != "number"]
-            device = own[0].meta["val"].device
-            self._noise = self._writer.input(NOISE, dtype=torch.int32, device=device, after=own[-1])
-            self._noise.meta[ROLE] = NOISE
+        """Rule 4: the key, and a number that no other use of it has."""
+        if self._key is None:
+            self._key = self._drawn()
         self._slots += 1
-        return self._noise, self._slots - 1
+        return self._key, self._slots - 1
+
+    def _drawn(self) -> Node:
+        inputs = [n for n in self._graph.find_nodes(op="placeholder") if n.meta.get(ROLE, "number") != "number"]
+        count = next(node for node in inputs if node.meta[ROLE] == COUNT)
+        stream = self._writer.input(STREAM, dtype=torch.int32, device=count.meta["val"].device, after=inputs[-1])
+        stream.meta[ROLE] = STREAM
+        for user in list(count.users):
+            assert user.target is aten.copy_.default and user.args == (count, count)
+            self._graph.erase_node(user)
+        with self._graph.inserting_before(self._first):
+            key = self._writer.call(draw_key.default, count, stream)
+            following = self._writer.call(aten.add.Tensor, count, 1)
+        (output,) = self._graph.find_nodes(op="output")
+        with self._graph.inserting_before(output):
+            self._writer.call(aten.copy_.default, count, following)
+        return key

@@ -67,7 +67,7 @@ def test_the_step(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_launch.StepKernel, "_blocks_of", lambda *_: sent)
     step = step_launch.StepKernel.__new__(step_launch.StepKernel)
     step._target, step._flat = step_launch.StepTarget((3,), SECOND), np.array([True])
-    step._signs, step._tables, step.texts = False, None, dict.fromkeys((True, False), "")
+    step.scalars, step._cells, step._tables, step.texts = None, 0, None, dict.fromkeys((True, False), "")
     step([[256]], [])
     require_second(gpus, "capturing", "stream", "tables", "launch")
 

@@ -129,3 +129,30 @@ def test_no_step_waits_for_the_gpu(name: str, arguments: dict[str, Any]) -> None
     assert all(entry["step"].is_cuda for entry in optimizer.state.values() if "step" in entry)
     saved = optimizer.state_dict()["state"].values()
     assert all(entry["step"].is_cpu for entry in saved if "step" in entry)
+
+
+def test_a_captured_step_that_rounds_by_chance_draws_other_bits_in_each_replay() -> None:
+    """Updates of a tenth of a unit in the last place: of many replays each weight takes some, and none takes all."""
+    weight = nn.Parameter(torch.ones(4096, device="cuda", dtype=torch.bfloat16))
+    weight.grad = torch.full_like(weight, 2.0**-8 * 0.1)
+    policy = fxamp.Policy.loads('extends = ["cuda-bfloat16"]\n[optimizer]\nrounding = "stochastic"\n')
+    optimizer = fxamp.compile_optimizer(torch.optim.SGD([weight], lr=1.0), policy)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(WARM):
+            optimizer.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    results = []
+    for _ in range(20):
+        with torch.no_grad():
+            weight.fill_(1.0)
+        graph.replay()
+        results.append(weight.detach().clone())
+    assert all(not torch.equal(a, b) for at, a in enumerate(results) for b in results[:at])
+    moved = torch.stack(results).ne(1).sum(0)
+    assert moved.max() < len(results) and moved.float().mean().item() == pytest.approx(2, rel=0.2)
+    (entry,) = optimizer.state_dict()["state"].values()
+    assert entry["rounding_steps"] == WARM + len(results)

@@ -99,6 +99,9 @@ def test_one_step_from_the_same_state_differs_by_one_rounding_of_the_state(name:
     for a, b in zip(parameters(ours), parameters(theirs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
     for mine, plain in zip(states(ours), states(theirs), strict=True):
+        if not isinstance(plain, Tensor):
+            assert plain == mine - 1, "what counts draws, which the plain one does not make"
+            continue
         if not isinstance(mine, Packed):
             torch.testing.assert_close(mine, plain)
             continue

@@ -31,7 +31,7 @@ def test_a_graph_that_is_compiled_later_has_the_contexts_of_its_compilation() ->
     assert metadata is not None and compilation is not None and private.current_metadata() is None
     with torch.autocast("cpu"), contexts():
         assert private.current_metadata() is metadata and CompileContext.try_get() is compilation
-        assert not torch.is_autocast_enabled("cpu")
+        assert not torch.is_autocast_enabled("cpu") and torch.compiler.is_compiling()
     assert private.current_metadata() is None and CompileContext.try_get() is None
 
 

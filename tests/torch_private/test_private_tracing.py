@@ -3,7 +3,9 @@
 import threading
 from typing import Any
 
+import pytest
 import torch
+from beside import Beside
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, make_fx
 
@@ -27,6 +29,25 @@ def test_make_fxs_mode_takes_another_class() -> None:
     assert [n.target for n in gm.graph.find_nodes(op="call_function", target=ops[0])] == ops
 
 
+def test_make_fx_records_what_torchs_does_and_nobody_notices() -> None:
+    beside = Beside()
+
+    def traced(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        assert type(private.compile_lock()).__name__ == "RLock"
+        beside.run()
+        return x.sin() @ y, linear(y)
+
+    linear, inputs = torch.nn.Linear(2, 2), (torch.ones(2, 2), torch.ones(2, 2))
+    for options in ({}, {"pre_dispatch": True}):
+        ours = private.make_fx(traced, {torch.ops.aten.t.default: lambda x: x.transpose(0, 1)}, **options)(*inputs)
+        assert not beside.errors and beside.runs
+        theirs = make_fx(
+            lambda x, y: (x.sin() @ y, linear(y)), {torch.ops.aten.t.default: lambda x: x.transpose(0, 1)}, **options
+        )(*inputs)
+        assert ours.code == theirs.code
+        assert all(map(torch.equal, ours(*inputs), theirs(*inputs)))
+
+
 def test_the_compiling_flag_is_set_and_given_back() -> None:
     assert not torch.compiler.is_compiling()
     with private.compiling_flag():
@@ -35,6 +56,17 @@ def test_the_compiling_flag_is_set_and_given_back() -> None:
             assert torch.compiler.is_compiling()
         assert torch.compiler.is_compiling()
     assert not torch.compiler.is_compiling()
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_another_thread_sees_the_compiling_flag_only_if_it_must(everywhere: bool) -> None:
+    seen: list[bool] = []
+    with private.compiling_flag(everywhere):
+        thread = threading.Thread(target=lambda: seen.append(bool(torch.compiler.is_compiling())))
+        thread.start()
+        thread.join()
+        assert torch.compiler.is_compiling()
+    assert seen == [everywhere]
 
 
 def test_threads_that_overlap_leave_the_compiling_flag_as_it_was() -> None:

@@ -14,27 +14,29 @@ from fxamp.graph import format_graph
 from fxamp.kernels.codes import block_scales, decode, encode
 from fxamp.optim.trace import fake_mode
 from fxamp.passes.base import Context
-from fxamp.passes.step.pack_state import COMPENSATION, ROLE, PackState
+from fxamp.passes.step.pack_state import COMPENSATION, COUNT, ROLE, STREAM, PackState
 from fxamp.passes.step.spread_fills import SpreadFills
 from fxamp.pipeline import run_passes
 
 aten = torch.ops.aten
-ROLES = ("parameter", "gradient", "mean", COMPENSATION)
+ROLES = ("parameter", "gradient", "mean", COMPENSATION, COUNT)
 
 
-def update(parameter: Tensor, gradient: Tensor, mean: Tensor, compensation: Tensor) -> tuple[()]:
+def update(parameter: Tensor, gradient: Tensor, mean: Tensor, compensation: Tensor, steps: Tensor) -> tuple[()]:
     """Momentum, functional but for its final copies."""
     new = mean * 0.5 + gradient
     aten.copy_.default(parameter, parameter - 0.25 * new)
     aten.copy_.default(mean, new)
     aten.copy_.default(compensation, compensation)
+    aten.copy_.default(steps, steps)
     return ()
 
 
 def traced(function: Callable[..., Any], count: int = 300) -> tuple[GraphModule, Captured, Context]:
     mode = fake_mode()
     with mode:
-        gm = make_fx(function)(*(torch.empty(count) for _ in ROLES))
+        steps = torch.zeros((), dtype=torch.int32)
+        gm = make_fx(function)(*(torch.empty(count) for _ in ROLES[:-1]), steps)
     for node, role in zip(gm.graph.find_nodes(op="placeholder"), ROLES, strict=True):
         node.meta[ROLE] = role
     return gm, Captured(gm, mode), Context(mode)
@@ -50,7 +52,7 @@ def test_codes_are_decoded_as_they_are_read_and_encoded_as_they_are_written() ->
     codes = encode(mean, scales, torch.zeros((), dtype=torch.int32), "s3m4", -1)
     wanted = decode(codes, scales, "s3m4") * 0.5 + gradient
     expected = own - 0.25 * wanted
-    gm(own, gradient, codes, scales, torch.zeros(300))
+    gm(own, gradient, codes, scales, torch.zeros(300), torch.zeros((), dtype=torch.int32))
     assert torch.equal(own, expected) and torch.equal(scales, block_scales(wanted))
     assert torch.equal(codes, encode(wanted, scales, torch.zeros((), dtype=torch.int32), "s3m4", -1))
 
@@ -59,7 +61,7 @@ def test_a_compensated_parameter_is_the_sum_of_both() -> None:
     gm, captured, context = traced(update)
     run_passes(captured, context, PackState({"parameter": "bfloat16"}, compensated=True))
     own, lost = torch.ones(300, dtype=torch.bfloat16), torch.full((300,), 2.0**-10, dtype=torch.bfloat16)
-    gm(own, torch.full((300,), 2.0**-9), torch.zeros(300), lost)
+    gm(own, torch.full((300,), 2.0**-9), torch.zeros(300), lost, torch.zeros((), dtype=torch.int32))
     assert torch.equal(own.double() + lost.double(), torch.full((300,), 1 + 2.0**-10 - 2.0**-11, dtype=torch.float64))
     assert own.eq(1).all()
 
@@ -68,13 +70,23 @@ def test_chance_has_an_input_of_its_own_and_a_slot_for_each_use() -> None:
     gm, captured, context = traced(update)
     run_passes(captured, context, PackState({"parameter": "bfloat16", "mean": "s3m4"}, by_chance=True))
     names = [node.target for node in gm.graph.find_nodes(op="placeholder")]
-    assert names[-1] == "noise"
+    assert names[-1] == STREAM
     calls = [
         n
         for n in gm.graph.nodes
         if n.target in (torch.ops.fxamp.encode.default, torch.ops.fxamp.round_by_chance.default)
     ]
     assert sorted(int(str(node.args[-1])) for node in calls) == [0, 1]
+
+
+def test_a_step_that_draws_counts_itself_and_draws_other_bits_the_next_time() -> None:
+    gm, captured, context = traced(update)
+    run_passes(captured, context, PackState({"parameter": "bfloat16"}, by_chance=True))
+    steps, stream, results = torch.zeros((), dtype=torch.int32), torch.tensor(7, dtype=torch.int32), []
+    for _ in range(2):
+        results.append(torch.ones(300, dtype=torch.bfloat16))
+        gm(results[-1], torch.full((300,), 2.0**-8), torch.zeros(300), torch.zeros(300), steps, stream)
+    assert steps.item() == 2 and not torch.equal(*results) and all(0 < each.lt(1).sum() < 300 for each in results)
 
 
 @pytest.mark.parametrize("stored", [{}, {"other": "s3m4"}])
@@ -95,7 +107,7 @@ def test_a_second_run_changes_nothing() -> None:
     assert record.modified == 0 and format_graph(gm) == before
 
 
-def filled(parameter: Tensor, gradient: Tensor, mean: Tensor, compensation: Tensor) -> tuple[()]:
+def filled(parameter: Tensor, gradient: Tensor, mean: Tensor, compensation: Tensor, steps: Tensor) -> tuple[()]:
     zero, two = torch.zeros_like(gradient), torch.full((300,), 2.0)
     aten.copy_.default(parameter, torch.where(gradient > 0, zero, two) + torch.ones(300))
     return ()
@@ -108,7 +120,7 @@ def test_fills_lose_their_sizes_and_values_stay() -> None:
     (record,) = run_passes(captured, context, spread)
     assert record.modified == 3 and "300" not in gm.code
     own, gradient = torch.zeros(7), torch.tensor([1.0, -1.0, 0.0, 2.0, -2.0, 0.0, 1.0])
-    gm(own, gradient, own, own)
+    gm(own, gradient, own, own, own)
     assert own.tolist() == [1, 3, 3, 1, 3, 3, 1]
     (record,) = run_passes(captured, context, spread)
     assert record.modified == 0

@@ -1,0 +1,130 @@
+"""Tensors that an optimizer holds beside its state: compiled steps read and write them as eager ones, or name them."""
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxamp
+from fxamp.optim import guarded
+
+INF = float("inf")
+
+
+class Held(torch.optim.Optimizer):
+    """SGD with momentum, and tensors of its own; ``moved`` writes to them and returns the learning rate."""
+
+    def __init__(self, parameters: Any, moved: Callable[["Held", dict[str, Any], dict[str, Any]], Any]) -> None:
+        super().__init__(parameters, {"lr": 0.1, "count": torch.zeros(())})
+        self.rate, self.steps, self._moved = torch.tensor(0.0), torch.tensor(0.0), moved
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for at, parameter in enumerate(group["params"]):
+                state = self.state[parameter]
+                if not state:
+                    state.update(step=0, mean=torch.zeros_like(parameter))
+                state["step"] += 1
+                state["mean"].lerp_(parameter.grad, 0.1)
+                rate = self._moved(self, group, state) if at == 0 or self._moved is filled else self.rate
+                parameter.sub_(rate * state["mean"])
+
+
+def filled(optimizer: Held, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+    """Settings as tensors, so that torch.compile does not compile again for each value."""
+    optimizer.rate.fill_(group["lr"])
+    optimizer.steps.fill_(state["step"])
+    return optimizer.rate / (1 - 0.9**optimizer.steps)
+
+
+def advanced(optimizer: Held, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+    """Counters that are attributes."""
+    optimizer.steps.add_(1)
+    optimizer.rate.copy_(group["lr"] / optimizer.steps)
+    return optimizer.rate
+
+
+def in_group(optimizer: Held, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+    """A counter among the settings."""
+    group["count"].add_(1)
+    optimizer.rate.copy_(group["lr"] / group["count"])
+    return optimizer.rate
+
+
+def replaced(optimizer: Held, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+    optimizer.steps = optimizer.steps + 1
+    return group["lr"] / optimizer.steps
+
+
+def read(optimizer: Held, group: dict[str, Any], state: dict[str, Any]) -> float:
+    return group["lr"] / float(state["step"])
+
+
+def train(moved: Any, how: str, lowering: str = "aot_eager", bad: tuple[int, ...] = ()) -> tuple[Held, list[Tensor]]:
+    """Six steps of a schedule, eager or compiled; ``bad``: the steps that overflow, of a scaler."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((4, 3), (5,))]
+    optimizer = Held(parameters, moved)
+    scaler = torch.amp.GradScaler("cpu", 8.0, enabled=bool(bad))
+    if how == "compiled" and bad:
+        scaler = fxamp.GradScaler("cpu", 8.0, skip="device", step_lowering=lowering)
+    elif how == "compiled":
+        fxamp.compile_optimizer(optimizer, lowering=lowering)
+    scaler.scale(torch.zeros(()))
+    for at in range(6):
+        optimizer.param_groups[0]["lr"] = 0.1 * (1 - at / 10)
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator) * scaler.get_scale()
+        if at in bad:
+            parameters[0].grad[0, 0] = INF  # type: ignore[index]
+        scaler.step(optimizer)
+        scaler.update()
+        if at == 3:
+            optimizer.steps = optimizer.steps.clone()  # another object takes its place
+    held = [optimizer.rate, optimizer.steps, optimizer.param_groups[0]["count"]]
+    return optimizer, [*map(Tensor.detach, parameters), *held]
+
+
+@pytest.mark.parametrize("lowering", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+@pytest.mark.parametrize("bad", [(), (2, 4)], ids=["plain", "scaled"])
+@pytest.mark.parametrize("moved", [filled, advanced, in_group])
+def test_tensors_beside_the_state_are_inputs(moved: Any, bad: tuple[int, ...], lowering: str) -> None:
+    ours, values = train(moved, "compiled", lowering, bad)
+    _, wanted = train(moved, "eager", bad=bad)
+    step = guarded(ours, lowering)
+    assert step.refusals == () and step.compilations >= 1
+    for value, expected in zip(values, wanted, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("moved", "message"),
+    [(replaced, "its step replaces 'steps'"), (read, r"test_step_attributes.py:\d+: .*float\(state\[.step.\]\)")],
+)
+def test_what_cannot_be_compiled_is_named_and_runs_as_it_is(
+    moved: Any, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="fxamp.optim"):
+        ours, values = train(moved, "compiled")
+    assert all(map(torch.equal, values, train(moved, "eager")[1]))
+    assert guarded(ours, "aot_eager").compilations == 0
+    (record,) = caplog.records
+    assert record.message.startswith("Held: its step runs uncompiled: ")
+    assert re.search(message, record.message)
+
+
+def test_a_tensor_that_is_no_number_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer.table = torch.ones(2)  # type: ignore[attr-defined]
+    fxamp.compile_optimizer(optimizer)
+    parameter.grad = torch.ones(3)
+    with caplog.at_level(logging.WARNING, logger="fxamp.optim"):
+        optimizer.step()
+    assert "its attribute 'table' is a Tensor of shape [2] on cpu; accepted" in caplog.text
+    assert torch.equal(parameter, torch.full((3,), 0.9))
