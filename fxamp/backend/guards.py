@@ -10,11 +10,13 @@ from pathlib import Path
 
 from fxamp.backend.choose import IN_BACKWARD, Choice
 from fxamp.backend.options import Options
+from fxamp.backend.surroundings import Surroundings
 from fxamp.policy import Policy, built_in_names
 from fxamp.torch_private import guard_current_graph, running_backward
 
 _NAME = "__fxamp_policy_is_unchanged"
 _IN_BACKWARD = "__fxamp_a_backward_runs"
+_SURROUNDINGS = "__fxamp_autocast_and_training_are_as_before"
 
 
 def guard_policy(options: Options, choice: Choice) -> None:
@@ -22,6 +24,8 @@ def guard_policy(options: Options, choice: Choice) -> None:
     guard_current_graph(_NAME, _freshness(options, choice))
     if choice is IN_BACKWARD:
         guard_current_graph(_IN_BACKWARD, lambda: running_backward() != -1)
+    if choice.surroundings is not None:
+        guard_current_graph(_SURROUNDINGS, lambda: Surroundings.now() == choice.surroundings)
 
 
 def _freshness(options: Options, choice: Choice) -> Callable[[], bool]:

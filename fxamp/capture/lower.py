@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
 from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
 
-from fxamp.capture.autocast_state import autocast_state
+from fxamp.capture.autocast_state import autocast_state, casts_to
 from fxamp.capture.conversions import conversion
 from fxamp.capture.fakes import fake_like
 from fxamp.capture.held_tensors import HeldTensors
@@ -165,9 +165,9 @@ class _Lowering(Interpreter):
             return None
         device, dtype, enabled, _ = args
         self._autocast.append((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)))
-        torch.set_autocast_enabled(device, enabled)
         if dtype is not None:
             torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_enabled(device, enabled and casts_to(device, torch.get_autocast_dtype(device)))
         return mark
 
     def _layout(self, n: Node) -> Any:
