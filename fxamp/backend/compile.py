@@ -18,7 +18,7 @@ from fxamp.backend.lowering import Compilation, lower_graph
 from fxamp.backend.nothing_in_fp8 import warn_nothing_in_fp8
 from fxamp.backend.options import parse_options
 from fxamp.backend.products import products
-from fxamp.backend.registry import remember
+from fxamp.backend.registry import forget_autocast, remember
 from fxamp.backend.scaled import Scaling
 from fxamp.backend.unmatched import log_unmatched
 from fxamp.backend.unscaled import warn_unscaled
@@ -59,6 +59,9 @@ def fxamp(
         return _compile(gm, example_inputs, options, mode)
     except (OptionError, PolicyError, BannedOpError, MachineError) as error:
         raise raised_through_dynamo(error, fxamp, inspect.currentframe()) from None
+
+
+fxamp.reset = forget_autocast  # type: ignore[attr-defined]  # torch._dynamo.reset calls it
 
 
 def _compile(

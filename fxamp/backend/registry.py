@@ -60,6 +60,14 @@ def _under_autocast() -> list[Runs]:
     return [graph for graph in _graphs if graph is not None and graph.under_autocast]
 
 
+def forget_autocast() -> None:
+    """Let nothing follow torch.autocast by what ran so far, as in a new process."""
+    with _remembering:
+        for graph in _under_autocast():
+            graph.under_autocast = False
+        _following.clear()
+
+
 def count() -> int:
     """Return how many graphs were compiled so far."""
     return len(_graphs)

@@ -1,7 +1,7 @@
 """Dynamo: its errors, guards, sizes and compiled callables."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -115,6 +115,20 @@ def compiles_with(backend: Callable[..., Any]) -> bool:
 
     known = getattr(eval_frame, "cached_backends", None)
     return known is None or any(getattr(each, "compiler_fn", each) is backend for each in list(known.values()))
+
+
+def compile_options() -> list[Mapping[str, Any]]:
+    """Return the ``options`` of every call of torch.compile since Dynamo was last reset, for whatever backend.
+
+    Those of calls with ``disable=True`` are not among them. If torch renames the list of backends, it is empty, and a
+    scaler is known to be in the options only once a graph was compiled with it.
+    """
+    from torch._dynamo import eval_frame
+
+    backends = list(getattr(eval_frame, "cached_backends", {}).values())
+    bound = [getattr(getattr(each, "compiler_fn", each), "keywords", {}) for each in backends]
+    kwargs = [*bound, *(getattr(each, "kwargs", {}) for each in backends)]
+    return [options for each in kwargs if isinstance(options := each.get("options"), Mapping)]
 
 
 def backend_of(compiled: Any) -> Any:

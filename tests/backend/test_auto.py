@@ -294,6 +294,15 @@ def test_a_function_follows_the_model_that_it_calls() -> None:
     assert torch.equal(torch.compile(evaluates_too, backend="fxamp", options=options)(x), evaluates(x))
 
 
+def test_a_reset_of_dynamo_forgets_autocast() -> None:
+    model, x = compiled(Plain(), scaler=fxamp.GradScaler("cpu")), torch.randn(4, 8)
+    train(model)
+    torch._dynamo.reset()
+    model(x)
+    assert policies(model) == ["cpu-float16", "cpu-float16"]
+    assert fxamp.report(model).graphs[1].chosen == "a scaler was given"
+
+
 @pytest.mark.parametrize("autocast_off", [True, False])
 def test_autocast_that_is_off_means_no_casts(autocast_off: bool, cpu: str) -> None:
     """``torch.autocast(enabled=use_amp)`` is said by the program, even if it was never on."""

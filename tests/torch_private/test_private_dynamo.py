@@ -133,3 +133,14 @@ def test_what_a_backward_calls_is_told_from_what_the_program_compiles() -> None:
     torch._dynamo.reset()
     torch.compile(body, backend=backend)(torch.ones(2, requires_grad=True))
     assert {(4, False), (1, True)} < set(told) and (4, True) not in told
+
+
+def test_the_options_of_every_call_of_torch_compile_are_known() -> None:
+    def backend(gm: Any, inputs: Any, **_: Any) -> Any:
+        return gm
+
+    assert private.compile_options() == []
+    torch.compile(nn.Linear(2, 2), backend=backend, options={"scaler": 1})
+    torch.compile(torch.add, backend=partial(backend, options={"scaler": 2}))
+    torch.compile(torch.add, backend="eager")
+    assert private.compile_options() in ([{"scaler": 1}, {"scaler": 2}], [{"scaler": 2}, {"scaler": 1}])
