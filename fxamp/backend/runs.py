@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fxamp.pipeline import GraphRecord
+from fxamp.torch_private import backend_of
 
 #: After this many records for one graph, recording stops: its parameters are new tensors at each call.
 _MOST = 4096
@@ -117,13 +118,21 @@ def _holds(noted: dict[int, weakref.ref[Any]], value: object) -> bool:
 
 def caller(frame: FrameType | None) -> object:
     """Return what the innermost torch.compile call on the Python stack runs: a module, or else a function."""
-    while frame is not None:
-        if frame.f_code.co_qualname.startswith(_COMPILED_CALL):
-            function = frame.f_locals.get("fn")
-            bound_to = getattr(function, "__self__", None)
-            return bound_to if isinstance(bound_to, torch.nn.Module) else function
+    function = _of_compiled_call(frame, "fn")
+    bound_to = getattr(function, "__self__", None)
+    return bound_to if isinstance(bound_to, torch.nn.Module) else function
+
+
+def compiling_backend(frame: FrameType | None) -> object:
+    """Return the backend function of the innermost torch.compile call on the Python stack."""
+    return backend_of(_of_compiled_call(frame, "self"))
+
+
+def _of_compiled_call(frame: FrameType | None, name: str) -> object:
+    """Return a variable of the innermost torch.compile call on the Python stack; None if there is no such call."""
+    while frame is not None and not frame.f_code.co_qualname.startswith(_COMPILED_CALL):
         frame = frame.f_back
-    return None
+    return None if frame is None else frame.f_locals.get(name)
 
 
 def _called(frame: FrameType | None) -> Iterator[Any]:

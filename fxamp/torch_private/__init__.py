@@ -34,11 +34,14 @@ from fxamp.torch_private.dynamo import (
     backend_of,
     called_by_backward,
     compile_options,
+    compiled_code,
     compiles_with,
     guard_current_graph,
     hint,
+    on_each_compilation,
     raised_through_dynamo,
     untraced,
+    why_skipped,
 )
 from fxamp.torch_private.optimizers import note_step, step_post_hooks, step_pre_hooks
 from fxamp.torch_private.stored_graphs import dump_graph, is_dynamic, load_graph
@@ -53,6 +56,7 @@ __all__ = [
     "called_by_backward",
     "compile_options",
     "compiled_by_aot",
+    "compiled_code",
     "compiles_with",
     "compiling_again",
     "compiling_flag",
@@ -73,6 +77,7 @@ __all__ = [
     "keeps_graph",
     "load_graph",
     "note_step",
+    "on_each_compilation",
     "raised_through_dynamo",
     "replace_tracing_mode",
     "running_backward",
@@ -86,6 +91,7 @@ __all__ = [
     "subclass_metadata",
     "uncacheable",
     "untraced",
+    "why_skipped",
     "without_autocast",
     "without_saved_tensors_hooks",
 ]
