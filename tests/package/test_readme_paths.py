@@ -52,7 +52,9 @@ def is_there(place: str, files: set[str]) -> bool:
 def test_what_a_readme_names_is_in_the_repository(readme: str) -> None:
     files = tracked()
     named = targets((ROOT / readme).read_text(encoding="utf-8"))
-    missing = [target for target in sorted(named) if not any(is_there(place, files) for place in places(readme, target))]
+    missing = [
+        target for target in sorted(named) if not any(is_there(place, files) for place in places(readme, target))
+    ]
     assert not missing, f"{readme} names {', '.join(missing)}"
 
 
