@@ -133,7 +133,21 @@ class InCheckpoint(Plain):
             return self.first(x).relu().float()
 
 
-@pytest.mark.parametrize("kind", [Wrapped, Exact, Current, InCheckpoint])
+class Siblings(nn.Module):
+    """Eager autocast casts a weight once for each outermost region, and sums the gradients of the casts in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16):
+                x = (x.float() @ self.weight) @ self.weight
+        return x
+
+
+@pytest.mark.parametrize("kind", [Wrapped, Exact, Current, InCheckpoint, Siblings])
 @LOWERINGS
 def test_regions_of_all_kinds(kind: type[nn.Module], lowering: str) -> None:
     twin = assert_as_eager(kind(), torch.randn(4, 16 if kind is Exact else 8), lowering=lowering)
