@@ -30,19 +30,23 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Run:
-    """One way to run a program: ``call`` runs ``module``, which owns the parameters. ``scaler`` scales the loss."""
+    """One way to run a program: ``call`` runs ``module``, which owns the parameters. ``scaler`` scales the loss.
+
+    ``evaluates`` runs it outside of the ambient autocast; ``call``, if there is none.
+    """
 
     call: Callable[..., Sequence[Tensor]]
     module: nn.Module
     inputs: Sequence[Tensor]
     scaler: torch.amp.GradScaler | None = None
+    evaluates: Callable[..., Sequence[Tensor]] | None = None
 
 
 def observe(run: Run, setting: Setting) -> Outcome:
     """Call and go backward as often as the setting says."""
     torch.manual_seed(7)
     batches = [run.inputs]
-    if setting.schedule not in ("once", "forward"):
+    if setting.schedule not in ("once", "forward", "evaluated"):
         batches.append(larger(run.inputs) if setting.schedule == "larger" else run.inputs)
     kept: list[Tensor] = []
     losses: list[Tensor] = []
@@ -59,6 +63,9 @@ def observe(run: Run, setting: Setting) -> Outcome:
             _backward(losses, run.scaler)
     if setting.schedule != "forward":
         _backward(losses, run.scaler)
+    if setting.schedule == "evaluated":
+        with torch.no_grad():
+            kept += [result.clone() for result in (run.evaluates or run.call)(*run.inputs)]
     step = None if run.scaler is None else _step(run.scaler, run.module)
     gradients = {name: None if t.grad is None else t.grad.clone() for name, t in named.items() if t.is_leaf}
     state = {name: tensor.detach().clone() for name, tensor in named.items()}

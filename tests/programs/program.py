@@ -98,8 +98,9 @@ class Setting:
 
     ``ambient``: the dtype comes from torch.autocast around the call, not from a policy. ``schedule``: "once"; "again",
     a second call and backward, which adds to the gradients; "together", two calls before one backward; "larger", a
-    second call and backward with a larger first dimension; "forward", no backward. ``scaled``: with a loss scaler and
-    a step of an optimizer; ``factor`` multiplies the loss.
+    second call and backward with a larger first dimension; "forward", no backward; "evaluated", a call without
+    gradients after the backward, outside of the ambient autocast. ``scaled``: with a loss scaler and a step of an
+    optimizer; ``factor`` multiplies the loss. ``own``: policy "auto", and the program's own regions say what is cast.
     """
 
     lowering: str = "aot_eager"
@@ -107,10 +108,11 @@ class Setting:
     schedule: str = "once"
     scaled: bool = False
     factor: float = 1.0
+    own: bool = False
 
     def policy(self, lower: torch.dtype) -> str:
         """fxamp's policy for a program with that dtype."""
-        return "auto" if self.ambient else f"cpu-{str(lower).removeprefix('torch.')}"
+        return "auto" if self.ambient or self.own else f"cpu-{str(lower).removeprefix('torch.')}"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from programs.statements import STATEMENTS, WEIGHTS
 _SHAPES = ((4, 8), (8, 8), (2, 4, 8))
 _LOWER = (torch.bfloat16, torch.float16)
 _LOWERINGS = ("aot_eager", "eager")
-_SCHEDULES = (*["once"] * 5, "again", "together", "larger")
+_SCHEDULES = (*["once"] * 5, "again", "together", "larger", "evaluated")
 _DTYPES = (*[torch.float32] * 6, torch.bfloat16, torch.float16)
 
 
@@ -23,6 +23,8 @@ def cases(draw: Draw, kinds: Sequence[str] = (), longest: int = 30) -> Case:
     draft.input(draft.pick(_SHAPES))
     if draft.chance():
         draft.input(draft.pick(_SHAPES), draft.pick(_DTYPES))
+    if setting.own and "region" in (kinds or STATEMENTS):
+        draft.first("region")
     draft.statements(longest, usual=12)
     return draft.finish(_results(draft))
 
@@ -30,8 +32,9 @@ def cases(draw: Draw, kinds: Sequence[str] = (), longest: int = 30) -> Case:
 def _setting(draw: Draw) -> Setting:
     scaled = draw(st.sampled_from((False, False, False, True)))
     factor = draw(st.sampled_from((1.0, 1.0, 1e6))) if scaled else 1.0
-    lowering, ambient = draw(st.sampled_from(_LOWERINGS)), draw(st.booleans())
-    return Setting(lowering, ambient, draw(st.sampled_from(_SCHEDULES)), scaled, factor)
+    lowering, says = draw(st.sampled_from(_LOWERINGS)), draw(st.sampled_from(("policy", "around", "regions")))
+    schedule = draw(st.sampled_from(_SCHEDULES))
+    return Setting(lowering, says == "around", schedule, scaled, factor, says == "regions")
 
 
 def _results(draft: Draft) -> list[str]:

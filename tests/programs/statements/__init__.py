@@ -4,7 +4,18 @@ To add one, write a function under ``@statement`` in one of these files; its nam
 reported under. Failures shrink towards what stands first: among the kinds, in a table, among a draw's options.
 """
 
-from programs.statements import arithmetic, products, layers, indexing, casts, writes, blocks  # noqa: I001  (plainest first)
+from programs.statements import arithmetic, products, layers, indexing, casts, writes, blocks, regions  # noqa: I001  (plainest first)
 from programs.statements.registry import STATEMENTS, WEIGHTS
 
-__all__ = ["STATEMENTS", "WEIGHTS", "arithmetic", "blocks", "casts", "indexing", "layers", "products", "writes"]
+__all__ = [
+    "STATEMENTS",
+    "WEIGHTS",
+    "arithmetic",
+    "blocks",
+    "casts",
+    "indexing",
+    "layers",
+    "products",
+    "regions",
+    "writes",
+]
