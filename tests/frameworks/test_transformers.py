@@ -126,8 +126,9 @@ def test_bfloat16_is_the_trainers_own(tmp_path: Path) -> None:
     assert len(fxamp.report(ours.model).graphs) > 0
 
 
-def test_auto_follows_the_trainers_bfloat16(tmp_path: Path) -> None:
+def test_auto_follows_the_trainers_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is a region inside of the graph."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # the Trainer sets it for the process
     theirs, ours = trainer(tmp_path / "theirs", bf16=True), by_fxamp(tmp_path / "ours", "auto", bf16=True)
     theirs.train(), ours.train()
 
