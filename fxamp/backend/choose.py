@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from fxamp.backend.machine import resolve_here
 from fxamp.backend.once import Example, warn_once
 from fxamp.backend.options import Options
+from fxamp.backend.policy_file import load_here
 from fxamp.backend.products import Products
 from fxamp.backend.surroundings import Surroundings
 from fxamp.capture.autocast_state import ambient_autocast, region_dtypes
@@ -17,6 +18,7 @@ from fxamp.devices import KINDS
 from fxamp.errors import PolicyError
 from fxamp.graph import source_frames
 from fxamp.policy import Policy
+from fxamp.torch_devices import has_gpu, on_device
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import called_by_backward
 
@@ -72,24 +74,26 @@ def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | Non
     """
     if called_by_backward():
         return IN_BACKWARD
-    device = device_of(inputs)
+    place = device_of(inputs)
     if options.policy != "auto":
-        policy = options.policy if isinstance(options.policy, Policy) else Policy.load(options.policy)
-        return Choice(resolve_here(policy, device), "named by the caller")
-    if device is None:
+        policy = options.policy
+        resolved = resolve_here(policy, place) if isinstance(policy, Policy) else load_here(policy, place)
+        return Choice(resolved, "named by the caller")
+    if place is None:
         return Choice(None, "the graph has no tensor inputs")
-    choice = _by_autocast(device, gm)
+    choice = _by_autocast(place, gm)
     if choice is not None:
         return choice
     surroundings = Surroundings.now([value for value in inputs if isinstance(value, torch.nn.Parameter)])
-    return replace(_by_default(device, options, surroundings, gm), surroundings=surroundings)
+    return replace(_by_default(place, options, surroundings, gm), surroundings=surroundings)
 
 
-def _by_autocast(device: str, gm: GraphModule | None) -> Choice | None:
+def _by_autocast(place: torch.device, gm: GraphModule | None) -> Choice | None:
     """Return what a torch.autocast around the graph or in it says; None if there is none."""
+    device = place.type
     ambient = ambient_autocast(device)
     if ambient is not None:
-        found = _named(device, ambient, f"torch.autocast({device!r}, {ambient}) is active")
+        found = _named(place, ambient, f"torch.autocast({device!r}, {ambient}) is active")
         return replace(found, under_autocast=True)
     opened = [] if gm is None else list(dict.fromkeys(region_dtypes(gm, device)))
     if not opened:
@@ -97,16 +101,17 @@ def _by_autocast(device: str, gm: GraphModule | None) -> Choice | None:
     current = torch.get_autocast_dtype(device)
     first = next((dtype for dtype in opened if dtype in NARROW), current)
     why = f"torch.autocast in it: {', '.join(map(str, opened))}; nothing is cast outside"
-    return replace(_named(device, first, why), under_autocast=True, only_regions=current)
+    return replace(_named(place, first, why), under_autocast=True, only_regions=current)
 
 
-def _by_default(device: str, options: Options, surroundings: Surroundings, gm: GraphModule | None) -> Choice:
+def _by_default(place: torch.device, options: Options, surroundings: Surroundings, gm: GraphModule | None) -> Choice:
+    device = place.type
     if surroundings.off:
         return Choice(None, "the program uses torch.autocast, and it is off here")
     if options.scaler is not None and surroundings.trains:
-        return _named(device, torch.float16, "a scaler was given")
-    if native_bfloat16(device):
-        found = _named(device, torch.bfloat16, f"{device} computes in bfloat16 natively")
+        return _named(place, torch.float16, "a scaler was given")
+    if native_bfloat16(place):
+        found = _named(place, torch.bfloat16, f"{device} computes in bfloat16 natively")
         return replace(found, if_it_pays=device == "cpu")
     why = f"{device} has no native bfloat16: float32 is faster there"
     warn_once(__name__, _FLOAT32, _example(gm), why)
@@ -120,31 +125,37 @@ def _example(gm: GraphModule | None) -> Example:
     return Example("" if frame is None else f" ({frame.file}:{frame.line})")
 
 
-def _named(device: str, dtype: torch.dtype, why: str) -> Choice:
+def _named(place: torch.device, dtype: torch.dtype, why: str) -> Choice:
+    device = place.type
     if dtype not in NARROW:
         accepted = ", ".join(map(str, NARROW))
         raise PolicyError(f"torch.autocast({device!r}) is active with {dtype}; accepted: {accepted}")
-    return Choice(resolve_here(Policy.load(f"{device}-{NARROW[dtype]}"), device), why)
+    return Choice(resolve_here(Policy.load(f"{device}-{NARROW[dtype]}"), place), why)
 
 
-def device_of(inputs: Sequence[Any]) -> str | None:
-    """Return the graph's device type: that of an accelerator among its tensors, else "cpu"; None without tensors."""
-    kinds = {value.device.type for value in inputs if isinstance(value, torch.Tensor)}
-    accelerators = sorted(kinds - {"cpu", "meta"})
-    return accelerators[0] if accelerators else "cpu" if "cpu" in kinds else None
+def device_of(inputs: Sequence[Any]) -> torch.device | None:
+    """Return the graph's device: an accelerator among its tensors', else the CPU; None without tensors."""
+    devices = {value.device for value in inputs if isinstance(value, torch.Tensor) and value.device.type != "meta"}
+    return min(devices, key=lambda each: (each.type == "cpu", each.type, each.index or 0), default=None)
 
 
-def native_bfloat16(device: str) -> bool:
+def native_bfloat16(device: torch.device | str) -> bool:
     """Whether the device has native bfloat16 arithmetic.
 
     CUDA from capability 8.0, ROCm as PyTorch reports it, CPUs with avx512_bf16 or amx_bf16 (x86) or bf16 (Arm). For
     other devices :data:`fxamp.devices.KINDS` decides; a device that it does not list has none.
     """
-    if device == "cpu":
+    place = torch.device(device)
+    if place.type == "cpu":
         return _cpu_bfloat16()
-    if device == "cuda":
-        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    return device in KINDS and bool(KINDS[device].bfloat16)
+    if place.type == "cuda":
+        return has_gpu(place) and _cuda_bfloat16(place)
+    return place.type in KINDS and bool(KINDS[place.type].bfloat16)
+
+
+def _cuda_bfloat16(device: torch.device) -> bool:
+    with on_device(device):  # torch asks the current one
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def _cpu_bfloat16() -> bool:

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from fxamp.backend.backward_rules import backward_rules
 from fxamp.backend.breaks import why_ended
-from fxamp.backend.choose import Choice, choose_policy
+from fxamp.backend.choose import Choice, choose_policy, device_of
 from fxamp.backend.guards import guard_policy
 from fxamp.backend.kept_rules import kept_rules
 from fxamp.backend.lowering import Compilation, lower_graph
@@ -69,7 +69,7 @@ def _compile(
 ) -> Callable[..., Any]:
     parsed = parse_options(options, mode)
     choice = choose_policy(parsed, example_inputs, gm)
-    guard_policy(parsed, choice)
+    guard_policy(parsed, choice, device_of(example_inputs))
     rules, kept = backward_rules(choice.policy, parsed), kept_rules(choice.policy, parsed)
     warn_unscaled(choice.policy, parsed, example_inputs)
     scaling = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fxamp.backend.policy_file import absolute
 from fxamp.errors import OptionError, nearest
 from fxamp.lowerings import LOWERINGS, inductor_modes
 from fxamp.pipeline.dumps import check_folder
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
 class Options:
     """The user's options, named as in ``torch.compile(..., options=...)``.
 
-    ``policy``: "auto", a built-in name, a path, or a Policy. ``lowering``: one of :data:`fxamp.lowerings.LOWERINGS`.
+    ``policy``: "auto", a built-in name, an absolute path, or a Policy; ``named``: the name or path as it was given.
+    ``lowering``: one of :data:`fxamp.lowerings.LOWERINGS`.
     ``inductor``: Inductor config patches. ``mode``: Inductor's mode. ``scaler``: the backward graphs scale, unscale and
     check with it; a disabled one counts as none. ``dump``: the graph of every stage is written to this folder as text.
     """
 
     policy: str | Policy = "auto"
+    named: str = ""
     lowering: str = "inductor"
     inductor: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
@@ -38,6 +41,7 @@ def parse_options(given: Mapping[str, Any] | None, mode: str | None = None) -> O
     The environment variables ``FXAMP_POLICY`` and ``FXAMP_DUMP`` replace a missing "policy" and "dump". Raises
     OptionError for an unknown option, a value of the wrong type, or two different modes.
     """
+    named_in: object = os.environ if given is None or "policy" not in given else given
     given = dict(given or {})
     for name in given:
         if name not in _CHECKS:
@@ -49,7 +53,11 @@ def parse_options(given: Mapping[str, Any] | None, mode: str | None = None) -> O
         raise OptionError(f"mode={mode!r} and options={{'mode': {given['mode']!r}}} contradict each other")
     if mode is not None:
         given["mode"] = mode
-    options = Options(**{name: _CHECKS[name](value) for name, value in given.items()})
+    checked = {name: _CHECKS[name](value) for name, value in given.items()}
+    policy = checked.get("policy")
+    if isinstance(policy, str):
+        checked |= {"policy": absolute(policy, named_in), "named": policy}
+    options = Options(**checked)
     if options.lowering != "inductor" and (options.inductor or options.mode):
         option = "inductor" if options.inductor else "mode"
         raise OptionError(f"option {option!r} is Inductor's, but lowering is {options.lowering!r}")

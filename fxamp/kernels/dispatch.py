@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from fxamp.kernels import host, reference
-from fxamp.kernels.request import UnscaleRequest
+from fxamp.kernels.request import Tables, UnscaleRequest
 
 SMALLEST_CAPABILITY = (7, 0)  # the oldest CUDA capability that Triton compiles for
 
@@ -50,8 +50,8 @@ def forced(chosen: Implementation) -> Iterator[None]:
         _forced = before
 
 
-def perform(work: UnscaleRequest, keep: bool) -> None:
-    """Do the work on its tensors' device; ``keep``: whether to cache tables of addresses for the next call."""
+def perform(work: UnscaleRequest, keep: bool | Tables) -> None:
+    """Do the work on its tensors' device; ``keep``: as in :func:`fxamp.kernels.launch.perform`."""
     if not work.sources:
         return
     chosen = implementation(work.device)

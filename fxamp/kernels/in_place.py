@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError
+from fxamp.kernels.dispatch import perform
 from fxamp.kernels.per_device import perform_everywhere
-from fxamp.kernels.request import UnscaleRequest
+from fxamp.kernels.request import Tables, UnscaleRequest
 from fxamp.observe import GradientCheck, observed
 
 
@@ -45,16 +46,24 @@ def check_unscale_(
 
 @torch.no_grad()
 def check_(
-    grads: Sequence[Tensor], found_inf: Tensor, flags: Tensor | None = None, squared_norm: Tensor | None = None
+    grads: Sequence[Tensor],
+    found_inf: Tensor,
+    flags: Tensor | None = None,
+    squared_norm: Tensor | None = None,
+    tables: Tables | None = None,
 ) -> None:
     """Check gradients for inf and NaN without changing them.
 
     Arguments and errors are those of :func:`check_unscale_`; ``squared_norm`` is that of the unchanged gradients.
+    ``tables``: where the caller keeps the tables of gradients on one device that look alike in every call.
     """
     work = UnscaleRequest(grads, found_inf=found_inf, flags=flags, squared_norm=squared_norm)
     with observed(GradientCheck(grads, in_place=False)):
         _clear(grads, found_inf, flags, squared_norm)
-        perform_everywhere(work, found_inf.device, keep=True)
+        if tables is None:
+            perform_everywhere(work, found_inf.device, keep=True)
+        else:
+            perform(work, tables)
 
 
 def _clear(grads: Sequence[Tensor], found_inf: Tensor, flags: Tensor | None, squared_norm: Tensor | None) -> None:

@@ -1,27 +1,30 @@
 """Launch the kernels of a plan: one launch per group, for any number of gradients.
 
-A kernel reads the addresses of its gradients from a table. Building and uploading the table costs the host some
-microseconds per gradient. So the table is cached if the caller allows it, and uploaded again only after a gradient has
-moved. It is not cached during CUDA graph capture, nor for ops inside compiled graphs: memory from a graph's private
-pool must not outlive the call (Inductor checks that). The upload uses fresh pinned memory, which torch holds until the
-copy has run or, under capture, for the graph's lifetime.
+A kernel reads the addresses of its gradients from a table, and its share of the work from a table of blocks. Building
+and uploading them costs the host some microseconds per gradient. So they are cached if the caller allows it: the plan
+and the blocks by the gradients' sizes and dtypes, the addresses until a gradient moves. They are not cached during CUDA
+graph capture, nor for ops inside compiled graphs: memory from a graph's private pool must not outlive the call
+(Inductor checks that). The upload uses fresh pinned memory, which torch holds until the copy has run or, under capture,
+for the graph's lifetime.
 """
 
 import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fxamp.kernels.plan import ALIGNMENT, WARPS, Asked, Gradient, Group, Kernel, LaunchPlan, is_dense, make_plan
-from fxamp.kernels.request import UnscaleRequest
+from fxamp.kernels.plan import ALIGNMENT, WARPS, Asked, Gradient, Group, Kernel, is_dense, make_plan
+from fxamp.kernels.request import Tables, UnscaleRequest
 from fxamp.kernels.source import kernel_name, parameters, source_text
 from fxamp.kernels.store import load_function
+from fxamp.torch_devices import moved, on_device
 
 KEPT = 32
 # Fused multiply-adds would make the rounding of the squares depend on the compiler.
@@ -29,6 +32,7 @@ OPTIONS = {"num_warps": WARPS, "enable_fp_fusion": False}
 
 _kept: OrderedDict[Hashable, "_Launches"] = OrderedDict()
 _lock = threading.Lock()
+_address, _dtype = Tensor.data_ptr, attrgetter("dtype")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,29 +44,68 @@ class _Launch:
     blocks: Tensor
 
 
+@dataclass(frozen=True)
+class _Addresses:
+    """Where the gradients and their targets start; without targets zeros."""
+
+    sources: list[int]
+    targets: list[int]
+
+    @classmethod
+    def of(cls, work: UnscaleRequest) -> "_Addresses":
+        sources = list(map(_address, work.sources))
+        if work.targets is None:
+            return cls(sources, [0] * len(sources))
+        return cls(sources, sources if work.targets is work.sources else list(map(_address, work.targets)))
+
+    def aligned(self) -> list[bool]:
+        """Whether both are multiples of 16 bytes."""
+        return [(one | other) % ALIGNMENT == 0 for one, other in zip(self.sources, self.targets, strict=True)]
+
+
 @dataclass(frozen=True, eq=False)
 class _Launches:
+    """What one call launches; ``left``: the positions of the gradients that no kernel handles."""
+
     launches: tuple[_Launch, ...]
     left: tuple[int, ...]
+    addresses: _Addresses
+    aligned: list[bool]
+
+    def moved(self, addresses: _Addresses, device: torch.device) -> "_Launches | None":
+        """Return the launches for other addresses; None if the plan depends on the difference."""
+        if self.aligned != addresses.aligned():
+            return None
+        tables = _sent([_rows(launch.group, addresses) for launch in self.launches], device)
+        launches = zip(self.launches, tables, strict=True)
+        return replace(
+            self,
+            launches=tuple(replace(launch, table=table) for launch, table in launches),
+            addresses=addresses,
+        )
 
 
-def perform(work: UnscaleRequest, keep: bool, interpret: bool = False) -> tuple[int, ...]:
+def perform(work: UnscaleRequest, keep: bool | Tables, interpret: bool = False) -> tuple[int, ...]:
     """Do the work on its device, asynchronously, and return the positions of the gradients that no kernel handles.
 
     Args:
         work: what to do; its tensors are on a CUDA device, or on the CPU if it is interpreted.
-        keep: whether to cache tables of addresses for the next call.
+        keep: whether to keep tables for the next call; or where the caller keeps them.
         interpret: run in Triton's interpreter.
     """
+    with on_device(work.device):
+        return _perform(work, keep, interpret)
+
+
+def _perform(work: UnscaleRequest, keep: bool | Tables, interpret: bool) -> tuple[int, ...]:
     prepared = _prepare(work, keep)
     programs = [launch.group.programs for launch in prepared.launches]
     partials = (
         torch.empty(sum(programs), dtype=torch.float32, device=work.device) if work.squared_norm is not None else None
     )
     shares = [None] * len(programs) if partials is None else torch.split(partials, programs)
-    with torch.cuda.device(work.device) if work.device.type == "cuda" else nullcontext():
-        for launch, share in zip(prepared.launches, shares, strict=True):
-            _launch(launch, work, share, interpret)
+    for launch, share in zip(prepared.launches, shares, strict=True):
+        _launch(launch, work, share, interpret)
     if work.squared_norm is not None and partials is not None:
         work.squared_norm.add_(partials.sum())
     return prepared.left
@@ -92,30 +135,40 @@ def _function(kernel: Kernel, interpret: bool) -> Any:
     return Interpreted(function)
 
 
-def _prepare(work: UnscaleRequest, keep: bool) -> _Launches:
+def _prepare(work: UnscaleRequest, keep: bool | Tables) -> _Launches:
     """Return the launches for this work: those of an earlier call if no tensor has moved since."""
     on_gpu = work.device.type == "cuda"
-    if not keep or (on_gpu and torch.cuda.is_current_stream_capturing()):
-        return _prepare_anew(work)
-    stream = torch.cuda.current_stream(work.device).cuda_stream if on_gpu else 0
+    if keep is False or (on_gpu and torch.cuda.is_current_stream_capturing()):
+        return _prepare_anew(work, _Addresses.of(work))
+    stream = torch.cuda.current_stream().cuda_stream if on_gpu else 0
+    if isinstance(keep, Tables):
+        prepared = _renewed(work, keep.launches if keep.stream == stream else None)
+        keep.launches, keep.stream = prepared, stream
+        return prepared
     targets = work.targets is work.sources or (work.targets and _layout(work.targets))
     key = (work.device, stream, _asked(work), _layout(work.sources), targets)
     with _lock:
-        prepared = _kept.get(key)
-        if prepared is None:
-            prepared = _kept[key] = _prepare_anew(work)
+        prepared = _kept[key] = _renewed(work, _kept.get(key))
         _kept.move_to_end(key)
         if len(_kept) > KEPT:
             _kept.popitem(last=False)
     return prepared
 
 
+def _renewed(work: UnscaleRequest, known: _Launches | None) -> _Launches:
+    """Return ``known``, which were made for gradients of the same layout, with other addresses if any has moved."""
+    addresses = _Addresses.of(work)
+    if known is not None and known.addresses == addresses:
+        return known
+    renewed = known.moved(addresses, work.device) if known is not None else None
+    return renewed or _prepare_anew(work, addresses)
+
+
 def _layout(tensors: Sequence[Tensor]) -> Hashable:
-    """Return all properties of the tensors that the tables and the plan depend on."""
+    """Return all properties of the tensors that the plan depends on, except their alignment."""
     return (
-        tuple([tensor.data_ptr() for tensor in tensors]),
-        tuple([tensor.numel() for tensor in tensors]),
-        tuple([tensor.dtype for tensor in tensors]),
+        tuple(map(Tensor.numel, tensors)),
+        tuple(map(_dtype, tensors)),
         tuple([tensor.is_contiguous() or (tensor.shape, tensor.stride()) for tensor in tensors]),
     )
 
@@ -124,31 +177,34 @@ def _asked(work: UnscaleRequest) -> Asked:
     return Asked(work.found_inf is not None, work.flags is not None, work.squared_norm is not None)
 
 
-def _prepare_anew(work: UnscaleRequest) -> _Launches:
-    sources = [tensor.data_ptr() for tensor in work.sources]
-    targets = [tensor.data_ptr() for tensor in work.targets] if work.targets is not None else [0] * len(sources)
-    dtypes = [tensor.dtype for tensor in work.targets] if work.targets is not None else [None] * len(sources)
+def _prepare_anew(work: UnscaleRequest, addresses: _Addresses) -> _Launches:
+    aligned = addresses.aligned()
+    dtypes = [tensor.dtype for tensor in work.targets] if work.targets is not None else [None] * len(aligned)
     gradients = tuple(
-        Gradient(tensor.numel(), tensor.dtype, dtype, (source | target) % ALIGNMENT == 0, is_dense(tensor))
-        for tensor, dtype, source, target in zip(work.sources, dtypes, sources, targets, strict=True)
+        Gradient(tensor.numel(), tensor.dtype, dtype, fits, is_dense(tensor))
+        for tensor, dtype, fits in zip(work.sources, dtypes, aligned, strict=True)
     )
     plan = make_plan(gradients, _asked(work), wave=64 if torch.version.hip else 32)
-    return _Launches(_upload(plan, sources, targets, work.device), plan.left)
+    parts = [part for group in plan.groups for part in (_rows(group, addresses), _block_map(group))]
+    tables = _sent(parts, work.device)
+    launches = tuple(map(_Launch, plan.groups, tables[::2], tables[1::2]))
+    return _Launches(launches, plan.left, addresses, aligned)
 
 
-def _upload(plan: LaunchPlan, sources: list[int], targets: list[int], device: torch.device) -> tuple[_Launch, ...]:
-    """Copy all tables of the plan to the device in one copy, without waiting for it."""
-    if not plan.groups:
+def _rows(group: Group, addresses: _Addresses) -> Tensor:
+    """Return the table of a group: for each gradient its address, its target's, its size and its position."""
+    at = np.array(group.positions)
+    columns = (np.array(addresses.sources)[at], np.array(addresses.targets)[at], group.numels, at)
+    return torch.from_numpy(np.column_stack(columns).astype(np.int64, copy=False).ravel())
+
+
+def _sent(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+    """Copy all tables to the device in one copy, without waiting for it."""
+    if not parts:
         return ()
-    parts = []
-    for group in plan.groups:
-        members = zip(group.positions, group.numels, strict=True)
-        rows = [cell for at, numel in members for cell in (sources[at], targets[at], numel, at)]
-        parts += [torch.tensor(rows, dtype=torch.int64, device="cpu"), _block_map(group)]
-    length = sum(part.numel() for part in parts)
-    host = torch.empty(length, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
-    tables = torch.split(torch.cat(parts, out=host).to(device, non_blocking=True), [part.numel() for part in parts])
-    return tuple(map(_Launch, plan.groups, tables[::2], tables[1::2]))
+    lengths = [part.numel() for part in parts]
+    host = torch.empty(sum(lengths), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+    return torch.split(moved(torch.cat(list(parts), out=host), device), lengths)
 
 
 @functools.lru_cache(maxsize=64)

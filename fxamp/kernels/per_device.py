@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fxamp.kernels.dispatch import perform
 from fxamp.kernels.request import UnscaleRequest
+from fxamp.torch_devices import moved
 
 
 def perform_everywhere(work: UnscaleRequest, home: torch.device, keep: bool) -> None:
@@ -34,24 +35,19 @@ def _perform_share(
         work,
         sources=_chosen(work.sources, positions),
         targets=None if work.targets is None else _chosen(work.targets, positions),
-        inv_scale=None if work.inv_scale is None else _moved(work.inv_scale, device),
+        inv_scale=None if work.inv_scale is None else moved(work.inv_scale, device),
         found_inf=None if work.found_inf is None else torch.zeros_like(work.found_inf, device=device),
         flags=None if work.flags is None else torch.zeros(len(positions), dtype=torch.int32, device=device),
         squared_norm=None if work.squared_norm is None else torch.zeros_like(work.squared_norm, device=device),
     )
     perform(share, keep)
     if work.found_inf is not None and share.found_inf is not None:
-        work.found_inf.masked_fill_(_moved(share.found_inf, home) != 0, 1.0)
+        work.found_inf.masked_fill_(moved(share.found_inf, home) != 0, 1.0)
     if work.flags is not None and share.flags is not None:
-        torch._foreach_copy_(_chosen(work.flags.unbind(), positions), list(_moved(share.flags, home).unbind()))
+        torch._foreach_copy_(_chosen(work.flags.unbind(), positions), list(moved(share.flags, home).unbind()))
     if work.squared_norm is not None and share.squared_norm is not None:
-        work.squared_norm.add_(_moved(share.squared_norm, home))
+        work.squared_norm.add_(moved(share.squared_norm, home))
 
 
 def _chosen(tensors: Sequence[Tensor], positions: list[int]) -> list[Tensor]:
     return [tensors[position] for position in positions]
-
-
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device; only a copy to the CPU waits, because the CPU could read it before it has arrived."""
-    return tensor.to(device, non_blocking=device.type != "cpu")

@@ -80,7 +80,7 @@ class Group:
     positions: tuple[int, ...]
     numels: tuple[int, ...]
 
-    @property
+    @functools.cached_property
     def programs(self) -> int:
         """Return the number of programs of the launch."""
         return sum(-(-numel // CHUNK) for numel in self.numels)

@@ -1,8 +1,9 @@
 """The reference: what the kernels compute, expressed in ATen ops.
 
 It defines correctness for the other implementations, and runs on any device, with or without Triton. In place it is
-torch's own op. In every other case it follows that op's rule, from ATen/native/AmpKernels.cpp: check for inf and NaN
-first, then multiply in float32 (a float64 gradient: in float64), then round once.
+torch's own op, except for bfloat16, which that op does not support on CUDA (pytorch #127176). In every other case it
+follows that op's rule, from ATen/native/AmpKernels.cpp: check for inf and NaN first, then multiply in float32 (a
+float64 gradient: in float64), then round once.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,8 @@ def perform(work: UnscaleRequest, positions: Sequence[int] | None = None) -> Non
 def _check_and_unscale(work: UnscaleRequest, position: int, found: Tensor) -> None:
     """Do the work for one gradient, and set ``found`` (0-dim float32, holds 0.0) to 1.0 if it is not finite."""
     source = work.sources[position]
-    if work.targets is not None and work.targets[position] is source and work.squared_norm is None:
+    in_place = work.targets is not None and work.targets[position] is source and source.dtype is not torch.bfloat16
+    if in_place and work.squared_norm is None:
         assert work.inv_scale is not None
         torch._amp_foreach_non_finite_check_and_unscale_([source], found, work.inv_scale)
         return

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,3 +36,16 @@ class UnscaleRequest:
     def device(self) -> torch.device:
         """The device of all its tensors."""
         return self.sources[0].device
+
+
+@dataclass(eq=False)
+class Tables:
+    """The tables of one caller, whose gradients have the same device, dtypes, sizes and strides in every call.
+
+    Attributes:
+        launches: what :mod:`fxamp.kernels.launch` made for the last call.
+        stream: the CUDA stream of that call.
+    """
+
+    launches: Any = None
+    stream: int = 0

@@ -1,10 +1,10 @@
 """Launch a generated step: one launch for all parameters whose steps have the same source."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
@@ -14,92 +14,119 @@ from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.plan import ALIGNMENT, block_map, block_size
 from fxamp.kernels.step_source import NAME, StepInputs, step_text
 from fxamp.kernels.store import load_function
+from fxamp.torch_devices import moved, on_device
+
+MOST_TABLES = 16
+
+
+@dataclass(frozen=True)
+class StepTarget:
+    """The parameters that a kernel steps: their ``numels``, their one device, and whether Triton's interpreter runs."""
+
+    numels: tuple[int, ...]
+    device: torch.device
+    interpret: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class _Tables:
-    """What a launch reads besides the step's tensors; all on the device."""
+    """What the launches read besides the step's tensors: for aligned parameters, and for the others.
 
-    key: Any
-    table: Tensor
-    blocks: Tensor
-    arrivals: Tensor
+    Attributes:
+        columns: the addresses that they were made for, cell by cell.
+        stream: the CUDA stream that they were sent on.
+        launches: whether its parameters are aligned, and three int32 or int64 tensors on the device: the table of
+            addresses, the table of blocks, and the counts of programs that have finished.
+    """
+
+    columns: list[list[int]]
+    stream: int
+    launches: tuple[tuple[bool, Tensor, Tensor, Tensor], ...]
 
 
 class StepKernel:
     """The kernel of one graph; see :func:`~fxamp.kernels.step_source.step_text`.
 
+    While no tensor moves, a step reads addresses, compares them and launches. A gradient that moves changes one column
+    of the table; the blocks depend on sizes alone.
+
     Args:
         gm, inputs: as there.
-        interpret: run in Triton's interpreter.
+        target: what it steps.
 
     Raises:
         NotGeneratedError: the graph contains something that no kernel can be generated for.
     """
 
-    def __init__(self, gm: GraphModule, inputs: StepInputs, interpret: bool = False) -> None:
-        self._interpret = interpret
+    def __init__(self, gm: GraphModule, inputs: StepInputs, target: StepTarget) -> None:
+        self._target = target
         block = block_size(torch.float32, 64 if torch.version.hip else 32)
         self.texts = {aligned: step_text(gm, inputs, aligned, block) for aligned in (True, False)}
         values = [(node.meta["val"], name) for node, name in inputs.cells.items()]
         # Scales, one for 256 elements, are not read 16 bytes at a time.
-        self._flat = [v.dim() > 0 and v.dtype is not SCALES and name != "numbers" for v, name in values]
+        self._flat = np.array([v.dim() > 0 and v.dtype is not SCALES and name != "numbers" for v, name in values])
         self._signs = any("arrivals" in line for line in self.texts[True].splitlines())
-        self._tables: dict[bool, _Tables] = {}
+        self._blocks: dict[tuple[int, bytes], tuple[Tensor, Tensor]] = {}
+        self._tables: _Tables | None = None
 
-    def __call__(self, rows: Sequence[Sequence[Tensor]], shared: Sequence[Tensor]) -> None:
+    def __call__(self, columns: list[list[int]], shared: Sequence[Tensor]) -> None:
         """Step.
 
         Args:
-            rows: for each parameter one tensor per cell; non-0-dim tensors are dense, with one order of elements.
+            columns: for each cell, the address of its tensor of every parameter; tensors with dimensions are dense, in
+                the parameter's memory order. The tensors must live until the step has been launched.
             shared: 0-dim float32 tensors, in the order of the inputs.
         """
-        flat = self._flat
-        addresses = [[tensor.data_ptr() for tensor in row] for row in rows]
-        aligned = [all(a % ALIGNMENT == 0 for a, f in zip(row, flat, strict=True) if f) for row in addresses]
+        device, interpret = self._target.device, self._target.interpret
+        with on_device(device):
+            for aligned, table, blocks, arrivals in self._prepared(columns).launches:
+                function = load_function(NAME, self.texts[aligned])
+                if interpret:
+                    from fxamp.kernels.interpreter import Interpreted
+
+                    function = Interpreted(function)
+                signing = [arrivals] if self._signs else []
+                function[(len(blocks) // 2,)](table, blocks, *signing, *shared, **OPTIONS)
+
+    def _prepared(self, columns: list[list[int]]) -> _Tables:
+        """Return the last launch's tables if no tensor has moved; not under capture, which has its own memory pool."""
+        on_gpu = self._target.device.type == "cuda"
+        capturing = on_gpu and torch.cuda.is_current_stream_capturing()
+        stream = torch.cuda.current_stream().cuda_stream if on_gpu else 0
+        last = self._tables
+        if last is not None and last.columns == columns and last.stream == stream and not capturing:
+            return last
+        addresses = np.array(columns, dtype=np.int64).T
+        aligned = (addresses[:, self._flat] % ALIGNMENT == 0).all(axis=1)
+        rows = np.column_stack([addresses, self._target.numels])
+        launches = []
         for wanted in (True, False):
-            chosen = [at for at, each in enumerate(aligned) if each is wanted]
-            if chosen:
-                self._launch([rows[at] for at in chosen], [addresses[at] for at in chosen], shared, wanted)
+            chosen = aligned == wanted
+            if chosen.any():
+                table = _sent(torch.from_numpy(rows[chosen].ravel()), self._target.device)
+                launches.append((wanted, table, *self._blocks_of(chosen, stream, capturing)))
+        tables = _Tables(columns, stream, tuple(launches))
+        if not capturing:
+            self._tables = tables
+        return tables
 
-    def _launch(
-        self, rows: Sequence[Sequence[Tensor]], addresses: list[list[int]], shared: Sequence[Tensor], aligned: bool
-    ) -> None:
-        device = rows[0][0].device
-        tables = self._table(rows, addresses, aligned, device)
-        signing = [tables.arrivals] if self._signs else []
-        function = load_function(NAME, self.texts[aligned])
-        if self._interpret:
-            from fxamp.kernels.interpreter import Interpreted
-
-            function = Interpreted(function)
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            function[(len(tables.blocks) // 2,)](tables.table, tables.blocks, *signing, *shared, **OPTIONS)
-
-    def _table(
-        self, rows: Sequence[Sequence[Tensor]], addresses: list[list[int]], aligned: bool, device: torch.device
-    ) -> _Tables:
-        """Return the last launch's tables if no tensor has moved; not under capture, which has its own memory pool.
+    def _blocks_of(self, chosen: "np.ndarray[Any, Any]", stream: int, capturing: bool) -> tuple[Tensor, Tensor]:
+        """Return the table of blocks and the counts of one launch, of the ``chosen`` parameters.
 
         A parameter without elements, as a shard may be, has a program too: it counts the step.
         """
-        on_gpu = device.type == "cuda"
-        capturing = on_gpu and torch.cuda.is_current_stream_capturing()
-        numels = [row[self._flat.index(True)].numel() for row in rows]
-        key = (addresses, numels, device, torch.cuda.current_stream(device).cuda_stream if on_gpu else 0)
-        known = self._tables.get(aligned)
-        if known is not None and known.key == key and not capturing:
-            return known
-        cells = [cell for row, numel in zip(addresses, numels, strict=True) for cell in (*row, numel)]
-        parts = [
-            torch.tensor(cells, dtype=torch.int64, device="cpu"),
-            block_map([max(numel, 1) for numel in numels]).flatten(),
-        ]
-        host = torch.empty(sum(map(len, parts)), dtype=torch.int64, device="cpu", pin_memory=on_gpu)
-        sent = torch.cat(parts, out=host).to(device, non_blocking=True)
-        table, blocks = torch.split(sent, [len(part) for part in parts])
-        arrivals = torch.zeros(len(rows), dtype=torch.int32, device=device)
-        tables = _Tables(key, table, blocks, arrivals)
-        if not capturing:
-            self._tables[aligned] = tables
-        return tables
+        key, device = (stream, chosen.tobytes()), self._target.device
+        known = None if capturing else self._blocks.get(key)
+        if known is None:
+            blocks = block_map(np.maximum(self._target.numels, 1)[chosen].tolist()).flatten()
+            known = _sent(blocks, device), torch.zeros(int(chosen.sum()), dtype=torch.int32, device=device)
+            if not capturing:
+                if len(self._blocks) == MOST_TABLES:
+                    self._blocks.clear()
+                self._blocks[key] = known
+        return known
+
+
+def _sent(host: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device without waiting, from pinned memory of its own, which torch holds until the copy has run."""
+    return moved(host.pin_memory(), device) if device.type == "cuda" else host

@@ -2,12 +2,16 @@
 
 import functools
 import hashlib
-import importlib.util
+import linecache
 import os
+import stat
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder() -> Path:
@@ -19,33 +23,51 @@ def cache_folder() -> Path:
 def write_source(name: str, text: str) -> Path:
     """Write ``text`` to a file named after ``name`` and a hash of the text, unless it exists; return the file's path.
 
-    The write is atomic, so processes can share the folder.
+    The write is atomic, so processes can share the folder. Nobody but the user may write to it.
 
     Raises:
-        OSError: the cache folder cannot be written.
+        OSError: the cache folder cannot be written, or belongs to another user.
     """
     folder = cache_folder()
     path = folder / f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _keep_private(folder)
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return path
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, suffix=".tmp", delete=False) as file:
         file.write(text)
     Path(file.name).replace(path)
     return path
 
 
+def _keep_private(folder: Path) -> None:
+    """Take the right to write to ``folder`` from all others; raise PermissionError if it is another user's."""
+    if not hasattr(os, "getuid"):
+        return
+    status = folder.stat()
+    if status.st_uid not in (os.getuid(), 0):
+        raise PermissionError(
+            f"the folder of generated kernels, {folder}, belongs to another user (id {status.st_uid}), who could "
+            "change them; accepted: a folder of your own, by the environment variable TRITON_CACHE_DIR"
+        )
+    if status.st_uid == os.getuid() and status.st_mode & _OTHERS_WRITE:
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)
+
+
 @functools.cache
 def load_function(name: str, text: str) -> Any:
-    """Return the function ``name`` of the module whose source is ``text``, imported from its file.
+    """Return the function ``name`` of the module whose source is ``text``.
+
+    What runs is ``text``, not what lies in its file, or compiled beside it, by then. Triton and tracebacks read the
+    source by the path of the file, so Python's cache of lines has ``text`` for it.
 
     Raises:
-        OSError: the cache folder cannot be written.
+        OSError: the cache folder cannot be written, or belongs to another user.
     """
     path = write_source(name, text)
-    spec = importlib.util.spec_from_file_location(f"fxamp_generated_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = ModuleType(f"fxamp_generated_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))  # None: never read again
+    exec(compile(text, str(path), "exec"), vars(module))
     return getattr(module, name)

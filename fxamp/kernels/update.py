@@ -5,7 +5,6 @@ launches, an aborted one would leave the counter wrong, and ranks must agree on 
 """
 
 import math
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from fxamp.errors import OptionError
 from fxamp.kernels import reference
 from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.kernels.update_source import update_function
+from fxamp.torch_devices import on_device
 
 
 def update_scale_(
@@ -57,6 +57,6 @@ def update_scale_(
         reference.update_scale(scale, growth_tracker, found_inf, *rule)
         return
     kernel = update_function(*rule, interpret=chosen is Implementation.INTERPRETER)
-    with torch.cuda.device(scale.device) if scale.device.type == "cuda" else nullcontext():
+    with on_device(scale.device):
         kernel[(1,)](scale, growth_tracker, found_inf, num_warps=1, enable_fp_fusion=False)
     torch.autograd.graph.increment_version([scale, growth_tracker])

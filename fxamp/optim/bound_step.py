@@ -1,11 +1,13 @@
 """A compiled step with all that one call of it takes: tensors, settings, factors and the flag."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fxamp.optim.clip import squared_norm
 from fxamp.optim.layout import Layout
 from fxamp.optim.precision import precision_of
 from fxamp.optim.step_parts import CompiledParts
@@ -27,10 +29,22 @@ class Factors:
 class BoundStep:
     """A compiled step with the tensors and settings that it runs on."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, run: CompiledParts, layout: Layout) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        run: CompiledParts,
+        layout: Layout,
+        state: Sequence[Tensor] | None = None,
+    ) -> None:
+        """``state``: the layout's state tensors, where they are known from an earlier step."""
         self._optimizer, self._run = optimizer, run
-        self._tensors, self._floats = layout.tensors(), layout.floats()
+        self._tensors, self._floats = layout.tensors(state), layout.floats()
+        self._owners, self._gradients = layout.owners, layout.active()
         self._written = layout.with_gradients()
+
+    def squared_norm(self) -> Tensor:
+        """Return the sum of squares of the gradients as stored: 0-dim float32; waits for no device."""
+        return squared_norm(self._owners, self._gradients, self._run.tables)
 
     def __call__(self, found_inf: Tensor | None, factors: Factors) -> None:
         """Step unless ``found_inf`` (0-dim float32 on the parameters' device) is nonzero; calls the step's hooks.

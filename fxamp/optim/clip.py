@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fxamp.errors import OptionError
 from fxamp.kernels import check_
-from fxamp.optim.shards import local, settle_gradient, spread_of, spreads_of, sum_over_ranks_
+from fxamp.kernels.request import Tables
+from fxamp.optim.shards import all_plain, local, settle_gradient, spread_of, spreads_of, sum_over_ranks_
 
 
 def require_max_norm(max_norm: float, name: str = "clip_grad_norm_: max_norm") -> None:
@@ -26,17 +27,26 @@ def coefficient(total_norm: Tensor, max_norm: float) -> Tensor:
 
 
 @torch.no_grad()
-def squared_norm(parameters: Sequence[Tensor]) -> Tensor:
-    """Return the sum of squares of the gradients, 0-dim float32 on the parameters' one device; waits for no device.
+def squared_norm(parameters: Sequence[Tensor], gradients: Sequence[Tensor], tables: Tables) -> Tensor:
+    """Return the sum of squares of the gradients, 0-dim float32 on their one device; waits for no device.
 
     Of DTensors it is that of the whole gradients: a collective call, which all ranks must make.
+
+    Args:
+        parameters: all that a step updates.
+        gradients: theirs, of DTensors this rank's part, laid out as the parameter.
+        tables: kept by the caller for gradients that look alike in every call.
     """
     total = torch.zeros((), dtype=torch.float32, device=parameters[0].device)
+    if all_plain(parameters):
+        if gradients:
+            check_(gradients, torch.zeros_like(total), squared_norm=total, tables=tables)
+        return total
     for spread in spreads_of(parameters):
         found, square = (torch.zeros_like(total) for _ in range(2))
-        own = (local(settle_gradient(each)) for each in parameters if spread_of(each) == spread)
-        gradients = [gradient for gradient in own if gradient is not None]
-        if gradients:
-            check_(gradients, found, squared_norm=square)
+        parts = (local(settle_gradient(each)) for each in parameters if spread_of(each) == spread)
+        own = [gradient for gradient in parts if gradient is not None]
+        if own:
+            check_(own, found, squared_norm=square)
         total.add_(sum_over_ranks_(square, spread))
     return total

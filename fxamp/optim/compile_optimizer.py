@@ -15,7 +15,7 @@ from fxamp.errors import OptionError, nearest
 from fxamp.lowerings import STEP_LOWERINGS
 from fxamp.optim.borrow import needs_arguments
 from fxamp.optim.bound_step import BoundStep, Factors
-from fxamp.optim.clip import coefficient, require_max_norm, squared_norm
+from fxamp.optim.clip import coefficient, require_max_norm
 from fxamp.optim.first_steps import stepped
 from fxamp.optim.precision import set_precision, unpack_state
 from fxamp.optim.registry import guarded
@@ -106,7 +106,7 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
         inverse = None if scale is None else scale.double().reciprocal().float().reshape(())
         bound(
             None if found_inf is None else found_inf.reshape(()),
-            Factors(inverse, _coefficient(self, settings, inverse)),
+            Factors(inverse, _coefficient(bound, settings, inverse)),
         )
         stepped(self)
         return loss
@@ -134,13 +134,12 @@ def _gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _coefficient(optimizer: torch.optim.Optimizer, settings: StepSettings, inverse: Tensor | None) -> Tensor | None:
+def _coefficient(step: BoundStep, settings: StepSettings, inverse: Tensor | None) -> Tensor | None:
     """Return the factor for unscaled gradients: 0-dim float32 on their device; waits for no device."""
     if settings.clip_norm is None:
         return None
-    square = squared_norm([parameter for group in optimizer.param_groups for parameter in group["params"]])
-    norm = square.sqrt() if inverse is None else square.sqrt() * inverse
-    return coefficient(norm, settings.clip_norm)
+    norm = step.squared_norm().sqrt()
+    return coefficient(norm if inverse is None else norm * inverse, settings.clip_norm)
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from torch import Tensor
 from fxamp.optim.borrow import MakesStateError, RefusedError
 from fxamp.optim.layout import Layout
 from fxamp.optim.trace import run_once, run_without_values
+from fxamp.torch_devices import moved
 
 ROUNDS = 3
 """Maximum number of runs until no new number is found: one run finds the numbers, another finds none."""
@@ -28,7 +29,7 @@ def complete_state(optimizer: torch.optim.Optimizer, layout: Layout) -> Entries:
         MakesStateError: the step adds to the state.
         RefusedError: the step cannot be run on fake tensors.
     """
-    changes: Entries = _moved(layout)
+    changes: Entries = _counters_on_device(layout)
     for _ in range(ROUNDS):
         found = _replaced(optimizer, _applied(layout, changes))
         if not found:
@@ -74,12 +75,12 @@ def _number(name: str, before: Any, after: Any, owner: Any) -> Tensor | None:
     raise RefusedError(f"its step changes {name!r} of the state, which is a {type(before).__name__}")
 
 
-def _moved(layout: Layout) -> Entries:
-    moved: Entries = {}
+def _counters_on_device(layout: Layout) -> Entries:
+    found: Entries = {}
     for owner, entry in layout.state.items():
         for name, value in entry.items():
             if not isinstance(owner, Tensor) or not isinstance(value, Tensor) or value.dim() or not value.is_cpu:
                 continue
             if owner.device.type != "cpu":
-                moved.setdefault(owner, {})[name] = value.to(owner.device, non_blocking=True)
-    return moved
+                found.setdefault(owner, {})[name] = moved(value, owner.device)
+    return found

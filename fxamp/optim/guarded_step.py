@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fxamp.optim.borrow import (
     MakesStateError,
@@ -17,8 +18,9 @@ from fxamp.optim.borrow import (
 )
 from fxamp.optim.bound_step import BoundStep
 from fxamp.optim.complete import complete_state
-from fxamp.optim.layout import Layout, gradients_of, quick_key, read_layout, settings_of
+from fxamp.optim.layout import Layout, read_layout, settings_of
 from fxamp.optim.lower import StepOptions
+from fxamp.optim.snapshot import Snapshot
 from fxamp.optim.state_dicts import plain_entry
 from fxamp.optim.step_parts import CompiledParts, compile_parts, pack_state
 
@@ -32,10 +34,11 @@ MOST_MAKING = 16
 
 @dataclass(frozen=True, eq=False)
 class _LastStep:
-    """The last step with the same options; the next one reuses its layout if the quick key is equal."""
+    """The last step with the same options; the next one reuses its layout if the snapshot is equal."""
 
-    quick_key: Any
+    snapshot: Snapshot
     layout: Layout
+    state: list[Tensor]
     floats: list[float]
     compiled: CompiledParts
 
@@ -101,20 +104,26 @@ class GuardedStep:
         return tuple(self._said)
 
     def _prepare(self, optimizer: torch.optim.Optimizer, options: StepOptions) -> BoundStep:
-        seen = quick_key(optimizer)
+        seen = Snapshot(optimizer)
         last = self._last.get(options)
-        if last is not None and last.quick_key == seen:
-            layout = replace(last.layout, gradients=gradients_of(last.layout.owners), settings=settings_of(optimizer))
+        if last is not None and last.snapshot == seen:
+            layout = replace(last.layout, gradients=seen.gradients, settings=settings_of(optimizer))
             floats = layout.floats()
             if floats == last.floats or last.compiled.serves(floats):
-                return BoundStep(optimizer, last.compiled, layout)
+                return BoundStep(optimizer, last.compiled, layout, last.state)
         layout = read_layout(optimizer)
         key = (options, layout.key())
         found = self._find(key, layout)
         if found is None:
             layout, found = self._compile_once(optimizer, layout, options, key)
         # Drop the gradients; otherwise they would stay alive after the user drops them.
-        self._last[options] = _LastStep(quick_key(optimizer), replace(layout, gradients=[]), layout.floats(), found)
+        self._last[options] = _LastStep(
+            Snapshot(optimizer).release(),
+            replace(layout, gradients=[]),
+            layout.state_tensors(),
+            layout.floats(),
+            found,
+        )
         return BoundStep(optimizer, found, layout)
 
     def _compile_once(

@@ -18,13 +18,13 @@ from torch.fx import GraphModule, Node
 from fxamp.capture import Captured
 from fxamp.kernels.codes import DECOMPOSITIONS
 from fxamp.kernels.dispatch import Implementation, implementation
-from fxamp.kernels.step_launch import StepKernel
+from fxamp.kernels.step_launch import StepKernel, StepTarget
 from fxamp.kernels.step_source import KERNEL_NAMES, NotGeneratedError, StepInputs
 from fxamp.observe import CompiledStep, observed
 from fxamp.optim.borrow import RefusedError
 from fxamp.optim.kinds import same_order
 from fxamp.optim.lower import Numbers, StepOptions, by_inductor, decompositions, generates, must_lift, step_passes
-from fxamp.optim.packed import in_memory_order
+from fxamp.optim.packed import Packed, in_memory_order
 from fxamp.optim.precision import Precision, keys, parts_of
 from fxamp.optim.share import Share
 from fxamp.optim.trace import Traced, of_any_size, serves_size
@@ -36,10 +36,55 @@ from fxamp.passes.step.pack_state import NOISE, ROLE
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import stages_by_environment
 from fxamp.pipeline.list_graph import list_graph
+from fxamp.torch_devices import copy_across_
 
 SHARED = (INVERSE, COEFFICIENT, FLAG)
 
-Run = Callable[[list[list[Tensor]], list[list[Any]], Sequence[Tensor]], None]
+Columns = Sequence[Sequence[Tensor]]
+Run = Callable[[Columns, list[list[Any]], tuple[int, ...], Sequence[Tensor]], None]
+
+
+@dataclass(frozen=True)
+class Members:
+    """The parameters of the kinds that share a program, and where their tensors stand among the layout's.
+
+    Attributes:
+        kinds: for each parameter, the index of its kind.
+        columns: for each input of the program, the indices of all parameters' tensors.
+        numels: the number of elements of each.
+        reordered: the members whose gradient has another memory order than the parameter.
+    """
+
+    kinds: tuple[int, ...]
+    columns: tuple[tuple[int, ...], ...]
+    numels: tuple[int, ...]
+    reordered: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shares: Sequence[Share], places: Sequence[Sequence[int]], tensors: Sequence[Tensor]) -> "Members":
+        """``places``: for each parameter of the layout, the indices of its tensors among ``tensors``."""
+        rows = [(kind, places[at]) for kind, share in enumerate(shares) for at in share.kind.members]
+        pairs = [(tensors[row[0]], tensors[row[1]]) for _, row in rows]
+        return cls(
+            tuple(kind for kind, _ in rows),
+            tuple(zip(*(row for _, row in rows), strict=True)),
+            tuple(parameter.numel() for parameter, _ in pairs),
+            tuple(at for at, pair in enumerate(pairs) if not same_order(*pair)),
+        )
+
+    def tensors(self, every: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        """Return the columns, gradients in their parameters' memory order, and the parts of what is packed."""
+        columns: list[Sequence[Tensor]] = []
+        for places in self.columns:
+            column = [every[place] for place in places]
+            packed = (
+                [each.parts for each in column if isinstance(each, Packed)] if isinstance(column[0], Packed) else []
+            )
+            columns += zip(*packed, strict=True) if packed else (column,)
+        for at in self.reordered:
+            parameter, gradient = columns[0][at], columns[1][at]
+            columns[1][at] = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)  # type: ignore[index]
+        return columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +93,9 @@ class KindStep:
 
     Attributes:
         shares: the kinds; the program is the first one's.
-        run: takes each member's tensors, each member's numbers, and the factors and the flag.
-        places: for each kind, the indices of each member's tensors among the layout's tensors.
+        run: takes the columns of the members' tensors, each kind's numbers, each member's kind, and the factors and the
+            flag.
+        members: the parameters.
         numbers: for each kind, its lifted floats on the device; none if floats are passed as Python numbers.
         source: the generated source code; None for "aot_eager".
         noise: the keys of random bits; None if nothing is rounded by chance.
@@ -57,7 +103,7 @@ class KindStep:
 
     shares: tuple[Share, ...]
     run: Run
-    places: tuple[tuple[tuple[int, ...], ...], ...]
+    members: Members
     numbers: "tuple[Numbers, ...]"
     source: str | None
     noise: "Noise | None" = None
@@ -84,23 +130,12 @@ class KindStep:
 
     @torch.no_grad()
     def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
-        numbers = zip(self.given(floats), self.places, strict=True)
-        given = [own for own, members in numbers for _ in members]
-        members = [places for kind in self.places for places in kind]
-        rows = [list(parts_of(_aligned([tensors[place] for place in places]))) for places in members]
+        columns = self.members.tensors(tensors)
         if self.noise is not None:
-            rows = [[*row, key] for row, key in zip(rows, self.noise.drawn(), strict=True)]
-        elements = None if self.source is None else sum(row[0].numel() for row in rows)
+            columns.append(self.noise.drawn())
+        elements = None if self.source is None else sum(self.members.numels)
         with observed(CompiledStep(self.source, elements)):
-            self.run(rows, given, extras)
-
-
-def _aligned(tensors: list[Tensor]) -> list[Tensor]:
-    """Return the tensors, with the gradient in the parameter's memory order."""
-    parameter, gradient = tensors[:2]
-    if not same_order(parameter, gradient):
-        tensors[1] = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
-    return tensors
+            self.run(columns, self.given(floats), self.members.kinds, extras)
 
 
 class Noise:
@@ -113,7 +148,7 @@ class Noise:
     def drawn(self) -> tuple[Tensor, ...]:
         """The keys of this step; waits for no device."""
         drawn = keys(self._precision, self._members)
-        self._kept.copy_(drawn.pin_memory() if self._kept.is_cuda else drawn, non_blocking=True)
+        copy_across_(self._kept, drawn.pin_memory() if self._kept.is_cuda else drawn)
         return self._kept.unbind()
 
 
@@ -121,11 +156,12 @@ def lower_kinds(
     shares: Sequence[Share],
     options: StepOptions,
     places: Sequence[Sequence[int]],
+    tensors: Sequence[Tensor],
     precision: Precision | None = None,
 ) -> KindStep:
     """Rewrite the graph of the first kind and make it run for all of them.
 
-    ``places``: for each parameter, the indices of its tensors; ``precision``: what is asked.
+    ``places``: for each parameter, the indices of its tensors among ``tensors``; ``precision``: what is asked.
 
     Raises:
         RefusedError: an op is not pointwise, or no kernel can be generated for it.
@@ -141,22 +177,24 @@ def lower_kinds(
     stages = stages_by_environment()
     stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
     numbers = tuple(Numbers(device) for _ in shares) if lift and traced.symbols else ()
-    run, source = _lowered(gm, traced, options, kernel, implementation(device) is Implementation.INTERPRETER)
+    members = Members.of(shares, places, tensors)
+    interpret = implementation(device) is Implementation.INTERPRETER
+    kernel_for = StepTarget(members.numels, device, interpret) if kernel else None
+    run, source = _lowered(gm, traced, options, kernel_for)
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
     noisy = any(node.target == NOISE for node in gm.graph.find_nodes(op="placeholder"))
-    members = [at for share in shares for at in share.kind.members]
-    noise = Noise(precision, members, device) if noisy and precision is not None else None
-    own = tuple(tuple(tuple(places[at]) for at in share.kind.members) for share in shares)
-    return KindStep(tuple(shares), run, own, numbers, source, noise)
+    positions = [at for share in shares for at in share.kind.members]
+    noise = Noise(precision, positions, device) if noisy and precision is not None else None
+    return KindStep(tuple(shares), run, members, numbers, source, noise)
 
 
 def _lowered(
-    gm: GraphModule, traced: Traced, options: StepOptions, kernel: bool, interpret: bool
+    gm: GraphModule, traced: Traced, options: StepOptions, target: StepTarget | None
 ) -> tuple[Run, str | None]:
-    if kernel:
+    if target is not None:
         try:
-            generated = StepKernel(gm, kernel_inputs(gm), interpret)
+            generated = StepKernel(gm, kernel_inputs(gm), target)
         except NotGeneratedError as why:
             raise RefusedError(f"no kernel can be generated: {why}") from why
         return _all_at_once(generated), generated.texts[True]
@@ -176,8 +214,11 @@ def device_type(gm: GraphModule) -> str:
 
 
 def _all_at_once(generated: StepKernel) -> Run:
-    def run(rows: list[list[Tensor]], given: list[list[Any]], extras: Sequence[Tensor]) -> None:
-        generated([[*row, *own] for row, own in zip(rows, given, strict=True)], extras)
+    def run(columns: Columns, numbers: list[list[Any]], kinds: tuple[int, ...], extras: Sequence[Tensor]) -> None:
+        addresses = [list(map(Tensor.data_ptr, column)) for column in columns]
+        own = [[tensor.data_ptr() for tensor in tensors] for tensors in numbers]
+        addresses += ([own[kind][at] for kind in kinds] for at in range(len(own[0])))
+        generated(addresses, extras)
 
     return run
 
@@ -187,10 +228,10 @@ def _for_each(
 ) -> Run:
     """Call ``compiled`` for each parameter, or ``other`` for the sizes that it does not serve."""
 
-    def run(rows: list[list[Tensor]], given: list[list[Any]], extras: Sequence[Tensor]) -> None:
-        for row, own in zip(rows, given, strict=True):
+    def run(columns: Columns, numbers: list[list[Any]], kinds: tuple[int, ...], extras: Sequence[Tensor]) -> None:
+        for row, kind in zip(zip(*columns, strict=True), kinds, strict=True):
             chosen = compiled if other is None or serves is None or serves(row[0].numel()) else other
-            chosen(*map(in_memory_order, row), *own, *extras)
+            chosen(*map(in_memory_order, row), *numbers[kind], *extras)
 
     return run
 

@@ -113,9 +113,13 @@ class Layout:
         """Return every float among the settings, in order."""
         return [v for group in self.settings for v in _leaves(group.values()) if type(v) is float]
 
-    def tensors(self) -> list[Tensor]:
-        """Return all tensor inputs of the step, in the compiled step's order."""
-        return [*self.parameters, *self.active(), *self.setting_tensors(), *self.state_tensors()]
+    def tensors(self, state: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Return all tensor inputs of the step, in the compiled step's order.
+
+        ``state``: its :meth:`state_tensors`, where they are known from an earlier step.
+        """
+        known = self.state_tensors() if state is None else state
+        return [*self.parameters, *self.active(), *self.setting_tensors(), *known]
 
     def places(self) -> list[list[int]]:
         """Return, for each parameter, the indices in :meth:`tensors` of the tensors of ``only((position,))``."""
@@ -141,7 +145,7 @@ class Layout:
         return (
             tuple(looks(parameter) for parameter in self.parameters),
             tuple(None if gradient is None else looks(gradient) for gradient in self.gradients),
-            tuple(tuple((name, _setting(value)) for name, value in group.items()) for group in self.settings),
+            tuple(tuple((name, setting_look(value)) for name, value in group.items()) for group in self.settings),
             self.sizes,
             state,
             fingerprint(self.attributes),
@@ -200,30 +204,6 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{k: v for k, v in group.items() if k not in ("params", "param_names")} for group in optimizer.param_groups]
 
 
-def quick_key(optimizer: torch.optim.Optimizer) -> Any:
-    """Return a cheap key, computed in every step: the identities of the optimizer's objects, and their mutable parts.
-
-    While the objects exist, two equal quick keys mean two layouts with equal :meth:`Layout.key`.
-    """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    gradients = [parameter.grad for parameter in parameters]
-    return (
-        [(id(p), p.dtype, p.shape, p.device, id(local(p))) for p in parameters],
-        [None if g is None else (type(g), g.dtype, g.layout, _strides(g)) for g in gradients],
-        [
-            (id(owner), [id(local(value)) for value in entry.values()])
-            for owner, entry in optimizer.state.items()
-            if isinstance(entry, dict)
-        ],
-        [[(name, _setting(v)) for name, v in g.items() if name != "params"] for g in optimizer.param_groups],
-        fingerprint(own_attributes(optimizer)),
-    )
-
-
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    return tensor.stride() if tensor.layout is torch.strided else ()
-
-
 def with_values(
     settings: Sequence[Mapping[str, Any]], floats: Iterator[Any], tensors: Iterator[Any]
 ) -> list[dict[str, Any]]:
@@ -249,11 +229,12 @@ def _leaves(values: Any) -> Iterator[Any]:
             yield value
 
 
-def _setting(value: Any) -> Hashable:
+def setting_look(value: Any) -> Hashable:
+    """Return what a trace depends on of a group's setting: everything but the values of floats."""
     if type(value) is float:
         return _LIFTED
     if type(value) in (tuple, list):
-        return (type(value), *map(_setting, value))
+        return (type(value), *map(setting_look, value))
     return fingerprint(value)
 
 

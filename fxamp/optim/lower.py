@@ -22,6 +22,7 @@ from fxamp.passes.step.pack_state import PackState
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import stages_by_environment
 from fxamp.pipeline.list_graph import list_graph
+from fxamp.torch_devices import copy_across_, moved
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,8 @@ class Numbers:
         if given != self._sent or self._tensor.numel() != len(given):
             host = torch.tensor(given, dtype=torch.float64, pin_memory=self._device.type == "cuda")
             if self._tensor.numel() == len(given):
-                self._tensor.copy_(host, non_blocking=True)
+                copy_across_(self._tensor, host)
             else:
-                self._tensor = host.to(self._device, non_blocking=True)
+                self._tensor = moved(host, self._device)
             self._sent = given
         return self._tensor

@@ -13,7 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+_PLAIN = frozenset((Tensor, nn.Parameter, nn.Buffer))
+
+
+def all_plain(tensors: Iterable[Tensor]) -> bool:
+    """Whether no tensor is of a subclass of torch's or the user's: faster than :func:`is_dtensor` of each."""
+    return _PLAIN.issuperset(map(type, tensors))
 
 
 def is_dtensor(tensor: Tensor) -> bool:

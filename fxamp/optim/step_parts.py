@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import torch
 from torch import Tensor
 
 from fxamp.devices import NO_FLOAT64
+from fxamp.kernels.request import Tables
 from fxamp.optim.borrow import RefusedError
 from fxamp.optim.kind_step import KindStep, lower_kinds
 from fxamp.optim.kinds import Kind, Split, split
@@ -27,9 +28,13 @@ Part = WholeStep | KindStep
 
 @dataclass(frozen=True, eq=False)
 class CompiledParts:
-    """A layout's compiled step: one part for kinds that share a program, and one for parameters that have no kind."""
+    """A layout's compiled step: one part for kinds that share a program, and one for parameters that have no kind.
+
+    ``tables``: of the norm of its gradients.
+    """
 
     parts: tuple[Part, ...]
+    tables: Tables = field(default_factory=Tables)
 
     def serves(self, floats: Sequence[float]) -> bool:
         """Whether all programs are valid for these settings."""
@@ -116,7 +121,7 @@ def _together(
     optimizer: torch.optim.Optimizer, layout: Layout, shares: Sequence[Share], options: StepOptions
 ) -> KindStep:
     places, tensors = layout.places(), layout.tensors()
-    step = lower_kinds(shares, options, places, precision_of(optimizer))
+    step = lower_kinds(shares, options, places, tensors, precision_of(optimizer))
     for share in shares:
         step.require_inputs([tensors[place] for place in places[share.kind.members[0]]])
     return step

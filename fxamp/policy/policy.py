@@ -29,8 +29,8 @@ class Policy:
     "captured" (a compiled graph's outputs keep the dtypes it was captured with) or "keep" (the dtypes the casts give).
     ``rules``: the last rule that covers a call decides; ``unlisted`` says what a call does that no rule covers:
     "follow" (its inputs), or a category. ``loss_scale``: the scaler's settings, or None. ``optimizer``: the
-    precision in which a compiled optimizer keeps its state, or None. ``capability``, ``cpu_features`` and ``torch`` are
-    conditions on the machine, checked by :meth:`resolve`.
+    precision in which a compiled optimizer keeps its state, or None. ``capability``, ``arch``, ``cpu_features`` and
+    ``torch`` are conditions on the machine, checked by :meth:`resolve`.
 
     ``sources``: the files it was read from. ``origins``: where each setting was written, by its key. ``unchecked``:
     the conditions that :meth:`resolve` could not check.
@@ -52,14 +52,16 @@ class Policy:
     optimizer: OptimizerPrecision | None = None
     origins: Mapping[str, Origin] = field(default_factory=dict, compare=False)
     unchecked: tuple[str, ...] = field(default=(), compare=False)
+    arch: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for key, accepted in ACCEPTED_VALUES.items():
             given = getattr(self, key)
             if given not in accepted:
                 raise PolicyError(f"policy {self.name!r}: {unknown_value(key, given, accepted)}")
-        object.__setattr__(self, "cpu_features", tuple(self.cpu_features))
-        for _, problem in match_problems(self.device, self.torch, self.capability, self.cpu_features):
+        for key in ("cpu_features", "arch"):
+            object.__setattr__(self, key, tuple(getattr(self, key)))
+        for _, problem in match_problems(self.device, self.torch, self.capability, self.cpu_features, self.arch):
             raise PolicyError(f"policy {self.name!r}: {problem}")
 
     @staticmethod
@@ -89,13 +91,14 @@ class Policy:
         *,
         capability: "str | tuple[int, ...] | None" = None,
         cpu_features: Iterable[str] | None = None,
+        arch: str | None = None,
     ) -> "Policy":
         """Return the policy for one machine: without the rules whose ``torch`` condition fails.
 
         ``device``: where the program runs, "cuda" or "cuda:1". ``torch_version``: that of the installed torch by
-        default. ``capability``: the compute capability of a CUDA device, "8.0" or (8, 0). ``cpu_features``: the names
-        that ``torch.cpu.get_capabilities()`` reports. Conditions on facts that are not given are not checked;
-        ``unchecked`` lists them.
+        default. ``capability``: the compute capability of an NVIDIA GPU, "8.0" or (8, 0); ``arch``: the architecture
+        of an AMD GPU, "gfx942". ``cpu_features``: the names that ``torch.cpu.get_capabilities()`` reports. Conditions
+        on facts that are not given are not checked; ``unchecked`` lists them.
 
         Raises PolicyError if a condition fails, with what was found.
         """
@@ -105,14 +108,14 @@ class Policy:
                 f"policy {self.name!r} is for device {self.device!r}, but the program runs on {kind!r}; accepted: "
                 f"a policy with [match] device = {kind!r}, such as '{kind}-{self.lower_precision_fp}'"
             )
-        here = machine(torch_version, capability, cpu_features)
-        wrong = mismatches(self.torch, self.capability, self.cpu_features, here)
+        here = machine(torch_version, capability, cpu_features, arch)
+        wrong = mismatches(self.torch, self.capability, self.cpu_features, self.arch, here, self.has_fp8)
         if wrong:
             raise PolicyError(f"policy {self.name!r} does not match: it needs {'; and '.join(wrong)}")
         return replace(
             self,
             rules=tuple(rule for rule in self.rules if rule.torch is None or holds(rule.torch, here.torch)),
-            unchecked=unchecked(self.capability, self.cpu_features, here),
+            unchecked=unchecked(self.capability, self.cpu_features, self.arch, here),
         )
 
     def rule_for(self, op: str) -> Rule | None:
@@ -160,7 +163,7 @@ class Policy:
     def digest(self) -> str:
         """The sha256 in hex of everything that decides a dtype, for cache keys; equal policies have equal digests."""
         rules = [rule.content() for rule in self.rules]
-        match = [self.device, self.capability, self.cpu_features, self.torch]
+        match = [self.device, self.capability, self.cpu_features, self.torch, self.arch]
         scale = None if self.loss_scale is None else self.loss_scale.content()
         kept = None if self.optimizer is None else self.optimizer.content()
         content = [match, self.lower_precision_fp, self.outputs, self.unlisted, scale, kept, rules]

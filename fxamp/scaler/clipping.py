@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fxamp.optim.shards import sum_over_ranks_
 from fxamp.scaler.gradients import check_group, group_gradients
+from fxamp.torch_devices import moved
 
 
 def norm_of(parameters: Iterable[Tensor], device: torch.device) -> Tensor:
@@ -18,7 +19,7 @@ def norm_of(parameters: Iterable[Tensor], device: torch.device) -> Tensor:
     for group in group_gradients(parameters, by_spread=True):
         found, square = (torch.zeros((), dtype=torch.float32, device=group.device) for _ in range(2))
         check_group(group, None, found, square)
-        total.add_(sum_over_ranks_(square, group.spread).to(device, non_blocking=True))
+        total.add_(moved(sum_over_ranks_(square, group.spread), device))
     return total
 
 
@@ -29,11 +30,11 @@ def multiply_(parameters: Iterable[Tensor], factor: Tensor) -> None:
         for gradient in group.gradients:
             by_dtype.setdefault(gradient.dtype, []).append(gradient)
         for members in by_dtype.values():
-            torch._foreach_mul_(members, factor.to(group.device, non_blocking=True))
+            torch._foreach_mul_(members, moved(factor, group.device))
 
 
 def flag_infinite_(flags: Iterable[Tensor], total_norm: Tensor) -> None:
     """Set each flag, 0-dim float32, if the norm is inf or NaN: the clip coefficient would then be invalid."""
     bad = torch.isfinite(total_norm).logical_not()
     for flag in flags:
-        flag.masked_fill_(bad.to(flag.device, non_blocking=True), 1.0)
+        flag.masked_fill_(moved(bad, flag.device), 1.0)

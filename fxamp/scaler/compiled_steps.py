@@ -8,6 +8,7 @@ from fxamp.scaler import fused
 from fxamp.scaler.gradients import parameters_with_gradients
 from fxamp.scaler.skip_choice import SkipChoice
 from fxamp.scaler.state import OptimizerRecord
+from fxamp.torch_devices import moved
 
 
 class CompiledSteps:
@@ -61,8 +62,7 @@ class CompiledSteps:
         device = next(parameters_with_gradients(optimizer)).device
         found_inf = record.found_inf(device)
         inverse, coefficient = (
-            None if factor is None else factor.to(device, non_blocking=True)
-            for factor in (inv_scale, record.coefficient)
+            None if factor is None else moved(factor, device) for factor in (inv_scale, record.coefficient)
         )
         step(found_inf, Factors(inverse, coefficient))
         return found_inf

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from fxamp.torch_devices import moved
+
 NOBODY = 0
 """The slot for flags of gradients that belong to no living parameter; never read."""
 
@@ -63,7 +65,7 @@ class FlagTable:
         if len(self._indices) >= MAX_INDICES:
             self._indices.clear()
         index = torch.tensor(slots, dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        self._indices[key] = index.to(self._device, non_blocking=True)
+        self._indices[key] = moved(index, self._device)
         return self._indices[key]
 
     def _slots_of(self, parameters: Sequence[Tensor | None]) -> list[int]:

@@ -56,6 +56,15 @@ def _has_values(state: Any) -> bool:
     return any(value is not None for value in values)
 
 
+def flag_device(optimizer: torch.optim.Optimizer, home: torch.device) -> torch.device:
+    """Return where the step must find flag and scale: on the CPU if a parameter is there, else on ``home``.
+
+    torch's steps move both to each parameter's device, and do not wait for a copy to the CPU to arrive.
+    """
+    at = {parameter.device.type for parameter in parameters_with_gradients(optimizer)}
+    return torch.device("cpu") if "cpu" in at else home
+
+
 def has_float16_gradients(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a gradient is float16: then only the step may unscale it, because the step does not round to float16."""
     return any(

@@ -36,6 +36,7 @@ from fxamp.scaler.state import (
     fresh_optimizer_state,
     require_device,
 )
+from fxamp.torch_devices import moved
 from fxamp.torch_private import untraced
 
 T = TypeVar("T")
@@ -415,7 +416,7 @@ class GradScaler(torch.amp.GradScaler):
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(device)
         assert self._scale is not None
-        return self._scale.to(device, non_blocking=True)
+        return moved(self._scale, device)
 
     def _scale_one(self, output: Tensor) -> Tensor:
         scale = self._scale_on(output.device)
@@ -457,10 +458,11 @@ class GradScaler(torch.amp.GradScaler):
         scaled = self._holds_scale(record)
         if record.stage is OptState.READY:
             self._check_inf_per_device(optimizer)
-        found_inf = record.found_inf(scale.device)
+        device = fused.flag_device(optimizer, scale.device)
+        found_inf, factor = record.found_inf(device), moved(scale, device) if scaled else None
         # If the step raises, some gradients may be unscaled and others not.
         record.half_unscaled = scaled
-        value, record.skipped = fused.step(optimizer, found_inf, scale if scaled else None, first, args, kwargs)
+        value, record.skipped = fused.step(optimizer, found_inf, factor, first, args, kwargs)
         record.half_unscaled = False
         return value
 

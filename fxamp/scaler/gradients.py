@@ -3,13 +3,15 @@
 The kernels sort the gradients by dtype.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fxamp.optim.shards import WHOLE, Spread, local, settle_gradient, spread_of
+from fxamp.optim.shards import WHOLE, Spread, all_plain, local, settle_gradient, spread_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def stored_gradient(parameter: Tensor) -> Tensor:
 
 def refuse_float16(parameters: Iterable[Tensor]) -> None:
     """Raise ValueError if a gradient is float16: unscaling in float16 would underflow again."""
-    if any(parameter.grad is not None and parameter.grad.dtype == torch.float16 for parameter in parameters):
+    gradients = map(attrgetter("grad"), parameters)
+    if any(gradient is not None and gradient.dtype == torch.float16 for gradient in gradients):
         raise ValueError("Attempting to unscale FP16 gradients.")
 
 
@@ -66,6 +69,11 @@ def group_gradients(parameters: Iterable[Tensor], by_spread: bool = False) -> li
 
     The groups ``by_spread`` are the same on all ranks if ``parameters`` are; parameters may have no gradient then.
     """
+    parameters = list(parameters)
+    gradients = list(map(attrgetter("grad"), parameters))
+    devices = set(map(attrgetter("device"), parameters))
+    if len(devices) == 1 and _stored_as_they_are(parameters, gradients):
+        return [GradientGroup(devices.pop(), WHOLE, parameters, gradients)]
     groups: dict[tuple[torch.device, Spread], GradientGroup] = {}
     for parameter in parameters:
         if by_spread:
@@ -78,6 +86,13 @@ def group_gradients(parameters: Iterable[Tensor], by_spread: bool = False) -> li
             group.parameters.append(parameter)
             group.gradients.append(gradient)
     return list(groups.values())
+
+
+def _stored_as_they_are(parameters: Sequence[Tensor], gradients: Sequence[Any]) -> bool:
+    """Whether each parameter has a gradient, and all are plain dense tensors: the usual case, found out fast."""
+    if not all_plain(parameters) or not all_plain(gradients):
+        return False
+    return {torch.strided}.issuperset(map(attrgetter("layout"), gradients))
 
 
 def check_group(

@@ -10,6 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.scaler.flag_table import FlagTable
+from fxamp.torch_devices import moved
 
 Owner = Tensor | weakref.ReferenceType[Tensor] | None
 """The parameter that a compiled graph's gradient belongs to; None if it belongs to no parameter."""
@@ -112,13 +113,13 @@ class GraphFlags:
         left = sorted(owner for each in found for owner in each.owners)
         if others or not wanted or left != sorted(wanted):
             return None
-        return torch.stack([each.total.to(device, non_blocking=device.type != "cpu") for each in found]).sum()
+        return torch.stack([moved(each.total, device) for each in found]).sum()
 
     def read(self, parameters: Sequence[Tensor], device: torch.device) -> Tensor:
         """Return the parameters' flags, 0 or 1: int32 ``[len(parameters)]`` on ``device``."""
         flags = torch.zeros(len(parameters), dtype=torch.int32, device=device)
         for table in self._tables.values():
-            flags = torch.maximum(flags, table.read(parameters).to(device, non_blocking=device.type != "cpu"))
+            flags = torch.maximum(flags, moved(table.read(parameters), device))
         return flags.clamp(max=1)
 
     def read_unowned(self, device: torch.device) -> Tensor | None:

@@ -10,6 +10,7 @@ from fxamp.optim.shards import sum_over_ranks_
 from fxamp.scaler.gradients import check_group, group_gradients, parameters_with_gradients, refuse_float16
 from fxamp.scaler.graph_flags import GraphFlags
 from fxamp.scaler.names import OverflowLedger
+from fxamp.torch_devices import moved
 
 
 @torch.no_grad()
@@ -47,7 +48,7 @@ def check_optimizer(
 
     def flag_on(device: torch.device) -> Tensor:
         if device not in found:
-            found[device] = found_inf.to(device, non_blocking=True, copy=True)
+            found[device] = moved(found_inf, device, copy=True)
         return found[device]
 
     if graph is not None:
@@ -61,11 +62,11 @@ def check_optimizer(
     if squared_norm is not None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for group in group_gradients(parameters, by_spread=squared_norm is not None):
-        inverse = None if inv_scale is None else inv_scale.to(group.device, non_blocking=True)
+        inverse = None if inv_scale is None else moved(inv_scale, group.device)
         square = None if squared_norm is None else torch.zeros_like(squared_norm, device=group.device)
         flags = check_group(group, inverse, flag_on(group.device), square)
         if squared_norm is not None and square is not None:
-            squared_norm.add_(sum_over_ranks_(square, group.spread).to(squared_norm.device, non_blocking=True))
+            squared_norm.add_(moved(sum_over_ranks_(square, group.spread), squared_norm.device))
         if graph is not None:
             flags = torch.maximum(flags, graph.read(group.parameters, group.device))
             _raise_flag(flag_on(group.device), flags)

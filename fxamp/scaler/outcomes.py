@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fxamp.torch_devices import copy_across_, on_device
+
 KEPT = 256
 """Maximum number of outcomes kept until the host asks for them."""
 
@@ -33,7 +35,11 @@ class Outcomes:
         self._queue: deque[bool | _Travelling] = deque(maxlen=KEPT)
 
     def record(self, skipped: bool | Tensor, device: torch.device) -> None:
-        """Record a step's outcome: a bool, or a 0-dim tensor on the device that is nonzero for a skip."""
+        """Record a step's outcome: a bool, or a 0-dim tensor that is nonzero for a skip."""
+        with on_device(device):
+            self._record(skipped, device)
+
+    def _record(self, skipped: bool | Tensor, device: torch.device) -> None:
         if self._stepped is None or self._stepped.device != device:
             self._stepped = torch.ones((), dtype=torch.bool, device=device)
         if isinstance(skipped, bool):
@@ -41,14 +47,14 @@ class Outcomes:
             self._queue.append(not skipped)
             return
         # Write in place: a replayed CUDA graph writes to the memory that the user holds.
-        self._stepped.copy_(skipped == 0, non_blocking=True)
+        copy_across_(self._stepped, skipped == 0)
         if device.type != "cuda":
             self._queue.append(_Travelling(self._stepped.to("cpu", copy=True), None))
             return
         if torch.cuda.is_current_stream_capturing():
             return
         host = torch.empty((), dtype=torch.bool, pin_memory=True)
-        host.copy_(self._stepped, non_blocking=True)
+        host.copy_(self._stepped, non_blocking=True)  # read once the event says that it has arrived
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         self._queue.append(_Travelling(host, event))

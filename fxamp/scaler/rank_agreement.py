@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxamp.errors import OptionError
+from fxamp.torch_devices import copy_across_, moved
 
 # A string, because a torch built without distributed has no ProcessGroup.
 Ranks: TypeAlias = "dist.ProcessGroup | str | None"
@@ -38,7 +39,7 @@ def agree(found_infs: Iterable[Tensor], device: torch.device, ranks: Ranks) -> N
     # A rank without gradients takes part too; otherwise the other ranks would wait forever.
     combined = torch.zeros((), dtype=torch.float32, device=device)
     for flag in flags:
-        combined = torch.maximum(combined, flag.to(device, non_blocking=True))
+        combined = torch.maximum(combined, moved(flag, device))
     dist.all_reduce(combined, dist.ReduceOp.MAX, group)
     for flag in flags:
-        flag.copy_(combined, non_blocking=True)
+        copy_across_(flag, combined)

@@ -12,6 +12,7 @@ from torch.amp.grad_scaler import OptState
 
 from fxamp.devices import DEVICES
 from fxamp.errors import OptionError, nearest
+from fxamp.torch_devices import moved
 
 
 class StepResult(NamedTuple):
@@ -70,7 +71,7 @@ class OptimizerRecord(MutableMapping[str, Any]):
 
     def found_inf(self, device: torch.device) -> Tensor:
         """Sum the flags: 0-dim float32 on ``device``, nonzero after an overflow; waits for no device."""
-        flags = [flag.to(device, non_blocking=True) for flag in self.found_inf_per_device.values()]
+        flags = [moved(flag, device) for flag in self.found_inf_per_device.values()]
         return reduce(torch.add, flags) if flags else torch.zeros((), dtype=torch.float32, device=device)
 
 

@@ -43,6 +43,7 @@ from fxamp.torch_private.dynamo import (
     untraced,
     why_skipped,
 )
+from fxamp.torch_private.op_names import operator_names
 from fxamp.torch_private.optimizers import note_step, step_post_hooks, step_pre_hooks
 from fxamp.torch_private.stored_graphs import dump_graph, is_dynamic, load_graph
 from fxamp.torch_private.tracing import compiling_flag, replace_tracing_mode, without_autocast
@@ -78,6 +79,7 @@ __all__ = [
     "load_graph",
     "note_step",
     "on_each_compilation",
+    "operator_names",
     "raised_through_dynamo",
     "replace_tracing_mode",
     "running_backward",

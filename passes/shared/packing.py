@@ -12,7 +12,7 @@ few ops, since Inductor writes what has many ops and several readers to memory.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import inf, nan, prod
 
@@ -21,8 +21,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxamp.graph import INSERTED, GraphWriter, is_wrapper
+from fxamp.passes.shared import float8_bits
 from fxamp.policy import Rule
 from fxamp.policy.model.keep import EIGHT_BITS, Keep
+from fxamp.torch_devices import converts_float8
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import hint
 
@@ -67,6 +69,7 @@ class Packing:
     ``dtype``: the value's dtype. ``memory``: the permutation of the dimensions in which the value is contiguous;
     ``order``: that in which its codes are. The last dimensions of the latter, of sizes ``trailing``, are split into
     blocks of ``block`` elements together; without them a row of unknown length is a block, and ``block`` is 0.
+    ``by_bits``: codes are computed with integers, where a compiler cannot convert to their dtype, and stored as uint8.
     """
 
     form: Keep
@@ -75,6 +78,7 @@ class Packing:
     memory: tuple[int, ...] = ()
     order: tuple[int, ...] = ()
     trailing: tuple[int, ...] = ()
+    by_bits: bool = False
 
     @property
     def parts(self) -> int:
@@ -94,6 +98,13 @@ class Packing:
 
 def plan_packing(value: Tensor, rule: Rule) -> Packing | str:
     """Return how ``rule`` packs ``value``, or why it cannot or would save nothing."""
+    plan = _plan(value, rule)
+    if isinstance(plan, str) or rule.keep is not Keep.FLOAT8_E4M3FN or converts_float8(value.device):
+        return plan
+    return replace(plan, by_bits=True)
+
+
+def _plan(value: Tensor, rule: Rule) -> Packing | str:
     assert rule.keep is not None
     if is_wrapper(value) or value.layout is not torch.strided:
         return "it is no plain dense tensor"
@@ -196,7 +207,8 @@ class PackWriter:
         scaled = self._clamp(scaled, codes.largest)
         endless = self._where(self._call(aten.gt.Scalar, wide, 0.0), codes.infinity, codes.negative, like=wide)
         endless = self._where(self._call(aten.ne.Tensor, wide, wide), codes.nan, endless)
-        coded = self._as(self._where(finite, scaled, endless), codes.dtype)
+        coded = self._where(finite, scaled, endless)
+        coded = float8_bits.encode(self._call, coded) if packing.by_bits else self._as(coded, codes.dtype)
         if packing.order != packing.memory:
             coded = self._contiguous(coded)
         return [self._told(part, node, why) for part in (coded, scale)]
@@ -206,7 +218,7 @@ class PackWriter:
         if packing.form in _NARROW_FORMS:
             return self._as(parts[0], packing.dtype)
         codes = _CODES[packing.form]
-        coded, scale = (self._as(part, torch.float32) for part in parts)
+        coded, scale = self._decoded(parts[0], packing), self._as(parts[1], torch.float32)
         endless = self._call(aten.add.Tensor, coded, codes.shift) if codes.shift else coded
         endless = self._call(aten.mul.Tensor, endless, inf)
         beyond = self._call(aten.gt.Scalar, self._call(aten.abs.default, coded), codes.largest)
@@ -218,7 +230,10 @@ class PackWriter:
 
         Only for the forms for which :attr:`Packing.has_signs` holds.
         """
-        return self._laid_out(self._as(codes, torch.float32), packing, strides)
+        return self._laid_out(self._decoded(codes, packing), packing, strides)
+
+    def _decoded(self, codes: Node, packing: Packing) -> Node:
+        return float8_bits.decode(self._call, codes) if packing.by_bits else self._as(codes, torch.float32)
 
     def _laid_out(self, value: Node, packing: Packing, strides: bool) -> Node:
         """Put the elements of ``value``, which are in blocks, in the shape and order that they had before packing."""

@@ -74,12 +74,15 @@ class Expected:
 
 
 def expected(gradients: list[Tensor], inv_scale: Tensor, dtype: torch.dtype | None = None) -> Expected:
-    """Run torch's op on copies, one at a time, cast to float32 first where ``dtype`` asks for another dtype."""
+    """Run torch's op on copies, one at a time, cast to float32 first where ``dtype`` asks for another dtype.
+
+    bfloat16 is always cast to float32 first, and rounded once: on CUDA torch's op does not support it.
+    """
     true, flags = [], []
     for gradient in gradients:
         found = torch.zeros((), device=gradient.device)
         copy = gradient.clone()
-        if dtype is not None and dtype != gradient.dtype:
+        if gradient.dtype is torch.bfloat16 or (dtype is not None and dtype != gradient.dtype):
             copy = copy.to(torch.promote_types(gradient.dtype, torch.float32))
         torch._amp_foreach_non_finite_check_and_unscale_([copy], found, inv_scale)
         true.append(copy.to(dtype or gradient.dtype))

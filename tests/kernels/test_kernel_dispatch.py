@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_cases import expected, random_gradients, same_bits
+from kernel_cases import SCALES, expected, inverse, random_gradients, same_bits
 
 from fxamp.errors import OptionError
 from fxamp.kernels import Implementation, check_unscale, check_unscale_, dispatch, forced
@@ -82,13 +82,14 @@ def test_a_share_for_each_device() -> None:
 
 
 def test_16_byte_accesses_need_source_and_target_aligned() -> None:
-    from fxamp.kernels.launch import _prepare_anew
+    from fxamp.kernels.launch import _Addresses, _prepare_anew
 
     storage, inv_scale = torch.zeros(64), torch.ones(())
     assert storage.data_ptr() % 16 == 0
     for source, target, aligned in [(0, 4, True), (0, 5, False), (1, 4, False), (1, 5, False)]:
         pair = [storage[source:][:8]], [storage[32 + target :][:8]]
-        (launch,) = _prepare_anew(UnscaleRequest(*pair, inv_scale)).launches
+        work = UnscaleRequest(*pair, inv_scale)
+        (launch,) = _prepare_anew(work, _Addresses.of(work)).launches
         assert launch.group.kernel.aligned == aligned
 
 
@@ -99,13 +100,13 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     from fxamp.kernels import launch
 
     counts: Counter[str] = Counter()
-    upload = launch._upload
+    upload = launch._sent
 
     def counted(*arguments: object) -> object:
         counts["uploads"] += 1
         return upload(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(launch, "_upload", counted)
+    monkeypatch.setattr(launch, "_sent", counted)
     monkeypatch.setattr(launch, "_kept", type(launch._kept)())
     return counts
 
@@ -197,3 +198,24 @@ def imports(path: Path) -> set[str]:
     return set(
         re.findall(r"fxamp\.kernels(?:\.| import )(\w+)", "\n".join(re.findall(r"^ *from .*", path.read_text(), re.M)))
     )
+
+
+@pytest.mark.parametrize("chosen", [Implementation.INTERPRETER, Implementation.REFERENCE])
+def test_what_runs_on_a_gpu_needs_no_op_for_bfloat16(chosen: Implementation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's has none on CUDA. Gradients with gaps are among these: the kernels leave them to the reference."""
+    own = torch._amp_foreach_non_finite_check_and_unscale_
+
+    def refusing(gradients: list[torch.Tensor], *others: torch.Tensor) -> None:
+        if any(gradient.dtype is torch.bfloat16 for gradient in gradients):
+            raise RuntimeError("not implemented for 'BFloat16'")
+        own(gradients, *others)
+
+    monkeypatch.setattr(torch, "_amp_foreach_non_finite_check_and_unscale_", refusing)
+    for seed in range(4):
+        gradients, inv_scale = random_gradients(seed, (torch.bfloat16, torch.float32)), inverse(SCALES[seed])
+        wanted = expected(gradients, inv_scale)
+        found_inf, flags = torch.zeros(()), torch.zeros(len(gradients), dtype=torch.int32)
+        with forced(chosen):
+            check_unscale_(gradients, inv_scale, found_inf, flags)
+        assert (flags.tolist(), found_inf.item()) == (wanted.flags, wanted.found_inf)
+        assert all(map(same_bits, gradients, wanted.true))

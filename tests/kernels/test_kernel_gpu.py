@@ -11,6 +11,7 @@ from torch import Tensor
 from fxamp.kernels import Implementation, check_, check_unscale, check_unscale_, check_unscale_norm, update_scale_
 from fxamp.kernels.dispatch import implementation
 from fxamp.kernels.plan import DTYPES
+from fxamp.tools.common.cuda_syncs import no_cuda_syncs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -110,12 +111,10 @@ def test_no_host_sync_once_warm() -> None:
         update_scale_(scale, tracker, found_inf, 2.0, 0.5, 2)
 
     step(gradients)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    moved = [gradient.clone() for gradient in gradients]
+    with no_cuda_syncs():
         step(gradients)
-        step([gradient.clone() for gradient in gradients])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+        step(moved)
 
 
 def test_captured_in_a_cuda_graph() -> None:
@@ -132,6 +131,7 @@ def test_captured_in_a_cuda_graph() -> None:
         return copy
 
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         step()
     torch.cuda.current_stream().wait_stream(side)

@@ -127,3 +127,12 @@ def test_nan_of_any_payload_stays_nan_in_bfloat16() -> None:
     (true,), flags = check_unscale([bits.view(torch.float32)], torch.ones(()), torch.bfloat16)
     assert true.isnan().all()
     assert flags.item() == 1
+
+
+def test_the_oracle_of_bfloat16_is_torchs_op_where_it_has_one() -> None:
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    for scale in SCALES:
+        theirs, found_inf = every.clone(), torch.zeros(())
+        torch._amp_foreach_non_finite_check_and_unscale_([theirs], found_inf, inverse(scale))
+        ours = expected([every], inverse(scale))
+        assert ours.found_inf == found_inf.item() and same_bits(ours.true[0], theirs)

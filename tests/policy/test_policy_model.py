@@ -73,6 +73,7 @@ def test_policies_are_compared_by_content(tmp_path: Path) -> None:
         policy(rule("a", "exp", cast=Category.BANNED, advice="no")),
         policy(rule("a", "exp"), unlisted="fp32"),
         policy(rule("a", "exp"), capability=">=8.0"),
+        policy(rule("a", "exp"), arch=("gfx950",)),
         policy(rule("a", "exp"), torch=">=2.11"),
         policy(rule("a", "exp"), loss_scale=LossScale()),
         policy(rule("a", "exp", modules=("head",))),

@@ -133,27 +133,3 @@ def test_any_devices_flag_counts(bad: int | None) -> None:
     flags = {name: torch.tensor(float(i == bad)) for i, name in enumerate(names)}
     total = OptimizerRecord(found_inf_per_device=flags).found_inf(torch.device("cpu"))
     assert bool(total) is (bad is not None)
-
-
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-@cuda
-@pytest.mark.gpu
-@pytest.mark.parametrize("bad", ["cpu", "cuda", None])
-def test_several_devices_in_one_optimizer(bad: str | None) -> None:
-    results = []
-    for kind in SCALERS:
-        parameters = [torch.ones(3, device=device, requires_grad=True) for device in ("cuda", "cpu")]
-        optimizer = torch.optim.SGD(parameters, lr=0.1)
-        scaler = kind("cuda")
-        for loss in scaler.scale([p.square().sum() for p in parameters]):
-            loss.backward()
-        for parameter in parameters:
-            if parameter.device.type == bad:
-                assert parameter.grad is not None
-                parameter.grad[1] = float("inf")
-        scaler.step(optimizer)
-        scaler.update()
-        results.append(([p.detach().cpu() for p in parameters], scaler.state_dict()))
-    assert_same(results[1], results[0])

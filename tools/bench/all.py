@@ -21,7 +21,7 @@ from fxamp.tools.bench.train.contenders import BASELINES
 from fxamp.tools.bench.train.experiment import DTYPES
 from fxamp.tools.bench.train.models import MODELS
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
-from fxamp.tools.common.output import write_text
+from fxamp.tools.common.output import put, write_text
 from fxamp.tools.common.progress import say
 
 PROG = "fxamp-bench all"
@@ -96,7 +96,7 @@ def _all(given: argparse.Namespace) -> list[str]:
         failed += [task.name] if report.failed else []
     texts = [path.read_text() for path in sorted(folder.glob("*.md")) if path.name != "summary.md"]
     write_text("\n\n".join(texts), str(folder / "summary.md"))
-    print(f"{len(tasks)} measurements are in {folder}, their tables in {folder / 'summary.md'}")
+    put(f"{len(tasks)} measurements are in {folder}, their tables in {folder / 'summary.md'}")
     return failed
 
 

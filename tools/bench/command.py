@@ -5,9 +5,15 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from fxamp.errors import nearest
+from fxamp.tools.common.command_line import guarded
+from fxamp.tools.common.output import notice, put
 
 #: Subcommand -> (its module, what it measures). A module's ``main(arguments)`` returns the exit status.
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
+    "check": (
+        "fxamp.tools.bench.check.command",
+        "is what fxamp computes on this machine right? Minutes, on a GPU or a CPU",
+    ),
     "passes": (
         "fxamp.tools.bench.passes.command",
         "time of capture and of each pass, and their share of a torch.compile",
@@ -48,15 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``fxamp-bench SUBCOMMAND [option ...]``; returns the subcommand's status, 2 after a mistake."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in ("-h", "--help"):
-        print(_usage())
-        return 0
+        return guarded("fxamp-bench", lambda: put(_usage()))
     if not given:
-        print(_usage(), file=sys.stderr)
+        notice(_usage())
         return 2
     if given[0] not in SUBCOMMANDS:
         hint = nearest(given[0], SUBCOMMANDS)
         accepted = ", ".join(SUBCOMMANDS)
-        print(f"fxamp-bench: unknown subcommand {given[0]!r}{hint}; accepted: {accepted}", file=sys.stderr)
+        notice(f"fxamp-bench: unknown subcommand {given[0]!r}{hint}; accepted: {accepted}")
         return 2
     module, _ = SUBCOMMANDS[given[0]]
     status: int = import_module(module).main(given[1:])

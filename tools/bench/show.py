@@ -27,6 +27,7 @@ from fxamp.tools.bench.passes.chain import build_chain
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positives
 from fxamp.tools.common.interrupt import so_far
+from fxamp.tools.common.output import put
 from fxamp.tools.common.progress import bar, say
 from fxamp.tools.show.command import FORMATS
 
@@ -52,7 +53,7 @@ class Reading:
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
     given = parser(PROG).parse_args(arguments)
-    return guarded(PROG, lambda: print(run(given, say).text(given)))
+    return guarded(PROG, lambda: put(run(given, say).text(given)))
 
 
 def parser(prog: str) -> Parser:

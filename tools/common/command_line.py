@@ -3,11 +3,16 @@
 import argparse
 import math
 import sys
+import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fxamp.errors import FxampError, nearest
 from fxamp.tools.common.interrupt import SoFar
+from fxamp.tools.common.output import notice, put, write_text
+
+#: The exit status after a fault of fxamp itself: sysexits' EX_SOFTWARE.
+FAULT = 70
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,8 +29,16 @@ class Parser(argparse.ArgumentParser):
             message = f"unknown option {given!r}{nearest(given, accepted)}; accepted: {', '.join(accepted)}"
         if message.startswith("the following arguments are required"):
             message = f"{message}; {' '.join(self.format_usage().split())}"
-        print(f"{self.prog}: {message}", file=sys.stderr)
+        notice(f"{self.prog}: {message}")
         raise SystemExit(2)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print the help, which argparse does by this method."""
+        if file is sys.stderr and file is not None:
+            return notice(message.removesuffix("\n"))
+        if guarded(self.prog, lambda: write_text(message)):
+            raise SystemExit(2)
+        return None
 
 
 def one_of(*accepted: str) -> Callable[[str], str]:
@@ -72,18 +85,37 @@ def positives(text: str) -> tuple[int, ...]:
 
 
 def guarded(prog: str, run: Callable[[], None]) -> int:
-    """Run a tool; a user's mistake (FxampError) is one message on stderr and status 2.
+    """Run a tool, and return its exit status: 0, or 2 after a user's mistake, which is one message on stderr.
 
-    Ctrl-C is status 130; what was found until then (:class:`SoFar`) is printed first.
+    Ctrl-C is status 130; what was found until then (:class:`SoFar`) is printed first. Anything else that is raised is a
+    fault of fxamp: status 70 (:data:`FAULT`) after the traceback.
     """
+    try:
+        return _run(prog, run)
+    except FxampError as error:  # of printing what an interrupted tool has
+        notice(f"{prog}: {error}")
+        return 2
+
+
+def _run(prog: str, run: Callable[[], None]) -> int:
     try:
         run()
     except FxampError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        notice(f"{prog}: {error}")
+        return 2
+    except OSError as error:
+        notice(f"{prog}: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
+        return 2
+    except (MemoryError, RecursionError) as error:
+        notice(f"{prog}: what it was given is too {'large' if isinstance(error, MemoryError) else 'deeply nested'}")
         return 2
     except KeyboardInterrupt as error:
         if isinstance(error, SoFar):
-            print(error.text)
-        print(f"\n{prog}: interrupted", file=sys.stderr)
+            put(error.text)
+        notice(f"\n{prog}: interrupted")
         return 130
+    except Exception as error:
+        notice("".join(traceback.format_exception(error)))
+        notice(f"{prog}: a fault of fxamp, not of what it was given: {type(error).__name__}")
+        return FAULT
     return 0

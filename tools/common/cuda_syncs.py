@@ -1,4 +1,4 @@
-"""Count how often the host waits for a CUDA device."""
+"""Count how often the host waits for a CUDA device, or forbid it."""
 
 import warnings
 from collections.abc import Iterator
@@ -22,9 +22,28 @@ def cuda_syncs() -> Iterator[Count]:
     torch.cuda.synchronize()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
+        with _sync_debug_mode("warn"):
             yield count
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     count.value = sum(_SYNC_WARNING in str(warning.message) for warning in caught)
+
+
+@contextmanager
+def no_cuda_syncs() -> Iterator[None]:
+    """Raise RuntimeError, torch's own, where the host waits for a CUDA device in a block; needs a CUDA device."""
+    with _sync_debug_mode("error"):
+        yield
+
+
+@contextmanager
+def _sync_debug_mode(mode: str) -> Iterator[None]:
+    """Set torch's mode in a block.
+
+    Setting it warns, after it took effect: where warnings are errors, the mode is reset all the same.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode(mode)
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

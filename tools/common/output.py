@@ -1,51 +1,117 @@
-"""Write a result to standard output, or atomically to a file."""
+"""Write a result to standard output, or atomically to a file; and messages to standard error.
 
+What is printed may come from anyone's file, so control characters in it are shown, not obeyed.
+"""
+
+import contextlib
+import errno
 import io
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
+from typing import TextIO
 
 from fxamp.errors import OptionError
+from fxamp.policy.file.existence import is_file
+from fxamp.tools.common.terminal import COLOURED, is_colourful
+
+#: Characters that move a cursor, change a terminal, or reorder the text around them.
+_OBEYED = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+_CONTROL = re.compile(f"[{_OBEYED}]")
+_CONTROL_OR_COLOUR = re.compile(f"({COLOURED})|[{_OBEYED}]")
 
 
-def require_folder(file: str | None) -> None:
-    """Raise OptionError if ``file`` cannot be written for lack of a folder; called before the work, not after it."""
+def visible(text: str, colours: bool = False) -> str:
+    """Return ``text`` with its control characters but line ends and tabs as escapes, ``"\\x1b"``.
+
+    ``colours``: the codes that :class:`fxamp.tools.common.terminal.Look` writes stay as they are.
+    """
+    if colours:
+        return _CONTROL_OR_COLOUR.sub(lambda found: found[1] or _escape(found), text)
+    return _CONTROL.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 32 else f"\\u{code:04x}"  # as JSON has those that it does not escape itself
+
+
+def require_folder(file: str | None, *inputs: str | None, option: str = "--output") -> None:
+    """Raise OptionError if ``file`` cannot be written for lack of a folder, or is one of ``inputs``, which are read.
+
+    It is called before the work, not after it.
+    """
     if file is None:
         return
-    folder = Path(file).resolve().parent
+    for given in inputs:
+        if given is not None and _same_file(file, given):
+            raise OptionError(f"{option} {file!r} is a file that is read; accepted: another file")
+    folder = Path(os.path.realpath(file)).parent
     if not folder.is_dir():
-        raise OptionError(f"--output {file!r}: there is no folder {folder}; accepted: a file in an existing folder")
+        raise OptionError(f"{option} {file!r}: there is no folder {folder}; accepted: a file in an existing folder")
     if not os.access(folder, os.W_OK | os.X_OK) and not Path(file).exists():
-        raise OptionError(f"--output {file!r}: you may not write in {folder}; accepted: a file in another folder")
+        raise OptionError(f"{option} {file!r}: you may not write in {folder}; accepted: a file in another folder")
 
 
-def write_text(text: str, file: str | None) -> None:
+def _same_file(one: str, other: str) -> bool:
+    return is_file(one) and is_file(other) and Path(one).samefile(other)
+
+
+def write_text(text: str, file: str | None = None) -> None:
     """Write ``text`` to ``file``, or to standard output if None; a closed pipe (``| head``) is not an error.
 
-    Raises OptionError if the file cannot be written; its previous content then remains.
+    Raises OptionError if it cannot be written; a file's previous content then remains.
     """
     if file is not None:
         return _write_file(text, Path(file))
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal's encoding lacks
+    stream = sys.stdout
+    if stream is None:
+        raise OptionError("standard output is closed; accepted: an open one")
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")  # for characters that the terminal's encoding lacks
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        stream.write(visible(text, is_colourful(stream)))
+        stream.flush()
     except BrokenPipeError:
-        # The interpreter flushes stdout again at exit, and would report the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon(stream)
+    except OSError as error:
+        _abandon(stream)
+        raise OptionError(f"standard output: {error.strerror or error}") from error
     return None
 
 
+def put(text: str) -> None:
+    """Write ``text`` and a line end to standard output, as :func:`write_text`."""
+    write_text(f"{text}\n")
+
+
+def notice(text: str) -> None:
+    """Write a line to standard error, if that is open and can be written."""
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(OSError):  # there is no other place to say it
+        sys.stderr.write(f"{visible(text)}\n")
+        sys.stderr.flush()
+
+
+def _abandon(stream: TextIO) -> None:
+    """Lead a stream that cannot be written to nowhere: the interpreter flushes it again at exit."""
+    with contextlib.suppress(io.UnsupportedOperation):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _write_file(text: str, given: Path) -> None:
-    path = given.resolve()  # write through a symbolic link instead of replacing it
+    path = Path(os.path.realpath(given))  # write through a symbolic link instead of replacing it
+    if path.is_symlink():
+        raise OptionError(f"--output {str(given)!r}: {os.strerror(errno.ELOOP)}")
     if path.exists() and not path.is_file():
         return _write_into(text, given)  # a device or a pipe must not be replaced by a file
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
-        raise OptionError(f"--output {str(given)!r}: {error.strerror}") from error
+        raise OptionError(f"--output {str(given)!r}: {error.strerror or error}") from error
     part = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
@@ -54,7 +120,7 @@ def _write_file(text: str, given: Path) -> None:
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise OptionError(f"--output {str(given)!r}: {error.strerror}") from error
+        raise OptionError(f"--output {str(given)!r}: {error.strerror or error}") from error
     except BaseException:
         part.unlink(missing_ok=True)
         raise
@@ -65,7 +131,7 @@ def _write_into(text: str, path: Path) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise OptionError(f"--output {str(path)!r}: {error.strerror}") from error
+        raise OptionError(f"--output {str(path)!r}: {error.strerror or error}") from error
 
 
 def _umask() -> int:

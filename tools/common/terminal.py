@@ -9,6 +9,9 @@ from typing import TextIO
 _COLOURS = {"f16": "36", "bf16": "36", "f32": "33", "f64": "31"}
 _CAST = "35"
 
+#: A regular expression for the codes that tools write for colours: one is red, green, yellow, ... cyan, 0 none.
+COLOURED = r"\x1b\[(?:0|3[1-6])m"
+
 
 @dataclass(frozen=True)
 class Look:
@@ -29,17 +32,20 @@ class Look:
         return f"\x1b[{code}m{text}\x1b[0m" if self.colour and code else text
 
 
-def look_of(stream: TextIO, width: int | None = None, to_file: bool = False) -> Look:
+def look_of(stream: TextIO | None, width: int | None = None, to_file: bool = False) -> Look:
     """Return the look for ``stream``: no limit for pipes and files, else the terminal's width; ``width`` overrides."""
-    if to_file:
+    if to_file or stream is None:
         return Look(width)
     if width is None and stream.isatty():
         width = shutil.get_terminal_size().columns
-    return Look(width, _colourful(stream))
+    return Look(width, is_colourful(stream))
 
 
-def _colourful(stream: TextIO) -> bool:
-    """Test in the order of CPython's ``_colorize.can_colorize``: NO_COLOR, FORCE_COLOR, TERM=dumb, then the stream."""
+def is_colourful(stream: TextIO) -> bool:
+    """Return whether a stream gets colours.
+
+    Tests in the order of CPython's ``_colorize.can_colorize``: NO_COLOR, FORCE_COLOR, TERM=dumb, then the stream.
+    """
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):

@@ -26,7 +26,7 @@ from fxamp.tools.common import charts
 from fxamp.tools.common.charts import Curve, line_chart, smooth
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
 from fxamp.tools.common.interrupt import so_far
-from fxamp.tools.common.output import write_text
+from fxamp.tools.common.output import put, require_folder, write_text
 from fxamp.tools.demo.model import Size
 from fxamp.tools.demo.ranks import Ranks, joined
 from fxamp.tools.demo.table import table, verdict
@@ -93,13 +93,13 @@ def _demo(given: argparse.Namespace) -> None:
         finally:
             torch.set_num_threads(before)
         if ranks.first:
-            print(table(reference, other))
-            print(f"\n{verdict(reference, other, settings.device)}\n{_pictured(given.picture, reference, other)}")
+            put(f"{table(reference, other)}\n\n{verdict(reference, other, settings.device)}")
+            put(_pictured(given.picture, reference, other))
 
 
 def _output(ranks: Ranks) -> AbstractContextManager[TextIO]:
     """Return the stream for progress: of the first process alone."""
-    return nullcontext(sys.stderr) if ranks.first else Path(os.devnull).open("w")
+    return nullcontext(sys.stderr) if ranks.first and sys.stderr is not None else Path(os.devnull).open("w")
 
 
 def _describe(settings: TrainingSettings, policy: str, text: Text, ranks: Ranks, stream: TextIO) -> None:
@@ -126,8 +126,7 @@ def _chosen(given: argparse.Namespace) -> tuple[TrainingSettings, str]:
         raise OptionError("--device cuda: this machine has no CUDA device that torch can use; accepted here: cpu")
     if policy != "auto":
         Policy.load(policy).resolve(given.device)
-    if not given.picture.absolute().parent.is_dir():
-        raise OptionError(f"--picture {given.picture}: there is no folder {given.picture.absolute().parent}")
+    require_folder(str(given.picture), given.policy, option="--picture")
     return TrainingSettings(**{**vars(settings), **changes}), policy
 
 

@@ -41,7 +41,7 @@ def _parser() -> Parser:
     add("--graph", metavar="FILE", action="append", default=[], help="show the effect on a graph that fxamp-show reads")
     add("--run", metavar="MODEL.py", help="run its model under both, and compare with float64: outputs and gradients")
     add("--cost", action="store_true", help="with --graph MODEL.py: count a training step on a GPU under both")
-    add("--trust", action="store_true", help="allow running an fx_graph_runnable.py where reading it is not enough")
+    add("--trust", action="store_true", help="allow running code of a graph's file: a .pt2, or an fx_graph_runnable.py")
     add("--format", type=one_of(*FORMATS), default="text", help=f"one of {', '.join(FORMATS)}; text unless given")
     add("--output", metavar="FILE", help="write there instead of to standard output")
     add("--width", metavar="N", type=positive, help="fit the text to N columns; the terminal's unless given")
@@ -50,8 +50,9 @@ def _parser() -> Parser:
 
 def _diff(options: Namespace) -> bool:
     """Do what the options say; returns whether the policies differ."""
-    require_folder(options.output)
+    require_folder(options.output, options.old, options.new, options.run, *options.graph)
     old, new = (load_side(given, options.device, options.torch) for given in (options.old, options.new))
+    require_folder(options.output, *old.policy.sources, *new.policy.sources)
     found = _executed(compare(old, new), options)
     write_text("".join(f"{line}\n" for line in _lines(found, options)), options.output)
     return not found.same

@@ -3,7 +3,6 @@
 Both policies are applied to the graph as fxamp-show applies one; nothing is computed.
 """
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from fxamp.errors import BannedOpError, PolicyError
 from fxamp.listing.model import Entry, Listing
 from fxamp.listing.totals import Totals, totals
+from fxamp.tools.common.output import notice
 from fxamp.tools.common.quiet import in_one_line, quiet
 from fxamp.tools.diff.side_by_side import ops_by_path
 from fxamp.tools.diff.sides import Side
@@ -95,7 +95,7 @@ def effects(file: str, old: Side, new: Side, trust: bool) -> Iterator[Effect]:
             effect = _effect(file, graph, old, new)
         yield effect
     for text in warned:
-        print(f"{PROG}: warning: {text}", file=sys.stderr)
+        notice(f"{PROG}: warning: {text}")
 
 
 def _effect(file: str, graph: ProgramGraph, old: Side, new: Side) -> Effect:

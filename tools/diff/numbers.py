@@ -4,12 +4,9 @@ Each policy runs as torch.compile would run it, with the lowering ``"aot_eager"`
 and its loss scaling. The reference is the model and its inputs in float64.
 """
 
-import ast
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +14,14 @@ from torch import Tensor
 
 from fxamp.errors import ListingError, PolicyError
 from fxamp.tools.common.interrupt import so_far
+from fxamp.tools.common.output import notice
 from fxamp.tools.common.progress import bar
 from fxamp.tools.common.quiet import one_line, quiet
 from fxamp.tools.diff.diverge import Divergence, first_divergence
 from fxamp.tools.diff.measured import Measured, moved, run
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.diff.under_policy import run_under, unscaled
+from fxamp.tools.inputs.kinds import program_syntax
 from fxamp.tools.inputs.model_file import Program, program
 
 PROG = "fxamp-diff"
@@ -121,13 +120,8 @@ def _require_device(side: Side) -> None:
 
 
 def _program(file: str) -> Program:
-    try:
-        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ListingError(f"{file}: {error.strerror}; accepted: a Python file with model and inputs") from error
-    except (SyntaxError, ValueError) as error:
-        raise ListingError(f"{file}: {one_line(error)}; accepted: a Python file with model and inputs") from error
-    return program(file, tree, lambda text: print(f"{PROG}: {text}", file=sys.stderr))
+    tree = program_syntax(file, "a Python file with model and inputs")
+    return program(file, tree, lambda text: notice(f"{PROG}: {text}"))
 
 
 def _errors(reference: Measured, found: Measured, scale: float | None) -> Errors:

@@ -15,6 +15,7 @@ from fxamp.errors import ListingError
 from fxamp.graph import dtype_name, fake_tensors
 from fxamp.listing import Entry, Listing, TensorType
 from fxamp.tools.inputs.expressions import Opaque, Reader, Unreadable
+from fxamp.tools.inputs.limits import limited
 from fxamp.tools.inputs.prepare import ProgramGraph
 from fxamp.tools.inputs.propagate import ANNOTATED, propagate
 from fxamp.tools.inputs.symbols import Symbols
@@ -77,8 +78,9 @@ def build(listing: Listing, file: str) -> Built:
     mode = FakeTensorMode(shape_env=symbols.shape_env, allow_non_fake_inputs=True, static_shapes=not dynamic)
     exact = bool(listing.stage) or any(entry.needs_grad for entry in listing.entries)
     text = _Text(file, symbols, mode, exact)
-    module = _graph(listing, text)
-    propagate(module, _inputs(listing, text), mode, file)
+    with limited(len(listing.entries), file):
+        module = _graph(listing, text)
+        propagate(module, _inputs(listing, text), mode, file)
     text.warnings += _disagreements(listing, module)
     return Built(module, _inputs(listing, text), symbols, tuple(dict.fromkeys(text.warnings)))
 

@@ -1,9 +1,7 @@
 """Read a ``.pt2`` of torch.export, whose graph is already at the level that fxamp captures."""
 
-import contextlib
-import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,56 +14,24 @@ from fxamp.errors import ListingError
 from fxamp.tools.common.quiet import one_line
 from fxamp.tools.inputs.prepare import ProgramGraph
 
-#: Files of an archive with pickled Python objects, which run code when they are read.
-_PICKLED = ("opaque_obj", "custom_obj")
 
+def prepare_exported(file: str) -> ProgramGraph:
+    """Return the graph of the exported program in ``file``, which the user trusts: torch runs code that it holds.
 
-def prepare_exported(file: str, trust: bool) -> ProgramGraph:
-    """Return the graph of the exported program in ``file``.
-
-    Pickled tensors are read without running code, unless ``trust`` allows it. Raises ListingError if the archive is
-    broken, is not from torch.export, or contains objects that need code to be read.
+    Raises ListingError if the archive is broken, or is not from torch.export.
     """
-    _check_archive(file, trust)
-    try:
-        with _weights_only(not trust):
-            exported = torch.export.load(file)
-    except Exception as error:
-        raise ListingError(f"{file}: no program of torch.export can be read from it: {one_line(error)}") from error
-    return _prepared(exported)
-
-
-def _check_archive(file: str, trust: bool) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             broken = archive.testzip()
-            names = archive.namelist()
     except (zipfile.BadZipFile, OSError, EOFError) as error:
         raise ListingError(f"{file}: the archive is truncated or broken: {one_line(error)}") from error
     if broken is not None:
         raise ListingError(f"{file}: the archive is broken: the checksum of {broken} is wrong")
-    pickled = [name for name in names if name.rpartition("/")[2].startswith(_PICKLED)]
-    if pickled and not trust:
-        raise ListingError(
-            f"{file}: it holds a pickled Python object ({pickled[0]}), which runs code when it is read; "
-            "accepted with --trust"
-        )
-
-
-@contextlib.contextmanager
-def _weights_only(only: bool) -> Iterator[None]:
-    """Make torch.load read only tensors inside this context, whatever its callers request."""
-    names = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
-    before = {name: os.environ.pop(name, None) for name in names}
-    if only:
-        os.environ[names[0]] = "1"
     try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        exported = torch.export.load(file)
+    except Exception as error:
+        raise ListingError(f"{file}: no program of torch.export can be read from it: {one_line(error)}") from error
+    return _prepared(exported)
 
 
 def _prepared(exported: ExportedProgram) -> ProgramGraph:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fxamp.errors import ListingError, nearest
+from fxamp.policy.file.existence import is_file, is_folder
+from fxamp.tools.common.quiet import one_line
 
 ACCEPTED = (
     "a graph as text (GraphModule.print_readable, TORCH_COMPILE_DEBUG, tlparse, fxamp's dumps), fx_graph_runnable.py, "
@@ -13,14 +15,17 @@ ACCEPTED = (
 )
 
 
-def existing(path: str) -> str:
+def existing(path: str, accepted: str = ACCEPTED) -> str:
+    """Return ``path`` if it is a file; raise ListingError, with ``accepted``, otherwise."""
+    if is_folder(path):
+        raise ListingError(f"{path} is a folder; accepted: {accepted}")
+    if is_file(path):
+        return path
     where = Path(path)
-    if where.is_dir():
-        raise ListingError(f"{path} is a folder; accepted: {ACCEPTED}")
-    if not where.exists():
-        siblings = [other.name for other in where.parent.iterdir()] if where.parent.is_dir() else []
-        raise ListingError(f"{path} does not exist{nearest(where.name, siblings)}; accepted: {ACCEPTED}")
-    return path
+    if is_folder(where.parent) and where.exists():
+        raise ListingError(f"{path} is a device or a pipe; accepted: {accepted}")
+    siblings = [other.name for other in where.parent.iterdir()] if is_folder(where.parent) else []
+    raise ListingError(f"{path} does not exist{nearest(where.name, siblings)}; accepted: {accepted}")
 
 
 def kind_of(file: str) -> str:
@@ -32,21 +37,38 @@ def kind_of(file: str) -> str:
     if b"\0" in head or file.endswith(".pt2"):
         raise ListingError(f"{file}: it is neither text nor an archive of torch.export; accepted: {ACCEPTED}")
     tree = syntax(file)
-    return "graph" if tree is None else _kind_of(tree)
+    kind = "graph" if tree is None else _kind_of(tree)
+    if kind == "model" and not file.endswith(".py"):
+        raise ListingError(f"{file}: it holds a program, which is run if the name ends in .py; accepted: {ACCEPTED}")
+    return kind
 
 
 def syntax(file: str) -> ast.Module | None:
     """Return the syntax tree of a Python file; None for text that is not Python."""
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        return _parsed(file)
     except UnicodeDecodeError as error:
         raise ListingError(f"{file}: it is not text in UTF-8; accepted: {ACCEPTED}") from error
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+def program_syntax(file: str, accepted: str) -> ast.Module:
+    """Return the syntax tree of a Python file that is to be run; raise ListingError, with ``accepted``, otherwise."""
+    if not existing(file, accepted).endswith(".py"):
+        raise ListingError(f"{file}: its name does not end in .py; accepted: {accepted}")
+    try:
+        return _parsed(file)
+    except OSError as error:
+        raise ListingError(f"{file}: {error.strerror}; accepted: {accepted}") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ListingError(f"{file}: {one_line(error)}; accepted: {accepted}") from error
+
+
+def _parsed(file: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(Path(file).read_text(encoding="utf-8"), file)
 
 
 def _kind_of(tree: ast.Module) -> str:

@@ -3,12 +3,11 @@
     graph text              read; with a policy it is rebuilt on FakeTensors, none of it is run
     fx_graph_runnable.py    the same; its intermediate types are found on FakeTensors; run only if trusted
     model.py                run, to get the model and its inputs; the model is traced on FakeTensors
-    .pt2                    loaded by torch.export
+    .pt2                    loaded by torch.export, which runs code that it holds; only if trusted
 
 Torch is imported where it is needed, not here.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fxamp.errors import ListingError
 from fxamp.listing import Document, Listing
 from fxamp.policy.model.keep import KEPT
+from fxamp.tools.common.output import notice
 from fxamp.tools.common.quiet import in_one_line, quiet
 from fxamp.tools.inputs.apply import Request, choose, is_lowered, refuse
 from fxamp.tools.inputs.kinds import existing, kind_of, syntax
@@ -152,13 +152,15 @@ def _prepare_model(file: str, request: Request) -> "list[ProgramGraph]":
 
 
 def _prepare_exported(file: str, request: Request) -> "list[ProgramGraph]":
+    if not request.trust:
+        raise ListingError(f"{file}: torch runs code that a .pt2 holds when it reads it; accepted with --trust")
     from fxamp.tools.inputs.exported import prepare_exported
 
-    return [prepare_exported(file, request.trust)]
+    return [prepare_exported(file)]
 
 
 def _notice(request: Request) -> Callable[[str], None]:
-    return lambda text: print(f"{request.prog}: {text}", file=sys.stderr)
+    return lambda text: notice(f"{request.prog}: {text}")
 
 
 _PREPARE: "Mapping[str, Callable[[str, Request], list[ProgramGraph]]]" = {

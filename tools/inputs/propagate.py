@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from fxamp.errors import ListingError
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, nesting_change
 from fxamp.graph.higher_order import autograd_function, bodies
+from fxamp.tools.inputs.limits import TooLarge, require_small
 
 #: Key of ``node.meta``: a function that creates a call's value from the text's types; None if there are none.
 ANNOTATED = "fxamp_annotated"
@@ -49,10 +50,24 @@ class _Propagation(Interpreter):
             return self._as_written(n, "it is inside a torch.func transform")
         if isinstance(n.target, HigherOrderOperator):
             return self._higher_order(n)
+        self._require_small(n)
         try:
             return super().run_node(n)
         except Exception as error:
             return self._as_written(n, " ".join(str(error).split())[:200] or type(error).__name__)
+
+    def _require_small(self, n: Node) -> None:
+        """Raise ListingError for arithmetic on Python's numbers that makes a huge value: it would be computed."""
+        args, _ = self.fetch_args_kwargs_from_env(n)
+        if any(isinstance(operand, torch.Tensor) for operand in args):
+            return
+        name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
+        bare = name.strip("_")
+        for operation, operands in ((bare, args), (bare[1:], args), (bare[1:], args[::-1])):  # ipow, rpow
+            try:
+                require_small(operation, operands)
+            except TooLarge as error:
+                raise ListingError(f"{self._file}: {n.name} computes {error}") from error
 
     def _higher_order(self, n: Node) -> Any:
         """Return the results of its bodies, if they are the node's results; else the value in the text."""

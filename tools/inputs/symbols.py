@@ -14,6 +14,7 @@ import torch
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from fxamp.tools.inputs.limits import require_small
 from fxamp.tools.inputs.trusted import EXPRESSIONS
 
 _HINT = 64
@@ -34,6 +35,9 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "PowByNatural": lambda a, b: a**b,
 }
 
+#: What makes large numbers of small ones, by its name in a size: the name that require_small knows.
+_POWERS = {"Pow": "pow", "PowByNatural": "pow", "LShift": "lshift"}
+
 
 class Symbols:
     """The symbols of one dump; each is created when it first occurs."""
@@ -45,7 +49,10 @@ class Symbols:
         self._names: dict[str, str] = {}
 
     def value(self, text: str) -> Any:
-        """Return the number that ``text`` (``"4*s77"``, ``"0.1"``) describes. Raises ValueError if it is unreadable."""
+        """Return the number that ``text`` (``"4*s77"``, ``"0.1"``) describes. Raises ValueError if it is unreadable.
+
+        A number of more than 64 bits counts as unreadable.
+        """
         try:
             tree = ast.parse(text.strip(), mode="eval").body
         except SyntaxError as error:
@@ -71,14 +78,16 @@ class Symbols:
         if isinstance(tree, ast.BinOp):
             return self._arithmetic(tree, text)
         if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id in _CALLS:
-            return _CALLS[tree.func.id](*(self._of(argument, text) for argument in tree.args))
+            operands = [self._of(argument, text) for argument in tree.args]
+            require_small(_POWERS.get(tree.func.id, tree.func.id), operands)
+            return _CALLS[tree.func.id](*operands)
         raise ValueError(f"{text!r} is neither a number nor arithmetic on symbols")
 
     def _arithmetic(self, tree: ast.BinOp, text: str) -> Any:
         left, right = self._of(tree.left, text), self._of(tree.right, text)
-        if isinstance(tree.op, ast.Pow) and isinstance(right, int) and right > 16:
-            raise ValueError(f"{text!r} holds a power that no size has")
-        return EXPRESSIONS[type(tree.op).__name__](left, right)
+        name = type(tree.op).__name__
+        require_small(_POWERS.get(name, name), (left, right))
+        return EXPRESSIONS[name](left, right)
 
     def _symbol(self, name: str) -> Any:
         if name not in self._values:

@@ -3,14 +3,12 @@
 The file is run, and so is the model, on the file's data.
 """
 
-import ast
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count, islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.errors import ListingError, nearest
 from fxamp.tools.common.quiet import one_line, quiet
+from fxamp.tools.inputs.kinds import program_syntax
 from fxamp.tools.inputs.model_file import arguments, as_module, guarded, place
 from fxamp.tools.policy.losses import Loss, given_loss
 
@@ -100,7 +99,7 @@ def load_work(file: str, notice: Callable[[str], None], most: int | None = None)
     Raises ListingError with the line where the file raised, or with the names that are missing and those that exist;
     also for a model whose parameters are not float32 (or float64): 16-bit parameters hide their original range.
     """
-    tree = _tree(file)
+    tree = program_syntax(file, f"a Python file, whose name ends in .py, that defines {ACCEPTED}")
     notice(f"running {file} to get its model and batches")
     with as_module(file) as module, quiet():
         module.__name__ = f"__fxamp_batches_{next(_numbers)}__"  # Dynamo caches modules by name
@@ -125,17 +124,6 @@ def unlimited_recompiles() -> AbstractContextManager[None]:
     limits = {"recompile_limit": 1 << 16, "accumulated_recompile_limit": 1 << 16}
     patched: AbstractContextManager[None] = torch._dynamo.config.patch(limits)
     return patched
-
-
-def _tree(file: str) -> ast.Module:
-    if Path(file).suffix != ".py":
-        raise ListingError(f"{file}: accepted: a Python file, whose name ends in .py, that defines {ACCEPTED}")
-    try:
-        return ast.parse(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ListingError(f"{file}: {error.strerror}; accepted: a Python file that defines {ACCEPTED}") from error
-    except (SyntaxError, ValueError) as error:
-        raise ListingError(f"{file}: {one_line(error)}; accepted: a Python file that defines {ACCEPTED}") from error
 
 
 def _lacking(file: str, defined: Mapping[str, Any]) -> str:

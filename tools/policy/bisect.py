@@ -96,7 +96,7 @@ def _say(text: str) -> None:
 
 def _bisect(given: Namespace) -> bool:
     """Whether a set was found."""
-    refuse_overwriting(given.policy, given.output)
+    refuse_overwriting(given.model, given.policy, given.output)
     kept = given.region == KEPT
     measure = _measure(given.measure, kept)
     work = load_work(given.model, _say, given.batches)

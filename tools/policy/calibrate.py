@@ -1,6 +1,5 @@
 """``fxamp-policy calibrate``: a policy patch from the ranges of a model's own values and gradients."""
 
-import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Collection, Iterator, Sequence
 from math import frexp, isfinite
@@ -10,7 +9,7 @@ from fxamp.errors import OptionError
 from fxamp.policy import Category, LossScale, Policy, Rule
 from fxamp.tools.common.command_line import Parser, guarded, positive
 from fxamp.tools.common.interrupt import SoFar
-from fxamp.tools.common.output import write_text
+from fxamp.tools.common.output import notice, write_text
 from fxamp.tools.policy.batches import Workload, load_work
 from fxamp.tools.policy.calibrate_rules import globs_for, rules_for, short
 from fxamp.tools.policy.calibrate_table import fp8_summary, summary
@@ -87,11 +86,11 @@ def _number(text: str) -> float:
 
 
 def _say(text: str) -> None:
-    print(f"{PROG}: {text}", file=sys.stderr)
+    notice(f"{PROG}: {text}")
 
 
 def _calibrate(given: Namespace) -> None:
-    refuse_overwriting(given.policy, given.output)
+    refuse_overwriting(given.model, given.policy, given.output)
     work = load_work(given.model, _say, given.batches)
     name, policy = base_policy(given.policy, work, _say, runs=False)
     if given.loss_scale is not None and policy.lower_precision_fp not in SCALED_DTYPES:
@@ -105,9 +104,9 @@ def _calibrate(given: Namespace) -> None:
     rules = _rules(evidence, limits, policy)
     scaled = policy.lower_precision_fp in SCALED_DTYPES and not given.inference
     head = list(_head(name, work, evidence, limits, scaled)) + list(_notes(evidence, limits))
-    print(summary(evidence.samples, limits), file=sys.stderr)
+    notice(summary(evidence.samples, limits))
     if evidence.scaled:
-        print(f"\n{fp8_summary(evidence.scaled, limits)}", file=sys.stderr)
+        notice(f"\n{fp8_summary(evidence.scaled, limits)}")
     _say(f"{len(rules)} rules proposed" if rules else "everything fits: no rule is needed")
     text = patch_text(name, policy, rules, head, 2.0**limits.shift if scaled else None, given.output)
     if evidence.stopped:

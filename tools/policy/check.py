@@ -1,9 +1,12 @@
 """fxamp-policy check: report every mistake of policy files, as FILE:LINE: MESSAGE."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
-from fxamp.policy.file.load import mistakes_of
+from fxamp.policy.file.load import files_of, mistakes_of
 from fxamp.tools.common.command_line import Parser, guarded
+from fxamp.tools.common.output import notice, put
+from fxamp.tools.policy.unknown_ops import UnknownOps, unknown_ops
 
 PROG = "fxamp-policy check"
 
@@ -29,10 +32,26 @@ def _parser() -> Parser:
 
 def _check(files: Sequence[str], part: bool) -> bool:
     found = {name: mistakes_of(name, part) for name in files}
+    unknown = _unknown_ops([name for name, mistakes in found.items() if not mistakes])
+    for name, ops in unknown.items():
+        found[name] = list(ops.mistakes)
+    for note in dict.fromkeys(note for ops in unknown.values() for note in ops.notes):
+        notice(f"{PROG}: {note}")
     seen = list(dict.fromkeys(mistake for mistakes in found.values() for mistake in mistakes))
     for mistake in seen:
-        print(mistake)
+        put(mistake)
     for name, mistakes in found.items():
         if not mistakes:
-            print(f"{name}: no mistakes")
+            put(f"{name}: no mistakes")
     return bool(seen)
+
+
+def _unknown_ops(files: Sequence[str]) -> dict[str, UnknownOps]:
+    """Return what the installed torch says of the ops of each policy or table."""
+    if find_spec("torch") is None:
+        notice(f"{PROG}: torch is not installed, so the names of ops were not looked up")
+        return {}
+    from fxamp.torch_private import operator_names
+
+    names = operator_names()
+    return {name: unknown_ops(files_of(name), names) for name in files}

@@ -1,6 +1,6 @@
 """``fxamp-policy``: check policy files, show what they come to, and explain what they decide.
 
-Each subcommand is a separate module, imported on demand; the first four import no torch.
+Each subcommand is a separate module, imported on demand; list, show and explain import no torch.
 """
 
 import sys
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from fxamp.errors import nearest
+from fxamp.tools.common.command_line import guarded
+from fxamp.tools.common.output import notice, put
 
 PROG = "fxamp-policy"
 
@@ -26,14 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``fxamp-policy SUBCOMMAND [option ...]``; returns the exit status, 2 after a mistake in the command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in ("-h", "--help"):
-        print(_usage())
-        return 0
+        return guarded(PROG, lambda: put(_usage()))
     if not given:
-        print(_usage(), file=sys.stderr)
+        notice(_usage())
         return 2
     if given[0] not in _SUBCOMMANDS:
         hint, accepted = nearest(given[0], _SUBCOMMANDS), ", ".join(_SUBCOMMANDS)
-        print(f"{PROG}: unknown subcommand {given[0]!r}{hint}; accepted: {accepted}", file=sys.stderr)
+        notice(f"{PROG}: unknown subcommand {given[0]!r}{hint}; accepted: {accepted}")
         return 2
     status: int = import_module(_SUBCOMMANDS[given[0]][0]).main(given[1:])
     return status

@@ -8,6 +8,7 @@ from fxamp.errors import OptionError
 from fxamp.policy.model.op_names import canonical
 from fxamp.policy.model.site import REGIONS
 from fxamp.tools.common.command_line import Parser, guarded, natural, one_of
+from fxamp.tools.common.output import put
 from fxamp.tools.policy.explain_text import explain
 from fxamp.tools.policy.place import add_place, resolved
 from fxamp.tools.policy.site_arguments import site_from
@@ -50,4 +51,4 @@ def _explain(given: Namespace) -> None:
         site = replace(site, elements=given.elements, readers=tuple(map(canonical, given.readers)))
     except ValueError as error:
         raise OptionError(str(error)) from error
-    print(explain(resolved(PROG, given.policy, given), site))
+    put(explain(resolved(PROG, given.policy, given), site))

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+
+import torch
 
 from fxamp.backend.machine import resolve_here
 from fxamp.errors import OptionError, PolicyError
@@ -23,7 +24,7 @@ def base_policy(
     name = given or f"{device}-float16"
     policy = Policy.load(name)
     if policy.device == device:
-        return name, resolve_here(policy, device)
+        return name, resolve_here(policy, torch.device(device))
     if runs and not emulate:
         raise PolicyError(
             f"policy {name!r} is for {policy.device}, but the model is on {device}; accepted: a policy for {device} "
@@ -35,15 +36,13 @@ def base_policy(
         notice(f"what policy {name!r} casts on {policy.device}, judged by float32 values that {device} kernels compute")
         return name, resolved
     notice(f"{policy.device}'s casts, computed by {device} kernels: the model is not on the device of policy {name!r}")
-    return name, replace(resolved, device=device, capability="", cpu_features=())
+    return name, replace(resolved, device=device, capability="", arch=(), cpu_features=())
 
 
-def refuse_overwriting(policy: str | None, output: str | None) -> None:
-    """Raise OptionError if the patch would overwrite the policy that it extends, or is not a .toml file."""
+def refuse_overwriting(model: str, policy: str | None, output: str | None) -> None:
+    """Raise OptionError if the patch would overwrite what is read, or is not a .toml file."""
     if output is None:
         return
     if not output.endswith(".toml"):
         raise OptionError(f"--output {output!r}: a policy file's name ends in .toml; accepted: '{output}.toml'")
-    require_folder(output)
-    if policy is not None and Path(policy).resolve() == Path(output).resolve():
-        raise OptionError(f"--output {output!r} is the policy to extend; accepted: another file")
+    require_folder(output, model, policy)

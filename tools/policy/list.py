@@ -11,6 +11,7 @@ from fxamp.devices import DEVICES
 from fxamp.policy import Policy
 from fxamp.policy.file.builtin import built_in_names, find, folder, variant_names
 from fxamp.tools.common.command_line import Parser, guarded, one_of
+from fxamp.tools.common.output import put
 from fxamp.tools.common.table import Column, render
 from fxamp.tools.common.terminal import look_of
 
@@ -48,11 +49,11 @@ def _list(given: Namespace) -> None:
     names = sorted((*built_in_names(), *variant_names()))  # a variant follows what it varies
     rows = [row for name in names if (row := _row(name, given.device, figures["policies"]))]
     look = look_of(sys.stdout)
-    print("\n".join(render(_COLUMNS, rows, look.width, ["what it does"], ["runs on"])))
+    lines = list(render(_COLUMNS, rows, look.width, ["what it does"], ["runs on"]))
     if any(any(row[2:5]) for row in rows):
-        print()
         said = f"{figures['about']} Made by fxamp-bench policies."
-        print("\n".join(textwrap.wrap(said, look.width or _WIDTH, break_on_hyphens=False)))
+        lines += ["", *textwrap.wrap(said, look.width or _WIDTH, break_on_hyphens=False)]
+    put("\n".join(lines))
 
 
 def _row(name: str, device: str | None, figures: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -68,6 +69,8 @@ def _conditions(policy: Policy) -> Iterator[str]:
     yield policy.device
     if policy.capability:
         yield f"capability {policy.capability}"
+    if policy.arch:
+        yield "or " + ", ".join(policy.arch) if policy.capability else "of " + ", ".join(policy.arch)
     if policy.cpu_features:
         yield "with " + ", ".join(policy.cpu_features)
 

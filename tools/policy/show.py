@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from fxamp.tools.common.command_line import Parser, guarded
+from fxamp.tools.common.output import write_text
 from fxamp.tools.policy.place import add_place, resolved
 
 PROG = "fxamp-policy show"
@@ -24,5 +25,5 @@ def _parser() -> Parser:
 
 def _show(given: Namespace) -> None:
     policy = resolved(PROG, given.policy, given)
-    print(f"# {policy.name}, with all that it extends, and with the rules that hold here alone")
-    print(policy.dumps(origins=True), end="")
+    head = f"# {policy.name}, with all that it extends, and with the rules that hold here alone"
+    write_text(f"{head}\n{policy.dumps(origins=True)}")

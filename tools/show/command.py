@@ -8,7 +8,7 @@ from pathlib import Path
 from fxamp.errors import ListingError, OptionError
 from fxamp.listing.model import Document
 from fxamp.tools.common.command_line import Parser, guarded, natural, one_of, positive
-from fxamp.tools.common.output import require_folder, write_text
+from fxamp.tools.common.output import notice, require_folder, write_text
 from fxamp.tools.common.terminal import look_of
 from fxamp.tools.show.select import Selection, select
 
@@ -45,7 +45,7 @@ def _parser() -> Parser:
     add("--kept", action="store_true", help="only what the forward keeps for the backward, the largest first")
     add("--check", action="store_true", help="print what looks wrong; exit status 1 if anything does")
     add("--graph", metavar="N", type=natural, help="only this graph of the input, counted from 0")
-    add("--trust", action="store_true", help="allow running fx_graph_runnable.py where reading it is not enough")
+    add("--trust", action="store_true", help="allow running code of the input: a .pt2, or an fx_graph_runnable.py")
     add("--width", metavar="N", type=positive, help="fit the text to N columns; the terminal's unless given")
     return parser
 
@@ -53,10 +53,10 @@ def _parser() -> Parser:
 def _show(options: Namespace) -> bool:
     """Do what the options say; returns whether ``--check`` found something."""
     _refuse_mixtures(options)
-    require_folder(options.output)
+    require_folder(options.output, options.source, options.policy)
     document = _load(options)
     for warning in document.warnings:
-        print(f"{PROG}: warning: {warning}", file=sys.stderr)
+        notice(f"{PROG}: warning: {warning}")
     selection = select(document, options.graph, options.only, options.module)
     text, found = (
         _check(document, selection, options) if options.check else (_text(document, selection, options), False)
@@ -91,12 +91,15 @@ def _load(options: Namespace) -> Document:
 
 
 def _load_json(source: str, policy: str | None) -> Document:
+    from fxamp.tools.inputs.kinds import existing
     from fxamp.tools.show.json_format import from_json
 
     if policy is not None:
-        raise OptionError("--policy cannot be applied to JSON of fxamp-show; give the graph or the model itself")
+        raise OptionError(
+            f"{source}: --policy cannot be applied to JSON of fxamp-show; give the graph or the model itself"
+        )
     try:
-        return from_json(Path(source).read_text(encoding="utf-8"), source)
+        return from_json(Path(existing(source)).read_text(encoding="utf-8"), source)
     except (OSError, UnicodeDecodeError) as error:
         reason = "not a text in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise ListingError(f"{source}: {reason}") from error

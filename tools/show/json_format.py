@@ -44,6 +44,8 @@ def from_json(text: str, name: str = "JSON") -> Document:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise ListingError(f"{name}:{error.lineno}: not JSON: {error.msg}") from error
+    except ValueError as error:  # an integer whose digits are too many for Python
+        raise ListingError(f"{name}: it holds a number of more than 64 bits") from error
     except RecursionError as error:
         raise ListingError(f"{name}: nested too deeply to be a graph") from error
     if not isinstance(data, dict) or data.get("schema") != VERSION:

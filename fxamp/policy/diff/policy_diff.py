@@ -13,7 +13,7 @@ from fxamp.policy.model.optimizer_precision import OptimizerPrecision
 from fxamp.policy.model.settings import UNLISTED_ID
 from fxamp.policy.policy import Policy
 
-SETTINGS = ("device", "capability", "cpu_features", "torch", "lower_precision_fp", "unlisted", "outputs")
+SETTINGS = ("device", "capability", "arch", "cpu_features", "torch", "lower_precision_fp", "unlisted", "outputs")
 """The settings that are compared; loss scaling comes on top."""
 
 
@@ -94,7 +94,7 @@ def _meaning(key: str, value: str | Sequence[str]) -> object:
     """Return a setting's value without spaces and without the order of its conditions, which do not count."""
     if key in ("capability", "torch") and isinstance(value, str):
         return frozenset(parse(value, key, key)) if value else None
-    return frozenset(value) if key == "cpu_features" else value
+    return frozenset(value) if key in ("arch", "cpu_features") else value
 
 
 def _loss_scale(old: Policy, new: Policy) -> Iterator[SettingChange]:

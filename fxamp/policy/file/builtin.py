@@ -9,6 +9,7 @@ from pathlib import Path
 from fxamp.devices import DEVICES
 from fxamp.dtypes import DTYPES
 from fxamp.errors import PolicyError, nearest
+from fxamp.policy.file.existence import is_file
 
 
 @cache
@@ -49,7 +50,7 @@ def find(name_or_path: "str | PathLike[str]") -> Path:
         if given in (*built_in_names(), *variant_names()):
             return folder() / f"{given}.toml"
         raise PolicyError(f"no policy is named {given!r}{_nearest(given)}; {_accepted()}")
-    if Path(given).is_file():
+    if is_file(given):
         return Path(given)
     raise PolicyError(f"there is no policy file {given!r}{_nearest(Path(given).stem)}; {_accepted()}")
 

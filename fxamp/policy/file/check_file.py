@@ -9,7 +9,7 @@ from fxamp.policy.file.checker import Checker
 from fxamp.policy.file.lines import LineIndex
 from fxamp.policy.model import optimizer_precision
 from fxamp.policy.model.loss_scale import mistakes
-from fxamp.policy.model.match import capability_condition, cpu_feature
+from fxamp.policy.model.match import architecture, capability_condition, cpu_feature
 from fxamp.policy.model.rule import Origin, Rule
 from fxamp.policy.model.versions import parse_condition
 
@@ -61,8 +61,9 @@ def _match(checker: Checker, table: dict[str, Any]) -> dict[str, Any]:
     for key, parse in (("capability", capability_condition), ("torch", parse_condition)):
         if key in good and checker.valid(("match", key), parse, good[key]) is None:
             del good[key]
-    if "cpu_features" in good:
-        good["cpu_features"] = checker.each(("match", "cpu_features"), cpu_feature, good["cpu_features"])
+    for key, parse_one in (("cpu_features", cpu_feature), ("arch", architecture)):
+        if key in good:
+            good[key] = checker.each(("match", key), parse_one, good[key])
     return good
 
 

@@ -28,7 +28,7 @@ def _lines(arguments: Mapping[str, Any]) -> Iterator[tuple[str, "Origin | str | 
         yield f"{key} = {_value(arguments[key])}", origins.get(key, "default")
     yield "", None
     yield "[match]", None
-    for key in ("device", "capability", "cpu_features", "torch"):
+    for key in ("device", "capability", "arch", "cpu_features", "torch"):
         if arguments[key]:
             yield f"{key} = {_value(arguments[key])}", origins.get(key, "default")
     if arguments["loss_scale"] is not None:

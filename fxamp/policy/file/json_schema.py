@@ -10,7 +10,7 @@ from typing import Any
 from fxamp.policy.file import schema
 from fxamp.policy.model.conditions import DTYPES
 from fxamp.policy.model.keep import KEPT, SMALLEST_BLOCK
-from fxamp.policy.model.match import CPU_FEATURES
+from fxamp.policy.model.match import ARCHITECTURE, CPU_FEATURES
 from fxamp.policy.model.optimizer_precision import ROUNDING, STATE, WEIGHTS
 from fxamp.policy.model.rule import INPUT_DTYPES, RULE_REGIONS
 
@@ -53,6 +53,10 @@ _ARGUMENT = {
     ]
 }
 
+_MATCH: dict[str, dict[str, Any]] = {
+    "cpu_features": {"type": "array", "items": {"enum": list(CPU_FEATURES)}},
+    "arch": {"type": "array", "items": {"type": "string", "pattern": f"^{ARCHITECTURE}$"}},
+}
 _KEPT_AS = {"enum": list(STATE)}
 _OPTIMIZER: dict[str, dict[str, Any]] = {
     "state": {"anyOf": [_KEPT_AS, {"type": "object", "additionalProperties": _KEPT_AS}]},
@@ -64,7 +68,8 @@ _DESCRIPTIONS = {
     "extends": "Files that are read first, in this order; what is said later wins.",
     "match": "Where the policy holds.",
     "device": "The device that it is for.",
-    "capability": "Compute capability of a CUDA device, such as '>=8.0'.",
+    "capability": "Compute capability of an NVIDIA GPU, such as '>=8.0'.",
+    "arch": "Architectures of AMD GPUs, such as 'gfx950'.",
     "cpu_features": "Features that the CPU must have, as torch.cpu.get_capabilities() names them.",
     "lower_precision_fp": "The 16-bit dtype.",
     "unlisted": "What ops do that no rule covers.",
@@ -99,7 +104,7 @@ _DESCRIPTIONS = {
 def json_schema() -> dict[str, Any]:
     """Return the schema (JSON Schema, draft 7: what Taplo and Even Better TOML read)."""
     special = {
-        "match": _object(schema.MATCH_KEYS, {"cpu_features": {"type": "array", "items": {"enum": list(CPU_FEATURES)}}}),
+        "match": _object(schema.MATCH_KEYS, _MATCH),
         "loss_scale": _object(schema.LOSS_SCALE_KEYS),
         "optimizer": _object(schema.OPTIMIZER_KEYS, _OPTIMIZER),
         "rule": {"type": "array", "items": _rule()},

@@ -5,6 +5,7 @@ The scanner assumes valid TOML: tomllib has parsed the text before.
 
 import re
 import tomllib
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 Path = tuple[str | int, ...]
@@ -45,6 +46,7 @@ class _Scanner:
         self.at = 0
         self.index = LineIndex()
         self.table_counts: dict[Path, int] = {}
+        self.ends = [end.start() for end in re.finditer("\n", text)]
 
     def document(self) -> LineIndex:
         table: Path = ()
@@ -135,7 +137,7 @@ class _Scanner:
         self.at = match.end() if match else self.at
 
     def note(self, path: Path, position: int) -> None:
-        self.index.lines.setdefault(path, self.text.count("\n", 0, position) + 1)
+        self.index.lines.setdefault(path, bisect_left(self.ends, position) + 1)
 
 
 def _unquoted(part: str) -> str:

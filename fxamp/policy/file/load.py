@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from os import PathLike
@@ -11,8 +12,16 @@ from typing import Any
 from fxamp.errors import PolicyError, nearest
 from fxamp.policy.file.builtin import built_in_names, find, folder, shown, variant_names
 from fxamp.policy.file.check_file import PolicyFile, check_file
+from fxamp.policy.file.existence import is_file, is_folder
+from fxamp.policy.file.lines import Path as KeyPath
 from fxamp.policy.file.lines import index_lines
 from fxamp.policy.file.merge import Merge
+
+#: The most bytes of a policy file.
+LARGEST = 16 * 2**20
+
+#: How many files may extend each other in a row.
+DEEPEST = 100
 
 
 def read_file(name_or_path: "str | PathLike[str]") -> dict[str, Any]:
@@ -37,6 +46,14 @@ def mistakes_of(name_or_path: "str | PathLike[str]", part: bool = False) -> list
     reader = _Reader(part)
     reader.add_file(path, ())
     return reader.merge.mistakes(shown(path))
+
+
+def files_of(name_or_path: "str | PathLike[str]") -> list[Path]:
+    """Return the files of a policy or a table without mistakes: what it extends first, itself last."""
+    path = find(name_or_path)
+    reader = _Reader(part=True)
+    reader.add_file(path, ())
+    return [Path(file) for file in reader.merge.sources][::-1]
 
 
 def read_text(text: str, name: str) -> dict[str, Any]:
@@ -66,12 +83,15 @@ class _Reader:
         """Add a file after all files that it extends; these are looked up in the folder ``beside`` first."""
         for name, line in file.extends:
             path = _extended(beside, name)
+            if not is_file(path):
+                file.mistake(line, f"extends {name!r}, but there is no file {shown(path)!r}{_suggest(path)}")
+                continue
             resolved = path.resolve()
             if resolved in chain:
                 circle = [*chain[chain.index(resolved) :], resolved]
                 file.mistake(line, f"extends goes in a circle: {' -> '.join(each.name for each in circle)}")
-            elif not path.is_file():
-                file.mistake(line, f"extends {name!r}, but there is no file {shown(path)}{_suggest(path)}")
+            elif len(chain) >= DEEPEST:
+                file.mistake(line, f"extends {name!r} is {DEEPEST} files deep; accepted: at most {DEEPEST} in a row")
             elif resolved not in self._seen:
                 self.add_file(path, chain)
         self.merge.add(file)
@@ -79,9 +99,16 @@ class _Reader:
 
 def _read(path: Path) -> PolicyFile:
     try:
-        return _parse(path.read_text(encoding="utf-8"), shown(path))
+        with path.open("rb") as stream:
+            content = stream.read(LARGEST + 1)
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise PolicyError(f"{shown(path)}: not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise PolicyError(f"{shown(path)}: {error.strerror}") from error
+    if len(content) > LARGEST:
+        raise PolicyError(f"{shown(path)}: it holds more than {LARGEST >> 20} MiB; accepted: a policy file, of rules")
+    return _parse(text, shown(path))
 
 
 def _parse(text: str, name: str) -> PolicyFile:
@@ -93,13 +120,32 @@ def _parse(text: str, name: str) -> PolicyFile:
 @lru_cache(maxsize=64)
 def _checked(text: str, name: str) -> PolicyFile:
     """Parse and check one file; if the TOML is malformed, that is its only mistake."""
+    file = PolicyFile(name)
     try:
         data = tomllib.loads(text)
+        lines = index_lines(text)
+        large = next(_large_numbers(data, ()), None)
     except tomllib.TOMLDecodeError as error:
-        file = PolicyFile(name)
         file.mistake(_line_of(error, text), f"not TOML: {error}")
-        return file
-    return check_file(name, data, index_lines(text))
+    except ValueError:  # an integer whose digits are too many for Python
+        line, digits = _longest_number(text)
+        file.mistake(line, f"a number has {digits} digits; accepted: numbers of 64 bits")
+    except RecursionError:
+        file.mistake(1, "its lists or tables are nested too deeply")
+    else:
+        if large is None:
+            return check_file(name, data, lines)
+        file.mistake(lines.line(large), f"{large[-1]} is too large a number; accepted: numbers of 64 bits")
+    return file
+
+
+def _large_numbers(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+    """Yield the paths of the integers in a parsed TOML value that do not fit in 64 bits."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        yield path
+    elif isinstance(value, (dict, list)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _large_numbers(item, (*path, key))
 
 
 def _line_of(error: tomllib.TOMLDecodeError, text: str) -> int:
@@ -107,13 +153,19 @@ def _line_of(error: tomllib.TOMLDecodeError, text: str) -> int:
     return int(match[1]) if match else text.rstrip().count("\n") + 1
 
 
+def _longest_number(text: str) -> tuple[int, int]:
+    """Return the line and the length of the longest run of digits."""
+    longest = max(re.finditer(r"[\d_]+", text), key=lambda run: len(run[0]))
+    return text.count("\n", 0, longest.start()) + 1, len(longest[0])
+
+
 def _extended(beside: Path, name: str) -> Path:
     """Return the file that ``name`` in ``extends`` means: one beside the extending file, else a built-in one."""
     near = beside / name
     built_in = folder() / (name if name.endswith(".toml") else f"{name}.toml")
-    return built_in if not near.is_file() and built_in.is_file() else near
+    return built_in if not is_file(near) and is_file(built_in) else near
 
 
 def _suggest(path: Path) -> str:
-    known = {each.name for base in (path.parent, folder()) for each in base.glob("*.toml")}
+    known = {each.name for base in (path.parent, folder()) if is_folder(base) for each in base.glob("*.toml")}
     return nearest(path.name, known | {*built_in_names(), *variant_names()})

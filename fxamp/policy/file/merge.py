@@ -80,7 +80,7 @@ class Merge:
         if "device" not in self._fields:
             self._mistakes.append(f'{name}:1: [match] device is not set; add, for example, [match] and device = "cuda"')
         else:
-            given = self._fields.get("capability", ""), self._fields.get("cpu_features", ())
+            given = self._fields.get("capability", ""), *(self._fields.get(key, ()) for key in ("cpu_features", "arch"))
             for key, problem in match_problems(self._fields["device"], "", *given):
                 self._mistakes.append(f"{self._origins[key]}: {problem}")
         for key, message in mistakes(self._loss_scale or {}):

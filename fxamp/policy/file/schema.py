@@ -22,7 +22,7 @@ FILE_KEYS = {
     "optimizer": TABLE,
     "rule": TABLES,
 }
-MATCH_KEYS = {"device": STRING, "capability": STRING, "cpu_features": STRINGS, "torch": STRING}
+MATCH_KEYS = {"device": STRING, "capability": STRING, "arch": STRINGS, "cpu_features": STRINGS, "torch": STRING}
 LOSS_SCALE_KEYS = {
     "init_scale": NUMBER,
     "growth_factor": NUMBER,

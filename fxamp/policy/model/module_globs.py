@@ -1,6 +1,7 @@
 """Globs on dotted module paths: ``layers.*.router``, ``lm_head``, ``encoder.**.norm``."""
 
 import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
@@ -23,20 +24,22 @@ def covers_module(glob: str, path: str) -> bool:
     ``*`` matches within one part of the path, ``**`` any number of parts. A match may start at any part; a leading dot
     anchors it at the root: ``norm`` covers ``layers.0.norm``, ``.norm`` does not.
     """
-    parts = tuple(path.split(".")) if path else ()
-    if glob.startswith("."):
-        return _covers(tuple(glob[1:].split(".")), parts)
-    wanted = tuple(glob.split("."))
-    return any(_covers(wanted, parts[start:]) for start in range(len(parts) + 1))
+    parts = path.split(".") if path else []
+    starts = {0} if glob.startswith(".") else set(range(len(parts) + 1))
+    return _covers(glob.removeprefix(".").split("."), parts, starts)
 
 
-def _covers(wanted: tuple[str, ...], parts: tuple[str, ...]) -> bool:
-    """Return whether the glob's parts match the first parts of the path."""
-    if not wanted:
-        return True
-    if wanted[0] == "**":
-        return any(_covers(wanted[1:], parts[skipped:]) for skipped in range(len(parts) + 1))
-    return bool(parts) and fnmatchcase(parts[0], wanted[0]) and _covers(wanted[1:], parts[1:])
+def _covers(wanted: Sequence[str], parts: Sequence[str], starts: set[int]) -> bool:
+    """Return whether the glob's parts match the path's from one of ``starts`` on."""
+    reached = starts
+    for glob in wanted:
+        if not reached:
+            return False
+        if glob == "**":
+            reached = set(range(min(reached), len(parts) + 1))
+        else:
+            reached = {at + 1 for at in reached if at < len(parts) and fnmatchcase(parts[at], glob)}
+    return bool(reached)
 
 
 def covers_class(glob: str, qualified: str) -> bool:

@@ -1,6 +1,7 @@
 """Packing and unpacking in a graph: what comes back, and what is refused."""
 
 from math import inf, nan
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
 from fxamp.graph import GraphWriter
+from fxamp.passes.shared import float8_bits, packing
 from fxamp.passes.shared.packing import Packing, PackWriter, plan_packing
 from fxamp.policy import Rule
 from fxamp.policy.model.keep import EIGHT_BITS
@@ -46,6 +48,66 @@ def of_codes(codes: Tensor, plan: Packing) -> Tensor:
     graph.output(PackWriter(GraphWriter(graph, mode)).unpack_signs(source, plan))
     back: Tensor = GraphModule(torch.nn.Module(), graph)(codes)
     return back
+
+
+@pytest.fixture
+def without_float8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU before capability 8.9."""
+    monkeypatch.setattr(packing, "converts_float8", lambda _: False)
+
+
+@pytest.mark.usefixtures("without_float8")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_codes_by_bits_are_those_of_the_conversion(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = torch.randn(4, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
+    value[1] *= torch.logspace(-12, 3, 256, base=2).to(dtype)
+    value[2, :8] = torch.tensor([0.0, -0.0, inf, -inf, nan, 1e-7, -1e-7, 3.0]).to(dtype)
+    value[3] = 0.0
+    back, (codes, scale), plan = round_trip(value, "float8_e4m3fn")
+    assert codes.dtype is torch.uint8 and plan.has_signs and plan.words == "float8_e4m3fn/128"
+    signs = of_codes(codes, plan)
+    monkeypatch.setattr(packing, "converts_float8", lambda _: True)
+    wanted, (floats, scales), other = round_trip(value, "float8_e4m3fn")
+    bits, nans = floats.view(torch.uint8), floats.float().isnan()
+    assert torch.equal(codes[~nans], bits[~nans]) and (codes[nans] & 0x7F == 0x7F).all() and torch.equal(scale, scales)
+    torch.testing.assert_close(back, wanted, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(signs, of_codes(floats, other), rtol=0, atol=0, equal_nan=True)
+
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.inductor,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),  # Inductor's import
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_code_by_bits_and_every_value_between_two(device: str) -> None:
+    """On a GPU as Inductor compiles it, against the conversion on the CPU."""
+    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    floats = codes.view(torch.float8_e4m3fn).float()
+    assert torch.equal(by_bits(float8_bits.decode, codes, device).nan_to_num(500.0), floats.nan_to_num(500.0))
+    ordered = floats[floats.isfinite()].sort().values
+    between = torch.cat([ordered[:-1].lerp(ordered[1:], part) for part in (0.0, 0.25, 0.5, 0.75)])
+    values = torch.cat([between, torch.nextafter(between, torch.tensor(inf)), -between]).clamp(-448, 448)
+    assert torch.equal(by_bits(float8_bits.encode, values, device), values.to(torch.float8_e4m3fn).view(torch.uint8))
+
+
+def by_bits(function: Any, value: Tensor, device: str) -> Tensor:
+    graph, mode = Graph(), FakeTensorMode()
+    source = graph.placeholder("value")
+    source.meta["val"] = mode.from_tensor(value.to(device))
+    graph.output(function(GraphWriter(graph, mode).call, source))
+    module = GraphModule(torch.nn.Module(), graph)
+    result: Tensor = (module if device == "cpu" else torch.compile(module))(value.to(device))
+    return result.cpu()
 
 
 @pytest.mark.parametrize("keep", [keep for keep in EIGHT_BITS if "float" in keep])

@@ -33,6 +33,8 @@ BROKEN = {
         "capability = 8.0 has the wrong type; accepted: a string",
     ),
     "capability of a CPU": (HEAD + 'capability = ">=8.0"\n', 4, "capability is for device = 'cuda', .*device = 'cpu'"),
+    "an NVIDIA GPU among AMD's": (CUDA + 'arch = ["gfx950", "sm_90"]\n', 4, "'sm_90' is not an AMD GPU's architecture"),
+    "architecture of a CPU": (HEAD + 'arch = ["gfx950"]\n', 4, "arch is for device = 'cuda', .*device = 'cpu'"),
     "features of a GPU": (CUDA + 'cpu_features = ["avx2"]\n', 4, "cpu_features is for device = 'cpu'"),
     "unknown feature": (
         HEAD + 'cpu_features = [\n"avx2",\n"avx512bf16"]\n',

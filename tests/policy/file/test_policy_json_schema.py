@@ -19,7 +19,13 @@ TYPES: dict[str, Any] = {"object": dict, "array": list, "string": str, "number":
 
 BEYOND = {
     "a condition without what it is for": (
-        *("capability of a CPU", "features of a GPU", "advice without ban", "a recipe without fp8"),
+        *(
+            "capability of a CPU",
+            "architecture of a CPU",
+            "features of a GPU",
+            "advice without ban",
+            "a recipe without fp8",
+        ),
     ),
     "values that depend on others": ("bounds that cross", "start below the floor", "inputs of a promotion"),
     "words that depend on others": (

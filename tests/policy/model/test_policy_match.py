@@ -1,11 +1,16 @@
 """Where a policy holds: ``[match]``, checked against facts that are given, and against this machine."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from pretended_gpus import PretendedGpus
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fxamp.backend import machine
+from fxamp.backend import choose, machine
+from fxamp.backend.options import parse_options
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
 from fxamp.policy.model.match import CPU_FEATURES
@@ -23,6 +28,14 @@ def policy(**match: Any) -> Policy:
         ({"capability": ">=8.0"}, {"capability": (7, 5)}, "compute capability >=8.0, but this device has 7.5"),
         ({"capability": "==9"}, {"capability": (9, 4)}, None),
         ({"capability": ">=8.0,<9.0"}, {"capability": (9, 0)}, "compute capability >=8.0,<9.0"),
+        ({"arch": ["gfx942", "gfx950"]}, {"arch": "gfx950"}, None),
+        ({"arch": ["gfx942", "gfx950"]}, {"arch": "gfx90a"}, "gfx942 or gfx950 where the GPU is AMD's, but .* gfx90a"),
+        ({"arch": ["gfx950"]}, {"capability": "9.0"}, r"an AMD GPU \(gfx950\), but this one is NVIDIA's, of .* 9.0"),
+        ({"capability": ">=8.9"}, {"arch": "gfx90a"}, "an NVIDIA GPU of compute capability >=8.9, but .* AMD's gfx90a"),
+        ({"capability": ">=8.9", "arch": ["gfx950"]}, {"arch": "gfx950"}, None),
+        ({"capability": ">=8.9", "arch": ["gfx950"]}, {"capability": "9.0"}, None),
+        ({"capability": ">=8.9", "arch": ["gfx950"]}, {"capability": "8.0"}, "compute capability >=8.9, but .* 8.0"),
+        ({}, {"arch": "gfx942"}, None),
         ({"torch": ">=2.11"}, {"torch_version": "2.11.0+cu130"}, None),
         ({"torch": ">=2.14"}, {"torch_version": "2.13.0"}, "torch >=2.14, but this is torch 2.13.0"),
         ({"device": "cpu", "cpu_features": ("avx2",)}, {"cpu_features": {"avx2", "avx"}}, None),
@@ -49,6 +62,7 @@ def test_all_that_does_not_match_is_said_at_once() -> None:
 
 def test_what_is_unknown_is_not_checked_and_said() -> None:
     assert policy(capability=">=99.0").resolve("cuda").unchecked == ("capability >=99.0",)
+    assert policy(arch=["gfx950"]).resolve("cuda").unchecked == ("arch gfx950",)
     assert policy(device="cpu", cpu_features=("amx_bf16",)).resolve().unchecked == ("cpu_features amx_bf16",)
 
 
@@ -60,6 +74,9 @@ def test_what_is_unknown_is_not_checked_and_said() -> None:
         ({"device": "cpu", "cpu_features": ("avx512_bf61",)}, r"not a CPU feature .*did you mean 'avx512_bf16'"),
         ({"cpu_features": ("avx2",)}, "cpu_features is for device = 'cpu', but this policy has device = 'cuda'"),
         ({"device": "xpu", "capability": ">=8.0"}, "capability is for device = 'cuda'"),
+        ({"device": "cpu", "arch": ["gfx950"]}, "arch is for device = 'cuda', but this policy has device = 'cpu'"),
+        ({"arch": ["sm_90"]}, "'sm_90' is not an AMD GPU's architecture; .*capability is for NVIDIA GPUs"),
+        ({"arch": ["gfx90A"]}, "'gfx90A' is not an AMD GPU's .*did you mean 'gfx90a'"),
     ],
 )
 def test_conditions_are_checked_when_a_policy_is_made(match: Any, message: str) -> None:
@@ -72,16 +89,79 @@ def test_the_features_are_those_that_torch_documents() -> None:
     assert [name for name in CPU_FEATURES if name not in documented] == []
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_backend_checks_this_machine(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_checks_this_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": False, "cpu_name": "x"})
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    conditions = {"cpu": ({"cpu_features": ("avx2",)}, {"cpu_features": ("amx_bf16",)})}
-    good, bad = {**conditions, "cuda": ({"capability": "<8.0"}, {"capability": ">=8.0"})}[device]
-    assert machine.resolve_here(policy(device=device, **good), device).unchecked == ()
-    with pytest.raises(PolicyError, match="lacks amx_bf16" if device == "cpu" else "has 7.5"):
-        machine.resolve_here(policy(device=device, **bad), device)
+    cpu = torch.device("cpu")
+    assert machine.resolve_here(policy(device="cpu", cpu_features=("avx2",)), cpu).unchecked == ()
+    with pytest.raises(PolicyError, match="lacks amx_bf16"):
+        machine.resolve_here(policy(device="cpu", cpu_features=("amx_bf16",)), cpu)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current one is old, the second is new."""
+
+    def capability(device: torch.device | None = None) -> tuple[int, int]:
+        return (9, 0) if device is not None and device.index == 1 else (7, 5)
+
+    replaced = {"is_available": lambda: True, "device_count": lambda: 2, "get_device_capability": capability}
+    for name, value in replaced.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_the_backend_checks_the_gpu_of_the_graph() -> None:
+    new = policy(capability=">=8.9")
+    assert machine.resolve_here(new, torch.device("cuda", 1)).unchecked == ()
+    with pytest.raises(PolicyError, match=r"has 7\.5"):
+        machine.resolve_here(new, torch.device("cuda", 0))
+    assert machine.resolve_here(new, torch.device("cuda", 2)).unchecked  # a fake tensor's
+    with FakeTensorMode():
+        inputs = [torch.ones(2), torch.ones(2, device="meta"), torch.ones(2, device="cuda:1"), 3]
+    assert choose.device_of(inputs) == torch.device("cuda", 1)
+    assert choose.choose_policy(parse_options({"policy": new}), inputs).policy == new
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_bfloat16_is_asked_of_the_gpu_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = PretendedGpus(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: gpus.current == 1)
+    assert choose.native_bfloat16(torch.device("cuda", 1)) and not choose.native_bfloat16(torch.device("cuda", 0))
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    "arch, reasons",
+    [
+        ("gfx90a", ["needs gfx950 where the GPU is AMD's, but this one is gfx90a", "gfx90a has no products in 8 bits"]),
+        ("gfx942", ["this one is gfx942", "fp8, but gfx942 multiplies float8_e4m3fnuz"]),
+        ("gfx950", []),
+    ],
+)
+def test_fp8_on_amds_gpus(arch: str, reasons: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They report capabilities above 8.9."""
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    properties = SimpleNamespace(gcnArchName=f"{arch}:sramecc+:xnack-")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    device = torch.device("cuda", 1)
+    assert machine.resolve_here(Policy.load("cuda-bfloat16"), device).unchecked == ()
+    for name in ("cuda-bfloat16-fp8", "cuda-float16-fp8-rowwise"):
+        if not reasons:
+            assert machine.resolve_here(Policy.load(name), device).unchecked == ()
+            continue
+        with pytest.raises(PolicyError) as raised:
+            machine.resolve_here(Policy.load(name), device)
+        assert [reason for reason in reasons if reason not in str(raised.value)] == []
+    own = replace(Policy.load("cuda-bfloat16-fp8"), capability="", arch=())
+    assert (not reasons) is (_refusal(own, device) == "")
+
+
+def _refusal(policy: Policy, device: torch.device) -> str:
+    try:
+        machine.resolve_here(policy, device)
+    except PolicyError as refused:
+        return str(refused)
+    return ""
 
 
 def test_a_compile_under_a_policy_for_another_machine_is_refused() -> None:

@@ -1,17 +1,11 @@
 """What products in fp8 cost on a GPU by the count, and that the kernels which Inductor generates for them compile."""
 
-import json
-import re
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 from cost_counting import Counting
 from exhaustive import exhaustive
+from inductor_code import generated, kernels, machine_code
 
 from fxamp.tools.bench.cost.count import Count
 from fxamp.tools.bench.cost.row import Rates, row
@@ -81,63 +75,9 @@ def test_gpt2_takes_no_longer(counting: Counting) -> None:
     assert all(each <= plain for each in others)
 
 
-#: Prints the modules that Inductor generates, for a process whose torch is prepared for an absent GPU.
-GENERATE = """
-import json, sys
-from fxamp.tools.bench.cost.hooks import prepare_torch
-pretended = prepare_torch()
-from fxamp.tools.bench.cost.compiler import Counted
-from fxamp.tools.bench.cost.measure import measure
-from fxamp.tools.bench.cost.workload import Workload, Way
-counted = Counted(wants_text=True)
-measure(Workload(sys.argv[1], dtype="bfloat16", optimizer="none"), Way(sys.argv[2]), pretended, counted)
-json.dump([text for _, text in counted.texts], sys.stdout)
-"""
-
-#: How many elements a program of Inductor's kernels takes in each direction; any powers of two will do.
-BLOCKS = {"XBLOCK": 8, "YBLOCK": 32, "R0_BLOCK": 256, "RSPLIT_SIZE": 64, "NUM_STAGES": 1}
-
-
 @pytest.mark.parametrize("policy", exhaustive(FP8, always=()))
 def test_the_generated_kernels_compile_for_an_h100(policy: str, layer: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", GENERATE, str(layer), policy]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = {name: text for module in json.loads(printed) for name, text in kernels(module)}
+    found = {name: text for module in generated(layer, policy) for name, text in kernels(module)}
     assert any("float8" in text or "fp8" in text for text in found.values())
     for name, text in found.items():
         assert machine_code(name, text, tmp_path), name
-
-
-def kernels(module: str) -> list[tuple[str, str]]:
-    """Names and sources of the Triton kernels of a generated module."""
-    return re.findall(r"async_compile\.triton\('(\w+)', '''(.*?)'''", module, re.DOTALL)
-
-
-def machine_code(name: str, text: str, folder: Path) -> bytes:
-    """The kernel as Inductor would compile it for compute capability 9.0."""
-    triton = pytest.importorskip("triton", reason="machine code needs triton's compiler")
-    from machine_code import TARGETS
-    from torch._inductor.runtime import triton_helpers, triton_heuristics
-    from triton.compiler import ASTSource
-
-    said: dict[str, Any] = {}
-
-    def remember(*_: Any, **given: Any) -> Callable[[Any], Any]:
-        said.update(given["triton_meta"])
-        return lambda function: function
-
-    path = folder / f"{name}.py"
-    scope: dict[str, Any] = {"__file__": str(path), "__name__": name}
-    path.write_text(text)
-    decorators = dict.fromkeys(("pointwise", "reduction", "persistent_reduction"), remember)
-    absent = patch.object(triton_helpers, "set_driver_to_gpu", lambda: None)
-    with absent, patch.multiple(triton_heuristics, **decorators):
-        exec(compile(text, str(path), "exec"), scope)
-    function = scope[name]
-    blocks = {each: BLOCKS[each] for each in function.arg_names if each in BLOCKS}
-    constants = {(function.arg_names.index(each),): size for each, size in blocks.items()}
-    signature = said["signature"] | dict.fromkeys(blocks, "constexpr")
-    source = ASTSource(function, signature, constexprs=constants)
-    made = triton.compile(source, target=TARGETS["sm_90"], options={"enable_fp_fusion": True})
-    code: bytes = made.asm["cubin"]
-    return code

@@ -1,6 +1,5 @@
-"""``.pt2`` files of torch.export: the same decisions as the backend makes of the program; nothing pickled is run."""
+"""``.pt2`` files of torch.export: the same decisions as the backend makes of the program; read with --trust alone."""
 
-import os
 import zipfile
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def test_a_program_gets_the_decisions_that_it_gets_in_the_backend(name: str, tmp
     program = torch.export.export(make(), (example(),))
     file = tmp_path / "program.pt2"
     torch.export.save(program, file)
-    (listing,) = load(str(file), Request(policy="cpu-bfloat16")).graphs
+    (listing,) = load(str(file), Request(policy="cpu-bfloat16", trust=True)).graphs
     traced = trace(program, (example(),))
     policy = Policy.load("cpu-bfloat16").resolve("cpu")
     expected = apply_policy(capture(traced.module, traced.inputs), policy, None, "named by the test").listing
@@ -41,7 +40,7 @@ def test_dynamic_sizes_and_absent_devices(tmp_path: Path) -> None:
     sizes = {"x": {0: torch.export.Dim("batch", min=2, max=64)}}
     file = tmp_path / "program.pt2"
     torch.export.save(torch.export.export(Mlp(), (torch.randn(5, 8),), dynamic_shapes=sizes), file)
-    (listing,) = load(str(file), Request(policy="cuda-float16")).graphs
+    (listing,) = load(str(file), Request(policy="cuda-float16", trust=True)).graphs
     assert any(isinstance(size, str) for entry in listing.entries for value in entry.values for size in value.shape)
     assert {value.device for entry in listing.entries for value in entry.values} == {"cuda"}
     assert "f16" in {entry.dtype for entry in listing.entries if entry.target == "aten::linear.default"}
@@ -58,39 +57,31 @@ def test_broken_archives(program: Path, tmp_path: Path) -> None:
     whole = program.read_bytes()
     program.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ListingError, match=r"program\.pt2: the archive is truncated or broken: "):
-        load(str(program), Request())
+        load(str(program), Request(trust=True))
     other = tmp_path / "other.pt2"
     with zipfile.ZipFile(other, "w") as archive:
         archive.writestr("a/b", "c")
     with pytest.raises(ListingError, match=r"other\.pt2: no program of torch.export can be read from it: ") as caught:
-        load(str(other), Request())
+        load(str(other), Request(trust=True))
     assert "\n" not in str(caught.value)
 
 
-class _Touch:
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.mkdir, (self.path,)
-
-
-def test_a_pickle_inside_is_not_run(program: Path, tmp_path: Path) -> None:
-    marker = tmp_path / "executed"
-    payload = tmp_path / "payload"
-    torch.save(_Touch(str(marker)), payload)
-    attacked = tmp_path / "attacked.pt2"
-    with zipfile.ZipFile(program) as old, zipfile.ZipFile(attacked, "w", zipfile.ZIP_STORED) as new:
-        for info in old.infolist():
-            pickled = "sample_inputs" in info.filename
-            new.writestr(info.filename, payload.read_bytes() if pickled else old.read(info.filename))
-    with pytest.raises(ListingError, match=r"attacked\.pt2"):
-        load(str(attacked), Request())
-    assert not marker.exists()
-    with zipfile.ZipFile(attacked, "a") as archive:
-        archive.writestr("program/data/constants/opaque_obj_0", b"")
-    with pytest.raises(ListingError, match=r"holds a pickled Python object .* accepted with --trust"):
-        load(str(attacked), Request())
+@pytest.mark.parametrize("content", ["archive", "pickle", "library"])
+def test_torch_reads_nothing_without_trust(
+    content: str, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if content != "archive":
+        with zipfile.ZipFile(program, "a") as archive:
+            name = {"pickle": "opaque_obj_0/x", "library": "aotinductor/m/abc.wrapper.so"}[content]
+            archive.writestr(f"program/data/{name}", b"")
+    monkeypatch.setattr(torch.export, "load", lambda *_: pytest.fail("torch was given the file"))
+    renamed = tmp_path / "program.txt"
+    program.rename(renamed)
+    renamed.with_suffix(".py").write_bytes(renamed.read_bytes())
+    program.write_bytes(renamed.read_bytes())
+    for file in (program, renamed, renamed.with_suffix(".py")):
+        with pytest.raises(ListingError, match=r"torch runs code that a \.pt2 holds .* accepted with --trust"):
+            load(str(file), Request())
 
 
 def test_the_policy_must_exist(program: Path) -> None:

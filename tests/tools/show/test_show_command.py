@@ -171,7 +171,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["--why", "linear", "--format", "html"], "--why cannot be written as html; accepted: --format text"),
     (["--check", "--format", "html"], "--check cannot be written as html; accepted: --format text or json"),
     (["--check", "--why", "linear"], "--why and --check exclude each other"),
-    (["--policy", "cuda-float16"], "--policy cannot be applied to JSON of fxamp-show"),
+    (["--policy", "cuda-float16"], "FILE: --policy cannot be applied to JSON of fxamp-show"),
     (
         ["--output", "/no/such/folder/x"],
         "--output '/no/such/folder/x': there is no folder /no/such/folder; accepted: a file",
@@ -190,13 +190,13 @@ def test_a_mistake_is_one_line_and_status_2(
     out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if "warning" not in line]
     assert (status, out) == (2, "") and len(lines) == 1
-    assert lines[0].startswith(f"fxamp-show: {message}")
+    assert lines[0].startswith(f"fxamp-show: {message.replace('FILE', gpt)}")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "No such file"),
+        (None, "does not exist"),
         (b"\xff\xfe", "not a text in UTF-8"),
         (b"{", "a.json:1: not JSON"),
         (b"{}", "not JSON of"),

@@ -17,6 +17,7 @@ from fxamp.tools.bench.cost.workload import DTYPES, OPTIMIZERS, Way, Workload
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, guarded, natural, one_of, positive, positive_number
 from fxamp.tools.common.interrupt import so_far
+from fxamp.tools.common.output import put
 from fxamp.tools.common.progress import bar, say
 
 PROG = "fxamp-bench cost"
@@ -36,7 +37,7 @@ class _Table:
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
     given = parser(PROG).parse_args(arguments)
-    return guarded(PROG, lambda: print(run(given, say).text(given)))
+    return guarded(PROG, lambda: put(run(given, say).text(given)))
 
 
 def parser(prog: str) -> Parser:

@@ -1,11 +1,9 @@
 """The model and its inputs as FakeTensors on the GPU."""
 
-import ast
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +15,7 @@ from torch.utils import _pytree as pytree
 from fxamp.tools.bench.cost.workload import Workload
 from fxamp.tools.bench.train.models import MODELS
 from fxamp.tools.common.restored import modules_in, tensor_stores
+from fxamp.tools.inputs.kinds import program_syntax
 from fxamp.tools.inputs.model_file import Program, program
 
 
@@ -53,7 +52,7 @@ def build(workload: Workload, mode: FakeTensorMode) -> Called:
 
 
 def _of_file(path: str) -> Program:
-    return program(path, ast.parse(Path(path).read_text(encoding="utf-8"), path), lambda _: None)
+    return program(path, program_syntax(path, "a Python file with model and inputs"), lambda _: None)
 
 
 def _of_table(workload: Workload) -> Program:

@@ -13,6 +13,7 @@ from fxamp.tools.bench.spread import Spread
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive, positives
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.machine import machine
+from fxamp.tools.common.output import put
 from fxamp.tools.common.progress import bar, say
 
 PROG = "fxamp-bench kernels"
@@ -51,7 +52,7 @@ class Row:
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
     given = parser(PROG).parse_args(arguments)
-    return guarded(PROG, lambda: print(run(given, say).text(given)))
+    return guarded(PROG, lambda: put(run(given, say).text(given)))
 
 
 def parser(prog: str) -> Parser:

@@ -9,6 +9,7 @@ from fxamp.errors import OptionError
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, guarded, one_of
 from fxamp.tools.common.interrupt import so_far
+from fxamp.tools.common.output import put
 from fxamp.tools.common.progress import bar, say
 
 PROG = "fxamp-bench optimizers"
@@ -22,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
 
     def bench() -> None:
         report = run(given, say)
-        print(report.text(given))
+        put(report.text(given))
         wrong.extend(report.failed)
 
     return guarded(PROG, bench) or int(bool(wrong))

@@ -12,6 +12,7 @@ from fxamp.tools.bench.passes.share import Share, time_compile
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, guarded, natural, positives
 from fxamp.tools.common.interrupt import so_far
+from fxamp.tools.common.output import put
 from fxamp.tools.common.progress import bar, say
 
 PROG = "fxamp-bench passes"
@@ -20,7 +21,7 @@ PROG = "fxamp-bench passes"
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
     given = parser(PROG).parse_args(arguments)
-    return guarded(PROG, lambda: print(run(given, say).text(given)))
+    return guarded(PROG, lambda: put(run(given, say).text(given)))
 
 
 def parser(prog: str) -> Parser:

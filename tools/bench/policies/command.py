@@ -14,7 +14,7 @@ from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.bench.train.models import MODELS, require
 from fxamp.tools.common.command_line import Parser, guarded, one_of
 from fxamp.tools.common.interrupt import so_far
-from fxamp.tools.common.output import require_folder, write_text
+from fxamp.tools.common.output import put, require_folder, write_text
 from fxamp.tools.common.progress import bar, say
 
 PROG = "fxamp-bench policies"
@@ -24,7 +24,7 @@ _TITLES = ("policy", "bytes moved", "bytes kept", "gradient error")
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
     given = parser(PROG).parse_args(arguments)
-    return guarded(PROG, lambda: print(run(given, say).text(given)))
+    return guarded(PROG, lambda: put(run(given, say).text(given)))
 
 
 def parser(prog: str) -> Parser:

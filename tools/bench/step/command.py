@@ -7,6 +7,7 @@ from fxamp.errors import OptionError
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive, positives
 from fxamp.tools.common.interrupt import so_far
+from fxamp.tools.common.output import put
 from fxamp.tools.common.progress import say
 
 PROG = "fxamp-bench step"
@@ -22,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
 
     def bench() -> None:
         report = run(given, say)
-        print(report.text(given))
+        put(report.text(given))
         failed.extend(report.failed)
 
     return guarded(PROG, bench) or int(bool(failed))

@@ -15,7 +15,7 @@ from fxamp.tools.common import charts
 from fxamp.tools.common.charts import Bar, bar_chart
 from fxamp.tools.common.command_line import Parser, guarded, natural, one_of, positive, positive_number
 from fxamp.tools.common.interrupt import SoFar
-from fxamp.tools.common.output import write_text
+from fxamp.tools.common.output import put, write_text
 from fxamp.tools.common.progress import say
 
 PROG = "fxamp-bench train"
@@ -110,7 +110,7 @@ def _bench(given: argparse.Namespace) -> tuple[str, ...]:
     if given.chart is not None and not charts.available():
         raise OptionError(f"--chart {given.chart}: {charts.MISSING}")
     report = run(given, say)
-    print(report.text(given))
+    put(report.text(given))
     if given.chart is not None and report.chart is not None:
         write_text(report.chart, str(given.chart))
         say(f"the bar chart is in {given.chart}")

@@ -7,28 +7,32 @@ from contextlib import AbstractContextManager, ExitStack
 import torch
 from torch import nn
 
+from fxamp.backend.machine import resolve_here
 from fxamp.capture.autocast_state import autocast_state
-from fxamp.errors import OptionError
-from fxamp.policy import variant_names
+from fxamp.errors import OptionError, PolicyError
+from fxamp.policy import Policy, variant_names
 from fxamp.tools.bench.train.contenders import CONTENDERS, Contender
 from fxamp.tools.bench.train.experiment import Experiment
-
-#: The first GPUs with units for fp8.
-_CAPABILITY = (8, 9)
 
 
 def require_fp8(name: str, experiment: Experiment) -> None:
     """Raise OptionError if the contender ``name`` cannot take part here, with what it needs."""
     contender = CONTENDERS[name]
-    if experiment.device == "cuda" and torch.cuda.get_device_capability() < _CAPABILITY:
-        found = ".".join(map(str, torch.cuda.get_device_capability()))
-        raise OptionError(f"--contenders {name}: fp8 needs compute capability 8.9 or higher, this GPU has {found}")
+    if experiment.device == "cuda":
+        _require_fp8_units(name, fp8_policy(contender, experiment))
     if contender.by_torchao and importlib.util.find_spec("torchao") is None:
         raise OptionError(f"--contenders {name}: needs torchao, which is not installed: pip install torchao")
     if not contender.by_torchao and (policy := fp8_policy(contender, experiment)) not in variant_names():
         raise OptionError(
             f"--contenders {name}: there is no policy {policy}; accepted on cpu: --dtype bfloat16 or auto"
         )
+
+
+def _require_fp8_units(name: str, policy: str) -> None:
+    try:
+        resolve_here(Policy.load(policy), torch.device("cuda"))
+    except PolicyError as refused:
+        raise OptionError(f"--contenders {name}: {refused}") from refused
 
 
 def fp8_policy(contender: Contender, experiment: Experiment) -> str:

@@ -1,0 +1,112 @@
+"""A policy file while programs run: which file a relative path means, and what holds while it cannot be read."""
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fxamp.backend.machine import resolve_here
+from fxamp.backend.once import warn_once
+from fxamp.errors import PolicyError
+from fxamp.policy import Policy
+from fxamp.policy.file.existence import is_file
+
+#: A file system's clock may tick this seldom, in nanoseconds: a file that is younger can change without a new time.
+_TICK = 2 * 10**9
+
+_absolute: dict[tuple[int, str], tuple[object, str]] = {}
+_read: dict[tuple[str, torch.device | None], Policy] = {}
+
+_GONE_WRONG = "policy file %s cannot be used now, and what it said before stays in force: %s"
+
+
+def absolute(name_or_path: str, named_in: object) -> str:
+    """Return a path as an absolute one, and a name as it is.
+
+    ``named_in``: the options, or the environment, that name it. What they name stays the file that it was at first,
+    whatever the working directory is later.
+    """
+    if not name_or_path.endswith(".toml") or Path(name_or_path).is_absolute():
+        return name_or_path
+    key = (id(named_in), name_or_path)
+    if key not in _absolute and is_file(name_or_path):
+        _absolute[key] = named_in, str(Path(name_or_path).absolute())
+    return _absolute[key][1] if key in _absolute else name_or_path
+
+
+def load_here(name_or_path: str, device: torch.device | None) -> Policy:
+    """Return the policy for graphs with tensors on ``device``, as it holds on this machine.
+
+    A file that was read before, and now is gone or has mistakes, is what it was; this is logged once. Raises
+    PolicyError for any other mistake.
+    """
+    try:
+        policy = resolve_here(Policy.load(name_or_path), device)
+    except PolicyError as error:
+        if (name_or_path, device) not in _read:
+            raise
+        warn_once(__name__, _GONE_WRONG, name_or_path, str(error))
+        return _read[name_or_path, device]
+    if name_or_path.endswith(".toml"):
+        _read[name_or_path, device] = policy
+    return policy
+
+
+class Unchanged:
+    """Called in each call of a graph: whether the policy file still says what the graph was compiled with.
+
+    ``policy``: what :func:`load_here` returned for ``path`` and ``device``. A call looks at the files' status; it reads
+    them only if that differs, or if they are so young that their times say nothing.
+    """
+
+    def __init__(self, path: str, device: torch.device | None, policy: Policy) -> None:
+        self._path, self._device, self._policy = path, device, policy
+        self._watch(policy.sources)
+        if load_here(path, device) != policy:  # changed while the graph was compiled
+            self._contents = ""
+
+    def __call__(self) -> bool:
+        now = _status(self._files)
+        if now == self._seen and self._settled:
+            return True
+        if _contents(self._files) != self._contents:
+            policy = load_here(self._path, self._device)
+            if policy != self._policy:
+                return False
+            self._policy = policy
+        self._watch(self._policy.sources)
+        return True
+
+    def _watch(self, files: Sequence[str]) -> None:
+        self._files = files
+        started = time.time_ns()
+        self._seen = _status(files)
+        self._contents = _contents(files)
+        self._settled = all(each is None or max(each[:2]) + _TICK < started for each in self._seen)
+
+
+def _status(files: Sequence[str]) -> list[tuple[int, ...] | None]:
+    return [_status_of(file) for file in files]
+
+
+def _status_of(file: str) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(file)  # noqa: PTH116 (called in each call of a graph)
+    except OSError:
+        return None
+    return found.st_ctime_ns, found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev
+
+
+def _contents(files: Sequence[str]) -> str:
+    """Return one digest of all contents; a file that cannot be read has none."""
+    whole = hashlib.sha256()
+    for file in files:
+        try:
+            content = Path(file).read_bytes()
+        except OSError:
+            content = b""
+        whole.update(hashlib.sha256(content).digest())
+    return whole.hexdigest()

@@ -1,0 +1,116 @@
+"""A policy file stays the same file, whatever the working directory is; while it is broken, it holds as it was."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from like_autocast import compile_with
+from test_policy_changes import EXACT, LOW, X, program
+
+from fxamp.backend import policy_file, registry
+from fxamp.backend.once import warn_once
+
+NARROW = LOW.format(cast="lower_precision_fp", dtype="bfloat16")
+WIDE = LOW.format(cast="fp32", dtype="bfloat16").replace('why = "a test"', 'why = "a tes"')
+assert len(NARROW) - len(WIDE) == len("lower_precision_fp") - len("fp32") + 1
+SAME_SIZE = WIDE + "#" * (len(NARROW) - len(WIDE))
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
+    """A folder with a policy in 16 bits, where the program starts; one with a namesake in float32; an empty one."""
+    one, other, empty = (tmp_path / name for name in ("one", "other", "empty"))
+    for folder in (one, other, empty):
+        folder.mkdir()
+    (one / "p.toml").write_text(NARROW)
+    (other / "p.toml").write_text(WIDE)
+    monkeypatch.chdir(one)
+    return one, other, empty
+
+
+@pytest.mark.parametrize("environment", [False, True])
+def test_a_relative_path_stays_the_same_file(
+    environment: bool, folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if environment:
+        monkeypatch.setenv("FXAMP_POLICY", "p.toml")
+    compiled = compile_with(program, "eager", **({} if environment else {"policy": "p.toml"}))
+    narrow = compiled(X)
+    assert not torch.equal(narrow, EXACT)
+    for folder in folders[1:]:
+        os.chdir(folder)
+        assert torch.equal(compiled(X), narrow)
+    larger = torch.full((3, 3), 1 + 2**-10)
+    assert not torch.equal(compiled(larger), larger @ larger)  # compiled anew, in the empty folder
+
+
+def test_equal_options_in_another_folder_mean_the_file_there(folders: tuple[Path, Path, Path]) -> None:
+    options = {"policy": "p.toml", "lowering": "eager"}
+    assert not torch.equal(torch.compile(program, backend="fxamp", options=options)(X), EXACT)
+    os.chdir(folders[1])
+    assert torch.equal(torch.compile(program, backend="fxamp", options=dict(options))(X), EXACT)
+
+
+def test_contents_decide_where_size_and_times_are_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(NARROW)
+    compiled = compile_with(program, "eager", policy=str(path))
+    assert not torch.equal(compiled(X), EXACT)
+    before = path.stat()
+    monkeypatch.setattr(policy_file, "_status_of", lambda _: (before.st_ctime_ns, before.st_mtime_ns, before.st_size))
+    path.write_text(SAME_SIZE)
+    assert path.stat().st_size == before.st_size
+    assert torch.equal(compiled(X), EXACT)
+
+
+def test_an_old_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(NARROW)
+    monkeypatch.setattr(policy_file, "_TICK", -(10**12))  # as if it had been written long ago
+    compiled = compile_with(program, "eager", policy=str(path))
+    compiled(X)
+    monkeypatch.setattr(policy_file, "_contents", lambda _: pytest.fail("read again"))
+    compiled(X)
+
+
+@pytest.mark.parametrize("broken", [None, "", NARROW[: len(NARROW) // 2], "\x00", NARROW.replace('"cpu"', '"cuda"')])
+def test_a_file_that_breaks_holds_as_it_was(
+    broken: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(NARROW)
+    compiled = compile_with(program, "eager", policy=str(path))
+    narrow = compiled(X)
+    graphs = registry.count()
+    warn_once.cache_clear()
+    path.unlink() if broken is None else path.write_text(broken)
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(compiled(X), narrow) and torch.equal(compiled(X), narrow)
+        assert registry.count() == graphs
+        larger = torch.full((3, 3), 1 + 2**-10)
+        assert not torch.equal(compiled(larger), larger @ larger)  # compiled anew, while the file is broken
+    (record,) = (record for record in caplog.records if record.name == policy_file.__name__)
+    assert "mine.toml" in record.getMessage() and "stays in force" in record.getMessage()
+    path.write_text(WIDE)
+    assert torch.equal(compiled(X), EXACT)
+
+
+def test_a_new_comment_compiles_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(NARROW)
+    compiled = compile_with(program, "eager", policy=str(path))
+    compiled(X)
+    graphs = registry.count()
+    path.write_text("# new\n" + NARROW)
+    compiled(X)
+    assert registry.count() == graphs
+
+
+def test_a_change_while_the_graph_is_compiled_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(NARROW)
+    policy = policy_file.load_here(str(path), torch.device("cpu"))
+    path.write_text(WIDE)
+    assert not policy_file.Unchanged(str(path), torch.device("cpu"), policy)()

@@ -1,0 +1,83 @@
+"""The Triton kernels that Inductor generates for a GPU that need not be here, compiled for it."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+#: Prints the modules that Inductor generates, for a process whose torch is prepared for an absent GPU.
+GENERATE = """
+import json, sys
+from fxamp.tools.bench.cost.hooks import prepare_torch
+pretended = prepare_torch()
+import fxamp.torch_devices
+from fxamp.tools.bench.cost import gpu
+from fxamp.tools.bench.cost.compiler import Counted
+from fxamp.tools.bench.cost.measure import measure
+from fxamp.tools.bench.cost.workload import Workload, Way
+file, policy, capability = sys.argv[1:]
+gpu.H100.major, gpu.H100.minor = divmod(int(capability), 10)
+fxamp.torch_devices.has_gpu = lambda _: True
+counted = Counted(wants_text=True)
+measure(Workload(file, dtype="bfloat16", optimizer="none"), Way(policy), pretended, counted)
+json.dump([text for _, text in counted.texts], sys.stdout)
+"""
+
+#: How many elements a program of Inductor's kernels takes in each direction; any powers of two will do.
+BLOCKS = {"XBLOCK": 8, "YBLOCK": 32, "R0_BLOCK": 256, "RSPLIT_SIZE": 64, "NUM_STAGES": 1}
+
+
+def generated(file: Path, policy: str, capability: int = 90) -> list[str]:
+    """The modules that Inductor generates for the program in ``file``, as on a GPU of a capability such as 90."""
+    return printed_modules(GENERATE, str(file), policy, str(capability))
+
+
+def printed_modules(program: str, *arguments: str) -> list[str]:
+    """What a program prints as JSON, in a process of its own: torch is prepared for an absent GPU as it is imported."""
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    modules: list[str] = json.loads(done.stdout)
+    return modules
+
+
+def kernels(module: str) -> list[tuple[str, str]]:
+    """Names and sources of the Triton kernels of a generated module."""
+    return re.findall(r"async_compile\.triton\('(\w+)', '''(.*?)'''", module, re.DOTALL)
+
+
+def machine_code(name: str, text: str, folder: Path, target: str = "sm_90") -> bytes:
+    """The kernel as Inductor would compile it for a target of :data:`machine_code.TARGETS`."""
+    triton = pytest.importorskip("triton", reason="machine code needs triton's compiler")
+    from machine_code import TARGETS
+    from torch._inductor.runtime import triton_helpers, triton_heuristics
+    from triton.compiler import ASTSource
+
+    said: dict[str, Any] = {}
+
+    def remember(*_: Any, **given: Any) -> Callable[[Any], Any]:
+        said.update(given["triton_meta"])
+        return lambda function: function
+
+    path = folder / f"{name}.py"
+    scope: dict[str, Any] = {"__file__": str(path), "__name__": name}
+    path.write_text(text)
+    decorators = dict.fromkeys(("pointwise", "reduction", "persistent_reduction", "foreach"), remember)
+    absent = patch.object(triton_helpers, "set_driver_to_gpu", lambda: None)
+    with absent, patch.multiple(triton_heuristics, **decorators):
+        exec(compile(text, str(path), "exec"), scope)
+    function = scope[name]
+    blocks = {each: BLOCKS[each] for each in function.arg_names if each in BLOCKS}
+    known = blocks | said["constants"]
+    constants = {(function.arg_names.index(each),): value for each, value in known.items()}
+    signature = said["signature"] | dict.fromkeys(blocks, "constexpr")
+    source = ASTSource(function, signature, constexprs=constants)
+    made = triton.compile(source, target=TARGETS[target], options={"enable_fp_fusion": True})
+    code: bytes = made.asm["cubin"]
+    return code

@@ -1,0 +1,145 @@
+"""What the host does for a compiled step on a GPU, counted in the interpreter's launches with the kernel left out."""
+
+import cProfile
+import pstats
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxamp
+from fxamp.kernels import Implementation, forced
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
+    """The arguments of every launch; no kernel runs."""
+    from fxamp.kernels import interpreter
+
+    arguments: list[tuple[Any, ...]] = []
+
+    def launcher(self: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *tensors, **options: arguments.append((grid, *tensors))
+
+    monkeypatch.setattr(interpreter.Interpreted, "__getitem__", launcher)
+    with forced(Implementation.INTERPRETER):
+        yield arguments
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often a table was sent to the device, and blocks were counted."""
+    from fxamp.kernels import launch, step_launch
+
+    counts: Counter[str] = Counter()
+
+    def counting(module: Any, name: str) -> None:
+        original = getattr(module, name)
+
+        def counted(*args: Any) -> Any:
+            counts[f"{module.__name__.rpartition('.')[2]}.{name}"] += 1
+            return original(*args)
+
+        monkeypatch.setattr(module, name, counted)
+
+    for module, name in ((launch, "_sent"), (launch, "_block_map"), (step_launch, "_sent"), (step_launch, "block_map")):
+        counting(module, name)
+    return counts
+
+
+def adamw(count: int, clip_norm: float | None = 1.0) -> torch.optim.Optimizer:
+    parameters = [nn.Parameter(torch.ones(4, 4)) for _ in range(count)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(4, 4)
+    optimizer = fxamp.compile_optimizer(torch.optim.AdamW(parameters, lr=1e-3), clip_norm=clip_norm)
+    for _ in range(3):
+        optimizer.step()
+    return optimizer
+
+
+def move_gradients(optimizer: torch.optim.Optimizer) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.ones(4, 4)
+
+
+def calls(step: Callable[[], Any]) -> int:
+    """The number of function calls, Python's and C's, that Python's own code makes."""
+    profile = cProfile.Profile()
+    profile.runcall(step)
+    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+
+
+def test_a_step_makes_no_call_for_each_parameter(launches: list[Any]) -> None:
+    few, many = adamw(10), adamw(110)
+    # ``tensor.is_contiguous()`` of each gradient, once.
+    assert calls(many.step) - calls(few.step) <= 100
+
+
+def test_a_step_whose_gradients_moved_makes_few_calls_for_each_parameter(launches: list[Any]) -> None:
+    few, many = adamw(10), adamw(110)
+    for optimizer in (few, many):
+        move_gradients(optimizer)
+    assert calls(many.step) - calls(few.step) <= 100 * 3
+
+
+def test_tables_are_sent_when_a_gradient_moves_and_blocks_never_again(
+    launches: list[Any], tables: Counter[str]
+) -> None:
+    optimizer = adamw(3)
+    tables.clear()
+    optimizer.step()
+    assert not tables
+    move_gradients(optimizer)
+    optimizer.step()
+    assert tables == {"launch._sent": 1, "step_launch._sent": 1}
+
+
+def test_the_table_names_the_gradients_of_this_step(launches: list[Any]) -> None:
+    optimizer = adamw(3, clip_norm=None)
+    move_gradients(optimizer)
+    launches.clear()
+    optimizer.step()
+    ((_, table, *_),) = launches
+    parameters = optimizer.param_groups[0]["params"]
+    rows = table.view(3, -1).tolist()
+    assert [row[:2] for row in rows] == [[p.data_ptr(), p.grad.data_ptr()] for p in parameters]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: setattr(p, "data", p.data.clone()),
+        lambda p: setattr(p, "data", p.data.double()),
+        lambda p: setattr(p, "grad", None),
+        lambda p: setattr(p, "grad", p.grad.t().contiguous().t()),
+    ],
+    ids=["data moved", "data in another dtype", "no gradient", "gradient in another order"],
+)
+def test_what_changes_between_steps_is_noticed(change: Callable[[Tensor], None]) -> None:
+    """Each step equals the optimizer's own after a parameter or its gradient was replaced in place."""
+    torch.manual_seed(0)
+    values, gradients = torch.randn(3, 4, 4), torch.randn(3, 4, 4)
+    results = []
+    for compiled in (True, False):
+        parameters = [nn.Parameter(value.clone()) for value in values]
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=0.1, weight_decay=0.1, foreach=False)
+        if compiled:
+            fxamp.compile_optimizer(optimizer, lowering="aot_eager")
+        for step in range(4):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = (gradient * (step + 1)).to(parameter.dtype)
+            if step == 3 and "grad" in change.__code__.co_consts:
+                change(parameters[1])
+            elif step == 2 and "data" in change.__code__.co_consts:
+                change(parameters[1])
+                parameters[1].grad = gradients[1].to(parameters[1].dtype)
+            optimizer.step()
+        results.append(parameters)
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

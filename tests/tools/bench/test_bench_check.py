@@ -1,0 +1,150 @@
+"""fxamp-bench check: it finds what is wrong, says what it skips, and goes on after a process that dies."""
+
+import json
+import math
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from fxamp.tools.bench import command as bench
+from fxamp.tools.bench.check import command as check_command
+from fxamp.tools.bench.check import training, worker
+from fxamp.tools.bench.check.errors import relative_error, require_as_exact
+from fxamp.tools.bench.check.listing import checks
+from fxamp.tools.bench.check.net import DRAWS, draw
+from fxamp.tools.bench.check.outcome import OK, SKIPPED, WRONG, Check, SkippedError
+from fxamp.tools.bench.process import ContenderFailed
+
+
+def outcome(name: str, lowering: str = "eager") -> dict[str, Any]:
+    every = checks("cpu", lowering)
+    return worker._run(every, [check.name for check in every].index(name))
+
+
+def test_it_covers_every_policy_and_way_of_the_device() -> None:
+    names = [check.name for check in checks("cuda", "inductor")]
+    assert len(set(names)) == len(names)
+    for policy in ("cuda-bfloat16", "cuda-float16, scaler", "cuda-bfloat16-lean", "cuda-bfloat16-fp8-rowwise"):
+        assert f"gradients {policy}" in names
+    for way in ("skip on the device, scaled in the graph", "a whole step in a CUDA graph", "a second GPU as home"):
+        assert way in names
+
+
+def test_the_command_prints_outcomes_and_a_sum(capsys: pytest.CaptureFixture[str]) -> None:
+    status = bench.main(["check", "--device", "cpu", "--only", "unscale, float", "--only", "2**31", "--json"])
+    document = json.loads(capsys.readouterr().out)
+    found = {each["name"]: each["status"] for each in document["checks"]}
+    assert status == 0
+    assert found == {
+        "check and unscale, float32": OK,
+        "check and unscale, float16": OK,
+        "more than 2**31 elements": SKIPPED,
+    }
+    table = check_command._table(document)
+    assert "2 ok, 1 skipped" in table and "a CPU runs torch's own ops" in table
+
+
+def test_an_unknown_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["check", "--device", "cpu", "--only", "gradient cpu-bfloat16"]) == 2
+    assert "gradients cpu-bfloat16" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["update of the scale", "skip on the device, scaled by the scaler"])
+def test_a_wrong_update_of_the_scale_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    from fxamp import kernels
+    from fxamp.scaler import grad_scaler
+
+    def never_grows(scale: Any, tracker: Any, found: Any, *factors: Any, **more: Any) -> None:
+        scale.mul_(torch.where(found != 0, 0.5, 1.0))
+
+    monkeypatch.setattr(kernels, "update_scale_", never_grows)
+    monkeypatch.setattr(grad_scaler, "update_scale_", never_grows, raising=False)
+    monkeypatch.setattr("fxamp.scaler.scale_update.update_scale_", never_grows, raising=False)
+    assert outcome(name)["status"] == WRONG
+
+
+def test_a_scaler_that_skips_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = training._ours
+
+    def unscaled(*args: Any) -> Any:
+        made = ours(*args)
+        made.scaler.step = lambda optimizer: optimizer.step()
+        return made
+
+    monkeypatch.setattr(training, "_ours", unscaled)
+    assert outcome("skip on the host, scaled by the scaler")["status"] == WRONG
+
+
+def test_gradients_that_are_wrong_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fxamp.tools.bench.check import gradients
+
+    compiled = gradients._compiled
+
+    def doubled(*args: Any, **more: Any) -> Any:
+        values, report = compiled(*args, **more)
+        values[1]["head.bias"] = values[1]["head.bias"] * 2
+        return values, report
+
+    assert outcome("gradients cpu-bfloat16")["status"] == OK
+    monkeypatch.setattr(gradients, "_compiled", doubled)
+    answer = outcome("gradients cpu-bfloat16")
+    assert answer["status"] == WRONG and "accepted" in answer["detail"]
+
+
+def test_errors_beyond_the_yardsticks_scatter_are_refused() -> None:
+    yardstick = [1.0e-3, 1.1e-3, 0.9e-3, 1.05e-3]
+    assert "1.00 of the yardstick" in require_as_exact(yardstick, yardstick)
+    for wrong in ([2 * error for error in yardstick], [*yardstick[1:], math.inf]):
+        with pytest.raises(AssertionError):
+            require_as_exact(wrong, yardstick)
+    with pytest.raises(AssertionError, match="there is none"):
+        require_as_exact(yardstick, [0.0] * 4)
+
+
+def test_a_draw_is_the_same_each_time_and_leaves_the_generator_alone() -> None:
+    before = torch.get_rng_state()
+    first, second = draw(1), draw(1)
+    assert torch.equal(before, torch.get_rng_state()) and DRAWS > 1
+    assert relative_error(first.truth(), second.truth()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "detail"),
+    [
+        (SkippedError("no such unit"), SKIPPED, "no such unit"),
+        (AssertionError("off by one"), WRONG, "off by one"),
+        (RuntimeError("boom\nmore"), WRONG, "RuntimeError: boom"),
+    ],
+)
+def test_whatever_a_check_raises_is_its_outcome(error: Exception, status: str, detail: str) -> None:
+    def run() -> str:
+        raise error
+
+    answer = worker._run([Check("a check", run)], 0)
+    assert (answer["status"], answer["detail"]) == (status, detail)
+
+
+def test_the_next_check_gets_another_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first process dies in its first check, as of an illegal access on a GPU."""
+    opened: list[int] = []
+
+    class Dying:
+        def __init__(self, *args: Any) -> None:
+            opened.append(os.getpid())
+
+        def ask(self, what: str, at: int) -> dict[str, Any]:
+            if len(opened) == 1:
+                raise ContenderFailed("its process ended: status -11")
+            return {"name": f"check {at}", "status": OK, "detail": "", "seconds": 0.0}
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(check_command, "Process", Dying)
+    assert bench.main(["check", "--device", "cpu", "--only", "unscale"]) == 1
+    out = capsys.readouterr().out
+    assert len(opened) == 2 and "status -11" in out and "not ok" in out

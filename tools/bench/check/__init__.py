@@ -1,0 +1,1 @@
+"""fxamp-bench check: does fxamp compute what it should on this machine?"""

@@ -1,0 +1,86 @@
+"""The gradients of one compiled step under each policy, against eager autocast and against float64."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+import fxamp
+from fxamp.backend.report import Report
+from fxamp.errors import MachineError, PolicyError
+from fxamp.policy import Policy, built_in_names, variant_names
+from fxamp.tools.bench.check.errors import relative_error, require_as_exact
+from fxamp.tools.bench.check.net import DRAWS, SCALE, Draw, Net, draw
+from fxamp.tools.bench.check.outcome import Check, SkippedError, require
+
+
+def gradient_checks(device: str, lowering: str) -> Iterator[Check]:
+    """Yield a check for each shipped policy of the device, in float16 with a scaler in the graphs too."""
+    for name in sorted((*built_in_names(), *variant_names())):
+        if not name.startswith(f"{device}-"):
+            continue
+        yield Check(f"gradients {name}", _gradients(name, device, lowering, scaled=False))
+        if "-float16" in name:
+            yield Check(f"gradients {name}, scaler", _gradients(name, device, lowering, scaled=True))
+    for dtype in ("bfloat16", "float16"):
+        yield Check(f"gradients {device}-{dtype}, reduce-overhead", _graphed(f"{device}-{dtype}", device, lowering))
+
+
+def _gradients(policy: str, device: str, lowering: str, scaled: bool, **more: Any) -> Callable[[], str]:
+    def run() -> str:
+        exact = policy in built_in_names()
+        draws = [draw(seed) for seed in range(DRAWS)]
+        truths = [each.truth() for each in draws]
+        try:
+            ours, report = _compiled(policy, device, lowering, scaled, draws, **more)
+        except (MachineError, PolicyError) as refused:
+            raise SkippedError(str(refused).splitlines()[0]) from refused
+        theirs = _eager(policy, device, draws) if exact else _compiled(policy, device, "aot_eager", scaled, draws)[0]
+        require(all(each.keys() == true.keys() for each, true in zip(ours, truths, strict=True)), "a gradient is None")
+        if "fp8" in policy:
+            require("Products in fp8" in str(report), "no product ran in fp8")
+        errors = [[relative_error(g, t) for g, t in zip(way, truths, strict=True)] for way in (ours, theirs)]
+        yardstick = "eager autocast" if exact else "the same policy op by op"
+        return require_as_exact(*errors).replace("the yardstick", yardstick)
+
+    return run
+
+
+def _compiled(
+    policy: str, device: str, lowering: str, scaled: bool, draws: list[Draw], **more: Any
+) -> tuple[list[dict[str, torch.Tensor]], Report]:
+    """Return the gradients under the policy, true ones, and the report; with a scaler the graph scales by itself."""
+    torch._dynamo.reset()
+    model: nn.Module = Net().to(device)
+    options: dict[str, Any] = {"policy": policy, "lowering": lowering, **more}
+    if scaled:
+        scaler = fxamp.GradScaler(device, init_scale=SCALE)
+        compiled = torch.compile(model, backend="fxamp", options=options | {"scaler": scaler})
+        gradients = [each.gradients(model, lambda *batch: scaler.scale(compiled(*batch))) for each in draws]
+    else:
+        compiled = torch.compile(model, backend="fxamp", options=options)
+        scale = SCALE if "-float16" in policy else 1.0
+        gradients = [each.gradients(model, compiled, scale) for each in draws]
+    return gradients, fxamp.report(compiled)
+
+
+def _eager(policy: str, device: str, draws: list[Draw]) -> list[dict[str, torch.Tensor]]:
+    model = Net().to(device)
+    dtype = getattr(torch, Policy.load(policy).lower_precision_fp)
+
+    def call(*batch: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device, dtype=dtype):
+            loss: torch.Tensor = model(*batch)
+        return loss
+
+    return [each.gradients(model, call, SCALE) for each in draws]
+
+
+def _graphed(policy: str, device: str, lowering: str) -> Callable[[], str]:
+    def run() -> str:
+        if device == "cpu" or lowering != "inductor":
+            raise SkippedError("CUDA graphs need a CUDA device and Inductor")
+        return _gradients(policy, device, lowering, False, mode="reduce-overhead")()
+
+    return run
