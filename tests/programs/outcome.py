@@ -65,7 +65,8 @@ def observe(run: Run, setting: Setting) -> Outcome:
         _backward(losses, run.scaler)
     if setting.schedule == "evaluated":
         with torch.no_grad():
-            kept += [result.clone() for result in (run.evaluates or run.call)(*run.inputs)]
+            evaluates = run.call if run.evaluates is None else run.evaluates
+            kept += [result.clone() for result in evaluates(*run.inputs)]
     step = None if run.scaler is None else _step(run.scaler, run.module)
     gradients = {name: None if t.grad is None else t.grad.clone() for name, t in named.items() if t.is_leaf}
     state = {name: tensor.detach().clone() for name, tensor in named.items()}
