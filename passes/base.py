@@ -10,7 +10,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from fxamp.graph import subgraphs
 from fxamp.policy import Policy
@@ -94,6 +94,23 @@ class Pass(ABC, Generic[ContextT]):
     def ensures(self, gm: GraphModule, context: ContextT) -> str | None:
         """Return how the result violates the pass's guarantee, or None. Reads only the result."""
         return None
+
+
+@dataclass(frozen=True)
+class TracedPass(Pass[ContextT]):
+    """A pass over a graph of AOTAutograd's, whose ops rely on the strides that it was traced with.
+
+    After the pass the runner restores these wherever an op or an output reads others.
+    """
+
+    @property
+    def outputs(self) -> int | None:
+        """The number of outputs that keep their places; None for all, new ones being last."""
+        return None
+
+    def relies(self, reader: Node) -> bool:
+        """Whether ``reader`` must read the strides that it was traced with."""
+        return True
 
 
 @dataclass(frozen=True)

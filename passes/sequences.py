@@ -11,6 +11,7 @@ from fxamp.passes.forward.expand_composites import ExpandComposites
 from fxamp.passes.forward.fit_constants import FitConstants
 from fxamp.passes.forward.fold_casts import FoldCasts
 from fxamp.passes.forward.insert_casts import InsertCasts
+from fxamp.passes.forward.keep_autocast import KeepAutocast
 from fxamp.passes.forward.restore_outputs import RestoreOutputs
 from fxamp.passes.forward.scale_products import ScaleProducts
 from fxamp.passes.partition.mark_recomputed import MarkRecomputed
@@ -36,6 +37,7 @@ FORWARD: PassSequence[CastContext] = PassSequence(
         RestoreOutputs(),
         FoldCasts(),
         ScaleProducts(),
+        KeepAutocast(),
         DropRegions(),
     ),
 )

@@ -48,6 +48,7 @@ def _prepare(config: pytest.Config) -> None:
     import torch
     import torch._dynamo.guards
     import torch._inductor.config
+    import torchvision_ops
 
     torch.set_num_threads(1)
     torch._inductor.config.compile_threads = 1
@@ -64,6 +65,7 @@ def _prepare(config: pytest.Config) -> None:
         os.environ[pretended_cpu.VARIABLE] = config.getoption("cpu")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
     pretended_cpu.pretend()
+    torchvision_ops.define_missing_ops()
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest then brings together the tests that share a fixture of the session

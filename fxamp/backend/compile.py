@@ -25,7 +25,7 @@ from fxamp.backend.unscaled import warn_unscaled
 from fxamp.backend.unused_results import may_be_unused
 from fxamp.capture import NARROW_OUTPUTS, Captured, capture
 from fxamp.capture.autocast_state import ambient_autocast
-from fxamp.errors import BannedOpError, MachineError, OptionError, PolicyError
+from fxamp.errors import BannedOpError, CaptureError, MachineError, OptionError, PolicyError
 from fxamp.graph import graph_output
 from fxamp.observe import CompileStage, observed
 from fxamp.passes.base import CastContext
@@ -57,7 +57,7 @@ def fxamp(
     """
     try:
         return _compile(gm, example_inputs, options, mode)
-    except (OptionError, PolicyError, BannedOpError, MachineError) as error:
+    except (OptionError, PolicyError, BannedOpError, CaptureError, MachineError) as error:
         raise raised_through_dynamo(error, fxamp, inspect.currentframe()) from None
 
 

@@ -1,14 +1,22 @@
-"""Checkpoints in a graph that runs eagerly: computed again with the random numbers of the forward.
+"""Checkpoints in a graph that runs eagerly: computed again from the numbers and the buffers that the forward had.
 
-In a graph a checkpoint is an op of torch's that leaves random numbers to AOTAutograd and Inductor. Run without them, it
-draws new ones in the backward: gradients would belong to another dropout than the results.
+In a graph a checkpoint is an op of torch's that leaves random numbers and writes to AOTAutograd and Inductor. Run
+without them, it draws new random numbers in the backward: gradients would belong to another dropout than the results.
+And it saves the buffers that Dynamo hands it as inputs: autograd refuses those that a batch norm has written to. Here
+the backward reads them as they were before the forward, and what it writes is dropped, as AOTAutograd does.
 """
 
+from itertools import count
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+from fxamp.graph.aliases import AliasSets
+
+#: In ``meta`` of a checkpoint's body: the indices of the operands that it writes to.
+_WRITTEN = "fxamp_written"
 
 
 def keep_random_numbers(gm: GraphModule) -> None:
@@ -16,21 +24,30 @@ def keep_random_numbers(gm: GraphModule) -> None:
 
     Afterwards ``gm`` is for running, not for analysis: :func:`fxamp.graph.higher_order.bodies` no longer finds these.
     """
-    for module in list(gm.modules()):
-        if isinstance(module, GraphModule):
-            _replace_in(module)
-
-
-def _replace_in(gm: GraphModule) -> None:
     op = torch.ops.higher_order.tag_activation_checkpoint
-    found = gm.graph.find_nodes(op="call_function", target=op)
-    for node in found:
+    modules = [module for module in gm.modules() if isinstance(module, GraphModule)]
+    nodes = [(module, node) for module in modules for node in module.graph.find_nodes(op="call_function", target=op)]
+    for module, node in nodes:
+        body = module.get_submodule(node.args[0].target)
+        sets = AliasSets(body.graph)
+        inputs = body.graph.find_nodes(op="placeholder")
+        body.meta[_WRITTEN] = [index for index, value in enumerate(inputs) if sets.mutated(value)]
+    for module, node in nodes:
         node.target = _checkpoint
-    if found:
-        gm.recompile()
+        module.recompile()
 
 
 def _checkpoint(body: GraphModule, *operands: Any, **options: Any) -> Any:
+    state = {index: operands[index] for index in body.meta[_WRITTEN] if not operands[index].requires_grad}
+    before = {index: value.clone() for index, value in state.items()}
+    runs = count()
+
+    def run(*others: Any) -> Any:
+        values = state if next(runs) == 0 else {index: value.clone() for index, value in before.items()}
+        rest = iter(others)
+        return body(*(values[index] if index in values else next(rest) for index in range(len(operands))))
+
+    others = [operand for index, operand in enumerate(operands) if index not in state]
     # Dynamo keeps the contexts of a selective checkpoint on the body.
     contexts = body.meta.get("_checkpoint_context_fn", noop_context_fn)
-    return checkpoint(body, *operands, **options | {"use_reentrant": False, "context_fn": contexts})
+    return checkpoint(run, *others, **options | {"use_reentrant": False, "context_fn": contexts})

@@ -10,7 +10,9 @@ from torch.utils import _pytree as pytree
 
 from fxamp.capture.autograd_functions import CustomAutocast, custom_autocast, inlined_request
 from fxamp.capture.fakes import fake_inputs, fake_like
-from fxamp.capture.lower import VERBATIM, lower
+from fxamp.capture.lower import lower
+from fxamp.capture.own_tensors import require_own_tensors
+from fxamp.capture.regions import VERBATIM
 from fxamp.graph import graph_output, tensor_value
 from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
 
@@ -50,10 +52,12 @@ def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
     """Lower ``gm`` (torch functions, methods, higher-order ops) for ``inputs``, real or fake, in placeholder order.
 
     The bodies of checkpoints, conds and custom autograd.Functions are lowered too; the bodies of other higher-order
-    ops are not changed. Nothing runs on real tensors; ``gm`` is not changed.
+    ops are not changed. Nothing runs on real tensors; ``gm`` is not changed. Raises CaptureError if the graph would
+    hold a tensor of the capture.
     """
     fakes, mode = fake_inputs(inputs)
     lowered = _lower_tree(gm, fakes, mode)
+    require_own_tensors(lowered, gm)
     output = graph_output(lowered.graph)
     values = [tensor_value(leaf) for leaf in pytree.tree_leaves(output.args[0])]
     output.meta[OUTPUT_DTYPES] = [None if value is None else value.dtype for value in values]

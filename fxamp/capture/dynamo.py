@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.capture.shared_state import read_state, share_state
 from fxamp.errors import CaptureError
+from fxamp.torch_private import returning_nothing
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ _UNFLATTEN = "_dynamo_bytecode_unflatten"
 
 def _reason(error: Exception) -> str:
     """Return Dynamo's reason without its advice on debugging Dynamo: the first line and the explanation."""
+    if "backend_input" in str(error):
+        return "it computes nothing"
     lines = [line.strip() for line in str(error).splitlines()]
     explained = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
     return ". ".join([*lines[:1], *explained])
@@ -91,7 +94,7 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
             f"cannot capture an object of type {kind}; accepted: a function, nn.Module or ExportedProgram"
         )
     try:
-        with torch._dynamo.config.patch(_CONSTANTS):
+        with torch._dynamo.config.patch(_CONSTANTS), returning_nothing():
             module = dynamo_graph_capture_for_export(call)(*inputs)
     except Exception as error:
         name = getattr(call, "__name__", type(call).__name__)

@@ -18,27 +18,19 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
 from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import py_sym_types
 from torch.utils import _pytree as pytree
 
-from fxamp.capture.autocast_state import autocast_state, casts_to
+from fxamp.capture.autocast_state import autocast_state
 from fxamp.capture.conversions import conversion
 from fxamp.capture.fakes import fake_like
 from fxamp.capture.held_tensors import HeldTensors
 from fxamp.capture.own_results import tracing_mode
+from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
 from fxamp.devices import DEVICES
 from fxamp.errors import CaptureError
-from fxamp.graph import (
-    ENTER_AUTOCAST,
-    EXIT_AUTOCAST,
-    fake_mode_of,
-    inherit_provenance,
-    is_layout_call,
-    nesting_change,
-    register,
-)
-
-#: Key of ``node.meta`` of a node that was kept verbatim: the reason.
-VERBATIM = "fxamp_verbatim"
+from fxamp.graph import fake_mode_of, follows_input, inherit_provenance, is_answered, register
+from fxamp.torch_private import rebind_sizes, size_tables
 
 _PLACEHOLDER_ATTRIBUTES = ("_dynamo_source", "_dynamo_param_name")
 
@@ -71,49 +63,79 @@ class _Lowering(Interpreter):
         self._tracing = tracing_mode()
         self._tracer: Any = self._tracing.tracer
         self._held = HeldTensors(mode, self._tracing)
-        self._autocast: list[tuple[str, bool, torch.dtype]] = []
-        self._transforms = 0
+        self._regions = Regions(self._tracer.graph)
 
     def run_node(self, n: Node) -> Any:
         if n.op in ("placeholder", "get_attr", "output"):
             return super().run_node(n)
         if n.op == "call_module":
             return self._module(n)
-        if n.target is ENTER_AUTOCAST or n.target is EXIT_AUTOCAST:
-            return self._mark_region(n)
+        if is_mark(n):
+            return self._regions.mark(n, tuple(self.fetch_args_kwargs_from_env(n)[0]))
         if isinstance(n.target, HigherOrderOperator):
             return self._keep(n, "higher-order")
-        if is_layout_call(n):
-            return self._layout(n)
-        if self._inside_transform(n):
-            return self._keep(n, "inside a torch.func transform, whose wrapped values cannot be followed")
+        if self._regions.inside_transform(n):
+            return self._keep(n, IN_TRANSFORM)
+        if follows_input(n):
+            return self._follow(n)
         return self._trace(n)
 
     def _trace(self, n: Node) -> Any:
         try:
             with self._undone_on_failure(n):
-                return super().run_node(n)
+                return self._traced(n)
         except Exception as error:
             try:
                 with self._forced_autocast(n), self._undone_on_failure(n):
-                    return super().run_node(n)
+                    return self._traced(n)
             except Exception:
                 if "example_value" not in n.meta:
                     raise CaptureError(f"{n.name} = {n.target} cannot be traced: {error}") from error
                 return self._keep(n, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
 
+    def _traced(self, n: Node) -> Any:
+        """Trace ``n``; a call that has an effect, but no op, is kept verbatim: the effect is not in the trace.
+
+        Raises CaptureError if the result is a tensor that no op of the trace returns.
+        """
+        last, tensors = self._last, self._inputs(n)
+        versions = [tensor._version for tensor in tensors]
+        result = super().run_node(n)
+        no_op = self._last is last and n.op in ("call_function", "call_method")
+        if no_op and (result is None or versions != [tensor._version for tensor in tensors]):
+            self._record(n, None, "it is no op, and may change what no value shows")
+            return result
+        leaves = pytree.tree_leaves(result)
+        if any(isinstance(leaf, torch.Tensor) and self._tracing.node_of(leaf) is None for leaf in leaves):
+            raise CaptureError("it returns a tensor that no op computes")
+        rebind_sizes(n, result)
+        return result
+
+    def _inputs(self, n: Node) -> list[torch.Tensor]:
+        leaves = (leaf for source in n.all_input_nodes for leaf in pytree.tree_leaves(self.env[source]))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def _last(self) -> Node | None:
+        return next(iter(reversed(self._tracer.graph.nodes)), None)
+
     @contextmanager
     def _undone_on_failure(self, n: Node) -> Iterator[None]:
-        """If tracing ``n`` fails inside this context, remove its nodes and restore the nodes of its inputs."""
-        graph = self._tracer.graph
-        last = next(iter(reversed(graph.nodes)), None)
-        inputs = [leaf for source in n.all_input_nodes for leaf in pytree.tree_leaves(self.env[source])]
-        known = [(leaf, self._tracing.node_of(leaf)) for leaf in inputs if isinstance(leaf, torch.Tensor)]
+        """If tracing ``n`` fails inside this context, remove its nodes and restore the nodes of its inputs.
+
+        Nodes stay that compute a number of earlier nodes alone: the tracer has noted them for later uses.
+        """
+        graph, last = self._tracer.graph, self._last
+        sizes = [(table, len(table)) for table in size_tables(self._tracer)]
+        known = [(tensor, self._tracing.node_of(tensor)) for tensor in self._inputs(n)]
         try:
             yield
             self._require_known(last)
         except Exception:
             _erase_after(last, graph)
+            for table, length in sizes:
+                while len(table) > length:
+                    table.popitem()
             for tensor, node in known:
                 self._tracing.restore(tensor, node)
             raise
@@ -143,35 +165,8 @@ class _Lowering(Interpreter):
         tensors = [self.env[source] for source in n.all_input_nodes if isinstance(self.env[source], torch.Tensor)]
         return autocast_state(tensors[0].device.type if tensors else "cpu", True)
 
-    def _inside_transform(self, n: Node) -> bool:
-        """Whether the node is part of a torch.func transform, including the calls that open and close it."""
-        before = self._transforms
-        self._transforms += nesting_change(n.target)
-        return max(before, self._transforms) > 0
-
-    def _mark_region(self, n: Node) -> Any:
-        """Record the mark, and set its autocast state while the region is traced.
-
-        A program may be valid only under autocast (``mm`` of float32 and bfloat16). ``torch.autocast`` is not used
-        here, because it raises for devices missing in this build of torch.
-        """
-        args, _ = self.fetch_args_kwargs_from_env(n)
-        mark = self._tracer.graph.create_node("call_function", n.target, tuple(args), {})
-        mark.meta["val"] = None
-        if n.target is EXIT_AUTOCAST:
-            device, enabled, dtype = self._autocast.pop()
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
-            return None
-        device, dtype, enabled, _ = args
-        self._autocast.append((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)))
-        if dtype is not None:
-            torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_enabled(device, enabled and casts_to(device, torch.get_autocast_dtype(device)))
-        return mark
-
-    def _layout(self, n: Node) -> Any:
-        """Record a DTensor's creation, unwrapping or redistribution verbatim; its value is computed."""
+    def _follow(self, n: Node) -> Any:
+        """Record ``.data``, or a DTensor's creation, unwrapping or redistribution, verbatim; its value is computed."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         args, kwargs = pytree.tree_map(maybe_unwrap_fake_script_object, (args, kwargs))
         with proxy_tensor.disable_proxy_modes_tracing():
@@ -216,18 +211,27 @@ def _result(value: torch.Tensor) -> torch.Tensor:
 
 
 def _erase_unread(graph: Graph) -> None:
-    """Remove what nothing reads: tensors of the module, and the reading of numbers that were known (``.item()``)."""
+    """Remove what nothing reads: tensors of the module, and questions that the trace has answered.
+
+    Such as ``.item()`` of a constant, or whether cuDNN takes a tensor.
+    """
     for node in reversed(graph.nodes):
-        known = node.target is torch.ops.aten.item.default and "val" not in node.meta
-        if not node.users and (node.op == "get_attr" or known):
+        if not node.users and (node.op == "get_attr" or is_answered(node)):
             graph.erase_node(node)
 
 
 def _erase_after(last: Node | None, graph: Graph) -> None:
+    """Erase the nodes after ``last``, but those that compute a number of nodes that stay."""
+    erased: set[Node] = set()
+    node = next(iter(graph.nodes)) if last is None else last.next
+    while node.op != "root":
+        number = isinstance(node.meta.get("val"), py_sym_types)
+        if not number or not erased.isdisjoint(node.all_input_nodes):
+            erased.add(node)
+        node = node.next
     for node in reversed(graph.nodes):
-        if node is last:
-            return
-        graph.erase_node(node)
+        if node in erased:
+            graph.erase_node(node)
 
 
 def _adopt_placeholders(gm: GraphModule, lowered: GraphModule, fakes: Sequence[Any]) -> None:

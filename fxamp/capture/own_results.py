@@ -9,6 +9,7 @@ policy the call may convert; then ``h`` and the result differ. So:
 3. If the schema does not say that the result may be the input, the call is left out: it does not convert, and
    functionalization would treat its result as a copy that later writes do not change.
 4. Dropout that drops nothing is left out too: eager mode returns the input, but torch's decomposition copies it.
+5. ``detach_`` is left out of an alias by rule 1 that needs no gradient: torch detaches no view in place.
 """
 
 from typing import Any
@@ -27,6 +28,8 @@ class OwnResults(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _DROPOUTS and _drops_nothing(*args, **(kwargs or {})):
+            return args[0]
+        if func is torch.ops.aten.detach_.default and args[0]._is_view() and not args[0].requires_grad:
             return args[0]
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         nodes = {id(tensor): self.node_of(tensor) for tensor in tensors}

@@ -2,15 +2,18 @@
 
 from fxamp.graph.aliases import AliasSets, writes
 from fxamp.graph.arguments import argument, arguments, set_argument
+from fxamp.graph.layouts import dense_order, expanded_order, has_strides, same_shape, same_strides
 from fxamp.graph.nodes import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
+    attribute,
     base_name,
     fake_tensors,
     floating_inputs,
     graph_output,
     hold,
     inherit_provenance,
+    is_answered,
     is_composite,
     is_float_tensor,
     nesting_change,
@@ -22,7 +25,7 @@ from fxamp.graph.nodes import (
 from fxamp.graph.printing import dtype_name, format_graph
 from fxamp.graph.source import SourceFrame, describe_source, module_classes, module_path, source_frames
 from fxamp.graph.verify import verify
-from fxamp.graph.wrappers import fake_mode_of, inner_tensors, is_layout_call, is_wrapper
+from fxamp.graph.wrappers import fake_mode_of, follows_input, inner_tensors, is_data, is_wrapper
 from fxamp.graph.writer import INSERTED, GraphWriter, computed, recompute
 
 __all__ = [
@@ -34,21 +37,27 @@ __all__ = [
     "SourceFrame",
     "argument",
     "arguments",
+    "attribute",
     "base_name",
     "computed",
+    "dense_order",
     "describe_source",
     "dtype_name",
+    "expanded_order",
     "fake_mode_of",
     "fake_tensors",
     "floating_inputs",
+    "follows_input",
     "format_graph",
     "graph_output",
+    "has_strides",
     "hold",
     "inherit_provenance",
     "inner_tensors",
+    "is_answered",
     "is_composite",
+    "is_data",
     "is_float_tensor",
-    "is_layout_call",
     "is_wrapper",
     "module_classes",
     "module_path",
@@ -56,6 +65,8 @@ __all__ = [
     "op_name",
     "recompute",
     "register",
+    "same_shape",
+    "same_strides",
     "set_argument",
     "source_frames",
     "subgraphs",

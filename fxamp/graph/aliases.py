@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from fxamp.graph.arguments import arguments
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.graph.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, graph_output, tensor_value
-from fxamp.graph.wrappers import is_layout_call
+from fxamp.graph.wrappers import follows_input
 
 
 class AliasSets:
@@ -77,6 +77,7 @@ _UNANNOTATED = frozenset(
         "feature_dropout",
         "meshgrid",
         "sum_to_size",
+        "set_",
         "type_as",
         "unsafe_chunk",
         "unsafe_split",
@@ -151,7 +152,7 @@ def writes(node: Node) -> list[Node]:
     if effects:
         return [source for effect in effects for source in effect.written]
     if not isinstance(node.target, OpOverload):
-        pure = node.target in _PURE_FUNCTIONS or is_layout_call(node)
+        pure = node.target in _PURE_FUNCTIONS or follows_input(node)
         return [] if pure else [source for source in node.all_input_nodes if tensor_value(source) is not None]
     return [
         leaf

@@ -117,6 +117,13 @@ def is_composite(target: object) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
+def is_answered(node: Node) -> bool:
+    """Whether ``node``, of a graph that was just traced, asks for a plain number, which the traced code has read."""
+    if not isinstance(node.target, OpOverload) or "val" in node.meta:
+        return False
+    return bool(node.target._schema.returns) and not node.target._schema.is_mutable
+
+
 def graph_output(graph: Graph) -> Node:
     """Return the output node."""
     output: Node = next(iter(reversed(graph.nodes)))
@@ -129,12 +136,13 @@ def subgraphs(node: Node) -> Iterator[tuple[Node, GraphModule]]:
     for source in node.all_input_nodes:
         if source.op != "get_attr" or owner is None:
             continue
-        body = _attribute(owner, str(source.target))
+        body = attribute(owner, str(source.target))
         if isinstance(body, GraphModule):
             yield source, body
 
 
-def _attribute(owner: torch.nn.Module, path: str) -> object:
+def attribute(owner: torch.nn.Module, path: str) -> object:
+    """Return what ``owner`` holds under the dotted ``path``."""
     value: object = owner
     for part in path.split("."):
         value = getattr(value, part)

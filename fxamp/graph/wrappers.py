@@ -2,7 +2,8 @@
 
 Autocast acts on the wrapper: it casts the DTensor, not the shard inside. So in a captured graph a wrapper is one value,
 and an op on it one node; AOTAutograd flattens the wrappers later. Only the calls that create or unwrap DTensors, or
-change their layout, are not ATen ops: they stay in the graph verbatim, and compute in the dtype of their input.
+change their layout, are not ATen ops: they stay in the graph verbatim, and compute in the dtype of their input. So
+does ``Tensor.data``.
 """
 
 from typing import Any, TypeGuard
@@ -14,13 +15,28 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _LAYOUT_CALLS = frozenset({"from_local", "full_tensor", "redistribute", "to_local"})
 
+#: Dynamo's name for a read of ``Tensor.data``.
+_DATA = "_get_data_attr"
 
-def is_layout_call(node: Node) -> bool:
-    """Whether ``node`` creates a DTensor from a local tensor, or the reverse, or changes a DTensor's placements.
 
-    Dynamo records such calls as methods and as ``DTensor.from_local``. If it records functions of other names, the
+def is_data(node: Node) -> bool:
+    """Whether ``node`` reads ``Tensor.data``: the same memory, outside autograd and with a version counter of its own.
+
+    If Dynamo records it under another name, it is kept with its captured dtypes, like everything that fxamp does not
+    know.
+    """
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == _DATA
+
+
+def follows_input(node: Node) -> bool:
+    """Whether ``node`` is no ATen op, and returns its input in that input's dtype.
+
+    It reads ``Tensor.data``, creates a DTensor from a local tensor, or the reverse, or changes a DTensor's placements.
+    Dynamo records the latter as methods and as ``DTensor.from_local``. If it records functions of other names, the
     calls are kept with their captured dtypes, like everything that fxamp does not know.
     """
+    if is_data(node):
+        return True
     if node.op == "call_method":
         return node.target in _LAYOUT_CALLS
     if node.op != "call_function":

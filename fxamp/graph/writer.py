@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node, map_arg
 
 from fxamp.graph.nodes import inherit_provenance
-from fxamp.torch_private import without_autocast
+from fxamp.torch_private import rebind_sizes, without_autocast
 
 #: Key of ``node.meta``: why fxamp inserted the node. Nodes of the program lack it.
 INSERTED = "fxamp_inserted"
@@ -86,9 +86,10 @@ class GraphWriter:
 def computed(node: Node) -> Any:
     """Return the result of a function or method call on its inputs' values, whose fake mode must be active."""
     args, kwargs = map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    call: Any = getattr(args[0], str(node.target)) if node.op == "call_method" else node.target
+    result = call(*(args[1:] if node.op == "call_method" else args), **kwargs)
+    rebind_sizes(node, result)
+    return result
 
 
 def recompute(node: Node) -> str | None:

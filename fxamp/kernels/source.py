@@ -92,7 +92,7 @@ def source_text(kernel: Kernel) -> str:
     lines = [
         *_setup(kernel),
         f"for start in range(0, {CHUNK}, {kernel.block}):",
-        f"    offsets = start + tl.arange(0, {kernel.block})",
+        f"    offsets = {_offsets(kernel)}",
         f"    if start + {kernel.block} <= left:  # a whole block: no mask, so accesses can be {ALIGNMENT} bytes wide",
         *_indented(_body(kernel, masked=False), 8),
         "    elif start < left:  # the last elements of the gradient",
@@ -119,6 +119,17 @@ def _setup(kernel: Kernel) -> list[str]:
     if kernel.asked.squared_norm:
         lines.append(f"squares = tl.full(({kernel.block},), 0.0, tl.float{_width(kernel)})")
     return lines
+
+
+def _offsets(kernel: Kernel) -> str:
+    """If one dtype is wider, each lane takes as many elements at a time as fit an access of that dtype.
+
+    Otherwise lanes would take more of the narrower one, and exchange them through shared memory.
+    """
+    plain = f"start + tl.arange(0, {kernel.block})"
+    if kernel.target is None or kernel.target.itemsize == kernel.source.itemsize:
+        return plain
+    return f"tl.max_contiguous({plain}, {ALIGNMENT // max(kernel.source.itemsize, kernel.target.itemsize)})"
 
 
 def _address(name: str, cell: str, dtype: torch.dtype, aligned: bool) -> str:

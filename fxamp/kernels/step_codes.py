@@ -35,7 +35,7 @@ def scales_lines(name: str, value: str, block: int, masked: bool) -> list[str]:
 
 
 def spread(scales: str, block: int) -> str:
-    """Return the expression for the exponent of each element's block."""
+    """Return the expression for each element's value of one that its block has."""
     rows = block // BLOCK
     return f"tl.reshape(tl.broadcast_to(tl.reshape({scales}, ({rows}, 1)), ({rows}, {BLOCK})), ({block},))"
 
@@ -45,8 +45,8 @@ def encode_lines(name: str, value: str, scales: str, key: str, code: str, slot: 
     form = CODES[code]
     shift = 23 - form.mantissa
     lines = [
-        f"{name}_exponents = tl.minimum({spread(scales, block)}, {LARGEST})",
-        f"{name}_x = tl.abs({value}) * ((254 - {name}_exponents) << 23).to(tl.float32, bitcast=True)",
+        f"{name}_factors = ((254 - tl.minimum({scales}, {LARGEST})) << 23).to(tl.float32, bitcast=True)",
+        f"{name}_x = tl.abs({value}) * {spread(f'{name}_factors', block)}",
     ]
     share, part = "0.5", str(1 << (shift - 1))
     if slot >= 0:
@@ -54,9 +54,8 @@ def encode_lines(name: str, value: str, scales: str, key: str, code: str, slot: 
         share = f"(({name}_random >> 8) & 0xFFFFFF).to(tl.float32) * {2.0**-24!r}"
         part = f"(({name}_random >> {32 - shift}) & {(1 << shift) - 1})"
     lines += [
-        f"{name}_small = tl.floor({name}_x * {1.0 / form.quantum!r} + {share}).to(tl.int32)",
-        f"{name}_large = (({name}_x.to(tl.int32, bitcast=True) - {form.normal} + {part}) >> {shift})"
-        f" + {1 << form.mantissa}",
+        f"{name}_small = ({name}_x * {1.0 / form.quantum!r} + {share}).to(tl.int32)",
+        f"{name}_large = ({name}_x.to(tl.int32, bitcast=True) + ({part} - {form.normal - (1 << 23)})) >> {shift}",
         f"{name}_found = tl.minimum(tl.where({name}_x < {form.least!r}, {name}_small, {name}_large), {form.top})",
     ]
     if form.signed:
@@ -65,19 +64,16 @@ def encode_lines(name: str, value: str, scales: str, key: str, code: str, slot: 
 
 
 def decode_lines(name: str, codes: str, scales: str, code: str, block: int) -> list[str]:
-    """Return lines that decode int32 codes."""
+    """Return lines that decode int32 codes: as bits of float32, subnormals included, times a power of two."""
     form = CODES[code]
     magnitude = f"({codes} & 0x7F)" if form.signed else codes
-    lines = [
-        f"{name}_small = {magnitude}.to(tl.float32) * {form.quantum!r}",
-        f"{name}_large = ((({magnitude} - {1 << form.mantissa}) << {23 - form.mantissa}) + {form.normal})"
-        ".to(tl.float32, bitcast=True)",
-        f"{name}_exponents = {spread(scales, block)}",
-        f"{name}_exponents = tl.where({name}_exponents == 255, 255, tl.minimum({name}_exponents, {LARGEST}))",
-        f"{name} = tl.where({magnitude} < {1 << form.mantissa}, {name}_small, {name}_large)"
-        f" * ({name}_exponents << 23).to(tl.float32, bitcast=True)",
+    bits = f"({magnitude} << {23 - form.mantissa})" + (f" | (({codes} & 0x80) << 24)" if form.signed else "")
+    return [
+        f"{name}_exponents = tl.where({scales} == 255, 255, tl.minimum({scales}, {LARGEST}))",
+        f"{name}_factors = ({name}_exponents << 23).to(tl.float32, bitcast=True)",
+        f"{name} = ({bits}).to(tl.float32, bitcast=True) * {form.least * 2.0**126!r}"
+        f" * {spread(f'{name}_factors', block)}",
     ]
-    return [*lines, f"{name} = tl.where({codes} >= 0x80, -{name}, {name})"] if form.signed else lines
 
 
 def chance_lines(name: str, value: str, key: str, slot: int) -> list[str]:
@@ -86,6 +82,5 @@ def chance_lines(name: str, value: str, key: str, slot: int) -> list[str]:
         *random_lines(f"{name}_random", key, slot),
         f"{name}_bits = {value}.to(tl.int32, bitcast=True)",
         f"{name}_up = (({name}_bits + ({name}_random & 0xFFFF)) >> 16) << 16",
-        f"{name} = tl.where(({name}_bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, {name}_up)"
-        ".to(tl.float32, bitcast=True)",
+        f"{name} = tl.where({value} != {value}, 0x7FC00000, {name}_up).to(tl.float32, bitcast=True)",
     ]

@@ -1,4 +1,4 @@
-"""Launch a generated step: one launch for all parameters whose steps have the same source."""
+"""Launch a generated step for all parameters whose steps have the same source: one launch, or two with 0-dim values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,11 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fxamp.kernels.codes import SCALES
-from fxamp.kernels.launch import OPTIONS
-from fxamp.kernels.plan import ALIGNMENT, block_map, block_size
+from fxamp.kernels.plan import ALIGNMENT, block_map
+from fxamp.kernels.step_nodes import prepared_nodes
+from fxamp.kernels.step_scalars import NAME as SCALARS
+from fxamp.kernels.step_scalars import scalars_text
+from fxamp.kernels.step_shape import SCALARS_OPTIONS, STEP_OPTIONS, step_block
 from fxamp.kernels.step_source import NAME, StepInputs, step_text
 from fxamp.kernels.store import load_function
 from fxamp.torch_devices import moved, on_device
@@ -35,8 +38,9 @@ class _Tables:
     Attributes:
         columns: the addresses that they were made for, cell by cell.
         stream: the CUDA stream that they were sent on.
-        launches: whether its parameters are aligned, and three int32 or int64 tensors on the device: the table of
-            addresses, the table of blocks, and the counts of programs that have finished.
+        launches: whether its parameters are aligned, and three int64 tensors on the device: the table of addresses,
+            the table of blocks, and the cells for 0-dim values. Each is aligned, whatever the number of parameters, as
+            Triton compiles a kernel once more for tables that are not.
     """
 
     columns: list[list[int]]
@@ -60,14 +64,20 @@ class StepKernel:
 
     def __init__(self, gm: GraphModule, inputs: StepInputs, target: StepTarget) -> None:
         self._target = target
-        block = block_size(torch.float32, 64 if torch.version.hip else 32)
-        self.texts = {aligned: step_text(gm, inputs, aligned, block) for aligned in (True, False)}
+        blocks = {aligned: step_block(gm, aligned) for aligned in (True, False)}
+        self.texts = {aligned: step_text(gm, inputs, aligned, block) for aligned, block in blocks.items()}
+        self.scalars = scalars_text(gm, inputs)
+        self._cells = len(prepared_nodes(gm))
         values = [(node.meta["val"], name) for node, name in inputs.cells.items()]
         # Scales, one for 256 elements, are not read 16 bytes at a time.
         self._flat = np.array([v.dim() > 0 and v.dtype is not SCALES and name != "numbers" for v, name in values])
-        self._signs = any("arrivals" in line for line in self.texts[True].splitlines())
         self._blocks: dict[tuple[int, bytes], tuple[Tensor, Tensor]] = {}
         self._tables: _Tables | None = None
+
+    @property
+    def source(self) -> str:
+        """The generated code for aligned addresses: of the step, then of the 0-dim values that it needs."""
+        return self.texts[True] if self.scalars is None else f"{self.texts[True]}\n\n{self.scalars}"
 
     def __call__(self, columns: list[list[int]], shared: Sequence[Tensor]) -> None:
         """Step.
@@ -77,16 +87,23 @@ class StepKernel:
                 the parameter's memory order. The tensors must live until the step has been launched.
             shared: 0-dim float32 tensors, in the order of the inputs.
         """
-        device, interpret = self._target.device, self._target.interpret
+        device = self._target.device
         with on_device(device):
-            for aligned, table, blocks, arrivals in self._prepared(columns).launches:
-                function = load_function(NAME, self.texts[aligned])
-                if interpret:
-                    from fxamp.kernels.interpreter import Interpreted
+            for aligned, table, blocks, scalars in self._prepared(columns).launches:
+                if self.scalars is not None:
+                    rows = len(table) // (len(columns) + 1)
+                    self._function(SCALARS, self.scalars)[(rows,)](table, scalars, *shared, **SCALARS_OPTIONS)
+                prepared = [scalars] if self._cells else []
+                function = self._function(NAME, self.texts[aligned])
+                function[(len(blocks) // 2,)](table, blocks, *prepared, *shared, **STEP_OPTIONS)
 
-                    function = Interpreted(function)
-                signing = [arrivals] if self._signs else []
-                function[(len(blocks) // 2,)](table, blocks, *signing, *shared, **OPTIONS)
+    def _function(self, name: str, text: str) -> Any:
+        function = load_function(name, text)
+        if not self._target.interpret:
+            return function
+        from fxamp.kernels.interpreter import Interpreted
+
+        return Interpreted(function)
 
     def _prepared(self, columns: list[list[int]]) -> _Tables:
         """Return the last launch's tables if no tensor has moved; not under capture, which has its own memory pool."""
@@ -111,15 +128,16 @@ class StepKernel:
         return tables
 
     def _blocks_of(self, chosen: "np.ndarray[Any, Any]", stream: int, capturing: bool) -> tuple[Tensor, Tensor]:
-        """Return the table of blocks and the counts of one launch, of the ``chosen`` parameters.
+        """Return the table of blocks and the cells of one launch, of the ``chosen`` parameters.
 
-        A parameter without elements, as a shard may be, has a program too: it counts the step.
+        A parameter without elements, as a shard may be, has a program too.
         """
         key, device = (stream, chosen.tobytes()), self._target.device
         known = None if capturing else self._blocks.get(key)
         if known is None:
+            cells = max(1, int(chosen.sum()) * self._cells)
             blocks = block_map(np.maximum(self._target.numels, 1)[chosen].tolist()).flatten()
-            known = _sent(blocks, device), torch.zeros(int(chosen.sum()), dtype=torch.int32, device=device)
+            known = _sent(blocks, device), torch.empty(cells, dtype=torch.int64, device=device)
             if not capturing:
                 if len(self._blocks) == MOST_TABLES:
                     self._blocks.clear()

@@ -46,8 +46,9 @@ def reciprocal(a: str, kind: str) -> str:
 
 
 def lerp(a: str, b: str, weight: str, kind: str) -> str:
-    """Torch's formula, which is exact at both ends."""
-    return f"tl.where(tl.abs({weight}) < 0.5, {a} + {weight} * ({b} - {a}), {b} - ({b} - {a}) * (1.0 - {weight}))"
+    """Torch's formula, which is exact at both ends: from the nearer end. A 0-dim weight chooses the end only once."""
+    near = f"(tl.abs({weight}) < 0.5)"
+    return f"(tl.where({near}, {a}, {b}) + tl.where({near}, {weight}, {weight} - 1.0) * ({b} - {a}))"
 
 
 def nan_max(a: str, b: str, kind: str) -> str:

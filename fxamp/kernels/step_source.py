@@ -1,9 +1,8 @@
 """Generate, from the graph of one parameter's step, a Triton kernel that steps all parameters of its kind.
 
-Every program computes the 0-dim values (counters, powers of beta, settings), in float64 if the graph does. The others
-are computed element by element, each read once and written once. A program reads its parameter's counters, then
-increments an arrival counter; the last program writes the new counters, because by then all others have read the old
-ones. So one launch is enough.
+The elements are computed one by one, each read once and written once. 0-dim values (counters, powers of beta, settings)
+that the graph computes in float64 are left to the kernel of :mod:`fxamp.kernels.step_scalars`, which runs before and
+writes the counters; every program computes the others. A step that is skipped handles no elements.
 """
 
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from fxamp.kernels.codes import BLOCK, DECOMPOSITIONS, SCALES, block_scales, dec
 from fxamp.kernels.plan import ALIGNMENT, CHUNK
 from fxamp.kernels.source import CARRIER, WIDEN
 from fxamp.kernels.step_codes import chance_lines, decode_lines, encode_lines, scales_lines
+from fxamp.kernels.step_nodes import is_flat, is_numbers, prepared_nodes, skipping
 from fxamp.kernels.step_ops import ARITHMETIC, CARRIED, COMPARISONS, SAME, divide, power, root
 
 aten = torch.ops.aten
@@ -25,8 +25,8 @@ aten = torch.ops.aten
 NAME = "optimizer_step"
 
 KERNEL_NAMES = frozenset(
-    {"table", "blocks", "arrivals", "program", "which", "row", "first", "numel", "left", "start", "offsets", "inside"}
-    | {"arrived", "tl", "triton", "inv_scale", "clip_coefficient", "found_inf", NAME}
+    {"table", "blocks", "scalars", "program", "which", "row", "first", "numel", "left", "start", "offsets", "inside"}
+    | {"own", "tl", "triton", "inv_scale", "clip_coefficient", "found_inf", NAME, "step_scalars"}
 )
 """Names that the kernel uses itself."""
 
@@ -70,8 +70,8 @@ class StepInputs:
 
 def step_parameters(gm: GraphModule, inputs: StepInputs) -> dict[str, str]:
     """Return the kernel's parameters, in order, each with its Triton type."""
-    signing = {"arrivals": "*i32"} if _counters(gm) else {}
-    return {"table": "*i64", "blocks": "*i64", **signing, **dict.fromkeys(inputs.shared.values(), "*fp32")}
+    prepared = {"scalars": "*i64"} if prepared_nodes(gm) else {}
+    return {"table": "*i64", "blocks": "*i64", **prepared, **dict.fromkeys(inputs.shared.values(), "*fp32")}
 
 
 def step_text(gm: GraphModule, inputs: StepInputs, aligned: bool, block: int) -> str:
@@ -97,50 +97,33 @@ def step_text(gm: GraphModule, inputs: StepInputs, aligned: bool, block: int) ->
         numel=len(inputs.cells),
         chunk=CHUNK,
     )
-    writer = _Writer(inputs, aligned, block)
-    scalars = [line for node in gm.graph.nodes if not _is_flat(node) for line in writer.lines(node, "")]
-    addresses = [writer.address(node) for node in inputs.cells if _is_flat(node)]
+    writer = Writer(inputs, aligned, block, skipping(gm))
     lines = [
-        *scalars,
-        *addresses,
+        *_scalars(gm, writer),
+        *([f"left = tl.where({writer.name(writer.skip)}, 0, left)  # a skipped step"] if writer.skip else []),
+        *(writer.address(node) for node in inputs.cells if is_flat(node)),
         f"for start in range(0, {CHUNK}, {block}):",
         f"    offsets = start + tl.arange(0, {block})",
         f"    if start + {block} <= left:  # a whole block: no mask, so accesses can be {ALIGNMENT} bytes wide",
-        *_indented(_body(gm, writer, ""), 8),
+        *indented(_body(gm, writer, ""), 8),
         "    elif start < left:  # the last elements of the parameter",
         "        inside = offsets < left",
-        *_indented(_body(gm, writer, ", mask=inside"), 8),
-        *_tail(gm, writer),
+        *indented(_body(gm, writer, ", mask=inside"), 8),
     ]
-    return head + "\n".join(_indented(lines, 4)) + "\n"
+    return head + "\n".join(indented(lines, 4)) + "\n"
 
 
-def _body(gm: GraphModule, writer: "_Writer", mask: str) -> list[str]:
-    return [line for node in gm.graph.nodes if _is_flat(node) for line in writer.lines(node, mask)]
+def _body(gm: GraphModule, writer: "Writer", mask: str) -> list[str]:
+    return [line for node in gm.graph.nodes if is_flat(node) for line in writer.lines(node, mask)]
 
 
-def _tail(gm: GraphModule, writer: "_Writer") -> list[str]:
-    """Return the code by which the last program of a parameter writes its counters."""
-    counters = _counters(gm)
-    if not counters:
-        return []
-    return [
-        "tl.debug_barrier()  # all threads have read the counters",
-        'arrived = tl.atomic_add(arrivals + which, 1, sem="acq_rel")',
-        f"if arrived == (tl.maximum(numel, 1) + {CHUNK - 1}) // {CHUNK} - 1:",
-        "    tl.store(arrivals + which, 0)",
-        *_indented([line for node in counters for line in writer.store(node, "")], 4),
-    ]
-
-
-def _counters(gm: GraphModule) -> list[Node]:
-    copies = gm.graph.find_nodes(op="call_function", target=aten.copy_.default)
-    return [node for node in copies if not _is_flat(node)]
-
-
-def _is_flat(node: Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.dim() > 0 and not _is_numbers(node)
+def _scalars(gm: GraphModule, writer: "Writer") -> list[str]:
+    """Return the lines by which a program of elements gets the 0-dim values that it needs."""
+    prepared = prepared_nodes(gm)
+    if not prepared:
+        return [line for node in gm.graph.nodes if not is_flat(node) for line in writer.lines(node, "")]
+    lines = [line for node in writer.shared for line in writer.lines(node, "")]
+    return [*lines, f"own = scalars + {len(prepared)} * which", *map(writer.prepared, prepared, range(len(prepared)))]
 
 
 def _dtype(node: Node) -> torch.dtype:
@@ -151,11 +134,12 @@ def _dtype(node: Node) -> torch.dtype:
     return value.dtype
 
 
-class _Writer:
+class Writer:
     """Writes the lines of each node, and stores the names of the inputs."""
 
-    def __init__(self, inputs: StepInputs, aligned: bool, block: int) -> None:
+    def __init__(self, inputs: StepInputs, aligned: bool, block: int, skip: Node | None = None) -> None:
         self._inputs, self._aligned, self._block = inputs, aligned, block
+        self.skip, self.shared = skip, tuple(inputs.shared)
         self._cell = {node: at for at, node in enumerate(inputs.cells)}
 
     def address(self, node: Node) -> str:
@@ -165,6 +149,18 @@ class _Writer:
         hinted = f"tl.multiple_of({pointer}, {ALIGNMENT})" if self._aligned else pointer
         return f"{name}_at = {hinted} + {f'first // {BLOCK}' if _is_scales(node) else 'first'}"
 
+    def prepared(self, node: Node, at: int) -> str:
+        """Return the line that loads the value that another kernel computed, from the cell with this index."""
+        kind = _stored(node)
+        loaded = f"tl.load((own + {at}).to(tl.pointer_type(tl.{kind}), bitcast=True))"
+        return f"{self.name(node)} = {loaded}{' != 0' if kind == 'int8' else ''}"
+
+    def prepare(self, node: Node, at: int) -> str:
+        """Return the line that stores it there."""
+        kind = _stored(node)
+        value = f"{self.name(node)}.to(tl.int8)" if kind == "int8" else self.name(node)
+        return f"tl.store((own + {at}).to(tl.pointer_type(tl.{kind}), bitcast=True), {value})"
+
     def lines(self, node: Node, mask: str) -> list[str]:
         """Return the lines that compute or store the node's value; none if the kernel does not compute it."""
         if node.op == "placeholder":
@@ -172,13 +168,20 @@ class _Writer:
         if node.op == "output":
             return []
         if node.target is aten.copy_.default:
-            return self.store(node, mask) if _is_flat(node) else []
+            return self.store(node, mask) if is_flat(node) else []
+        if self._is_skipped(node):
+            return []
         if node.target in DECOMPOSITIONS:
             return self._coded(node, bool(mask))
         if node.target is aten.select.int:
             source, _, at = node.args
             return [f"{self.name(node)} = tl.load({self.name(source)}_at + {at})"]
         return [f"{self.name(node)} = {self._expression(node)}", *self._rounding(node)]
+
+    def _is_skipped(self, node: Node) -> bool:
+        """Whether the node only chooses between what was there and what a step writes that is not skipped."""
+        chooses = node.target is aten.where.self and node.args[0] is self.skip and is_flat(node)
+        return chooses and all(user.target is aten.copy_.default for user in node.users)
 
     def _coded(self, node: Node, masked: bool) -> list[str]:
         name, args = self.name(node), node.args
@@ -210,9 +213,9 @@ class _Writer:
         name = self.name(node)
         if node in self._inputs.shared:
             return [f"{name} = tl.load({self._inputs.shared[node]})"] if node.users else []
-        if _is_numbers(node):
+        if is_numbers(node):
             return [f"{name}_at = tl.load(row + {self._cell[node]}).to(tl.pointer_type(tl.float64))"]
-        if not _is_flat(node):
+        if not is_flat(node):
             address = f"{name}_at = tl.load(row + {self._cell[node]}).to(tl.pointer_type(tl.{_carrier(node)}))"
             return [address, f"{name} = {_widened(node, f'tl.load({name}_at)')}"] if node.users else []
         if not any(user.target is not aten.copy_.default or user.args[1] is node for user in node.users):
@@ -225,10 +228,12 @@ class _Writer:
         """Return the lines of a final ``copy_`` to an input."""
         target, value = node.args[:2]
         assert isinstance(target, Node)
+        if self.skip is not None and is_flat(target) and isinstance(value, Node):
+            value = value.args[2]
         if target not in self._inputs.cells:
             raise NotGeneratedError(f"the step writes to {target.name}")
         name, dtype = self.name(target), _dtype(target)
-        place, own = self._place(target, mask) if _is_flat(target) else (f"{name}_at", "")
+        place, own = self._place(target, mask) if is_flat(target) else (f"{name}_at", "")
         lines = [f"{name}_new = {self._operand(value, dtype)}"]
         if isinstance(value, Node) and _dtype(value) is not dtype:
             lines += _rounded(f"{name}_new", dtype)
@@ -292,7 +297,7 @@ class _Writer:
             return small[int(exponent)].format(self._operand(base, dtype))
         if exponent == 0.5:
             return root(self._operand(base, dtype), CARRIED[dtype])
-        if _is_flat(node):
+        if is_flat(node):
             raise NotGeneratedError(f"its step raises each element to the power {exponent}")
         wide = torch.float64
         return f"({power(self._operand(base, wide), self._operand(exponent, wide))}).to(tl.{CARRIED[dtype]})"
@@ -323,14 +328,15 @@ class _Writer:
         return _rounded(self.name(node), dtype) if node.target is not aten.where.self else []
 
 
-def _is_numbers(node: Node) -> bool:
-    """Whether it is the vector of settings, whose items are read one by one."""
-    return bool(node.users) and all(user.target is aten.select.int for user in node.users)
+def _stored(node: Node) -> str:
+    """Triton's type of a 0-dim value in a cell of 8 bytes."""
+    kind = CARRIED[_dtype(node)]
+    return "int8" if kind == "int1" else kind
 
 
 def _is_scales(node: Node) -> bool:
     """Whether it has one element for each block of 256."""
-    return _is_flat(node) and _dtype(node) is SCALES
+    return is_flat(node) and _dtype(node) is SCALES
 
 
 def _carrier(node: Node) -> str:
@@ -354,8 +360,7 @@ def _rounded(name: str, dtype: torch.dtype) -> list[str]:
     return [
         f"{name}_bits = {name}.to(tl.uint32, bitcast=True)",
         f"{name}_near = ({name}_bits + 0x7FFF + (({name}_bits >> 16) & 1)) >> 16 << 16  # to nearest, ties to even",
-        f"{name}_nan = ({name}_bits & 0x7FFFFFFF) > 0x7F800000",
-        f"{name} = tl.where({name}_nan, 0x7FC00000, {name}_near).to(tl.float32, bitcast=True)",
+        f"{name} = tl.where({name} != {name}, 0x7FC00000, {name}_near).to(tl.float32, bitcast=True)",
     ]
 
 
@@ -367,5 +372,5 @@ def _literal(value: object) -> str:
     return repr(value)
 
 
-def _indented(lines: list[str], spaces: int) -> list[str]:
+def indented(lines: list[str], spaces: int) -> list[str]:
     return [" " * spaces + line for line in lines]

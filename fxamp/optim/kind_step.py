@@ -1,8 +1,8 @@
 """The step of one kind of parameters, or of several that share a program, traced once for each kind.
 
-On a GPU the program is a generated Triton kernel, launched once for all parameters. On a CPU Inductor compiles it for
-flat tensors of any size, and it is called for each parameter. With the lowering "aot_eager" its graph runs op by op for
-each parameter.
+On a GPU the program is a generated Triton kernel, launched once for all parameters, after one for 0-dim values. On a
+CPU Inductor compiles it for flat tensors of any size, and it is called for each parameter. With the lowering
+"aot_eager" its graph runs op by op for each parameter.
 """
 
 import keyword
@@ -197,7 +197,7 @@ def _lowered(
             generated = StepKernel(gm, kernel_inputs(gm), target)
         except NotGeneratedError as why:
             raise RefusedError(f"no kernel can be generated: {why}") from why
-        return _all_at_once(generated), generated.texts[True]
+        return _all_at_once(generated), generated.source
     if options.lowering == "aot_eager":
         return _for_each(gm), None
     if device_type(gm) != "cpu":

@@ -5,7 +5,7 @@
 2. A program with a weight decay is also that of a group without: there 1 - lr * 0 is 1, and a product with 1 is its
    other factor, bit for bit. The group's zeros must stay zeros then.
 
-So AdamW with decayed weights and biases that are not decayed is one kernel, and one launch.
+So AdamW with decayed weights and biases that are not decayed is one kernel, launched once.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

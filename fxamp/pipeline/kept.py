@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, inner_tensors, is_wrapper, nesting_change
 from fxamp.graph.higher_order import autograd_function, bodies
-from fxamp.torch_private import without_autocast
+from fxamp.torch_private import dropped_sizes, without_autocast
 
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 
@@ -45,7 +45,7 @@ def kept_bytes(gm: GraphModule, mode: FakeTensorMode) -> int | None:
     before = torch.is_grad_enabled()
     run = _Run(gm)
     try:
-        with tracing(None), mode, torch.enable_grad(), without_autocast():
+        with dropped_sizes(mode.shape_env), tracing(None), mode, torch.enable_grad(), without_autocast():
             _, saved = saved_tensors(lambda: run.run(*inputs))
     except _Unknown:
         return None

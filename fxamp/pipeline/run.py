@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -9,8 +10,10 @@ from torch.fx import GraphModule, Node
 from fxamp.capture import Captured
 from fxamp.errors import FxampError, PassError
 from fxamp.graph import describe_source, verify
-from fxamp.passes.base import ContextT, Pass, PassSequence, Result
+from fxamp.passes.base import ContextT, Pass, PassSequence, Result, TracedPass
+from fxamp.pipeline.layouts import TracedLayouts
 from fxamp.pipeline.record import PassRecord
+from fxamp.torch_private import dropped_sizes
 
 log = logging.getLogger(__name__)
 
@@ -19,13 +22,15 @@ def run_passes(captured: Captured, context: ContextT, *passes: Pass[ContextT]) -
     """Rewrite ``captured.module`` in place with ``passes`` in order; return what each did and its time.
 
     The passes of a sequence run one by one. After each pass the graph is verified and the pass's ``ensures`` is
-    checked. Raises PassError, with the pass, the node and the user's source line, if a pass fails or breaks its
-    contract. Errors meant for the user (BannedOpError) are not wrapped.
+    checked; a graph of AOTAutograd's keeps the strides that it was traced with. Raises PassError, with the pass, the
+    node and the user's source line, if a pass fails or breaks its contract. Errors meant for the user (BannedOpError)
+    are not wrapped.
     """
     records: list[PassRecord] = []
     for step in PassSequence("all", passes).steps:
         start = time.perf_counter()
-        result = _run(step, captured.module, context, [record.name for record in records])
+        with dropped_sizes(captured.mode.shape_env):
+            result = _run(step, captured.module, context, [record.name for record in records])
         seconds = time.perf_counter() - start
         records.append(PassRecord(step.name, seconds, result.modified, result.counts))
         log.debug("%s: %d changes in %.1f ms", step.name, result.modified, 1e3 * seconds)
@@ -37,7 +42,7 @@ def _run(step: Pass[ContextT], gm: GraphModule, context: ContextT, before: list[
     if missing is not None:
         raise PassError(_message(step, f"cannot run: {missing}", None, before))
     try:
-        result = step.run(gm, context)
+        result = _traced(step, gm, context) if isinstance(step, TracedPass) else step.run(gm, context)
         verify(gm)
     except FxampError:
         raise
@@ -47,6 +52,14 @@ def _run(step: Pass[ContextT], gm: GraphModule, context: ContextT, before: list[
     if broken is not None:
         raise PassError(_message(step, f"broke its promise: {broken}", None, before))
     return result
+
+
+def _traced(step: TracedPass[ContextT], gm: GraphModule, context: ContextT) -> Result:
+    """Run a pass over AOTAutograd's graph, and restore the strides that its ops rely on."""
+    layouts = TracedLayouts(gm)
+    result = step.run(gm, context)
+    copies = layouts.restore(gm, step, context)
+    return replace(result, counts={**result.counts, "restored": copies}) if copies else result
 
 
 def _node_at(error: BaseException) -> Node | None:

@@ -43,9 +43,12 @@ from fxamp.torch_private.dynamo import (
     untraced,
     why_skipped,
 )
+from fxamp.torch_private.export import returning_nothing
+from fxamp.torch_private.inductor import calls_kernel
 from fxamp.torch_private.op_names import operator_names
 from fxamp.torch_private.optimizers import note_step, step_post_hooks, step_pre_hooks
 from fxamp.torch_private.stored_graphs import dump_graph, is_dynamic, load_graph
+from fxamp.torch_private.symbols import dropped_sizes, rebind_sizes, size_tables
 from fxamp.torch_private.tracing import compiling_flag, replace_tracing_mode, without_autocast
 from fxamp.torch_private.wrappers import running_wrapper
 
@@ -55,6 +58,7 @@ __all__ = [
     "autocast_dtype_of",
     "backend_of",
     "called_by_backward",
+    "calls_kernel",
     "compile_options",
     "compiled_by_aot",
     "compiled_code",
@@ -64,6 +68,7 @@ __all__ = [
     "computed_again",
     "current_metadata",
     "donated_inputs",
+    "dropped_sizes",
     "dump_graph",
     "function_of",
     "gradient_dtypes",
@@ -81,11 +86,14 @@ __all__ = [
     "on_each_compilation",
     "operator_names",
     "raised_through_dynamo",
+    "rebind_sizes",
     "replace_tracing_mode",
+    "returning_nothing",
     "running_backward",
     "running_metadata",
     "running_node",
     "running_wrapper",
+    "size_tables",
     "step_post_hooks",
     "step_pre_hooks",
     "stores_backwards",

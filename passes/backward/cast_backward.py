@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
 from fxamp.graph import GraphWriter, computed, dtype_name, op_name, recompute, tensor_value
-from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.base import CastContext, Result, TracedPass
 from fxamp.passes.shared.autocast_regions import marked_lower
 from fxamp.passes.shared.backward_ops import backward_edit, follow_input_dtype, lacks_kernel
 from fxamp.passes.shared.decision import Decision, decide, decision, inserted_for, overrule
@@ -37,7 +37,7 @@ _cast = torch.ops.prims.convert_element_type.default
 
 
 @dataclass(frozen=True)
-class CastBackward(Pass[CastContext]):
+class CastBackward(TracedPass[CastContext]):
     """Requires values on all nodes; ensures rule 2 for every op that a rule covers and that accepts its dtypes."""
 
     name = "cast-backward"

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import Context, Result, TracedPass
 from fxamp.passes.shared.widening import CASTS, VIEWS
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ LINEAR: dict[Any, tuple[int, ...]] = {
 
 
 @dataclass(frozen=True)
-class DropUnused(Pass[Context]):
+class DropUnused(TracedPass[Context]):
     """Requires values on all nodes; ensures rule 1. ``inputs``: the names of the tangents' nodes, of fixed sizes."""
 
     inputs: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, graph_output
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import Context, Result, TracedPass
 from fxamp.passes.shared.unscale_writer import UnscaleWriter
 from fxamp.passes.shared.widening import erase_unused
 from fxamp.torch_dtypes import HALVES
@@ -47,7 +47,7 @@ CHECKS = ("ops", "kernel")
 
 
 @dataclass(frozen=True)
-class ScaleBackward(Pass[Context]):
+class ScaleBackward(TracedPass[Context]):
     """Requires AOTAutograd's descriptors of inputs and outputs; ensures rules 1 and 5 for every gradient.
 
     ``check``: "ops" or "kernel"; ``norm``: whether to apply rule 6. A graph without gradients does not change.

@@ -1,19 +1,21 @@
 """drop-regions: remove the marks of autocast regions after every cast is explicit.
 
-The marks would cause a second cast. Marks for other devices than the policy's stay.
+The marks would cause a second cast. Marks for other devices than the policy's stay, and those inside of what is kept
+verbatim.
 """
 
 from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
+from fxamp.capture import VERBATIM
 from fxamp.passes.base import CastContext, Pass, Result, all_graphs
 from fxamp.passes.shared.autocast_regions import ENTER, EXIT, concerns
 
 
 @dataclass(frozen=True)
 class DropRegions(Pass[CastContext]):
-    """Requires inserted casts; ensures that no mark for the policy's device remains."""
+    """Requires inserted casts; ensures that no mark for the policy's device remains, but those kept verbatim."""
 
     name = "drop-regions"
 
@@ -36,4 +38,5 @@ class DropRegions(Pass[CastContext]):
 
 
 def _marks(gm: GraphModule, context: CastContext) -> list[Node]:
-    return [node for node in gm.graph.nodes if node.target is ENTER and concerns(node, context)]
+    marks = (node for node in gm.graph.nodes if node.target is ENTER and VERBATIM not in node.meta)
+    return [mark for mark in marks if concerns(mark, context)]

@@ -19,7 +19,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.autocast_state import autocast_state
-from fxamp.graph import fake_tensors, inherit_provenance, is_composite, module_classes, module_path, op_name, register
+from fxamp.graph import (
+    fake_tensors,
+    inherit_provenance,
+    is_answered,
+    is_composite,
+    module_classes,
+    module_path,
+    op_name,
+    register,
+)
 from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import CastContext, Pass, Result
@@ -120,9 +129,13 @@ class _Expander:
 
         with tracing(None), self._autocast(region), torch.no_grad():
             try:
-                return make_fx(call, tracing_mode="fake", pre_dispatch=True)(*values)
+                inner = make_fx(call, tracing_mode="fake", pre_dispatch=True)(*values)
             except RuntimeError:
                 return None
+        for part in reversed(inner.graph.nodes):
+            if is_answered(part) and not part.users:
+                inner.graph.erase_node(part)
+        return inner
 
     def _autocast(self, region: AutocastRegion) -> AbstractContextManager[None]:
         """Set the autocast state that the program was captured under: it may be valid only there."""

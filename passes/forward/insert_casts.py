@@ -26,8 +26,8 @@ from fxamp.capture.fakes import fake_like
 from fxamp.graph import (
     GraphWriter,
     computed,
+    follows_input,
     graph_output,
-    is_layout_call,
     recompute,
     set_argument,
     tensor_value,
@@ -102,14 +102,14 @@ class _Rewriter:
         if node.target is operator.getitem:
             node.meta["val"] = computed(node)
             return None
-        if is_layout_call(node):
-            return self._layout(node)
+        if follows_input(node):
+            return self._follow(node)
         if not isinstance(node.target, OpOverload):
             return self._opaque(node)
         return self._op(node)
 
-    def _layout(self, node: Node) -> None:
-        """Let a DTensor layout call use its input's new dtype."""
+    def _follow(self, node: Node) -> None:
+        """Let ``.data``, or a DTensor layout call, use its input's new dtype."""
         if any(self._changed(source) for source in node.all_input_nodes):
             node.meta["val"] = computed(node)
 

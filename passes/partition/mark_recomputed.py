@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fxamp.graph import graph_output, tensor_value
-from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.base import CastContext, Result, TracedPass
 from fxamp.passes.shared.saved_values import Memory, in_backward, judge, owner
 from fxamp.policy import Rule
 from fxamp.policy.model.keep import Keep
@@ -30,7 +30,7 @@ _MARK = "recompute"
 
 
 @dataclass(frozen=True)
-class MarkRecomputed(Pass[CastContext]):
+class MarkRecomputed(TracedPass[CastContext]):
     """Requires a joint graph with values; ``results`` is the number of the forward's results."""
 
     results: int

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, dtype_name, graph_output, module_path, tensor_value
 from fxamp.listing import KeptValue, RuleRef
-from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.base import CastContext, Result, TracedPass
 from fxamp.passes.shared.packing import Packing, PackWriter, plan_packing
 from fxamp.passes.shared.saved_values import (
     Memory,
@@ -54,11 +54,15 @@ class Restore:
 
 
 @dataclass(frozen=True)
-class PackKept(Pass[CastContext]):
+class PackKept(TracedPass[CastContext]):
     """Requires values on all nodes of a partitioned forward; ``results`` is the number of its results."""
 
     results: int
     name = "pack-kept"
+
+    @property
+    def outputs(self) -> int:
+        return self.results
 
     def run(self, gm: GraphModule, context: CastContext) -> Result:
         output = graph_output(gm.graph)

@@ -15,18 +15,19 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, graph_output, tensor_value
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import Context, Result, TracedPass
 from fxamp.passes.partition.pack_kept import Restore
 from fxamp.passes.shared.packing import Packing, PackWriter
+from fxamp.torch_private import calls_kernel
 
 
 @dataclass(frozen=True)
-class UnpackKept(Pass[Context]):
+class UnpackKept(TracedPass[Context]):
     """Requires the backward of the same partition.
 
     ``handed``: the forward's outputs after its results, before packing. ``restore``: pack-kept's plan for them.
     ``parts``: its outputs now. ``strides``: whether unpacked values must have those of the originals; a compiler that
-    chooses strides itself does without.
+    chooses strides itself does without, but for the ops whose kernels it calls.
     """
 
     handed: tuple[Any, ...]
@@ -45,6 +46,9 @@ class UnpackKept(Pass[Context]):
             if len(self._places(gm)) == len(self._tensors())
             else "the backward takes fewer values than the forward returns"
         )
+
+    def relies(self, reader: Node) -> bool:
+        return self.strides or calls_kernel(reader.target)
 
     def run(self, gm: GraphModule, context: Context) -> Result:
         places = self._places(gm)

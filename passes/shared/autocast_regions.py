@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
+from fxamp.capture import VERBATIM
 from fxamp.capture.autocast_state import casts_to
 from fxamp.graph import ENTER_AUTOCAST as ENTER
 from fxamp.graph import EXIT_AUTOCAST as EXIT
@@ -40,10 +41,15 @@ def outermost(context: CastContext) -> AutocastRegion:
 
 
 def walk(gm: GraphModule, context: CastContext, region: AutocastRegion) -> Iterator[tuple[Node, AutocastRegion]]:
-    """Yield every node of one graph, in order, with its region; the marks of regions are left out."""
+    """Yield every node of one graph, in order, with its region; the marks of regions are left out.
+
+    Marks that are kept verbatim are yielded as the calls that they are.
+    """
     outer: list[AutocastRegion] = []
     for node in list(gm.graph.nodes):
-        if node.target is ENTER:
+        if VERBATIM in node.meta:
+            yield node, region
+        elif node.target is ENTER:
             outer.append(region)
             region = _entered(node, region, context)
         elif node.target is EXIT:

@@ -16,6 +16,7 @@ from fxamp.graph import (
     GraphWriter,
     dtype_name,
     fake_mode_of,
+    is_data,
     nesting_change,
     tensor_value,
 )
@@ -86,7 +87,7 @@ class CastWriter:
             if origin.leaf:
                 self._leaves.add(node)
             return
-        if not self.grad_enabled or node.target in _DETACHING:
+        if not self.grad_enabled or node.target in _DETACHING or is_data(node):
             return
         if any(source in self._needs_grad for source in node.all_input_nodes):
             self._needs_grad.add(node)

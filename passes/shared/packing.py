@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fxamp.graph import INSERTED, GraphWriter, is_wrapper
+from fxamp.graph import INSERTED, GraphWriter, dense_order, is_wrapper
 from fxamp.passes.shared import float8_bits
 from fxamp.policy import Rule
 from fxamp.policy.model.keep import EIGHT_BITS, Keep
 from fxamp.torch_devices import converts_float8
 from fxamp.torch_dtypes import NARROW
-from fxamp.torch_private import hint
 
 aten = torch.ops.aten
 
@@ -114,7 +113,7 @@ def _plan(value: Tensor, rule: Rule) -> Packing | str:
         return "it has 16 bits already" if value.dtype in NARROW else Packing(rule.keep, value.dtype)
     if not value.shape or 0 in [size for size in value.shape if isinstance(size, int)]:
         return "it has no row of elements"
-    order = _contiguous_order(value)
+    order = dense_order(value)
     if order is None:
         return "its elements do not fill its memory"
     axis, block = _axis(value, order[-1], rule.block)
@@ -124,20 +123,6 @@ def _plan(value: Tensor, rule: Rule) -> Packing | str:
     if isinstance(value.shape[order[-1]], int):
         return _joined(value, rule.keep, order, rule.block)
     return Packing(rule.keep, value.dtype)
-
-
-def _contiguous_order(value: Tensor) -> tuple[int, ...] | None:
-    """Return the order of dimensions in which ``value`` is contiguous; None if there is none, or it is unknown."""
-    keys = [(hint(value.stride(dim)), hint(value.shape[dim]), -dim) for dim in range(value.dim())]
-    if any(None in key for key in keys):
-        return None
-    order = tuple(sorted(range(value.dim()), key=lambda dim: keys[dim], reverse=True))
-    wanted: int | torch.SymInt = 1
-    for dim in reversed(order):
-        if keys[dim][1] != 1 and str(value.stride(dim)) != str(wanted):  # compare as text: numbers would add guards
-            return None
-        wanted = wanted * value.shape[dim]
-    return order
 
 
 def _axis(value: Tensor, innermost: int, wanted: int) -> tuple[int, int]:

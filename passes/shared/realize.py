@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import Context, Result, TracedPass
 
 
 @dataclass(frozen=True)
-class Realize(Pass[Context]):
+class Realize(TracedPass[Context]):
     """Realizes the nodes that a subclass selects: all their readers read what is written. Ensures that none is left."""
 
     @abstractmethod

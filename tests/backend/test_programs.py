@@ -232,6 +232,37 @@ def test_a_checkpoint_draws_the_same_numbers_again(outer: dict[str, Any]) -> Non
     assert torch.equal(torch.get_rng_state(), state)
 
 
+class Counting(nn.Module):
+    """Blocks that write to buffers, and multiply by one of them; each in a checkpoint or, as the oracle, in none."""
+
+    def __init__(self, checkpointed: bool) -> None:
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.linears, self.norm = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)]), nn.BatchNorm1d(8, affine=False)
+        self.register_buffer("calls", torch.ones(8))
+
+    def block(self, x: torch.Tensor, linear: nn.Module) -> torch.Tensor:
+        self.calls.add_(1)
+        return self.norm(linear(x)).relu() * self.calls.clone()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for linear in self.linears:
+            x = checkpoint(self.block, x, linear, use_reentrant=False) if self.checkpointed else self.block(x, linear)
+        return x
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_checkpoint_writes_to_its_buffers_once(lowering: str) -> None:
+    torch.manual_seed(0)
+    plain, compiled = Counting(checkpointed=False), compile_with(Counting(checkpointed=True), lowering)
+    compiled.load_state_dict(plain.state_dict())
+    (expected,), gradients = run(plain, (leaf(4, 8),), torch.bfloat16)
+    (result,), ours = run(compiled, (leaf(4, 8),))
+    assert torch.equal(result, expected.float())
+    assert ours.keys() == gradients.keys() and all(torch.equal(ours[name], want) for name, want in gradients.items())
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(compiled.buffers(), plain.buffers(), strict=True))
+
+
 def test_a_selective_checkpoint_asks_its_policy() -> None:
     asked: list[Any] = []
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from exhaustive import exhaustive
-from models.zoo import build
+from models.zoo import MODELS, build
 from printed_graphs import graphs_of
 from test_parse_printed import compare
 
@@ -12,7 +12,7 @@ from fxamp.listing.parse import parse_text
 
 @pytest.mark.parametrize("name", exhaustive(["gpt2", "resnet"], always=["resnet"]))
 def test_every_node_of_a_model_is_read(name: str) -> None:
-    model, batch = build(name)
+    model, batch = build(MODELS[name])
 
     def loss(x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = model(**batch).loss * x.sum()

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from executed_ops import ExecutedOps
-from zoo import Batch, build, build_float64
+from torch.utils import _pytree as pytree
+from zoo import MODELS, Batch, build, build_float64
 
 from fxamp.backend import registry
 from fxamp.pipeline import GraphRecord
@@ -66,10 +67,17 @@ def run_of(model: torch.nn.Module, loss: torch.Tensor) -> Run:
 
 
 def same(ours: Run, theirs: Run) -> bool:
-    """Whether loss, gradients and buffers are equal bit for bit."""
+    """Whether loss, gradients and buffers are equal bit for bit, and the same parameters have a gradient."""
+    if ours.gradients.keys() != theirs.gradients.keys():
+        return False
     gradients = all(torch.equal(ours.gradients[name], gradient) for name, gradient in theirs.gradients.items())
     buffers = all(torch.equal(ours.buffers[name], buffer) for name, buffer in theirs.buffers.items())
     return ours.loss == theirs.loss and gradients and buffers
+
+
+def in_float64(batch: Batch) -> Batch:
+    """The batch with its floating-point tensors, at any depth, in float64."""
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, batch)
 
 
 def bfloat16_autocast() -> AbstractContextManager[object]:
@@ -80,10 +88,9 @@ def bfloat16_autocast() -> AbstractContextManager[object]:
 def baseline(name: str) -> Baseline:
     """Build model ``name`` and run its references."""
     torch._dynamo.reset()
-    model, batch = build(name)
+    model, batch = build(MODELS[name])
     weights = list(draws(model.state_dict()))
-    true_model = build_float64(name)
-    true_batch = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
+    true_model, true_batch = build_float64(MODELS[name]), in_float64(batch)
     true, autocast = [], []
     for drawn in weights:
         true_model.load_state_dict(drawn)

@@ -15,7 +15,7 @@ import transformers as hf
 VOCABULARY = 64
 
 #: A small batch by argument name, the labels among it.
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, Any]
 _TEXT: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -42,15 +42,14 @@ class Spec:
     seed: int = 0
 
 
-def build(name: str) -> tuple[torch.nn.Module, Batch]:
-    """The model ``name`` and its batch, the same at each call."""
-    torch.manual_seed(MODELS[name].seed)
-    return MODELS[name].build(), MODELS[name].batch()
+def build(spec: Spec) -> tuple[torch.nn.Module, Batch]:
+    """The model and its batch, the same at each call."""
+    torch.manual_seed(spec.seed)
+    return spec.build(), spec.batch()
 
 
-def build_float64(name: str) -> torch.nn.Module:
-    """The float64 twin of model ``name``; its weights are to be loaded."""
-    spec = MODELS[name]
+def build_float64(spec: Spec) -> torch.nn.Module:
+    """The float64 twin of the model; its weights are to be loaded."""
     return (spec.float64 or spec.build)().double()
 
 

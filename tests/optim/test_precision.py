@@ -20,8 +20,7 @@ import fxamp
 from fxamp.errors import OptionError, UnsupportedOpError
 from fxamp.graph import inner_tensors
 from fxamp.kernels import Implementation, forced
-from fxamp.kernels.launch import OPTIONS
-from fxamp.kernels.plan import block_size
+from fxamp.kernels.step_shape import STEP_OPTIONS, step_block
 from fxamp.kernels.step_source import NAME, step_parameters, step_text
 from fxamp.kernels.store import load_function
 from fxamp.optim import guarded, packed_state_dict
@@ -83,8 +82,8 @@ def test_machine_code_of_8_bit_state_spills_nothing_to_memory(dtype: torch.dtype
     (part,) = found.parts
     gm, chosen = part.traced.module, TARGETS[target]
     inputs = kernel_inputs(gm)
-    text = step_text(gm, inputs, True, block_size(torch.float32, chosen.warp_size))
-    result = compiled(load_function(NAME, text), step_parameters(gm, inputs), 2, chosen, OPTIONS)
+    text = step_text(gm, inputs, True, step_block(gm, True, chosen.warp_size))
+    result = compiled(load_function(NAME, text), step_parameters(gm, inputs), 2, chosen, STEP_OPTIONS)
     code = amd(result.asm["amdgcn"]) if chosen.backend == "hip" else nvidia(result.asm["cubin"], tmp_path)
     assert code.spills == 0 and code.wide_loads and code.wide_stores
 

@@ -16,8 +16,7 @@ from user_optimizers import Counting
 import fxamp
 from fxamp.kernels import Implementation, forced
 from fxamp.kernels.codes import SCALES
-from fxamp.kernels.launch import OPTIONS
-from fxamp.kernels.plan import block_size
+from fxamp.kernels.step_shape import STEP_OPTIONS, step_block
 from fxamp.kernels.step_source import NAME, step_parameters, step_text
 from fxamp.kernels.store import load_function
 from fxamp.optim import Factors, guarded
@@ -114,8 +113,8 @@ def test_machine_code_has_16_byte_accesses_and_no_spills(target: str, tmp_path: 
     _, _, part = prepared(OPTIMIZERS["AdamW"])
     gm, inputs = part.traced.module, kernel_inputs(part.traced.module)
     chosen = TARGETS[target]
-    text = step_text(gm, inputs, True, block_size(torch.float32, chosen.warp_size))
-    result = compiled(load_function(NAME, text), step_parameters(gm, inputs), 2, chosen, OPTIONS)
+    text = step_text(gm, inputs, True, step_block(gm, True, chosen.warp_size))
+    result = compiled(load_function(NAME, text), step_parameters(gm, inputs), 2, chosen, STEP_OPTIONS)
     code = amd(result.asm["amdgcn"]) if chosen.backend == "hip" else nvidia(result.asm["cubin"], tmp_path)
     assert code == MachineCode(wide_loads=8, wide_stores=6, spills=0)
 
@@ -154,7 +153,8 @@ def test_bytes_of_the_generated_code_with_state_in_fewer_bits(state: str, bytes_
     assert total == bytes_
 
 
-def test_one_launch_for_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_launches_for_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One computes the 0-dim values, a program for each parameter, and one steps."""
     from fxamp.kernels import interpreter
 
     launches: list[tuple[int, ...]] = []
@@ -165,7 +165,39 @@ def test_one_launch_for_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
         bound = step.prepare(True, True)
         assert bound is not None
         bound(torch.tensor(0.0), Factors(torch.tensor(1.0), torch.tensor(1.0)))
-    assert optimizer is not None and len(launches) == 1 and launches[0][0] == 2 + (len(SHAPES) - 1)
+    assert optimizer is not None and launches == [(len(SHAPES),), (2 + (len(SHAPES) - 1),)]
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_no_thread_of_a_step_computes_in_float64(name: str) -> None:
+    _, _, part = prepared(OPTIMIZERS[name])
+    gm, inputs = part.traced.module, kernel_inputs(part.traced.module)
+    text = step_text(gm, inputs, True, 1024)
+    for line in text.splitlines():
+        assert "float64" not in line or ".to(tl.pointer_type(tl.float64)" in line, line
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_tables_are_aligned_for_any_number_of_rows(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton compiles a kernel again for a table that is not aligned to 16 bytes, as its loads can be narrower."""
+    from fxamp.kernels import interpreter
+
+    addresses: list[int] = []
+
+    def launch(*arguments: object, **options: object) -> None:
+        addresses.extend(each.data_ptr() for each in arguments[:2] if isinstance(each, Tensor))
+
+    monkeypatch.setattr(interpreter.Interpreted, "__getitem__", lambda s, grid: launch)
+    parameters = [nn.Parameter(torch.ones(5)) for _ in range(count)]
+    optimizer = OPTIMIZERS["AdamW"](parameters)
+    with forced(Implementation.INTERPRETER):
+        for parameter in parameters:
+            parameter.grad = torch.ones(5)
+        optimizer.step()
+        bound = guarded(optimizer).prepare(False, False, guarded=False)
+        assert bound is not None
+        bound(None, Factors())
+    assert addresses and all(address % 16 == 0 for address in addresses)
 
 
 def test_an_op_without_an_expression_keeps_the_whole_step() -> None:

@@ -170,7 +170,7 @@ COMMANDS: dict[str, list[str]] = {
     "fxamp-show .": [". is a folder; accepted:"],
     "fxamp-diff cpu-float16": ["required: NEW; usage: fxamp-diff"],
     "fxamp-diff cpu-float16 cpu-flot16": ["did you mean 'cpu-float16'?"],
-    "fxamp-diff cpu-float16 cpu-bfloat16 --run nets.py": ["nets.py: No such file", "accepted: a Python file"],
+    "fxamp-diff cpu-float16 cpu-bfloat16 --run nets.py": ["nets.py does not exist (did you mean 'net.py'?)", "a Python file"],
     "fxamp-diff cpu-float16 cpu-bfloat16 --cost": ["there is no --graph"],
     "fxamp-policy chekc": ["unknown subcommand 'chekc' (did you mean 'check'?)"],
     "fxamp-policy explain linear --policy nope": ["no policy is named 'nope'; accepted: "],

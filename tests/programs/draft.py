@@ -47,6 +47,7 @@ class Draft:
         self.setting = setting
         self.place = Place()
         self._kind = ""
+        self._drawn: set[str] = set()
         outermost = None if setting.own else lower
         self._sides = [Side(outermost)] if setting.ambient or setting.own else [Side(lower), Side(None)]
         self._declarations: list[Declaration] = []
@@ -68,12 +69,18 @@ class Draft:
             self._kind = self.pick(self._names_of_kinds)
             try:
                 self._kinds[self._kind](self)
+                self._drawn.add(self._kind)
                 break
             except Unfit:
                 continue
         self._kind = around
 
     # What statements draw.
+
+    def once(self) -> None:
+        """Let this kind be drawn once in a program: for what takes long."""
+        if self._kind in self._drawn:
+            raise Unfit
 
     def pick(self, options: Sequence[T]) -> T:
         """One of ``options``; failures shrink to the first."""

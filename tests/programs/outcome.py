@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from programs.program import Setting
 from programs.render import larger
+from programs.tensors import flat
 from torch import Tensor, nn
 
 
@@ -32,53 +33,74 @@ class Outcome:
 class Run:
     """One way to run a program: ``call`` runs ``module``, which owns the parameters. ``scaler`` scales the loss.
 
-    ``evaluates`` runs it outside of the ambient autocast; ``call``, if there is none.
+    ``afresh`` makes the run again as a new process would; None where nothing is compiled. ``evaluates`` runs it outside
+    of the ambient autocast; None where there is none.
     """
 
     call: Callable[..., Sequence[Tensor]]
     module: nn.Module
     inputs: Sequence[Tensor]
     scaler: torch.amp.GradScaler | None = None
+    afresh: Callable[[], "Run"] | None = None
     evaluates: Callable[..., Sequence[Tensor]] | None = None
 
 
 def observe(run: Run, setting: Setting) -> Outcome:
     """Call and go backward as often as the setting says."""
-    torch.manual_seed(7)
     batches = [run.inputs]
-    if setting.schedule not in ("once", "forward", "evaluated"):
+    if setting.schedule in ("again", "together", "larger"):
         batches.append(larger(run.inputs) if setting.schedule == "larger" else run.inputs)
     kept: list[Tensor] = []
     losses: list[Tensor] = []
     written: set[str] = set()
     for inputs in batches:
-        named = _named(run.module, inputs)
-        versions = {name: tensor._version for name, tensor in named.items() if tensor.is_leaf and tensor.requires_grad}
+        named = named_tensors(run.module, inputs)
+        versions = leaf_versions(named)
         results = list(run.call(*inputs))
         kept += [result.detach().clone() for result in results]
         written |= {name for name, version in versions.items() if named[name]._version != version}
-        loss = _loss(results, {_memory(tensor) for tensor in named.values()})
-        losses += [] if loss is None else [loss * setting.factor]
+        losses += terms(results, named, setting)
+        if setting.schedule == "apart":
+            for loss in losses:
+                backward([loss], run.scaler, retain_graph=True)
+            losses.clear()
         if setting.schedule not in ("together", "forward"):
-            _backward(losses, run.scaler)
+            backward(losses, run.scaler)
+            losses.clear()
     if setting.schedule != "forward":
-        _backward(losses, run.scaler)
+        backward(losses, run.scaler)
     if setting.schedule == "evaluated":
         with torch.no_grad():
             evaluates = run.call if run.evaluates is None else run.evaluates
             kept += [result.clone() for result in evaluates(*run.inputs)]
     step = None if run.scaler is None else _step(run.scaler, run.module)
+    return outcome(named, results, kept, step, frozenset(written))
+
+
+def outcome(
+    named: dict[str, Tensor],
+    results: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    scale: float | None,
+    written: frozenset[str] = frozenset(),
+) -> Outcome:
+    """What is left after all: ``kept`` are copies of all results, ``results`` those of the last call."""
     gradients = {name: None if t.grad is None else t.grad.clone() for name, t in named.items() if t.is_leaf}
     state = {name: tensor.detach().clone() for name, tensor in named.items()}
     everything = {f"result {i}": result for i, result in enumerate(results)} | named
-    return Outcome(tuple(kept), gradients, state, step, _same(everything), _shared(everything), frozenset(written))
+    return Outcome(tuple(kept), gradients, state, scale, _same(everything), _shared(everything), written)
 
 
-def _backward(losses: list[Tensor], scaler: torch.amp.GradScaler | None) -> None:
+def leaf_versions(named: dict[str, Tensor]) -> dict[str, int]:
+    """How often each leaf that needs a gradient was written to."""
+    return {name: tensor._version for name, tensor in named.items() if tensor.is_leaf and tensor.requires_grad}
+
+
+def backward(losses: Sequence[Tensor], scaler: torch.amp.GradScaler | None, retain_graph: bool = False) -> None:
+    """Go backward from the sum of ``losses``, if there are any."""
     if losses:
         total = torch.stack([loss.double() for loss in losses]).sum() if len(losses) > 1 else losses[0]
-        (total if scaler is None else scaler.scale(total)).backward()
-        losses.clear()
+        (total if scaler is None else scaler.scale(total)).backward(retain_graph=retain_graph)
 
 
 def _step(scaler: torch.amp.GradScaler, module: nn.Module) -> float | None:
@@ -90,34 +112,47 @@ def _step(scaler: torch.amp.GradScaler, module: nn.Module) -> float | None:
     scaler.unscale_(optimizer)
     scaler.step(optimizer)
     scaler.update()
+    return scale_of(scaler)
+
+
+def scale_of(scaler: torch.amp.GradScaler) -> float:
+    """The loss scale."""
     return float(getattr(scaler, "loss_scale", None) or scaler.get_scale())
 
 
-def _named(module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+def named_tensors(module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Parameters, buffers and inputs by name."""
     named: dict[str, Tensor] = dict(module.named_parameters()) | dict(module.named_buffers())
     return named | {f"x{i}": tensor for i, tensor in enumerate(inputs)}
 
 
-def _loss(results: Sequence[Tensor], seen: set[int]) -> Tensor | None:
-    """A sum of squares, in float32 at least, of one result for each piece of memory that is not in ``seen``.
+def terms(results: Sequence[Tensor], named: dict[str, Tensor], setting: Setting) -> list[Tensor]:
+    """The loss: a term for each result that is used if these go backward apart, else their sum; none without any.
+
+    A term is a sum of squares, in float32 at least, of one result for each piece of memory that no other has.
 
     Where results share memory, autocast sums their gradients in 16 bits and a compiled graph in the wider dtype that it
     hands out; where they are inputs, their gradient comes first or last in a sum of float32. One is enough to see what
     flows back.
     """
-    total = None
-    for weight, result in enumerate(results, 1):
-        if not result.requires_grad or _memory(result) in seen:
+    seen = {_memory(tensor) for tensor in named.values()}
+    found: list[Tensor] = []
+    for at, result in enumerate(results):
+        if not result.requires_grad or not setting.uses(at) or _memory(result) in seen:
             continue
-        seen = seen | {_memory(result)}
-        wide = result.to(torch.promote_types(result.dtype, torch.float32))
-        term = (wide.square() * weight).sum()
-        total = term if total is None else total + term.to(total.dtype)
-    return total
+        seen.add(_memory(result))
+        real = flat(result)
+        found.append((real.to(torch.promote_types(real.dtype, torch.float32)).square() * (at + 1)).sum())
+    if setting.schedule != "apart" and found:
+        total = found[0]
+        for term in found[1:]:
+            total = total + term.to(total.dtype)
+        found = [total]
+    return [term * setting.factor for term in found]
 
 
 def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return id(tensor) if tensor.is_sparse else tensor.untyped_storage()._cdata
 
 
 def _same(tensors: dict[str, Tensor]) -> frozenset[tuple[str, str]]:
@@ -128,7 +163,7 @@ def _shared(tensors: dict[str, Any]) -> frozenset[tuple[str, str]]:
     """Pairs by trial: fill one with a number and see what changes."""
     pairs = set()
     with torch.no_grad():
-        raw = {name: tensor.detach() for name, tensor in tensors.items()}
+        raw = {name: _without_repeats(tensor.detach()) for name, tensor in tensors.items() if not tensor.is_sparse}
         for name, tensor in raw.items():
             before = {other: t.clone() for other, t in raw.items()}
             tensor.fill_(77)
@@ -138,5 +173,12 @@ def _shared(tensors: dict[str, Any]) -> frozenset[tuple[str, str]]:
     return frozenset(pairs)
 
 
+def _without_repeats(tensor: Tensor) -> Tensor:
+    """One element for those that an expansion repeats: torch writes to no expanded tensor."""
+    for dim, stride in enumerate(tensor.stride()):
+        tensor = tensor.narrow(dim, 0, 1) if stride == 0 and tensor.shape[dim] > 1 else tensor
+    return tensor
+
+
 def _changed(before: Tensor, now: Tensor) -> bool:
-    return not torch.equal(before.nan_to_num(), now.nan_to_num())
+    return not torch.equal(flat(before).nan_to_num(), flat(now).nan_to_num())

@@ -92,15 +92,32 @@ def _kinds(statements: tuple[Statement, ...]) -> Iterator[str]:
             yield from _kinds(statement.body)
 
 
+#: ``Setting.used`` of a loss that reads all results.
+ALL = 2**16 - 1
+
+#: How often a program is called, and when it goes backward.
+SCHEDULES = {
+    "once": "one call, one backward",
+    "again": "a second call and backward, which adds to the gradients",
+    "together": "two calls before one backward",
+    "larger": "a second call and backward with a larger first dimension",
+    "forward": "no backward",
+    "evaluated": "a call without gradients after the backward, outside of the ambient autocast",
+    "apart": "a backward for each result that is used",
+    "threads": "two threads call at once, each with inputs of its own",
+    "train": "four steps of an optimizer",
+    "restart": "the same, in a new process after the second: all state is saved and loaded",
+}
+
+
 @dataclass(frozen=True)
 class Setting:
     """How a program is run.
 
-    ``ambient``: the dtype comes from torch.autocast around the call, not from a policy. ``schedule``: "once"; "again",
-    a second call and backward, which adds to the gradients; "together", two calls before one backward; "larger", a
-    second call and backward with a larger first dimension; "forward", no backward; "evaluated", a call without
-    gradients after the backward, outside of the ambient autocast. ``scaled``: with a loss scaler and a step of an
-    optimizer; ``factor`` multiplies the loss. ``own``: policy "auto", and the program's own regions say what is cast.
+    ``ambient``: the dtype comes from torch.autocast around the call, not from a policy. ``schedule``: see
+    :data:`SCHEDULES`. ``scaled``: with a loss scaler and a step of an optimizer; ``factor`` multiplies the loss.
+    ``used``: bit i says whether result i is part of the loss. ``own``: policy "auto", and the program's own regions say
+    what is cast.
     """
 
     lowering: str = "aot_eager"
@@ -108,7 +125,18 @@ class Setting:
     schedule: str = "once"
     scaled: bool = False
     factor: float = 1.0
+    used: int = ALL
     own: bool = False
+
+    def uses(self, result: int) -> bool:
+        """Whether the loss reads the result of that number."""
+        return bool(self.used >> result & 1)
+
+    def words(self) -> list[str]:
+        """What counts in a summary."""
+        some = {ALL: "all results used", 0: "no result used"}.get(self.used, "some results used")
+        flags = [name for name in ("ambient", "own", "scaled") if getattr(self, name)]
+        return [self.lowering, self.schedule, some, *flags]
 
     def policy(self, lower: torch.dtype) -> str:
         """fxamp's policy for a program with that dtype."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from programs.program import Block, Case, Program, Statement
+from programs.program import Block, Case, Program, Setting, Statement
 
 T = TypeVar("T")
 
@@ -24,6 +24,8 @@ def reduce(case: Case, fails: Callable[[Case], bool]) -> Case:
 
 def _trials(case: Case) -> Iterator[Case]:
     program = case.program
+    for setting in _plainer(case.setting):
+        yield replace(case, setting=setting)
     for results in _without_one(program.results):
         if results:
             yield _with(case, results=results)
@@ -31,6 +33,13 @@ def _trials(case: Case) -> Iterator[Case]:
         yield _with(case, statements=statements)
     for declarations in _without_one(program.declarations):
         yield _with(case, declarations=declarations)
+
+
+def _plainer(setting: Setting) -> Iterator[Setting]:
+    plain = Setting()
+    for name in ("schedule", "scaled", "factor", "used", "ambient"):
+        if getattr(setting, name) != getattr(plain, name):
+            yield replace(setting, **{name: getattr(plain, name)})
 
 
 def _with(case: Case, **changes: object) -> Case:

@@ -1,23 +1,22 @@
 """Run many random programs and print what was run and what failed: ``python -m programs.run`` in ``tests/``.
 
-    python -m programs.run --programs 5000 --seed 0 --processes 2 [--shrink all] [--kinds linear cast]
+    python -m programs.run --programs 10000 --seed 0 --processes 2 [--shrink all] [--kinds linear cast] [--minutes 30]
 
-Prints how many programs were compared, how often each kind of statement occurred, what autocast refused, and each
-failure as a shrunk program that runs by itself. Exits with 1 if there are failures.
+Prints each failure, as a shrunk program that runs by itself, when it is found; at the end how many programs were
+compared, how many a minute, how often each kind of statement and each setting occurred, and what was refused. A program
+that kills its process or takes longer than ten minutes is a failure too. Exits with 1 if there are failures.
 """
 
 import argparse
 import logging
 import sys
-from functools import partial
-from multiprocessing import get_context
+import time
+from collections import Counter
 
 import torch
 from programs.search import Shrink, Tally, search
 from programs.statements import STATEMENTS
-
-#: Programs that a process runs before it reports.
-_BATCH = 10
+from programs.workers import Task, run_all
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,35 +24,38 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--programs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no program after so many")
     parser.add_argument("--kinds", nargs="+", choices=STATEMENTS, default=list(STATEMENTS))
     parser.add_argument("--without", nargs="+", choices=STATEMENTS, default=[])
     parser.add_argument("--shrink", type=Shrink, choices=Shrink, default=Shrink.DROP, metavar="no|drop|all")
     given = parser.parse_args(arguments)
-    kinds = [kind for kind in given.kinds if kind not in given.without]
-    work = partial(_batch, kinds=kinds, shrink=given.shrink)
-    first = 1_000_000 * given.seed
-    starts = range(first, first + given.programs, _BATCH)
-    batches = [range(start, min(start + _BATCH, first + given.programs)) for start in starts]
-    total = Tally()
-    with get_context("spawn").Pool(given.processes, maxtasksperchild=20) as pool:
-        for tally in pool.imap(work, batches):
-            total.add(tally)
-            for failure in tally.failures:
-                print(f"{'=' * 100}\nprogram {tally.numbers}\n{failure}", flush=True)
-    _print(total)
+    kinds = tuple(kind for kind in given.kinds if kind not in given.without)
+    start, first = time.monotonic(), 1_000_000 * given.seed
+    tasks = [Task(number, kinds, given.shrink) for number in range(first, first + given.programs)]
+    total, seen = Tally(), Counter[str]()
+    for task, tally in run_all(_one, tasks, given.processes, start + 60 * given.minutes):
+        total.add(tally)
+        for failure in tally.failures:
+            print(f"{'=' * 100}\nprogram {task.number}\n{failure}", flush=True)
+            seen.update([failure.splitlines()[0][:100]])
+    _print(total, seen, (time.monotonic() - start) / 60)
     return bool(total.failures)
 
 
-def _batch(numbers: range, kinds: list[str], shrink: Shrink) -> Tally:
+def _one(task: Task) -> Tally:
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)  # torch would write a record of every graph
-    return search(numbers, kinds, shrink)
+    return search([task.number], task.kinds, task.shrink)
 
 
-def _print(total: Tally) -> None:
-    print(f"{total.programs} programs compared, {total.refused.total()} refused by autocast, ", end="")
-    print(f"{total.failures.total()} failures in {len(total.failures)} shrunk programs")
-    for title, counted in (("statements", total.kinds), ("refused", total.refused)):
+def _print(total: Tally, seen: Counter[str], minutes: float) -> None:
+    ran = total.programs + total.refused.total()
+    print(f"{ran} programs in {minutes:.1f} minutes, {ran / minutes:.0f} a minute: {total.programs} compared, ", end="")
+    print(
+        f"{total.refused.total()} refused, {total.failures.total()} failures in {len(total.failures)} shrunk programs"
+    )
+    tables = {"failures": seen, "statements": total.kinds, "settings": total.settings, "refused": total.refused}
+    for title, counted in tables.items():
         print(f"\n{title}")
         for name, count in counted.most_common():
             print(f"{count:7} {name}")

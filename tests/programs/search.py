@@ -27,13 +27,15 @@ class Shrink(Enum):
 
 @dataclass
 class Tally:
-    """What was run: programs that were compared, by kind of their statements, and those that were refused, by reason.
+    """What was run: programs that were compared, and those that were refused, by reason.
 
-    ``failures`` counts by the shrunk program that stands for them; ``numbers`` are those of all that failed.
+    ``kinds`` and ``settings`` count the statements and settings of both. ``failures`` counts by the shrunk
+    program that stands for them; ``numbers`` are those of all that failed.
     """
 
     programs: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
+    settings: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     numbers: list[int] = field(default_factory=list)
@@ -41,6 +43,7 @@ class Tally:
     def add(self, other: "Tally") -> None:
         self.programs += other.programs
         self.kinds += other.kinds
+        self.settings += other.settings
         self.refused += other.refused
         self.failures += other.failures
         self.numbers += other.numbers
@@ -64,6 +67,7 @@ def _one(number: int, kinds: Sequence[str], shrink: Shrink) -> Tally:
             reject()  # hypothesis begins with the simplest program, whatever the seed
         if calls == 2:
             tally.kinds.update(case.program.kinds())
+            tally.settings.update(case.setting.words())
         try:
             check(case)
         except Refused as reason:

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import torch
 from hypothesis import strategies as st
 from programs.draft import Draft, Draw
-from programs.program import Case, Setting
+from programs.program import ALL, Case, Setting
 from programs.statements import STATEMENTS, WEIGHTS
 
 _SHAPES = ((4, 8), (8, 8), (2, 4, 8))
 _LOWER = (torch.bfloat16, torch.float16)
 _LOWERINGS = ("aot_eager", "eager")
-_SCHEDULES = (*["once"] * 5, "again", "together", "larger", "evaluated")
+_SCHEDULES = (*["once"] * 6, "again", "together", "larger", "apart", "train", "restart", "threads", "evaluated")
+#: All results, none, one of the first four, or any.
+_USED = (ALL, ALL, ALL, 0b0001, 0b0010, 0b0100, 0b1000, 0b0101, 0b0011, 0b1110, 0)
 _DTYPES = (*[torch.float32] * 6, torch.bfloat16, torch.float16)
 
 
@@ -30,11 +32,12 @@ def cases(draw: Draw, kinds: Sequence[str] = (), longest: int = 30) -> Case:
 
 
 def _setting(draw: Draw) -> Setting:
-    scaled = draw(st.sampled_from((False, False, False, True)))
+    schedule = draw(st.sampled_from(_SCHEDULES))
+    scaled = schedule != "threads" and draw(st.sampled_from((False, False, False, True)))
     factor = draw(st.sampled_from((1.0, 1.0, 1e6))) if scaled else 1.0
     lowering, says = draw(st.sampled_from(_LOWERINGS)), draw(st.sampled_from(("policy", "around", "regions")))
-    schedule = draw(st.sampled_from(_SCHEDULES))
-    return Setting(lowering, says == "around", schedule, scaled, factor, says == "regions")
+    used = draw(st.sampled_from(_USED))
+    return Setting(lowering, says == "around", schedule, scaled, factor, used, says == "regions")
 
 
 def _results(draft: Draft) -> list[str]:

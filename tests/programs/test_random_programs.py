@@ -14,4 +14,4 @@ SOUND = tuple(name for name in STATEMENTS if name not in SWITCHED_OFF)
 def test_random_programs_run_as_under_autocast(start: int) -> None:
     tally = search(range(start, start + 6), SOUND)
     assert not tally.failures, "\n".join(tally.failures)
-    assert tally.programs >= 3, tally.refused
+    assert tally.programs >= 2, tally.refused

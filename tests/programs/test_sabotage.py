@@ -15,6 +15,7 @@ from fxamp.passes.forward import insert_casts
 from fxamp.passes.shared import autocast_regions
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import CastWriter
+from fxamp.pipeline.layouts import TracedLayouts
 
 
 def remove_a_cast(patch: pytest.MonkeyPatch) -> None:
@@ -57,6 +58,11 @@ def skip_a_region(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(autocast_regions, "_entered", lambda mark, region, context: region)
 
 
+def leave_strides(patch: pytest.MonkeyPatch) -> None:
+    """What a pass does to strides stays."""
+    patch.setattr(TracedLayouts, "restore", lambda *given: 0)
+
+
 def overlook_regions(patch: pytest.MonkeyPatch) -> None:
     """ "auto" does not see the regions of a graph."""
     patch.setattr(choose, "region_dtypes", lambda gm, device: [])
@@ -74,3 +80,15 @@ SABOTAGES = (remove_a_cast, share_a_cast, scale_a_gradient, skip_a_region, overl
 def test_sabotage_is_found(sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     sabotage(monkeypatch)
     assert any(search([number], shrink=Shrink.NO).failures for number in range(100, 148))
+
+
+#: Statements whose gradients are expanded, and such as read them through views or in kernels.
+EXPANDED = ("partial_sum", "expanded", "summed_product", "viewed_linear", "group_norm", "linear", "attention")
+
+
+def test_strides_that_a_pass_leaves_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_strides(monkeypatch)
+    tallies = (search([number], EXPANDED, Shrink.NO) for number in range(3_000_002, 3_000_060))
+    assert any("view size is not compatible" in failure for tally in tallies for failure in tally.failures)
+    monkeypatch.undo()
+    assert not search([3_000_002], EXPANDED, Shrink.NO).failures

@@ -19,6 +19,7 @@ from fxamp.tools.common.quiet import one_line
 from fxamp.tools.common.restored import modules_in, restored, tensor_stores, tensors_beside_modules
 from fxamp.tools.inputs.model_file import Program, place
 from fxamp.tools.inputs.prepare import ProgramGraph
+from fxamp.torch_private import dropped_sizes
 
 #: Errors that real tensors would cause too: the inputs do not match the model.
 _MISFITS = (TorchRuntimeError, TypeError)
@@ -33,7 +34,8 @@ def collect(program: Program, file: str, notice: Callable[[str], None]) -> list[
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True, static_shapes=True)
     device = _device(program)
     try:
-        with restored(tensors_beside_modules(program.model)), _faked(program, mode) as faked, mode:
+        beside = restored(tensors_beside_modules(program.model))
+        with beside, _faked(program, mode) as faked, mode, dropped_sizes(mode.shape_env):
             return _compiled(faked, device)
     except _MISFITS as error:
         raise _misfit(file, error) from error

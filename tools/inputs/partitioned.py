@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 from fxamp.backend.compile import strip_values
 from fxamp.backend.kept_rules import KeptRules
 from fxamp.backend.scaled import boxed
+from fxamp.capture.fakes import fake_inputs
 from fxamp.listing import KeptValue
 from fxamp.passes.partition.pack_kept import kept_as_they_are
 from fxamp.policy import Policy
@@ -48,5 +49,5 @@ def kept_values(gm: GraphModule, inputs: Sequence[Any], policy: Policy) -> tuple
         lowered = aot_autograd(
             fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition, decompositions=select_decomp_table()
         )
-        lowered(gm, list(inputs))
+        lowered(gm, fake_inputs(inputs)[0])
     return tuple(values)

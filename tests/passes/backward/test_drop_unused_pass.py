@@ -38,7 +38,19 @@ def broadcast(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return x.sum(0) + w[0], x.cumsum(0).t()
 
 
-PROGRAMS = [loss_and_logits, chain, broadcast]
+def normed(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of two gradients of the norm is dense; the term that is left alone is expanded."""
+    hidden = torch.nn.functional.group_norm(x.view(1, 4, 4), 2, w[0], w[1])
+    return hidden.sum(-1), hidden
+
+
+def projected(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of the product is read through a view."""
+    hidden = torch.nn.functional.linear(x.view(2, 2, 4), w)
+    return hidden.sum(0), hidden
+
+
+PROGRAMS = [loss_and_logits, chain, broadcast, normed, projected]
 
 
 def drop(gm: GraphModule, *names: str) -> int:
@@ -73,6 +85,7 @@ def test_results_are_those_that_zeros_give(program: Callable[..., Any]) -> None:
             assert (ours is None) == (theirs is None)
             if theirs is not None:
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+                assert ours.stride() == theirs.stride()
 
 
 def test_nothing_is_left_of_logits_that_nobody_used() -> None:

@@ -1,36 +1,117 @@
-"""Autocast regions of the program's own: nested, in a row, off, of either dtype."""
+"""What Dynamo puts into graphs that is no ATen op: ``.data``, inference mode, torch.func; and sizes as tensors."""
 
 from dataclasses import replace
 
-import torch
-from programs.draft import Draft
+from programs.draft import Draft, Unfit
 from programs.statements.registry import statement
 
-_HALVES = (torch.bfloat16, torch.float16)
-
-
-@statement(weight=2)
-def region_off(d: Draft) -> None:
-    _region(d, 'with torch.autocast("cpu", enabled=False):', None)
-
-
-@statement(weight=2)
-def region(d: Draft) -> None:
-    dtype = d.pick(_HALVES)
-    _region(d, f'with torch.autocast("cpu", {dtype}):', dtype, truth="if True:")
+_READS = (
+    "{}.data", "{}.data * 2", "{0} + ({0}.round() - {0}).data", "{0} / ({0}.data.abs().amax() + 1)",
+    "{}.data[0]", "{}.data.t() if {}.dim() == 2 else {}.data", "{0} * {0}.data",
+)  # fmt: skip
 
 
 @statement()
-def regions_in_a_row(d: Draft) -> None:
-    """Two of one dtype, which may cast the same weights."""
-    dtype = d.pick(_HALVES)
-    for _ in range(2):
-        _region(d, f'with torch.autocast("cpu", {dtype}):', dtype, truth="if True:")
+def data_read(d: Draft) -> None:
+    d.let(d.pick(_READS).replace("{0}", "{}").replace("{}", d.value(lambda v: v.dim() >= 1)))
 
 
-def _region(d: Draft, header: str, lower: torch.dtype | None, **other: str) -> None:
-    """Eager autocast forgets its casts where the outermost region ends."""
-    if d.setting.own and not d.place.region and not d.place.body:
-        other["oracle"] = header.removesuffix(":") + ", lowered.region():"
-    with d.block(header, replace(d.place, region=True, lower=lower), **other):
+_WRITES = (
+    "{0}.data[1:].copy_({1}[1:])", "{0}.data.mul_(2)", "{0}.data.copy_({1})", "{0}.data[0] = 3",
+    "{0}.data.view(-1)[0] += 5", "{0}.data.clamp_(-0.5, 0.5)", "{0}.data.add_({1}.data)",
+)  # fmt: skip
+
+
+@statement()
+def data_write(d: Draft) -> None:
+    """To a fresh value: what is kept for the backward must not change unseen."""
+    x = d.value(lambda v: v.dim() >= 2)
+    fresh = d.let(d.pick(("torch.zeros_like({})", "{}.detach().clone()", "{}.new_ones({}.shape)")).replace("{}", x))
+    d.do(d.pick(_WRITES).format(fresh, d.alike(fresh)))
+
+
+_BUFFER = (
+    "{0}.data.lerp_({1}.data[0].float(), 0.1)", "{0}.data.mul_(0.9)", "{0}.data[0] = {1}.data.sum()",
+    "{0}.data[1:].zero_()",
+)  # fmt: skip
+
+
+@statement()
+def data_buffer(d: Draft) -> None:
+    if d.place.body:
+        raise Unfit
+    x = d.value(lambda v: v.dim() == 2)
+    d.do(d.pick(_BUFFER).format(d.buffer(d.shape(x)[-1]), x))
+
+
+@statement()
+def set_memory(d: Draft) -> None:
+    """A new tensor takes over the memory of a value, which nothing else has."""
+    source = d.let(f"{d.value(lambda v: v.dim() >= 1)}.detach().clone()")
+    fresh = d.let(f"torch.empty_like({source})")
+    d.do(f"{fresh}.set_({source})")
+    if d.chance():
+        d.do(f"{d.pick((fresh, source))}.mul_(2)")
+
+
+@statement()
+def inference(d: Draft) -> None:
+    """A result of the region is copied outside, as autograd asks for."""
+    if d.place.body or not d.place.grad:
+        raise Unfit
+    seen = set(d.values)
+    with d.block("with torch.inference_mode():", replace(d.place, grad=False), oracle="with torch.no_grad():"):
         d.statements(3)
+    for name in [name for name in d.values if name not in seen]:
+        d.do(f"{name} = {name}.clone()")
+
+
+_SIZES = (
+    "{0} * torch.tensor({0}.shape[-1])", "{0} / torch.tensor(float({0}.shape[0]))",
+    "{0} + torch.tensor([{0}.shape[0], 2]).sum()", "{0} * torch.as_tensor({0}.size(0), dtype=torch.float32)",
+)  # fmt: skip
+
+
+@statement()
+def size_tensor(d: Draft) -> None:
+    d.let(d.pick(_SIZES).format(d.value(lambda v: v.dim() >= 1)))
+
+
+_TRANSFORMS = (
+    "torch.vmap(lambda a, b: a @ b.t())({0}, {0})", "torch.vmap(lambda a: (a * 2).softmax(-1))({0})",
+    "torch.vmap(lambda a: a @ {0}[0].t())({0})", "torch.func.grad(lambda a: (a @ {0}[0].t()).float().sum())({0})",
+    "torch.vmap(lambda a: a @ ({0}[0].t() @ {0}[0]).float())({0})",
+)  # fmt: skip
+
+
+@statement()
+def transform(d: Draft) -> None:
+    """Everything inside keeps its captured dtypes, which are autocast's only where Dynamo captures under it."""
+    if not d.setting.ambient or d.place.body or d.place.region:
+        raise Unfit
+    d.let(d.pick(_TRANSFORMS).format(d.ranked(3)))
+
+
+@statement()
+def cell(d: Draft) -> None:
+    """Two steps of an LSTM cell, written out."""
+    x = d.ranked(2)
+    rows, size = d.shape(x)
+    weights = ", ".join((d.weight(16, size), d.weight(16, 4), d.parameter(16), d.parameter(16)))
+    state = d.let(f"torch.zeros({rows}, 4)"), d.let(f"torch.zeros({rows}, 4)")
+    for _ in range(2):
+        first, second = d.let_several(f"torch.lstm_cell({x}, ({state[0]}, {state[1]}), {weights})", 2)
+        state = first, second
+
+
+_MASKED = (
+    "{0}[{0} > 0].sum()", "torch.zeros_like({0}).index_add(0, torch.nonzero({0}[:, 0] > 0)[:, 0], {0}[{0}[:, 0] > 0])",
+    "{0}.repeat_interleave(torch.tensor([1, 2])[torch.arange({0}.shape[0]) % 2], 0).sum(0)",
+    "{0} * {0}.detach().abs().amax().item()",
+)  # fmt: skip
+
+
+@statement()
+def masked(d: Draft) -> None:
+    """Sizes and numbers that depend on values, which Dynamo captures if it is told to."""
+    d.let(d.pick(_MASKED).format(d.ranked(2)))

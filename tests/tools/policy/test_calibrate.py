@@ -166,7 +166,7 @@ def test_a_policy_file_is_extended_from_beside_it(tmp_path: Path, capsys: pytest
     assert status == 0 and 'extends = ["mine.toml"]' in patch.read_text()
     assert Policy.load(patch).loss_scale == Policy.load(mine).loss_scale
     status, _, err = run(capsys, planted(tmp_path, "1.0"), "--policy", str(mine), "--output", str(mine))
-    assert status == 2 and "is the policy to extend" in err
+    assert status == 2 and "mine.toml' is a file that is read" in err
 
 
 INSIDE = """
@@ -256,7 +256,7 @@ def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere.py"], "nowhere.py: No such file"),
+        (["nowhere.py"], "nowhere.py does not exist"),
         (["model.txt"], "whose name ends in .py"),
         (["m.py", "--loss-scale", "3"], "'3' is not a power of two"),
         (["m.py", "--underflow", "2"], "'2' is not a share"),

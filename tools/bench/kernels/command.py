@@ -1,4 +1,7 @@
-"""fxamp-bench kernels: check, unscale, norm and scale update, against torch's foreach ops and the speed of a copy."""
+"""fxamp-bench kernels: check, unscale, norm and scale update, against torch's foreach ops and the speed of a copy.
+
+With ``--count`` nothing runs: all generated kernels, of optimizers too, are compiled and their machine code is counted.
+"""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -8,6 +11,7 @@ from typing import Any
 from tabulate import tabulate
 
 from fxamp.errors import OptionError
+from fxamp.tools.bench.kernel_count.command import counted
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.bench.spread import Spread
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive, positives
@@ -64,12 +68,23 @@ def parser(prog: str) -> Parser:
     result.add_argument("--device", type=one_of(*_SIZES), default="cpu", help="cpu (default) or cuda")
     result.add_argument("--rounds", type=positive, default=20, help="rounds, all work in turn (default 20)")
     result.add_argument("--threads", type=positive, default=1, help="CPU threads (default 1)")
+    result.add_argument(
+        "--count", action="store_true", help="compile for GPUs that need not be here, and count instead"
+    )
+    result.add_argument("--arch", action="append", default=[], metavar="A", help="count for this one only; repeatable")
     add_styles(result)
     return result
 
 
 def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """Measure; ``say`` receives lines of progress. Raises OptionError where there is no such device."""
+    """Measure or count; ``say`` receives lines of progress.
+
+    Raises OptionError where there is no such device, or nothing to count with.
+    """
+    if given.count:
+        return counted(given.arch, say)
+    if given.arch:
+        raise OptionError("--arch is for --count; kernels are timed on this machine's own device")
     import torch
 
     if given.device == "cuda" and not torch.cuda.is_available():

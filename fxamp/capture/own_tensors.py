@@ -1,0 +1,49 @@
+"""Check that a captured graph holds no tensor of the capture: such a tensor must never reach the user.
+
+A call that the tracer cannot follow returns a FakeTensor that no node computes; a later call would then read it as a
+constant. A graph may hold the tensors of the module that was captured, and real constants that the program wrote
+(``torch.tensor([1, 2])``), which it copies at each call.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxamp.errors import CaptureError
+from fxamp.graph import attribute, describe_source, fake_mode_of, op_name, subgraphs
+
+_COPIES = frozenset({torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default})
+
+
+def require_own_tensors(lowered: GraphModule, source: GraphModule) -> None:
+    """Raise CaptureError if ``lowered``, captured from ``source``, holds a tensor of neither module nor program.
+
+    The message names the first call that reads it.
+    """
+    own = {id(tensor) for tensor in _tensors(source)}
+    for node in _reads(lowered):
+        assert node.graph.owning_module is not None
+        value = attribute(node.graph.owning_module, str(node.target))
+        if not isinstance(value, torch.Tensor) or id(value) in own:
+            continue
+        user = next(iter(node.users), node)
+        if fake_mode_of(value) is not None or any(reader.target not in _COPIES for reader in node.users):
+            raise CaptureError(
+                f"{op_name(user)} at {describe_source(user)} reads a tensor that fxamp could not follow; accepted: "
+                "torch.compiler.disable or torch._dynamo.graph_break() around the code that makes it"
+            )
+
+
+def _reads(gm: GraphModule) -> Iterator[Node]:
+    yield from gm.graph.find_nodes(op="get_attr")
+    for node in gm.graph.nodes:
+        for _, body in subgraphs(node):
+            yield from _reads(body)
+
+
+def _tensors(gm: GraphModule) -> Iterator[torch.Tensor]:
+    """Yield every tensor that a module holds: parameters, buffers, plain attributes."""
+    for module in gm.modules():
+        for store in (module._parameters, module._buffers, vars(module)):
+            yield from (value for value in store.values() if isinstance(value, torch.Tensor))

@@ -1,0 +1,90 @@
+"""The regions that a program opens and closes: autocast, inference mode, torch.func transforms.
+
+1. An autocast region is recorded by its two marks, and its autocast state holds while it is traced: a program may be
+   valid only there (``mm`` of float32 and bfloat16). ``torch.autocast`` is not used, because it raises for devices
+   missing in this build of torch.
+2. ``torch.inference_mode`` becomes grad mode, off and on again: the tensors of the graph are none that autograd refuses
+   later, and what decides on gradients has one state to follow.
+3. Inside a torch.func transform everything is kept verbatim, autocast regions included.
+"""
+
+from typing import Any
+
+import torch
+from torch.autograd import grad_mode
+from torch.fx import Graph, Node
+
+from fxamp.capture.autocast_state import casts_to
+from fxamp.errors import CaptureError
+from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, nesting_change
+
+#: Key of ``node.meta`` of a node that was kept verbatim: the reason.
+VERBATIM = "fxamp_verbatim"
+
+#: Why the calls of a transform are kept verbatim.
+IN_TRANSFORM = "inside a torch.func transform, whose wrapped values cannot be followed"
+
+_ENTER_INFERENCE = getattr(grad_mode, "_enter_inference_mode", None)
+_EXIT_INFERENCE = getattr(grad_mode, "_exit_inference_mode", None)
+
+
+def is_mark(node: Node) -> bool:
+    """Whether ``node`` opens or closes a region of autocast or of inference mode.
+
+    If Dynamo marks inference mode otherwise, the capture fails where a graph has it.
+    """
+    return node.target in (ENTER_AUTOCAST, EXIT_AUTOCAST) or _inference(node)
+
+
+def _inference(node: Node) -> bool:
+    return node.op == "call_function" and node.target in (_ENTER_INFERENCE, _EXIT_INFERENCE)
+
+
+class Regions:
+    """The open regions of one traced graph; the marks go to ``graph``."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._outer_autocast: list[tuple[str, bool, torch.dtype]] = []
+        self._transforms = 0
+
+    def inside_transform(self, node: Node) -> bool:
+        """Whether the node is part of a torch.func transform, including the calls that open and close it."""
+        before = self._transforms
+        self._transforms += nesting_change(node.target)
+        return max(before, self._transforms) > 0
+
+    def mark(self, node: Node, args: tuple[Any, ...]) -> Any:
+        """Enter or leave the region, as the mark ``node`` says, whose arguments have the values ``args``."""
+        if _inference(node):
+            return self._inference(node, args)
+        mark = self._graph.create_node("call_function", node.target, args, {})
+        mark.meta["val"] = None
+        if self._transforms:
+            mark.meta[VERBATIM] = IN_TRANSFORM
+        if node.target is EXIT_AUTOCAST:
+            device, enabled, dtype = self._outer_autocast.pop()
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+            return None
+        device, dtype, enabled, _ = args
+        self._outer_autocast.append((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)))
+        if dtype is not None:
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_enabled(device, enabled and casts_to(device, torch.get_autocast_dtype(device)))
+        return mark
+
+    def _inference(self, node: Node, args: tuple[Any, ...]) -> bool | None:
+        """Set the grad mode of the region, which the tracer records; the value of its start is the grad mode before."""
+        (given,) = args
+        if node.target is _EXIT_INFERENCE:
+            torch._C._set_grad_enabled(given)
+            return None
+        if not given and torch.is_inference_mode_enabled():
+            raise CaptureError(
+                "torch.inference_mode(False) inside torch.inference_mode() around the compiled call: its gradients "
+                "would be lost; accepted: torch.no_grad() around the call"
+            )
+        before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(not given)
+        return before

@@ -1,0 +1,27 @@
+"""Dynamo's capture of one whole graph."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def returning_nothing() -> Iterator[None]:
+    """Let graphs that are captured inside have no results: a program may only write, or return an attribute (``x.T``).
+
+    torch writes invalid Python for them. Breaks loudly.
+    """
+    from torch._dynamo import functional_export
+
+    codegen = functional_export._DynamoBytecodeCodeGen
+
+    class _Codegen(codegen):  # type: ignore[misc, valid-type]
+        def generate_output(self, output_args: Any, **options: Any) -> str:
+            code: str = super().generate_output(output_args, **options)
+            return code if output_args else code.replace("((,), ", "((), ")
+
+    functional_export._DynamoBytecodeCodeGen = _Codegen  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        functional_export._DynamoBytecodeCodeGen = codegen  # type: ignore[misc]

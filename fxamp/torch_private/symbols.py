@@ -1,0 +1,48 @@
+"""Sizes and numbers that depend on the values of tensors ("unbacked symbols")."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, rebind_unbacked
+from torch.utils import _pytree as pytree
+
+_BINDINGS = "unbacked_bindings"
+
+
+def rebind_sizes(node: Node, result: Any) -> None:
+    """Give the new symbols in ``result``, another value of ``node``, the names that they have in its value so far.
+
+    So a size has one name for everyone who traces the graph, and AOTAutograd finds in the results every symbol that was
+    made. Does nothing where the two values belong to different traces. If torch renames the key of the bindings, graphs
+    with such sizes raise in AOTAutograd.
+    """
+    before = node.meta.get("val", node.meta.get("example_value"))
+    for path in (node.meta.get(_BINDINGS) or {}).values():
+        old, new = (getattr(pytree.key_get(value, path), "node", None) for value in (before, result))
+        if old is not None and new is not None and old.shape_env is new.shape_env and old.expr != new.expr:
+            rebind_unbacked(new.shape_env, node, result)
+
+
+def size_tables(tracer: Any) -> tuple[dict[Any, Any], ...]:
+    """Return the tables in which a tracer of make_fx notes the nodes of sizes, in the order of their entry.
+
+    Breaks loudly.
+    """
+    return tracer.symnode_tracker.sym_node_dict, tracer.sympy_expr_tracker
+
+
+@contextmanager
+def dropped_sizes(shapes: ShapeEnv | None) -> Iterator[None]:
+    """Forget the symbols made inside that nobody bound: their values are thrown away.
+
+    torch requires of whoever traces next that the results hold them. If torch renames the list, graphs with such sizes
+    raise in AOTAutograd.
+    """
+    pending = getattr(shapes, "pending_fresh_unbacked_symbols", [])
+    before = list(pending)
+    try:
+        yield
+    finally:
+        pending[:] = before

@@ -1,0 +1,60 @@
+"""keep-autocast: run what is kept verbatim under the autocast that it was captured under.
+
+fxamp does not look into such calls (torch.func transforms, most higher-order ops), so they contain no casts, and may be
+valid only under autocast (a product of bfloat16 and float32). The rest of the graph runs without autocast.
+
+1. Neighbours that were captured under one dtype share a region.
+2. Calls without a tensor as their result need none.
+3. Where autocast was off, it stays off.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxamp.capture import VERBATIM, is_kept
+from fxamp.graph import fake_tensors
+from fxamp.passes.base import CastContext, Pass, Result, all_graphs
+from fxamp.passes.shared.autocast_regions import ENTER, EXIT, outermost, walk
+
+
+@dataclass(frozen=True)
+class KeepAutocast(Pass[CastContext]):
+    """Requires the marks of the program's regions; ensures that kept calls run in a region of the captured dtype."""
+
+    name = "keep-autocast"
+
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
+        return Result(sum(_keep(graph, context) for graph in all_graphs(gm)))
+
+
+def _keep(gm: GraphModule, context: CastContext) -> int:
+    regions = [(node, here.captured) for node, here in walk(gm, context, outermost(context)) if node.op != "get_attr"]
+    kept = [(node, dtype if is_kept(node) else None) for node, dtype in regions]
+    added = 0
+    for dtype, group in groupby(kept, key=lambda pair: pair[1]):
+        nodes = [node for node, _ in group]
+        if dtype is None or _marked(nodes[0]) or not any(fake_tensors(node.meta.get("val")) for node in nodes):
+            continue
+        _enclose(nodes, context.policy.device, dtype)
+        added += 1
+    if added:
+        gm.recompile()
+    return added
+
+
+def _marked(node: Node) -> bool:
+    """Whether the pass has enclosed ``node`` before."""
+    return node.target is ENTER
+
+
+def _enclose(nodes: list[Node], device: str, dtype: torch.dtype) -> None:
+    graph = nodes[0].graph
+    with graph.inserting_before(nodes[0]):
+        enter = graph.call_function(ENTER, (device, dtype, True, False))
+    with graph.inserting_after(nodes[-1]):
+        leave = graph.call_function(EXIT, (enter,))
+    for mark in (enter, leave):
+        mark.meta.update({"val": None, VERBATIM: "for what is kept verbatim"})

@@ -1,0 +1,47 @@
+"""Sums over some dimensions, and expansion: their gradients are expanded and summed."""
+
+from programs.draft import Draft
+from programs.statements.registry import statement
+
+_SUMS = (
+    "{}.sum(1)", "{}.sum((0, -1))", "{}.mean((0, 1))", "{}.sum(0, keepdim=True)", "{}.sum_to_size(1, *{}.shape[1:])",
+    "torch.einsum('bti->bi', {})", "{}.mean(1)", "{}.flatten(1).sum(1)",
+)  # fmt: skip
+
+
+@statement(weight=2)
+def partial_sum(d: Draft) -> None:
+    d.let(d.pick(_SUMS).replace("{}", d.value(lambda v: v.dim() >= 2)))
+
+
+_EXPANDED = (
+    "{}[:, None].expand(-1, 3, *{}.shape[1:])", "{}.sum(-1, keepdim=True).expand_as({})",
+    "{}[..., None].expand(*{}.shape, 2)",
+    "{}[:1].expand_as({})", "torch.broadcast_to({}[0], {}.shape)", "{}.mean(-1, keepdim=True).expand_as({}) * {}",
+    "{}[:1].expand(2, *{}.shape[1:]).reshape(-1, {}.shape[-1])",
+)  # fmt: skip
+
+
+@statement(weight=2)
+def expanded(d: Draft) -> None:
+    d.let(d.pick(_EXPANDED).replace("{}", d.value(lambda v: v.dim() >= 2)))
+
+
+_SUMMED_PRODUCTS = ("torch.einsum('bti,ij->bj', {}, {})", "torch.einsum('bti,ij->tj', {}, {})", "({} @ {}).sum(1)")
+
+
+@statement()
+def summed_product(d: Draft) -> None:
+    """A product whose gradient is expanded."""
+    x = d.ranked(3)
+    code = d.pick(_SUMMED_PRODUCTS)
+    d.let(code.format(d.lowered(x), d.weight(d.shape(x)[-1], d.pick((8, 4)))))
+
+
+@statement(weight=2)
+def viewed_linear(d: Draft) -> None:
+    """A linear layer over a view, whose gradient is read through one."""
+    x = d.ranked(3)
+    view = d.pick(("{}.transpose(0, 1)", "{}.flatten(0, 1)", "{}[1:]", "{}.expand(2, *{}.shape)", "{}[..., ::2]"))
+    operand = d.let(view.replace("{}", x))
+    d.let(f"F.linear({d.lowered(operand)}, {d.weight(d.pick((8, 4)), d.shape(operand)[-1])})")

@@ -1,0 +1,101 @@
+"""Each way to run a program compares what it says: a small program runs as under autocast, and a fault is found."""
+
+import os
+from collections.abc import Sequence
+from threading import current_thread, main_thread
+from typing import Any
+
+import pytest
+import torch
+from programs.compare import differences
+from programs.program import ALL, SCHEDULES, Declaration, Line, Program, Setting, Text
+from programs.search import Shrink, Tally
+from programs.workers import Task, run_all
+from torch import Tensor, nn
+
+import fxamp
+from fxamp.passes.backward.drop_unused import DropUnused
+from fxamp.passes.base import Context, Result
+
+NORMED = Program(
+    torch.bfloat16,
+    (
+        Declaration("x0", "input", (2, 4, 8), grad=True),
+        Declaration("w0", "parameter", (4,), grad=True),
+        Declaration("w1", "parameter", (8, 8), grad=True),
+        Declaration("w2", "parameter", (8,), grad=True),
+    ),
+    (
+        Line("group_norm", Text("h0 = F.group_norm(x0, 2, self.w0)")),
+        Line("summed_product", Text("h1 = torch.einsum('bti,ij->bj', h0, self.w1)")),
+        Line("with_parameter", Text("h2 = h0 * self.w2")),
+    ),
+    ("h0", "h1", "h2"),
+)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("used", [ALL, 0b010, 0])
+def test_a_program_runs_as_under_autocast(schedule: str, used: int) -> None:
+    assert differences(NORMED, Setting(schedule=schedule, used=used, scaled=schedule != "threads")) == []
+
+
+def test_a_scaler_that_loads_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fxamp.GradScaler, "load_state_dict", lambda self, state: None)
+    assert differences(NORMED, Setting(schedule="train", scaled=True)) == []
+    assert "the scale becomes 512.0, with autocast 256.0" in differences(
+        NORMED, Setting(schedule="restart", scaled=True)
+    )
+
+
+def test_a_gradient_that_is_no_zeros_where_autocast_has_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unused results get gradients of ones."""
+    monkeypatch.setattr(DropUnused, "run", _ones)
+    found = differences(NORMED, Setting(used=0b010))
+    assert "the gradient of w2 is there, with autocast it is None" in found
+
+
+def _ones(step: DropUnused, gm: torch.fx.GraphModule, context: Context) -> Result:
+    for node in gm.graph.find_nodes(op="placeholder"):
+        if node.name in step.inputs:
+            value: Tensor = node.meta["val"]
+            with gm.graph.inserting_before(node):
+                ones = gm.graph.call_function(torch.ops.aten.full.default, (list(value.shape), 1))
+            ones.meta["val"] = value
+            node.replace_all_uses_with(ones)
+            gm.graph.erase_node(node)
+    return Result(1)
+
+
+def test_threads_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of compiled calls in other threads than the main one are off by one."""
+    compiled = torch.compile
+
+    def compile_(module: nn.Module, **options: Any) -> Any:
+        call = compiled(module, **options)
+        if options["backend"] != "fxamp":
+            return call
+
+        def run(*args: Tensor) -> Sequence[Tensor]:
+            results: list[Tensor] = call(*args)
+            return results if current_thread() is main_thread() else [result + 1 for result in results]
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    assert differences(NORMED, Setting()) == []
+    assert any(one.startswith("result 0") for one in differences(NORMED, Setting(schedule="threads")))
+
+
+def _die_at_three(task: Task) -> Tally:
+    if task.number == 3:
+        os._exit(7)
+    return Tally(programs=1)
+
+
+def test_a_process_that_dies_costs_its_program_alone() -> None:
+    tasks = [Task(number, (), Shrink.NO) for number in range(6)]
+    total = Tally()
+    for _, tally in run_all(_die_at_three, tasks, 2, float("inf")):
+        total.add(tally)
+    assert total.programs == 6 and list(total.failures) == ["the process died with status 7: search([3])"]

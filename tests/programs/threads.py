@@ -1,0 +1,64 @@
+"""Two threads that call one program at once."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import torch
+from programs.outcome import Outcome, Run, leaf_versions, named_tensors, terms
+from programs.program import Setting
+from torch import Tensor
+
+_THREADS = 2
+
+#: Results, and gradients by name.
+_Call = tuple[list[Tensor], dict[str, Tensor | None]]
+
+
+def observe_in_threads(run: Run, setting: Setting) -> Outcome:
+    """Call in two threads at once, where something is compiled; otherwise one after the other.
+
+    Eager autocast has one cache of casts for all threads. Raises RuntimeError if the program writes to what both share.
+    """
+    shared = dict(run.module.named_parameters()) | dict(run.module.named_buffers())
+    versions = {name: tensor._version for name, tensor in shared.items()}
+    barrier = Barrier(_THREADS)
+
+    def work(number: int) -> _Call:
+        if run.afresh is not None:
+            barrier.wait()
+        return _call(run, setting, number)
+
+    calls = _at_once(work) if run.afresh is not None else [work(number) for number in range(_THREADS)]
+    if any(tensor._version != versions[name] for name, tensor in shared.items()):
+        raise RuntimeError("the program writes to what two threads share")
+    results = tuple(result for ours, _ in calls for result in ours)
+    gradients = {f"{name} in thread {i}": g for i, (_, ours) in enumerate(calls) for name, g in ours.items()}
+    state = {name: tensor.detach().clone() for name, tensor in shared.items()}
+    return Outcome(results, gradients, state, None, frozenset(), frozenset(), frozenset())
+
+
+def _at_once(work: Callable[[int], _Call]) -> list[_Call]:
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(work, range(_THREADS)))
+
+
+def _call(run: Run, setting: Setting, number: int) -> _Call:
+    """One call and backward with inputs that no other thread has, each thread's of other values."""
+    inputs = [_own(tensor, number) for tensor in run.inputs]
+    named = named_tensors(run.module, inputs)
+    leaves = {name: named[name] for name in leaf_versions(named)}
+    results = list(run.call(*inputs))
+    gradients: dict[str, Tensor | None] = dict.fromkeys(leaves)
+    for loss in terms(results, named, setting):
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        gradients = dict(zip(leaves, found, strict=True))
+    return [result.detach().clone() for result in results], gradients
+
+
+def _own(tensor: Tensor, number: int) -> Tensor:
+    with torch.no_grad():
+        own = tensor.detach().clone()
+        if own.is_floating_point():
+            own.mul_(1 + number)
+    return own.requires_grad_(tensor.requires_grad)

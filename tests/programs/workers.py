@@ -1,0 +1,118 @@
+"""Processes that run programs one by one; one that dies or hangs costs its program, and is replaced."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from programs.search import Shrink, Tally
+
+#: Programs of one process: what torch keeps of each adds up.
+_MOST = 200
+
+#: Seconds for one program.
+_LIMIT = 600.0
+
+_spawn = get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One program: its number, the kinds of its statements, and how it is shrunk if it fails."""
+
+    number: int
+    kinds: Sequence[str]
+    shrink: Shrink
+
+
+Work = Callable[[Task], Tally]
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    task: Task | None = None
+    since: float = 0.0
+    left: int = _MOST
+
+    @classmethod
+    def start(cls, work: Work) -> "_Worker":
+        ours, theirs = _spawn.Pipe()
+        process = _spawn.Process(target=_serve, args=(work, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        return cls(process, ours)
+
+    def give(self, task: Task) -> None:
+        self.task, self.since, self.left = task, time.monotonic(), self.left - 1
+        self.pipe.send(task)
+
+    def take(self) -> Tally | None:
+        """The tally of the program that runs, a failure if the process died or hangs; None while it runs."""
+        try:
+            if self.pipe.poll():
+                tally: Tally = self.pipe.recv()
+                return tally
+        except (EOFError, ConnectionError):
+            self.process.join()
+            self.left = 0
+            return self._failed(f"the process died with status {self.process.exitcode}")
+        if time.monotonic() - self.since < _LIMIT:
+            return None
+        self.left = 0
+        return self._failed(f"the program takes longer than {_LIMIT:.0f} s")
+
+    def stop(self) -> None:
+        self.pipe.close()
+        self.process.terminate()
+        self.process.join()
+
+    def _failed(self, why: str) -> Tally:
+        assert self.task is not None
+        tally = Tally(programs=1, numbers=[self.task.number])
+        tally.failures[f"{why}: search([{self.task.number}])"] += 1
+        return tally
+
+
+def run_all(work: Work, tasks: Sequence[Task], processes: int, until: float) -> Iterator[tuple[Task, Tally]]:
+    """Yield each task with its tally as it ends; none begins after ``until``, of time.monotonic()."""
+    waiting = list(reversed(tasks))
+    workers = [_Worker.start(work) for _ in range(min(processes, len(waiting)))]
+    try:
+        while workers:
+            for worker in list(workers):
+                tally = None if worker.task is None else worker.take()
+                if tally is not None:
+                    assert worker.task is not None
+                    yield worker.task, tally
+                    worker.task = None
+                if worker.task is None:
+                    _continue(worker, workers, work, waiting if time.monotonic() < until else [])
+            wait([worker.pipe for worker in workers], timeout=1.0)
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+def _continue(worker: _Worker, workers: list[_Worker], work: Work, waiting: list[Task]) -> None:
+    """Give ``worker`` the next task; replace it if it is worn out, and let it go if nothing is left to do."""
+    if worker.left == 0 or not waiting:
+        worker.stop()
+        workers.remove(worker)
+        if not waiting:
+            return
+        worker = _Worker.start(work)
+        workers.append(worker)
+    worker.give(waiting.pop())
+
+
+def _serve(work: Work, pipe: Connection) -> None:
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(work(task))

@@ -1,0 +1,114 @@
+"""The machine code of the generated kernels, counted: nobody makes one heavier by accident.
+
+``kernel_budget.json`` holds what ``fxamp-bench kernels --count`` counts. To accept others:
+
+    FXAMP_ACCEPT=1 pytest -n 0 -m "exhaustive or not exhaustive" tests/tools/bench/test_kernel_budget.py
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exhaustive import exhaustive
+
+pytest.importorskip("triton", reason="machine code needs triton's compiler")
+
+from fxamp.tools.bench.kernel_count.command import versions
+from fxamp.tools.bench.kernel_count.devices import DEVICES
+from fxamp.tools.bench.kernel_count.subjects import Subject, subjects
+from fxamp.tools.bench.kernel_count.table import NOTE, drawn, rows
+
+README = Path(__file__).parents[3] / "tools/bench/README.md"
+FILE = Path(__file__).with_name("kernel_budget.json")
+BUDGET: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {"versions": {}, "rows": []}
+ACCEPTING = os.environ.get("FXAMP_ACCEPT") == "1"
+ARCHS = tuple(dict.fromkeys(device.arch for device in DEVICES))
+GOALS = {
+    "check float16": 0.9,
+    "check float32": 0.9,
+    "unscale float32": 0.9,
+    "float16 to float32": 0.9,
+    "bfloat16 to float32": 0.9,
+    "float16 to float32, norm": 0.9,
+    "SGD, momentum": 0.9,
+    "AdamW": 0.9,
+    "AdamW, bfloat16 state": 0.85,
+    "AdamW, int8 state": 0.85,
+    "AdamW, bfloat16 state, stochastic": 0.75,
+    "AdamW, int8 state, stochastic": 0.75,
+}
+#: Its 10 bytes an element leave no time for its random bits: what it can reach, and what forbids more.
+FORBIDDEN = {"AdamW, bfloat16, int8 state, stochastic": (0.4, "bytes in flight")}
+#: Kernels that handle no elements.
+SMALL = ("scale update", "AdamW, 0-dim values")
+ALL = (*GOALS, *FORBIDDEN, *SMALL)
+
+
+@pytest.fixture(scope="module")
+def every() -> list[Subject]:
+    return subjects()
+
+
+def accepted(arch: str, **wanted: Any) -> list[dict[str, Any]]:
+    own = [row for row in BUDGET["rows"] if row["arch"] == arch]
+    return [row for row in own if all(row[name] == value for name, value in wanted.items())]
+
+
+@pytest.mark.parametrize("arch", exhaustive(ARCHS, always=("sm_90",)))
+@pytest.mark.parametrize("kernel", exhaustive(ALL, always=("check float16", "AdamW")))
+def test_machine_code_is_what_was_accepted(every: list[Subject], kernel: str, arch: str) -> None:
+    if not ACCEPTING and BUDGET["versions"] != versions():
+        pytest.skip(f"the budget is for {BUDGET['versions']}, and here are {versions()}")
+    devices = [device for device in DEVICES if device.arch == arch]
+    documents = [row.document() for row in rows([each for each in every if each.name == kernel], devices)]
+    counted = sorted(documents, key=_order)
+    if ACCEPTING:
+        others = [row for row in BUDGET["rows"] if (row["kernel"], row["arch"]) != (kernel, arch)]
+        BUDGET.update(versions=versions(), rows=sorted([*others, *counted], key=_order))
+        FILE.write_text(json.dumps(BUDGET, indent=1, sort_keys=True) + "\n")
+    assert counted == accepted(arch, kernel=kernel), "run with FXAMP_ACCEPT=1 if that is meant"
+
+
+def _order(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["arch"], row["device"], row["kernel"], not row["aligned"]
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("kernel", GOALS)
+def test_an_h100_s_bandwidth_can_be_used(kernel: str, aligned: bool) -> None:
+    (row,) = accepted("sm_90", device="H100", kernel=kernel, aligned=aligned)
+    assert row["bound"] >= GOALS[kernel], row["limit"]
+
+
+@pytest.mark.parametrize("kernel", FORBIDDEN)
+def test_what_cannot_use_it_says_which_unit_forbids_it(kernel: str) -> None:
+    least, limit = FORBIDDEN[kernel]
+    for row in accepted("sm_90", device="H100", kernel=kernel):
+        assert row["bound"] >= least and row["limit"] == limit
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_nothing_is_spilled_and_no_byte_moves_twice(arch: str) -> None:
+    assert accepted(arch)
+    for row in accepted(arch):
+        assert row["spills"] == 0, row["kernel"]
+        assert row["moved"] == row["ideal"], row["kernel"]
+
+
+def test_no_thread_of_a_step_computes_in_float64() -> None:
+    for row in BUDGET["rows"]:
+        if row["bound"] is not None:
+            assert row["once"]["FP64"] == row["instructions"]["FP64"] == 0, (row["kernel"], row["arch"])
+
+
+def test_the_readme_shows_what_was_accepted() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert drawn(shown(), markdown=True).removesuffix(NOTE).strip() in text
+
+
+def shown() -> list[dict[str, Any]]:
+    """Of one GPU; the kernels in the order of the command."""
+    own = accepted("sm_90", device="H100")
+    return sorted(own, key=lambda row: (ALL.index(row["kernel"]), not row["aligned"]))

@@ -1,0 +1,123 @@
+"""fxamp-bench kernels --count: sections of a generated text, bounds of made-up code, the command on one kernel."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+pytest.importorskip("triton", reason="machine code needs triton's compiler")
+
+from fxamp.tools.bench import command as bench
+from fxamp.tools.bench.kernel_count import subjects as subjects_module
+from fxamp.tools.bench.kernel_count.bound import bound
+from fxamp.tools.bench.kernel_count.count import Count
+from fxamp.tools.bench.kernel_count.devices import DEVICES, LOADED
+from fxamp.tools.bench.kernel_count.instruction import Block, Instruction, Unit
+from fxamp.tools.bench.kernel_count.sections import Section, by_section, sections
+from fxamp.tools.bench.kernel_count.subjects import Program, Subject
+
+(H100,) = [device for device in DEVICES if device.name == "H100"]
+TEXT = """\
+def kernel():
+    first = 1
+    for start in range(0, 64, 32):
+        offsets = start
+        if start + 32 <= left:
+            whole = 1
+        elif start < left:
+            part = 1
+    last = 1
+"""
+LOAD = Instruction("LDG.E.128", 6, Unit.MEMORY, busy=4, width=16, signals=("barrier 0",), far=True)
+USE = Instruction("FADD", 6, Unit.FP32, waits=(("barrier 0", 0),))
+
+
+def test_sections_are_told_by_indentation() -> None:
+    found = [section.value for section in sections(TEXT).values()]
+    assert found == ["once", "once", "loop", "loop", "loop", "whole", "loop", "part", "once"]
+
+
+def test_a_block_belongs_where_most_of_it_comes_from_and_runs_once_outside_of_the_loop() -> None:
+    def instructions(*lines: int) -> tuple[Instruction, ...]:
+        return tuple(Instruction("MOV", line, Unit.OTHER) for line in lines)
+
+    blocks = [
+        Block(instructions(2, 4, 4)),
+        Block(instructions(4, 3), label="loop"),
+        Block(instructions(6, 6, 2)),
+        Block(instructions(6, 6), cold=True),
+        Block(instructions(8)),
+        Block(instructions(3), jump="loop"),
+        Block(instructions(9)),
+    ]
+    code = by_section(blocks, sections(TEXT))
+    assert {section.value: len(own) for section, own in code.items()} == {"once": 4, "loop": 3, "whole": 3, "part": 1}
+
+
+def made(whole: Sequence[Instruction], once: Sequence[Instruction] = (), registers: int = 32, warps: int = 8) -> Count:
+    """A kernel that reads 16 bytes a lane and block, which are 4 elements of 4 bytes."""
+    program = Program("kernel", TEXT, {}, 2, {"num_warps": warps}, block=warps * 128)
+    code = {Section.ONCE: tuple(once), Section.LOOP: (), Section.WHOLE: tuple(whole), Section.PART: ()}
+    return Count(program, warps * 32, registers, 0, 0, 4.0, 16, code)
+
+
+def test_memory_is_the_limit_of_a_plain_read() -> None:
+    result = bound(made([LOAD, USE]), H100)
+    assert (result.share, result.limit, result.warps) == (1.0, "bandwidth", 64)
+
+
+def test_instructions_limit_what_the_schedulers_can_issue() -> None:
+    """128 lanes a clock issue for 4 elements at a time; the bandwidth carries 12.8 bytes a clock."""
+    result = bound(made([LOAD, *[USE] * 199]), H100)
+    assert result.shares["issue"] == pytest.approx(128 * 4 / 200 / (H100.bytes_a_clock / 4))
+    assert result.share == min(result.shares.values()) < 1
+
+
+def test_float64_once_a_program_limits_a_gpu_with_few_units_for_it() -> None:
+    (ada,) = [device for device in DEVICES if device.arch == "sm_89"]
+    once = [Instruction("DFMA", 2, Unit.FP64)] * 170
+    limited = bound(made([LOAD, USE], once), ada).shares["FP64"]
+    assert limited == pytest.approx(2 * 16384 / 256 / 170 / (ada.bytes_a_clock / 4))
+    assert bound(made([LOAD, USE], once), H100).shares["FP64"] > limited
+    assert bound(made([LOAD, USE]), ada).shares["FP64"] == float("inf")
+
+
+def test_registers_limit_the_bytes_in_flight() -> None:
+    """16 warps, 2 programs, each of which waits for memory once a block."""
+    result = bound(made([LOAD, USE], registers=120), H100)
+    assert result.warps == 16
+    once = 16384 / (8 * 128) * (H100.far * LOADED + 1)
+    assert result.shares["bytes in flight"] == pytest.approx(2 * 16384 / once / (H100.bytes_a_clock / 4), rel=0.01)
+
+
+def test_loads_that_are_waited_for_together_answer_together() -> None:
+    apart = bound(made([LOAD, USE, LOAD, USE]), H100).shares["bytes in flight"]
+    together = bound(made([LOAD, LOAD, USE, USE]), H100).shares["bytes in flight"]
+    assert together == pytest.approx(2 * apart, rel=0.02)
+
+
+def test_the_command_prints_a_table_or_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def one() -> list[Subject]:
+        return [Subject("scale update", True, 0.0, lambda wave: subjects_module._update())]
+
+    monkeypatch.setattr(subjects_module, "subjects", one)
+    arguments = ["kernels", "--count", "--arch", "sm_90"]
+    assert bench.main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {row["device"] for row in document["rows"]} == {"H100", "H200"}
+    assert all(row["registers"] > 0 and row["spills"] == 0 and row["bound"] is None for row in document["rows"])
+    assert bench.main(arguments) == 0
+    assert "scale update" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(["--count", "--arch", "sm90"], "did you mean 'sm_90'"), (["--arch", "sm_90"], "--arch is for --count")],
+)
+def test_a_wrong_architecture_is_one_clear_message(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(["kernels", *arguments]) == 2
+    assert named in capsys.readouterr().err

@@ -1,0 +1,25 @@
+"""Dynamo's capture of one whole graph is as fxamp takes it to be."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo import functional_export
+
+from fxamp import torch_private as private
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return x.T
+
+
+def test_a_graph_may_return_nothing() -> None:
+    x, codegen = torch.ones(2, 3), functional_export._DynamoBytecodeCodeGen
+    with private.returning_nothing():
+        gm = functional_export.dynamo_graph_capture_for_export(_transposed)(x)
+    assert torch.equal(gm(x), x.T)
+    assert functional_export._DynamoBytecodeCodeGen is codegen
+
+
+def test_torch_still_needs_it() -> None:
+    with pytest.raises(SyntaxError):
+        functional_export.dynamo_graph_capture_for_export(_transposed)(torch.ones(2, 3))

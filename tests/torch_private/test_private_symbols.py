@@ -1,0 +1,72 @@
+"""Sizes that depend on values are noted in torch as fxamp takes them to be."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fxamp import torch_private as private
+
+
+def _mode() -> FakeTensorMode:
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def _nonzero(mode: FakeTensorMode) -> tuple[GraphModule, Tensor]:
+    with mode:
+        x = torch.ones(4)
+        return make_fx(lambda x: x.nonzero())(x), torch.ones(4)
+
+
+def test_another_value_gets_the_names_of_the_sizes_before() -> None:
+    mode = _mode()
+    gm, again = _nonzero(mode)
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.nonzero.default)
+    with mode, private.dropped_sizes(mode.shape_env):
+        value = again.nonzero()
+        assert str(value.shape[0]) != str(node.meta["val"].shape[0])
+        private.rebind_sizes(node, value)
+    assert str(value.shape[0]) == str(node.meta["val"].shape[0])
+
+
+def test_sizes_of_another_trace_keep_their_names() -> None:
+    gm, _ = _nonzero(_mode())
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.nonzero.default)
+    other = _mode()
+    _nonzero(other)
+    with other:
+        value = torch.ones(4).nonzero()
+    name = str(value.shape[0])
+    private.rebind_sizes(node, value)
+    assert str(value.shape[0]) == name
+
+
+def test_dropped_sizes_are_not_missed_by_who_traces_next() -> None:
+    mode = _mode()
+    with mode, private.dropped_sizes(mode.shape_env):
+        torch.ones(4).nonzero()
+    _nonzero(mode)
+    with private.dropped_sizes(None):
+        pass
+
+
+def test_a_tracer_notes_the_nodes_of_sizes_in_order() -> None:
+    lengths: list[tuple[int, ...]] = []
+
+    def traced(x: Tensor) -> Any:
+        mode = get_proxy_mode()
+        assert mode is not None
+        lengths.append(tuple(map(len, private.size_tables(mode.tracer))))
+        y = x.nonzero()
+        lengths.append(tuple(map(len, private.size_tables(mode.tracer))))
+        return y * y.shape[0]
+
+    mode = _mode()
+    with mode:
+        make_fx(traced)(torch.ones(4))
+    before, after = lengths
+    assert all(a > b for a, b in zip(after, before, strict=True))

@@ -1,0 +1,175 @@
+"""The generated kernels that are counted: gradients, the scale, and steps of optimizers."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+import fxamp
+from fxamp.kernels import Implementation, forced
+from fxamp.kernels.codes import BLOCK, SCALES
+from fxamp.kernels.launch import OPTIONS
+from fxamp.kernels.plan import CHUNK, Asked, Gradient, make_plan
+from fxamp.kernels.source import kernel_name, parameters, source_text
+from fxamp.kernels.step_scalars import NAME as SCALARS
+from fxamp.kernels.step_scalars import scalars_parameters, scalars_text
+from fxamp.kernels.step_shape import SCALARS_OPTIONS, STEP_OPTIONS, step_block
+from fxamp.kernels.step_source import NAME, step_parameters, step_text
+from fxamp.kernels.update_source import update_text
+from fxamp.optim.kind_step import KindStep, kernel_inputs
+from fxamp.optim.layout import read_layout
+from fxamp.optim.lower import StepOptions
+from fxamp.optim.step_parts import compile_parts, pack_state
+from fxamp.policy import Policy
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+@dataclass(frozen=True)
+class Program:
+    """A kernel as a launch compiles it.
+
+    Attributes:
+        name, text: the function and its module's source.
+        signature: Triton's type of each parameter.
+        aligned: how many of the first parameters start at multiples of 16 bytes.
+        options: Triton's.
+        block: elements that a program handles at a time; 0 for a kernel without elements.
+        chunk: elements of a whole program.
+    """
+
+    name: str
+    text: str
+    signature: Mapping[str, str]
+    aligned: int
+    options: Mapping[str, Any]
+    block: int
+    chunk: int = CHUNK
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel to count.
+
+    Attributes:
+        name: for the table.
+        aligned: whether its tensors start at multiples of 16 bytes.
+        ideal: bytes an element that it cannot do without.
+        program: the kernel for a GPU with warps of so many lanes.
+    """
+
+    name: str
+    aligned: bool
+    ideal: float
+    program: Callable[[int], Program]
+
+
+def subjects() -> list[Subject]:
+    """Return all kernels to count."""
+    return [
+        *(subject for aligned in (True, False) for subject in _gradients(aligned)),
+        Subject("scale update", True, 0.0, lambda wave: _update()),
+        *(subject for name, step in _STEPS.items() for subject in _steps(name, step)),
+    ]
+
+
+def _gradients(aligned: bool) -> list[Subject]:
+    flags = Asked(found_inf=True, flags=True)
+    normed = Asked(found_inf=True, flags=True, squared_norm=True)
+
+    def subject(name: str, source: torch.dtype, target: torch.dtype | None, asked: Asked) -> Subject:
+        ideal = source.itemsize + (target.itemsize if target else 0)
+        return Subject(name, aligned, ideal, lambda wave: _gradient(source, target, aligned, asked, wave))
+
+    return [
+        subject("check float16", F16, None, flags),
+        subject("check float32", F32, None, flags),
+        subject("unscale float32", F32, F32, flags),
+        subject("float16 to float32", F16, F32, flags),
+        subject("bfloat16 to float32", BF16, F32, flags),
+        subject("float16 to float32, norm", F16, F32, normed),
+    ]
+
+
+def _gradient(source: torch.dtype, target: torch.dtype | None, aligned: bool, asked: Asked, wave: int) -> Program:
+    plan = make_plan((Gradient(1, source, target, aligned, True),), asked, wave)
+    kernel = plan.groups[0].kernel
+    return Program(kernel_name(kernel), source_text(kernel), parameters(kernel), 2, OPTIONS, kernel.block)
+
+
+def _update() -> Program:
+    signature = {"scale": "*fp32", "growth_tracker": "*i32", "found_inf": "*fp32"}
+    return Program(
+        "update_scale", update_text(2.0, 0.5, 2000), signature, 0, {"num_warps": 1, "enable_fp_fusion": False}, 0
+    )
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An optimizer whose step is counted: how it is made, its parameters' dtype, its policy's [optimizer] table."""
+
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    dtype: torch.dtype = F32
+    table: str = ""
+
+
+def _sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+_CHANCE = 'rounding = "stochastic"'
+_STEPS = {
+    "SGD, momentum": _Step(_sgd),
+    "AdamW": _Step(_adamw),
+    "AdamW, bfloat16 state": _Step(_adamw, table='state = "bfloat16"'),
+    "AdamW, int8 state": _Step(_adamw, table='state = "int8"'),
+    "AdamW, bfloat16 state, stochastic": _Step(_adamw, table=f'state = "bfloat16"\n{_CHANCE}'),
+    "AdamW, int8 state, stochastic": _Step(_adamw, table=f'state = "int8"\n{_CHANCE}'),
+    "AdamW, bfloat16, int8 state, stochastic": _Step(_adamw, BF16, f'state = "int8"\n{_CHANCE}'),
+}
+
+
+def _steps(name: str, step: _Step) -> list[Subject]:
+    """The step, clipped, unscaled and guarded: that is the most it does."""
+    gm = _part(step).traced.module
+    inputs = kernel_inputs(gm)
+    ideal = 0.0
+    for node, cell in inputs.cells.items():
+        value = node.meta["val"]
+        if value.dim() and cell != "numbers":
+            writes = any(user.target is torch.ops.aten.copy_.default and user.args[0] is node for user in node.users)
+            ideal += (1 + writes) * value.itemsize / (BLOCK if value.dtype is SCALES else 1)
+
+    def program(aligned: bool, wave: int) -> Program:
+        block = step_block(gm, aligned, wave)
+        return Program(NAME, step_text(gm, inputs, aligned, block), step_parameters(gm, inputs), 2, STEP_OPTIONS, block)
+
+    own = [Subject(name, aligned, ideal, partial(program, aligned)) for aligned in (True, False)]
+    first = scalars_text(gm, inputs)
+    if name != "AdamW" or first is None:
+        return own
+    scalars = Program(SCALARS, first, scalars_parameters(inputs), 2, SCALARS_OPTIONS, 0)
+    return [Subject("AdamW, 0-dim values", True, 0.0, lambda wave: scalars), *own]
+
+
+def _part(step: _Step) -> KindStep:
+    parameter = nn.Parameter(torch.ones(2 * BLOCK, dtype=step.dtype))
+    optimizer = step.make([parameter])
+    if step.table:
+        policy = Policy.loads(f'extends = ["cpu-bfloat16"]\n[optimizer]\n{step.table}\n')
+        optimizer = fxamp.compile_optimizer(optimizer, policy)
+    parameter.grad = torch.ones_like(parameter)
+    options = StepOptions(scaled=True, clipped=True, guarded=True, lowering="inductor", mode=None)
+    with forced(Implementation.INTERPRETER):
+        optimizer.step()
+        pack_state(optimizer, read_layout(optimizer), options)
+        (part,) = compile_parts(optimizer, read_layout(optimizer), options).parts
+    assert isinstance(part, KindStep)
+    return part
