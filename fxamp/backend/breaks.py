@@ -1,8 +1,8 @@
 """Why Dynamo ended a graph before the end of the program, and which functions it skipped entirely.
 
 Dynamo stores the reason for most breaks on the graph. For the others it only counts the message: a break that it cannot
-resume from, a branch on a tensor value, a function that it skips. Without those counters fxamp reports less exact
-reasons and no skipped functions.
+resume from, a branch on a tensor value. Without those counters fxamp reports less exact reasons. Why Dynamo skips a
+function is the error that ends its compilation.
 """
 
 import re
@@ -12,15 +12,18 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch._dynamo.callback import callback_handler, on_compile_start
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
+
+from fxamp.torch_private import compiled_code, on_each_compilation, why_skipped
 
 #: The counts of Dynamo's messages when the current compilation started.
 _before: Counter[str] = Counter()
 
+#: Why Dynamo skips functions: by file, line and name.
+_skips: dict[tuple[str, int, str], str] = {}
+
 _EXPLANATION = re.compile(r"^ *Explanation: (\S.*)$", re.MULTILINE)
-_SKIPPED = re.compile(r"frame skipped: (?P<name>\S+) \((?P<file>.*) line (?P<line>\d+)\)")
 
 
 def why_ended(gm: GraphModule) -> str:
@@ -40,20 +43,14 @@ def why_ended(gm: GraphModule) -> str:
 
 def skipped_functions(compiled: Any) -> list[str]:
     """List the functions of ``compiled``, a module or function, that Dynamo skips, with location and reason."""
-    found = []
     codes = {(code.co_filename, code.co_firstlineno) for code in _codes(compiled)}
-    for message in _messages():
-        frame = _skipped(message)
-        if frame is not None and (frame["file"], int(frame["line"])) in codes:
-            found.append(f"{frame['file']}:{frame['line']}: {frame['name']}: {_first(message)}")
-    return list(dict.fromkeys(found))
+    return [_line(place) for place in _skips if place[:2] in codes]
 
 
-def failed_compilations(compiled: Any) -> list[str]:
-    """List what Dynamo says of graphs of ``compiled`` that fxamp failed to compile, as for ops without a fake."""
-    places = {f'File "{code.co_filename}", line' for code in _codes(compiled)}
-    failed = [message for message in _messages() if "Backend compiler `fxamp` failed" in message]
-    return list(dict.fromkeys(_first(message) for message in failed if any(place in message for place in places)))
+def skipped_now() -> str:
+    """Return the function that Dynamo gives up, with location and reason, when a compilation ends; ``""`` if none."""
+    code = compiled_code()
+    return _line(_place(code)) if code is not None and _place(code) in _skips else ""
 
 
 def _begin(*_: object) -> None:
@@ -61,29 +58,33 @@ def _begin(*_: object) -> None:
     _before.update(_messages())
 
 
-on_compile_start(_begin)
+def _end(*_: object) -> None:
+    code, why = compiled_code(), why_skipped()
+    if code is not None:
+        _skips.pop(_place(code), None)
+    if code is not None and why:
+        _skips[_place(code)] = _first(why)
+
+
+def _place(code: CodeType) -> tuple[str, int, str]:
+    return code.co_filename, code.co_firstlineno, code.co_name
+
+
+def _line(place: tuple[str, int, str]) -> str:
+    file, line, name = place
+    return f"{file}:{line}: {name}: {_skips[place]}"
+
+
+on_each_compilation(_begin, _end)
 
 
 def _fresh() -> list[str]:
-    """Return the messages of this compilation, except those that led to a skipped function.
-
-    ``torch._dynamo.reset`` removes the callback, so the first graph after a reset includes messages of earlier frames.
-    """
-    messages = _messages()
-    fresh = [message for message, count in messages.items() if count > _before[message]]
-    skipped = [message for message in fresh if _skipped(message)]
-    _begin()
-    if _begin not in callback_handler.start_callbacks:
-        on_compile_start(_begin)
-    return [message for message in fresh if not any(other.startswith(message) for other in skipped)]
+    """Return the messages of this compilation."""
+    return [message for message, count in _messages().items() if count > _before[message]]
 
 
 def _messages() -> Counter[str]:
     return Counter(counters["unimplemented"])
-
-
-def _skipped(message: str) -> re.Match[str] | None:
-    return _SKIPPED.search(message)
 
 
 def _first(message: str) -> str:

@@ -18,7 +18,7 @@ from fxamp.backend.lowering import Compilation, lower_graph
 from fxamp.backend.nothing_in_fp8 import warn_nothing_in_fp8
 from fxamp.backend.options import parse_options
 from fxamp.backend.products import products
-from fxamp.backend.registry import remember
+from fxamp.backend.registry import forget_autocast, remember
 from fxamp.backend.scaled import Scaling
 from fxamp.backend.unmatched import log_unmatched
 from fxamp.backend.unscaled import warn_unscaled
@@ -61,11 +61,14 @@ def fxamp(
         raise raised_through_dynamo(error, fxamp, inspect.currentframe()) from None
 
 
+fxamp.reset = forget_autocast  # type: ignore[attr-defined]  # torch._dynamo.reset calls it
+
+
 def _compile(
     gm: GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any] | None, mode: str | None
 ) -> Callable[..., Any]:
     parsed = parse_options(options, mode)
-    choice = choose_policy(parsed, example_inputs)
+    choice = choose_policy(parsed, example_inputs, gm)
     guard_policy(parsed, choice, device_of(example_inputs))
     rules, kept = backward_rules(choice.policy, parsed), kept_rules(choice.policy, parsed)
     warn_unscaled(choice.policy, parsed, example_inputs)
@@ -91,7 +94,7 @@ def _compile(
         kept.log_unmatched()
         record = replace(record, kept=tuple(kept.values))
     compiled = compiled if scaling is None else scaling.watching(compiled)
-    return remember(record).noting(compiled, example_inputs)
+    return remember(record, choice.under_autocast).noting(compiled, example_inputs)
 
 
 def _rewrite(
@@ -106,9 +109,9 @@ def _rewrite(
     kept = kept_bytes(captured.module, captured.mode) if stages.kept else None
     stages.graph("captured", lambda: list_graph(captured.module, stage="captured", kept_before=kept))
     graph_output(captured.module.graph).meta[NARROW_OUTPUTS] = _goes_on_in_16_bits(gm, inputs)
-    record = apply_policy(captured, policy, ambient, choice.why, ended=ended)
+    record = apply_policy(captured, policy, ambient, choice.why, ended=ended, only_regions=choice.only_regions)
     if choice.if_it_pays:
-        choice = choice.settled(products(captured, CastContext(captured.mode, policy, ambient)))
+        choice = choice.settled(products(captured, CastContext(captured.mode, policy, ambient)), gm)
         record = replace(record, listing=replace(record.listing, chosen=choice.why))
     if choice.policy is None:
         return gm, untouched(choice.why, ended), choice
@@ -145,13 +148,15 @@ def apply_policy(
     why: str,
     every_device: bool = False,
     ended: str = "",
+    only_regions: torch.dtype | None = None,
 ) -> GraphRecord:
     """Run the passes over ``captured``, in place.
 
     ``policy`` is resolved. ``ambient`` is the dtype of the autocast that the program was captured under, if any.
-    ``ended`` is the reason for the graph break that ended the graph, if there was one.
+    ``ended`` is the reason for the graph break that ended the graph, if there was one. ``every_device`` and
+    ``only_regions`` are as in :class:`CastContext`.
     """
-    context = CastContext(captured.mode, policy, ambient, every_device)
+    context = CastContext(captured.mode, policy, ambient, every_device, only_regions)
     with observed(CompileStage("passes")):
         passes = run_passes(captured, context, FORWARD)
         return record_graph(captured.module, policy, why, passes, ended=ended)

@@ -14,11 +14,13 @@ import torch
 from fxamp.backend.choose import IN_BACKWARD, Choice
 from fxamp.backend.options import Options
 from fxamp.backend.policy_file import Unchanged
+from fxamp.backend.surroundings import Surroundings
 from fxamp.policy.file.existence import is_file
 from fxamp.torch_private import guard_current_graph, running_backward
 
 _NAME = "__fxamp_policy_is_unchanged"
 _IN_BACKWARD = "__fxamp_a_backward_runs"
+_SURROUNDINGS = "__fxamp_autocast_and_training_are_as_before"
 
 
 def guard_policy(options: Options, choice: Choice, device: torch.device | None) -> None:
@@ -29,6 +31,8 @@ def guard_policy(options: Options, choice: Choice, device: torch.device | None) 
     guard_current_graph(_NAME, _freshness(options, choice, device))
     if choice is IN_BACKWARD:
         guard_current_graph(_IN_BACKWARD, lambda: running_backward() != -1)
+    if choice.surroundings is not None:
+        guard_current_graph(_SURROUNDINGS, lambda: Surroundings.now() == choice.surroundings)
 
 
 def _freshness(options: Options, choice: Choice, device: torch.device | None) -> Callable[[], bool]:

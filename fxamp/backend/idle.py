@@ -1,24 +1,55 @@
-"""Warn if a model was compiled with fxamp but trains without any of its graphs."""
+"""Warn if a model was compiled with fxamp but runs without any of its graphs.
+
+Where Dynamo skips a function of a model, the log says so at once. Where it has nothing to compile, as for a copy of the
+model, the first step of an optimizer tells.
+"""
 
 import gc
 import logging
+import sys
+import weakref
 from typing import Any
 
 import torch
 from torch._dynamo import config
 
-from fxamp.backend.breaks import failed_compilations, skipped_functions
+from fxamp.backend.breaks import skipped_functions, skipped_now
 from fxamp.backend.compile import fxamp
 from fxamp.backend.registry import records_of, runs_for_any
+from fxamp.backend.runs import caller, compiling_backend
 from fxamp.optim.first_steps import on_first_step
-from fxamp.torch_private import backend_of, compiles_with
+from fxamp.torch_private import backend_of, compiles_with, on_each_compilation
 
 log = logging.getLogger(__name__)
 
+#: Modules and functions of which a skipped function was logged, as weak references by id.
+_warned: dict[int, weakref.ref[Any]] = {}
+
+_SKIPPED = (
+    "%s is compiled with fxamp, but Dynamo skips a function of it, which runs as it is written (functions that it "
+    "calls may be compiled; fxamp.report lists all graphs): %s"
+)
 _COPY = (
     "copy.deepcopy and pickle leave out what torch.compile made. Compile the copy too: "
     'copy.compile(backend="fxamp", options=...)'
 )
+
+
+def _warn_of_skip(*_: object) -> None:
+    """Warn if Dynamo gives up a function of what is compiled with fxamp, and no graph of it has run yet."""
+    skipped, compiled = skipped_now(), caller(sys._getframe(1))
+    if not skipped or compiled is None or compiling_backend(sys._getframe(1)) is not fxamp:
+        return
+    if not _is_warned(compiled) and not records_of(compiled):
+        _warned[id(compiled)] = weakref.ref(compiled)
+        log.warning(_SKIPPED, _name(compiled), skipped)
+
+
+def _is_warned(compiled: object) -> bool:
+    return id(compiled) in _warned and _warned[id(compiled)]() is compiled
+
+
+on_each_compilation(lambda *_: None, _warn_of_skip)
 
 
 @on_first_step
@@ -55,9 +86,11 @@ def _is_copy(module: torch.nn.Module, original: torch.nn.Module) -> bool:
 
 
 def warn_of(compiled: torch.nn.Module) -> None:
-    """Warn of a module of which no graph ran: nothing is cast, the likely reason, and the remedy."""
+    """Warn of a module of which no graph ran, unless a skipped function was the reason and is logged already."""
+    if _is_warned(_original(compiled)):
+        return
     log.warning(
-        "%s is compiled with fxamp, but no graph of it ran in the first step, so it trains without casts: %s",
+        "%s is compiled with fxamp, but no graph of it ran in the first step, so it trains as it is written: %s",
         _name(compiled),
         _reason(compiled),
     )
@@ -75,9 +108,6 @@ def _reason(compiled: torch.nn.Module) -> str:
     skipped = skipped_functions(compiled)
     if skipped:
         return "Dynamo skips " + "; ".join(skipped)
-    failed = failed_compilations(compiled)
-    if failed:
-        return "; ".join(failed)
     return (
         "its forward was compiled but never called. Either another method was called (Lightning calls training_step: "
         "use fxamp.frameworks.lightning), or a copy (copy.deepcopy, EMA: compile the copy too), or the original module "
@@ -90,11 +120,10 @@ def _entry(module: Any) -> Any:
     return module if isinstance(module, torch._dynamo.OptimizedModule) else vars(module).get("_compiled_call_impl")
 
 
-def _name(module: torch.nn.Module) -> str:
-    return type(_original(module)).__name__
+def _name(compiled: Any) -> str:
+    return getattr(compiled, "__qualname__", None) or type(_original(compiled)).__name__
 
 
-def _original(module: torch.nn.Module) -> torch.nn.Module:
+def _original(module: Any) -> Any:
     """Return the module that ``torch.compile(module)`` wraps; any other as it is."""
-    original: torch.nn.Module = getattr(module, "_orig_mod", module)
-    return original
+    return getattr(module, "_orig_mod", module)

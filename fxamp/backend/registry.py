@@ -1,6 +1,7 @@
 """The records of all graphs that this process compiled, in order of compilation, with the models they ran for."""
 
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from threading import RLock
 from typing import Any
 
@@ -13,21 +14,58 @@ from fxamp.pipeline import GraphRecord
 _graphs: list[Runs | None] = []
 _remembering = RLock()
 
+#: Callers and answers of :func:`follows_autocast` by the caller's id, until a graph runs for something new.
+_following: dict[int, tuple[weakref.ref[Any], bool]] = {}
 
-def remember(record: GraphRecord) -> Runs:
-    """Keep ``record`` as long as a model exists that its graph ran for."""
+
+def remember(record: GraphRecord, under_autocast: bool) -> Runs:
+    """Keep ``record`` as long as a model exists that its graph ran for; ``under_autocast`` as in :class:`Runs`."""
     with _remembering:
         _graphs[:] = [None if graph is None or graph.forgotten else graph for graph in _graphs]
-        graph = Runs(record, _keep_as(len(_graphs)))
+        graph = Runs(record, under_autocast, _keep_as(len(_graphs)))
         _graphs.append(graph)
     return graph
 
 
 def _keep_as(number: int) -> Callable[[Runs], None]:
     def keep(graph: Runs) -> None:
-        _graphs[number] = graph
+        if not graph.forgotten:
+            _graphs[number] = graph
+        _following.clear()
 
     return keep
+
+
+def follows_autocast(caller: object, parameters: Sequence[torch.Tensor] = ()) -> bool:
+    """Whether ``caller``, a module or function, has run under torch.autocast, or around a region of it.
+
+    So has one whose graphs read a parameter that a graph under autocast has read, or which reads one of ``parameters``.
+    """
+    if caller is None:
+        return False
+    with _remembering:
+        asked, follows = _following.get(id(caller), (None, False))
+        if asked is None or asked() is not caller:
+            follows = _follows(caller)
+            _following[id(caller)] = weakref.ref(caller), follows
+        return follows or any(graph.reads(each) for graph in _under_autocast() for each in parameters)
+
+
+def _follows(caller: object) -> bool:
+    own = [graph for graph in _graphs if graph is not None and graph.ran_for(caller)]
+    return any(graph.ran_for(caller) or any(map(graph.reads_any_of, own)) for graph in _under_autocast())
+
+
+def _under_autocast() -> list[Runs]:
+    return [graph for graph in _graphs if graph is not None and graph.under_autocast]
+
+
+def forget_autocast() -> None:
+    """Let nothing follow torch.autocast by what ran so far, as in a new process."""
+    with _remembering:
+        for graph in _under_autocast():
+            graph.under_autocast = False
+        _following.clear()
 
 
 def count() -> int:

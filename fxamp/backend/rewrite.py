@@ -44,8 +44,14 @@ def rewrite(
         )
     options = parse_options({"policy": policy})
     leaves = [*pytree.tree_leaves(example_inputs), *_state(source)]
-    choice = choose_policy(options, leaves)
-    if choice.policy is not None:
+    plain = _attempt(source, example_inputs) if options.policy == "auto" else None
+    choice = choose_policy(options, leaves, plain[0].module if isinstance(plain, tuple) else None)
+    if choice.only_regions is not None:
+        assert choice.policy is not None and isinstance(plain, tuple)
+        traced, captured = plain
+        kept = replace(choice.policy, outputs="keep")
+        apply_policy(captured, kept, None, choice.why, only_regions=choice.only_regions)
+    elif choice.policy is not None:
         kept = replace(choice.policy, outputs="keep")
         traced, captured, ambient = _captured_for(kept, source, example_inputs)
         apply_policy(captured, kept, ambient, choice.why)

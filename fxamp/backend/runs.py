@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fxamp.pipeline import GraphRecord
+from fxamp.torch_private import backend_of
 
 #: After this many records for one graph, recording stops: its parameters are new tensors at each call.
 _MOST = 4096
@@ -26,11 +27,13 @@ _COMPILED_CALL = "_TorchDynamoContext."
 class Runs:
     """One compiled graph, and what it ran for so far, as weak references: callables, modules, parameters.
 
-    ``noted`` is called with this object whenever the graph ran for something new.
+    ``under_autocast``: its policy follows a torch.autocast around it or in it. ``noted`` is called with this object
+    whenever the graph ran for something new, or something that it ran for is gone.
     """
 
-    def __init__(self, record: GraphRecord, noted: "Callable[[Runs], None]") -> None:
+    def __init__(self, record: GraphRecord, under_autocast: bool, noted: "Callable[[Runs], None]") -> None:
         self.record = record
+        self.under_autocast = under_autocast
         self._noted = noted
         self._ran = False
         self._owners: dict[int, weakref.ref[Any]] = {}
@@ -39,17 +42,26 @@ class Runs:
         self._seen: set[tuple[int, ...]] = set()
 
     def noting(self, compiled: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Return ``compiled``, which takes values like ``inputs``, with each call recorded."""
+        """Return ``compiled``, which takes values like ``inputs``, with each call recorded.
+
+        What it is being compiled for counts as run: the first call follows.
+        """
         at = [position for position, value in enumerate(inputs) if isinstance(value, torch.nn.Parameter)]
 
+        def note(values: Sequence[Any], frame: FrameType | None, compiling: bool = False) -> None:
+            read = [values[position] for position in at]
+            running = caller(frame)
+            key = (id(running), *map(id, read))
+            if key in self._seen or len(self._seen) >= _MOST or (compiling and running is None):
+                return
+            self._note(read, frame)
+            self._seen.add(key)
+
         def call(*args: Any) -> Any:
-            read = [args[position] for position in at]
-            key = (id(_compiled_call(sys._getframe(1))), *map(id, read))
-            if key not in self._seen and len(self._seen) < _MOST:
-                self._note(read, sys._getframe(1))
-                self._seen.add(key)
+            note(args, sys._getframe(1))
             return compiled(*args)
 
+        note(inputs, sys._getframe(1), compiling=True)
         return call
 
     @property
@@ -67,6 +79,10 @@ class Runs:
         """Whether the graph read this very parameter."""
         return _holds(self._parameters, parameter)
 
+    def reads_any_of(self, other: "Runs") -> bool:
+        """Whether the graph read a parameter that ``other`` read."""
+        return any(self.reads(parameter) for noted in other._parameters.values() if (parameter := noted()) is not None)
+
     def parameters_read(self, module: torch.nn.Module) -> set[str]:
         """Return the names of the parameters of ``module`` that the graph read.
 
@@ -77,7 +93,6 @@ class Runs:
 
     def _note(self, read: Sequence[torch.Tensor], frame: FrameType | None) -> None:
         self._ran = True
-        self._noted(self)
         ids = {id(parameter) for parameter in read}
         self._parameters |= {id(parameter): weakref.ref(parameter, self._forget) for parameter in read}
         for owner in _called(frame):
@@ -85,6 +100,7 @@ class Runs:
             if isinstance(owner, torch.nn.Module):
                 named = owner.named_parameters(remove_duplicate=False)
                 self._names.setdefault(id(owner), set()).update(name for name, value in named if id(value) in ids)
+        self._noted(self)
 
     def _forget(self, dead: weakref.ref[Any]) -> None:
         """Drop the ids of ``dead``: another object may reuse them."""
@@ -93,19 +109,30 @@ class Runs:
             for key in [key for key, reference in noted.items() if reference is dead]:
                 del noted[key]
                 self._names.pop(key, None)
+        self._noted(self)
 
 
 def _holds(noted: dict[int, weakref.ref[Any]], value: object) -> bool:
     return id(value) in noted and noted[id(value)]() is value
 
 
-def _compiled_call(frame: FrameType | None) -> object:
-    """Return the function that the innermost torch.compile call on the Python stack runs."""
-    while frame is not None:
-        if frame.f_code.co_qualname.startswith(_COMPILED_CALL):
-            return frame.f_locals.get("fn")
+def caller(frame: FrameType | None) -> object:
+    """Return what the innermost torch.compile call on the Python stack runs: a module, or else a function."""
+    function = _of_compiled_call(frame, "fn")
+    bound_to = getattr(function, "__self__", None)
+    return bound_to if isinstance(bound_to, torch.nn.Module) else function
+
+
+def compiling_backend(frame: FrameType | None) -> object:
+    """Return the backend function of the innermost torch.compile call on the Python stack."""
+    return backend_of(_of_compiled_call(frame, "self"))
+
+
+def _of_compiled_call(frame: FrameType | None, name: str) -> object:
+    """Return a variable of the innermost torch.compile call on the Python stack; None if there is no such call."""
+    while frame is not None and not frame.f_code.co_qualname.startswith(_COMPILED_CALL):
         frame = frame.f_back
-    return None
+    return None if frame is None else frame.f_locals.get(name)
 
 
 def _called(frame: FrameType | None) -> Iterator[Any]:

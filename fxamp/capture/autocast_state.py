@@ -4,11 +4,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.fx import GraphModule
+
+from fxamp.graph import ENTER_AUTOCAST
+from fxamp.torch_dtypes import NARROW
 
 
 def ambient_autocast(device: str) -> torch.dtype | None:
     """Return the dtype of the active autocast for ``device``; None if it is off."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def casts_to(device: str, dtype: torch.dtype) -> bool:
+    """Whether torch.autocast for ``device`` casts to ``dtype``; it disables itself, with a warning, if it does not."""
+    return device == "cuda" or dtype in NARROW
+
+
+def region_dtypes(gm: GraphModule, device: str) -> list[torch.dtype]:
+    """Return the dtype of each enabled autocast region for ``device`` that a graph or a body in it opens, in order.
+
+    A region that names no dtype has the current one of ``device``.
+    """
+    bodies = [module for module in gm.modules() if isinstance(module, GraphModule)]
+    marks = [node for body in bodies for node in body.graph.nodes if node.target is ENTER_AUTOCAST]
+    opened = [
+        mark.args[1] or torch.get_autocast_dtype(device) for mark in marks if mark.args[0] == device and mark.args[2]
+    ]
+    return [dtype for dtype in opened if isinstance(dtype, torch.dtype) and casts_to(device, dtype)]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch
 from torch.autograd import grad_mode
 from torch.fx import Graph, Node
 
+from fxamp.capture.autocast_state import casts_to
 from fxamp.errors import CaptureError
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, nesting_change
 
@@ -68,9 +69,9 @@ class Regions:
             return None
         device, dtype, enabled, _ = args
         self._outer_autocast.append((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)))
-        torch.set_autocast_enabled(device, enabled)
         if dtype is not None:
             torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_enabled(device, enabled and casts_to(device, torch.get_autocast_dtype(device)))
         return mark
 
     def _inference(self, node: Node, args: tuple[Any, ...]) -> bool | None:

@@ -314,7 +314,7 @@ class GradScaler(torch.amp.GradScaler):
         It is 1.0 if the scaler is disabled or given to the backend, so a loop that divides by it stays correct. Waits
         for the device.
         """
-        return 1.0 if self._graph.attached else super().get_scale()
+        return 1.0 if self._enabled and self._graph.given(self) else super().get_scale()
 
     @property
     @untraced
@@ -423,7 +423,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def _scale_one(self, output: Tensor) -> Tensor:
         scale = self._scale_on(output.device)
-        if self._graph.attached:
+        if self._graph.given(self):
             self._graph.refuse_wrappers()
             return begin(output, self)
         self._graph.scaled_losses = True

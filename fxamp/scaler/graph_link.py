@@ -9,7 +9,7 @@ from fxamp.errors import OptionError
 from fxamp.scaler.compressed import refuse_float16_buckets
 from fxamp.scaler.graph_flags import GraphFlags, Owner
 from fxamp.scaler.joining import refuse_joining
-from fxamp.torch_private import running_wrapper
+from fxamp.torch_private import compile_options, running_wrapper
 
 
 class GraphLink:
@@ -28,6 +28,17 @@ class GraphLink:
     def attached(self) -> bool:
         """Whether compiled backwards scale, unscale and check."""
         return self.flags is not None
+
+    def given(self, scaler: object) -> bool:
+        """Whether ``scaler``, the owner, is attached; attach it if torch.compile has it, even if nothing is compiled.
+
+        Dynamo may compile nothing of a model. Its gradients are true then, like those of a model that it compiles.
+        """
+        if self.attached or self.scaled_losses:
+            return self.attached
+        if any(options.get("scaler") is scaler for options in compile_options()):
+            self.attach()
+        return self.attached
 
     def attach(self) -> None:
         """Attach the scaler; later calls do nothing.

@@ -33,11 +33,15 @@ from fxamp.torch_private.dynamo import (
     adopt_sources,
     backend_of,
     called_by_backward,
+    compile_options,
+    compiled_code,
     compiles_with,
     guard_current_graph,
     hint,
+    on_each_compilation,
     raised_through_dynamo,
     untraced,
+    why_skipped,
 )
 from fxamp.torch_private.export import returning_nothing
 from fxamp.torch_private.inductor import calls_kernel
@@ -56,7 +60,9 @@ __all__ = [
     "called_by_backward",
     "calls_kernel",
     "compile_lock",
+    "compile_options",
     "compiled_by_aot",
+    "compiled_code",
     "compiles_with",
     "compiling_again",
     "compiling_flag",
@@ -79,6 +85,7 @@ __all__ = [
     "load_graph",
     "make_fx",
     "note_step",
+    "on_each_compilation",
     "operator_names",
     "raised_through_dynamo",
     "rebind_sizes",
@@ -96,6 +103,7 @@ __all__ = [
     "subclass_metadata",
     "uncacheable",
     "untraced",
+    "why_skipped",
     "without_autocast",
     "without_saved_tensors_hooks",
 ]

@@ -1,8 +1,9 @@
 """Dynamo: its errors, guards, sizes and compiled callables."""
 
 import inspect
-from collections.abc import Callable
-from types import FrameType
+import sys
+from collections.abc import Callable, Mapping
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -115,6 +116,78 @@ def compiles_with(backend: Callable[..., Any]) -> bool:
 
     known = getattr(eval_frame, "cached_backends", None)
     return known is None or any(getattr(each, "compiler_fn", each) is backend for each in list(known.values()))
+
+
+def on_each_compilation(begins: Callable[..., None], ends: Callable[..., None]) -> None:
+    """Call ``begins`` before each of Dynamo's compilations and ``ends`` after it, permanently, in the same thread.
+
+    ``torch._dynamo.reset`` empties Dynamo's lists of callbacks; these stay. They must not compile anything. Breaks
+    loudly.
+    """
+    from torch._dynamo.callback import callback_handler
+
+    callback_handler.start_callbacks = _Lasting(callback_handler.start_callbacks, begins)
+    callback_handler.end_callbacks = _Lasting(callback_handler.end_callbacks, ends)
+
+
+class _Lasting(list[Callable[..., None]]):
+    """A list of callbacks, of which ``clear`` leaves those that are to stay."""
+
+    def __init__(self, others: list[Callable[..., None]], one: Callable[..., None]) -> None:
+        super().__init__([*others, one])
+        self._stay = [*getattr(others, "_stay", ()), one]
+
+    def clear(self) -> None:
+        self[:] = self._stay
+
+
+def compiled_code() -> CodeType | None:
+    """Return the code that Dynamo compiles, called from what ``on_each_compilation`` calls; None for another kind.
+
+    If torch renames its function, Dynamo's reasons to skip a function are not known.
+    """
+    frame = _compiling()
+    return None if frame is None else frame.f_locals.get("code")
+
+
+def why_skipped() -> str:
+    """Return why Dynamo gives up the function that it was compiling, when a compilation ends; ``""`` if it does not.
+
+    It then runs the function as it is written, unless the user asked for ``fullgraph=True``, which raises.
+    """
+    from torch._dynamo.exc import Unsupported, UserError
+
+    error, frame = sys.exc_info()[1], _compiling()
+    if not isinstance(error, (Unsupported, UserError)) or frame is None or frame.f_locals.get("one_graph"):
+        return ""
+    return str(error)
+
+
+def _compiling() -> FrameType | None:
+    """Return the frame of Dynamo's function that compiles one function of the user's."""
+    from torch._dynamo import convert_frame
+
+    frame = inspect.currentframe()
+    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != (
+        "_compile",
+        convert_frame.__file__,
+    ):
+        frame = frame.f_back
+    return frame
+
+
+def compile_options() -> list[Mapping[str, Any]]:
+    """Return the ``options`` of every call of torch.compile since Dynamo was last reset, for whatever backend.
+
+    Those of calls with ``disable=True`` are not among them. If torch renames the list of backends, it is empty, and a
+    scaler is known to be in the options only once a graph was compiled with it.
+    """
+    from torch._dynamo import eval_frame
+
+    backends = list(getattr(eval_frame, "cached_backends", {}).values())
+    bound = [getattr(getattr(each, "compiler_fn", each), "keywords", {}) for each in backends]
+    kwargs = [*bound, *(getattr(each, "kwargs", {}) for each in backends)]
+    return [options for each in kwargs if isinstance(options := each.get("options"), Mapping)]
 
 
 def backend_of(compiled: Any) -> Any:

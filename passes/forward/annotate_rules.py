@@ -140,7 +140,7 @@ def _annotate_function(node: Node, context: CastContext, region: AutocastRegion)
     inside = region
     if request is not None and request.cast_inputs is not None and not baked:
         _cast_inputs(function.forward.module, request.cast_inputs, context)
-        inside = AutocastRegion(None, None)
+        inside = region.disabled
     if request is not None and request.decorated_backward and not baked:
         _drop_outermost_region(function.backward)
     return _annotate(function.forward.module, context, inside) + _annotate(function.backward, context, inside)

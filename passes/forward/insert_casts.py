@@ -54,7 +54,7 @@ class InsertCasts(Pass[CastContext]):
     def run(self, gm: GraphModule, context: CastContext) -> Result:
         grad = torch.is_grad_enabled()
         with context.computing():
-            counts = _Rewriter(gm, context, grad).rewrite()
+            counts = _Rewriter(gm, context, grad, per_region=context.only_regions is not None).rewrite()
         return Result(counts["inserted"] + counts["cast back"], counts)
 
 
@@ -62,12 +62,17 @@ class _Rewriter:
     """Visits the nodes of one graph in order; ``captured`` holds the values that its nodes had before."""
 
     def __init__(
-        self, gm: GraphModule, context: CastContext, grad: bool, outer: Sequence[AutogradInfo] | None = None
+        self,
+        gm: GraphModule,
+        context: CastContext,
+        grad: bool,
+        outer: Sequence[AutogradInfo] | None = None,
+        per_region: bool = False,
     ) -> None:
         self._gm = gm
         self._context = context
         self._captured = {node: node.meta.get("val") for node in gm.graph.nodes}
-        self._casts = CastWriter(gm.graph, grad, outer)
+        self._casts = CastWriter(gm.graph, grad, outer, per_region)
         self._writer = GraphWriter(gm.graph, context.mode)
         self._counts = {"inserted": 0, "shared": 0, "cast back": 0}
 
@@ -203,7 +208,8 @@ class _Rewriter:
 
     def _body(self, body: GraphModule, operands: Any) -> list[Any]:
         grad = self._casts.grad_enabled
-        inner = _Rewriter(body, self._context, grad, [self._casts.origin(operand) for operand in operands])
+        origins = [self._casts.origin(operand) for operand in operands]
+        inner = _Rewriter(body, self._context, grad, origins, per_region=not self._casts.in_region)
         for placeholder, operand in zip(body.graph.find_nodes(op="placeholder"), operands, strict=True):
             value = operand.meta["val"] if isinstance(operand, Node) else operand
             placeholder.meta["val"] = fake_like(value, self._context.mode)

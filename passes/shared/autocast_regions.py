@@ -7,6 +7,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.capture import VERBATIM
+from fxamp.capture.autocast_state import casts_to
 from fxamp.graph import ENTER_AUTOCAST as ENTER
 from fxamp.graph import EXIT_AUTOCAST as EXIT
 from fxamp.passes.base import CastContext
@@ -18,16 +19,25 @@ __all__ = ["ENTER", "EXIT", "AutocastRegion", "concerns", "mark_region", "marked
 class AutocastRegion:
     """The autocast state at a point of the program; a dtype, or None if autocast is off.
 
-    ``lower`` is the state under the policy, ``captured`` the state while the program was captured.
+    ``lower`` is the state under the policy, ``captured`` the state while the program was captured. ``inner`` is the
+    dtype of a region inside that names none.
     """
 
     lower: torch.dtype | None
     captured: torch.dtype | None
+    inner: torch.dtype
+
+    @property
+    def disabled(self) -> "AutocastRegion":
+        """Return the same region with autocast off."""
+        return AutocastRegion(None, None, self.inner)
 
 
 def outermost(context: CastContext) -> AutocastRegion:
     """Return the region of the whole program."""
-    return AutocastRegion(context.lower, context.captured_autocast)
+    if context.only_regions is not None:
+        return AutocastRegion(None, None, context.only_regions)
+    return AutocastRegion(context.lower, context.captured_autocast, context.lower)
 
 
 def walk(gm: GraphModule, context: CastContext, region: AutocastRegion) -> Iterator[tuple[Node, AutocastRegion]]:
@@ -77,8 +87,7 @@ def concerns(mark: Node, context: CastContext) -> bool:
 def _entered(mark: Node, region: AutocastRegion, context: CastContext) -> AutocastRegion:
     if not concerns(mark, context):
         return region
-    _, dtype, enabled, _ = mark.args
-    if not enabled:
-        return AutocastRegion(None, None)
-    chosen = dtype if isinstance(dtype, torch.dtype) else region.lower or context.lower
-    return AutocastRegion(chosen, chosen)
+    device, dtype, enabled, _ = mark.args
+    inner = dtype if isinstance(dtype, torch.dtype) else region.inner
+    chosen = inner if enabled and casts_to(str(device), inner) else None
+    return AutocastRegion(chosen, chosen, inner)

@@ -9,6 +9,8 @@ import torch
 from torch.fx import Graph, Node
 
 from fxamp.graph import (
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
     INSERTED,
     AliasSets,
     GraphWriter,
@@ -46,9 +48,12 @@ class CastWriter:
     """Casts for one graph. Call ``visit`` for every node in order, to track grad mode and what needs a gradient.
 
     ``outer`` gives the origin of each placeholder of a body; without it the placeholders' values are used.
+    ``per_region``: no cast is shared between two outermost autocast regions; eager autocast empties its cache there.
     """
 
-    def __init__(self, graph: Graph, grad: bool, outer: Sequence[AutogradInfo] | None = None) -> None:
+    def __init__(
+        self, graph: Graph, grad: bool, outer: Sequence[AutogradInfo] | None = None, per_region: bool = False
+    ) -> None:
         self.grad_enabled = grad
         self.inserted = 0
         self.shared = 0
@@ -59,6 +64,8 @@ class CastWriter:
         self._casts: dict[tuple[Node, torch.dtype, bool], Node] = {}
         self._transforms: list[Node] = []
         self._outer = iter(outer or ())
+        self._per_region = per_region
+        self._regions = 0
 
     def visit(self, node: Node) -> None:
         """Update the state for a node before casting its inputs."""
@@ -67,6 +74,9 @@ class CastWriter:
             self._transforms.append(node)
         elif change < 0:
             self._transforms.pop()
+        self._regions += (node.target is ENTER_AUTOCAST) - (node.target is EXIT_AUTOCAST)
+        if node.target is EXIT_AUTOCAST and not self.in_region:
+            self._casts.clear()
         if node.target is torch._C._set_grad_enabled:
             self.grad_enabled = bool(node.args[0])
             return
@@ -81,6 +91,11 @@ class CastWriter:
             return
         if any(source in self._needs_grad for source in node.all_input_nodes):
             self._needs_grad.add(node)
+
+    @property
+    def in_region(self) -> bool:
+        """Whether eager autocast would keep its cache here; always, unless it is ``per_region``."""
+        return not self._per_region or self._regions > 0
 
     def origin(self, argument: Any) -> AutogradInfo:
         """Return the gradient information for the placeholder of a body that is bound to ``argument``."""

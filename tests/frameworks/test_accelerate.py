@@ -1,6 +1,7 @@
 """fxamp.frameworks.accelerate beside Accelerate's own mixed precision, in the same loop."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,19 @@ def test_training_is_that_under_accelerates_own_mixed_precision(run: tuple[str, 
         assert ours.accelerator.scaler.loss_scale == theirs.accelerator.scaler.get_scale()
         assert ours.accelerator.scaler.skipped_steps == (2 if loud else 0)
         assert ours.schedule.get_last_lr() == [0.1 * 0.5 ** (STEPS - (2 if loud else 0))]
+
+
+def test_auto_follows_what_accelerate_wraps_the_forward_in(caplog: pytest.LogCaptureFixture) -> None:
+    """On any CPU: the region is inside of the graph, and the evaluation in it too."""
+    made = accelerator("bf16")
+    ours = Loop((made, partial(prepare, made, options=LOWERING))).run(batches())
+    theirs = Loop(by_accelerate("bf16")).run(batches())
+
+    assert ours.seen == theirs.seen
+    assert not [record for record in caplog.records if record.name.startswith("fxamp")]
+    assert_same(ours.weights, theirs.weights)
+    graphs = fxamp.report(ours.model).graphs
+    assert graphs and all("torch.autocast in it: torch.bfloat16" in graph.chosen for graph in graphs)
 
 
 def test_the_device_skips_and_the_schedule_follows() -> None:

@@ -126,6 +126,18 @@ def test_bfloat16_is_the_trainers_own(tmp_path: Path) -> None:
     assert len(fxamp.report(ours.model).graphs) > 0
 
 
+def test_auto_follows_the_trainers_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is a region inside of the graph."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # the Trainer sets it for the process
+    theirs, ours = trainer(tmp_path / "theirs", bf16=True), by_fxamp(tmp_path / "ours", "auto", bf16=True)
+    theirs.train(), ours.train()
+
+    assert seen(ours) == seen(theirs)
+    assert ours.evaluate()["eval_loss"] == theirs.evaluate()["eval_loss"]
+    assert_same(weights(ours.model), weights(theirs.model))
+    assert {graph.policy for graph in fxamp.report(ours.model).graphs} == {"cpu-bfloat16"}
+
+
 @pytest.mark.parametrize("loud", exhaustive([False, True], always=[True]))
 def test_float16_is_torchs_own(tmp_path: Path, loud: bool) -> None:
     theirs = in_float16(tmp_path / "theirs", loud)

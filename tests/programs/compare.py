@@ -3,20 +3,22 @@
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from programs.outcome import Outcome, Run, observe
 from programs.program import Flavour, Program, Setting
-from programs.render import build
+from programs.render import build, source
 from programs.tensors import flat
 from programs.threads import observe_in_threads
 from programs.training import train
 from torch import Tensor
 
 import fxamp
+from fxamp.backend import products
 from fxamp.errors import OptionError
 
 #: Far from overflow and underflow for gradients around 1.
@@ -42,7 +44,9 @@ def differences(program: Program, setting: Setting) -> list[str]:
     """
     with warnings.catch_warnings(action="ignore"):
         wanted = _oracle(run_eager, program, setting)
-        plain = wanted if setting.ambient else _oracle(run_plain, program, setting)
+        if setting.own and not _says(program):
+            raise Refused("no region of the program says anything")
+        plain = wanted if setting.ambient or setting.own else _oracle(run_plain, program, setting)
         found = _found(lambda: run_compiled(program, setting), wanted, plain, setting)
         if found and _breaks():
             raise Refused(f"Dynamo breaks the graph: {_breaks()[0]}")
@@ -64,7 +68,7 @@ def _is_zeros(found: str) -> bool:
 
 def _without_zeros_of_torch(program: Program, setting: Setting, found: list[str], wanted: Outcome) -> list[str]:
     """Take from ``found`` the zeros that torch.compile returns too, for what no used result was made of."""
-    same = _found(lambda: run_compiled_by_torch(program, setting, ambient=True), wanted, wanted, setting)
+    same = _found(lambda: run_compiled_by_torch(program, setting, ambient=not setting.own), wanted, wanted, setting)
     return [one for one in found if not (_is_zeros(one) and one in same)]
 
 
@@ -136,12 +140,12 @@ def _changed_by_torch(program: Program, setting: Setting, found: list[str], want
     changed = _changed_in_float32(program, setting)
     if changed and _raised(changed) == _raised(found):
         return changed
-    same = _found(lambda: run_compiled_by_torch(program, setting, ambient=True), wanted, wanted, setting)
+    same = _found(lambda: run_compiled_by_torch(program, setting, ambient=not setting.own), wanted, wanted, setting)
     results = [one for one in found if one.startswith("result ")]
     if results and _raised(same):  # torch.compile's wrong results can make its backward raise
         setting = replace(setting, schedule="forward")
         wanted = run_eager(program, setting)
-        same = _found(lambda: run_compiled_by_torch(program, setting, ambient=True), wanted, wanted, setting)
+        same = _found(lambda: run_compiled_by_torch(program, setting, ambient=not setting.own), wanted, wanted, setting)
     return same if all(_covered(one, same) for one in results or found) else []
 
 
@@ -178,7 +182,7 @@ def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = Fa
         module, inputs = build(program)
         compiled = torch.compile(module, backend=setting.lowering)
         call = _under_autocast(compiled, program) if ambient else compiled
-        return Run(call, module, inputs, _scaler(setting), start)
+        return Run(call, module, inputs, _scaler(setting), start, compiled if setting.ambient else None)
 
     return _observe(start(), setting)
 
@@ -186,8 +190,9 @@ def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = Fa
 def run_eager(program: Program, setting: Setting, cached: bool = True) -> Outcome:
     """Under eager autocast, in the oracle's flavour if its casts are ``cached``, with torch's scaler."""
     module, inputs = build(program, Flavour.ORACLE if cached else Flavour.PROGRAM)
-    call = _under_autocast(module, program, cached)
-    outcome = _observe(Run(call, module, inputs, _scaler(setting)), setting)
+    call = module if setting.own else _under_autocast(module, program, cached)
+    evaluates = module if setting.ambient else None
+    outcome = _observe(Run(call, module, inputs, _scaler(setting), evaluates=evaluates), setting)
     if setting.scaled:  # torch's scaler leaves alone what no optimizer has
         scaled = [
             g
@@ -212,9 +217,27 @@ def run_compiled(program: Program, setting: Setting) -> Outcome:
             options["scaler"] = scaler
         compiled = torch.compile(module, backend="fxamp", options=options)
         call = _under_autocast(compiled, program) if setting.ambient else compiled
-        return Run(call, module, inputs, scaler, lambda: start(2 * _SCALE))
+        evaluates = compiled if setting.ambient else None
+        return Run(call, module, inputs, scaler, lambda: start(2 * _SCALE), evaluates)
 
-    return _observe(start(), setting)
+    with _casting_alone():
+        return _observe(start(), setting)
+
+
+@contextmanager
+def _casting_alone() -> Iterator[None]:
+    """On a CPU on which "auto" casts every program that says nothing."""
+    with (
+        patch.object(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}),
+        patch.object(products, "FLOPS_PER_ELEMENT", 0),
+        patch.object(products, "FLOPS_PER_CALL", 0),
+    ):
+        yield
+
+
+def _says(program: Program) -> bool:
+    """Whether a region of the program is on."""
+    return any('with torch.autocast("cpu", torch.' in line for line in source(program).splitlines())
 
 
 def _observe(run: Run, setting: Setting) -> Outcome:

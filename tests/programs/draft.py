@@ -7,7 +7,7 @@ left out, and the next is drawn.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -48,11 +48,19 @@ class Draft:
         self.place = Place()
         self._kind = ""
         self._drawn: set[str] = set()
-        self._sides = [Side(lower)] if setting.ambient else [Side(lower), Side(None)]
+        outermost = None if setting.own else lower
+        self._sides = [Side(outermost)] if setting.ambient or setting.own else [Side(lower), Side(None)]
         self._declarations: list[Declaration] = []
         self._bodies: list[list[Statement]] = [[]]
         self._names = 0
         self._read: set[str] = set()
+
+    def first(self, kind: str) -> None:
+        """Draw a statement of that kind, if it fits."""
+        self._kind = kind
+        with suppress(Unfit):
+            self._kinds[kind](self)
+        self._kind = ""
 
     def statement(self) -> None:
         """Draw one statement, or none where nothing of what was drawn fits."""
@@ -166,7 +174,7 @@ class Draft:
         self._run(unmarked(texts["oracle"]))
         self._read |= set(_NAME.findall(code.partition(" = ")[2] or code))
         texts = {flavour: unmarked(text) for flavour, text in texts.items() if flavour != "oracle"} | {
-            "oracle": marked(texts["oracle"], self.place, self.lower)
+            "oracle": marked(texts["oracle"], self.place, None if self.setting.own else self.lower)
         }
         self._bodies[-1].append(Line(self._kind, _text(unmarked(code), texts)))
 

@@ -10,6 +10,8 @@ oracle's source casts them by :class:`Lowered`. Elsewhere, and in every other fl
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,8 +28,8 @@ def unmarked(code: str) -> str:
     return _MARK.sub(r"\1", code)
 
 
-def marked(code: str, place: Place, lower: torch.dtype) -> str:
-    """``code`` with the calls of :class:`Lowered` that it needs at ``place``."""
+def marked(code: str, place: Place, lower: torch.dtype | None) -> str:
+    """``code`` with the calls of :class:`Lowered` that it needs at ``place``; ``lower``: outside of all regions."""
     special = place.body or (place.region and place.lower not in (None, lower))
     code = _PART.sub(r"\1", code)
     return _MARK.sub(rf'lowered(\1, "\1", "{place.body}")', code) if special else unmarked(code)
@@ -39,6 +41,12 @@ class Lowered:
     def __init__(self) -> None:
         self._casts: dict[Any, Tensor] = {}
         self._names: dict[Any, str] = {}
+
+    @contextmanager
+    def region(self) -> Iterator[None]:
+        """An outermost region: autocast forgets its casts at the end."""
+        yield
+        self._casts.clear()
 
     def __call__(self, tensor: Tensor, name: str, body: str) -> Tensor:
         """The cast of ``tensor``, which the code in ``body`` calls ``name``.

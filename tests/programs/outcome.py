@@ -33,7 +33,8 @@ class Outcome:
 class Run:
     """One way to run a program: ``call`` runs ``module``, which owns the parameters. ``scaler`` scales the loss.
 
-    ``afresh`` makes the run again as a new process would; None where nothing is compiled.
+    ``afresh`` makes the run again as a new process would; None where nothing is compiled. ``evaluates`` runs it outside
+    of the ambient autocast; None where there is none.
     """
 
     call: Callable[..., Sequence[Tensor]]
@@ -41,6 +42,7 @@ class Run:
     inputs: Sequence[Tensor]
     scaler: torch.amp.GradScaler | None = None
     afresh: Callable[[], "Run"] | None = None
+    evaluates: Callable[..., Sequence[Tensor]] | None = None
 
 
 def observe(run: Run, setting: Setting) -> Outcome:
@@ -67,6 +69,10 @@ def observe(run: Run, setting: Setting) -> Outcome:
             losses.clear()
     if setting.schedule != "forward":
         backward(losses, run.scaler)
+    if setting.schedule == "evaluated":
+        with torch.no_grad():
+            evaluates = run.call if run.evaluates is None else run.evaluates
+            kept += [result.clone() for result in evaluates(*run.inputs)]
     step = None if run.scaler is None else _step(run.scaler, run.module)
     return outcome(named, results, kept, step, frozenset(written))
 

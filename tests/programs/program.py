@@ -102,6 +102,7 @@ SCHEDULES = {
     "together": "two calls before one backward",
     "larger": "a second call and backward with a larger first dimension",
     "forward": "no backward",
+    "evaluated": "a call without gradients after the backward, outside of the ambient autocast",
     "apart": "a backward for each result that is used",
     "threads": "two threads call at once, each with inputs of its own",
     "train": "four steps of an optimizer",
@@ -115,7 +116,8 @@ class Setting:
 
     ``ambient``: the dtype comes from torch.autocast around the call, not from a policy. ``schedule``: see
     :data:`SCHEDULES`. ``scaled``: with a loss scaler and a step of an optimizer; ``factor`` multiplies the loss.
-    ``used``: bit i says whether result i is part of the loss.
+    ``used``: bit i says whether result i is part of the loss. ``own``: policy "auto", and the program's own regions say
+    what is cast.
     """
 
     lowering: str = "aot_eager"
@@ -124,6 +126,7 @@ class Setting:
     scaled: bool = False
     factor: float = 1.0
     used: int = ALL
+    own: bool = False
 
     def uses(self, result: int) -> bool:
         """Whether the loss reads the result of that number."""
@@ -132,12 +135,12 @@ class Setting:
     def words(self) -> list[str]:
         """What counts in a summary."""
         some = {ALL: "all results used", 0: "no result used"}.get(self.used, "some results used")
-        flags = [name for name in ("ambient", "scaled") if getattr(self, name)]
+        flags = [name for name in ("ambient", "own", "scaled") if getattr(self, name)]
         return [self.lowering, self.schedule, some, *flags]
 
     def policy(self, lower: torch.dtype) -> str:
         """fxamp's policy for a program with that dtype."""
-        return "auto" if self.ambient else f"cpu-{str(lower).removeprefix('torch.')}"
+        return "auto" if self.ambient or self.own else f"cpu-{str(lower).removeprefix('torch.')}"
 
 
 @dataclass(frozen=True)

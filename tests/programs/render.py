@@ -72,7 +72,7 @@ def run(compiled):
     inputs = make_inputs()
     options = {options}
     call = torch.compile(module, backend="fxamp", options=options) if compiled else module
-    with torch.autocast("cpu", {lower}, enabled={ambient} or not compiled):
+    with torch.autocast("cpu", {lower}, enabled={around}):
         results = call(*inputs)
     sum((r.float().square().sum() for r in results if r.requires_grad), torch.zeros((), requires_grad=True)).backward()
     return results, [t.grad for t in (*module.parameters(), *inputs) if t.is_leaf]
@@ -98,8 +98,13 @@ def script(case: Case) -> str:
     """A file that runs by itself: the program under eager autocast and through fxamp, and what differs."""
     lower = case.program.lower
     options = {"policy": case.setting.policy(lower), "lowering": case.setting.lowering}
-    footer = _FOOTER.format(lower=lower, options=options, ambient=case.setting.ambient)
+    footer = _FOOTER.format(lower=lower, options=options, around=_around(case))
     return f"# {case.setting}\n{source(case.program)}\n\n{footer}"
+
+
+def _around(case: Case) -> str:
+    """Whether autocast is around the call, as an expression."""
+    return "False" if case.setting.own else "True" if case.setting.ambient else "not compiled"
 
 
 def load(program: Program, flavour: Flavour = Flavour.PROGRAM) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from programs.statements import STATEMENTS, WEIGHTS
 _SHAPES = ((4, 8), (8, 8), (2, 4, 8))
 _LOWER = (torch.bfloat16, torch.float16)
 _LOWERINGS = ("aot_eager", "eager")
-_SCHEDULES = (*["once"] * 6, "again", "together", "larger", "apart", "train", "restart", "threads")
+_SCHEDULES = (*["once"] * 6, "again", "together", "larger", "apart", "train", "restart", "threads", "evaluated")
 #: All results, none, one of the first four, or any.
 _USED = (ALL, ALL, ALL, 0b0001, 0b0010, 0b0100, 0b1000, 0b0101, 0b0011, 0b1110, 0)
 _DTYPES = (*[torch.float32] * 6, torch.bfloat16, torch.float16)
@@ -25,6 +25,8 @@ def cases(draw: Draw, kinds: Sequence[str] = (), longest: int = 30) -> Case:
     draft.input(draft.pick(_SHAPES))
     if draft.chance():
         draft.input(draft.pick(_SHAPES), draft.pick(_DTYPES))
+    if setting.own and "region" in (kinds or STATEMENTS):
+        draft.first("region")
     draft.statements(longest, usual=12)
     return draft.finish(_results(draft))
 
@@ -33,8 +35,9 @@ def _setting(draw: Draw) -> Setting:
     schedule = draw(st.sampled_from(_SCHEDULES))
     scaled = schedule != "threads" and draw(st.sampled_from((False, False, False, True)))
     factor = draw(st.sampled_from((1.0, 1.0, 1e6))) if scaled else 1.0
-    lowering, ambient = draw(st.sampled_from(_LOWERINGS)), draw(st.booleans())
-    return Setting(lowering, ambient, schedule, scaled, factor, draw(st.sampled_from(_USED)))
+    lowering, says = draw(st.sampled_from(_LOWERINGS)), draw(st.sampled_from(("policy", "around", "regions")))
+    used = draw(st.sampled_from(_USED))
+    return Setting(lowering, says == "around", schedule, scaled, factor, used, says == "regions")
 
 
 def _results(draft: Draft) -> list[str]:

@@ -10,6 +10,7 @@ from exhaustive import exhaustive
 from programs.search import Shrink, search
 from torch._dynamo.backends import common
 
+from fxamp.backend import choose, surroundings
 from fxamp.passes.forward import insert_casts
 from fxamp.passes.shared import autocast_regions
 from fxamp.passes.shared.cast_rules import Edit, edit_for
@@ -62,7 +63,17 @@ def leave_strides(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TracedLayouts, "restore", lambda *given: 0)
 
 
-SABOTAGES = (remove_a_cast, share_a_cast, scale_a_gradient, skip_a_region)
+def overlook_regions(patch: pytest.MonkeyPatch) -> None:
+    """ "auto" does not see the regions of a graph."""
+    patch.setattr(choose, "region_dtypes", lambda gm, device: [])
+
+
+def forget_the_training(patch: pytest.MonkeyPatch) -> None:
+    """ "auto" does not know in an evaluation that the model trains under autocast."""
+    patch.setattr(surroundings, "follows_autocast", lambda caller, parameters=(): False)
+
+
+SABOTAGES = (remove_a_cast, share_a_cast, scale_a_gradient, skip_a_region, overlook_regions, forget_the_training)
 
 
 @pytest.mark.parametrize("sabotage", exhaustive(SABOTAGES, always=[remove_a_cast]))

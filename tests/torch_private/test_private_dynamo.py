@@ -1,11 +1,13 @@
 """Dynamo's errors, guards, sizes and compiled callables are as fxamp takes them to be."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.backends import debugging
+from torch._dynamo.callback import callback_handler
 from torch._functorch import partitioners
 
 from fxamp import torch_private as private
@@ -133,3 +135,41 @@ def test_what_a_backward_calls_is_told_from_what_the_program_compiles() -> None:
     torch._dynamo.reset()
     torch.compile(body, backend=backend)(torch.ones(2, requires_grad=True))
     assert {(4, False), (1, True)} < set(told) and (4, True) not in told
+
+
+def test_the_options_of_every_call_of_torch_compile_are_known() -> None:
+    def backend(gm: Any, inputs: Any, **_: Any) -> Any:
+        return gm
+
+    assert private.compile_options() == []
+    torch.compile(nn.Linear(2, 2), backend=backend, options={"scaler": 1})
+    torch.compile(torch.add, backend=partial(backend, options={"scaler": 2}))
+    torch.compile(torch.add, backend="eager")
+    assert private.compile_options() in ([{"scaler": 1}, {"scaler": 2}], [{"scaler": 2}, {"scaler": 1}])
+
+
+def test_callbacks_stay_after_a_reset_and_know_what_is_skipped() -> None:
+    def loops(x: Tensor) -> Tensor:
+        for _ in range(2):
+            torch._dynamo.graph_break()
+        return x + 1
+
+    def adds(x: Tensor) -> Tensor:
+        return x + 1
+
+    events: list[Any] = []
+    before = callback_handler.start_callbacks, callback_handler.end_callbacks
+    try:
+        private.on_each_compilation(
+            lambda *_: events.append("begins"),
+            lambda *_: events.append((private.compiled_code(), private.why_skipped()[:16])),
+        )
+        for _ in range(2):
+            events.clear()
+            for function in (loops, adds):
+                torch.compile(function, backend="eager")(torch.ones(2))
+            assert events == ["begins", (loops.__code__, "Call to `torch._"), "begins", (adds.__code__, "")]
+            torch._dynamo.reset()
+    finally:
+        callback_handler.start_callbacks, callback_handler.end_callbacks = before
+    assert private.compiled_code() is None and private.why_skipped() == ""

@@ -1,25 +1,10 @@
-"""Statements around statements: autocast regions, no_grad, checkpoint, cond; and graph breaks."""
+"""Statements around statements: no_grad, checkpoint, cond; and graph breaks."""
 
 from dataclasses import replace
 
 import torch
 from programs.draft import Draft, Unfit
 from programs.statements.registry import statement
-
-_HALVES = (torch.bfloat16, torch.float16)
-
-
-@statement(weight=2)
-def region_off(d: Draft) -> None:
-    with d.block('with torch.autocast("cpu", enabled=False):', replace(d.place, region=True, lower=None)):
-        d.statements(3)
-
-
-@statement(weight=2)
-def region(d: Draft) -> None:
-    dtype = d.pick(_HALVES)
-    with d.block(f'with torch.autocast("cpu", {dtype}):', replace(d.place, region=True, lower=dtype), truth="if True:"):
-        d.statements(3)
 
 
 @statement()
@@ -44,9 +29,10 @@ def checkpointed(d: Draft) -> None:
 def graph_break(d: Draft) -> None:
     """Each graph casts weights anew; under a policy every value crosses in the dtype that it was captured with.
 
-    With a scaler values of 16 bits cross in float32 under autocast too, whoever made them.
+    With a scaler values of 16 bits cross in float32 under autocast too, whoever made them. A program that says by its
+    regions what is cast must say so in its first graph.
     """
-    if d.place.depth or (d.setting.ambient and d.setting.scaled):
+    if d.place.depth or (d.setting.ambient and d.setting.scaled) or d.setting.own:
         raise Unfit
     wider = {} if d.setting.ambient else _wider(d)
     widened = "".join(f"; {name} = {name}.to({dtype})" for name, dtype in wider.items())

@@ -1,0 +1,183 @@
+"""A model of which Dynamo skips a function: the log says so once, in the first forward, and reports give the reason."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxamp
+
+OPTIONS = {"policy": "cpu-bfloat16", "lowering": "aot_eager"}
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cells(x)[0])
+
+
+class Graph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(x, self.head.weight.t()) if x.layout is torch.sparse_coo else self.head(x)
+
+
+class Loops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            torch._dynamo.graph_break()
+        return x
+
+
+class Outer(nn.Module):
+    """Nothing of the outer function is left to compile either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Loops()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Blocks(nn.Module):
+    """The skipped function calls one that is compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Dense()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = self.block(x)
+            torch._dynamo.graph_break()
+        return x
+
+
+class Dense(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def sparse() -> Tensor:
+    return torch.eye(8).to_sparse()
+
+
+CASES: dict[type[nn.Module], tuple[Callable[[], Tensor], str]] = {
+    Recurrent: (lambda: torch.randn(2, 3, 8), "Dynamo does not support RNN, GRU, or LSTM."),
+    Graph: (sparse, "torch.compile does not support sparse Tensors"),
+    Loops: (lambda: torch.randn(2, 8), "User-inserted graph break"),
+    Outer: (lambda: torch.randn(2, 8), "User-inserted graph break"),
+    Blocks: (lambda: torch.randn(2, 8), "User-inserted graph break"),
+}
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def train(model: Callable[[Tensor], Tensor], x: Tensor, scaler: fxamp.GradScaler | None, weights: nn.Module) -> None:
+    optimizer = torch.optim.SGD(weights.parameters(), lr=0.1)
+    for _ in range(2):
+        loss = model(x).sum()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("kind", CASES)
+def test_the_reason_is_said_once(kind: type[nn.Module], scaled: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Twice for two models: Dynamo forgets its reasons in a reset, fxamp does not."""
+    make, reason = CASES[kind]
+    where = Loops if kind is Outer else kind
+    for number in range(2):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        scaler = fxamp.GradScaler("cpu") if scaled else None
+        model = kind()
+        model.compile(backend="fxamp", options={**OPTIONS, **({"scaler": scaler} if scaled else {})})
+        train(model, make(), scaler, model)
+        assert len(said(caplog)) == number + 1
+        line = f"{__file__}:{where.forward.__code__.co_firstlineno}: forward: {reason}"
+        assert said(caplog)[-1].startswith(f"{kind.__name__} is compiled with fxamp, but Dynamo skips a function of it")
+        assert line in said(caplog)[-1] and line in str(fxamp.report(model))
+        assert "never called" not in caplog.text and "Either it has not been called yet" not in str(fxamp.report(model))
+        assert bool(fxamp.report(model).graphs) == (kind is Blocks)
+
+
+def test_it_is_said_in_the_first_forward(caplog: pytest.LogCaptureFixture) -> None:
+    model = Recurrent()
+    torch.compile(model, backend="fxamp", options=OPTIONS)(torch.randn(2, 3, 8))
+    assert len(said(caplog)) == 1
+
+
+def test_a_function_that_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    def loops(x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = x @ x
+            torch._dynamo.graph_break()
+        return x
+
+    compiled = torch.compile(loops, backend="fxamp", options=OPTIONS)
+    compiled(torch.ones(4, 4))
+    (message,) = said(caplog)
+    assert "loops is compiled with fxamp" in message and f": loops: {CASES[Loops][1]}" in message
+    assert fxamp.report(compiled).skipped[0] in message
+
+
+def test_the_report_of_another_model_of_the_class_knows_it_too() -> None:
+    """Dynamo does not try a second time to compile what it skips."""
+    for _ in range(2):
+        model = Recurrent()
+        model.compile(backend="fxamp", options=OPTIONS)
+        model(torch.randn(2, 3, 8))
+        assert CASES[Recurrent][1] in str(fxamp.report(model))
+
+
+def test_a_reason_that_no_longer_holds_is_forgotten() -> None:
+    model = Graph()
+    model.compile(backend="fxamp", options=OPTIONS)
+    model(sparse())
+    assert fxamp.report(model).skipped
+    torch._dynamo.reset()
+    model(torch.randn(2, 8))
+    assert fxamp.report(model).graphs and not fxamp.report(model).skipped
+
+
+@pytest.mark.parametrize("backend", ["eager", "fxamp"])
+def test_nothing_is_said_of_other_backends_and_of_models_that_are_compiled(
+    backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Recurrent() if backend == "eager" else Dense()
+    model.compile(backend=backend, **({} if backend == "eager" else {"options": OPTIONS}))
+    train(model, torch.randn(2, 3, 8), None, model)
+    assert said(caplog) == []
+
+
+def test_a_whole_graph_that_is_refused_is_no_skip(caplog: pytest.LogCaptureFixture) -> None:
+    model = Recurrent()
+    model.compile(backend="fxamp", options=OPTIONS, fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        model(torch.randn(2, 3, 8))
+    assert said(caplog) == []
