@@ -37,8 +37,8 @@ def region_dtypes(gm: GraphModule, device: str) -> list[torch.dtype]:
 def autocast_state(device: str, enabled: bool, dtype: torch.dtype | None = None) -> Iterator[None]:
     """Set autocast for ``device`` on or off, to ``dtype`` (None keeps the current one); restore it on exit.
 
-    Autocast's weight cache is off: code outside the trace must not find casts that were made inside it. A region that an
-    exception left open is closed on exit; torch would never clear its weight cache again, and eager code would read
+    Autocast's weight cache is off: code outside the trace must not find casts that were made inside it. A region that
+    an exception left open is closed on exit; torch would never clear its weight cache again, and eager code would read
     stale weights.
     """
     depth = _nesting()

@@ -121,13 +121,14 @@ def compiles_with(backend: Callable[..., Any]) -> bool:
 def on_each_compilation(begins: Callable[..., None], ends: Callable[..., None]) -> None:
     """Call ``begins`` before each of Dynamo's compilations and ``ends`` after it, permanently, in the same thread.
 
-    ``torch._dynamo.reset`` empties Dynamo's lists of callbacks; these stay. They must not compile anything. Breaks
-    loudly.
+    ``torch._dynamo.reset`` empties Dynamo's lists of callbacks; these stay. Dynamo does not compile them: it holds a
+    lock while they run, which a compilation needs, and where a compiled function calls ``backward`` it would try to.
+    Breaks loudly.
     """
     from torch._dynamo.callback import callback_handler
 
-    callback_handler.start_callbacks = _Lasting(callback_handler.start_callbacks, begins)
-    callback_handler.end_callbacks = _Lasting(callback_handler.end_callbacks, ends)
+    callback_handler.start_callbacks = _Lasting(callback_handler.start_callbacks, untraced(begins))
+    callback_handler.end_callbacks = _Lasting(callback_handler.end_callbacks, untraced(ends))
 
 
 class _Lasting(list[Callable[..., None]]):
