@@ -18,6 +18,7 @@ from fxamp.optim.signs import is_negative_somewhere
 from fxamp.passes.step.pack_state import COMPENSATION, COUNT, PackState
 from fxamp.policy import OptimizerPrecision
 from fxamp.policy.model.optimizer_precision import OTHERS
+from fxamp.torch_devices import moved
 from fxamp.torch_dtypes import NARROW
 
 log = logging.getLogger(__name__)
@@ -109,8 +110,8 @@ def packed_state(
         if asked.weights == "kahan" and parameter.dtype in NARROW and COMPENSATION not in entry and entry:
             found[parameter][COMPENSATION] = torch.zeros_like(parameter, requires_grad=False)
         if _rounds_by_chance(asked, parameter, {**entry, **found[parameter]}) and not _is_count(entry, parameter):
-            known = torch.as_tensor(entry.get(COUNT, 0))
-            found[parameter][COUNT] = known.to(parameter.device, torch.int32, non_blocking=True).clone()
+            known = torch.as_tensor(entry.get(COUNT, 0)).to(torch.int32)
+            found[parameter][COUNT] = moved(known, parameter.device, copy=True)
     return {owner: entry for owner, entry in found.items() if entry}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from corpus import SMALL, WIDE
+from corpus import LIBRARIES, SMALL, WIDE
 from error_rule import excess, relative_errors, worse_parameters
 from exhaustive import exhaustive
 from model_runs import DRAWS, Run, bfloat16_autocast, draws, in_float64, same, step
@@ -22,7 +22,7 @@ _CHECKPOINTED = frozenset({"torchvision-densenet-checkpointed"})
 
 @pytest.mark.parametrize("name", exhaustive(WIDE, always=SMALL))
 def test_every_bit_is_that_of_eager_autocast(name: str) -> None:
-    model, batch = build(WIDE[name])
+    model, batch = _built(name)
     expected, ours = _step(copy.deepcopy(model), batch), _step(_through_fxamp(model, "eager"), batch)
     if name in _CHECKPOINTED:
         assert not same(ours, expected)
@@ -32,7 +32,7 @@ def test_every_bit_is_that_of_eager_autocast(name: str) -> None:
 
 @pytest.mark.parametrize("name", exhaustive(SMALL, always=SMALL[:2]))
 def test_aot_eager_is_no_further_from_float64_than_autocast(name: str) -> None:
-    model, batch = build(WIDE[name])
+    model, batch = _built(name)
     exact, through_fxamp = copy.deepcopy(model).double(), _through_fxamp(model, "aot_eager")
     true, autocast, ours = [], [], []
     for weights in draws(model.state_dict()):
@@ -50,6 +50,12 @@ def test_aot_eager_is_no_further_from_float64_than_autocast(name: str) -> None:
 
 def test_the_corpora_are_wide() -> None:
     assert len(WIDE) >= 60
+
+
+def _built(name: str) -> tuple[torch.nn.Module, Batch]:
+    library = name.partition("-")[0]
+    pytest.importorskip(LIBRARIES.get(library, library))
+    return build(WIDE[name])
 
 
 def _step(model: torch.nn.Module, batch: Batch) -> Run:

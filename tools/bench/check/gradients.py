@@ -8,6 +8,7 @@ from torch import nn
 
 import fxamp
 from fxamp.backend.report import Report
+from fxamp.dtypes import DTYPES
 from fxamp.errors import MachineError, PolicyError
 from fxamp.policy import Policy, built_in_names, variant_names
 from fxamp.tools.bench.check.errors import relative_error, require_as_exact
@@ -23,7 +24,7 @@ def gradient_checks(device: str, lowering: str) -> Iterator[Check]:
         yield Check(f"gradients {name}", _gradients(name, device, lowering, scaled=False))
         if "-float16" in name:
             yield Check(f"gradients {name}, scaler", _gradients(name, device, lowering, scaled=True))
-    for dtype in ("bfloat16", "float16"):
+    for dtype in DTYPES:
         yield Check(f"gradients {device}-{dtype}, reduce-overhead", _graphed(f"{device}-{dtype}", device, lowering))
 
 
