@@ -9,6 +9,7 @@ from typing import Protocol
 from fxamp.dtypes import DTYPES as LOWER_DTYPES
 from fxamp.errors import OptionError
 from fxamp.tools.bench import show
+from fxamp.tools.bench.check import command as check
 from fxamp.tools.bench.cost import command as cost
 from fxamp.tools.bench.kernels import command as kernels
 from fxamp.tools.bench.optimizers import command as optimizers
@@ -100,6 +101,11 @@ def _all(given: argparse.Namespace) -> list[str]:
     return failed
 
 
+def _check(given: argparse.Namespace) -> Iterator[_Task]:
+    small = ["--only=check and unscale"] if given.size == "tiny" else []
+    yield _Task("check", check, [*_options(given, "device", "lowering"), *small])
+
+
 def _train(given: argparse.Namespace) -> Iterator[_Task]:
     for model in given.models:
         for dtype in given.dtypes or _DTYPES[given.device]:
@@ -149,6 +155,7 @@ def _policies(given: argparse.Namespace) -> Iterator[_Task]:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[_Task]]] = {
+    "check": _check,
     "train": _train,
     "optimizers": _optimizers,
     "step": _step,

@@ -20,7 +20,7 @@ def test_every_subcommand_has_a_part() -> None:
 def test_every_part_writes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All defaults: what is measured, by which subcommand, with which options; nothing is measured here."""
     asked: dict[str, argparse.Namespace] = {}
-    for part in ("train", "optimizers", "step", "kernels", "passes", "show", "cost", "policies"):
+    for part in ("check", "train", "optimizers", "step", "kernels", "passes", "show", "cost", "policies"):
 
         def run(given: argparse.Namespace, say: object, part: str = part) -> Report:
             asked[f"{part} {getattr(given, 'model', '')} {getattr(given, 'dtype', '')}".strip()] = given
@@ -30,7 +30,7 @@ def test_every_part_writes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert bench.main(["all", "--output", str(tmp_path), "--device", "cuda"]) == 0
     trained = {f"train {model} {dtype}" for model in MODELS for dtype in ("float16", "bfloat16")}
     counted = {f"cost {model} {dtype}" for model in MODELS for dtype in ("float16", "bfloat16")}
-    others = {"optimizers", "step", "kernels  float16", "kernels  float32", "passes", "show", "policies"}
+    others = {"check", "optimizers", "step", "kernels  float16", "kernels  float32", "passes", "show", "policies"}
     assert asked.keys() == trained | counted | others
     anywhere = counted | {"passes", "show", "policies"}
     assert {given.device for name, given in asked.items() if name not in anywhere} == {"cuda"}

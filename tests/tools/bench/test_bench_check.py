@@ -148,3 +148,20 @@ def test_the_next_check_gets_another_process(
     assert bench.main(["check", "--device", "cpu", "--only", "unscale"]) == 1
     out = capsys.readouterr().out
     assert len(opened) == 2 and "status -11" in out and "not ok" in out
+
+
+def test_every_counted_kernel_is_timed_beside_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU's few elements: the work is the same, and the count needs no GPU."""
+    pytest.importorskip("triton")
+    from fxamp.tools.bench.check import bandwidth
+    from fxamp.tools.bench.kernel_count.subjects import subjects
+
+    gpu = bandwidth.known_gpu("NVIDIA H200")
+    assert gpu is not None and gpu.arch == "sm_90" and bandwidth.known_gpu("NVIDIA T4") is None
+    names = {"check float16", "float16 to float32", "SGD, momentum"}
+    monkeypatch.setattr(bandwidth, "subjects", lambda: [each for each in subjects() if each.name in names])
+    rows = bandwidth.documents(bandwidth.speeds("cpu", 4096, 1, gpu))
+    assert {row["kernel"] for row in rows} == names
+    assert all(row["bandwidth"] > 0 and 0 < row["counted"] <= 1 for row in rows)
+    document = {"date": "2026-11-22", "machine": {}, "checks": [], "bandwidth": rows}
+    assert "of the peak" in check_command._table(document) and "counted" in check_command._table(document)

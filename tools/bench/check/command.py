@@ -24,6 +24,8 @@ from fxamp.tools.common.progress import bar, say
 
 PROG = "fxamp-bench check"
 _WORKER = "fxamp.tools.bench.check.worker"
+#: Elements that a timed kernel works on: more than the caches of a GPU hold.
+_TIMED = 124_000_000
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,7 +67,7 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
             outcomes.append(outcome)
             if outcome.status == WRONG:
                 say(f"not ok: {outcome.name}: {outcome.detail}")
-        speed = [] if given.no_speed or device == "cpu" else _bandwidth(device, say)
+        speed = [] if given.no_speed or device == "cpu" else _bandwidth(given, say)
     document = _document(device, given, outcomes, speed)
     failed = tuple(outcome.name for outcome in outcomes if outcome.status == WRONG)
     return Report(document, _table(document), _table(document, "github"), failed=failed)
@@ -96,15 +98,19 @@ def _outcomes(device: str, given: argparse.Namespace) -> Iterator[Outcome]:
                 process.close()
 
 
-def _bandwidth(device: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return what ``fxamp-bench kernels`` measures on the device."""
-    from fxamp.tools.bench.kernels import command as kernels
-
-    rows = []
-    for dtype in ("float16", "bfloat16", "float32"):
-        options = kernels.parser(PROG).parse_args(["--device", device, "--dtype", dtype, "--sizes", "124000000"])
-        rows += [{**row, "dtype": dtype} for row in kernels.run(options, say).document["rows"]]
-    return rows
+def _bandwidth(given: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return a row for each timed kernel; none, and a line of progress that says why, if its process dies."""
+    say("bandwidth of each kernel ...")
+    try:
+        with (
+            tempfile.TemporaryDirectory() as cache,
+            Process(_WORKER, {"device": "cuda", "lowering": given.lowering}, Path(cache)) as process,
+        ):
+            rows: list[dict[str, Any]] = process.ask("speed", device="cuda", parameters=_TIMED, rounds=10)["rows"]
+            return rows
+    except ContenderFailed as failed:
+        say(f"no bandwidth: {failed}")
+        return []
 
 
 def _document(
@@ -130,17 +136,26 @@ def _table(document: dict[str, Any], style: str = "simple") -> str:
         tabulate(rows, ("", "check", "seen", "s"), tablefmt=style, disable_numparse=True),
     ]
     if document["bandwidth"]:
-        speed = [
-            (row["work"], row["dtype"], f"{row['bandwidth'] / 1e9:.0f}", f"{row['of_copy']:.0%}")
-            for row in document["bandwidth"]
-            if row["of_copy"] is not None
-        ]
-        parts.append(tabulate(speed, ("kernel", "gradients", "GB/s", "of a copy"), tablefmt=style))
+        parts.append(_speed_table(document["bandwidth"], style))
     counts = Counter(row["status"] for row in document["checks"])
     seconds = sum(row["seconds"] for row in document["checks"])
     return "\n\n".join(
         [*parts, f"{', '.join(f'{count} {status}' for status, count in counts.items())}; {seconds:.0f} s"]
     )
+
+
+def _speed_table(rows: Sequence[dict[str, Any]], style: str) -> str:
+    shares = ("of_copy", "of_peak", "counted")
+    cells = [
+        (
+            row["kernel"],
+            f"{row['bandwidth'] / 1e9:.0f}",
+            *("-" if row[share] is None else f"{row[share]:.0%}" for share in shares),
+        )
+        for row in rows
+    ]
+    headers = ("kernel", "GB/s", "of a copy", "of the peak", "counted")
+    return tabulate(cells, headers, tablefmt=style, disable_numparse=True)
 
 
 if __name__ == "__main__":

@@ -30,5 +30,14 @@ def _run(every: list[Check], at: int) -> dict[str, Any]:
     return {"name": check.name, "status": status, "detail": detail, "seconds": time.perf_counter() - start}
 
 
+def _speed(every: list[Check], device: str, parameters: int, rounds: int) -> dict[str, Any]:
+    """Time the kernels, beside the counted bound of the GPU if that is known."""
+    from fxamp.tools.bench.check.bandwidth import documents, known_gpu, speeds
+    from fxamp.tools.common.machine import machine
+
+    gpu = known_gpu(machine(device, 1)["device"]) if device == "cuda" else None
+    return {"rows": documents(speeds(device, parameters, rounds, gpu))}
+
+
 if __name__ == "__main__":
-    raise SystemExit(serve(_start, {"check": _run}))
+    raise SystemExit(serve(_start, {"check": _run, "speed": _speed}))

@@ -72,7 +72,7 @@ def subjects() -> list[Subject]:
     return [
         *(subject for aligned in (True, False) for subject in _gradients(aligned)),
         Subject("scale update", True, 0.0, lambda wave: _update()),
-        *(subject for name, step in _STEPS.items() for subject in _steps(name, step)),
+        *(subject for name, step in STEPS.items() for subject in _steps(name, step)),
     ]
 
 
@@ -108,7 +108,7 @@ def _update() -> Program:
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
     """An optimizer whose step is counted: how it is made, its parameters' dtype, its policy's [optimizer] table."""
 
     make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -125,18 +125,19 @@ def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 _CHANCE = 'rounding = "stochastic"'
-_STEPS = {
-    "SGD, momentum": _Step(_sgd),
-    "AdamW": _Step(_adamw),
-    "AdamW, bfloat16 state": _Step(_adamw, table='state = "bfloat16"'),
-    "AdamW, int8 state": _Step(_adamw, table='state = "int8"'),
-    "AdamW, bfloat16 state, stochastic": _Step(_adamw, table=f'state = "bfloat16"\n{_CHANCE}'),
-    "AdamW, int8 state, stochastic": _Step(_adamw, table=f'state = "int8"\n{_CHANCE}'),
-    "AdamW, bfloat16, int8 state, stochastic": _Step(_adamw, BF16, f'state = "int8"\n{_CHANCE}'),
+#: The steps to count, by name.
+STEPS = {
+    "SGD, momentum": Step(_sgd),
+    "AdamW": Step(_adamw),
+    "AdamW, bfloat16 state": Step(_adamw, table='state = "bfloat16"'),
+    "AdamW, int8 state": Step(_adamw, table='state = "int8"'),
+    "AdamW, bfloat16 state, stochastic": Step(_adamw, table=f'state = "bfloat16"\n{_CHANCE}'),
+    "AdamW, int8 state, stochastic": Step(_adamw, table=f'state = "int8"\n{_CHANCE}'),
+    "AdamW, bfloat16, int8 state, stochastic": Step(_adamw, BF16, f'state = "int8"\n{_CHANCE}'),
 }
 
 
-def _steps(name: str, step: _Step) -> list[Subject]:
+def _steps(name: str, step: Step) -> list[Subject]:
     """The step, clipped, unscaled and guarded: that is the most it does."""
     gm = _part(step).traced.module
     inputs = kernel_inputs(gm)
@@ -159,7 +160,7 @@ def _steps(name: str, step: _Step) -> list[Subject]:
     return [Subject("AdamW, 0-dim values", True, 0.0, lambda wave: scalars), *own]
 
 
-def _part(step: _Step) -> KindStep:
+def _part(step: Step) -> KindStep:
     parameter = nn.Parameter(torch.ones(2 * BLOCK, dtype=step.dtype))
     optimizer = step.make([parameter])
     if step.table:
