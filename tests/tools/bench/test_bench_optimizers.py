@@ -2,6 +2,8 @@
 
 import json
 import logging
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -45,11 +47,9 @@ def printed() -> tuple[dict[str, Any], str]:
     """The JSON, and the Markdown of another run."""
     texts = []
     for style in ("--json", "--markdown"):
-        with pytest.MonkeyPatch.context() as patch:
-            lines: list[str] = []
-            patch.setattr("builtins.print", lambda text, file=None, to=lines: None if file else to.append(text))
+        with redirect_stdout(StringIO()) as out:
             assert bench.main([*ARGUMENTS, style]) == 0
-        texts += lines
+        texts.append(out.getvalue().rstrip("\n"))
     document, table = texts
     return json.loads(document), table
 
