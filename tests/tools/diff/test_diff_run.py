@@ -182,7 +182,7 @@ def test_rounding_is_no_divergence() -> None:
     ("arguments", "message"),
     [
         (["mtia-float16", "cpu-float16", "--run", "model.py"], "--run: policy 'mtia-float16' is for mtia, which this "),
-        (["cpu-float16", "cpu-float16", "--run", "none.py"], "none.py does not exist; accepted: "),
+        (["cpu-float16", "cpu-float16", "--run", "none.py"], "none.py does not exist (did you mean "),
         (["cpu-float16", "cpu-float16", "--run", "wrong.py"], "wrong.py: SyntaxError: "),
         (["cpu-float16", "cpu-float16", "--run", "baked.py"], "baked.py: the model does not run in float64: "),
         (["cpu-float16", "banned.toml", "--run", "model.py"], "model.py: Use gelu."),
