@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from exhaustive import exhaustive
+from programs.compare import differences
+from programs.program import Declaration, Line, Program, Setting, Text
 from programs.search import Shrink, search
 from torch._dynamo.backends import common
 
@@ -73,13 +75,37 @@ def forget_the_training(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(surroundings, "follows_autocast", lambda caller, parameters=(): False)
 
 
-SABOTAGES = (remove_a_cast, share_a_cast, scale_a_gradient, skip_a_region, overlook_regions, forget_the_training)
+SABOTAGES = (remove_a_cast, scale_a_gradient, skip_a_region, overlook_regions, forget_the_training)
 
 
 @pytest.mark.parametrize("sabotage", exhaustive(SABOTAGES, always=[remove_a_cast]))
 def test_sabotage_is_found(sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     sabotage(monkeypatch)
     assert any(search([number], shrink=Shrink.NO).failures for number in range(100, 148))
+
+
+#: An activation that two products read.
+SHARED = Program(
+    torch.bfloat16,
+    (
+        Declaration("x0", "input", (4, 8), grad=True),
+        Declaration("w0", "parameter", (8, 8), grad=True),
+        Declaration("w1", "parameter", (8, 8), grad=True),
+    ),
+    (
+        Line("pointwise", Text("h0 = x0 * 1.7")),
+        Line("linear", Text("h1 = F.linear(h0, self.w0)")),
+        Line("linear", Text("h2 = F.linear(h0, self.w1)")),
+    ),
+    ("h1", "h2"),
+)
+
+
+def test_a_shared_cast_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a program of its own: random ones hold it too seldom."""
+    assert differences(SHARED, Setting()) == []
+    share_a_cast(monkeypatch)
+    assert any("the gradient of x0 differs" in one for one in differences(SHARED, Setting()))
 
 
 #: Statements whose gradients are expanded, and such as read them through views or in kernels.
