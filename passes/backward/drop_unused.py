@@ -3,7 +3,8 @@
 Otherwise autograd would write zeros for them, and the graph would read them. A backward is linear in its tangents, so:
 
 1. The named tangents are no longer inputs; each is known to be zeros.
-2. An op in :data:`LINEAR` returns zeros if an argument in which it is linear is zeros.
+2. An op in :data:`LINEAR` returns zeros if an argument in which it is linear is zeros; a result whose sizes are not all
+   numbers is computed from zeros.
 3. Adding zeros to a tensor does not change it.
 4. Zeros that another op reads or that are an output are written as a node; Inductor fuses it into the op that reads it.
 """
@@ -68,6 +69,9 @@ class DropUnused(TracedPass[Context]):
 
 def _is_zeros(node: Node, zeros: set[Node]) -> bool:
     """Rule 2, and the sum of zeros and zeros."""
+    value = node.meta.get("val")
+    if not (isinstance(value, Tensor) and all(isinstance(size, int) for size in value.shape)):
+        return False
     if node.target is aten.add.Tensor:
         return all(argument in zeros for argument in node.args[:2])
     return any(at < len(node.args) and node.args[at] in zeros for at in LINEAR.get(node.target, ()))
@@ -78,12 +82,17 @@ def _add(node: Node, zeros: set[Node], writer: GraphWriter) -> None:
     if node.target is not aten.add.Tensor or node.kwargs or not any(term in zeros for term in node.args[:2]):
         return
     other, value = node.args[int(node.args[0] in zeros)], node.meta["val"]
-    if not isinstance(other, Node) or other.meta["val"].shape != value.shape:
+    if not isinstance(other, Node) or _sizes(other.meta["val"]) != _sizes(value):
         return
     with node.graph.inserting_before(node):
         kept = writer.in_dtype(other, value.dtype)
     node.replace_all_uses_with(kept)
     node.graph.erase_node(node)
+
+
+def _sizes(value: Tensor) -> list[str]:
+    """Return the sizes as text: to compare symbolic ones as numbers would add guards."""
+    return list(map(str, value.shape))
 
 
 def _write(gm: GraphModule, zeros: set[Node], writer: GraphWriter) -> None:

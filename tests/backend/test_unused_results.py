@@ -263,3 +263,23 @@ def test_nothing_is_held_once_a_result_is_gone() -> None:
         assert node() is None
     finally:
         gc.enable()
+
+
+def masked(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """The gradient of the second result has sizes that depend on values."""
+    hidden = nn.functional.linear(x, w)
+    return hidden.relu(), hidden[hidden > 0].sum(), (hidden * 2).sum(0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("used", range(3))
+def test_sizes_that_depend_on_values(used: int, dynamic: bool) -> None:
+    leaves = [torch.randn(4, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)]
+    options = {"policy": "cpu-bfloat16", "lowering": "aot_eager"}
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        ours = torch.compile(masked, backend="fxamp", options=options, dynamic=dynamic, fullgraph=True)(*leaves)
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs = masked(*leaves)
+    gradients = [torch.autograd.grad(results[used].float().square().sum(), leaves) for results in (ours, theirs)]
+    for mine, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=0, atol=0)

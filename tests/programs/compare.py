@@ -26,6 +26,9 @@ _SCALE = 2.0**8
 
 _RAISED = "raised"
 _ZEROS = "all zeros"
+_NAN = "zeros but for NaN"
+#: What AOTAutograd returns for the gradients of unused results: a product of zeros and infinities is NaN.
+_IDLE = (_ZEROS, _NAN)
 _BY = " differs by up to "
 
 #: What the messages of one error differ in: addresses, numbers of loaded sources, names of backends and of inputs.
@@ -37,7 +40,9 @@ class Refused(Exception):
 
 
 def differences(program: Program, setting: Setting) -> list[str]:
-    """What fxamp does otherwise than eager autocast, but for zeros where torch.compile has zeros and autocast None.
+    """What fxamp does otherwise than eager autocast, but for the gradients of what no used result was made of.
+
+    There torch.compile has zeros where autocast has None, and so has fxamp; see :data:`_IDLE`.
 
     Raises Refused where eager autocast raises, and where torch.compile without fxamp differs from eager mode: what
     AOTAutograd or Dynamo change is not fxamp's doing.
@@ -48,28 +53,30 @@ def differences(program: Program, setting: Setting) -> list[str]:
             raise Refused("no region of the program says anything")
         plain = wanted if setting.ambient or setting.own else _oracle(run_plain, program, setting)
         found = _found(lambda: run_compiled(program, setting), wanted, plain, setting)
-        if found and _breaks():
-            raise Refused(f"Dynamo breaks the graph: {_breaks()[0]}")
+        breaks = _breaks()
+        if any(map(_is_idle, found)):
+            found = _without_idle_of_torch(program, setting, found, wanted)
+        if found and breaks:
+            raise Refused(f"Dynamo breaks the graph: {breaks[0]}")
         if found and _stale(program, setting, wanted, plain, found):
             raise Refused("autocast's cache is stale: a leaf was written to after it had been cast")
         if found and _parted(wanted, plain):
             raise Refused("results that are one under autocast leave in two dtypes, as captured")
         changed = _changed_by_torch(program, setting, found, wanted) if found else []
-        if changed and all(_ZEROS in one for one in found):
-            return []  # AOTAutograd's gradients of what no used result was made of
         if changed:
             raise Refused(f"torch.compile alone: {changed[0]}")
     return found
 
 
-def _is_zeros(found: str) -> bool:
-    return _ZEROS in found
+def _is_idle(found: str) -> bool:
+    return any(idle in found for idle in _IDLE)
 
 
-def _without_zeros_of_torch(program: Program, setting: Setting, found: list[str], wanted: Outcome) -> list[str]:
-    """Take from ``found`` the zeros that torch.compile returns too, for what no used result was made of."""
+def _without_idle_of_torch(program: Program, setting: Setting, found: list[str], wanted: Outcome) -> list[str]:
+    """Take from ``found`` the idle gradients that torch.compile returns too: NaN only where torch.compile has NaN."""
     same = _found(lambda: run_compiled_by_torch(program, setting, ambient=not setting.own), wanted, wanted, setting)
-    return [one for one in found if not (_is_zeros(one) and one in same)]
+    excused = {*same, *(one.replace(_NAN, _ZEROS) for one in same)}
+    return [one for one in found if not (_is_idle(one) and one in excused)]
 
 
 def _breaks() -> list[str]:
@@ -161,7 +168,7 @@ def _changed_in_float32(program: Program, setting: Setting) -> list[str]:
     except Exception:  # it needs autocast
         return []
     changed = _found(lambda: run_compiled_by_torch(program, setting), plain, plain, setting)
-    return [one for one in changed if not _is_zeros(one)]
+    return [one for one in changed if not _is_idle(one)]
 
 
 def _raised(found: list[str]) -> bool:
@@ -304,13 +311,19 @@ def _sum_error(theirs: Tensor, setting: Setting) -> float:
 def _gradients(what: str, ours: Tensor | None, theirs: Tensor | None, setting: Setting) -> Iterator[str]:
     if ours is None or theirs is None:
         if ours is not None and theirs is None:
-            yield f"{what} is {_ZEROS if not flat(ours).any() else 'there'}, with autocast it is None"
+            yield f"{what} is {_holds(flat(ours))}, with autocast it is None"
         elif theirs is not None:
             yield f"{what} is None, with autocast it is not"
         return
     if (ours.dtype, ours.layout) != (theirs.dtype, theirs.layout):
         yield f"{what} is {ours.dtype}, {ours.layout}, with autocast {theirs.dtype}, {theirs.layout}"
     yield from _values(what, ours, theirs, _sum_error(theirs, setting))
+
+
+def _holds(gradient: Tensor) -> str:
+    if gradient.nan_to_num(0.0, 1.0, 1.0).any():
+        return "there"
+    return _NAN if gradient.isnan().any() else _ZEROS
 
 
 def _values(what: str, ours: Tensor, theirs: Tensor, error: float = 0.0) -> Iterator[str]:

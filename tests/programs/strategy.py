@@ -20,22 +20,24 @@ _DTYPES = (*[torch.float32] * 6, torch.bfloat16, torch.float16)
 @st.composite
 def cases(draw: Draw, kinds: Sequence[str] = (), longest: int = 30) -> Case:
     """Programs of up to ``longest`` statements of the given ``kinds``, all of them unless named."""
-    setting, lower = _setting(draw), draw(st.sampled_from(_LOWER))
+    setting, lower = _setting(draw, regions="region" in (kinds or STATEMENTS)), draw(st.sampled_from(_LOWER))
     draft = Draft(draw, {kind: STATEMENTS[kind] for kind in kinds or STATEMENTS}, WEIGHTS, lower, setting)
     draft.input(draft.pick(_SHAPES))
     if draft.chance():
         draft.input(draft.pick(_SHAPES), draft.pick(_DTYPES))
-    if setting.own and "region" in (kinds or STATEMENTS):
+    if setting.own:
         draft.first("region")
     draft.statements(longest, usual=12)
     return draft.finish(_results(draft))
 
 
-def _setting(draw: Draw) -> Setting:
+def _setting(draw: Draw, regions: bool) -> Setting:
+    """``regions``: whether a program may say by its own regions what is cast."""
     schedule = draw(st.sampled_from(_SCHEDULES))
     scaled = schedule != "threads" and draw(st.sampled_from((False, False, False, True)))
     factor = draw(st.sampled_from((1.0, 1.0, 1e6))) if scaled else 1.0
-    lowering, says = draw(st.sampled_from(_LOWERINGS)), draw(st.sampled_from(("policy", "around", "regions")))
+    speakers = ("policy", "around", "regions") if regions else ("policy", "around")
+    lowering, says = draw(st.sampled_from(_LOWERINGS)), draw(st.sampled_from(speakers))
     used = draw(st.sampled_from(_USED))
     return Setting(lowering, says == "around", schedule, scaled, factor, used, says == "regions")
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from exhaustive import exhaustive
+from programs.compare import differences
+from programs.program import Declaration, Line, Program, Setting, Text
 from programs.search import Shrink, search
 from torch._dynamo.backends import common
 
@@ -73,7 +75,7 @@ def forget_the_training(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(surroundings, "follows_autocast", lambda caller, parameters=(): False)
 
 
-SABOTAGES = (remove_a_cast, share_a_cast, scale_a_gradient, skip_a_region, overlook_regions, forget_the_training)
+SABOTAGES = (remove_a_cast, scale_a_gradient, skip_a_region, overlook_regions, forget_the_training)
 
 
 @pytest.mark.parametrize("sabotage", exhaustive(SABOTAGES, always=[remove_a_cast]))
@@ -82,13 +84,37 @@ def test_sabotage_is_found(sabotage: Callable[[pytest.MonkeyPatch], None], monke
     assert any(search([number], shrink=Shrink.NO).failures for number in range(100, 148))
 
 
+#: An activation that two products read.
+SHARED = Program(
+    torch.bfloat16,
+    (
+        Declaration("x0", "input", (4, 8), grad=True),
+        Declaration("w0", "parameter", (8, 8), grad=True),
+        Declaration("w1", "parameter", (8, 8), grad=True),
+    ),
+    (
+        Line("pointwise", Text("h0 = x0 * 1.7")),
+        Line("linear", Text("h1 = F.linear(h0, self.w0)")),
+        Line("linear", Text("h2 = F.linear(h0, self.w1)")),
+    ),
+    ("h1", "h2"),
+)
+
+
+def test_a_shared_cast_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a program of its own: random ones hold it too seldom."""
+    assert differences(SHARED, Setting()) == []
+    share_a_cast(monkeypatch)
+    assert any("the gradient of x0 differs" in one for one in differences(SHARED, Setting()))
+
+
 #: Statements whose gradients are expanded, and such as read them through views or in kernels.
-EXPANDED = ("partial_sum", "expanded", "summed_product", "viewed_linear", "group_norm", "linear", "attention")
+EXPANDED = ("partial_sum", "summed_product", "viewed_linear", "group_norm", "linear")
 
 
 def test_strides_that_a_pass_leaves_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program in a hundred is found: it must leave a result unused; this one is."""
     leave_strides(monkeypatch)
-    tallies = (search([number], EXPANDED, Shrink.NO) for number in range(3_000_002, 3_000_060))
-    assert any("view size is not compatible" in failure for tally in tallies for failure in tally.failures)
+    assert search([173], EXPANDED, Shrink.NO).failures
     monkeypatch.undo()
-    assert not search([3_000_002], EXPANDED, Shrink.NO).failures
+    assert not search([173], EXPANDED, Shrink.NO).failures

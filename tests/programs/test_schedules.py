@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import each_once
 from programs.compare import differences
 from programs.program import ALL, SCHEDULES, Declaration, Line, Program, Setting, Text
 from programs.search import Shrink, Tally
@@ -34,8 +35,7 @@ NORMED = Program(
 )
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("used", [ALL, 0b010, 0])
+@each_once("schedule, used", SCHEDULES, [ALL, 0b010, 0])
 def test_a_program_runs_as_under_autocast(schedule: str, used: int) -> None:
     assert differences(NORMED, Setting(schedule=schedule, used=used, scaled=schedule != "threads")) == []
 
@@ -93,6 +93,7 @@ def _die_at_three(task: Task) -> Tally:
     return Tally(programs=1)
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_dies_costs_its_program_alone() -> None:
     tasks = [Task(number, (), Shrink.NO) for number in range(6)]
     total = Tally()
