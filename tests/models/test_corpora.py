@@ -30,7 +30,11 @@ def test_every_bit_is_that_of_eager_autocast(name: str) -> None:
     assert same(ours, expected)
 
 
-@pytest.mark.parametrize("name", exhaustive(SMALL, always=SMALL[:2]))
+#: The grouped products of routed experts have no float64.
+_EXACT = tuple(name for name in SMALL if name != "transformers-olmoe")
+
+
+@pytest.mark.parametrize("name", exhaustive(_EXACT, always=_EXACT[:2]))
 def test_aot_eager_is_no_further_from_float64_than_autocast(name: str) -> None:
     model, batch = _built(name)
     exact, through_fxamp = copy.deepcopy(model).double(), _through_fxamp(model, "aot_eager")

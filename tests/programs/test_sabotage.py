@@ -13,6 +13,7 @@ from programs.search import Shrink, search
 from torch._dynamo.backends import common
 
 from fxamp.backend import choose, surroundings
+from fxamp.backend.choose import Choice
 from fxamp.passes.forward import insert_casts
 from fxamp.passes.shared import autocast_regions
 from fxamp.passes.shared.cast_rules import Edit, edit_for
@@ -75,7 +76,7 @@ def forget_the_training(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(surroundings, "follows_autocast", lambda caller, parameters=(): False)
 
 
-SABOTAGES = (remove_a_cast, scale_a_gradient, skip_a_region, overlook_regions, forget_the_training)
+SABOTAGES = (remove_a_cast, scale_a_gradient, skip_a_region, overlook_regions)
 
 
 @pytest.mark.parametrize("sabotage", exhaustive(SABOTAGES, always=[remove_a_cast]))
@@ -106,6 +107,16 @@ def test_a_shared_cast_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert differences(SHARED, Setting()) == []
     share_a_cast(monkeypatch)
     assert any("the gradient of x0 differs" in one for one in differences(SHARED, Setting()))
+
+
+def test_a_forgotten_training_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same program, evaluated outside of autocast after its backward; "auto" would cast on such a device."""
+    setting = Setting(ambient=True, schedule="evaluated")
+    monkeypatch.setattr(choose, "native_bfloat16", lambda *given: True)
+    monkeypatch.setattr(Choice, "settled", lambda choice, *given: choice)
+    assert differences(SHARED, setting) == []
+    forget_the_training(monkeypatch)
+    assert any("result 2 differs" in one for one in differences(SHARED, setting))
 
 
 #: Statements whose gradients are expanded, and such as read them through views or in kernels.
