@@ -85,7 +85,9 @@ def test_machine_code_of_8_bit_state_spills_nothing_to_memory(dtype: torch.dtype
     text = step_text(gm, inputs, True, step_block(gm, True, chosen.warp_size))
     result = compiled(load_function(NAME, text), step_parameters(gm, inputs), 2, chosen, STEP_OPTIONS)
     code = amd(result.asm["amdgcn"]) if chosen.backend == "hip" else nvidia(result.asm["cubin"], tmp_path)
-    assert code.spills == 0 and code.wide_loads and code.wide_stores
+    assert code.spills == 0
+    if dtype is torch.float32:  # four elements a lane, which are 8 bytes of bfloat16
+        assert code.wide_loads and code.wide_stores
 
 
 @pytest.mark.parametrize("name", TABLES)
