@@ -23,11 +23,14 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.fakes import fake_like
+from fxamp.errors import CaptureError
 from fxamp.graph import (
     GraphWriter,
     computed,
+    describe_source,
     follows_input,
     graph_output,
+    op_name,
     recompute,
     set_argument,
     tensor_value,
@@ -106,7 +109,20 @@ class _Rewriter:
             return self._follow(node)
         if not isinstance(node.target, OpOverload):
             return self._opaque(node)
+        if node.target.overloadpacket is torch.ops.aten.set_:
+            self._require_one_memory(node)
         return self._op(node)
+
+    def _require_one_memory(self, node: Node) -> None:
+        """Raise CaptureError where ``set_`` would share the memory of a cast instead of its source's."""
+        for source in node.all_input_nodes:
+            if self._changed(source):
+                now = ", ".join(str(dtype).removeprefix("torch.") for dtype in _dtypes(source.meta.get("val")))
+                raise CaptureError(
+                    f"{op_name(node)} at {describe_source(node)} shares memory with {source.name}, which is {now} "
+                    f"under the policy {self._context.policy.name}; accepted: a source that no op in 16 bits makes, or "
+                    "torch._dynamo.graph_break() before it"
+                )
 
     def _follow(self, node: Node) -> None:
         """Let ``.data``, or a DTensor layout call, use its input's new dtype."""

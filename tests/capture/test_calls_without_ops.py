@@ -139,3 +139,19 @@ def test_sizes_that_depend_on_values_are_those_that_dynamo_bound(lowering: str) 
     with torch.autocast("cpu", torch.bfloat16):
         expected = masked(x)
     torch.testing.assert_close(found, expected.to(found.dtype), rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+def test_memory_shared_with_a_product_in_16_bits_is_refused(lowering: str) -> None:
+    """The float32 tensor would share the memory of a cast, so that a later write to the product would miss it."""
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        product = (x @ w).detach().clone()
+        fresh = torch.empty_like(product)
+        fresh.set_(product)
+        product.mul_(2)
+        return fresh.sum() + (x @ w).sum()
+
+    compiled = torch.compile(run, backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
+    with pytest.raises(CaptureError, match=r"set_.* shares memory with .* bfloat16 under the policy cpu-bfloat16"):
+        compiled(torch.ones(2, 4), torch.ones(4, 4))
