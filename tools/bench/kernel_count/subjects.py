@@ -1,7 +1,7 @@
 """The generated kernels that are counted: gradients, the scale, and steps of optimizers."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from fxamp.kernels.update_source import update_text
 from fxamp.optim.kind_step import KindStep, kernel_inputs
 from fxamp.optim.layout import read_layout
 from fxamp.optim.lower import StepOptions
+from fxamp.optim.precision import precision_of
 from fxamp.optim.step_parts import compile_parts, pack_state
 from fxamp.policy import Policy
 
@@ -170,6 +171,7 @@ def _part(step: Step) -> KindStep:
     options = StepOptions(scaled=True, clipped=True, guarded=True, lowering="inductor", mode=None)
     with forced(Implementation.INTERPRETER):
         optimizer.step()
+        options = replace(options, precision=precision_of(optimizer))
         pack_state(optimizer, read_layout(optimizer), options)
         (part,) = compile_parts(optimizer, read_layout(optimizer), options).parts
     assert isinstance(part, KindStep)
