@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from fxamp.backend.registry import follows_autocast
 from fxamp.backend.runs import caller
+from fxamp.capture.autocast_state import autocast_depth
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,8 @@ class Surroundings:
     @staticmethod
     def now(parameters: Sequence[torch.Tensor] = ()) -> "Surroundings":
         """Return those of the running call of a compiled model or function; its graph reads ``parameters``."""
-        off = _inside_autocast() or follows_autocast(caller(sys._getframe(1)), parameters)
+        off = autocast_depth() > 0 or follows_autocast(caller(sys._getframe(1)), parameters)
         return Surroundings(off, torch.is_grad_enabled() or _inside_checkpoint(sys._getframe(1)))
-
-
-def _inside_autocast() -> bool:
-    """Whether a region of torch.autocast is around the call, on or off, for any device."""
-    depth = torch.autocast_increment_nesting()
-    torch.autocast_decrement_nesting()
-    return depth > 1
 
 
 def _inside_checkpoint(frame: FrameType | None) -> bool:

@@ -41,7 +41,7 @@ def autocast_state(device: str, enabled: bool, dtype: torch.dtype | None = None)
     an exception left open is closed on exit; torch would never clear its weight cache again, and eager code would read
     stale weights.
     """
-    depth = _nesting()
+    depth = autocast_depth()
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_enabled(device, enabled)
@@ -54,12 +54,12 @@ def autocast_state(device: str, enabled: bool, dtype: torch.dtype | None = None)
         torch.set_autocast_enabled(device, before[0])
         torch.set_autocast_dtype(device, before[1])
         torch.set_autocast_cache_enabled(cached)
-        while _nesting() > depth:
+        while autocast_depth() > depth:
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
 
 
-def _nesting() -> int:
+def autocast_depth() -> int:
     """Return the number of autocast regions that this thread has entered and not left."""
     inside: int = torch.autocast_increment_nesting()
     torch.autocast_decrement_nesting()
