@@ -115,14 +115,15 @@ class _Rewriter:
 
     def _require_one_memory(self, node: Node) -> None:
         """Raise CaptureError where ``set_`` would share the memory of a cast instead of its source's."""
-        for source in node.all_input_nodes:
-            if self._changed(source):
-                now = ", ".join(str(dtype).removeprefix("torch.") for dtype in _dtypes(source.meta.get("val")))
-                raise CaptureError(
-                    f"{op_name(node)} at {describe_source(node)} shares memory with {source.name}, which is {now} "
-                    f"under the policy {self._context.policy.name}; accepted: a source that no op in 16 bits makes, or "
-                    "torch._dynamo.graph_break() before it"
-                )
+        dtypes = _dtypes([source.meta.get("val") for source in node.all_input_nodes])
+        if len(set(dtypes)) > 1:
+            source = next(source for source in reversed(node.all_input_nodes) if self._changed(source))
+            now = ", ".join(str(dtype).removeprefix("torch.") for dtype in _dtypes(source.meta.get("val")))
+            raise CaptureError(
+                f"{op_name(node)} at {describe_source(node)} shares memory with {source.name}, which is {now} "
+                f"under the policy {self._context.policy.name}; accepted: tensors that both have this dtype under the "
+                "policy, or torch._dynamo.graph_break() before it"
+            )
 
     def _follow(self, node: Node) -> None:
         """Let ``.data``, or a DTensor layout call, use its input's new dtype."""

@@ -141,17 +141,27 @@ def test_sizes_that_depend_on_values_are_those_that_dynamo_bound(lowering: str) 
     torch.testing.assert_close(found, expected.to(found.dtype), rtol=2**-6, atol=2**-6)
 
 
+def _share(x: Tensor, w: Tensor, like: Tensor) -> Tensor:
+    product = (x @ w).detach().clone()
+    fresh = torch.empty_like(product if like is w else like)
+    fresh.set_(product)
+    product.mul_(2)
+    return fresh.sum() + (x @ w).sum()
+
+
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
-def test_memory_shared_with_a_product_in_16_bits_is_refused(lowering: str) -> None:
+def test_memory_is_shared_with_a_product_in_16_bits(lowering: str) -> None:
+    compiled = torch.compile(_share, backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
+    x, w = torch.ones(2, 4), torch.ones(4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = _share(x, w, w)
+    assert torch.equal(compiled(x, w, w), expected.float())
+
+
+@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+def test_memory_of_a_cast_is_refused(lowering: str) -> None:
     """The float32 tensor would share the memory of a cast, so that a later write to the product would miss it."""
-
-    def run(x: Tensor, w: Tensor) -> Tensor:
-        product = (x @ w).detach().clone()
-        fresh = torch.empty_like(product)
-        fresh.set_(product)
-        product.mul_(2)
-        return fresh.sum() + (x @ w).sum()
-
-    compiled = torch.compile(run, backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
+    compiled = torch.compile(_share, backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
+    x = torch.ones(2, 4)
     with pytest.raises(CaptureError, match=r"set_.* shares memory with .* bfloat16 under the policy cpu-bfloat16"):
-        compiled(torch.ones(2, 4), torch.ones(4, 4))
+        compiled(x, torch.ones(4, 4), x)
