@@ -19,7 +19,6 @@ from fxamp.backend.nothing_in_fp8 import warn_nothing_in_fp8
 from fxamp.backend.options import parse_options
 from fxamp.backend.products import products
 from fxamp.backend.registry import forget_autocast, remember
-from fxamp.backend.scaled import Scaling
 from fxamp.backend.unmatched import log_unmatched
 from fxamp.backend.unscaled import warn_unscaled
 from fxamp.backend.unused_results import may_be_unused
@@ -36,6 +35,7 @@ from fxamp.pipeline.kept import kept_bytes
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.pipeline.record import record_graph, untouched
 from fxamp.policy import Policy
+from fxamp.scaler.graphs.scaled_backward import Scaling
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import adopt_sources, raised_through_dynamo, without_saved_tensors_hooks
 

@@ -15,7 +15,7 @@ from fxamp.errors import OptionError
 from fxamp.graph import graph_output
 from fxamp.listing import KeptValue
 from fxamp.passes.backward.scale_backward import gradients
-from fxamp.scaler.borders import compiling_for
+from fxamp.scaler.outside_graphs.borders import compiling_for
 from fxamp.torch_private import donated_inputs, keep_saved_tensors, running_metadata, storing_backwards
 
 if TYPE_CHECKING:

@@ -15,8 +15,6 @@ from fxamp.backend.eager_checkpoints import keep_random_numbers
 from fxamp.backend.kept_rules import KeptRules
 from fxamp.backend.options import Options
 from fxamp.backend.partition import list_partition
-from fxamp.backend.scaled import Scaling, boxed
-from fxamp.backend.scaled_eager import scale_eagerly
 from fxamp.backend.unused_results import asking_for_none, by_used_results
 from fxamp.capture import Captured
 from fxamp.errors import MachineError
@@ -27,6 +25,8 @@ from fxamp.passes.sequences import backward as backward_passes
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.dumps import Stages
 from fxamp.policy import Policy
+from fxamp.scaler.graphs.scaled_backward import Scaling, boxed
+from fxamp.scaler.outside_graphs.eager_region import scale_eagerly
 from fxamp.torch_private import is_cacheable, is_dynamic, keep_saved_tensors, stores_backwards
 
 #: Compiles one of AOTAutograd's graphs for its example inputs.

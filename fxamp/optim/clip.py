@@ -1,6 +1,6 @@
 """Clipping inside a compiled step: the arithmetic of ``torch.nn.utils.clip_grad_norm_`` on one coefficient.
 
-The norm that ``GradScaler.clip_grad_norm_`` reads is in ``fxamp/scaler/clipping.py``.
+The norm that ``GradScaler.clip_grad_norm_`` reads is in ``fxamp/scaler/contract/clipping.py``.
 """
 
 import math

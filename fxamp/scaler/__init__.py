@@ -35,7 +35,7 @@ The modules, in the order in which an optimizer's step uses them:
     state, outputs    the scaler's saved state; walks the outputs that are scaled
 """
 
-from fxamp.scaler.grad_scaler import GradScaler
-from fxamp.scaler.state import StepResult
+from fxamp.scaler.contract.grad_scaler import GradScaler
+from fxamp.scaler.contract.state import StepResult
 
 __all__ = ["GradScaler", "StepResult"]

@@ -121,7 +121,7 @@ def test_outputs_that_the_loss_does_not_use(lowering: str) -> None:
 
 
 def with_check(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fxamp.backend.scaled._check", lambda gm: check)
+    monkeypatch.setattr("fxamp.scaler.graphs.scaled_backward._check", lambda gm: check)
 
 
 @pytest.mark.parametrize(("lowering", "check"), [("aot_eager", "ops"), ("aot_eager", "kernel"), ("eager", "ops")])

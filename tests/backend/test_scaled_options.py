@@ -10,8 +10,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import fxamp
 from fxamp.backend.options import parse_options
-from fxamp.backend.scaled import Scaling
 from fxamp.errors import OptionError
+from fxamp.scaler.graphs.scaled_backward import Scaling
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fxamp
 from fxamp.backend import registry
-from fxamp.scaler.graph_flags import GraphFlags
+from fxamp.scaler.graphs.graph_flags import GraphFlags
 
 INF = float("inf")
 LOWERINGS = ("aot_eager", "eager")

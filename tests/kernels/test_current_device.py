@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import fxamp
 from fxamp.kernels import Implementation, check_, forced, update, update_scale_
 from fxamp.kernels.request import UnscaleRequest
-from fxamp.scaler.outcomes import Outcomes
+from fxamp.scaler.contract.outcomes import Outcomes
 
 SECOND = torch.device("cuda", 1)
 

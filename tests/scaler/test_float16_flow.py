@@ -466,7 +466,7 @@ def test_two_scalers_do_not_meet_in_float16() -> None:
 
 def test_a_graph_that_is_not_recognised_is_not_scaled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Should a later torch keep its metadata elsewhere."""
-    monkeypatch.setattr("fxamp.scaler.borders.graph_metadata", lambda function: [])
+    monkeypatch.setattr("fxamp.scaler.outside_graphs.borders.graph_metadata", lambda function: [])
     net, given = Chain([Linear] * 2), fxamp.GradScaler("cpu", init_scale=SCALE)
     compile_stages(net, "ec", scaler=given, lowering="aot_eager")
     with pytest.raises(RuntimeError, match="does not recognise its own graphs"):

@@ -12,8 +12,8 @@ from side_by_side import SCALERS, assert_same
 from torch import Tensor, nn
 
 from fxamp.scaler import GradScaler
-from fxamp.scaler.gradients import group_gradients, stored_gradient
-from fxamp.scaler.state import OptimizerRecord
+from fxamp.scaler.contract.gradients import group_gradients, stored_gradient
+from fxamp.scaler.contract.state import OptimizerRecord
 
 Pair = namedtuple("Pair", "first second")
 

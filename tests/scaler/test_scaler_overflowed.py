@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxamp.errors import OptionError
 from fxamp.scaler import GradScaler
-from fxamp.scaler.flag_table import MAX_INDICES, FlagTable
+from fxamp.scaler.graphs.flag_table import MAX_INDICES, FlagTable
 
 
 def iterate(scaler: GradScaler, optimizers: list[torch.optim.Optimizer], bad: list[Tensor]) -> None:

@@ -8,12 +8,12 @@ from torch.fx import GraphModule
 
 from fxamp.backend.compile import strip_values
 from fxamp.backend.kept_rules import KeptRules
-from fxamp.backend.scaled import boxed
 from fxamp.capture.fakes import fake_inputs
 from fxamp.listing import KeptValue
 from fxamp.passes.partition.pack_kept import kept_as_they_are
 from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
+from fxamp.scaler.graphs.scaled_backward import boxed
 from fxamp.torch_private import without_autocast
 
 

@@ -13,13 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxamp.backend.scaled import boxed
 from fxamp.capture import Captured
 from fxamp.errors import PassError
 from fxamp.graph import format_graph, graph_output
 from fxamp.passes.backward.scale_backward import CHECKS, FLAGGED, ScaleBackward, gradients, tangents
 from fxamp.passes.base import Context, Result
 from fxamp.pipeline import run_passes
+from fxamp.scaler.graphs.scaled_backward import boxed
 
 INF = float("inf")
 

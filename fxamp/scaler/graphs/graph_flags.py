@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 
-from fxamp.scaler.flag_table import FlagTable
+from fxamp.scaler.graphs.flag_table import FlagTable
 from fxamp.torch_devices import moved
 
 Owner = Tensor | weakref.ReferenceType[Tensor] | None

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fxamp.backend.scaled_owners import leaves, owners
-from fxamp.backend.scaled_twice import explain_double_backward
 from fxamp.errors import OptionError
 from fxamp.graph import graph_output
 from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward, gradients, in_float16, tangents
 from fxamp.policy import Policy
-from fxamp.scaler import GradScaler
-from fxamp.scaler.borders import SCALED_BY, ScaledBy, crossed, product, reciprocal
+from fxamp.scaler.contract.grad_scaler import GradScaler
+from fxamp.scaler.graphs.double_backward import explain_double_backward
+from fxamp.scaler.graphs.owners import leaves, owners
+from fxamp.scaler.outside_graphs.borders import SCALED_BY, ScaledBy, crossed, product, reciprocal
 from fxamp.torch_private import current_metadata, running_node
 
 #: A compiled graph that takes its inputs in one list and empties the list.

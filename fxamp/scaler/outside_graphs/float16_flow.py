@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fxamp.errors import UnscaledError
-from fxamp.scaler.borders import (
+from fxamp.scaler.outside_graphs.borders import (
     Border,
     border_of,
     compiled_by_others,
@@ -34,7 +34,7 @@ from fxamp.scaler.borders import (
     product,
     reciprocal,
 )
-from fxamp.scaler.nested import REMEDY, refuse_nested, refuse_reentrant
+from fxamp.scaler.outside_graphs.nested import REMEDY, refuse_nested, refuse_reentrant
 from fxamp.torch_dtypes import HALVES
 from fxamp.torch_private import Node, autocast_dtype_of, gradient_dtypes, is_leaf, untraced
 

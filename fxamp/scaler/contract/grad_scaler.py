@@ -13,22 +13,18 @@ from fxamp.optim import clip
 from fxamp.optim.first_steps import stepped
 from fxamp.optim.shards import is_dtensor
 from fxamp.policy import Policy
-from fxamp.scaler import clipping, fused
-from fxamp.scaler.borders import reciprocal
-from fxamp.scaler.compiled_steps import CompiledSteps
-from fxamp.scaler.float16_flow import begin
-from fxamp.scaler.from_policy import scaler_settings
-from fxamp.scaler.gradients import parameters_with_gradients
-from fxamp.scaler.graph_flags import Owner
-from fxamp.scaler.graph_link import GraphLink
-from fxamp.scaler.names import OverflowLedger
-from fxamp.scaler.optimizer_check import check_optimizer
-from fxamp.scaler.outcomes import Outcomes
-from fxamp.scaler.outputs import map_tensors
-from fxamp.scaler.rank_agreement import Ranks, agree, require_ranks
-from fxamp.scaler.scale_update import adapt_scale_, set_scale_
-from fxamp.scaler.skip_choice import SkipChoice
-from fxamp.scaler.state import (
+from fxamp.scaler.contract import clipping, fused
+from fxamp.scaler.contract.compiled_steps import CompiledSteps
+from fxamp.scaler.contract.from_policy import scaler_settings
+from fxamp.scaler.contract.gradients import parameters_with_gradients
+from fxamp.scaler.contract.names import OverflowLedger
+from fxamp.scaler.contract.optimizer_check import check_optimizer
+from fxamp.scaler.contract.outcomes import Outcomes
+from fxamp.scaler.contract.outputs import map_tensors
+from fxamp.scaler.contract.rank_agreement import Ranks, agree, require_ranks
+from fxamp.scaler.contract.scale_update import adapt_scale_, set_scale_
+from fxamp.scaler.contract.skip_choice import SkipChoice
+from fxamp.scaler.contract.state import (
     OptimizerRecord,
     ScaleBounds,
     SkipCount,
@@ -36,6 +32,10 @@ from fxamp.scaler.state import (
     fresh_optimizer_state,
     require_device,
 )
+from fxamp.scaler.graphs.graph_flags import Owner
+from fxamp.scaler.graphs.graph_link import GraphLink
+from fxamp.scaler.outside_graphs.borders import reciprocal
+from fxamp.scaler.outside_graphs.float16_flow import begin
 from fxamp.torch_devices import moved
 from fxamp.torch_private import untraced
 
@@ -56,7 +56,7 @@ class GradScaler(torch.amp.GradScaler):
 
     Differences from torch: growth tests ``tracker >= interval``, so the scale still grows after the interval was
     lowered; ``new_scale`` may be an int; a fused optimizer's first step waits for the device
-    (``fxamp/scaler/fused.py``); ranks agree on a skip.
+    (``fxamp/scaler/contract/fused.py``); ranks agree on a skip.
 
     Args:
         device: the device type of the losses, such as ``"cuda"`` or ``"cpu"``. ``"cuda"`` without an available CUDA
@@ -145,7 +145,7 @@ class GradScaler(torch.amp.GradScaler):
 
         Raises:
             UnscaledError: float16 code outside the graphs that fxamp cannot follow; see
-                ``fxamp/scaler/float16_flow.py``.
+                ``fxamp/scaler/outside_graphs/float16_flow.py``.
             ValueError: ``outputs`` holds something that is neither a tensor nor an iterable.
         """
         if not self._enabled:

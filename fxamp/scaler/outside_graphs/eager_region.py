@@ -11,7 +11,7 @@ derivative has that factor too:
     third       leave ...                and so on: gradient penalties work, at any depth
 
 Gradients that leave are checked, and reported with the parameter that they belong to. float16 gradients that the
-scaler's walk found are scaled outside the region too, and cross unchanged (fxamp/scaler/float16_flow.py).
+scaler's walk found are scaled outside the region too, and cross unchanged (``float16_flow.py``).
 """
 
 from collections import Counter
@@ -25,8 +25,8 @@ from torch.utils import _pytree as pytree
 
 from fxamp.errors import OptionError
 from fxamp.graph import AliasSets, inner_tensors
-from fxamp.scaler import GradScaler
-from fxamp.scaler.borders import crossed, product, reciprocal
+from fxamp.scaler.contract.grad_scaler import GradScaler
+from fxamp.scaler.outside_graphs.borders import crossed, product, reciprocal
 from fxamp.torch_dtypes import HALVES
 from fxamp.torch_private import is_leaf, untraced
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fxamp.errors import OptionError
-from fxamp.scaler.flag_table import FlagTable
+from fxamp.scaler.graphs.flag_table import FlagTable
 
 
 class ParameterNames:

@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.errors import UnscaledError
-from fxamp.scaler.nested import REMEDY
+from fxamp.scaler.outside_graphs.nested import REMEDY
 
 
 def refuse_float16_buckets(wrappers: Iterable[DistributedDataParallel]) -> None:

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from fxamp.optim import BoundStep, Factors, clips, guarded, has_pre_hooks
-from fxamp.scaler import fused
-from fxamp.scaler.gradients import parameters_with_gradients
-from fxamp.scaler.skip_choice import SkipChoice
-from fxamp.scaler.state import OptimizerRecord
+from fxamp.scaler.contract import fused
+from fxamp.scaler.contract.gradients import parameters_with_gradients
+from fxamp.scaler.contract.skip_choice import SkipChoice
+from fxamp.scaler.contract.state import OptimizerRecord
 from fxamp.torch_devices import moved
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fxamp.optim.shards import sum_over_ranks_
-from fxamp.scaler.gradients import check_group, group_gradients
+from fxamp.scaler.contract.gradients import check_group, group_gradients
 from fxamp.torch_devices import moved
 
 

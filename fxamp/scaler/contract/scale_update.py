@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.scaler.state import OptimizerRecord, ScaleBounds
+from fxamp.scaler.contract.state import OptimizerRecord, ScaleBounds
 
 
 def adapt_scale_(

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError
-from fxamp.scaler.compressed import refuse_float16_buckets
-from fxamp.scaler.graph_flags import GraphFlags, Owner
-from fxamp.scaler.joining import refuse_joining
+from fxamp.scaler.graphs.compressed import refuse_float16_buckets
+from fxamp.scaler.graphs.graph_flags import GraphFlags, Owner
+from fxamp.scaler.graphs.joining import refuse_joining
 from fxamp.torch_private import compile_options, running_wrapper
 
 

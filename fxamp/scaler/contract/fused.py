@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.scaler.gradients import parameters_with_gradients
+from fxamp.scaler.contract.gradients import parameters_with_gradients
 
 
 def decides_itself(optimizer: torch.optim.Optimizer) -> bool:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fxamp.optim.shards import sum_over_ranks_
-from fxamp.scaler.gradients import check_group, group_gradients, parameters_with_gradients, refuse_float16
-from fxamp.scaler.graph_flags import GraphFlags
-from fxamp.scaler.names import OverflowLedger
+from fxamp.scaler.contract.gradients import check_group, group_gradients, parameters_with_gradients, refuse_float16
+from fxamp.scaler.contract.names import OverflowLedger
+from fxamp.scaler.graphs.graph_flags import GraphFlags
 from fxamp.torch_devices import moved
 
 
