@@ -1,6 +1,6 @@
 """The device types that policies are for. The only definition of each; imports no torch.
 
-A new device needs an entry here and built-in policies.
+A new device needs an entry here and its op table, ``policies/DEVICE.toml``.
 """
 
 from dataclasses import dataclass

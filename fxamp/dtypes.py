@@ -1,6 +1,6 @@
 """The dtypes that policies cast to, by name. The only definition of each; imports no torch.
 
-A new 16-bit dtype needs a name here, built-in policies, and then
+A new 16-bit dtype needs a name here, and then
 
     its arithmetic in kernels      fxamp/kernels/source.py, fxamp/kernels/step_ops.py, fxamp/kernels/step_source.py
     a plan for its gradients       fxamp/kernels/plan.py

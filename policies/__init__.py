@@ -1,1 +1,1 @@
-"""The built-in policy files, read as package data of ``fxamp.policies``."""
+"""The shipped policy files, read as package data of ``fxamp.policies``."""

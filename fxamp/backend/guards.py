@@ -15,7 +15,7 @@ from fxamp.backend.choose import IN_BACKWARD, Choice
 from fxamp.backend.options import Options
 from fxamp.backend.policy_file import Unchanged
 from fxamp.backend.surroundings import Surroundings
-from fxamp.policy.file.existence import is_file
+from fxamp.policy.file.paths import is_file
 from fxamp.torch_private import guard_current_graph, running_backward
 
 _NAME = "__fxamp_policy_is_unchanged"

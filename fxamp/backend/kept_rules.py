@@ -22,7 +22,7 @@ from fxamp.passes.sequences import joint, kept_backward, kept_forward
 from fxamp.passes.shared.saved_values import saved
 from fxamp.pipeline import run_passes
 from fxamp.policy import Policy
-from fxamp.policy.file.builtin import is_built_in
+from fxamp.policy.file.paths import is_built_in
 from fxamp.policy.model.keep import KEPT
 
 #: Splits a joint graph into a forward and a backward.

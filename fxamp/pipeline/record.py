@@ -12,7 +12,7 @@ from fxamp.listing.model import FLOATS
 from fxamp.listing.totals import is_op
 from fxamp.pipeline.list_graph import list_graph, rule_ref
 from fxamp.policy import Policy
-from fxamp.policy.file.builtin import is_built_in
+from fxamp.policy.file.paths import is_built_in
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Policies: which dtype each op of a program runs in, read from TOML files. Imports no torch."""
 
-from fxamp.policy.file.builtin import built_in_names, variant_names
+from fxamp.policy.file.shipped import built_in_names, variant_names
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.loss_scale import LossScale
 from fxamp.policy.model.optimizer_precision import OptimizerPrecision

@@ -7,7 +7,7 @@ import pytest
 
 from fxamp.policy import Category, LossScale, Policy, Site, TensorFacts, built_in_names, variant_names
 from fxamp.policy.file import schema
-from fxamp.policy.file.builtin import folder
+from fxamp.policy.file.paths import folder
 from fxamp.policy.model.rule import INPUT_DTYPES, RULE_REGIONS
 from fxamp.tools.policy.command import main
 

@@ -28,7 +28,7 @@ def test_built_in_policies_load_and_resolve(name: str) -> None:
     device, dtype = name.split("-")
     assert (loaded.name, loaded.device, loaded.lower_precision_fp) == (name, device, dtype)
     assert loaded.outputs == "captured"
-    assert Path(loaded.sources[0]).name == f"{name}.toml" and all(Path(source).is_file() for source in loaded.sources)
+    assert Path(loaded.sources[0]).name == f"{device}.toml" and all(Path(source).is_file() for source in loaded.sources)
     assert all(rule.why.endswith(".") and rule.origin and rule.origin.line > 1 for rule in loaded.rules)
     resolved = loaded.resolve(f"{device}:0")
     assert resolved.resolve(device) == resolved

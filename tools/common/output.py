@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from fxamp.errors import OptionError
-from fxamp.policy.file.existence import is_file
+from fxamp.policy.file.paths import is_file
 from fxamp.tools.common.terminal import COLOURED, is_colourful
 
 #: Characters that move a cursor, change a terminal, or reorder the text around them.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fxamp.errors import ListingError, nearest
-from fxamp.policy.file.existence import is_file, is_folder
+from fxamp.policy.file.paths import is_file, is_folder
 from fxamp.tools.common.quiet import one_line
 
 ACCEPTED = (

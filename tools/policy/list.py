@@ -9,7 +9,8 @@ from typing import Any
 
 from fxamp.devices import DEVICES
 from fxamp.policy import Policy
-from fxamp.policy.file.builtin import built_in_names, find, folder, variant_names
+from fxamp.policy.file.paths import folder
+from fxamp.policy.file.shipped import built_in_names, composition, variant_names
 from fxamp.tools.common.command_line import Parser, guarded, one_of
 from fxamp.tools.common.output import put
 from fxamp.tools.common.table import Column, render
@@ -57,12 +58,13 @@ def _list(given: Namespace) -> None:
 
 
 def _row(name: str, device: str | None, figures: Mapping[str, Any]) -> tuple[str, ...] | None:
-    policy = Policy.load(name)
+    policy, shipped = Policy.load(name), composition(name)
+    assert shipped is not None
     if device not in (None, policy.device):
         return None
     ratios = (figures.get(name, {}).get(key) for key in ("bytes", "kept", "error"))
     cells = ("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
-    return name, " ".join(_conditions(policy)), *cells, purpose(name)
+    return name, " ".join(_conditions(policy)), *cells, shipped.purpose
 
 
 def _conditions(policy: Policy) -> Iterator[str]:
@@ -73,13 +75,3 @@ def _conditions(policy: Policy) -> Iterator[str]:
         yield "or " + ", ".join(policy.arch) if policy.capability else "of " + ", ".join(policy.arch)
     if policy.cpu_features:
         yield "with " + ", ".join(policy.cpu_features)
-
-
-def purpose(name: str) -> str:
-    """Return the description of a shipped policy: the comment at the start of its file, as one line."""
-    lines = []
-    for line in find(name).read_text().splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").strip())
-    return " ".join(lines)

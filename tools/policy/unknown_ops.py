@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fxamp.errors import nearest
-from fxamp.policy.file.builtin import shown
 from fxamp.policy.file.lines import index_lines
+from fxamp.policy.file.paths import shown
 from fxamp.policy.model.op_names import canonical, covers, is_glob, spellings
 from fxamp.policy.model.versions import holds, installed_torch_version
 

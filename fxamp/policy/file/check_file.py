@@ -7,11 +7,20 @@ from fxamp.policy.file import schema
 from fxamp.policy.file.check_rule import Removal, check_rule
 from fxamp.policy.file.checker import Checker
 from fxamp.policy.file.lines import LineIndex
+from fxamp.policy.file.paths import is_built_in
 from fxamp.policy.model import optimizer_precision
 from fxamp.policy.model.loss_scale import mistakes
 from fxamp.policy.model.match import architecture, capability_condition, cpu_feature
 from fxamp.policy.model.rule import Origin, Rule
 from fxamp.policy.model.versions import parse_condition
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The table ``[variant]``, which shipped files alone have: the policies that it varies, and what it gives them."""
+
+    of: list[str]
+    what: str
 
 
 @dataclass
@@ -25,6 +34,7 @@ class PolicyFile:
 
     shown: str
     extends: list[tuple[str, int]] = field(default_factory=list)
+    variant: Variant | None = None
     fields: dict[str, Any] = field(default_factory=dict)
     loss_scale: dict[str, Any] | None = None
     optimizer: dict[str, Any] | None = None
@@ -40,7 +50,9 @@ class PolicyFile:
 def check_file(shown: str, data: dict[str, Any], lines: LineIndex) -> PolicyFile:
     """Return the content of a parsed file with all mistakes; entries with a mistake are left out."""
     checker = Checker(shown, lines)
-    good = checker.keys((), data, schema.FILE_KEYS, "a policy file")
+    variant = Variant(**data["variant"]) if is_built_in(shown) and "variant" in data else None
+    keys = {key: value for key, value in data.items() if variant is None or key != "variant"}
+    good = checker.keys((), keys, schema.FILE_KEYS, "a policy file")
     extends = [(name, lines.line(("extends", at))) for at, name in enumerate(good.pop("extends", []))]
     match = _match(checker, good.pop("match", {}))
     scale = _loss_scale(checker, good.pop("loss_scale")) if "loss_scale" in good else None
@@ -53,7 +65,7 @@ def check_file(shown: str, data: dict[str, Any], lines: LineIndex) -> PolicyFile
     if scale is not None:
         origins["loss_scale"] = checker.origin(("loss_scale",))
     said = [rule for rule in rules if rule is not None]
-    return PolicyFile(shown, extends, good | match, scale, optimizer, origins, said, checker.mistakes)
+    return PolicyFile(shown, extends, variant, good | match, scale, optimizer, origins, said, checker.mistakes)
 
 
 def _match(checker: Checker, table: dict[str, Any]) -> dict[str, Any]:

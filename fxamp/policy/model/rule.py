@@ -25,13 +25,13 @@ ONE_DTYPE = (Category.LOWER_PRECISION_FP, Category.FP32)
 
 @dataclass(frozen=True)
 class Origin:
-    """A line of a policy file."""
+    """A line of a policy file; without a line, another place."""
 
     file: str
-    line: int
+    line: int = 0
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}:{self.line}" if self.line else self.file
 
 
 @dataclass(frozen=True)

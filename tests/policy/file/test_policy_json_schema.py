@@ -10,8 +10,8 @@ import pytest
 from test_policy_broken import BROKEN
 from test_policy_mistakes import BROKEN as PLAIN
 
-from fxamp.policy.file.builtin import folder
 from fxamp.policy.file.json_schema import json_schema
+from fxamp.policy.file.paths import folder
 
 SCHEMA = json.loads((folder() / "schema.json").read_text())
 
@@ -118,7 +118,9 @@ def test_every_key_is_described() -> None:
 
 @pytest.mark.parametrize("path", sorted(folder().glob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_policies_fit(path: Path) -> None:
-    assert fits(tomllib.loads(path.read_text()), SCHEMA)
+    data = tomllib.loads(path.read_text())
+    data.pop("variant", None)  # which no user's file may have
+    assert fits(data, SCHEMA)
 
 
 def test_it_refuses_what_the_loader_refuses() -> None:

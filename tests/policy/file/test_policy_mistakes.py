@@ -30,6 +30,11 @@ BROKEN = {
         1,
         "unknown key 'placement' in a policy file; accepted: extends, match, lower_precision_fp, .*, rule$",
     ),
+    "variant is for shipped files": (
+        HEAD + '[variant]\nof = ["cpu-float16"]\n',
+        4,
+        "unknown key 'variant' in a policy file",
+    ),
     "dtype is a number": (
         "lower_precision_fp = 16\n",
         1,

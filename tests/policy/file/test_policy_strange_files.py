@@ -8,7 +8,8 @@ import pytest
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
 from fxamp.policy.file import lines
-from fxamp.policy.file.load import DEEPEST, LARGEST
+from fxamp.policy.file.load import DEEPEST
+from fxamp.policy.file.parse import LARGEST
 from fxamp.policy.model.module_globs import covers_module
 
 BASE = 'extends = ["cpu-bfloat16"]\n'

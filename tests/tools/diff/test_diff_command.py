@@ -10,7 +10,7 @@ import pytest
 from golden_text import assert_golden
 
 from fxamp.policy import Policy
-from fxamp.policy.file.builtin import variant_names
+from fxamp.policy.file.shipped import variant_names
 from fxamp.tools.common.terminal import Look
 from fxamp.tools.diff.command import FORMATS, main
 from fxamp.tools.diff.result import compare

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fxamp.policy import Policy
-from fxamp.policy.file.builtin import built_in_names, variant_names
+from fxamp.policy.file.shipped import built_in_names, variant_names
 from fxamp.tools.policy.command import main
 
 ROOT = Path(__file__).parents[3]

@@ -40,7 +40,7 @@ def test_show_tells_what_runs_in_fp8_and_why_the_rest_does_not(model: str, capsy
     assert "in 16 bits, not in fp8 linear_1: rule fp8-linear is passed over: size 0 of weight is 20, not %16" in text
     assert "in 16 bits, not in fp8 linear_2: rule fp8-heads comes after fp8-linear; Logits over" in text
     assert show([model, "--policy", "cpu-bfloat16-fp8", "--why", "linear"]) == 0
-    assert "fp8-linear policies/fp8.toml:4: fp8 tensorwise" in capsys.readouterr().out
+    assert "fp8-linear policies/fp8.toml:7: fp8 tensorwise" in capsys.readouterr().out
     assert show([model, "--policy", "cpu-bfloat16-fp8", "--why", "linear_1"]) == 0
     assert "not fp8    rule fp8-linear is passed over: size 0 of weight is 20, not %16" in capsys.readouterr().out
     assert show([model, "--policy", "cpu-bfloat16-fp8", "--format", "json"]) == 0

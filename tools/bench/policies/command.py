@@ -8,7 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from fxamp.policy.file.builtin import built_in_names, variant_names
+from fxamp.policy.file.shipped import built_in_names, variant_names
 from fxamp.tools.bench.policies.figures import LAYERS, MODEL, Figures, figures
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.bench.train.models import MODELS, require

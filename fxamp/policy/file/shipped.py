@@ -1,0 +1,119 @@
+"""The shipped policies. None has a file of its own: its name says what it is composed of.
+
+``DEVICE-DTYPE`` is the table ``DEVICE.toml`` in that dtype. ``DEVICE-DTYPE-VARIANT`` is a policy of that device and
+dtype and then the variant's file: ``VARIANT-DEVICE.toml`` if there is one, else ``VARIANT.toml``. Its table
+``[variant]`` names the policies that it follows, so it is shipped for their devices and dtypes alone.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from os import PathLike, fspath
+from pathlib import Path
+
+from fxamp.devices import DEVICES
+from fxamp.dtypes import DTYPES
+from fxamp.errors import PolicyError, nearest
+from fxamp.policy.file.check_file import PolicyFile
+from fxamp.policy.file.parse import read
+from fxamp.policy.file.paths import folder, is_file
+from fxamp.policy.model.rule import Origin
+
+_NAME = re.compile(rf"({'|'.join(DEVICES)})-({'|'.join(DTYPES)})(?:-(.+))?")
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What a shipped policy is made of: the files and policies that it extends, in order.
+
+    ``dtype``: the 16-bit dtype, if it is not set by one of them. ``purpose``: a sentence.
+    """
+
+    name: str
+    extends: tuple[str, ...]
+    purpose: str
+    dtype: str = ""
+
+    def file(self) -> PolicyFile:
+        """Return the composition as the content of a file that extends its parts."""
+        fields, origin = {"lower_precision_fp": self.dtype}, Origin(f"the name {self.name}")
+        return PolicyFile(
+            self.name,
+            extends=[(name, 0) for name in self.extends],
+            fields=fields if self.dtype else {},
+            origins=dict.fromkeys(fields, origin) if self.dtype else {},
+        )
+
+
+def composition(name: str) -> Composition | None:
+    """Return what the shipped policy called ``name`` is made of; None if there is no such policy."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    device, dtype, variant = match.groups()
+    if variant is None:
+        purpose = f'torch.autocast("{device}", dtype=torch.{dtype}), op by op.'
+        return Composition(name, (f"{device}.toml",), purpose, dtype)
+    family = f"{device}-{dtype}"
+    path = next((path for path in _variant_files(device, variant) if is_file(path)), None)
+    table = None if path is None else read(path).variant
+    base = None if table is None else next((base for base in table.of if f"{base}-".startswith(f"{family}-")), None)
+    if path is None or table is None or base is None:
+        return None
+    return Composition(name, (base, path.name), f"{family} with {table.what}; see {path.name}.")
+
+
+def _variant_files(device: str, variant: str) -> list[Path]:
+    """Return the files that a variant may have for a device, the device's own first."""
+    names = [] if variant.endswith(f"-{device}") else [f"{variant}-{device}.toml", f"{variant}.toml"]
+    return [folder() / name for name in names]
+
+
+@cache
+def built_in_names() -> tuple[str, ...]:
+    """Return the names of the policies that agree with torch.autocast, sorted: "cpu-bfloat16", "cpu-float16", ..."""
+    return tuple(sorted(f"{device}-{dtype}" for device in DEVICES for dtype in DTYPES))
+
+
+@cache
+def variant_names() -> tuple[str, ...]:
+    """Return the names of the policies that differ from torch.autocast on purpose, sorted: "cpu-bfloat16-moe", ..."""
+    names = set()
+    for path in folder().glob("*.toml"):
+        table = read(path).variant
+        for base in () if table is None else table.of:
+            device, dtype = base.split("-")[:2]
+            names.add(f"{device}-{dtype}-{path.stem.removesuffix(f'-{device}')}")
+    return tuple(sorted(names))
+
+
+def find(name_or_path: "str | PathLike[str]") -> Path:
+    """Return the file that a name or a path ending in ``.toml`` means; raise PolicyError if there is none.
+
+    For the name of a shipped policy it is the one that :func:`composed` knows.
+    """
+    given = fspath(name_or_path)
+    if not given.endswith(".toml"):
+        if composition(given) is not None:
+            return folder() / f"{given}.toml"
+        raise PolicyError(f"no policy is named {given!r}{_nearest(given)}; {_accepted()}")
+    if is_file(given) or composed(Path(given)) is not None:
+        return Path(given)
+    raise PolicyError(f"there is no policy file {given!r}{_nearest(Path(given).stem)}; {_accepted()}")
+
+
+def composed(path: Path) -> Composition | None:
+    """Return the shipped policy for which ``path`` stands: a file of its name in the folder of the shipped ones."""
+    return composition(path.stem) if path.parent == folder() and path.suffix == ".toml" else None
+
+
+def _nearest(given: str) -> str:
+    return nearest(given, (*built_in_names(), *variant_names()))
+
+
+def _accepted() -> str:
+    names, variants = built_in_names(), len(variant_names())
+    return (
+        f"accepted: a path ending in .toml, or one of {', '.join(names)} and their {variants} variants "
+        "(fxamp-policy list prints all)"
+    )
