@@ -55,7 +55,7 @@ def test_every_policy_is_named_and_every_file_is_there() -> None:
     assert [name for name in built_in_names() if f"`{name}`" not in README] == []
     kinds = {name.split("-", 2)[2] for name in variant_names()}
     assert set(re.findall(r"`cuda-bfloat16-([\w-]+)`", README)) == kinds
-    assert [name for name in re.findall(r"`([\w-]+\.(?:toml|json))`", README) if not (folder() / name).is_file()] == []
+    assert [name for name in re.findall(r"`([a-z\d-]+\.(?:toml|json))`", README) if not (folder() / name).is_file()] == []
 
 
 def test_its_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
