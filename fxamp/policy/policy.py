@@ -11,14 +11,14 @@ from fxamp.errors import PolicyError
 from fxamp.policy.file.dump import write_text
 from fxamp.policy.file.load import read_file, read_text
 from fxamp.policy.model.category import Category
+from fxamp.policy.model.comparisons import holds
 from fxamp.policy.model.loss_scale import LossScale
-from fxamp.policy.model.match import machine, match_problems, mismatches, unchecked
+from fxamp.policy.model.match import Match, machine
 from fxamp.policy.model.optimizer_precision import OptimizerPrecision
 from fxamp.policy.model.rule import Origin, Rule
 from fxamp.policy.model.rulings import RuleIndex, Ruling
 from fxamp.policy.model.settings import ACCEPTED_VALUES, UNLISTED_ID, unknown_value
 from fxamp.policy.model.site import Site
-from fxamp.policy.model.versions import holds
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Policy:
 
     def __post_init__(self) -> None:
         for key, accepted in ACCEPTED_VALUES.items():
-            given = getattr(self, key)
-            if given not in accepted:
-                raise PolicyError(f"policy {self.name!r}: {unknown_value(key, given, accepted)}")
+            value = getattr(self, key)
+            if value not in accepted:
+                raise PolicyError(f"policy {self.name!r}: {unknown_value(key, value, accepted)}")
         for key in ("cpu_features", "arch"):
             object.__setattr__(self, key, tuple(getattr(self, key)))
-        for _, problem in match_problems(self.device, self.torch, self.capability, self.cpu_features, self.arch):
+        for _, problem in self._match.problems():
             raise PolicyError(f"policy {self.name!r}: {problem}")
 
     @staticmethod
@@ -82,7 +82,7 @@ class Policy:
 
     def dumps(self, origins: bool = False) -> str:
         """Return one policy file with the same meaning; with ``origins`` each line's comment says its origin."""
-        return write_text({each.name: getattr(self, each.name) for each in fields(self)}, origins)
+        return write_text({key.name: getattr(self, key.name) for key in fields(self)}, origins)
 
     def resolve(
         self,
@@ -98,9 +98,9 @@ class Policy:
         ``device``: where the program runs, "cuda" or "cuda:1". ``torch_version``: that of the installed torch by
         default. ``capability``: the compute capability of an NVIDIA GPU, "8.0" or (8, 0); ``arch``: the architecture
         of an AMD GPU, "gfx942". ``cpu_features``: the names that ``torch.cpu.get_capabilities()`` reports. Conditions
-        on facts that are not given are not checked; ``unchecked`` lists them.
+        on unknown facts are not checked; ``unchecked`` lists them.
 
-        Raises PolicyError if a condition fails, with what was found.
+        Raises PolicyError if a condition fails, with the fact.
         """
         kind = None if device is None else device.partition(":")[0]
         if kind is not None and kind != self.device:
@@ -109,13 +109,13 @@ class Policy:
                 f"a policy with [match] device = {kind!r}, such as '{kind}-{self.lower_precision_fp}'"
             )
         here = machine(torch_version, capability, cpu_features, arch)
-        wrong = mismatches(self.torch, self.capability, self.cpu_features, self.arch, here, self.has_fp8)
-        if wrong:
-            raise PolicyError(f"policy {self.name!r} does not match: it needs {'; and '.join(wrong)}")
+        mismatches = "; and ".join(self._match.mismatches(here, self.has_fp8))
+        if mismatches:
+            raise PolicyError(f"policy {self.name!r} does not match: it needs {mismatches}")
         return replace(
             self,
             rules=tuple(rule for rule in self.rules if rule.torch is None or holds(rule.torch, here.torch)),
-            unchecked=unchecked(self.capability, self.cpu_features, self.arch, here),
+            unchecked=tuple(self._match.unchecked(here)),
         )
 
     def rule_for(self, op: str) -> Rule | None:
@@ -165,17 +165,21 @@ class Policy:
         rules = [rule.content() for rule in self.rules]
         match = [self.device, self.capability, self.cpu_features, self.torch, self.arch]
         scale = None if self.loss_scale is None else self.loss_scale.content()
-        kept = None if self.optimizer is None else self.optimizer.content()
-        content = [match, self.lower_precision_fp, self.outputs, self.unlisted, scale, kept, rules]
+        optimizer = None if self.optimizer is None else self.optimizer.content()
+        content = [match, self.lower_precision_fp, self.outputs, self.unlisted, scale, optimizer, rules]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def _match(self) -> Match:
+        return Match(self.device, self.capability, self.arch, self.cpu_features, self.torch)
 
     def __hash__(self) -> int:
         return hash(self.digest)
 
     @cached_property
     def _regions(self) -> frozenset[str]:
-        found = frozenset(rule.region for rule in self.rules)
-        return found | {"forward", "backward"} if "both" in found else found
+        regions = frozenset(rule.region for rule in self.rules)
+        return regions | {"forward", "backward"} if "both" in regions else regions
 
     @cached_property
     def _index(self) -> RuleIndex:

@@ -11,7 +11,7 @@ import pytest
 
 from fxamp.errors import PolicyError
 from fxamp.policy import Category, LossScale, Origin, Policy, Rule, Ruling, built_in_names
-from fxamp.policy.model.versions import holds
+from fxamp.policy.model.comparisons import holds
 
 
 def rule(name: str, *ops: str, cast: Category = Category.FP32, **more: Any) -> Rule:

@@ -9,7 +9,7 @@ from pathlib import Path
 from fxamp.devices import DEVICES
 from fxamp.errors import OptionError, PolicyError, nearest
 from fxamp.policy import Policy
-from fxamp.policy.model.versions import holds, installed_torch_version
+from fxamp.policy.model.comparisons import holds, installed_torch_version
 
 #: The settings that an op table may leave out, with the values to use if a policy needs one.
 _OPEN = {"lower_precision_fp": "float16", "device": "cuda"}

@@ -9,8 +9,8 @@ from typing import Any
 from fxamp.errors import nearest
 from fxamp.policy.file.lines import index_lines
 from fxamp.policy.file.paths import shown
+from fxamp.policy.model.comparisons import holds, installed_torch_version
 from fxamp.policy.model.op_names import canonical, covers, is_glob, spellings
-from fxamp.policy.model.versions import holds, installed_torch_version
 
 #: Only so many mistakes name the nearest op, which is a search.
 _SEARCHES = 50

@@ -36,13 +36,13 @@ class OpChange:
 def op_changes(old: Policy, new: Policy) -> tuple[OpChange, ...]:
     """Return the ops that two resolved policies decide differently, in the order in which the rules name them."""
     before, after = _all_rules(old), _all_rules(new)
-    found = (
+    changes = (
         OpChange(pattern.text, region, situation(one, other), one, other)
         for region in REGIONS
         for pattern in op_patterns([*before, *after])
         for one, other in _disagreements(_deciding(before, pattern, region), _deciding(after, pattern, region))
     )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(changes))
 
 
 def _all_rules(policy: Policy) -> list[Rule]:
@@ -80,11 +80,11 @@ def _cases(rule: Rule) -> list[Rule]:
     """Split the rule into one for each of its modules and module classes; a call meets the rule if it meets one."""
     if max(len(rule.modules), len(rule.module_classes)) < 2:
         return [rule]
-    modules, classes = map(_each, (rule.modules, rule.module_classes))
+    modules, classes = map(_one_by_one, (rule.modules, rule.module_classes))
     return [replace(rule, modules=one, module_classes=other) for one, other in product(modules, classes)]
 
 
-def _each(globs: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _one_by_one(globs: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [(glob,) for glob in globs] if globs else [()]
 
 
@@ -99,8 +99,7 @@ def _conditions(rule: Rule) -> Iterator[str]:
     if rule.module_classes:
         yield f"in a {' or '.join(rule.module_classes)}"
     for name, condition in dict(rule.args).items():
-        asked = ArgCondition.of(condition).content()
-        yield f"{name} {_asked(asked)}"
+        yield f"{name} {_condition(ArgCondition.of(condition).content())}"
     if rule.reduces:
         yield f"reduces {_plain(rule.reduces)}"
     if rule.elements:
@@ -109,7 +108,7 @@ def _conditions(rule: Rule) -> Iterator[str]:
         yield f"read by {' or '.join(name.removeprefix('aten::') for name in rule.read_by)}"
 
 
-def _asked(condition: object) -> str:
+def _condition(condition: object) -> str:
     if not isinstance(condition, Mapping):
         return f"= {condition!r}"
     return f"has {', '.join(f'{key} {_plain(value)}' for key, value in condition.items())}"

@@ -26,12 +26,12 @@ def op_patterns(rules: Sequence[Rule]) -> list[OpPattern]:
     names = list(dict.fromkeys(name for rule in rules for name in rule.ops))
     exact = [name for name in names if not is_glob(name)]
     globs = [name for name in names if is_glob(name)]
-    found = [_named(name, exact) for name in exact]
-    found += _common(globs)
-    found += [_covered(glob, exact) for glob in globs]
+    patterns = [_named(name, exact) for name in exact]
+    patterns += _common(globs)
+    patterns += [_covered(glob, exact) for glob in globs]
     if any(not rule.ops for rule in rules):
-        found.append(OpPattern("any other op" if names else "any op", f"{ANY}::{ANY}.{ANY}"))
-    return list({pattern.op: pattern for pattern in reversed(found)}.values())[::-1]
+        patterns.append(OpPattern("any other op" if names else "any op", f"{ANY}::{ANY}.{ANY}"))
+    return list({pattern.op: pattern for pattern in reversed(patterns)}.values())[::-1]
 
 
 def _named(name: str, exact: Sequence[str]) -> OpPattern:

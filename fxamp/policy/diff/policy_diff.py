@@ -64,13 +64,13 @@ def diff_policies(old: Policy, new: Policy) -> PolicyDiff:
 
 def _moved(ops: Sequence[OpChange], rewritten: set[str]) -> Iterator[RuleChange]:
     """Yield the unchanged rules that now win over another unchanged one: the order of the two has changed."""
-    seen = set()
+    pairs = set()
     for change in ops:
         before, after = change.old, change.new
         if before is None or after is None or {before.id, after.id} & rewritten:
             continue
-        if (before.id, after.id) not in seen:
-            seen.add((before.id, after.id))
+        if (before.id, after.id) not in pairs:
+            pairs.add((before.id, after.id))
             yield RuleChange("moved", after, after, passed=before)
 
 

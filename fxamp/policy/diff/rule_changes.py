@@ -43,9 +43,9 @@ def rule_changes(old: Sequence[Rule], new: Sequence[Rule]) -> tuple[RuleChange, 
     """Return the differences in the order of the old rules, then of the new; order, why and origin do not count."""
     before, after = {rule.id: rule for rule in old}, {rule.id: rule for rule in new}
     renamed = _renamed([r for r in old if r.id not in after], [r for r in new if r.id not in before])
-    found = [change for rule in old if (change := _change(rule, after.get(rule.id), renamed)) is not None]
+    changes = [change for rule in old if (change := _change(rule, after.get(rule.id), renamed)) is not None]
     taken = {rule.id for rule in renamed.values()}
-    return (*found, *(RuleChange("added", None, r) for r in new if r.id not in before and r.id not in taken))
+    return (*changes, *(RuleChange("added", None, r) for r in new if r.id not in before and r.id not in taken))
 
 
 def _change(old: Rule, new: Rule | None, renamed: Mapping[str, Rule]) -> RuleChange | None:
@@ -59,14 +59,14 @@ def _change(old: Rule, new: Rule | None, renamed: Mapping[str, Rule]) -> RuleCha
 
 def _renamed(removed: Sequence[Rule], added: Sequence[Rule]) -> dict[str, Rule]:
     """Return, by the id of each removed rule, the added rule with the same content under another id."""
-    found: dict[str, Rule] = {}
+    pairs: dict[str, Rule] = {}
     left = list(added)
     for rule in removed:
         match = next((other for other in left if not any(_keys(rule, other))), None)
         if match is not None:
-            found[rule.id] = match
+            pairs[rule.id] = match
             left.remove(match)
-    return found
+    return pairs
 
 
 def _keys(old: Rule, new: Rule) -> Iterator[KeyChange]:
@@ -79,7 +79,7 @@ def _keys(old: Rule, new: Rule) -> Iterator[KeyChange]:
             one, other = (one or []), (other or [])
             assert isinstance(one, list)
             assert isinstance(other, list)
-            one, other = [each for each in one if each not in other], [each for each in other if each not in one]
+            one, other = [item for item in one if item not in other], [item for item in other if item not in one]
             one, other = one or None, other or None
         if one != other:
             yield KeyChange(key, one, other)

@@ -19,13 +19,13 @@ def implied(rule: Rule, by: Sequence[Rule]) -> bool:
     if not rule.ops and all(other.ops for other in by):
         return False
     for listed in ("modules", "module_classes", "read_by"):
-        wanted = set(getattr(rule, listed))
+        globs = set(getattr(rule, listed))
         narrower = (set(getattr(other, listed)) for other in by)
-        if wanted and not any(names and names <= wanted for names in narrower):
+        if globs and not any(names and names <= globs for names in narrower):
             return False
     for name, condition in _args(rule):
-        given = [has for other in by for argument, has in _args(other) if argument == name]
-        if not any(_argument_implied(condition, has) for has in given):
+        others = [other_condition for other in by for argument, other_condition in _args(other) if argument == name]
+        if not any(_argument_implied(condition, other) for other in others):
             return False
     return all(
         not getattr(rule, size) or any(_size_implied(getattr(rule, size), getattr(other, size)) for other in by)
@@ -55,27 +55,27 @@ def _args(rule: Rule) -> Iterator[tuple[str, ArgCondition]]:
     return ((name, ArgCondition.of(condition)) for name, condition in dict(rule.args).items())
 
 
-def _argument_implied(wanted: ArgCondition, given: ArgCondition) -> bool:
-    if wanted == given or (wanted.value is not None and given.value == (wanted.value,)):  # [1] is 1 too
+def _argument_implied(condition: ArgCondition, premise: ArgCondition) -> bool:
+    if condition == premise or (condition.value is not None and premise.value == (condition.value,)):  # [1] is 1 too
         return True
-    if wanted.value is not None or given.value is not None:
+    if condition.value is not None or premise.value is not None:
         return False
-    sizes = ((wanted.rank, given.rank), (wanted.size, given.size))
+    sizes = ((condition.rank, premise.rank), (condition.size, premise.size))
     return (
         all(_size_implied(one, other) for one, other in sizes)
-        and (not wanted.dtype or (bool(given.dtype) and set(given.dtype) <= set(wanted.dtype)))
-        and wanted.shape in (None, given.shape)
+        and (not condition.dtype or (bool(premise.dtype) and set(premise.dtype) <= set(condition.dtype)))
+        and condition.shape in (None, premise.shape)
     )
 
 
-def _size_implied(wanted: str, given: str) -> bool:
-    """Return whether every number that meets ``given`` also meets ``wanted``; "" is no condition."""
-    if not wanted:
+def _size_implied(condition: str, premise: str) -> bool:
+    """Return whether every number that meets ``premise`` also meets ``condition``; "" is no condition."""
+    if not condition:
         return True
-    if not given:
+    if not premise:
         return False
-    telling = _telling(wanted, given)
-    return telling is not None and all(size_meets(wanted, n) for n in telling if size_meets(given, n))
+    telling = _telling(condition, premise)
+    return telling is not None and all(size_meets(condition, n) for n in telling if size_meets(premise, n))
 
 
 def _sizes_meeting(first: str, second: str) -> bool:
@@ -109,8 +109,8 @@ def _values_apart(first: ArgCondition, second: ArgCondition) -> bool:
 
 def _spelled(value: Plain | tuple[Plain, ...]) -> tuple[tuple[bool, Plain], ...]:
     """Return the value in a form where True is not 1."""
-    each = value if isinstance(value, tuple) else (value,)
-    return tuple((isinstance(item, bool), item) for item in each)
+    items = value if isinstance(value, tuple) else (value,)
+    return tuple((isinstance(item, bool), item) for item in items)
 
 
 def _apart(first: str, second: str) -> bool:

@@ -7,14 +7,13 @@ from fxamp.policy.file import schema
 from fxamp.policy.file.checker import Checker
 from fxamp.policy.file.lines import Path
 from fxamp.policy.model.category import Category
-from fxamp.policy.model.comparisons import size_condition
+from fxamp.policy.model.comparisons import parse_version, size_condition
 from fxamp.policy.model.conditions import ArgCondition
 from fxamp.policy.model.keep import keep_problems
 from fxamp.policy.model.module_globs import module_glob
 from fxamp.policy.model.op_names import canonical
 from fxamp.policy.model.rule import Rule, needed_key, problems
 from fxamp.policy.model.settings import UNLISTED_ID
-from fxamp.policy.model.versions import parse_condition
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ def check_rule(checker: Checker, path: Path, table: dict[str, Any], ids: dict[st
     _needs(checker, path, table, enabled)
     _id(checker, path, good, ids)
     parsed = {**good, **_conditions(checker, path, good)}
-    checker.valid((*path, "torch"), parse_condition, good.get("torch"))
+    checker.valid((*path, "torch"), parse_version, good.get("torch"))
     _cast(checker, path, table, {**good, "ops": parsed["ops"]})
     for key, problem in keep_problems({**good, "ops": parsed["ops"]}):
         checker.mistake((*path, *key), problem)
@@ -49,10 +48,11 @@ def check_rule(checker: Checker, path: Path, table: dict[str, Any], ids: dict[st
 
 
 def _needs(checker: Checker, path: Path, table: dict[str, Any], enabled: bool) -> None:
-    asked = needed_key(table.get("region", "forward"))
-    for key in ("id", asked) if enabled else ("id",):
+    decision = needed_key(table.get("region", "forward"))
+    for key in ("id", decision) if enabled else ("id",):
         if key not in table:
-            checker.mistake(path, f"this [[rule]] has no {key}; a rule needs id, {asked}, and a condition such as ops")
+            message = f"this [[rule]] has no {key}; a rule needs id, {decision}, and a condition such as ops"
+            checker.mistake(path, message)
     if enabled and not any(key in table for key in schema.CONDITIONS):
         conditions = ", ".join(schema.CONDITIONS)
         checker.mistake(path, f"this [[rule]] has no condition; a rule needs one at least of {conditions}")
@@ -75,16 +75,16 @@ def _conditions(checker: Checker, path: Path, good: dict[str, Any]) -> dict[str,
     if good.get("args") == {}:
         checker.mistake((*path, "args"), "args is empty; accepted: argument names with conditions, such as dim = -1")
     conditions = {
-        name: checker.valid((*path, "args", name), ArgCondition.of, given)
-        for name, given in good.get("args", {}).items()
+        name: checker.valid((*path, "args", name), ArgCondition.of, value)
+        for name, value in good.get("args", {}).items()
     }
     sizes = {key: checker.valid((*path, key), size_condition, good.get(key)) or "" for key in ("reduces", "elements")}
     return {
-        "ops": checker.each((*path, "ops"), canonical, good.get("ops")),
-        "modules": checker.each((*path, "modules"), module_glob, good.get("modules")),
-        "module_classes": checker.each((*path, "module_classes"), _class_glob, good.get("module_classes")),
+        "ops": checker.items((*path, "ops"), canonical, good.get("ops")),
+        "modules": checker.items((*path, "modules"), module_glob, good.get("modules")),
+        "module_classes": checker.items((*path, "module_classes"), _class_glob, good.get("module_classes")),
         "args": conditions,
-        "read_by": checker.each((*path, "read_by"), canonical, good.get("read_by")),
+        "read_by": checker.items((*path, "read_by"), canonical, good.get("read_by")),
         **sizes,
     }
 
@@ -99,9 +99,9 @@ def _cast(checker: Checker, path: Path, table: dict[str, Any], good: dict[str, A
     cast = good.get("cast")
     if cast is None:
         return
-    given = good.get("region", "forward"), good.get("inputs", {}), good.get("recipe", ""), good["ops"]
-    for key, problem in problems(Category(cast), *given):
-        if key[0] not in table or good.get(key[0]):  # else what is given is not accepted, which is noted
+    others = good.get("region", "forward"), good.get("inputs", {}), good.get("recipe", ""), good["ops"]
+    for key, problem in problems(Category(cast), *others):
+        if key[0] not in table or good.get(key[0]):  # else the value is not accepted, which is a mistake already
             checker.mistake((*path, *key), problem)
     banned = cast == Category.BANNED
     if banned and "advice" not in table:

@@ -32,21 +32,21 @@ class Checker:
         """Return the entries of ``table`` with an accepted key and value; record the others as mistakes."""
         return {key: value for key, value in table.items() if self._entry((*path, key), value, kinds, where)}
 
-    def valid(self, path: Path, parse: Callable[[Any], _Result], given: Any) -> _Result | None:
-        """Return ``parse(given)``; None if nothing is given, or after recording why parsing failed."""
-        if given is None:
+    def valid(self, path: Path, parse: Callable[[Any], _Result], value: Any) -> _Result | None:
+        """Return ``parse(value)``; None for None, or after recording why parsing failed."""
+        if value is None:
             return None
         try:
-            return parse(given)
+            return parse(value)
         except ValueError as error:
             self.mistake(path, str(error))
             return None
 
-    def each(self, path: Path, parse: Callable[[Any], _Result], given: list[Any] | None) -> tuple[_Result, ...]:
+    def items(self, path: Path, parse: Callable[[Any], _Result], values: list[Any] | None) -> tuple[_Result, ...]:
         """Return ``parse`` of every item of a list; record items that fail, and an empty list."""
-        if given == []:
+        if values == []:
             self.mistake(path, f"{path[-1]} = [] is empty; accepted: a list with at least one item")
-        items = [self.valid((*path, at), parse, item) for at, item in enumerate(given or [])]
+        items = [self.valid((*path, at), parse, value) for at, value in enumerate(values or [])]
         return tuple(item for item in items if item is not None)
 
     def _entry(self, path: Path, value: object, kinds: Mapping[str, str], where: str) -> bool:

@@ -15,10 +15,7 @@ def write_text(arguments: Mapping[str, Any], origins: bool) -> str:
 
     With ``origins``, each line ends in a comment with the place where it was written.
     """
-    written = list(_lines(arguments))
-    if not origins:
-        return "".join(f"{text}\n" for text, _ in written)
-    return "".join(f"{text}{_comment(text, origin)}\n" for text, origin in written)
+    return "".join(f"{text}{_comment(origin) if origins else ''}\n" for text, origin in _lines(arguments))
 
 
 def _lines(arguments: Mapping[str, Any]) -> Iterator[tuple[str, "Origin | str | None"]]:
@@ -31,16 +28,12 @@ def _lines(arguments: Mapping[str, Any]) -> Iterator[tuple[str, "Origin | str | 
     for key in ("device", "capability", "arch", "cpu_features", "torch"):
         if arguments[key]:
             yield f"{key} = {_value(arguments[key])}", origins.get(key, "default")
-    if arguments["loss_scale"] is not None:
-        yield "", None
-        yield "[loss_scale]", None
-        for key, value in arguments["loss_scale"].content().items():
-            yield f"{key} = {_value(value)}", origins.get(f"loss_scale.{key}", "default")
-    if arguments["optimizer"] is not None:
-        yield "", None
-        yield "[optimizer]", None
-        for key, value in arguments["optimizer"].content().items():
-            yield f"{key} = {_value(value)}", origins.get(f"optimizer.{key}", "default")
+    for table in ("loss_scale", "optimizer"):
+        if arguments[table] is not None:
+            yield "", None
+            yield f"[{table}]", None
+            for key, value in arguments[table].content().items():
+                yield f"{key} = {_value(value)}", origins.get(f"{table}.{key}", "default")
     for rule in arguments["rules"]:
         yield "", None
         yield "[[rule]]", rule.origin or "made in Python"
@@ -78,7 +71,7 @@ def _assignment(key: str, value: object) -> Iterator[str]:
     yield "]"
 
 
-def _comment(text: str, origin: "Origin | str | None") -> str:
+def _comment(origin: "Origin | str | None") -> str:
     return "" if origin is None else f"  # {origin}"
 
 

@@ -53,15 +53,19 @@ _ARGUMENT = {
     ]
 }
 
-_MATCH: dict[str, dict[str, Any]] = {
-    "cpu_features": {"type": "array", "items": {"enum": list(CPU_FEATURES)}},
-    "arch": {"type": "array", "items": {"type": "string", "pattern": f"^{ARCHITECTURE}$"}},
-}
-_KEPT_AS = {"enum": list(STATE)}
-_OPTIMIZER: dict[str, dict[str, Any]] = {
-    "state": {"anyOf": [_KEPT_AS, {"type": "object", "additionalProperties": _KEPT_AS}]},
-    "rounding": {"enum": list(ROUNDING)},
-    "weights": {"enum": list(WEIGHTS)},
+_STATE = {"enum": list(STATE)}
+
+#: What a table's keys accept where their kind alone does not tell.
+_SPECIAL: dict[str, dict[str, Any]] = {
+    "match": {
+        "cpu_features": {"type": "array", "items": {"enum": list(CPU_FEATURES)}},
+        "arch": {"type": "array", "items": {"type": "string", "pattern": f"^{ARCHITECTURE}$"}},
+    },
+    "optimizer": {
+        "state": {"anyOf": [_STATE, {"type": "object", "additionalProperties": _STATE}]},
+        "rounding": {"enum": list(ROUNDING)},
+        "weights": {"enum": list(WEIGHTS)},
+    },
 }
 
 _DESCRIPTIONS = {
@@ -103,12 +107,8 @@ _DESCRIPTIONS = {
 
 def json_schema() -> dict[str, Any]:
     """Return the schema (JSON Schema, draft 7: what Taplo and Even Better TOML read)."""
-    special = {
-        "match": _object(schema.MATCH_KEYS, _MATCH),
-        "loss_scale": _object(schema.LOSS_SCALE_KEYS),
-        "optimizer": _object(schema.OPTIMIZER_KEYS, _OPTIMIZER),
-        "rule": {"type": "array", "items": _rule()},
-    }
+    special: dict[str, Any] = {name: _object(keys, _SPECIAL.get(name)) for name, keys in schema.TABLES.items()}
+    special["rule"] = {"type": "array", "items": _rule()}
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "fxamp policy"}
     return head | _object(schema.FILE_KEYS, special)
 

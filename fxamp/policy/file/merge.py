@@ -6,7 +6,7 @@ from fxamp.errors import PolicyError, nearest
 from fxamp.policy.file.check_file import PolicyFile
 from fxamp.policy.file.check_rule import Removal
 from fxamp.policy.model.loss_scale import LossScale, mistakes
-from fxamp.policy.model.match import match_problems
+from fxamp.policy.model.match import Match
 from fxamp.policy.model.optimizer_precision import OptimizerPrecision
 from fxamp.policy.model.rule import Origin, Rule
 
@@ -20,21 +20,16 @@ class Merge:
     def __init__(self, part: bool = False) -> None:
         self._part = part
         self.sources: dict[str, None] = {}
-        self._fields: dict[str, Any] = {}
-        self._loss_scale: dict[str, Any] | None = None
-        self._optimizer: dict[str, Any] | None = None
+        self._tables: dict[str, dict[str, Any]] = {}
         self._origins: dict[str, Origin] = {}
         self._rules: dict[str, Rule] = {}
         self._mistakes: list[str] = []
 
     def add(self, file: PolicyFile) -> None:
         """Add the content of ``file``, which wins over all files before."""
-        self._fields |= file.fields
+        for name, table in file.tables.items():
+            self._tables[name] = self._tables.get(name, {}) | table
         self._origins |= file.origins
-        if file.loss_scale is not None:
-            self._loss_scale = (self._loss_scale or {}) | file.loss_scale
-        if file.optimizer is not None:
-            self._optimizer = (self._optimizer or {}) | file.optimizer
         for rule in file.rules:
             if isinstance(rule, Rule):
                 self._rules[rule.id] = rule
@@ -44,14 +39,16 @@ class Merge:
 
     def arguments(self, name: str, shown: str) -> dict[str, Any]:
         """Return the arguments of :class:`fxamp.Policy`; raise PolicyError with every mistake."""
-        found = self.mistakes(shown)
-        if found:
-            raise PolicyError("\n".join(found))
+        mistakes = self.mistakes(shown)
+        if mistakes:
+            raise PolicyError("\n".join(mistakes))
+        scale, optimizer = self._tables.get("loss_scale"), self._tables.get("optimizer")
         return {
             "name": name,
-            **self._fields,
-            "loss_scale": None if self._loss_scale is None else LossScale(**self._loss_scale),
-            "optimizer": None if self._optimizer is None else OptimizerPrecision(**self._optimizer),
+            **self._tables[""],
+            **self._tables["match"],
+            "loss_scale": None if scale is None else LossScale(**scale),
+            "optimizer": None if optimizer is None else OptimizerPrecision(**optimizer),
             "rules": tuple(self._rules.values()),
             "sources": tuple(self.sources),
             "origins": self._origins,
@@ -72,17 +69,16 @@ class Merge:
 
     def _check_complete(self, name: str) -> None:
         """Record what is missing in the merged result, and values of different files that contradict each other."""
-        if "lower_precision_fp" not in self._fields:
+        if "lower_precision_fp" not in self._tables.get("", {}):
             self._mistakes.append(
                 f"{name}:1: lower_precision_fp is not set: this is an op table, not a policy; extend it in a file that "
                 'sets lower_precision_fp = "float16" or "bfloat16"'
             )
-        if "device" not in self._fields:
+        match = self._tables.get("match", {})
+        if "device" not in match:
             self._mistakes.append(f'{name}:1: [match] device is not set; add, for example, [match] and device = "cuda"')
         else:
-            given = self._fields.get("capability", ""), *(self._fields.get(key, ()) for key in ("cpu_features", "arch"))
-            for key, problem in match_problems(self._fields["device"], "", *given):
-                self._mistakes.append(f"{self._origins[key]}: {problem}")
-        for key, message in mistakes(self._loss_scale or {}):
+            self._mistakes += [f"{self._origins[key]}: {problem}" for key, problem in Match(**match).problems()]
+        for key, message in mistakes(self._tables.get("loss_scale", {})):
             origin = self._origins.get(f"loss_scale.{key}", self._origins.get("loss_scale"))
             self._mistakes.append(f"{origin}: {message}")

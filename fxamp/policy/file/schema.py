@@ -7,7 +7,7 @@ from fxamp.policy.model.recipe import Recipe
 from fxamp.policy.model.rule import RULE_REGIONS
 from fxamp.policy.model.settings import ACCEPTED_VALUES
 
-STRING, STRINGS, TABLE, TABLES = "a string", "a list of strings", "a table", "a list of tables, each [[rule]]"
+STRING, STRINGS, TABLE, LIST = "a string", "a list of strings", "a table", "a list of tables, each [[rule]]"
 SWITCH, NUMBER, COUNT, SIZE = "true or false", "a number", "a whole number", "a whole number, or a string such as '>64'"
 ANY = "a value, or a table of conditions"
 WORD_OR_TABLE = "a string, or a table of strings"
@@ -20,19 +20,23 @@ FILE_KEYS = {
     "outputs": STRING,
     "loss_scale": TABLE,
     "optimizer": TABLE,
-    "rule": TABLES,
+    "rule": LIST,
 }
-MATCH_KEYS = {"device": STRING, "capability": STRING, "arch": STRINGS, "cpu_features": STRINGS, "torch": STRING}
-LOSS_SCALE_KEYS = {
-    "init_scale": NUMBER,
-    "growth_factor": NUMBER,
-    "backoff_factor": NUMBER,
-    "growth_interval": COUNT,
-    "min_scale": NUMBER,
-    "max_scale": NUMBER,
-    "enabled": SWITCH,
+TABLES = {
+    "match": {"device": STRING, "capability": STRING, "arch": STRINGS, "cpu_features": STRINGS, "torch": STRING},
+    "loss_scale": {
+        "init_scale": NUMBER,
+        "growth_factor": NUMBER,
+        "backoff_factor": NUMBER,
+        "growth_interval": COUNT,
+        "min_scale": NUMBER,
+        "max_scale": NUMBER,
+        "enabled": SWITCH,
+    },
+    "optimizer": {"state": WORD_OR_TABLE, "rounding": STRING, "weights": STRING},
 }
-OPTIMIZER_KEYS = {"state": WORD_OR_TABLE, "rounding": STRING, "weights": STRING}
+"""The keys of each table."""
+
 RULE_KEYS = {
     "id": STRING,
     "cast": STRING,
@@ -78,7 +82,7 @@ def is_of_kind(value: object, kind: str) -> bool:
     if kind == WORD_OR_TABLE:
         return isinstance(value, str) or (isinstance(value, dict) and all(isinstance(v, str) for v in value.values()))
     item = str if kind == STRINGS else dict
-    return isinstance(value, list) and all(isinstance(each, item) for each in value)
+    return isinstance(value, list) and all(isinstance(entry, item) for entry in value)
 
 
 _TYPES: dict[str, type | tuple[type, ...]] = {

@@ -36,13 +36,9 @@ class Composition:
 
     def file(self) -> PolicyFile:
         """Return the composition as the content of a file that extends its parts."""
-        fields, origin = {"lower_precision_fp": self.dtype}, Origin(f"the name {self.name}")
-        return PolicyFile(
-            self.name,
-            extends=[(name, 0) for name in self.extends],
-            fields=fields if self.dtype else {},
-            origins=dict.fromkeys(fields, origin) if self.dtype else {},
-        )
+        settings = {"lower_precision_fp": self.dtype} if self.dtype else {}
+        origins = dict.fromkeys(settings, Origin(f"the name {self.name}"))
+        return PolicyFile(self.name, [(name, 0) for name in self.extends], tables={"": settings}, origins=origins)
 
 
 def composition(name: str) -> Composition | None:
@@ -92,14 +88,14 @@ def find(name_or_path: "str | PathLike[str]") -> Path:
 
     For the name of a shipped policy it is the one that :func:`composed` knows.
     """
-    given = fspath(name_or_path)
-    if not given.endswith(".toml"):
-        if composition(given) is not None:
-            return folder() / f"{given}.toml"
-        raise PolicyError(f"no policy is named {given!r}{_nearest(given)}; {_accepted()}")
-    if is_file(given) or composed(Path(given)) is not None:
-        return Path(given)
-    raise PolicyError(f"there is no policy file {given!r}{_nearest(Path(given).stem)}; {_accepted()}")
+    name = fspath(name_or_path)
+    if not name.endswith(".toml"):
+        if composition(name) is not None:
+            return folder() / f"{name}.toml"
+        raise PolicyError(f"no policy is named {name!r}{_nearest(name)}; {_accepted()}")
+    if is_file(name) or composed(Path(name)) is not None:
+        return Path(name)
+    raise PolicyError(f"there is no policy file {name!r}{_nearest(Path(name).stem)}; {_accepted()}")
 
 
 def composed(path: Path) -> Composition | None:
@@ -107,8 +103,8 @@ def composed(path: Path) -> Composition | None:
     return composition(path.stem) if path.parent == folder() and path.suffix == ".toml" else None
 
 
-def _nearest(given: str) -> str:
-    return nearest(given, (*built_in_names(), *variant_names()))
+def _nearest(name: str) -> str:
+    return nearest(name, (*built_in_names(), *variant_names()))
 
 
 def _accepted() -> str:

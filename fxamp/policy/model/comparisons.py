@@ -1,8 +1,15 @@
-"""Comparisons in policies: ``">4096"``, ``">=2.11,<2.13"``, ``"%16"``, or a plain number for equality."""
+"""Comparisons in policies: ``">4096"``, ``">=2.11,<2.13"``, ``"%16"``, or a plain number for equality.
+
+They are on sizes, on versions of torch, and on compute capabilities.
+"""
 
 import operator
 import re
 from collections.abc import Callable
+from functools import cache
+from importlib import metadata
+
+from fxamp.errors import PolicyError
 
 Numbers = tuple[int, ...]
 Comparison = tuple[str, Numbers]
@@ -23,6 +30,7 @@ _TERM = re.compile(r"\s*(>=|<=|==|!=|>|<|%)\s*(\d+(?:\.\d+)*)\s*")
 
 _SIZE = "size"
 SIZES = "a whole number, or conditions joined by commas, such as '>4096', '>=64,<1024' or '%16' for a multiple of 16"
+VERSIONS = "comparisons with >=, >, <=, <, == or != joined by commas, such as '>=2.12' or '>=2.11,<2.13'"
 
 
 def parse(text: str, kind: str, accepted: str) -> tuple[Comparison, ...]:
@@ -42,18 +50,17 @@ def parse(text: str, kind: str, accepted: str) -> tuple[Comparison, ...]:
 
 def meets(comparisons: tuple[Comparison, ...], numbers: Numbers) -> bool:
     """Return whether ``numbers`` meet all comparisons; each one compares only as many parts as its bound has."""
-    return all(_SIGNS[sign](_first(numbers, len(bound)), bound) for sign, bound in comparisons)
+    return all(_SIGNS[sign]((numbers + (0,) * len(bound))[: len(bound)], bound) for sign, bound in comparisons)
 
 
-def size_condition(given: int | str) -> str:
+def size_condition(size: int | str) -> str:
     """Return a size condition in canonical form: 64 and ``" == 64"`` become ``"==64"``; ValueError if malformed."""
-    if isinstance(given, int) and not isinstance(given, bool):
-        given = f"=={given}"
-    if not isinstance(given, str):
-        raise ValueError(f"{given!r} is not a size; accepted: {SIZES}")
-    terms = size_terms(given)
+    text = f"=={size}" if isinstance(size, int) and not isinstance(size, bool) else size
+    if not isinstance(text, str):
+        raise ValueError(f"{size!r} is not a size; accepted: {SIZES}")
+    terms = size_terms(text)
     if any(len(bound) > 1 or (sign == MULTIPLE and bound == (0,)) for sign, bound in terms):
-        raise ValueError(f"{given!r} is not a size; accepted: {SIZES}")
+        raise ValueError(f"{text!r} is not a size; accepted: {SIZES}")
     return ",".join(f"{sign}{bound[0]}" for sign, bound in terms)
 
 
@@ -67,5 +74,32 @@ def size_terms(text: str) -> tuple[Comparison, ...]:
     return parse(text, _SIZE, SIZES)
 
 
-def _first(parts: Numbers, count: int) -> Numbers:
-    return (parts + (0,) * count)[:count]
+def parse_version(text: str) -> tuple[Comparison, ...]:
+    """Return the terms of a condition on a version, all of which must hold; raise ValueError if it is malformed."""
+    return parse(text, "version comparison", VERSIONS)
+
+
+def holds(condition: str, version: str) -> bool:
+    """Return whether ``version`` meets ``condition``.
+
+    Only the parts that the condition writes are compared: ``==2.13`` and ``<=2.13`` hold on 2.13.1. Local and
+    pre-release suffixes (``+cpu``, ``a0``) are ignored.
+    """
+    return meets(parse_version(condition), version_parts(version))
+
+
+def version_parts(version: str) -> Numbers:
+    """Return the numbers that a version begins with: ``"2.13.0+cpu"`` gives ``(2, 13, 0)``."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    if match is None:
+        raise PolicyError(f"{version!r} is not a torch version; accepted: numbers such as '2.13.0'")
+    return tuple(int(number) for number in match[0].split("."))
+
+
+@cache
+def installed_torch_version() -> str:
+    """Return the version of the installed torch, without importing it."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError as missing:
+        raise PolicyError("torch is not installed: pass torch_version= to resolve the policy") from missing

@@ -40,17 +40,17 @@ class ArgCondition:
     shape: tuple[str, ...] | None = None
 
     @staticmethod
-    def of(given: object) -> "ArgCondition":
+    def of(condition: object) -> "ArgCondition":
         """Return the condition that a policy file writes as a value or a table; raise ValueError if it is malformed."""
-        if isinstance(given, ArgCondition):
-            return given
-        if not isinstance(given, Mapping):
-            return ArgCondition(value=_value(given))
-        if not given or not given.keys() <= CHECKS.keys():
-            hint = next((nearest(str(key), CHECKS) for key in given if key not in CHECKS), "")
+        if isinstance(condition, ArgCondition):
+            return condition
+        if not isinstance(condition, Mapping):
+            return ArgCondition(value=_value(condition))
+        if not condition or not condition.keys() <= CHECKS.keys():
+            hint = next((nearest(str(key), CHECKS) for key in condition if key not in CHECKS), "")
             accepted = ", ".join(CHECKS)
-            raise ValueError(f"{dict(given)!r} is not a condition on an argument; accepted: {accepted}{hint}")
-        return ArgCondition(**{key: CHECKS[key](value) for key, value in given.items()})
+            raise ValueError(f"{dict(condition)!r} is not a condition on an argument; accepted: {accepted}{hint}")
+        return ArgCondition(**{key: CHECKS[key](value) for key, value in condition.items()})
 
     def content(self) -> object:
         """Return the condition as a policy file writes it."""
@@ -68,10 +68,10 @@ class ArgCondition:
         if name not in site.args:
             why = f"argument {name!r} is not known" if site.partial else f"there is no argument {name!r}"
             return Objection(why, unknown=site.partial)
-        given = site.args[name]
+        value = site.args[name]
         if self.value is not None:
-            return self._value_objection(name, given)
-        tensors = tensors_in(given)
+            return self._value_objection(name, value)
+        tensors = tensors_in(value)
         if not tensors:
             return Objection(f"{name} is not a tensor")
         objections = [self._tensor_objection(name, tensor) for tensor in tensors]
@@ -79,13 +79,13 @@ class ArgCondition:
             return None
         return next((o for o in objections if o is not None and o.unknown), objections[0])
 
-    def _value_objection(self, name: str, given: Value) -> Objection | None:
-        if isinstance(given, Symbol):
-            return Objection(f"the value of {name} is not known ({given})", unknown=True)
-        if _same(given, self.value) or (isinstance(given, tuple) and len(given) == 1 and _same(given[0], self.value)):
+    def _value_objection(self, name: str, value: Value) -> Objection | None:
+        if isinstance(value, Symbol):
+            return Objection(f"the value of {name} is not known ({value})", unknown=True)
+        if _same(value, self.value) or (isinstance(value, tuple) and len(value) == 1 and _same(value[0], self.value)):
             return None
-        shown = "a tensor" if isinstance(given, TensorFacts) else _shown(given)
-        return Objection(f"{name} is {shown}, not {_shown(self.value)}")
+        text = "a tensor" if isinstance(value, TensorFacts) else _shown(value)
+        return Objection(f"{name} is {text}, not {_shown(self.value)}")
 
     def _tensor_objection(self, name: str, tensor: TensorFacts) -> Objection | None:
         if self.dtype and not tensor.dtype:
@@ -99,21 +99,21 @@ class ArgCondition:
         return None if self.shape is None else _shape_objection(name, tensor.shape, self.shape)
 
 
-def number_objection(what: str, given: Number | None, condition: str) -> Objection | None:
+def number_objection(what: str, number: Number | None, condition: str) -> Objection | None:
     """Return why a number fails a size condition, or None; a symbolic or missing number always fails."""
-    if not isinstance(given, int):
-        return Objection(f"{what} is not known{'' if given is None else f' ({given})'}", unknown=True)
-    return None if size_meets(condition, given) else Objection(f"{what} is {given}, not {condition}")
+    if not isinstance(number, int):
+        return Objection(f"{what} is not known{'' if number is None else f' ({number})'}", unknown=True)
+    return None if size_meets(condition, number) else Objection(f"{what} is {number}, not {condition}")
 
 
-def _shape_objection(name: str, shape: tuple[Number, ...] | None, wanted: tuple[str, ...]) -> Objection | None:
+def _shape_objection(name: str, shape: tuple[Number, ...] | None, sizes: tuple[str, ...]) -> Objection | None:
     if shape is None:
         return Objection(f"the shape of {name} is not known", unknown=True)
-    written = f"[{', '.join(wanted)}]"
-    named = [each for each in wanted if each != "..."]
-    if len(shape) < len(named) or ("..." not in wanted and len(shape) > len(named)):
+    written = f"[{', '.join(sizes)}]"
+    named = [size for size in sizes if size != "..."]
+    if len(shape) < len(named) or ("..." not in sizes and len(shape) > len(named)):
         return Objection(f"the shape of {name} has {len(shape)} dimensions, which does not fit {written}")
-    front = wanted.index("...") if "..." in wanted else len(wanted)
+    front = sizes.index("...") if "..." in sizes else len(sizes)
     dimensions = [*range(front), *range(len(shape) - (len(named) - front), len(shape))]
     for at, condition in zip(dimensions, named, strict=True):
         if condition != "*" and (why := number_objection(f"size {at} of {name}", shape[at], condition)):
@@ -121,39 +121,39 @@ def _shape_objection(name: str, shape: tuple[Number, ...] | None, wanted: tuple[
     return None
 
 
-def _same(given: object, wanted: object) -> bool:
+def _same(one: object, other: object) -> bool:
     """Return whether two values are equal; True does not equal 1."""
-    if isinstance(given, tuple) and isinstance(wanted, tuple):
-        return len(given) == len(wanted) and all(map(_same, given, wanted))
-    return given == wanted and isinstance(given, bool) == isinstance(wanted, bool)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def _shown(value: object) -> str:
     return str(list(value)) if isinstance(value, tuple) else repr(value)
 
 
-def _value(given: object) -> Plain | tuple[Plain, ...]:
-    if isinstance(given, (bool, int, float, str)):
-        return given
-    if isinstance(given, (list, tuple)) and all(isinstance(each, (bool, int, float, str)) for each in given):
-        return tuple(given)
-    raise ValueError(f"{given!r} is not a value; accepted: a number, a string, true or false, or a list of them")
+def _value(value: object) -> Plain | tuple[Plain, ...]:
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)) and all(isinstance(item, (bool, int, float, str)) for item in value):
+        return tuple(value)
+    raise ValueError(f"{value!r} is not a value; accepted: a number, a string, true or false, or a list of them")
 
 
-def _dtypes(given: object) -> tuple[str, ...]:
-    names = [given] if isinstance(given, str) else given
+def _dtypes(value: object) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not names:
-        raise ValueError(f"dtype = {given!r} has the wrong type; accepted: a name, or a list of names")
+        raise ValueError(f"dtype = {value!r} has the wrong type; accepted: a name, or a list of names")
     for name in names:
         if name not in DTYPES:
             raise ValueError(f"dtype {name!r} is unknown; accepted: {', '.join(DTYPES)}{nearest(str(name), DTYPES)}")
     return tuple(sorted(set(names)))
 
 
-def _shape(given: object) -> tuple[str, ...]:
-    if not isinstance(given, (list, tuple)) or list(given).count("...") > 1:
-        raise ValueError(f"shape = {given!r} is not a shape; accepted: {SHAPE}")
-    return tuple(each if each in ("*", "...") else size_condition(each) for each in given)
+def _shape(value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or list(value).count("...") > 1:
+        raise ValueError(f"shape = {value!r} is not a shape; accepted: {SHAPE}")
+    return tuple(size if size in ("*", "...") else size_condition(size) for size in value)
 
 
 CHECKS: dict[str, Callable[[Any], Any]] = {

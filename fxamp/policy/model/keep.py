@@ -75,5 +75,5 @@ def _block_problems(block: object, keep: object) -> Iterator[tuple[tuple[str, ..
     if not isinstance(block, int) or block < SMALLEST_BLOCK:
         yield ("block",), f"block = {block!r} is too small; accepted: whole numbers from {SMALLEST_BLOCK} on"
     if keep is not None and keep not in EIGHT_BITS:
-        accepted = " or ".join(repr(each.value) for each in EIGHT_BITS)
+        accepted = " or ".join(repr(form.value) for form in EIGHT_BITS)
         yield ("block",), f"block goes with keep = {accepted}, but this rule has keep = {str(keep)!r}"

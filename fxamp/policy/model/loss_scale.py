@@ -27,33 +27,33 @@ class LossScale:
     enabled: bool = True
 
     def __post_init__(self) -> None:
-        found = mistakes(asdict(self))
-        if found:
-            raise PolicyError("\n".join(f"loss_scale: {message}" for _, message in found))
+        problems = mistakes(asdict(self))
+        if problems:
+            raise PolicyError("\n".join(f"loss_scale: {message}" for _, message in problems))
 
     def content(self) -> dict[str, float | int | bool]:
         """Return all values that are set, under the keys of the table."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-def mistakes(given: Mapping[str, Any], alone: bool = False) -> list[tuple[str, str]]:
+def mistakes(values: Mapping[str, Any], alone: bool = False) -> list[tuple[str, str]]:
     """Return ``(key, message)`` for every value that is not accepted; missing keys have their defaults.
 
     ``alone``: check each value by itself, because the other values may be in other files.
     """
-    found = []
+    problems = []
     for key, (accepted, words) in _ACCEPTED.items():
-        value = given.get(key)
+        value = values.get(key)
         if value is not None and not (math.isfinite(value) and accepted(value)):
-            found.append((key, f"{key} = {value!r} is out of range; accepted: {words}"))
-    return found if found or alone else _out_of_bounds(given)
+            problems.append((key, f"{key} = {value!r} is out of range; accepted: {words}"))
+    return problems if problems or alone else _out_of_bounds(values)
 
 
-def _out_of_bounds(given: Mapping[str, Any]) -> list[tuple[str, str]]:
-    low, high = given.get("min_scale") or 0.0, given.get("max_scale") or FLOAT32_MAX
+def _out_of_bounds(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    low, high = values.get("min_scale") or 0.0, values.get("max_scale") or FLOAT32_MAX
     if low > high:
         return [("min_scale", f"min_scale = {low!r} is above max_scale = {high!r}; accepted: a number up to it")]
-    init = given.get("init_scale", LossScale.init_scale)
+    init = values.get("init_scale", LossScale.init_scale)
     if low <= init <= high:
         return []
     return [("init_scale", f"init_scale = {init!r} is out of bounds; accepted: a number from {low!r} to {high!r}")]

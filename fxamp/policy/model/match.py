@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from fxamp.errors import nearest
-from fxamp.policy.model.comparisons import meets, parse
-from fxamp.policy.model.versions import holds, installed_torch_version, parse_condition, version_parts
+from fxamp.policy.model.comparisons import holds, installed_torch_version, meets, parse, parse_version, version_parts
 
 _X86 = """
     sse sse2 sse3 ssse3 sse4_1 sse4_2 sse4a avx avx2 avx_vnni avx512_f avx512_cd avx512_dq avx512_bw avx512_vl
@@ -92,72 +91,70 @@ def architecture(name: str) -> str:
     )
 
 
-def match_problems(
-    device: str, torch: str, capability: str, features: tuple[str, ...], arch: tuple[str, ...]
-) -> Iterator[tuple[str, str]]:
-    """Yield ``(key, message)`` for every condition that is malformed, or that this device does not support."""
-    checks: list[tuple[str, Callable[[str], object], str]] = [
-        ("torch", parse_condition, torch),
-        ("capability", capability_condition, capability),
-    ]
-    checks += [("cpu_features", cpu_feature, name) for name in features]
-    checks += [("arch", architecture, name) for name in arch]
-    for key, check, given in checks:
-        try:
-            if given:
-                check(given)
-        except ValueError as error:
-            yield key, str(error)
-    for key, condition, wanted in (
-        ("capability", capability, "cuda"),
-        ("arch", arch, "cuda"),
-        ("cpu_features", features, "cpu"),
-    ):
-        if condition and device != wanted:
-            yield key, f"{key} is for device = {wanted!r}, but this policy has device = {device!r}"
+@dataclass(frozen=True)
+class Match:
+    """The conditions on a machine; empty ones always hold."""
 
+    device: str
+    capability: str = ""
+    arch: tuple[str, ...] = ()
+    cpu_features: tuple[str, ...] = ()
+    torch: str = ""
 
-def mismatches(
-    torch: str, capability: str, features: tuple[str, ...], arch: tuple[str, ...], here: Machine, fp8: bool
-) -> list[str]:
-    """Describe each condition that ``here`` fails; empty ones always hold, unknown facts are not checked.
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield ``(key, message)`` for every condition that is malformed, or that the device does not support."""
+        checks: list[tuple[str, Callable[[str], object], str]] = [
+            ("torch", parse_version, self.torch),
+            ("capability", capability_condition, self.capability),
+        ]
+        checks += [("cpu_features", cpu_feature, name) for name in self.cpu_features]
+        checks += [("arch", architecture, name) for name in self.arch]
+        for key, check, value in checks:
+            try:
+                if value:
+                    check(value)
+            except ValueError as error:
+                yield key, str(error)
+        for key, device in (("capability", "cuda"), ("arch", "cuda"), ("cpu_features", "cpu")):
+            if getattr(self, key) and self.device != device:
+                yield key, f"{key} is for device = {device!r}, but this policy has device = {self.device!r}"
 
-    ``fp8``: whether the policy has products run in fp8.
-    """
-    found = []
-    if torch and not holds(torch, here.torch):
-        found.append(f"torch {torch}, but this is torch {here.torch}")
-    found += _of_amd(capability, arch, here.arch, fp8) if here.arch is not None else []
-    if here.capability is not None and here.arch is None:
-        found += _of_nvidia(capability, arch, here.capability)
-    missing = [name for name in features if here.cpu_features is not None and name not in here.cpu_features]
-    if missing:
-        found.append(f"the CPU features {', '.join(features)}, but this CPU lacks {', '.join(missing)}")
-    return found
+    def mismatches(self, machine: Machine, fp8: bool) -> Iterator[str]:
+        """Describe each condition that ``machine`` fails; unknown facts are not checked.
 
+        ``fp8``: whether the policy has products run in fp8.
+        """
+        if self.torch and not holds(self.torch, machine.torch):
+            yield f"torch {self.torch}, but this is torch {machine.torch}"
+        if machine.arch is not None:
+            yield from self._of_amd(machine.arch, fp8)
+        elif machine.capability is not None:
+            yield from self._of_nvidia(machine.capability)
+        if machine.cpu_features is not None and (missing := set(self.cpu_features) - machine.cpu_features):
+            lacking = ", ".join(name for name in self.cpu_features if name in missing)
+            yield f"the CPU features {', '.join(self.cpu_features)}, but this CPU lacks {lacking}"
 
-def _of_nvidia(capability: str, arch: tuple[str, ...], has: tuple[int, ...]) -> Iterator[str]:
-    shown = ".".join(map(str, has))
-    if capability and not meets(parse(capability, "compute capability", CAPABILITY), has):
-        yield f"compute capability {capability}, but this device has {shown}"
-    if arch and not capability:
-        yield f"an AMD GPU ({', '.join(arch)}), but this one is NVIDIA's, of compute capability {shown}"
+    def _of_nvidia(self, capability: tuple[int, ...]) -> Iterator[str]:
+        number = ".".join(map(str, capability))
+        if self.capability and not meets(parse(self.capability, "compute capability", CAPABILITY), capability):
+            yield f"compute capability {self.capability}, but this device has {number}"
+        if self.arch and not self.capability:
+            yield f"an AMD GPU ({', '.join(self.arch)}), but this one is NVIDIA's, of compute capability {number}"
 
+    def _of_amd(self, arch: str, fp8: bool) -> Iterator[str]:
+        if self.arch and arch not in self.arch:
+            yield f"{' or '.join(self.arch)} where the GPU is AMD's, but this one is {arch}"
+        if self.capability and not self.arch:
+            yield f"an NVIDIA GPU of compute capability {self.capability}, but this one is AMD's {arch}"
+        if fp8 and arch in LACKS_FP8:
+            yield f"products in fp8, but {arch} {LACKS_FP8[arch]}"
 
-def _of_amd(capability: str, arch: tuple[str, ...], has: str, fp8: bool) -> Iterator[str]:
-    if arch and has not in arch:
-        yield f"{' or '.join(arch)} where the GPU is AMD's, but this one is {has}"
-    if capability and not arch:
-        yield f"an NVIDIA GPU of compute capability {capability}, but this one is AMD's {has}"
-    if fp8 and has in LACKS_FP8:
-        yield f"products in fp8, but {has} {LACKS_FP8[has]}"
-
-
-def unchecked(capability: str, features: tuple[str, ...], arch: tuple[str, ...], here: Machine) -> tuple[str, ...]:
-    """Return the conditions that cannot be checked because the facts are unknown."""
-    known = here.capability is not None or here.arch is not None
-    found = [f"capability {capability}"] if capability and not known else []
-    found += [f"arch {', '.join(arch)}"] if arch and not known else []
-    if features and here.cpu_features is None:
-        found.append(f"cpu_features {', '.join(features)}")
-    return tuple(found)
+    def unchecked(self, machine: Machine) -> Iterator[str]:
+        """Yield the conditions that cannot be checked because the facts are unknown."""
+        gpu = machine.capability is None and machine.arch is None
+        if self.capability and gpu:
+            yield f"capability {self.capability}"
+        if self.arch and gpu:
+            yield f"arch {', '.join(self.arch)}"
+        if self.cpu_features and machine.cpu_features is None:
+            yield f"cpu_features {', '.join(self.cpu_features)}"

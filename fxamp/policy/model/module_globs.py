@@ -29,10 +29,10 @@ def covers_module(glob: str, path: str) -> bool:
     return _covers(glob.removeprefix(".").split("."), parts, starts)
 
 
-def _covers(wanted: Sequence[str], parts: Sequence[str], starts: set[int]) -> bool:
+def _covers(globs: Sequence[str], parts: Sequence[str], starts: set[int]) -> bool:
     """Return whether the glob's parts match the path's from one of ``starts`` on."""
     reached = starts
-    for glob in wanted:
+    for glob in globs:
         if not reached:
             return False
         if glob == "**":

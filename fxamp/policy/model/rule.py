@@ -122,7 +122,7 @@ class Rule:
         """Return the first condition that fails for ``site``, or None if the rule covers the call."""
         if not self.covers_op(site.op, site.region):
             return Objection(f"it is not for {site.op} in the {site.region}")
-        return next((found for found in self._objections(site) if found is not None), None)
+        return next((objection for objection in self._objections(site) if objection is not None), None)
 
     def _objections(self, site: Site) -> Iterable[Objection | None]:
         if not self.ops and not site.computes:
@@ -142,12 +142,12 @@ class Rule:
         if self.elements:
             yield number_objection("the number of its elements", site.elements, self.elements)
         if self.read_by and not any(covers(name, op) for name in self.read_by for op in site.readers):
-            wanted = f"none of {', '.join(self.read_by)} is known to read it"
-            yield Objection(wanted, unknown=site.partial and not site.readers)
+            reason = f"none of {', '.join(self.read_by)} is known to read it"
+            yield Objection(reason, unknown=site.partial and not site.readers)
 
     def content(self) -> dict[str, object]:
         """Return the rule under the keys of a policy file, without ``why`` and without keys that have no value."""
-        said: dict[str, object] = {
+        keys: dict[str, object] = {
             "id": self.id,
             "cast": self.cast and self.cast.value,
             "recipe": str(self.recipe),
@@ -165,7 +165,7 @@ class Rule:
             "args": {name: ArgCondition.of(condition).content() for name, condition in dict(self.args).items()},
             "inputs": dict(self.inputs),
         }
-        return {key: value for key, value in said.items() if value}
+        return {key: value for key, value in keys.items() if value}
 
 
 def holds_in(rule_region: str, region: str) -> bool:
@@ -182,30 +182,30 @@ def problems(
     cast: Category | None, region: str, inputs: Mapping[str, object], recipe: str, ops: tuple[str, ...]
 ) -> list[tuple[tuple[str, ...], str]]:
     """Return ``(key, message)`` for every mistake in a rule's keys taken together; ``ops`` are canonical."""
-    found: list[tuple[tuple[str, ...], str]] = list(_fp8_problems(cast, recipe, ops))
+    mistakes: list[tuple[tuple[str, ...], str]] = list(_fp8_problems(cast, recipe, ops))
     for name, dtype in inputs.items():
         if dtype not in INPUT_DTYPES:
             hint = nearest(str(dtype), INPUT_DTYPES)
             accepted = ", ".join(map(repr, INPUT_DTYPES))
-            found.append((("inputs", name), f"{name} = {dtype!r} is unknown; accepted: {accepted}{hint}"))
+            mistakes.append((("inputs", name), f"{name} = {dtype!r} is unknown; accepted: {accepted}{hint}"))
     if cast is None or cast in ONE_DTYPE:
-        return found
-    accepted = " or ".join(repr(each.value) for each in ONE_DTYPE)
+        return mistakes
+    accepted = " or ".join(repr(category.value) for category in ONE_DTYPE)
     if inputs:
-        found.append((("inputs",), f"inputs goes with cast = {accepted}, but this rule has cast = {cast.value!r}"))
+        mistakes.append((("inputs",), f"inputs goes with cast = {accepted}, but this rule has cast = {cast.value!r}"))
     if region != "forward":
         message = f"region = {region!r} goes with cast = {accepted}, but this rule has cast = {cast.value!r}"
-        found.append((("region",), message))
-    return found
+        mistakes.append((("region",), message))
+    return mistakes
 
 
 def _fp8_problems(cast: Category | None, recipe: str, ops: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], str]]:
     others = [op for op in ops if op.partition(".")[0] not in PRODUCTS]
     if cast is Category.FP8 and (others or not ops):
         named = ", ".join(op.removeprefix("aten::") for op in PRODUCTS)
-        given = f"not for {others[0]!r}" if others else "but this rule names no ops"
-        yield ("ops",), f"cast = 'fp8' is for the ops {named}, {given}"
-    accepted = tuple(each.value for each in Recipe)
+        fault = f"not for {others[0]!r}" if others else "but this rule names no ops"
+        yield ("ops",), f"cast = 'fp8' is for the ops {named}, {fault}"
+    accepted = tuple(recipe.value for recipe in Recipe)
     if cast is not None and cast is not Category.FP8 and recipe:
         yield ("recipe",), f"recipe goes with cast = 'fp8', but this rule has cast = {cast.value!r}"
     elif cast is Category.FP8 and not recipe:

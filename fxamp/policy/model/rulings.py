@@ -49,8 +49,8 @@ class RuleIndex:
         if key not in self._candidates:
             positions = {at for name in spellings(op) for at in self._exact.get(name, ())}
             positions |= {at for pattern, at in self._globs if glob_covers(pattern, op)}
-            found = (self._rules[at] for at in sorted(positions.union(self._every_op)))
-            self._candidates[key] = tuple(rule for rule in found if holds_in(rule.region, region))
+            rules = (self._rules[at] for at in sorted(positions.union(self._every_op)))
+            self._candidates[key] = tuple(rule for rule in rules if holds_in(rule.region, region))
         return self._candidates[key]
 
     def plain(self, op: str, region: str) -> Ruling | None:

@@ -20,9 +20,9 @@ ACCEPTED_VALUES = {
 """The accepted values of each setting."""
 
 
-def unknown_value(key: str, given: object, accepted: tuple[str, ...]) -> str:
+def unknown_value(key: str, value: object, accepted: tuple[str, ...]) -> str:
     """Return the error message for a value that is not in ``accepted``."""
-    named = unsupported(given) if isinstance(given, str) else ""
-    hint = nearest(given, accepted) if isinstance(given, str) and not named else ""
+    named = unsupported(value) if isinstance(value, str) else ""
+    hint = nearest(value, accepted) if isinstance(value, str) and not named else ""
     what = f": {named}" if named else " is unknown"
-    return f"{key} = {given!r}{what}; accepted: {', '.join(map(repr, accepted))}{hint}"
+    return f"{key} = {value!r}{what}; accepted: {', '.join(map(repr, accepted))}{hint}"
