@@ -211,7 +211,8 @@ def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = Fa
         call = _under_autocast(compiled, program) if ambient else compiled
         return Run(call, module, inputs, _scaler(setting), start, compiled if setting.ambient else None)
 
-    return _observe(start(), setting)
+    with torch._functorch.config.patch(donated_buffer=False):  # else it takes no ``retain_graph=True``
+        return _observe(start(), setting)
 
 
 def run_eager(program: Program, setting: Setting, cached: bool = True) -> Outcome:
