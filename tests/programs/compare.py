@@ -16,6 +16,7 @@ from programs.tensors import flat
 from programs.threads import observe_in_threads
 from programs.training import train
 from torch import Tensor
+from torch._dynamo.output_graph import OutputGraph
 
 import fxamp
 from fxamp.backend import products
@@ -81,8 +82,27 @@ def _without_idle_of_torch(program: Program, setting: Setting, found: list[str],
 
 def _breaks() -> list[str]:
     """Why Dynamo broke graphs since its last reset, but where the program asks for it."""
-    reasons = [reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"]]
+    reasons = [reason.splitlines()[0] for reason in (*torch._dynamo.utils.counters["graph_break"], *_ENDS)]
     return [reason for reason in reasons if "graph_break()" not in reason]
+
+
+#: Why graphs ended in front of more of the program since Dynamo's last reset: it counts no break at a size that depends
+#: on values.
+_ENDS: list[str] = []
+
+
+@contextmanager
+def _ends_noted() -> Iterator[None]:
+    compile_subgraph = OutputGraph.compile_subgraph
+
+    def noting(graph: OutputGraph, tx: Any, reason: Any, *given: Any, **named: Any) -> Any:
+        if reason.graph_break:
+            _ENDS.append(str(reason.reason).strip())
+        return compile_subgraph(graph, tx, reason, *given, **named)
+
+    _ENDS.clear()
+    with patch.object(OutputGraph, "compile_subgraph", noting):
+        yield
 
 
 def _stale(program: Program, setting: Setting, wanted: Outcome, plain: Outcome, found: list[str]) -> bool:
@@ -186,12 +206,13 @@ def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = Fa
 
     def start() -> Run:
         torch._dynamo.reset()
-        module, inputs = build(program)
+        module, inputs = build(program, Flavour.ALONE)
         compiled = torch.compile(module, backend=setting.lowering)
         call = _under_autocast(compiled, program) if ambient else compiled
         return Run(call, module, inputs, _scaler(setting), start, compiled if setting.ambient else None)
 
-    return _observe(start(), setting)
+    with torch._functorch.config.patch(donated_buffer=False):  # else it takes no ``retain_graph=True``
+        return _observe(start(), setting)
 
 
 def run_eager(program: Program, setting: Setting, cached: bool = True) -> Outcome:
@@ -227,7 +248,7 @@ def run_compiled(program: Program, setting: Setting) -> Outcome:
         evaluates = compiled if setting.ambient else None
         return Run(call, module, inputs, scaler, lambda: start(2 * _SCALE), evaluates)
 
-    with _casting_alone():
+    with _casting_alone(), _ends_noted():
         return _observe(start(), setting)
 
 

@@ -1,7 +1,7 @@
 """A random program as data: what it declares, its statements in order, its results.
 
-Every text is Python. Where eager autocast itself is no oracle for a statement, or float64 needs other words, the
-statement carries the text of that flavour beside its own.
+Every text is Python. Where eager autocast itself is no oracle for a statement, or torch.compile alone does not survive
+it, the statement carries the text of that flavour beside its own.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ class Flavour(Enum):
     PROGRAM = "program"
     #: What runs under eager autocast and is right bit for bit.
     ORACLE = "oracle"
-    #: The same calculation in float64, without autocast.
-    TRUTH = "truth"
+    #: What torch.compile takes without fxamp.
+    ALONE = "alone"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Text:
 class Declaration:
     """A tensor that exists before the call: a parameter, a buffer or an input.
 
-    ``dtype`` is what float64 replaces in the truth, if it is a floating one. ``tied`` names the parameter that this is.
+    ``tied`` names the parameter that this is.
     """
 
     name: str

@@ -88,7 +88,7 @@ _numbers = itertools.count()
 
 def source(program: Program, flavour: Flavour = Flavour.PROGRAM) -> str:
     """The imports, a module class ``Program``, and ``make_inputs``, which returns its inputs as a list."""
-    body = "\n".join(["", *_class(program, flavour), "", "", *_inputs(program, flavour), ""])
+    body = "\n".join(["", *_class(program, flavour), "", "", *_inputs(program), ""])
     used = [f"\n{text}" for name, text in _DEFINITIONS.items() if f"{name}.apply" in body]
     oracle = "from programs.lowered import Lowered\n" if flavour is Flavour.ORACLE else ""
     return "".join([_IMPORTS, oracle, *used, "\n", body])
@@ -137,7 +137,7 @@ def _class(program: Program, flavour: Flavour) -> Iterator[str]:
     yield "        super().__init__()"
     for declaration in program.declarations:
         if declaration.role != "input":
-            yield f"        {_member(declaration, flavour)}"
+            yield f"        {_member(declaration)}"
     yield ""
     names = [declaration.name for declaration in program.declared("input")]
     yield f"    def forward({', '.join(['self', *names])}):"
@@ -158,30 +158,30 @@ def rendered(statement: Statement, flavour: Flavour, indent: str = "") -> Iterat
         yield from rendered(inner, flavour, indent + "    ")
 
 
-def _member(declaration: Declaration, flavour: Flavour) -> str:
+def _member(declaration: Declaration) -> str:
     if declaration.tied is not None:
         return f"self.{declaration.name} = self.{declaration.tied}"
-    values = _values(declaration, flavour)
+    values = _values(declaration)
     if declaration.role == "buffer":
         return f'self.register_buffer("{declaration.name}", {values})'
     return f"self.{declaration.name} = nn.Parameter({values}{'' if declaration.grad else ', requires_grad=False'})"
 
 
-def _inputs(program: Program, flavour: Flavour) -> Iterator[str]:
+def _inputs(program: Program) -> Iterator[str]:
     yield "def make_inputs():"
     made = [
-        _values(declaration, flavour) + (".requires_grad_()" if declaration.grad else "")
+        _values(declaration) + (".requires_grad_()" if declaration.grad else "")
         for declaration in program.declared("input")
     ]
     yield f"    return [{', '.join(made)}]"
 
 
-def _values(declaration: Declaration, flavour: Flavour) -> str:
-    """Normal numbers of half the usual size; drawn in float32 whatever they become, so that all flavours agree."""
+def _values(declaration: Declaration) -> str:
+    """Normal numbers of half the usual size."""
     size = ", ".join(map(str, declaration.shape))
     if not declaration.dtype.is_floating_point:
         return f"torch.randint(2, ({size},))"
     drawn = f"torch.randn({size}).div(2)"
     if declaration.dtype is not torch.float32:
         drawn += f".to({declaration.dtype})"
-    return drawn + (".double()" if flavour is Flavour.TRUTH else "")
+    return drawn

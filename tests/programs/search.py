@@ -2,12 +2,14 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
 from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 from programs.compare import Refused, differences
+from programs.dispatch import sound_dispatch
 from programs.program import Case
 from programs.reduce import reduce
 from programs.render import script
@@ -58,45 +60,70 @@ def search(numbers: Iterable[int], kinds: Sequence[str] = (), shrink: Shrink = S
     return tally
 
 
+@sound_dispatch()
 def _one(number: int, kinds: Sequence[str], shrink: Shrink) -> Tally:
-    tally, calls, failed = Tally(), 0, None
+    tally, case = Tally(programs=1), draw(number, kinds)
+    tally.kinds.update(case.program.kinds())
+    tally.settings.update(case.setting.words())
+    try:
+        check(case)
+    except Refused as reason:
+        tally.programs = 0
+        tally.refused[str(reason).splitlines()[0][:100]] += 1
+    except Mismatch as mismatch:
+        if shrink is Shrink.ALL:
+            case = _shrunk(number, kinds, case)
+        smaller = case if shrink is Shrink.NO else reduce(case, _fails)
+        tally.failures[str(mismatch) if shrink is Shrink.NO else _message(smaller)] += 1
+        tally.numbers.append(number)
+    return tally
 
-    def run(case: Case) -> None:
-        nonlocal calls, failed
+
+@sound_dispatch()
+def draw(number: int, kinds: Sequence[str] = ()) -> Case:
+    """The program of that number."""
+    drawn: list[Case] = []
+
+    def take(case: Case) -> None:
+        drawn.append(case)
+        if len(drawn) == 1:
+            reject()  # hypothesis begins with the simplest program, whatever the seed
+
+    _generate(number, kinds, take, Phase.generate)
+    return drawn[-1]
+
+
+def _shrunk(number: int, kinds: Sequence[str], case: Case) -> Case:
+    """What hypothesis makes of ``case``, which fails and has that number."""
+    failing = [case]
+    calls = 0
+
+    def run(smaller: Case) -> None:
+        nonlocal calls
         calls += 1
         if calls == 1:
-            reject()  # hypothesis begins with the simplest program, whatever the seed
-        if calls == 2:
-            tally.kinds.update(case.program.kinds())
-            tally.settings.update(case.setting.words())
-        try:
-            check(case)
-        except Refused as reason:
-            tally.refused.update([str(reason).splitlines()[0][:100]] if calls == 2 else [])
             reject()
-        except Mismatch:
-            failed = case
-            raise
+        if _fails(smaller):
+            failing.append(smaller)
+            raise Mismatch
 
+    with suppress(Mismatch):
+        _generate(number, kinds, run, Phase.generate, Phase.shrink)
+    return failing[-1]
+
+
+def _generate(number: int, kinds: Sequence[str], run: Callable[[Case], None], *phases: Phase) -> None:
     quiet = settings(
         max_examples=1,
-        phases=[Phase.generate, Phase.shrink] if shrink is Shrink.ALL else [Phase.generate],
+        phases=phases,
         database=None,
         deadline=None,
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
         print_blob=False,
     )
-    try:
-        with warnings.catch_warnings(action="ignore"):  # one that torch raises once would change what is drawn
-            seed(number)(quiet(given(cases(kinds))(run)))()
-    except Mismatch as mismatch:
-        assert failed is not None
-        smaller = failed if shrink is Shrink.NO else reduce(failed, _fails)
-        tally.failures[str(mismatch) if smaller is failed else _message(smaller)] += 1
-        tally.numbers.append(number)
-    tally.programs += not tally.refused
-    return tally
+    with warnings.catch_warnings(action="ignore"):  # one that torch raises once would change what is drawn
+        seed(number)(quiet(given(cases(kinds))(run)))()
 
 
 def check(case: Case) -> None:

@@ -17,7 +17,7 @@ def region_off(d: Draft) -> None:
 @statement(weight=2)
 def region(d: Draft) -> None:
     dtype = d.pick(_HALVES)
-    _region(d, f'with torch.autocast("cpu", {dtype}):', dtype, truth="if True:")
+    _region(d, f'with torch.autocast("cpu", {dtype}):', dtype)
 
 
 @statement()
@@ -25,7 +25,7 @@ def regions_in_a_row(d: Draft) -> None:
     """Two of one dtype, which may cast the same weights."""
     dtype = d.pick(_HALVES)
     for _ in range(2):
-        _region(d, f'with torch.autocast("cpu", {dtype}):', dtype, truth="if True:")
+        _region(d, f'with torch.autocast("cpu", {dtype}):', dtype)
 
 
 def _region(d: Draft, header: str, lower: torch.dtype | None, **other: str) -> None:

@@ -27,11 +27,16 @@ def masked_experts(d: Draft) -> None:
         out = d.let(f"{out} + F.linear({d.lowered(x)}, {expert}) * {gate}")
 
 
+def _alike(d: Draft, part: str, out: str) -> str:
+    """``part`` in the dtype of ``out``, which Dynamo takes for a constant: right where it captures under autocast."""
+    return f"{part}.to({out}.dtype)" if d.setting.ambient or d.setting.own else f"{part}.to({out})"
+
+
 _GATHERED = (
-    "{out}.index_add(0, {rows}, ({part}).to({out}.dtype))",
-    "{out}.scatter_add(0, {rows}[:, None].expand_as({part}), ({part}).to({out}.dtype))",
-    "torch.index_put({out}, ({rows},), ({part}).to({out}.dtype), accumulate=True)",
-    "{out}.index_copy(0, {rows}, ({part}).to({out}.dtype))",
+    "{out}.index_add(0, {rows}, {part})",
+    "{out}.scatter_add(0, {rows}[:, None].expand_as({part}), {part})",
+    "torch.index_put({out}, ({rows},), {part}, accumulate=True)",
+    "{out}.index_copy(0, {rows}, {part})",
 )
 
 
@@ -44,7 +49,7 @@ def sorted_experts(d: Draft) -> None:
     for number, expert in enumerate(experts):
         rows = d.let(f"{order}[{number * share}:{(number + 1) * share}]")
         part = d.let(f"F.linear({x}[{rows}], {expert}) * {scores}[{rows}, :1]")
-        out = d.let(d.pick(_GATHERED).format(out=out, rows=rows, part=part))
+        out = d.let(d.pick(_GATHERED).format(out=out, rows=rows, part=_alike(d, part, out)))
 
 
 @statement()
@@ -55,4 +60,4 @@ def counted_experts(d: Draft) -> None:
     for number, expert in enumerate(experts):
         rows = d.let(f"torch.where({chosen}[:, 0] == {number})[0]")
         part = d.let(f"F.linear({x}[{rows}], {expert}) * {scores}[{rows}, :1]")
-        d.do(f"{out}.index_add_(0, {rows}, {part}.to({out}.dtype))")
+        d.do(f"{out}.index_add_(0, {rows}, {_alike(d, part, out)})")

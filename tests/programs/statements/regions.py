@@ -56,11 +56,14 @@ def set_memory(d: Draft) -> None:
 
 @statement()
 def inference(d: Draft) -> None:
-    """A result of the region is copied outside, as autograd asks for."""
-    if d.place.body or not d.place.grad:
+    """A result of the region is copied outside, as autograd asks for.
+
+    AOTAutograd dies of views of what was made outside, in graphs that fxamp leaves as they are too.
+    """
+    if d.place.body or not d.place.grad or (d.setting.ambient and d.setting.schedule == "evaluated"):
         raise Unfit
-    seen = set(d.values)
-    with d.block("with torch.inference_mode():", replace(d.place, grad=False), oracle="with torch.no_grad():"):
+    seen, plain = set(d.values), "with torch.no_grad():"
+    with d.block("with torch.inference_mode():", replace(d.place, grad=False), oracle=plain, alone=plain):
         d.statements(3)
     for name in [name for name in d.values if name not in seen]:
         d.do(f"{name} = {name}.clone()")
