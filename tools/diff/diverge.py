@@ -20,7 +20,7 @@ from fxamp.listing.totals import is_op
 from fxamp.pipeline.list_graph import list_graph
 from fxamp.policy import Policy
 from fxamp.tools.common.quiet import in_one_line
-from fxamp.tools.diff.measured import moved
+from fxamp.tools.inputs.measurement import Batch, Copy
 from fxamp.tools.inputs.model_file import Program
 
 
@@ -44,7 +44,12 @@ class Divergence:
         }
 
 
-def first_divergence(given: Program, old: Policy, new: Policy) -> Divergence | str | None:
+def copied(program: Program, device: str, dtype: torch.dtype | None = None) -> Copy:
+    """Return a copy of the program on ``device``, with floating-point tensors in ``dtype`` if it is given."""
+    return Copy.of(program.model, [Batch(program.args, program.kwargs)], device, dtype)
+
+
+def first_divergence(program: Program, old: Policy, new: Policy) -> Divergence | str | None:
     """Return the first op, in graph order, whose results cannot be roundings of the same numbers; None if none differs.
 
     A string says why it is unknown: the program is more than one graph, or the policies are for different devices.
@@ -53,7 +58,7 @@ def first_divergence(given: Program, old: Policy, new: Policy) -> Divergence | s
         return "unknown: the policies are for different devices"
     try:
         with in_one_line("the program cannot be run node by node"):
-            before, after = (_Recorder(given, policy) for policy in (old, new))
+            before, after = (_Recorder(program, policy) for policy in (old, new))
             values = dict(before.values())
             for name, other in after.values():
                 one = values.get(name)
@@ -67,25 +72,26 @@ def first_divergence(given: Program, old: Policy, new: Policy) -> Divergence | s
 class _Recorder:
     """A program rewritten by a policy, run node by node."""
 
-    def __init__(self, given: Program, policy: Policy) -> None:
-        here = moved(given, policy.device)
-        names = tuple(here.kwargs)
-        self._inputs = [*here.args, *here.kwargs.values()]
-        self._module = rewrite(_positional(here, names) if names else here.model, self._inputs, policy=policy)
+    def __init__(self, program: Program, policy: Policy) -> None:
+        here = copied(program, policy.device)
+        (batch,) = here.batches
+        names = tuple(batch.kwargs)
+        self._inputs = [*batch.args, *batch.kwargs.values()]
+        self._module = rewrite(_positional(here.model, names) if names else here.model, self._inputs, policy=policy)
         self.entries = {entry.name: entry for entry in list_graph(self._module).entries if is_op(entry)}
 
     def values(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the floating-point results of the program's ops, by node, in order."""
-        kept: list[tuple[str, Tensor]] = []
+        results: list[tuple[str, Tensor]] = []
 
         def keep(name: str, value: object) -> None:
             if name in self.entries and isinstance(value, Tensor) and value.is_floating_point():
-                kept.append((name, value.detach().clone()))
+                results.append((name, value.detach().clone()))
 
         torch.manual_seed(0)
         with torch.no_grad():
             _Watched(self._module, keep).run(*_flat(self._module, self._inputs), enable_io_processing=False)
-        return iter(kept)
+        return iter(results)
 
 
 class _Watched(Interpreter):
@@ -101,12 +107,12 @@ class _Watched(Interpreter):
         return value
 
 
-def _positional(program: Program, names: tuple[str, ...]) -> Callable[..., Any]:
+def _positional(model: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
     """Return the model as a function of positional arguments; the last ones are those called ``names``."""
 
     def call(*args: Any) -> Any:
         split = len(args) - len(names)
-        return program.model(*args[:split], **dict(zip(names, args[split:], strict=True)))
+        return model(*args[:split], **dict(zip(names, args[split:], strict=True)))
 
     return call
 

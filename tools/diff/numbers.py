@@ -5,7 +5,7 @@ and its loss scaling. The reference is the model and its inputs in float64.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,10 @@ from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.output import notice
 from fxamp.tools.common.progress import bar
 from fxamp.tools.common.quiet import one_line, quiet
-from fxamp.tools.diff.diverge import Divergence, first_divergence
-from fxamp.tools.diff.measured import Measured, moved, run
+from fxamp.tools.diff.diverge import Divergence, copied, first_divergence
 from fxamp.tools.diff.sides import Side
-from fxamp.tools.diff.under_policy import run_under, unscaled
 from fxamp.tools.inputs.kinds import program_syntax
+from fxamp.tools.inputs.measurement import Results, floating, relative, under_policy
 from fxamp.tools.inputs.model_file import Program, program
 
 PROG = "fxamp-diff"
@@ -79,31 +78,48 @@ def run_both(file: str, old: Side, new: Side) -> Numbers:
     """
     for side in (old, new):
         _require_device(side)
-    given = _program(file)
+    program = _program(file)
     errors: list[Errors] = []
-    with quiet(), bar("runs", 5, "run") as shown, so_far(lambda: _found_so_far(old, errors)):
+    with quiet(), bar("runs", 5, "run") as progress, so_far(lambda: _errors_so_far(old, errors)):
         references = []
         for seed in (0, 1):
-            references.append(_reference(file, given, seed))
-            shown.update()
-        reference, again = references
-        random = any(not _same(one, other) for one, other in zip(reference.outputs, again.outputs, strict=True))
+            references.append(_reference(file, program, seed))
+            progress.update()
         for side in (old, new):
-            errors.append(_errors(reference, *run_under(file, given, side.policy)))
-            shown.update()
-        where = first_divergence(given, old.policy, new.policy)
-        shown.update()
-    return Numbers(file, (errors[0], errors[1]), where, random)
+            here = copied(program, side.policy.device)
+            errors.append(_errors(references[0], *under_policy(file, here, side.policy, "aot_eager", start)))
+            progress.update()
+        where = first_divergence(program, old.policy, new.policy)
+        progress.update()
+    return Numbers(file, (errors[0], errors[1]), where, not references[0].same_outputs(references[1]))
 
 
-def _found_so_far(old: Side, errors: Sequence[Errors]) -> str:
+def start(output: Any) -> list[tuple[Tensor, Tensor]]:
+    """Return the values at which the backward starts: the scalar outputs, which are losses, if there are any.
+
+    Otherwise it starts at every floating-point output, with normal random numbers that are the same in all runs; a
+    sum, for example of a softmax, could hide an error.
+    """
+    values = [value for value in floating(output) if value.requires_grad]
+    values = [value for value in values if value.dim() == 0] or values
+    return [(value, _cotangent(value)) for value in values]
+
+
+def _cotangent(value: Tensor) -> Tensor:
+    if value.dim() == 0:
+        return torch.ones_like(value)
+    numbers = torch.randn(value.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return numbers.to(value.device, value.dtype)
+
+
+def _errors_so_far(old: Side, errors: Sequence[Errors]) -> str:
     return f"{old.given}: {errors[0].content()}" if errors else ""
 
 
-def _reference(file: str, given: Program, seed: int) -> Measured:
+def _reference(file: str, program: Program, seed: int) -> Results:
     try:
-        exact = moved(given, "cpu", torch.float64)
-        return run(exact, exact.model, unscaled, seed)
+        exact = copied(program, "cpu", torch.float64)
+        return exact.run(exact.model, start, seed=seed)
     except Exception as error:
         raise ListingError(f"{file}: the model does not run in float64: {one_line(error)}") from error
 
@@ -124,31 +140,15 @@ def _program(file: str) -> Program:
     return program(file, tree, lambda text: notice(f"{PROG}: {text}"))
 
 
-def _errors(reference: Measured, found: Measured, scale: float | None) -> Errors:
-    exact = reference.gradients
-    other = {name: found.gradients.get(name, torch.zeros_like(gradient)) for name, gradient in exact.items()}
-    parameters = {name: _error([gradient], [other[name]]) for name, gradient in exact.items()}
-    worst = sorted(parameters.items(), key=lambda item: -item[1])
-    gradient = _error(exact.values(), other.values())
+def _errors(reference: Results, results: Results, scale: float | None) -> Errors:
+    exact, gradients = reference.gradients, results.gradients_of(reference)
+    parameters = {name: relative([gradients[name]], [gradient]) for name, gradient in exact.items()}
     return Errors(
-        _error(reference.outputs, found.outputs) if reference.outputs else None,
-        gradient if parameters else None,
-        dict(worst),
+        relative(results.outputs, reference.outputs) if reference.outputs else None,
+        relative([*gradients.values()], [*exact.values()]) if parameters else None,
+        dict(sorted(parameters.items(), key=lambda item: -item[1])),
         scale,
     )
-
-
-def _error(exact: Iterable[Tensor], found: Iterable[Tensor]) -> float:
-    """Return |found - exact| / |exact| in the 2-norm over all numbers; |found| if exact is zero."""
-    pairs = list(zip(exact, found, strict=True))
-    off = math.hypot(*(float((one - other).norm()) for other, one in pairs))
-    whole = math.hypot(*(float(other.norm()) for other, _ in pairs))
-    error = off / whole if whole else off
-    return error if math.isfinite(error) else math.inf
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _plain(error: float | None) -> float | str | None:

@@ -59,7 +59,7 @@ def program(file: str, tree: ast.Module, run: Callable[[str], None]) -> Program:
             if not isinstance(returned, (tuple, list)) or len(returned) != 2:
                 raise ListingError(f"{file}: after running it, model and inputs are not there; accepted: {ACCEPTED}")
             model, inputs = returned
-    checked = _checked_model(file, model)
+    checked = callable_model(file, model)
     return Program(checked, *arguments(checked, inputs, f"{file}: inputs"))
 
 
@@ -117,7 +117,8 @@ def _made(file: str, name: str, value: Any) -> Any:
     return guarded(file, value)
 
 
-def _checked_model(file: str, model: Any) -> Callable[..., Any]:
+def callable_model(file: str, model: Any) -> Callable[..., Any]:
+    """Return ``model`` of ``file`` if it can be called; raise ListingError otherwise."""
     if isinstance(model, type):
         raise ListingError(f"{file}: model is the class {model.__name__}; accepted: an instance, {model.__name__}(...)")
     if not callable(model):

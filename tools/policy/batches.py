@@ -6,20 +6,18 @@ The file is run, and so is the model, on the file's data.
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from fxamp.errors import ListingError, nearest
-from fxamp.tools.common.quiet import one_line, quiet
+from fxamp.tools.common.quiet import quiet
 from fxamp.tools.inputs.kinds import program_syntax
-from fxamp.tools.inputs.model_file import arguments, as_module, guarded, place
-from fxamp.tools.policy.losses import Loss, given_loss
+from fxamp.tools.inputs.measurement import Batch, floating
+from fxamp.tools.inputs.model_file import arguments, as_module, callable_model, guarded
 
 ACCEPTED = (
     "model (an nn.Module or function, or model() that makes it) and batches (an iterable, or batches() that returns "
@@ -27,18 +25,43 @@ ACCEPTED = (
     "batch)"
 )
 
+LOSSES = "loss(output) that returns one floating-point number, or an output that is one or has one as .loss"
 
-@dataclass(frozen=True)
-class Batch:
-    """The arguments of one call of the model."""
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+class Loss:
+    """The number that the backward starts from: what MODEL.py's ``function`` returns, or, without one, a substitute.
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors in the arguments."""
-        return [leaf for leaf in pytree.tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, Tensor)]
+    ``notice`` gets a message once: which value it is.
+    """
+
+    def __init__(self, file: str, function: Callable[[Any], Any] | None, notice: Callable[[str], None]) -> None:
+        self.function = function
+        self._file = file
+        self._notice: Callable[[str], None] | None = notice
+
+    def __call__(self, output: Any) -> Tensor:
+        """Return the loss, a tensor with one number. Raises ListingError if there is none."""
+        loss, words = self._of(output)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+            kind = f"a tensor of shape {list(loss.shape)} and {loss.dtype}" if isinstance(loss, Tensor) else _type(loss)
+            raise ListingError(f"{self._file}: {words} is {kind}; accepted: {LOSSES}")
+        if self._notice is not None:
+            self._notice(f"the loss is {words}")
+            self._notice = None
+        return loss.reshape(())
+
+    def _of(self, output: Any) -> tuple[Any, str]:
+        if self.function is not None:
+            return self.function(output), "loss(output)"
+        if isinstance(output, Tensor) and output.numel() == 1:
+            return output, "the output itself"
+        named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if named is not None:
+            return named, "output.loss"
+        floats = floating(output)
+        if not floats:
+            raise ListingError(f"{self._file}: the output holds no floating-point tensor; accepted: {LOSSES}")
+        return floats[0].sum(), "the sum of the output" if len(floats) == 1 else "the sum of the first float output"
 
 
 @dataclass(frozen=True)
@@ -53,25 +76,19 @@ class Workload:
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches. Raises ListingError for an invalid batch, and for errors that the file raises."""
-        source = self.source
-        made = guarded(self.file, source) if inspect.isfunction(source) else source
-        if isinstance(made, (str, bytes, Tensor, Mapping)) or not isinstance(made, Iterable):
-            raise ListingError(
-                f"{self.file}: batches is of type {type(made).__name__}; accepted: an iterable of batches"
-            )
-        given = iter(made)
+        values = guarded(self.file, self.source) if inspect.isfunction(self.source) else self.source
+        if isinstance(values, (str, bytes, Tensor, Mapping)) or not isinstance(values, Iterable):
+            raise ListingError(f"{self.file}: batches is {_type(values)}; accepted: an iterable of batches")
+        iterator = iter(values)
         for at in count() if self.most is None else range(self.most):
-            found = guarded(self.file, lambda: list(islice(given, 1)))
-            if not found:
+            batch = guarded(self.file, lambda: list(islice(iterator, 1)))
+            if not batch:
                 return
-            yield Batch(*arguments(self.model, found[0], f"{self.file}: batch {at}"))
+            yield Batch(*arguments(self.model, batch[0], f"{self.file}: batch {at}"))
 
-    def callable(self) -> Callable[..., Any]:
-        """Return a function that calls the model: Dynamo skips modules of torch.nn that are compiled directly.
-
-        Because of the name ``mod``, module paths in its graphs start at the model.
-        """
-        return calling(self.model)
+    def start(self, output: Any) -> list[tuple[Tensor, None]]:
+        """Return the loss as the value at which the backward starts."""
+        return [(self.loss(output), None)]
 
     def device(self) -> str:
         """Return the device type of the model's tensors; "cpu" if it has none."""
@@ -79,15 +96,6 @@ class Workload:
         state = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
         kinds = {tensor.device.type for tensor in state}
         return min(kinds - {"cpu"}, default="cpu")
-
-
-def calling(mod: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls ``mod``; see :meth:`Workload.callable`."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return mod(*args, **kwargs)
-
-    return call
 
 
 _numbers = count()
@@ -110,47 +118,32 @@ def load_work(file: str, notice: Callable[[str], None], most: int | None = None)
             raise ListingError(_lacking(file, defined))
         model = _model(file, defined["model"])
         source = defined["batches"] if "batches" in defined else (_called(file, defined["inputs"]),)
-    return Workload(file, model, source, given_loss(file, defined.get("loss"), notice), most)
-
-
-def failed(file: str, doing: str, error: BaseException) -> ListingError:
-    """Return the one-line error for an exception that the model raised."""
-    inner = getattr(error, "inner_exception", None) or error
-    return ListingError(f"{place(file, error)}: {doing} failed: {one_line(inner)}")
-
-
-def unlimited_recompiles() -> AbstractContextManager[None]:
-    """Allow any number of recompilations: beyond its limit Dynamo would run batches uncompiled."""
-    limits = {"recompile_limit": 1 << 16, "accumulated_recompile_limit": 1 << 16}
-    patched: AbstractContextManager[None] = torch._dynamo.config.patch(limits)
-    return patched
+    loss = defined.get("loss")
+    if loss is not None and not callable(loss):
+        raise ListingError(f"{file}: loss is {_type(loss)}; accepted: a function loss(output)")
+    return Workload(file, model, source, Loss(file, loss, notice), most)
 
 
 def _lacking(file: str, defined: Mapping[str, Any]) -> str:
-    wanted = [] if "model" in defined else ["model"]
-    wanted += [] if {"batches", "inputs"} & set(defined) else ["batches"]
-    close = next((near for name in wanted if (near := nearest(name, defined))), "")
-    shown = ", ".join(sorted(defined)[:12]) or "nothing"
-    return f"{file}: it defines no {' and no '.join(wanted)}{close}; it defines {shown}; accepted: {ACCEPTED}"
+    names = [] if "model" in defined else ["model"]
+    names += [] if {"batches", "inputs"} & set(defined) else ["batches"]
+    close = next((near for name in names if (near := nearest(name, defined))), "")
+    known = ", ".join(sorted(defined)[:12]) or "nothing"
+    return f"{file}: it defines no {' and no '.join(names)}{close}; it defines {known}; accepted: {ACCEPTED}"
 
 
-def _model(file: str, given: Any) -> Callable[..., Any]:
-    model = _called(file, given)
-    if isinstance(model, type):
-        raise ListingError(f"{file}: model is the class {model.__name__}; accepted: an instance, {model.__name__}(...)")
-    if not callable(model):
-        raise ListingError(f"{file}: model is of type {type(model).__name__}; accepted: an nn.Module or a function")
+def _model(file: str, value: Any) -> Callable[..., Any]:
+    model = callable_model(file, _called(file, value))
     parameters = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
-    for name, value in parameters.items():
-        if value.is_floating_point() and value.element_size() < 4:
-            dtype = str(value.dtype).removeprefix("torch.")
+    for name, parameter in parameters.items():
+        if parameter.is_floating_point() and parameter.element_size() < 4:
+            dtype = str(parameter.dtype).removeprefix("torch.")
             raise ListingError(
                 f"{file}: parameter {name} is {dtype}, which hides what its values were; accepted: model.float()"
             )
-        if value.device.type == "meta":
+        if parameter.device.type == "meta":
             raise ListingError(f"{file}: parameter {name} is on meta, without values; accepted: a model that can run")
-    checked: Callable[..., Any] = model
-    return checked
+    return model
 
 
 def _called(file: str, value: Any) -> Any:
@@ -158,3 +151,7 @@ def _called(file: str, value: Any) -> Any:
     if inspect.isfunction(value) and not inspect.signature(value).parameters:
         return guarded(file, value)
     return value
+
+
+def _type(value: Any) -> str:
+    return f"of type {type(value).__name__}"

@@ -5,25 +5,39 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fxamp.backend import registry
-from fxamp.dtypes import SCALED_DTYPES
-from fxamp.errors import FxampError, ListingError
+from fxamp.errors import ListingError
 from fxamp.listing import KeptValue
-from fxamp.policy import LossScale, Policy
+from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
-from fxamp.scaler import GradScaler
 from fxamp.tools.common.progress import bar
 from fxamp.tools.common.quiet import quiet
 from fxamp.tools.common.unlogged import unlogged
-from fxamp.tools.policy.batches import Batch, Workload, failed
-from fxamp.tools.policy.bisect_run import Copy, Errors, Results
+from fxamp.tools.inputs.measurement import Batch, Copy, Results, Start, failure, relative, run_compiled, under_policy
+from fxamp.tools.policy.batches import Workload
 from fxamp.tools.policy.bisect_units import KEPT_AS_IS, OUT_OF_FP8, Unit, Widening, with_units
 from fxamp.tools.policy.places import ModuleOp, watched
 
-#: Give up below this loss scale: a gradient that overflows there would overflow unscaled.
-_LEAST_SCALE = 2.0**-24
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors in the 2-norm: of all outputs of all batches as one vector, and of the gradient as one vector.
+
+    inf if a value is not finite but is finite in float64; None if it was not measured.
+    """
+
+    output: float | None
+    gradient: float | None
+
+    @property
+    def worst(self) -> float:
+        """Return the largest of the measured errors."""
+        return max(error for error in (self.output, self.gradient) if error is not None)
+
+    def __str__(self) -> str:
+        named = {"output": self.output, "gradient": self.gradient}
+        return ", ".join(f"{name} error {error:.3g}" for name, error in named.items() if error is not None)
 
 
 @dataclass
@@ -50,10 +64,10 @@ class Trials:
         """Return the errors with ``units`` widened; each set is tried once."""
         key = frozenset(units)
         if key not in self.known:
-            self.known[key] = found = self._try(with_units(self.policy, units))
+            self.known[key] = errors = self._try(with_units(self.policy, units))
             self.shown.update()
-            verdict = "meets it" if found.worst <= self.tolerance else "misses it"
-            self.progress(f"trial {len(self.known)}: {_named(units, self.to.words)}: {found}: {verdict}")
+            verdict = "meets it" if errors.worst <= self.tolerance else "misses it"
+            self.progress(f"trial {len(self.known)}: {_named(units, self.to.words)}: {errors}: {verdict}")
         return self.known[key]
 
     def passes(self, units: tuple[Unit, ...]) -> bool:
@@ -67,34 +81,42 @@ class Trials:
         """
         if self.to is KEPT_AS_IS:
             return list(dict.fromkeys(ModuleOp(value.module, value.op) for value in self.packed()))
-        found: dict[ModuleOp, None] = {}
+        places: dict[ModuleOp, None] = {}
 
         def collect(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             uses = (use for uses in watched(gm, inputs, self.policy).uses for use in uses)
-            found.update({use.place: None for use in uses if (use.recipe if self.to is OUT_OF_FP8 else not use.raised)})
+            places.update(
+                {use.place: None for use in uses if (use.recipe if self.to is OUT_OF_FP8 else not use.raised)}
+            )
             return gm.forward
 
-        self._compiled(Copy.of(self.work, self.batches), collect, {}, None)
-        return list(found)
+        here = self._copy()
+        run_compiled(
+            self.work.file,
+            here,
+            self.policy,
+            collect,
+            {},
+            lambda compiled: here.run(compiled, self._start, beside=self._beside),
+        )
+        return list(places)
 
     def packed(self) -> list[KeptValue]:
         """Return the values that the policy keeps in another form than the forward's, in graph order."""
-        since, here = registry.count(), Copy.of(self.work, self.batches)
-        self._compiled(here, "fxamp", self._options(self.policy), None)
+        since = registry.count()
+        self._under(self.policy)
         values = [value for record in registry.recent(since) for value in record.kept]
         return [value for value in values if value.rule is not None and value.form != value.dtype]
 
     def _float64(self) -> Results:
-        exact = Copy.of(self.work, self.batches, torch.float64)
+        file, exact = self.work.file, Copy.of(self.work.model, self.batches, dtype=torch.float64)
         try:
             with quiet():
-                reference = exact.run(self.work, exact.model, self._start, 0)
-                again = exact.run(self.work, exact.model, self._start, 1000)
-        except FxampError:
-            raise
+                reference, again = (
+                    exact.run(exact.model, self._start, seed=seed, beside=self._beside) for seed in (0, 1000)
+                )
         except Exception as error:
-            raise failed(self.work.file, "running model in float64", error) from error
-        file = self.work.file
+            raise failure(file, "running model in float64", error) from error
         if self.measure != "gradient" and not reference.outputs:
             raise ListingError(f"{file}: model returns no floating-point tensor: there is no output to measure")
         if self.measure != "output" and not any(bool(g.any()) for g in reference.gradients.values()):
@@ -104,7 +126,7 @@ class Trials:
             )
         if not reference.finite:
             raise ListingError(f"{file}: gradients are not finite in float64 already")
-        if any(one.shape != other.shape or one.ne(other).any() for one, other in _pairs(reference, again)):
+        if not reference.same_outputs(again):
             self.progress(
                 "the outputs are random: every run has the same fixed seeds, but an op that draws other numbers in "
                 "other dtypes counts as error; model.eval() turns dropout off"
@@ -112,70 +134,35 @@ class Trials:
         return reference
 
     @property
-    def _start(self) -> Callable[[Tensor], Tensor] | None:
-        return None if self.measure == "output" else _itself
+    def _start(self) -> Start | None:
+        return None if self.measure == "output" else self.work.start
+
+    @property
+    def _beside(self) -> Any:
+        return self.work.loss.function
+
+    def _copy(self) -> Copy:
+        return Copy.of(self.work.model, self.batches)
 
     def _try(self, policy: Policy) -> Errors:
-        here = Copy.of(self.work, self.batches)
-        wanted = policy.loss_scale or LossScale(enabled=policy.lower_precision_fp in SCALED_DTYPES)
-        options = self._options(policy)
-        if self.measure == "output" or not wanted.enabled or policy.outputs == "keep":
-            return self._compiled(here, "fxamp", options, None).errors(self._reference, self.measure)
-        scaler = GradScaler(policy.device, init_scale=wanted.init_scale)
-        found = self._compiled(here, "fxamp", options | {"scaler": scaler}, (scaler, wanted))
-        return found.errors(self._reference, self.measure)
+        results = self._under(policy)
+        reference = self._reference
+        gradients = results.gradients_of(reference)
+        return Errors(
+            relative(results.outputs, reference.outputs) if self.measure != "gradient" else None,
+            relative([*gradients.values()], [*reference.gradients.values()]) if self.measure != "output" else None,
+        )
 
-    def _options(self, policy: Policy) -> dict[str, Any]:
+    def _under(self, policy: Policy) -> Results:
         lowered = any(policy.has_rules_for(region) for region in ("backward", KEPT))
-        return {"policy": policy, "lowering": "aot_eager" if lowered else "eager"}
-
-    def _compiled(
-        self, here: Copy, backend: Any, options: dict[str, Any], scaling: tuple[GradScaler, LossScale] | None
-    ) -> Results:
-        torch._dynamo.reset()
-        try:
-            with (
-                quiet(),
-                # Silence the warning about a rule that matches no op: most graphs contain only some of the units.
-                unlogged("fxamp.backend"),
-                torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16),
-            ):
-                compiled = torch.compile(here.callable(), backend=backend, options=options or None)
-                if scaling is None:
-                    return here.run(self.work, compiled, self._start, 0)
-                return self._scaled(here, compiled, *scaling)
-        except FxampError:
-            raise
-        except Exception as error:
-            inner = getattr(error, "inner_exception", None)
-            if isinstance(inner, FxampError):
-                raise type(inner)(f"{self.work.file}: {' '.join(str(inner).split())}") from error
-            raise failed(self.work.file, f"running model under policy {self.policy.name!r}", error) from error
-        finally:
-            torch._dynamo.reset()
-
-    def _scaled(self, here: Copy, compiled: Callable[..., Any], scaler: GradScaler, wanted: LossScale) -> Results:
-        """Run with the loss scale, backed off as in training until all gradients are finite."""
-        scale = wanted.init_scale
-        while True:
-            found = here.run(self.work, compiled, scaler.scale, 0)
-            scale *= wanted.backoff_factor
-            hopeless = not all(bool(output.isfinite().all()) for output in found.outputs)
-            if found.finite or hopeless or scale < max(_LEAST_SCALE, wanted.min_scale or 0.0):
-                return found
-            scaler.update(scale)
-
-
-def _itself(loss: Tensor) -> Tensor:
-    return loss
-
-
-def _pairs(one: Results, other: Results) -> list[tuple[Tensor, Tensor]]:
-    return [(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one.outputs, other.outputs, strict=True)]
+        lowering = "aot_eager" if lowered else "eager"
+        # Silence the warning about a rule that matches no op: most graphs contain only some of the units.
+        with unlogged("fxamp.backend"):
+            return under_policy(self.work.file, self._copy(), policy, lowering, self._start, self._beside)[0]
 
 
 def _named(units: Sequence[Unit], wide: str) -> str:
     if not units:
         return "the policy as it is"
-    shown = "; ".join(map(str, units[:3]))
-    return f"{wide} for {shown}{f' and {len(units) - 3} more' if len(units) > 3 else ''}"
+    names = "; ".join(map(str, units[:3]))
+    return f"{wide} for {names}{f' and {len(units) - 3} more' if len(units) > 3 else ''}"

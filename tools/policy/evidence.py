@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
-from fxamp.errors import FxampError, ListingError
+from fxamp.errors import ListingError
 from fxamp.passes.base import all_graphs
 from fxamp.policy import Policy, Recipe
 from fxamp.tools.common.progress import bar
 from fxamp.tools.common.quiet import quiet
 from fxamp.tools.common.restored import restored
-from fxamp.tools.policy.batches import Batch, Workload, failed, unlimited_recompiles
+from fxamp.tools.inputs.measurement import Batch, calling, failure, unlimited_recompiles
+from fxamp.tools.policy.batches import Workload
 from fxamp.tools.policy.operands import Operand
 from fxamp.tools.policy.places import ModuleOp, Use, Watched, watched
 from fxamp.tools.policy.ranges import Format, Range
@@ -69,8 +70,8 @@ def gather(work: Workload, policy: Policy, gradients: bool) -> Evidence:
     """
     watcher = _Watcher(policy, gradients)
     torch._dynamo.reset()
-    with quiet(), unlimited_recompiles(), restored(work.model, work.loss):
-        compiled = torch.compile(work.callable(), backend=watcher.compile)
+    with quiet(), unlimited_recompiles(), restored(work.model, work.loss.function):
+        compiled = torch.compile(calling(work.model), backend=watcher.compile)
         count, stopped = _run_all(work, compiled, watcher)
     torch._dynamo.reset()
     every = [sample for graph in watcher.graphs for sample in graph.samples()]
@@ -108,13 +109,8 @@ def _run(work: Workload, compiled: Callable[..., Any], batch: Batch, watcher: "_
                 loss = work.loss(output) if watcher.gradients else None
             if loss is not None:
                 _backward(work, loss, where)
-    except FxampError:
-        raise
     except Exception as error:
-        inner = getattr(error, "inner_exception", None)
-        if isinstance(inner, FxampError):
-            raise type(inner)(f"{work.file}: {' '.join(str(inner).split())}") from error
-        raise failed(work.file, f"calling model on {where}", error) from error
+        raise failure(work.file, f"calling model on {where}", error) from error
     finally:
         watcher.unhook()
         for parameter in work.model.parameters() if isinstance(work.model, torch.nn.Module) else ():

@@ -136,7 +136,7 @@ def test_train_prints_the_whole_rounds(capsys: pytest.CaptureFixture[str], monke
 def test_diff_prints_the_errors_of_the_policy_that_ran(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopping(monkeypatch, "fxamp.tools.diff.numbers.run_under", 2)
+    stopping(monkeypatch, "fxamp.tools.diff.numbers.under_policy", 2)
     out = interrupted(diff.main, "cpu-bfloat16 cpu-bfloat16-fast --run model.py --output diff.txt", capsys)
     assert out.startswith("cpu-bfloat16: {'output': ")
 

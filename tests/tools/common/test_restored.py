@@ -12,8 +12,8 @@ import fxamp
 from fxamp.policy import Policy
 from fxamp.tools.common.restored import restored
 from fxamp.tools.inputs.load import Request, load
+from fxamp.tools.inputs.measurement import Copy
 from fxamp.tools.policy.batches import Workload, load_work
-from fxamp.tools.policy.bisect_run import Copy
 from fxamp.tools.policy.bisect_trials import Trials
 from fxamp.tools.policy.bisect_units import FLOAT32
 from fxamp.tools.policy.evidence import gather
@@ -41,6 +41,11 @@ net.layer.weight.grad = torch.ones(4, 4)
 model = {model}
 inputs = (torch.randn(8, 4),)
 batches = [inputs] * 2
+losses = torch.zeros(())
+
+def loss(output):
+    losses.add_(1)
+    return output.sum()
 """
 MODELS = {"module": "net", "symbolic trace": "torch.fx.symbolic_trace(net)", "function": "lambda x: net(x) * 2"}
 
@@ -54,7 +59,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def tensors(defined: dict[str, Any]) -> list[torch.Tensor]:
     net = defined["net"]
-    return [*net.parameters(), *net.buffers(), net.last, net.layer.weight.grad, *defined["inputs"]]
+    return [*net.parameters(), *net.buffers(), net.last, net.layer.weight.grad, *defined["inputs"], defined["losses"]]
 
 
 def calibrate(work: Workload) -> None:
@@ -117,8 +122,8 @@ def test_showing_what_needs_values_changes_no_tensor(tmp_path: Path, capsys: pyt
 
 def test_every_run_of_a_copy_begins_with_the_same_tensors(file: str) -> None:
     work = load_work(file, lambda text: None)
-    there = Copy.of(work, tuple(work.batches()))
-    first, second = (there.run(work, there.model, lambda loss: loss, 0) for _ in range(2))
+    copy = Copy.of(work.model, tuple(work.batches()))
+    first, second = (copy.run(copy.model, work.start) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first.outputs, second.outputs, strict=True))
     assert first.gradients.keys() == second.gradients.keys()
     assert all(torch.equal(first.gradients[name], second.gradients[name]) for name in first.gradients)

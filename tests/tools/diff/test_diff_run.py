@@ -10,9 +10,8 @@ from torch import nn
 
 from fxamp.tools.diff.command import main
 from fxamp.tools.diff.diverge import _apart
-from fxamp.tools.diff.measured import run as run_once
-from fxamp.tools.diff.under_policy import unscaled
-from fxamp.tools.inputs.model_file import Program
+from fxamp.tools.diff.numbers import start
+from fxamp.tools.inputs.measurement import Batch, Copy
 
 MODEL = """
 import torch
@@ -148,8 +147,8 @@ def test_the_backward_starts_at_losses() -> None:
         def forward(self) -> dict[str, torch.Tensor]:
             return {"logits": self.weight * 100.0, "loss": (self.weight**2).sum()}
 
-    program = Program(Both())
-    assert run_once(program, program.model, unscaled).gradients["weight"].tolist() == [4.0, 6.0]
+    copy = Copy.of(Both(), [Batch((), {})])
+    assert copy.run(copy.model, start).gradients["weight"].tolist() == [4.0, 6.0]
 
 
 def test_a_model_of_several_graphs_has_numbers_but_no_place(capsys: pytest.CaptureFixture[str]) -> None:

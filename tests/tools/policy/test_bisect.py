@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fxamp.policy import Policy
-from fxamp.tools.policy.bisect_run import relative
+from fxamp.tools.inputs.measurement import relative
 from fxamp.tools.policy.bisect_units import ModuleTree, Own, rule_units, with_units
 from fxamp.tools.policy.command import main
 from fxamp.tools.policy.places import ModuleOp
