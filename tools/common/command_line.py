@@ -84,10 +84,10 @@ def positives(text: str) -> tuple[int, ...]:
     return tuple(positive(part.strip()) for part in text.split(","))
 
 
-def guarded(prog: str, run: Callable[[], None]) -> int:
-    """Run a tool, and return its exit status: 0, or 2 after a user's mistake, which is one message on stderr.
+def guarded(prog: str, run: Callable[[], int | None]) -> int:
+    """Run a tool, and return its exit status: its own, or 2 after a user's mistake, which is one message on stderr.
 
-    Ctrl-C is status 130; what was found until then (:class:`SoFar`) is printed first. Anything else that is raised is a
+    Ctrl-C is status 130; the results until then (:class:`SoFar`) is printed first. Anything else that is raised is a
     fault of fxamp: status 70 (:data:`FAULT`) after the traceback.
     """
     try:
@@ -97,9 +97,9 @@ def guarded(prog: str, run: Callable[[], None]) -> int:
         return 2
 
 
-def _run(prog: str, run: Callable[[], None]) -> int:
+def _run(prog: str, run: Callable[[], int | None]) -> int:
     try:
-        run()
+        return run() or 0
     except FxampError as error:
         notice(f"{prog}: {error}")
         return 2
@@ -107,7 +107,7 @@ def _run(prog: str, run: Callable[[], None]) -> int:
         notice(f"{prog}: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
         return 2
     except (MemoryError, RecursionError) as error:
-        notice(f"{prog}: what it was given is too {'large' if isinstance(error, MemoryError) else 'deeply nested'}")
+        notice(f"{prog}: its input is too {'large' if isinstance(error, MemoryError) else 'deeply nested'}")
         return 2
     except KeyboardInterrupt as error:
         if isinstance(error, SoFar):
@@ -116,6 +116,5 @@ def _run(prog: str, run: Callable[[], None]) -> int:
         return 130
     except Exception as error:
         notice("".join(traceback.format_exception(error)))
-        notice(f"{prog}: a fault of fxamp, not of what it was given: {type(error).__name__}")
+        notice(f"{prog}: a fault of fxamp, not of its input: {type(error).__name__}")
         return FAULT
-    return 0

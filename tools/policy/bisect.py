@@ -10,11 +10,10 @@ from math import isfinite
 from fxamp.errors import ListingError, OptionError
 from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
-from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
+from fxamp.tools.common.command_line import Parser, one_of
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.output import write_text
 from fxamp.tools.common.progress import say
-from fxamp.tools.policy.batches import load_work
 from fxamp.tools.policy.bisect_report import best, head, hopeless, lines, rules
 from fxamp.tools.policy.bisect_trials import Trials
 from fxamp.tools.policy.bisect_units import (
@@ -28,22 +27,14 @@ from fxamp.tools.policy.bisect_units import (
     widening,
 )
 from fxamp.tools.policy.delta import hierarchical, is_minimal
-from fxamp.tools.policy.here import base_policy, refuse_overwriting
-from fxamp.tools.policy.patch import patch_text
+from fxamp.tools.policy.patch import add_model, base_policy, load_model, patch_text
 from fxamp.tools.policy.places import ModuleOp
 
 PROG = "fxamp-policy bisect"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; returns 0, or 1 if float32 everywhere misses the tolerance too, or 2 after a mistake."""
-    given = _parser().parse_args(arguments)
-    found: list[bool] = []
-    status = guarded(PROG, lambda: found.append(_bisect(given)))
-    return status or int(not all(found))
-
-
-def _parser() -> Parser:
+def parser() -> Parser:
+    """Return the subcommand's options."""
     parser = Parser(
         PROG,
         "Find the smallest set of modules, or of the policy's rules, that must be float32 for the relative error "
@@ -52,15 +43,13 @@ def _parser() -> Parser:
         "defines model and batches (or inputs), and perhaps loss(output); it is run, and so is the "
         "model, once a trial.",
     )
-    add = parser.add_argument
-    add("model", metavar="MODEL.py", help="defines model and batches (or inputs), and perhaps loss(output)")
-    add("--tolerance", metavar="T", type=_tolerance, required=True, help="the largest relative error, in the 2-norm")
-    add(
-        "--policy",
-        metavar="P",
-        help="the policy to start from; for the model's device DEVICE-float16 unless given, or with --region kept "
+    add_model(
+        parser,
+        "the policy to start from; for the model's device DEVICE-float16 unless given, or with --region kept "
         "DEVICE-bfloat16-lean",
     )
+    add = parser.add_argument
+    add("--tolerance", metavar="T", type=_tolerance, required=True, help="the largest relative error, in the 2-norm")
     add(
         "--region",
         type=one_of("forward", KEPT),
@@ -74,8 +63,6 @@ def _parser() -> Parser:
         help="the error of all outputs, of the gradient of the losses' sum, or of both (default; with --region kept "
         "the gradient's, because the outputs do not depend on it)",
     )
-    add("--output", metavar="FILE", help="where the patch is written; standard output unless given")
-    add("--batches", metavar="N", type=positive, help="take the first N batches only")
     add("--emulate", action="store_true", help="run another device's casts by the kernels of the model's device")
     return parser
 
@@ -94,40 +81,39 @@ def _say(text: str) -> None:
     say(f"{PROG}: {text}")
 
 
-def _bisect(given: Namespace) -> bool:
-    """Whether a set was found."""
-    refuse_overwriting(given.model, given.policy, given.output)
-    kept = given.region == KEPT
-    measure = _measure(given.measure, kept)
-    work = load_work(given.model, _say, given.batches)
-    start = given.policy or (f"{work.device()}-bfloat16-lean" if kept else None)
-    name, policy = base_policy(start, work, _say, runs=True, emulate=given.emulate)
+def run(options: Namespace) -> int:
+    """Write the patch; returns 1 if float32 everywhere misses the tolerance too."""
+    kept = options.region == KEPT
+    measure = _measure(options.measure, kept)
+    work = load_model(options, _say)
+    start = options.policy or (f"{work.device()}-bfloat16-lean" if kept else None)
+    name, policy = base_policy(start, work, _say, runs=True, emulate=options.emulate)
     if kept:
         _require_kept_rules(name, policy)
     batches = tuple(work.batches())
     if not batches:
         raise ListingError(f"{work.file}: batches holds no batch: there is nothing to measure; accepted: one or more")
-    trials = Trials(work, batches, policy, given.tolerance, measure, KEPT_AS_IS if kept else widening(policy), _say)
+    trials = Trials(work, batches, policy, options.tolerance, measure, KEPT_AS_IS if kept else widening(policy), _say)
     places = trials.places()
     if not places:
         raise ListingError(f"{work.file}: policy {name!r} {_nothing(trials.to, policy)}")
     with trials.shown, so_far(lambda: best(trials)):
-        found = _search(trials, given.by, places)
-    if found is None:
-        return False
-    for line in lines(found, trials):
+        units = _search(trials, options.by, places)
+    if units is None:
+        return 1
+    for line in lines(units, trials):
         _say(line)
-    text = patch_text(name, policy, rules(found, trials), head(found, trials, name), None, given.output)
-    write_text(text, given.output)
-    return True
+    text = patch_text(name, policy, rules(units, trials), head(units, trials, name), None, options.output)
+    write_text(text, options.output)
+    return 0
 
 
-def _measure(given: str | None, kept: bool) -> str:
-    if kept and given in ("output", "both"):
+def _measure(measure: str | None, kept: bool) -> str:
+    if kept and measure in ("output", "both"):
         raise OptionError(
-            f"--measure {given} with --region kept: how values are kept does not change the outputs; accepted: gradient"
+            f"--measure {measure} with --region kept: how values are kept does not change the outputs; accepted: gradient"
         )
-    return given or ("gradient" if kept else "both")
+    return measure or ("gradient" if kept else "both")
 
 
 def _require_kept_rules(name: str, policy: Policy) -> None:
@@ -159,7 +145,7 @@ def _search(trials: Trials, by: str, places: Sequence[ModuleOp]) -> tuple[Unit, 
     if not trials.passes(every):
         _say(hopeless(trials, every, by))
         return None
-    found = hierarchical(every, tree.parts, trials.passes)
-    minimal = is_minimal(found, trials.passes)
+    units = hierarchical(every, tree.parts, trials.passes)
+    minimal = is_minimal(units, trials.passes)
     assert minimal, "ddmin gives sets of which nothing can be left out"
-    return found
+    return units

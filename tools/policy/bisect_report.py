@@ -10,37 +10,37 @@ from fxamp.tools.policy.bisect_units import KEPT_AS_IS, Unit, unit_rules
 Units = tuple[Unit, ...]
 
 
-def lines(found: Units, trials: Trials) -> Iterator[str]:
+def lines(units: Units, trials: Trials) -> Iterator[str]:
     """Yield the result, with a line for each unit: the error without it."""
     wide, tried = trials.to.words, many(len(trials.known), "trial")
     yield f"the policy as it is: {trials.errors(())}; tolerance {trials.tolerance:g}"
-    if not found:
+    if not units:
         yield f"the policy meets the tolerance as it is: nothing needs {wide}; {tried}"
         return
-    for unit in found:
-        yield f"needs {wide}: {unit} (without it: {trials.errors(_without(found, unit))})"
-    pieces = many(len(found), "piece")
-    yield f"with {pieces} in {wide}: {trials.errors(found)}; {_minimal(found)}; {tried}"
+    for unit in units:
+        yield f"needs {wide}: {unit} (without it: {trials.errors(_without(units, unit))})"
+    pieces = many(len(units), "piece")
+    yield f"with {pieces} in {wide}: {trials.errors(units)}; {_minimal(units)}; {tried}"
 
 
-def head(found: Units, trials: Trials, name: str) -> Iterator[str]:
+def head(units: Units, trials: Trials, name: str) -> Iterator[str]:
     """Yield the comment at the head of a patch for the policy called ``name``."""
     batches, count = many(len(trials.batches), "batch", "batches"), many(len(trials.known), "trial")
     yield f"What {trials.work.file} needs beyond {name} for a relative error of at most {trials.tolerance:g}."
     yield f"Against float64, over {batches}, by {count} with fixed seeds."
     yield f"{name} as it is: {trials.errors(())}."
-    if not found:
+    if not units:
         yield "It meets the tolerance as it is: no rule is needed."
         return
-    yield f"As patched: {trials.errors(found)}; {_minimal(found)}."
+    yield f"As patched: {trials.errors(units)}; {_minimal(units)}."
 
 
-def rules(found: Units, trials: Trials) -> list[Rule]:
+def rules(units: Units, trials: Trials) -> list[Rule]:
     """Return the rules of ``found``; each rule's reason is the error without it."""
-    with_all = f"with it: {trials.errors(found)}; wanted: at most {trials.tolerance:g}"
+    with_all = f"with it: {trials.errors(units)}; wanted: at most {trials.tolerance:g}"
     return [
-        replace(rule, why=f"Bisected; without this rule: {trials.errors(_without(found, unit))}; {with_all}.")
-        for unit, rule in zip(found, unit_rules(trials.policy, found), strict=True)
+        replace(rule, why=f"Bisected; without this rule: {trials.errors(_without(units, unit))}; {with_all}.")
+        for unit, rule in zip(units, unit_rules(trials.policy, units), strict=True)
     ]
 
 
@@ -72,11 +72,11 @@ def many(count: int, one: str, more: str = "") -> str:
     return f"{count} {one if count == 1 else more or one + 's'}"
 
 
-def _minimal(found: Units) -> str:
+def _minimal(units: Units) -> str:
     return (
-        "without it the tolerance is missed" if len(found) == 1 else "without any one of them the tolerance is missed"
+        "without it the tolerance is missed" if len(units) == 1 else "without any one of them the tolerance is missed"
     )
 
 
-def _without(found: Units, unit: Unit) -> Units:
-    return tuple(other for other in found if other != unit)
+def _without(units: Units, unit: Unit) -> Units:
+    return tuple(other for other in units if other != unit)

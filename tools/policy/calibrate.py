@@ -7,15 +7,14 @@ from math import frexp, isfinite
 from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import OptionError
 from fxamp.policy import Category, LossScale, Policy, Rule
-from fxamp.tools.common.command_line import Parser, guarded, positive
+from fxamp.tools.common.command_line import Parser
 from fxamp.tools.common.interrupt import SoFar
 from fxamp.tools.common.output import notice, write_text
-from fxamp.tools.policy.batches import Workload, load_work
+from fxamp.tools.policy.batches import Workload
 from fxamp.tools.policy.calibrate_rules import globs_for, rules_for, short
 from fxamp.tools.policy.calibrate_table import fp8_summary, summary
 from fxamp.tools.policy.evidence import Evidence, Sample, gather
-from fxamp.tools.policy.here import base_policy, refuse_overwriting
-from fxamp.tools.policy.patch import patch_text
+from fxamp.tools.policy.patch import add_model, base_policy, load_model, patch_text
 from fxamp.tools.policy.places import ModuleOp
 from fxamp.tools.policy.ranges import Format
 from fxamp.tools.policy.troubles import UNDERFLOW, Limits, exponent, fitting_shift, share
@@ -23,24 +22,16 @@ from fxamp.tools.policy.troubles import UNDERFLOW, Limits, exponent, fitting_shi
 PROG = "fxamp-policy calibrate"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit status: 0, or 2 after a user's mistake."""
-    given = _parser().parse_args(arguments)
-    return guarded(PROG, lambda: _calibrate(given))
-
-
-def _parser() -> Parser:
+def parser() -> Parser:
+    """Return the subcommand's options."""
     parser = Parser(
         PROG,
         "Run a model's batches in float32, watch the ranges of its values and gradients, and propose a policy patch: "
         "float32 where they do not fit 16 bits, 16 bits where products in fp8 lose their operands. MODEL.py defines "
         "model and batches (or inputs), and perhaps loss(output); it is run, and so is the model.",
     )
+    add_model(parser, "the policy to extend; DEVICE-float16 unless given, for the model's device")
     add = parser.add_argument
-    add("model", metavar="MODEL.py", help="defines model and batches (or inputs), and perhaps loss(output)")
-    add("--policy", metavar="P", help="the policy to extend; DEVICE-float16 unless given, for the model's device")
-    add("--output", metavar="FILE", help="where the patch is written; standard output unless given")
-    add("--batches", metavar="N", type=positive, help="take the first N batches only")
     add(
         "--loss-scale",
         metavar="S",
@@ -89,29 +80,29 @@ def _say(text: str) -> None:
     notice(f"{PROG}: {text}")
 
 
-def _calibrate(given: Namespace) -> None:
-    refuse_overwriting(given.model, given.policy, given.output)
-    work = load_work(given.model, _say, given.batches)
-    name, policy = base_policy(given.policy, work, _say, runs=False)
-    if given.loss_scale is not None and policy.lower_precision_fp not in SCALED_DTYPES:
+def run(options: Namespace) -> None:
+    """Print the tables, and write the patch."""
+    work = load_model(options, _say)
+    name, policy = base_policy(options.policy, work, _say, runs=False)
+    if options.loss_scale is not None and policy.lower_precision_fp not in SCALED_DTYPES:
         raise OptionError(f"--loss-scale is for float16; policy {name!r} computes in {policy.lower_precision_fp}")
-    evidence = gather(work, policy, not given.inference)
+    evidence = gather(work, policy, not options.inference)
     unseen = {sample.place for sample in evidence.unseen} - {sample.place for sample in evidence.samples}
     if unseen:
         words = ", ".join(sorted(f"{short(place.op)} in {place.module or 'the root module'}" for place in unseen))
         _say(f"not watched, as it is in a branch not taken or inside an autograd.Function: {words}")
-    limits = Limits(Format.of_name(policy.lower_precision_fp), _shift(given, policy, evidence), given.underflow)
+    limits = Limits(Format.of_name(policy.lower_precision_fp), _shift(options, policy, evidence), options.underflow)
     rules = _rules(evidence, limits, policy)
-    scaled = policy.lower_precision_fp in SCALED_DTYPES and not given.inference
+    scaled = policy.lower_precision_fp in SCALED_DTYPES and not options.inference
     head = list(_head(name, work, evidence, limits, scaled)) + list(_notes(evidence, limits))
     notice(summary(evidence.samples, limits))
     if evidence.scaled:
         notice(f"\n{fp8_summary(evidence.scaled, limits)}")
     _say(f"{len(rules)} rules proposed" if rules else "everything fits: no rule is needed")
-    text = patch_text(name, policy, rules, head, 2.0**limits.shift if scaled else None, given.output)
+    text = patch_text(name, policy, rules, head, 2.0**limits.shift if scaled else None, options.output)
     if evidence.stopped:
         raise SoFar(text)
-    write_text(text, given.output)
+    write_text(text, options.output)
 
 
 def _rules(evidence: Evidence, limits: Limits, policy: Policy) -> list[Rule]:
@@ -124,8 +115,8 @@ def _rules(evidence: Evidence, limits: Limits, policy: Policy) -> list[Rule]:
     troubles += [trouble for trouble in of_fp8 if _holds(trouble.place, places[True])]
     of_fp8 = [trouble for trouble in of_fp8 if not _holds(trouble.place, places[True])]
     taken = [rule.id for rule in policy.rules]
-    found = rules_for(of_fp8, places[False] + places[True], taken, Category.LOWER_PRECISION_FP)
-    return found + rules_for(troubles, places[False], taken + [rule.id for rule in found])
+    rules = rules_for(of_fp8, places[False] + places[True], taken, Category.LOWER_PRECISION_FP)
+    return rules + rules_for(troubles, places[False], taken + [rule.id for rule in rules])
 
 
 def _holds(place: ModuleOp, others: Collection[ModuleOp]) -> bool:
@@ -134,11 +125,11 @@ def _holds(place: ModuleOp, others: Collection[ModuleOp]) -> bool:
     return any(other.op == place.op and other.module.startswith(inside) for other in others)
 
 
-def _shift(given: Namespace, policy: Policy, evidence: Evidence) -> int:
-    if policy.lower_precision_fp not in SCALED_DTYPES or given.inference:
+def _shift(options: Namespace, policy: Policy, evidence: Evidence) -> int:
+    if policy.lower_precision_fp not in SCALED_DTYPES or options.inference:
         return 0
-    if given.loss_scale is not None:
-        return exponent(given.loss_scale)
+    if options.loss_scale is not None:
+        return exponent(options.loss_scale)
     init_scale = (policy.loss_scale or LossScale()).init_scale
     shift = fitting_shift(evidence.samples, init_scale)
     if shift < exponent(init_scale):
@@ -153,7 +144,7 @@ def _head(name: str, work: Workload, evidence: Evidence, limits: Limits, scaled:
     yield f"{values} values that {name} has in {limits.format.name} were looked at, in {graphs}."
     yield f"Rules are for values that overflow, and where more than {share(limits.underflow)} of them underflow."
     if evidence.scaled:
-        products = _many(len({each.place for each in evidence.scaled}), "product")
+        products = _many(len({operand.place for operand in evidence.scaled}), "product")
         yield f"{products} in fp8: rules for 16 bits where more than {share(limits.underflow)} of an operand underflow."
     if scaled:
         yield f"Gradients were judged times the loss scale {2.0**limits.shift:g}."
@@ -170,13 +161,13 @@ def _notes(evidence: Evidence, limits: Limits) -> Iterator[str]:
     yield f"In float32 by the policy's rules; the ranges would fit {limits.format.name} (digits are another matter):"
     for op in dict.fromkeys(place.op for place in fit):
         known = [sample.place.module for sample in raised if sample.place.op == op]
-        found = globs_for([place.module for place in fit if place.op == op], list(dict.fromkeys(known)))
-        yield f"  {short(op)} in {', '.join(glob or 'the root module' for glob in found)}: {_largest(raised, op, bad)}"
+        globs = globs_for([place.module for place in fit if place.op == op], list(dict.fromkeys(known)))
+        yield f"  {short(op)} in {', '.join(glob or 'the root module' for glob in globs)}: {_largest(raised, op, bad)}"
 
 
 def _largest(raised: Sequence[Sample], op: str, bad: Collection[ModuleOp]) -> str:
-    seen = [sample for sample in raised if sample.place.op == op and sample.place not in bad]
-    return f"the largest value is {max(sample.forward.amax for sample in seen):.3g}"
+    largest = max(s.forward.amax for s in raised if s.place.op == op and s.place not in bad)
+    return f"the largest value is {largest:.3g}"
 
 
 def _many(count: int, one: str, more: str = "") -> str:

@@ -24,8 +24,8 @@ def rules_for(
     bad = [place for place in known if any(trouble.place == place for trouble in troubles)]
     ops_of: dict[str, dict[str, None]] = defaultdict(dict)
     for op in dict.fromkeys(place.op for place in bad):
-        wanted = [place.module for place in bad if place.op == op]
-        for glob in globs_for(wanted, [place.module for place in known if place.op == op]):
+        paths = [place.module for place in bad if place.op == op]
+        for glob in globs_for(paths, [place.module for place in known if place.op == op]):
             ops_of[glob][op] = None
     # A rule without a module is for the op everywhere: no glob matches only the root's own calls.
     everywhere = ops_of.pop("", {})
@@ -33,20 +33,20 @@ def rules_for(
     for glob, ops in ops_of.items():
         groups[tuple(op for op in ops if op not in everywhere)].append(glob)
     ids = set(taken)
-    found = [_rule(tuple(everywhere), (), troubles, ids, cast)] if everywhere else []
-    return found + [_rule(ops, tuple(globs), troubles, ids, cast) for ops, globs in groups.items() if ops]
+    rules = [_rule(tuple(everywhere), (), troubles, ids, cast)] if everywhere else []
+    return rules + [_rule(ops, tuple(globs), troubles, ids, cast) for ops, globs in groups.items() if ops]
 
 
-def globs_for(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return globs that cover the module paths ``wanted``, and no other path of ``known`` that these do not cover."""
-    covered = {path for path in known if any(covers_module(exact(w, known), path) for w in wanted if w)}
-    found: dict[str, None] = {}
-    for path in wanted:
-        if any(glob and covers_module(glob, path) for glob in found):
+def globs_for(paths: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return globs that cover the module ``paths``, and no other path of ``known`` that these do not cover."""
+    covered = {path for path in known if any(covers_module(exact(w, known), path) for w in paths if w)}
+    globs: dict[str, None] = {}
+    for path in paths:
+        if any(glob and covers_module(glob, path) for glob in globs):
             continue
         fitting = (g for g in _wider(path, known) if all(p in covered for p in known if covers_module(g, p)))
-        found[next(fitting, exact(path, known) if path else "")] = None
-    return list(found)
+        globs[next(fitting, exact(path, known) if path else "")] = None
+    return list(globs)
 
 
 def exact(path: str, known: Sequence[str]) -> str:
@@ -79,13 +79,11 @@ def _rule(
     worst = _worst(mine)
     name = _id("-and-".join(worst), globs[0] if globs else short(ops[0]), taken)
     places = len({trouble.place for trouble in mine})
-    told = "; ".join(f"{short(t.place.op)} in {t.place.module or 'the root module'}: {t.words}" for t in worst.values())
+    reasons = "; ".join(
+        f"{short(t.place.op)} in {t.place.module or 'the root module'}: {t.words}" for t in worst.values()
+    )
     many = f"{places} places, worst " if places > 1 else ""
-    return Rule(name, cast, tuple(map(short, ops)), why=f"Calibrated: {many}{told}.", modules=globs)
-
-
-def _covered(globs: Sequence[str], path: str) -> bool:
-    return any(covers_module(glob, path) for glob in globs)
+    return Rule(name, cast, tuple(map(short, ops)), why=f"Calibrated: {many}{reasons}.", modules=globs)
 
 
 def _worst(troubles: Sequence[Trouble]) -> Mapping[str, Trouble]:

@@ -27,22 +27,24 @@ def summary(samples: Sequence[Sample], limits: Limits) -> str:
     for sample in samples:
         if not sample.raised:
             lines[_GLOB.sub("*", sample.place.module), short(sample.place.op)].append(sample)
-    rows = [(module or "(root)", op, *_numbers(found, limits)) for (module, op), found in lines.items()]
+    rows = [(module or "(root)", op, *_numbers(group, limits)) for (module, op), group in lines.items()]
     return tabulate(rows, headers=_HEADERS, disable_numparse=True)
 
 
 def fp8_summary(scaled: Sequence[Scaled], limits: Limits) -> str:
     """Return the table of the operands of products in fp8: values, and the share that their scales leave too small."""
     lines: dict[tuple[str, ...], list[Scaled]] = defaultdict(list)
-    for each in scaled:
-        module = _GLOB.sub("*", each.place.module) or "(root)"
-        lines[module, short(each.place.op), each.operand.words, each.range.format.name].append(each)
+    for operand in scaled:
+        module = _GLOB.sub("*", operand.place.module) or "(root)"
+        lines[module, short(operand.place.op), operand.operand.words, operand.range.format.name].append(operand)
     rows = []
-    for key, found in lines.items():
-        under = max(each.range.underflow() for each in found)
-        bad = sum(bool(limits.fp8_troubles(each)) for each in found)
-        proposed = "" if not bad else "16 bits" if bad == len(found) else f"16 bits for {bad} of {len(found)}"
-        rows.append((*key, str(sum(each.range.count for each in found)), share(under) if under else "", proposed))
+    for key, operands in lines.items():
+        under = max(operand.range.underflow() for operand in operands)
+        bad = sum(bool(limits.fp8_troubles(operand)) for operand in operands)
+        proposed = "" if not bad else "16 bits" if bad == len(operands) else f"16 bits for {bad} of {len(operands)}"
+        rows.append(
+            (*key, str(sum(operand.range.count for operand in operands)), share(under) if under else "", proposed)
+        )
     return tabulate(rows, headers=_FP8_HEADERS, disable_numparse=True)
 
 
@@ -52,7 +54,7 @@ def _numbers(samples: Sequence[Sample], limits: Limits) -> list[str]:
     float32 = f"float32 for {len(bad)} of {len(places)}" if len(bad) < len(places) else "float32"
     forward, gradient = [sample.forward for sample in samples], [sample.gradient for sample in samples]
     return [
-        str(sum(seen.count for seen in forward)),
+        str(sum(values.count for values in forward)),
         *_worst(forward, 0),
         *_worst(gradient, limits.shift),
         float32 if bad else "",
@@ -60,9 +62,9 @@ def _numbers(samples: Sequence[Sample], limits: Limits) -> list[str]:
 
 
 def _worst(ranges: Sequence[Range], shift: int) -> list[str]:
-    if not any(seen.nonzero for seen in ranges):
+    if not any(values.nonzero for values in ranges):
         return ["", "", ""]
-    over = max(seen.overflow(shift) for seen in ranges)
-    under = max(seen.underflow(shift) for seen in ranges)
-    largest = max(seen.amax for seen in ranges) * 2.0**shift
+    over = max(values.overflow(shift) for values in ranges)
+    under = max(values.underflow(shift) for values in ranges)
+    largest = max(values.amax for values in ranges) * 2.0**shift
     return [f"{largest:.3g}", *(share(part) if part else "" for part in (over, under))]

@@ -1,25 +1,19 @@
 """fxamp-policy check: report every mistake of policy files, as FILE:LINE: MESSAGE."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 from importlib.util import find_spec
 
 from fxamp.policy.file.load import files_of, mistakes_of
-from fxamp.tools.common.command_line import Parser, guarded
+from fxamp.tools.common.command_line import Parser
 from fxamp.tools.common.output import notice, put
 from fxamp.tools.policy.unknown_ops import UnknownOps, unknown_ops
 
 PROG = "fxamp-policy check"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; returns 0, or 1 if there are mistakes, or 2 if a file does not exist."""
-    given = _parser().parse_args(arguments)
-    found: list[bool] = []
-    status = guarded(PROG, lambda: found.append(_check(given.files, given.part)))
-    return status or int(any(found))
-
-
-def _parser() -> Parser:
+def parser() -> Parser:
+    """Return the subcommand's options."""
     parser = Parser(
         PROG, "Validate policy files and what they extend. Exit status: 0, 1 if there are mistakes, else 2."
     )
@@ -30,20 +24,20 @@ def _parser() -> Parser:
     return parser
 
 
-def _check(files: Sequence[str], part: bool) -> bool:
-    found = {name: mistakes_of(name, part) for name in files}
-    unknown = _unknown_ops([name for name, mistakes in found.items() if not mistakes])
+def run(options: Namespace) -> int:
+    """Print every mistake once; returns whether there are any."""
+    mistakes = {name: mistakes_of(name, options.part) for name in options.files}
+    unknown = _unknown_ops([name for name, lines in mistakes.items() if not lines])
     for name, ops in unknown.items():
-        found[name] = list(ops.mistakes)
+        mistakes[name] = list(ops.mistakes)
     for note in dict.fromkeys(note for ops in unknown.values() for note in ops.notes):
         notice(f"{PROG}: {note}")
-    seen = list(dict.fromkeys(mistake for mistakes in found.values() for mistake in mistakes))
-    for mistake in seen:
-        put(mistake)
-    for name, mistakes in found.items():
-        if not mistakes:
+    for line in dict.fromkeys(line for lines in mistakes.values() for line in lines):
+        put(line)
+    for name, lines in mistakes.items():
+        if not lines:
             put(f"{name}: no mistakes")
-    return bool(seen)
+    return int(any(mistakes.values()))
 
 
 def _unknown_ops(files: Sequence[str]) -> dict[str, UnknownOps]:

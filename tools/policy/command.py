@@ -13,7 +13,7 @@ from fxamp.tools.common.output import notice, put
 
 PROG = "fxamp-policy"
 
-#: Subcommand -> (its module, what it does). A module's ``main(arguments)`` returns the exit status.
+#: Subcommand -> (its module, what it does). A module has its ``parser()``, and ``run(options)``, which may return 1.
 _SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "list": ("fxamp.tools.policy.list", "list the shipped policies: where each runs, and what it does"),
     "check": ("fxamp.tools.policy.check", "validate policy files: all mistakes at once, each with its line"),
@@ -26,18 +26,19 @@ _SUBCOMMANDS: dict[str, tuple[str, str]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``fxamp-policy SUBCOMMAND [option ...]``; returns the exit status, 2 after a mistake in the command."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and given[0] in ("-h", "--help"):
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in ("-h", "--help"):
         return guarded(PROG, lambda: put(_usage()))
-    if not given:
+    if not words:
         notice(_usage())
         return 2
-    if given[0] not in _SUBCOMMANDS:
-        hint, accepted = nearest(given[0], _SUBCOMMANDS), ", ".join(_SUBCOMMANDS)
-        notice(f"{PROG}: unknown subcommand {given[0]!r}{hint}; accepted: {accepted}")
+    if words[0] not in _SUBCOMMANDS:
+        hint, accepted = nearest(words[0], _SUBCOMMANDS), ", ".join(_SUBCOMMANDS)
+        notice(f"{PROG}: unknown subcommand {words[0]!r}{hint}; accepted: {accepted}")
         return 2
-    status: int = import_module(_SUBCOMMANDS[given[0]][0]).main(given[1:])
-    return status
+    subcommand = import_module(_SUBCOMMANDS[words[0]][0])
+    options = subcommand.parser().parse_args(words[1:])
+    return guarded(f"{PROG} {words[0]}", lambda: subcommand.run(options))
 
 
 def _usage() -> str:

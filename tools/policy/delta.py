@@ -27,14 +27,14 @@ def ddmin(units: Sequence[T], passes: Test[T]) -> tuple[T, ...]:
     parts = 2
     while len(current) > 1:
         chunks = _split(current, min(parts, len(current)))
-        found = next((chunk for chunk in chunks if passes(chunk)), None)
-        if found is not None:
-            current, parts = found, 2
+        subset = next((chunk for chunk in chunks if passes(chunk)), None)
+        if subset is not None:
+            current, parts = subset, 2
             continue
         rests = (tuple(unit for other in chunks if other is not chunk for unit in other) for chunk in chunks)
-        found = next((rest for rest in rests if passes(rest)), None)
-        if found is not None:
-            current, parts = found, max(parts - 1, 2)
+        subset = next((rest for rest in rests if passes(rest)), None)
+        if subset is not None:
+            current, parts = subset, max(parts - 1, 2)
             continue
         if parts >= len(current):
             break

@@ -165,7 +165,7 @@ class _Graph:
         for uses in self.watched.uses:
             names = dict.fromkeys(name for use in uses for name in use.values)
             self.ranges.append({name: (Range(self.format), Range(self.format)) for name in names})
-            scaled = [each for use in uses for each in _scaled(use) if self.gradients or not each.operand.backward]
+            scaled = [s for use in uses for s in _scaled(use) if self.gradients or not s.operand.backward]
             self.scaled += scaled
             self._shows.append(_into(self.ranges[-1], scaled))
 
@@ -191,14 +191,14 @@ def _scaled(use: Use) -> Iterator[Scaled]:
 
 def _into(ranges: dict[str, tuple[Range, Range]], scaled: Sequence[Scaled]) -> Show:
     of_value: dict[tuple[str, bool], list[Scaled]] = defaultdict(list)
-    for each in scaled:
-        of_value[each.operand.value, each.operand.gradient].append(each)
+    for entry in scaled:
+        of_value[entry.operand.value, entry.operand.gradient].append(entry)
 
     def show(name: str, value: Tensor, gradient: bool) -> None:
         if name in ranges:
             ranges[name][gradient].add(value)
-        for each in of_value.get((name, gradient), ()):
-            each.range.add(each.operand.scaled(value))
+        for entry in of_value.get((name, gradient), ()):
+            entry.range.add(entry.operand.scaled(value))
 
     return show
 

@@ -4,14 +4,14 @@ import json
 import sys
 import textwrap
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fxamp.devices import DEVICES
 from fxamp.policy import Policy
 from fxamp.policy.file.paths import folder
 from fxamp.policy.file.shipped import built_in_names, composition, variant_names
-from fxamp.tools.common.command_line import Parser, guarded, one_of
+from fxamp.tools.common.command_line import Parser, one_of
 from fxamp.tools.common.output import put
 from fxamp.tools.common.table import Column, render
 from fxamp.tools.common.terminal import look_of
@@ -33,27 +33,23 @@ FIGURES = "figures.json"
 _WIDTH = 120
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit status: 0, or 2 after a user's mistake."""
-    given = _parser().parse_args(arguments)
-    return guarded(PROG, lambda: _list(given))
-
-
-def _parser() -> Parser:
+def parser() -> Parser:
+    """Return the subcommand's options."""
     parser = Parser(PROG, "List the shipped policies: where each runs, what it costs by the count, and what it does.")
     parser.add_argument("--device", metavar="D", type=one_of(*DEVICES), help="only the policies of this device")
     return parser
 
 
-def _list(given: Namespace) -> None:
+def run(options: Namespace) -> None:
+    """Print the table."""
     figures = json.loads((folder() / FIGURES).read_text(encoding="utf-8"))
     names = sorted((*built_in_names(), *variant_names()))  # a variant follows what it varies
-    rows = [row for name in names if (row := _row(name, given.device, figures["policies"]))]
+    rows = [row for name in names if (row := _row(name, options.device, figures["policies"]))]
     look = look_of(sys.stdout)
     lines = list(render(_COLUMNS, rows, look.width, ["what it does"], ["runs on"]))
     if any(any(row[2:5]) for row in rows):
-        said = f"{figures['about']} Made by fxamp-bench policies."
-        lines += ["", *textwrap.wrap(said, look.width or _WIDTH, break_on_hyphens=False)]
+        about = f"{figures['about']} Made by fxamp-bench policies."
+        lines += ["", *textwrap.wrap(about, look.width or _WIDTH, break_on_hyphens=False)]
     put("\n".join(lines))
 
 

@@ -48,9 +48,9 @@ class Operand:
 
 def operands(product: Node, recipe: Recipe) -> Iterator[Operand]:
     """Yield the matrices that ``recipe`` rounds for a product: input ``[rows, K]``, weight ``[N, K]``, gradient."""
-    given = operands_of(product)
-    input, weight, result = given.input.name, given.weight.name, product.name
-    flipped = not given.transposed
+    nodes = operands_of(product)
+    input, weight, result = nodes.input.name, nodes.weight.name, product.name
+    flipped = not nodes.transposed
     if recipe is Recipe.TENSORWISE:
         yield Operand("input", input, E4M3)
         yield Operand("weight", weight, E4M3, transposed=flipped)

@@ -1,10 +1,64 @@
-"""Write a policy patch: a file that extends a policy with rules, each with its evidence."""
+"""What calibrate and bisect share: their options, the policy to start from, and the patch: a file that extends it."""
 
-from collections.abc import Iterable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
+from fxamp.backend.machine import resolve_here
+from fxamp.errors import OptionError, PolicyError
 from fxamp.policy import LossScale, Policy, Rule
+from fxamp.tools.common.command_line import Parser, positive
+from fxamp.tools.common.output import require_folder
+from fxamp.tools.policy.batches import Workload, load_work
+
+
+def add_model(parser: Parser, policy: str) -> None:
+    """Add the options that both subcommands have; ``policy`` is the help on that one."""
+    add = parser.add_argument
+    add("model", metavar="MODEL.py", help="defines model and batches (or inputs), and perhaps loss(output)")
+    add("--policy", metavar="P", help=policy)
+    add("--output", metavar="FILE", help="where the patch is written; standard output unless given")
+    add("--batches", metavar="N", type=positive, help="take the first N batches only")
+
+
+def load_model(options: Namespace, notice: Callable[[str], None]) -> Workload:
+    """Load the model of the options; raise OptionError if the patch would overwrite an input, or is no .toml file."""
+    if options.output is not None:
+        if not options.output.endswith(".toml"):
+            name = options.output
+            raise OptionError(f"--output {name!r}: a policy file's name ends in .toml; accepted: '{name}.toml'")
+        require_folder(options.output, options.model, options.policy)
+    return load_work(options.model, notice, options.batches)
+
+
+def base_policy(
+    name: str | None, work: Workload, notice: Callable[[str], None], runs: bool, emulate: bool = False
+) -> tuple[str, Policy]:
+    """Return the name (or path) of the base policy, and the policy resolved: ``name``, else float16 for the device.
+
+    A policy for another device than the model's decides which calls are cast. With ``runs`` its casts are also run, by
+    the kernels of the model's device; this raises unless ``emulate``. In both cases ``notice`` gets a message.
+    """
+    device = work.device()
+    name = name or f"{device}-float16"
+    policy = Policy.load(name)
+    if policy.device == device:
+        return name, resolve_here(policy, torch.device(device))
+    if runs and not emulate:
+        raise PolicyError(
+            f"policy {name!r} is for {policy.device}, but the model is on {device}; accepted: a policy for {device} "
+            f"('{device}-{policy.lower_precision_fp}'), a model on {policy.device}, or --emulate, which runs "
+            f"{policy.device}'s casts by {device} kernels"
+        )
+    resolved = policy.resolve()
+    if not runs:
+        notice(f"what policy {name!r} casts on {policy.device}, judged by float32 values that {device} kernels compute")
+        return name, resolved
+    notice(f"{policy.device}'s casts, computed by {device} kernels: the model is not on the device of policy {name!r}")
+    return name, replace(resolved, device=device, capability="", arch=(), cpu_features=())
 
 
 def patch_text(
@@ -32,12 +86,10 @@ def _rules_text(policy: Policy, rules: Sequence[Rule]) -> str:
 
 def _bounds(base: LossScale | None, init_scale: float) -> list[str]:
     """Return the inherited bounds that the new scale would violate, set to the new scale."""
-    found = []
-    if base is not None and base.min_scale is not None and base.min_scale > init_scale:
-        found.append(f"min_scale = {init_scale!r}")
-    if base is not None and base.max_scale is not None and base.max_scale < init_scale:
-        found.append(f"max_scale = {init_scale!r}")
-    return found
+    low, high = (None, None) if base is None else (base.min_scale, base.max_scale)
+    bounds = ["min_scale"] if low is not None and low > init_scale else []
+    bounds += ["max_scale"] if high is not None and high < init_scale else []
+    return [f"{bound} = {init_scale!r}" for bound in bounds]
 
 
 def _reach(base: str, output: str | None) -> str:

@@ -101,8 +101,8 @@ def _labels(node: Node) -> Iterator[tuple[str, str]]:
     In an autocast region of the program they were captured in 16 bits, but they are watched in float32.
     """
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    for name, given in (*zip(names, node.args, strict=False), *node.kwargs.items()):
-        for source in pytree.tree_leaves(given):
+    for name, value in (*zip(names, node.args, strict=False), *node.kwargs.items()):
+        for source in pytree.tree_leaves(value):
             if isinstance(source, Node) and _dtype(source) in _CASTABLE:
                 yield source.name, _WORDS.get(name, name)
     if _dtype(node) in _CASTABLE:
@@ -128,5 +128,5 @@ def _dtype(node: Node) -> torch.dtype | None:
 
 
 def _raised(changed: Node) -> bool:
-    made = decision(changed)
-    return made is not None and made.rule is not None and made.rule.cast is not Category.LOWER_PRECISION_FP
+    ruling = decision(changed)
+    return ruling is not None and ruling.rule is not None and ruling.rule.cast is not Category.LOWER_PRECISION_FP

@@ -71,26 +71,17 @@ class Range:
         flat = value.detach().reshape(-1).double().abs()
         finite = flat.isfinite()
         masked = flat == _MASK
-        kept = flat[finite & ~masked & (flat > 0)]
+        counted = flat[finite & ~masked & (flat > 0)]
         self.count += flat.numel()
         self.nonfinite += int((~finite).sum())
         self.masked += int(masked.sum())
-        if not kept.numel():
+        if not counted.numel():
             return
-        self.amax = max(self.amax, float(kept.max()))
-        mantissa, exponent = torch.frexp(kept)
+        self.amax = max(self.amax, float(counted.max()))
+        mantissa, exponent = torch.frexp(counted)
         at = (exponent.long() - _LEAST).clamp(0, _COUNT - 1)
         self.exponents += torch.bincount(at, minlength=_COUNT).cpu()
         self.brink += torch.bincount(at[mantissa >= self.format.brink], minlength=_COUNT).cpu()
-
-    def merge(self, other: "Range") -> None:
-        """Add the counts of ``other``."""
-        self.count += other.count
-        self.nonfinite += other.nonfinite
-        self.masked += other.masked
-        self.amax = max(self.amax, other.amax)
-        self.exponents += other.exponents
-        self.brink += other.brink
 
     @property
     def nonzero(self) -> int:
@@ -111,10 +102,10 @@ class Range:
 
     def largest_shift(self) -> int | None:
         """Return the largest power of two, as an exponent, at which no value overflows; None if there is no value."""
-        found = self.exponents.nonzero()
-        if not found.numel():
+        positions = self.exponents.nonzero()
+        if not positions.numel():
             return None
-        at = int(found[-1])
+        at = int(positions[-1])
         return self.format.top - (at + _LEAST) - (1 if int(self.brink[at]) else 0)
 
     def _share(self, part: int) -> float:

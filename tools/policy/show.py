@@ -1,29 +1,45 @@
 """fxamp-policy show: print a resolved policy as one policy file, with comments on the origin of each line."""
 
 from argparse import Namespace
-from collections.abc import Sequence
 
-from fxamp.tools.common.command_line import Parser, guarded
-from fxamp.tools.common.output import write_text
-from fxamp.tools.policy.place import add_place, resolved
+from fxamp.policy import Policy
+from fxamp.tools.common.command_line import Parser
+from fxamp.tools.common.output import notice, write_text
 
 PROG = "fxamp-policy show"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit status: 0, or 2 after a user's mistake."""
-    given = _parser().parse_args(arguments)
-    return guarded(PROG, lambda: _show(given))
-
-
-def _parser() -> Parser:
+def parser() -> Parser:
+    """Return the subcommand's options."""
     parser = Parser(PROG, "Print a policy with all that it extends, and with the rules that hold here alone.")
     parser.add_argument("policy", metavar="P", help="a path to a .toml file, or a built-in name")
-    add_place(parser)
+    add_machine(parser)
     return parser
 
 
-def _show(given: Namespace) -> None:
-    policy = resolved(PROG, given.policy, given)
+def run(options: Namespace) -> None:
+    """Print the policy."""
+    policy = resolved(PROG, options.policy, options)
     head = f"# {policy.name}, with all that it extends, and with the rules that hold here alone"
     write_text(f"{head}\n{policy.dumps(origins=True)}")
+
+
+def add_machine(parser: Parser) -> None:
+    """Add the options for the device and versions that a policy is resolved for."""
+    add = parser.add_argument
+    add("--device", metavar="D", help="the device; a policy for another device is an error")
+    add("--torch", metavar="V", help="a version of torch; that of the installed one unless given")
+    add("--capability", metavar="C", help="the compute capability of an NVIDIA GPU, such as 8.0")
+    add("--arch", metavar="A", help="the architecture of an AMD GPU, such as gfx950")
+    add("--cpu-features", metavar="F,F", help="the features of a CPU, such as avx512_bf16,amx_bf16")
+
+
+def resolved(prog: str, name: str, options: Namespace) -> Policy:
+    """Return the policy resolved for the machine of the options; reports unchecked conditions on stderr."""
+    features = None if options.cpu_features is None else options.cpu_features.split(",")
+    policy = Policy.load(name).resolve(
+        options.device, options.torch, capability=options.capability, arch=options.arch, cpu_features=features
+    )
+    for condition in policy.unchecked:
+        notice(f"{prog}: [match] {condition}: not checked, because the place's is not given")
+    return policy

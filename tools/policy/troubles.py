@@ -38,28 +38,28 @@ class Limits:
     def troubles(self, sample: Sample) -> list[Trouble]:
         """Return the troubles of one value of one call; empty if it fits."""
         scale = f" times the loss scale {2.0**self.shift:g}" if self.shift else ""
-        found = [
+        troubles = [
             *self._judge(sample, sample.forward, 0, sample.what),
             *self._judge(sample, sample.gradient, self.shift, f"gradient at the {sample.what}{scale}"),
         ]
-        return sorted(found, key=lambda trouble: -trouble.share)
+        return sorted(troubles, key=lambda trouble: -trouble.share)
 
     def fp8_troubles(self, scaled: Scaled) -> list[Trouble]:
         """Return the trouble of an operand of a product in fp8; empty if it fits. Its scales let nothing overflow."""
-        seen, dtype = scaled.range, scaled.operand.dtype
-        under = seen.underflow()
+        values, dtype = scaled.range, scaled.operand.dtype
+        under = values.underflow()
         if under <= self.underflow:
             return []
-        counted = f"{share(under)} of {seen.nonzero} nonzero values of the {scaled.operand.words},"
-        words = f"{counted} are below {seen.format.name}'s normal {torch.finfo(dtype).tiny:.3g} after scaling"
+        counted = f"{share(under)} of {values.nonzero} nonzero values of the {scaled.operand.words},"
+        words = f"{counted} are below {values.format.name}'s normal {torch.finfo(dtype).tiny:.3g} after scaling"
         return [Trouble(scaled.place, "fp8", under, words)]
 
-    def _judge(self, sample: Sample, seen: Range, shift: int, what: str) -> Iterable[Trouble]:
+    def _judge(self, sample: Sample, values: Range, shift: int, what: str) -> Iterable[Trouble]:
         name = self.format.name
         info = torch.finfo(getattr(torch, name))
-        counted = f"of {seen.nonzero} nonzero values of the {what}"
-        largest = f"the largest is {seen.amax * 2.0**shift:.3g}"
-        over, under = seen.overflow(shift), seen.underflow(shift)
+        counted = f"of {values.nonzero} nonzero values of the {what}"
+        largest = f"the largest is {values.amax * 2.0**shift:.3g}"
+        over, under = values.overflow(shift), values.underflow(shift)
         if over:
             words = f"{share(over)} {counted} exceed {name}'s {info.max:.6g}, {largest}"
             yield Trouble(sample.place, "overflow", over, words)

@@ -32,7 +32,7 @@ def unknown_ops(files: Collection[Path], names: Collection[str]) -> UnknownOps:
     libraries = {name.partition("::")[0] for name in names}
     packets = {name.partition(".")[0] for name in names}
     mistakes, notes = [], []
-    for place, op in (each for file in files for each in _ops(file)):
+    for place, op in (named for file in files for named in _ops(file)):
         library = op.partition("::")[0]
         if not is_glob(library) and library not in libraries:
             notes.append(f"{place}: {op!r} was not looked up: no library {library!r} is loaded here")

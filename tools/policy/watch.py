@@ -22,12 +22,12 @@ class Watch(Interpreter):
     """
 
     def __init__(
-        self, module: GraphModule, shows: Mapping[GraphModule, Show], wanted: bool, handles: list[RemovableHandle]
+        self, module: GraphModule, shows: Mapping[GraphModule, Show], gradients: bool, handles: list[RemovableHandle]
     ) -> None:
         super().__init__(module, garbage_collect_values=True)
         self._graph = module
         self._shows = shows
-        self._wanted = wanted
+        self._gradients = gradients
         self._handles = handles
 
     def run_node(self, n: Node) -> Any:
@@ -36,22 +36,22 @@ class Watch(Interpreter):
             return None
         value = self._inside(n) if bodies(n) else super().run_node(n)
         if isinstance(value, Tensor) and value.is_floating_point():
-            self._seen(n.name, value)
+            self._show(n.name, value)
         return value
 
     def _inside(self, node: Node) -> Any:
         """Run the body of a higher-order op here; for a cond, the chosen branch."""
-        found = bodies(node)
-        chosen = found[0]
-        if len(found) == 2:
+        parts = bodies(node)
+        chosen = parts[0]
+        if len(parts) == 2:
             predicate = self.map_nodes_to_values(node.args[0], node)
-            chosen = found[0] if bool(predicate) else found[1]
+            chosen = parts[0] if bool(predicate) else parts[1]
         operands = self.map_nodes_to_values(chosen.operands, node)
-        inner = Watch(chosen.module, self._shows, self._wanted, self._handles)
+        inner = Watch(chosen.module, self._shows, self._gradients, self._handles)
         return inner.run(*operands)  # type: ignore[misc]
 
-    def _seen(self, name: str, value: Tensor) -> None:
+    def _show(self, name: str, value: Tensor) -> None:
         show = self._shows[self._graph]
         show(name, value, False)
-        if self._wanted and value.requires_grad:
+        if self._gradients and value.requires_grad:
             self._handles.append(value.register_hook(lambda gradient: show(name, gradient, True)))  # type: ignore[no-untyped-call]
