@@ -70,6 +70,6 @@ def counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
-def plural(count: int, one: str) -> str:
-    """Return ``1 cast``, ``2 casts``."""
-    return f"{count} {one}{'' if count == 1 else 's'}"
+def plural(count: int, one: str, more: str = "") -> str:
+    """Return a count with its noun: ``"1 cast"``, ``"2 casts"``, ``"2 batches"`` with ``more``."""
+    return f"{count} {one if count == 1 else more or one + 's'}"

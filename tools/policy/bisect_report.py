@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fxamp.policy import Rule
+from fxamp.tools.common.words import plural
 from fxamp.tools.policy.bisect_trials import Trials
 from fxamp.tools.policy.bisect_units import KEPT_AS_IS, Unit, unit_rules
 
@@ -12,20 +13,20 @@ Units = tuple[Unit, ...]
 
 def lines(units: Units, trials: Trials) -> Iterator[str]:
     """Yield the result, with a line for each unit: the error without it."""
-    wide, tried = trials.to.words, many(len(trials.known), "trial")
+    wide, tried = trials.to.words, plural(len(trials.known), "trial")
     yield f"the policy as it is: {trials.errors(())}; tolerance {trials.tolerance:g}"
     if not units:
         yield f"the policy meets the tolerance as it is: nothing needs {wide}; {tried}"
         return
     for unit in units:
         yield f"needs {wide}: {unit} (without it: {trials.errors(_without(units, unit))})"
-    pieces = many(len(units), "piece")
+    pieces = plural(len(units), "piece")
     yield f"with {pieces} in {wide}: {trials.errors(units)}; {_minimal(units)}; {tried}"
 
 
 def head(units: Units, trials: Trials, name: str) -> Iterator[str]:
     """Yield the comment at the head of a patch for the policy called ``name``."""
-    batches, count = many(len(trials.batches), "batch", "batches"), many(len(trials.known), "trial")
+    batches, count = plural(len(trials.batches), "batch", "batches"), plural(len(trials.known), "trial")
     yield f"What {trials.work.file} needs beyond {name} for a relative error of at most {trials.tolerance:g}."
     yield f"Against float64, over {batches}, by {count} with fixed seeds."
     yield f"{name} as it is: {trials.errors(())}."
@@ -46,7 +47,7 @@ def rules(units: Units, trials: Trials) -> list[Rule]:
 
 def best(trials: Trials) -> str:
     """Return the smallest set that met the tolerance in a trial; Ctrl-C may have come before it was minimal."""
-    tried = many(len(trials.known), "trial")
+    tried = plural(len(trials.known), "trial")
     good = [units for units, errors in trials.known.items() if errors.worst <= trials.tolerance]
     if not good:
         return f"{tried}: none met the tolerance {trials.tolerance:g} yet" if trials.known else ""
@@ -65,11 +66,6 @@ def hopeless(trials: Trials, every: Units, by: str) -> str:
         f"{what} misses the tolerance {trials.tolerance:g} too: {trials.errors(every)} (the policy as it is: "
         f"{trials.errors(())}); no set of {by} can be found; accepted: {hint}"
     )
-
-
-def many(count: int, one: str, more: str = "") -> str:
-    """Return a count with its noun: ``"1 batch"``, ``"2 batches"``."""
-    return f"{count} {one if count == 1 else more or one + 's'}"
 
 
 def _minimal(units: Units) -> str:

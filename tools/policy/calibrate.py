@@ -10,6 +10,7 @@ from fxamp.policy import Category, LossScale, Policy, Rule
 from fxamp.tools.common.command_line import Parser
 from fxamp.tools.common.interrupt import SoFar
 from fxamp.tools.common.output import notice, write_text
+from fxamp.tools.common.words import plural
 from fxamp.tools.policy.batches import Workload
 from fxamp.tools.policy.calibrate_rules import globs_for, rules_for, short
 from fxamp.tools.policy.calibrate_table import fp8_summary, summary
@@ -138,13 +139,13 @@ def _shift(options: Namespace, policy: Policy, evidence: Evidence) -> int:
 
 
 def _head(name: str, work: Workload, evidence: Evidence, limits: Limits, scaled: bool) -> Iterator[str]:
-    yield f"What {work.file} needs beyond {name}, from {_many(evidence.batches, 'batch', 'batches')}, run in float32."
+    yield f"What {work.file} needs beyond {name}, from {plural(evidence.batches, 'batch', 'batches')}, run in float32."
     values = sum(sample.forward.count for sample in evidence.samples if not sample.raised)
-    graphs = _many(evidence.graphs, "graph")
+    graphs = plural(evidence.graphs, "graph")
     yield f"{values} values that {name} has in {limits.format.name} were looked at, in {graphs}."
     yield f"Rules are for values that overflow, and where more than {share(limits.underflow)} of them underflow."
     if evidence.scaled:
-        products = _many(len({operand.place for operand in evidence.scaled}), "product")
+        products = plural(len({operand.place for operand in evidence.scaled}), "product")
         yield f"{products} in fp8: rules for 16 bits where more than {share(limits.underflow)} of an operand underflow."
     if scaled:
         yield f"Gradients were judged times the loss scale {2.0**limits.shift:g}."
@@ -168,7 +169,3 @@ def _notes(evidence: Evidence, limits: Limits) -> Iterator[str]:
 def _largest(raised: Sequence[Sample], op: str, bad: Collection[ModuleOp]) -> str:
     largest = max(s.forward.amax for s in raised if s.place.op == op and s.place not in bad)
     return f"the largest value is {largest:.3g}"
-
-
-def _many(count: int, one: str, more: str = "") -> str:
-    return f"{count} {one if count == 1 else more or one + 's'}"

@@ -9,7 +9,8 @@ from fxamp.policy.model.module_globs import covers_module
 from fxamp.tools.policy.places import ModuleOp
 from fxamp.tools.policy.troubles import Trouble
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+#: A part of a module path that is a number.
+NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def rules_for(
@@ -57,7 +58,7 @@ def exact(path: str, known: Sequence[str]) -> str:
 
 def _wider(path: str, known: Sequence[str]) -> Iterator[str]:
     """Yield globs with ``*`` for all numbers in the path, then for each one; only globs that cover a sibling."""
-    numbers = list(_NUMBER.finditer(path))
+    numbers = list(NUMBER.finditer(path))
     if not numbers:
         return
     spans = [tuple(number.span() for number in numbers), *((number.span(),) for number in numbers)]

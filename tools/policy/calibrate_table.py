@@ -3,18 +3,15 @@
 Products in fp8 have a second table, of one line per operand that their recipe scales.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from fxamp.tools.policy.calibrate_rules import short
+from fxamp.tools.policy.calibrate_rules import NUMBER, short
 from fxamp.tools.policy.evidence import Sample, Scaled
 from fxamp.tools.policy.ranges import Range
 from fxamp.tools.policy.troubles import Limits, share
-
-_GLOB = re.compile(r"(?<![^.])\d+(?![^.])")
 
 _FP8_HEADERS = ("module", "op", "operand of fp8", "dtype", "values", "under", "proposed")
 
@@ -26,7 +23,7 @@ def summary(samples: Sequence[Sample], limits: Limits) -> str:
     lines: dict[tuple[str, str], list[Sample]] = defaultdict(list)
     for sample in samples:
         if not sample.raised:
-            lines[_GLOB.sub("*", sample.place.module), short(sample.place.op)].append(sample)
+            lines[NUMBER.sub("*", sample.place.module), short(sample.place.op)].append(sample)
     rows = [(module or "(root)", op, *_numbers(group, limits)) for (module, op), group in lines.items()]
     return tabulate(rows, headers=_HEADERS, disable_numparse=True)
 
@@ -35,7 +32,7 @@ def fp8_summary(scaled: Sequence[Scaled], limits: Limits) -> str:
     """Return the table of the operands of products in fp8: values, and the share that their scales leave too small."""
     lines: dict[tuple[str, ...], list[Scaled]] = defaultdict(list)
     for operand in scaled:
-        module = _GLOB.sub("*", operand.place.module) or "(root)"
+        module = NUMBER.sub("*", operand.place.module) or "(root)"
         lines[module, short(operand.place.op), operand.operand.words, operand.range.format.name].append(operand)
     rows = []
     for key, operands in lines.items():
