@@ -18,9 +18,9 @@ def generated_bytes(source: str) -> int:
     module = ast.parse(source)
     kernels, sizes = dict(_kernels(module)), _sizes(module)
     total = 0
-    for node in ast.walk(module):
-        name = ast.unparse(node.func).removesuffix(".run") if isinstance(node, ast.Call) else ""
-        for per_element, argument in zip(kernels.get(name, ()), getattr(node, "args", ()), strict=False):
+    for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
+        moved = kernels.get(ast.unparse(call.func).removesuffix(".run"), [])
+        for per_element, argument in zip(moved, call.args, strict=False):
             elements = _elements(argument, sizes) if per_element else 0
             total += per_element * elements if elements > 1 else 0
     return total
@@ -28,11 +28,10 @@ def generated_bytes(source: str) -> int:
 
 def _kernels(module: ast.Module) -> Iterator[tuple[str, list[int]]]:
     """Yield every kernel's name, and the bytes that it moves for an element of each argument."""
-    for statement in module.body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call):
-            if ast.unparse(statement.value.func) == "async_compile.triton":
-                text = ast.literal_eval(statement.value.args[1])
-                yield ast.unparse(statement.targets[0]), _bytes_an_element(text)
+    for statement in (node for node in module.body if isinstance(node, ast.Assign)):
+        call = statement.value
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "async_compile.triton":
+            yield ast.unparse(statement.targets[0]), _bytes_an_element(ast.literal_eval(call.args[1]))
 
 
 def _bytes_an_element(text: str) -> list[int]:
@@ -51,8 +50,9 @@ def _sizes(module: ast.Module) -> dict[str, int]:
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "assert_size_stride":
             sizes[ast.unparse(node.args[0])] = prod(ast.literal_eval(node.args[1]))
-    for node in ast.walk(module):
-        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(("empty_strided", "reinterpret", "buf")):
+    for node in (node for node in ast.walk(module) if isinstance(node, ast.Assign)):
+        text = ast.unparse(node.value)
+        if text in sizes or text.startswith(("empty_strided", "reinterpret")):
             sizes[ast.unparse(node.targets[0])] = _elements(node.value, sizes)
     return sizes
 
