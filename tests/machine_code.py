@@ -1,60 +1,37 @@
-"""Compile kernels for GPUs that need not be here, and count what matters in their machine code."""
+"""What matters of the machine code of kernels, compiled for GPUs that need not be here."""
 
-import re
-import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-triton = pytest.importorskip("triton", reason="machine code needs triton's compiler")
+pytest.importorskip("triton", reason="machine code needs triton's compiler")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+from fxamp.tools.bench.cost.kernels.count import TARGETS, compiled
+from fxamp.tools.bench.cost.kernels.subjects import Program
 
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-}
-NVIDIA_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+#: One target of each kind of memory access.
+ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942")
+
+__all__ = ["ARCHS", "TARGETS", "MachineCode", "Program", "compiled", "machine_code"]
 
 
 @dataclass(frozen=True)
 class MachineCode:
-    """What matters of a kernel's machine code: counts of 16-byte accesses and of spills to memory."""
+    """Counts of 16-byte accesses, and of spills to memory.
+
+    Scalar registers that AMD keeps in lanes of a vector register are no spill: they move no memory.
+    """
 
     wide_loads: int
     wide_stores: int
     spills: int
 
 
-def compiled(function: Any, signature: dict[str, str], aligned: int, target: Any, options: dict[str, Any]) -> Any:
-    """Compile as a launch would, whose first ``aligned`` arguments start at multiples of 16 bytes."""
-    attributes = {(argument,): [["tt.divisibility", 16]] for argument in range(aligned)}
-    source = ASTSource(function, signature, constexprs={}, attrs=attributes)
-    return triton.compile(source, target=target, options=options)
-
-
-def nvidia(cubin: bytes, folder: Path) -> MachineCode:
-    path = folder / "kernel.cubin"
-    path.write_bytes(cubin)
-    if not (NVIDIA_TOOLS / "nvdisasm").exists():
-        pytest.skip(f"this triton ships no nvdisasm in {NVIDIA_TOOLS}")
-    text = subprocess.run([NVIDIA_TOOLS / "nvdisasm", "-c", path], capture_output=True, text=True, check=True).stdout
-    return MachineCode(
-        len(re.findall(r"LDG\.E[\w.]*\.128", text)),
-        len(re.findall(r"STG\.E[\w.]*\.128", text)),
-        len(re.findall(r"\b(?:LDL|STL)\b", text)),
-    )
-
-
-def amd(text: str) -> MachineCode:
-    """Scalar registers that are kept in lanes of a vector register are no spill: they move no memory."""
-    return MachineCode(
-        len(re.findall(r"(?:global|buffer)_load_dwordx4", text)),
-        len(re.findall(r"(?:global|buffer)_store_dwordx4", text)),
-        sum(map(int, re.findall(r"(?:vgpr_spill_count|private_segment_fixed_size):\s+(\d+)", text))),
-    )
+def machine_code(name: str, text: str, signature: dict[str, str], options: Any, arch: str) -> MachineCode:
+    """Compile a kernel as a launch would, whose first two arguments start at multiples of 16 bytes."""
+    _, binary = compiled(Program(name, text, signature, 2, options, 0), arch)
+    code = [instruction for block in binary.blocks for instruction in block.instructions]
+    wide = [instruction.opcode for instruction in code if instruction.far and instruction.width == 16]
+    loads = sum(opcode.startswith("LDG") or "_load_" in opcode for opcode in wide)
+    return MachineCode(loads, len(wide) - loads, binary.spills)

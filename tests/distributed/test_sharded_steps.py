@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from every_optimizer import OPTIMIZERS
 from exhaustive import exhaustive
-from guarded_runs import HostReads
 from parallel_runs import on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,6 +22,7 @@ from fxamp.kernels import Implementation, forced
 from fxamp.optim import guarded
 from fxamp.optim.packed import Packed
 from fxamp.optim.shards import local
+from fxamp.tools.bench.host_syncs import HostReads
 
 RANKS = (2, 4)
 BAD_RANK, BAD_STEP, STEPS = 1, 2, 4

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from exhaustive import exhaustive
-from guarded_runs import HostReads
 from small import STEPS, assert_same, batches, net, weights
 from torch import nn
 
 import fxamp
+from fxamp.tools.bench.host_syncs import HostReads
 
 accelerate = pytest.importorskip("accelerate")
 

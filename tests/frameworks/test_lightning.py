@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 from exhaustive import exhaustive
-from guarded_runs import HostReads
 from small import STEPS, assert_same, batches, net, weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import fxamp
+from fxamp.tools.bench.host_syncs import HostReads
 
 pytest.importorskip("lightning")
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from exhaustive import exhaustive
-from guarded_runs import HostReads
 from small import WIDTH, assert_same, net, weights
 from torch import Tensor, nn
 
 import fxamp
+from fxamp.tools.bench.host_syncs import HostReads
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

@@ -8,13 +8,13 @@ import pytest
 import torch
 from every_optimizer import OPTIMIZERS, Make
 from exhaustive import each_once
-from guarded_runs import HostReads
 from torch import Tensor, nn
 from user_optimizers import Counting, Differencing, OnTheHost, Remembering
 
 import fxamp
 from fxamp.errors import OptionError
 from fxamp.optim import guarded
+from fxamp.tools.bench.host_syncs import HostReads
 
 SHAPES = ((4, 3), (2, 5), (7,), (2, 3, 2))
 MAKES: dict[str, Make] = {

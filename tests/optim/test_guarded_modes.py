@@ -8,12 +8,13 @@ import torch
 import torch.distributed as dist
 from every_optimizer import OPTIMIZERS
 from exhaustive import each_once
-from guarded_runs import INF, HostReads, compilations_of
+from guarded_runs import INF, compilations_of
 from ranks import run_ranks
 from torch import Tensor, nn
 
 import fxamp
 from fxamp.errors import OptionError
+from fxamp.tools.bench.host_syncs import HostReads
 
 RANKS, BAD_RANK, BAD_STEP, STEPS = 2, 1, 1, 4
 

@@ -4,18 +4,20 @@ import logging
 
 import pytest
 import torch
-from every_optimizer import ARGUMENTS, OPTIMIZERS, SPARSE_ONLY, Make, arguments_of_step
+from every_optimizer import ARGUMENTS, OPTIMIZERS, SPARSE_ONLY, Make, arguments_of_step, make
 from exhaustive import exhaustive
 from guarded_runs import (
     SCENARIOS,
-    HostReads,
     Training,
     assert_agree,
     by_torch,
     compilations,
     on_device,
+    saved,
 )
 from user_optimizers import Counting, Differencing, OnTheHost, Remembering
+
+from fxamp.tools.bench.host_syncs import HostReads
 
 # Why the host has to decide for the others.
 REASONS = {
@@ -130,6 +132,15 @@ def test_the_host_decides_for_the_others_and_says_so_once(name: str, caplog: pyt
             training.optimizer.zero_grad()
     (record,) = caplog.records
     assert name in record.message and "the host decides" in record.message
+
+
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name != "clipping"])
+@pytest.mark.parametrize("name", ["LBFGS", *SPARSE_ONLY])
+def test_what_the_host_decides_is_the_eager_step_itself(name: str, scenario: str) -> None:
+    kind, sparse = make(name, ARGUMENTS.get(name, {})), name in SPARSE_ONLY
+    ours, theirs = (Training(kind, each(), sparse=sparse).run(SCENARIOS[scenario]) for each in (on_device, by_torch))
+    assert ours.scales == theirs.scales and saved(ours).keys() == saved(theirs).keys()
+    assert all(torch.equal(value, saved(theirs)[key]) for key, value in saved(ours).items())
 
 
 @pytest.mark.parametrize("make, why", [(OnTheHost, "(user_optimizers.py:"), (Remembering, "'calls'")])

@@ -13,7 +13,7 @@ import fxamp
 from fxamp.errors import PolicyError
 from fxamp.graph import op_name
 from fxamp.policy import Category, Policy, Site, TensorFacts, built_in_names, variant_names
-from fxamp.tools.bench.train.models import build
+from fxamp.tools.bench.models import build
 
 #: The tables that a variant may change rules by.
 TABLES = {

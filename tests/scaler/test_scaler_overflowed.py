@@ -1,16 +1,15 @@
 """Which parameter overflowed, and how often; and nothing of it waits for the device."""
 
 import gc
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxamp.errors import OptionError
 from fxamp.scaler import GradScaler
 from fxamp.scaler.graphs.flag_table import MAX_INDICES, FlagTable
+from fxamp.tools.bench.host_syncs import HostReads
 
 
 def iterate(scaler: GradScaler, optimizers: list[torch.optim.Optimizer], bad: list[Tensor]) -> None:
@@ -82,18 +81,6 @@ def test_unscaled_and_fused_gradients_are_counted_once(fused: bool) -> None:
         scaler.step(optimizer)
         scaler.update()
     assert scaler.overflowed() == {"group0.param0": 2}
-
-
-class HostReads(TorchDispatchMode):
-    """Counts the reads of a tensor's value by the host: on an accelerator each waits for the device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(("fused", "reads_in_step"), [(False, 1), (True, 0)])

@@ -2,175 +2,110 @@
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 from fxamp.dtypes import DTYPES as LOWER_DTYPES
 from fxamp.errors import OptionError
-from fxamp.tools.bench import show
 from fxamp.tools.bench.check import command as check
 from fxamp.tools.bench.cost import command as cost
-from fxamp.tools.bench.kernels import command as kernels
-from fxamp.tools.bench.optimizers import command as optimizers
-from fxamp.tools.bench.passes import command as passes
-from fxamp.tools.bench.policies import command as policies
-from fxamp.tools.bench.report import Report
-from fxamp.tools.bench.step import command as step
+from fxamp.tools.bench.cost import policies
+from fxamp.tools.bench.cost.kernels import command as kernels
+from fxamp.tools.bench.models import MODELS
+from fxamp.tools.bench.report import Report, some_of
 from fxamp.tools.bench.train import command as train
-from fxamp.tools.bench.train.contenders import BASELINES
-from fxamp.tools.bench.train.experiment import DTYPES
-from fxamp.tools.bench.train.models import MODELS
-from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
-from fxamp.tools.common.output import put, write_text
-from fxamp.tools.common.progress import say
+from fxamp.tools.bench.train import step
+from fxamp.tools.bench.train.experiment import BASELINES, DTYPES
+from fxamp.tools.common.command_line import Parser, one_of, positive
+from fxamp.tools.common.output import write_text
 
-PROG = "fxamp-bench all"
+#: A part of the measurements -> the module of the subcommand that makes it.
+PARTS = {"check": check, "train": train, "step": step, "kernels": kernels, "cost": cost, "policies": policies}
 #: By device: the default dtypes of the trainings. A CPU has one that is worth measuring: fxamp's choice.
 _DTYPES = {"cpu": ("auto",), "cuda": LOWER_DTYPES}
+#: By part: the options that make it small.
+_SMALL = {
+    "check": ["--only=check and unscale"],
+    "step": ["--parameters=16", "--rounds=2", "--steps=1"],
+    "kernels": ["--arch=sm_90"],
+    "cost": ["--layers=1"],
+    "policies": ["--policy=cpu-bfloat16-fast-norms"],
+}
 
 
-class _Subcommand(Protocol):
-    def parser(self, prog: str) -> Parser: ...
-
-    def run(self, given: argparse.Namespace, say: Callable[[str], None]) -> Report: ...
-
-
-@dataclass(frozen=True)
-class _Task:
-    """One measurement: the name of its files, the module of the subcommand that makes it, and the options it gets."""
+class _Task(NamedTuple):
+    """One measurement: the name of its files, its part, and the options that the part's subcommand gets."""
 
     name: str
-    subcommand: _Subcommand
+    part: str
     arguments: Sequence[str]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit status: 1 if a contender failed, 2 after a user's mistake."""
-    given = _parser().parse_args(arguments)
-    failed: list[str] = []
-    return guarded(PROG, lambda: failed.extend(_all(given))) or int(bool(failed))
-
-
-def _parser() -> Parser:
+def parser(prog: str) -> Parser:
+    """The options of this command."""
     result = Parser(
-        PROG, "Measure everything into a folder. Files that it holds already are kept, so a second call continues."
+        prog, "Measure everything into a folder. Files that it holds already are kept, so a second call continues."
     )
     add = result.add_argument
     add("--output", type=Path, required=True, help="the folder, created if necessary")
     add("--device", type=one_of(*BASELINES), default="cpu", help="cpu (default) or cuda")
-    add("--parts", type=_listed(tuple(PARTS)), default=tuple(PARTS), help=f"of {','.join(PARTS)} (default all)")
-    add("--models", type=_listed(tuple(MODELS)), default=tuple(MODELS), help=f"of {','.join(MODELS)} (default all)")
-    add("--dtypes", type=_listed(DTYPES), help="of auto,float16,bfloat16 (default: auto on cpu, both others on cuda)")
+    add("--parts", type=some_of(*PARTS), default=tuple(PARTS), help=f"of {','.join(PARTS)} (default all)")
+    add("--models", type=some_of(*MODELS), default=tuple(MODELS), help=f"of {','.join(MODELS)} (default all)")
+    add("--dtypes", type=some_of(*DTYPES), help="of auto,float16,bfloat16 (default: auto on cpu, both others on cuda)")
     add("--size", type=one_of("tiny", "full"), help="of the models (default: tiny on cpu, full on cuda)")
     add("--steps", type=positive, default=10, help="measured steps of a contender in a round (default 10)")
     add("--rounds", type=positive, default=10, help="rounds of the trainings (default 10)")
     add("--contenders", help="as fxamp-bench train takes them (default all)")
     add("--lowering", help="as fxamp-bench train takes it (default inductor)")
-    add("--optimizers", help="as fxamp-bench optimizers takes them (default all)")
     return result
 
 
-def _listed(accepted: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return an argparse ``type``: some of ``accepted``, separated by commas, each once."""
-    check = one_of(*accepted)
-    return lambda text: tuple(dict.fromkeys(check(part.strip()) for part in text.split(",")))
-
-
-def _all(given: argparse.Namespace) -> list[str]:
-    """Make the measurements that the folder lacks, and write the summary; return the names of those that failed."""
-    tasks = [task for part in given.parts for task in PARTS[part](given)]
-    parsed = [task.subcommand.parser(PROG).parse_args(task.arguments) for task in tasks]  # mistakes come first
-    folder: Path = given.output
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
+    """Make the measurements that the folder lacks, and write the summary. Raises FxampError for a user's mistake."""
+    tasks = [task for part in options.parts for task in _tasks(part, options)]
+    parsed = [PARTS[task.part].parser("fxamp-bench all").parse_args(task.arguments) for task in tasks]
+    folder: Path = options.output
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OptionError(f"--output {folder}: {error.strerror}") from error
-    failed = []
-    for number, (task, options) in enumerate(zip(tasks, parsed, strict=True), start=1):
+    failed: list[str] = []
+    for number, (task, own) in enumerate(zip(tasks, parsed, strict=True), start=1):
         if (folder / f"{task.name}.json").exists():
             say(f"{number}/{len(tasks)} {task.name}: the folder has it already")
             continue
         say(f"{number}/{len(tasks)} {task.name}")
-        report = task.subcommand.run(options, say)
+        report = PARTS[task.part].run(own, say)
         _write_files(folder / task.name, report)
         failed += [task.name] if report.failed else []
     texts = [path.read_text() for path in sorted(folder.glob("*.md")) if path.name != "summary.md"]
     write_text("\n\n".join(texts), str(folder / "summary.md"))
-    put(f"{len(tasks)} measurements are in {folder}, their tables in {folder / 'summary.md'}")
-    return failed
+    text = f"{len(tasks)} measurements are in {folder}, their tables in {folder / 'summary.md'}"
+    return Report({}, text, text, failed=tuple(failed))
 
 
-def _check(given: argparse.Namespace) -> Iterator[_Task]:
-    small = ["--only=check and unscale"] if given.size == "tiny" else []
-    yield _Task("check", check, [*_options(given, "device", "lowering"), *small])
+def _tasks(part: str, options: argparse.Namespace) -> Iterator[_Task]:
+    """The measurements of one part; what is counted for a GPU is counted on every device."""
+    small = _SMALL.get(part, []) if options.size == "tiny" else []
+    here = [] if part in ("kernels", "cost", "policies") else _values(options, "device", "lowering")
+    if part == "train":
+        here += _values(options, "size", "steps", "rounds", "contenders")
+        dtypes = options.dtypes or _DTYPES[options.device]
+    elif part == "cost":
+        dtypes = [dtype for dtype in options.dtypes or LOWER_DTYPES if dtype != "auto"]
+    else:
+        if part == "step" and options.lowering == "eager":  # a compiled step has none; aot_eager is the closest
+            here = [*_values(options, "device"), "--lowering=aot_eager"]
+        yield _Task(part, part, [*here, *small])
+        return
+    for model in options.models:
+        for dtype in dtypes:
+            yield _Task(f"{part}-{model}-{dtype}", part, [f"--model={model}", f"--dtype={dtype}", *here, *small])
 
 
-def _train(given: argparse.Namespace) -> Iterator[_Task]:
-    for model in given.models:
-        for dtype in given.dtypes or _DTYPES[given.device]:
-            options = _options(given, "device", "size", "steps", "rounds", "contenders", "lowering")
-            yield _Task(f"train-{model}-{dtype}", train, [f"--model={model}", f"--dtype={dtype}", *options])
-
-
-def _optimizers(given: argparse.Namespace) -> Iterator[_Task]:
-    yield _Task("optimizers", optimizers, [*_options(given, "device", "optimizers"), *_step_lowering(given)])
-
-
-def _step(given: argparse.Namespace) -> Iterator[_Task]:
-    small = ["--parameters=16", "--rounds=2"] if given.size == "tiny" else []
-    yield _Task("step", step, [*_options(given, "device"), *_step_lowering(given), *small])
-
-
-def _step_lowering(given: argparse.Namespace) -> list[str]:
-    """A compiled step has no eager lowering; aot_eager is the closest."""
-    return ["--lowering=aot_eager"] if given.lowering == "eager" else _options(given, "lowering")
-
-
-def _kernels(given: argparse.Namespace) -> Iterator[_Task]:
-    small = ["--sizes=10000", "--rounds=5"] if given.size == "tiny" else []
-    for dtype in ("float16", "float32"):
-        yield _Task(f"kernels-{dtype}", kernels, [f"--dtype={dtype}", *_options(given, "device"), *small])
-
-
-def _passes(given: argparse.Namespace) -> Iterator[_Task]:
-    yield _Task("passes", passes, ["--sizes=100,400", "--model-layers=0"] if given.size == "tiny" else [])
-
-
-def _show(given: argparse.Namespace) -> Iterator[_Task]:
-    yield _Task("show", show, ["--sizes=100,400"] if given.size == "tiny" else [])
-
-
-def _cost(given: argparse.Namespace) -> Iterator[_Task]:
-    """Counted for a GPU on every device."""
-    layers = ["--layers=1"] if given.size == "tiny" else []
-    for model in given.models:
-        for dtype in (each for each in given.dtypes or LOWER_DTYPES if each != "auto"):
-            yield _Task(f"cost-{model}-{dtype}", cost, [f"--model={model}", f"--dtype={dtype}", *layers])
-
-
-def _policies(given: argparse.Namespace) -> Iterator[_Task]:
-    some = ["--policy=cpu-bfloat16-fast-norms"] if given.size == "tiny" else []
-    yield _Task("policies", policies, some)
-
-
-PARTS: dict[str, Callable[[argparse.Namespace], Iterator[_Task]]] = {
-    "check": _check,
-    "train": _train,
-    "optimizers": _optimizers,
-    "step": _step,
-    "kernels": _kernels,
-    "passes": _passes,
-    "show": _show,
-    "cost": _cost,
-    "policies": _policies,
-}
-"""The measurements of every other subcommand, by its name."""
-
-
-def _options(given: argparse.Namespace, *names: str) -> list[str]:
+def _values(options: argparse.Namespace, *names: str) -> list[str]:
     """Those options of ``names`` that have a value, for another subcommand's parser."""
-    return [f"--{name}={getattr(given, name)}" for name in names if getattr(given, name)]
+    return [f"--{name}={getattr(options, name)}" for name in names if getattr(options, name)]
 
 
 def _write_files(stem: Path, report: Report) -> None:

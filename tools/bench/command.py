@@ -1,47 +1,58 @@
-"""fxamp-bench: measures fxamp itself. Each subcommand is a module that is imported when it is called."""
+"""fxamp-bench: measures fxamp itself. Each subcommand is a module that is imported when it is called.
 
+train    what does training take?
+cost     what does a step cost on a GPU that is not here?
+check    is what fxamp computes on this machine right?
+"""
+
+import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Protocol, cast
 
 from fxamp.errors import nearest
-from fxamp.tools.common.command_line import guarded
+from fxamp.tools.bench.report import Report
+from fxamp.tools.common.command_line import Parser, guarded
 from fxamp.tools.common.output import notice, put
+from fxamp.tools.common.progress import say
 
-#: Subcommand -> (its module, what it measures). A module's ``main(arguments)`` returns the exit status.
+
+class Subcommand(Protocol):
+    """The module of a subcommand."""
+
+    def parser(self, prog: str) -> Parser:
+        """Return the parser of its options."""
+
+    def run(self, options: argparse.Namespace, say: Callable[[str], None]) -> Report:
+        """Measure; ``say`` receives lines of progress. Raises FxampError for a user's mistake."""
+
+
+#: Subcommand -> (its module, what it measures).
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "check": (
         "fxamp.tools.bench.check.command",
         "is what fxamp computes on this machine right? Minutes, on a GPU or a CPU",
     ),
-    "passes": (
-        "fxamp.tools.bench.passes.command",
-        "time of capture and of each pass, and their share of a torch.compile",
-    ),
-    "show": ("fxamp.tools.bench.show", "time of fxamp-show on dumps of growing size, and of its start"),
     "train": (
         "fxamp.tools.bench.train.command",
         "training steps: eager, autocast, torch.compile and fxamp side by side",
+    ),
+    "step": (
+        "fxamp.tools.bench.train.step",
+        "an optimizer's step: the time of compiling it, and of a step, beside torch's",
     ),
     "cost": (
         "fxamp.tools.bench.cost.command",
         "bytes, launches and FLOPs of a step on a GPU, counted without one",
     ),
     "policies": (
-        "fxamp.tools.bench.policies.command",
+        "fxamp.tools.bench.cost.policies",
         "each shipped policy: what a step moves and keeps by the count, and its error; fxamp-policy list prints it",
     ),
     "kernels": (
-        "fxamp.tools.bench.kernels.command",
-        "gradient kernels against torch's foreach ops and the speed of a copy",
-    ),
-    "optimizers": (
-        "fxamp.tools.bench.optimizers.command",
-        "every optimizer with steps that skip on the device: agreement with torch, host syncs, bytes",
-    ),
-    "step": (
-        "fxamp.tools.bench.step.command",
-        "AdamW's step: the time of compiling it, and of a step, beside torch's",
+        "fxamp.tools.bench.cost.kernels.command",
+        "the machine code of generated kernels: the most of a GPU's bandwidth that it permits, counted without one",
     ),
     "all": (
         "fxamp.tools.bench.all",
@@ -49,23 +60,40 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     ),
 }
 
+#: A name that is no subcommand, and what answers its question.
+ELSEWHERE = {
+    "optimizers": "fxamp-bench step times an optimizer's step; fxamp-bench check --only step compares it with torch's",
+    "passes": "fxamp-bench train compares the time of compiling with torch.compile's",
+    "show": "fxamp-show is timed by no command",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``fxamp-bench SUBCOMMAND [option ...]``; returns the subcommand's status, 2 after a mistake."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and given[0] in ("-h", "--help"):
+    """Run ``fxamp-bench SUBCOMMAND [option ...]``; returns 0, 1 if something measured failed, 2 after a mistake."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    name = arguments[0] if arguments else ""
+    if name in ("-h", "--help"):
         return guarded("fxamp-bench", lambda: put(_usage()))
-    if not given:
-        notice(_usage())
+    if name not in SUBCOMMANDS:
+        notice(_unknown(name) if name else _usage())
         return 2
-    if given[0] not in SUBCOMMANDS:
-        hint = nearest(given[0], SUBCOMMANDS)
-        accepted = ", ".join(SUBCOMMANDS)
-        notice(f"fxamp-bench: unknown subcommand {given[0]!r}{hint}; accepted: {accepted}")
-        return 2
-    module, _ = SUBCOMMANDS[given[0]]
-    status: int = import_module(module).main(given[1:])
-    return status
+    subcommand, prog = cast(Subcommand, import_module(SUBCOMMANDS[name][0])), f"fxamp-bench {name}"
+    options = subcommand.parser(prog).parse_args(arguments[1:])
+    failed: list[str] = []
+
+    def measure() -> None:
+        report = subcommand.run(options, say)
+        put(report.text(options))
+        failed.extend(report.failed)
+
+    return guarded(prog, measure) or int(bool(failed))
+
+
+def _unknown(name: str) -> str:
+    if name in ELSEWHERE:
+        return f"fxamp-bench: there is no subcommand {name!r}: {ELSEWHERE[name]}"
+    hint = nearest(name, SUBCOMMANDS)
+    return f"fxamp-bench: unknown subcommand {name!r}{hint}; accepted: {', '.join(SUBCOMMANDS)}"
 
 
 def _usage() -> str:

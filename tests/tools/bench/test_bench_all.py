@@ -1,4 +1,4 @@
-"""``fxamp-bench all`` makes every measurement that a subcommand makes."""
+"""``fxamp-bench all`` makes every measurement that a subcommand makes; what is no subcommand is answered."""
 
 import argparse
 import json
@@ -8,9 +8,8 @@ import pytest
 
 from fxamp.tools.bench import all as bench_all
 from fxamp.tools.bench import command as bench
-from fxamp.tools.bench import show as bench_show
+from fxamp.tools.bench.models import MODELS
 from fxamp.tools.bench.report import Report
-from fxamp.tools.bench.train.models import MODELS
 
 
 def test_every_subcommand_has_a_part() -> None:
@@ -20,45 +19,57 @@ def test_every_subcommand_has_a_part() -> None:
 def test_every_part_writes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All defaults: what is measured, by which subcommand, with which options; nothing is measured here."""
     asked: dict[str, argparse.Namespace] = {}
-    for part in ("check", "train", "optimizers", "step", "kernels", "passes", "show", "cost", "policies"):
+    for part, module in bench_all.PARTS.items():
 
-        def run(given: argparse.Namespace, say: object, part: str = part) -> Report:
-            asked[f"{part} {getattr(given, 'model', '')} {getattr(given, 'dtype', '')}".strip()] = given
+        def run(options: argparse.Namespace, say: object, part: str = part) -> Report:
+            asked[f"{part} {getattr(options, 'model', '')} {getattr(options, 'dtype', '')}".strip()] = options
             return Report({"part": part}, "table", f"# {part}", chart="<svg/>" if part == "train" else None)
 
-        monkeypatch.setattr(getattr(bench_all, part), "run", run)
+        monkeypatch.setattr(module, "run", run)
     assert bench.main(["all", "--output", str(tmp_path), "--device", "cuda"]) == 0
     trained = {f"train {model} {dtype}" for model in MODELS for dtype in ("float16", "bfloat16")}
     counted = {f"cost {model} {dtype}" for model in MODELS for dtype in ("float16", "bfloat16")}
-    others = {"check", "optimizers", "step", "kernels  float16", "kernels  float32", "passes", "show", "policies"}
-    assert asked.keys() == trained | counted | others
-    anywhere = counted | {"passes", "show", "policies"}
-    assert {given.device for name, given in asked.items() if name not in anywhere} == {"cuda"}
-    assert asked["optimizers"].optimizers is None
+    assert asked.keys() == trained | counted | {"check", "step", "kernels", "policies"}
+    assert {asked[name].device for name in (*trained, "check", "step")} == {"cuda"}
     names = {path.name for path in tmp_path.iterdir()}
-    assert {"optimizers.json", "optimizers.md", "show.json", "passes.md", "kernels-float32.json"} <= names
-    assert "train-mlp-float16.svg" in names and "summary.md" in names
+    assert {"step.json", "step.md", "train-mlp-float16.svg", "summary.md"} <= names
     summary = (tmp_path / "summary.md").read_text()
     assert all(f"# {part}" in summary for part in bench_all.PARTS)
 
 
 def test_a_measurement_that_fails_makes_the_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = Report({}, "", "", failed=("AdamW",))
-    monkeypatch.setattr(bench_all.optimizers, "run", lambda given, say: failed)
-    assert bench.main(["all", "--output", str(tmp_path), "--parts", "optimizers"]) == 1
+    monkeypatch.setattr(bench_all.PARTS["step"], "run", lambda options, say: Report({}, "", "", failed=("AdamW",)))
+    assert bench.main(["all", "--output", str(tmp_path), "--parts", "step"]) == 1
 
 
-def test_optimizers_without_a_graph_lowering_run_op_by_op(tmp_path: Path) -> None:
+def test_a_step_without_a_graph_lowering_runs_op_by_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eager is a lowering of models alone."""
-    options = "--parts optimizers --optimizers SGD --lowering eager"
-    assert bench.main(["all", "--output", str(tmp_path), *options.split()]) == 0
-    document = json.loads((tmp_path / "optimizers.json").read_text())
-    assert document["lowering"] == "aot_eager" and [row["name"] for row in document["rows"]] == ["SGD"]
+    lowered = Report({}, "", "")
+    monkeypatch.setattr(bench_all.PARTS["step"], "run", lambda options, say: _of(lowered, options))
+    assert bench.main(["all", "--output", str(tmp_path), "--parts", "step", "--lowering", "eager"]) == 0
+    assert json.loads((tmp_path / "step.json").read_text())["lowering"] == "aot_eager"
 
 
-def test_passes_and_show_in_tiny_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_show, "RUNS", 1)
-    assert bench.main(["all", "--output", str(tmp_path), "--parts", "passes,show", "--size", "tiny"]) == 0
-    passes, show = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("passes", "show"))
-    assert [chain["ops"] for chain in passes["chains"]] == [dump["ops"] for dump in show["dumps"]] == [100, 400]
-    assert "| CPU time" in (tmp_path / "summary.md").read_text()
+def _of(report: Report, options: argparse.Namespace) -> Report:
+    return Report({"lowering": options.lowering}, report.table, report.markdown)
+
+
+@pytest.mark.parametrize("name", ["optimizers", "passes", "show"])
+def test_what_is_no_subcommand_is_answered_by_another(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([name, "--json"]) == 2
+    said = capsys.readouterr().err
+    assert repr(name) in said and "fxamp-" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"), [([], "usage"), (["polices"], "'policies'"), (["kernels", "--devic", "x"], "'--devic'")]
+)
+def test_a_wrong_call_is_one_clear_message(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = bench.main(arguments)
+    except SystemExit as stop:
+        status = int(str(stop.code))
+    printed, message = capsys.readouterr()
+    assert status == 2 and named in message and not printed

@@ -10,17 +10,25 @@ import torch
 
 from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.check import command as check_command
-from fxamp.tools.bench.check import training, worker
-from fxamp.tools.bench.check.errors import relative_error, require_as_exact
-from fxamp.tools.bench.check.listing import checks
-from fxamp.tools.bench.check.net import DRAWS, draw
-from fxamp.tools.bench.check.outcome import OK, SKIPPED, WRONG, Check, SkippedError
+from fxamp.tools.bench.check import training
+from fxamp.tools.bench.check.bandwidth import gradient_work, make_gradients
+from fxamp.tools.bench.check.checks import checks, run_check
+from fxamp.tools.bench.check.outcome import (
+    OK,
+    SKIPPED,
+    WRONG,
+    Check,
+    SkippedError,
+    relative_error,
+    require_as_exact,
+)
+from fxamp.tools.bench.check.program import DRAWS, draw
 from fxamp.tools.bench.process import ContenderFailed
 
 
 def outcome(name: str, lowering: str = "eager") -> dict[str, Any]:
     every = checks("cpu", lowering)
-    return worker._run(every, [check.name for check in every].index(name))
+    return run_check(every, [check.name for check in every].index(name))
 
 
 def test_it_covers_every_policy_and_way_of_the_device() -> None:
@@ -122,7 +130,7 @@ def test_whatever_a_check_raises_is_its_outcome(error: Exception, status: str, d
     def run() -> str:
         raise error
 
-    answer = worker._run([Check("a check", run)], 0)
+    answer = run_check([Check("a check", run)], 0)
     assert (answer["status"], answer["detail"]) == (status, detail)
 
 
@@ -154,14 +162,28 @@ def test_every_counted_kernel_is_timed_beside_its_bound(monkeypatch: pytest.Monk
     """On a CPU's few elements: the work is the same, and the count needs no GPU."""
     pytest.importorskip("triton")
     from fxamp.tools.bench.check import bandwidth
-    from fxamp.tools.bench.kernel_count.subjects import subjects
+    from fxamp.tools.bench.cost.kernels.subjects import subjects
 
     gpu = bandwidth.known_gpu("NVIDIA H200")
     assert gpu is not None and gpu.arch == "sm_90" and bandwidth.known_gpu("NVIDIA T4") is None
     names = {"check float16", "float16 to float32", "SGD, momentum"}
     monkeypatch.setattr(bandwidth, "subjects", lambda: [each for each in subjects() if each.name in names])
-    rows = bandwidth.documents(bandwidth.speeds("cpu", 4096, 1, gpu))
+    rows = bandwidth.speeds("cpu", 4096, 1, gpu)
     assert {row["kernel"] for row in rows} == names
     assert all(row["bandwidth"] > 0 and 0 < row["counted"] <= 1 for row in rows)
+    assert {row["kernel"] for row in rows if row["of_torch"] is None} == {"SGD, momentum"}
     document = {"date": "2026-11-22", "machine": {}, "checks": [], "bandwidth": rows}
     assert "of the peak" in check_command._table(document) and "counted" in check_command._table(document)
+
+
+@pytest.mark.parametrize("target", [torch.float32, None])
+def test_torch_does_the_same_work_as_the_kernel_beside_it(target: torch.dtype | None) -> None:
+    work = gradient_work(torch.float16, target, "cpu", 5_000)
+    ours, theirs = work["kernel"](), work["torch"]()
+    if target is not None:
+        assert all(torch.equal(a, b) for a, b in zip(ours[0], theirs, strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 7, 2_000, 5_001])
+def test_gradients_hold_all_parameters(count: int) -> None:
+    assert sum(gradient.numel() for gradient in make_gradients(count, torch.float32, "cpu")) == count

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from cost_counting import Counting
+from generated_bytes import generated_bytes
+from inductor_code import generated
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxamp.errors import OptionError
@@ -275,17 +277,11 @@ def test_a_torch_that_cannot_be_fooled_is_named(monkeypatch: pytest.MonkeyPatch,
         hooks.prepare_torch()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_real_gpu_is_counted_as_it_is_compiled_for(tmp_path: Path) -> None:
-    """The bytes of the generated kernels' own text are those that were counted before they were generated."""
-    from fxamp.tools.bench.cost.compiler import Counted
-    from fxamp.tools.bench.cost.measure import measure
-    from fxamp.tools.bench.traffic import generated_traffic
-
+@pytest.mark.exhaustive
+def test_the_generated_text_moves_the_bytes_that_were_counted_before_it(tmp_path: Path, counting: Counting) -> None:
     file = tmp_path / "net.py"
-    file.write_text(PROGRAM.replace("self.table[index]", "self.table[:64]"))
-    counted = Counted(wants_text=True)
-    count = measure(Workload(str(file)), Way("cuda-float16"), False, counted)
-    counted_bytes = sum(k.bytes for k in count.kernels if k.kind == "triton")
-    assert sum(sum(generated_traffic(text)) for _, text in counted.texts) == pytest.approx(counted_bytes, rel=0.05)
+    file.write_text(PROGRAM.replace("self.table[index]", "self.table").replace("5000", "64"))
+    count = counting(Workload(str(file), dtype="bfloat16", optimizer="none"), Way("cuda-bfloat16"))
+    expected = sum(kernel.bytes for kernel in count.kernels if kernel.kind == "triton")
+    texts = generated(file, "cuda-bfloat16")
+    assert sum(map(generated_bytes, texts)) == pytest.approx(expected, rel=0.05) and len(texts) == 2

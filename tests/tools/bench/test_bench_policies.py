@@ -9,10 +9,10 @@ import pytest
 from exhaustive import exhaustive
 
 from fxamp.tools.bench.command import main
+from fxamp.tools.bench.cost import policies as module
 from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel
+from fxamp.tools.bench.cost.policies import Figures, figures
 from fxamp.tools.bench.cost.workload import Way, Workload
-from fxamp.tools.bench.policies import figures as module
-from fxamp.tools.bench.policies.figures import Figures, figures
 
 FILE = Path(__file__).parents[3] / "policies/figures.json"
 SHIPPED = json.loads(FILE.read_text())

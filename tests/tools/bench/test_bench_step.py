@@ -2,63 +2,70 @@
 
 import json
 import math
+from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
 
 from fxamp.optim import guarded
 from fxamp.tools.bench import command as bench
-from fxamp.tools.bench.step.command import NAMES
-from fxamp.tools.bench.step.contenders import CONTENDERS
-from fxamp.tools.bench.step.setup import Setup
+from fxamp.tools.bench.train.experiment import OPTIMIZERS, PARAMETERS, STEPPERS, Experiment
+from fxamp.tools.bench.train.stepping import Stepping, shapes_of_gpt2
 
-SETUP = Setup(6, 1, "cpu", 1, "aot_eager")
+PLAN = Experiment(PARAMETERS, "", "cpu", lowering="aot_eager", changed={"tensors": 6, "width": 1})
 
 
 def test_148_parameters_of_768_are_gpt_2s() -> None:
-    shapes = Setup(148, 768, "cpu", 1, "inductor").shapes()
-    assert len(shapes) == 148 and sum(map(math.prod, shapes)) == 124_439_808
+    assert sum(map(math.prod, islice(shapes_of_gpt2(768), 148))) == 124_439_808
 
 
 @pytest.mark.exhaustive
 def test_a_contender_runs_in_a_process_and_says_what_it_took(capsys: pytest.CaptureFixture[str]) -> None:
     options = "--parameters 6 --width 1 --contenders fxamp --rounds 2 --steps 1 --lowering aot_eager"
     assert bench.main(["step", *options.split(), "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert (row["name"], row["parameters"], row["failed"], row["first"]) == ("fxamp", 6, "", None)
-    assert row["compiling"] > 0 < row["compiling_cpu"]
-    assert len(row["steps"]) == 2 and min(row["steps"]) > 0
+    document = json.loads(capsys.readouterr().out)
+    (row,) = document["contenders"]
+    assert (row["name"], document["experiment"]["changed"], row["failed"]) == ("fxamp", PLAN.changed, "")
+    assert row["cold"] > 0 < row["warm_cpu"] and row["observed"]["host_syncs"] == 0
+    assert len(row["seconds"]) == 2 and min(row["seconds"]) > 0
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_steps_and_says_who_makes_the_step(optimizer: str) -> None:
+    stepping = Stepping(replace(PLAN, optimizer=optimizer), STEPPERS["fxamp"])
+    for _ in range(2):
+        stepping.step()
+    assert bool(stepping.notes) is (optimizer == "Adafactor") and not stepping.losses
 
 
 def test_all_make_the_same_step() -> None:
     ends = {}
-    for name in NAMES:
+    for name, contender in STEPPERS.items():
         torch._dynamo.reset()
-        own = [torch.nn.Parameter(torch.full(shape, 0.5)) for shape in SETUP.shapes()[1:]]
-        step = CONTENDERS[name].make(own, SETUP)
+        stepping = Stepping(PLAN, contender)
         for _ in range(3):
-            for parameter in own:
-                parameter.grad = torch.full_like(parameter, 0.25)
-            step()
-        ends[name] = own
+            stepping.step()
+        ends[name] = list(stepping.module)
         if name == "fxamp":
-            assert guarded(step.__self__, "aot_eager").compilations == 1  # type: ignore[attr-defined]
-    for name in NAMES[1:]:
-        for one, other in zip(ends[name], ends[NAMES[0]], strict=True):
-            torch.testing.assert_close(one, other, rtol=4 * torch.finfo(torch.float32).eps, atol=0)
+            assert guarded(stepping.optimizer, "aot_eager").compilations == 1
+    first, *others = ends.values()
+    for other in others:
+        for one, parameter in zip(first, other, strict=True):
+            torch.testing.assert_close(one, parameter, rtol=4 * torch.finfo(torch.float32).eps, atol=0)
 
 
 def test_a_contender_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("fxamp.tools.bench.step.measure.WORKER", "fxamp.no_such_worker")
+    monkeypatch.setattr("fxamp.tools.bench.train.measure.WORKER", "fxamp.no_such_worker")
     assert bench.main(["step", "--parameters", "6", "--contenders", "fused", "--markdown"]) == 1
-    printed = capsys.readouterr().out
-    assert "| failed" in printed and "fused failed: its process ended: status 1" in printed
+    assert "torch, fused=True failed: its process ended: status 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["--contenders", "fussed"], "(did you mean 'fused'?)"),
+        (["--optimizer", "AdamsW"], "(did you mean 'AdamW'?)"),
         (["--parameters", "0"], "'0' is not a whole number of 1 or more"),
         (["--lowering", "eager"], "'eager'"),
         pytest.param(

@@ -19,7 +19,7 @@ from exhaustive import exhaustive
 
 from fxamp.tools.bench.cost.row import row
 from fxamp.tools.bench.cost.workload import Way, Workload
-from fxamp.tools.bench.train.models import MODELS
+from fxamp.tools.bench.models import MODELS
 
 README = Path(__file__).parents[3] / "tools/bench/README.md"
 FILE = Path(__file__).with_name("cost_budget.json")

@@ -10,7 +10,7 @@ from inductor_code import generated, kernels, machine_code
 from fxamp.tools.bench.cost.count import Count
 from fxamp.tools.bench.cost.row import Rates, row
 from fxamp.tools.bench.cost.workload import Way, Workload
-from fxamp.tools.bench.train.models import MODELS
+from fxamp.tools.bench.models import MODELS
 
 #: The feed-forward layer of Llama 3 8B, for 8192 tokens.
 LAYER = """

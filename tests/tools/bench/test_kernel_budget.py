@@ -1,6 +1,6 @@
 """The machine code of the generated kernels, counted: nobody makes one heavier by accident.
 
-``kernel_budget.json`` holds what ``fxamp-bench kernels --count`` counts. To accept others:
+``kernel_budget.json`` holds what ``fxamp-bench kernels`` counts. To accept others:
 
     FXAMP_ACCEPT=1 pytest -n 0 -m "exhaustive or not exhaustive" tests/tools/bench/test_kernel_budget.py
 """
@@ -15,10 +15,10 @@ from exhaustive import exhaustive
 
 pytest.importorskip("triton", reason="machine code needs triton's compiler")
 
-from fxamp.tools.bench.kernel_count.command import versions
-from fxamp.tools.bench.kernel_count.devices import DEVICES
-from fxamp.tools.bench.kernel_count.subjects import Subject, subjects
-from fxamp.tools.bench.kernel_count.table import NOTE, drawn, rows
+from fxamp.tools.bench.cost.kernels.command import versions
+from fxamp.tools.bench.cost.kernels.devices import DEVICES
+from fxamp.tools.bench.cost.kernels.rows import NOTE, rows, table
+from fxamp.tools.bench.cost.kernels.subjects import Subject, subjects
 
 README = Path(__file__).parents[3] / "tools/bench/README.md"
 FILE = Path(__file__).with_name("kernel_budget.json")
@@ -105,7 +105,7 @@ def test_no_thread_of_a_step_computes_in_float64() -> None:
 
 def test_the_readme_shows_what_was_accepted() -> None:
     text = README.read_text(encoding="utf-8")
-    assert drawn(shown(), markdown=True).removesuffix(NOTE).strip() in text
+    assert table(shown(), markdown=True).removesuffix(NOTE).strip() in text
 
 
 def shown() -> list[dict[str, Any]]:

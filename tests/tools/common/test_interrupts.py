@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.cost.count import Count
-from fxamp.tools.bench.policies.figures import Figures
+from fxamp.tools.bench.cost.policies import Figures
 from fxamp.tools.diff import command as diff
 from fxamp.tools.policy import command as policy
 
@@ -68,34 +69,17 @@ def interrupted(main: Callable[[list[str]], int], line: str, capsys: pytest.Capt
     return out
 
 
-@pytest.mark.parametrize(
-    ("line", "target", "call", "found"),
-    [
-        ("kernels --sizes 100,200 --rounds 1", "fxamp.tools.bench.kernels.command._rows", 2, "100"),
-        ("passes --sizes 100,200 --model-layers 0", "fxamp.tools.bench.passes.command.time_chain", 3, "100 ops"),
-        pytest.param("show --sizes 10,20", "fxamp.tools.bench.show.time_show", 3, "10", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_benchmarks_print_the_sizes_that_are_done(
-    line: str,
-    target: str,
-    call: int,
-    found: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stopping(monkeypatch, target, call)
-    out = interrupted(bench.main, line, capsys)
-    assert found in out and "200" not in out
-
-
-@pytest.mark.exhaustive
-def test_optimizers_prints_those_that_are_done(
+def test_kernels_prints_those_that_are_counted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopping(monkeypatch, "fxamp.tools.bench.optimizers.measure.measure", 2)
-    out = interrupted(bench.main, "optimizers --optimizers SGD,Adagrad --lowering aot_eager", capsys)
-    assert "SGD" in out and "Adagrad" not in out
+    pytest.importorskip("triton", reason="machine code needs triton's compiler")
+    from fxamp.tools.bench.cost.kernels import subjects
+
+    update = subjects.Subject("scale update", True, 0.0, lambda wave: subjects._update())
+    monkeypatch.setattr(subjects, "subjects", lambda: [update, replace(update, name="another")])
+    stopping(monkeypatch, "fxamp.tools.bench.cost.kernels.rows.rows", 2)
+    out = interrupted(bench.main, "kernels --arch sm_80", capsys)
+    assert "scale update" in out and "another" not in out
 
 
 def test_cost_prints_the_ways_that_are_counted(
@@ -118,7 +102,7 @@ def test_policies_prints_the_figures_that_are_there(
         yield names[0], Figures(error=1.25)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fxamp.tools.bench.policies.command.figures", figures)
+    monkeypatch.setattr("fxamp.tools.bench.cost.policies.figures", figures)
     line = "policies --policy cpu-bfloat16-fast --policy cpu-bfloat16-lean --output figures.json"
     out = interrupted(bench.main, line, capsys)
     assert "1.250" in out and "lean" not in out
@@ -126,7 +110,7 @@ def test_policies_prints_the_figures_that_are_there(
 
 @pytest.mark.exhaustive
 def test_train_prints_the_whole_rounds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    stopping(monkeypatch, "fxamp.tools.bench.train.measure._round", 3)
+    stopping(monkeypatch, "fxamp.tools.bench.train.turns.take_turn", 3)
     out = interrupted(
         bench.main, "train --model mlp --size tiny --contenders eager-float32 --steps 1 --rounds 5", capsys
     )

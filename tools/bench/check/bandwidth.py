@@ -1,20 +1,19 @@
 """The share of the memory's bandwidth that each kernel reaches on this GPU, and what its machine code permits."""
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fxamp
 from fxamp import kernels
 from fxamp.policy import Policy
-from fxamp.tools.bench.kernel_count.devices import DEVICES, Device
-from fxamp.tools.bench.kernel_count.subjects import STEPS, Subject, subjects
-from fxamp.tools.bench.kernel_count.table import rows
-from fxamp.tools.bench.kernels.timing import time_in_turn
-from fxamp.tools.bench.kernels.work import copied, make_gradients
+from fxamp.tools.bench.cost.kernels.devices import DEVICES, Device
+from fxamp.tools.bench.cost.kernels.rows import rows
+from fxamp.tools.bench.cost.kernels.subjects import STEPS, Subject, subjects
+from fxamp.tools.bench.report import Spread, spread
 
 Run = Callable[[], object]
 _GRADIENTS = {
@@ -24,65 +23,71 @@ _GRADIENTS = {
     "float16 to float32": (torch.float16, torch.float32),
     "bfloat16 to float32": (torch.bfloat16, torch.float32),
 }
+#: How gradients, large and small, share the parameters: those of one of a transformer's layers.
+_SHARES = (64, 64, 16, 16, 1, 1)
+_LAYERS = 12
+#: The least seconds of a timed stretch: the error of the clocks is then below a thousandth.
+_LEAST = 0.01
 
 
-@dataclass(frozen=True)
-class Speed:
-    """One kernel: bytes a second, their share of the GPU's bandwidth, that of a plain copy, and the counted share.
+def speeds(device: str, parameters: int, rounds: int, gpu: Device | None) -> list[dict[str, Any]]:
+    """Time every kernel on ``parameters`` elements on ``device``; ``gpu``: its figures, if they are known.
 
-    ``of_peak`` and ``counted`` are None for a GPU that :data:`DEVICES` does not list.
+    A row has bytes a second; the time of a plain copy of as many bytes, and of torch's op where there is one, over the
+    kernel's; its share of the GPU's bandwidth, and the counted share, both None for a GPU without figures.
     """
-
-    kernel: str
-    bandwidth: float
-    of_copy: float
-    of_peak: float | None
-    counted: float | None
-
-
-def speeds(device: str, parameters: int, rounds: int, gpu: Device | None) -> list[Speed]:
-    """Time every kernel on ``parameters`` elements on ``device``; ``gpu``: its figures, if they are known."""
     result = []
     for subject in subjects():
         work = _work(subject, device, parameters) if subject.aligned and subject.ideal else None
         if work is None:
             continue
         moved = round(subject.ideal * parameters)
-        times = time_in_turn({"kernel": work, "copy": copied(moved, device)}, device, rounds)
-        rate = moved / times["kernel"].median
+        times = time_in_turn({"copy": _copied(moved, device), **work}, device, rounds)
+        own = times["kernel"].median
         counted = None if gpu is None else next(iter(rows([subject], [gpu]))).bound
         result.append(
-            Speed(
-                subject.name,
-                rate,
-                times["copy"].median / times["kernel"].median,
-                None if gpu is None else rate / gpu.bandwidth,
-                None if counted is None else counted.share,
-            )
+            {
+                "kernel": subject.name,
+                "bandwidth": moved / own,
+                "of_copy": times["copy"].median / own,
+                "of_torch": times["torch"].median / own if "torch" in times else None,
+                "of_peak": None if gpu is None else moved / own / gpu.bandwidth,
+                "counted": None if counted is None else counted.share,
+            }
         )
     return result
 
 
 def known_gpu(name: str) -> Device | None:
     """Return the listed GPU whose model is part of a name such as "NVIDIA H200"; None if there is none."""
-    return next((each for each in DEVICES if each.name.split()[0] in name), None)
+    return next((gpu for gpu in DEVICES if gpu.name.split()[0] in name), None)
 
 
-def _work(subject: Subject, device: str, parameters: int) -> Run | None:
+def _work(subject: Subject, device: str, parameters: int) -> dict[str, Run] | None:
     if subject.name in _GRADIENTS:
-        return _gradient_work(*_GRADIENTS[subject.name], device, parameters)
-    return _step_work(subject.name, device, parameters) if subject.name in STEPS else None
+        return gradient_work(*_GRADIENTS[subject.name], device, parameters)
+    return {"kernel": _step_work(subject.name, device, parameters)} if subject.name in STEPS else None
 
 
-def _gradient_work(source: torch.dtype, target: torch.dtype | None, device: str, parameters: int) -> Run:
+def gradient_work(source: torch.dtype, target: torch.dtype | None, device: str, parameters: int) -> dict[str, Run]:
+    """Return the check of gradients, by the kernel and by torch's ops, which read and write every gradient in place.
+
+    ``target``: what the kernel unscales them to; None where it only reads them.
+    """
     gradients = make_gradients(parameters, source, device)
-    inverse, found = torch.ones((), device=device), torch.zeros((), device=device)
+    inverse, flag = torch.ones((), device=device), torch.zeros((), device=device)
     flags = torch.zeros(len(gradients), dtype=torch.int32, device=device)
+
+    def by_torch() -> list[Tensor]:
+        wide = gradients if target in (None, source) else [gradient.to(target) for gradient in gradients]
+        torch._amp_foreach_non_finite_check_and_unscale_(wide, flag, inverse)
+        return wide
+
     if target is None:
-        return lambda: kernels.check_(gradients, found, flags)
+        return {"kernel": lambda: kernels.check_(gradients, flag, flags), "torch": by_torch}
     if target is source:
-        return lambda: kernels.check_unscale_(gradients, inverse, found, flags)
-    return lambda: kernels.check_unscale(gradients, inverse, target)
+        return {"kernel": lambda: kernels.check_unscale_(gradients, inverse, flag, flags), "torch": by_torch}
+    return {"kernel": lambda: kernels.check_unscale(gradients, inverse, target), "torch": by_torch}
 
 
 def _step_work(name: str, device: str, parameters: int) -> Run:
@@ -97,6 +102,56 @@ def _step_work(name: str, device: str, parameters: int) -> Run:
     return optimizer.step
 
 
-def documents(speeds: list[Speed]) -> list[Mapping[str, Any]]:
-    """Return the rows as JSON's values."""
-    return [vars(speed) for speed in speeds]
+def make_gradients(parameters: int, dtype: torch.dtype, device: str) -> list[Tensor]:
+    """Return gradients with ``parameters`` finite elements in total, at least one: matrices and biases of 12 layers."""
+    parts = [parameters * share // (sum(_SHARES) * _LAYERS) for share in _SHARES] * _LAYERS
+    parts[0] += parameters - sum(parts)
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randn(parameters, generator=generator).to(device, dtype)
+    return [part.clone() for part in torch.split(whole, parts) if part.numel()]
+
+
+def _copied(nbytes: int, device: str) -> Run:
+    """Return a plain copy that reads and writes ``nbytes`` in total: the lower bound for this traffic."""
+    source = torch.zeros(max(nbytes // 8, 1), dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def time_in_turn(work: Mapping[str, Run], device: str, rounds: int) -> dict[str, Spread]:
+    """Return the seconds of each piece of work by name: median and quartiles over ``rounds``, which do all in turn.
+
+    Short work is repeated within a round. On cuda the seconds are those between two CUDA events.
+    """
+    clock = _cuda_seconds if device == "cuda" else _seconds
+    repeats = {name: _repeats(run, clock) for name, run in work.items()}
+    samples: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(rounds):
+        for name, run in work.items():
+            samples[name].append(clock(run, repeats[name]) / repeats[name])
+    return {name: spread(values) for name, values in samples.items()}
+
+
+def _repeats(run: Run, clock: Callable[[Run, int], float]) -> int:
+    """Return how often to repeat the work in one stretch; the first calls compile and fill caches."""
+    clock(run, 3)
+    return max(1, round(_LEAST / max(clock(run, 1), 1e-9)))
+
+
+def _seconds(run: Run, count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        run()
+    return time.perf_counter() - start
+
+
+def _cuda_seconds(run: Run, count: int) -> float:
+    event: Any = torch.cuda.Event
+    start, end = event(enable_timing=True), event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(count):
+        run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3

@@ -9,36 +9,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from fxamp.errors import OptionError, nearest
 from fxamp.lowerings import LOWERINGS
 from fxamp.tools.bench.check.outcome import WRONG, Outcome
 from fxamp.tools.bench.process import ContenderFailed, Process
-from fxamp.tools.bench.report import Report, add_styles
-from fxamp.tools.common.command_line import Parser, guarded, one_of
+from fxamp.tools.bench.report import Report, add_styles, drawn, require_device
+from fxamp.tools.common.command_line import Parser, one_of
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.machine import machine
-from fxamp.tools.common.output import put
-from fxamp.tools.common.progress import bar, say
+from fxamp.tools.common.progress import bar
 
-PROG = "fxamp-bench check"
-_WORKER = "fxamp.tools.bench.check.worker"
+_WORKER = "fxamp.tools.bench.check.checks"
 #: Elements that a timed kernel works on: more than the caches of a GPU hold.
 _TIMED = 124_000_000
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit status: 1 if a check is not ok."""
-    given = parser(PROG).parse_args(arguments)
-    wrong: list[str] = []
-
-    def answer() -> None:
-        report = run(given, say)
-        wrong.extend(report.failed)
-        put(report.text(given))
-
-    return guarded(PROG, answer) or int(bool(wrong))
 
 
 def parser(prog: str) -> Parser:
@@ -54,38 +37,37 @@ def parser(prog: str) -> Parser:
     return result
 
 
-def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Make all checks; ``say`` receives lines of progress. Raises OptionError without such a device or check."""
     import torch
 
-    device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("--device cuda: this machine has no CUDA device that torch can use; accepted here: cpu")
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    require_device(device)
     outcomes: list[Outcome] = []
-    with so_far(lambda: _table(_document(device, given, outcomes)) if outcomes else ""):
-        for outcome in _outcomes(device, given):
+    with so_far(lambda: _table(_document(device, options, outcomes)) if outcomes else ""):
+        for outcome in _outcomes(device, options):
             outcomes.append(outcome)
             if outcome.status == WRONG:
                 say(f"not ok: {outcome.name}: {outcome.detail}")
-        speed = [] if given.no_speed or device == "cpu" else _bandwidth(given, say)
-    document = _document(device, given, outcomes, speed)
+        speed = [] if options.no_speed or device == "cpu" else _bandwidth(options, say)
+    document = _document(device, options, outcomes, speed)
     failed = tuple(outcome.name for outcome in outcomes if outcome.status == WRONG)
-    return Report(document, _table(document), _table(document, "github"), failed=failed)
+    return Report(document, _table(document), _table(document, markdown=True), failed=failed)
 
 
-def _outcomes(device: str, given: argparse.Namespace) -> Iterator[Outcome]:
+def _outcomes(device: str, options: argparse.Namespace) -> Iterator[Outcome]:
     """Yield the outcome of each check; a check that ends its process is not ok, and the next one gets another."""
-    from fxamp.tools.bench.check.listing import checks
+    from fxamp.tools.bench.check.checks import checks
 
-    names = [check.name for check in checks(device, given.lowering)]
-    chosen = [at for at, name in enumerate(names) if not given.only or any(text in name for text in given.only)]
+    names = [check.name for check in checks(device, options.lowering)]
+    chosen = [at for at, name in enumerate(names) if not options.only or any(text in name for text in options.only)]
     if not chosen:
-        raise OptionError(f"--only {given.only[0]!r}: no check's name holds it{nearest(given.only[0], names)}")
+        raise OptionError(f"--only {options.only[0]!r}: no check's name holds it{nearest(options.only[0], names)}")
     process: Process | None = None
     with tempfile.TemporaryDirectory() as cache, bar("checks", len(chosen), "check") as shown:
         try:
             for at in chosen:
-                process = process or Process(_WORKER, {"device": device, "lowering": given.lowering}, Path(cache))
+                process = process or Process(_WORKER, {"device": device, "lowering": options.lowering}, Path(cache))
                 try:
                     yield Outcome(**process.ask("check", at=at))
                 except ContenderFailed as ended:
@@ -98,13 +80,13 @@ def _outcomes(device: str, given: argparse.Namespace) -> Iterator[Outcome]:
                 process.close()
 
 
-def _bandwidth(given: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def _bandwidth(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Return a row for each timed kernel; none, and a line of progress that says why, if its process dies."""
     say("bandwidth of each kernel ...")
     try:
         with (
             tempfile.TemporaryDirectory() as cache,
-            Process(_WORKER, {"device": "cuda", "lowering": given.lowering}, Path(cache)) as process,
+            Process(_WORKER, {"device": "cuda", "lowering": options.lowering}, Path(cache)) as process,
         ):
             rows: list[dict[str, Any]] = process.ask("speed", device="cuda", parameters=_TIMED, rounds=10)["rows"]
             return rows
@@ -114,7 +96,7 @@ def _bandwidth(given: argparse.Namespace, say: Callable[[str], None]) -> list[di
 
 
 def _document(
-    device: str, given: argparse.Namespace, outcomes: Sequence[Outcome], speed: Sequence[Any] = ()
+    device: str, options: argparse.Namespace, outcomes: Sequence[Outcome], speed: Sequence[Any] = ()
 ) -> dict[str, Any]:
     import torch
 
@@ -122,21 +104,21 @@ def _document(
         "version": 1,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": machine(device, torch.get_num_threads()),
-        "lowering": given.lowering,
+        "lowering": options.lowering,
         "checks": [asdict(outcome) for outcome in outcomes],
         "bandwidth": list(speed),
     }
 
 
-def _table(document: dict[str, Any], style: str = "simple") -> str:
+def _table(document: dict[str, Any], markdown: bool = False) -> str:
     """The document as tables, with a title and a sum."""
     rows = [(row["status"], row["name"], row["detail"], f"{row['seconds']:.1f}") for row in document["checks"]]
     parts = [
         ", ".join([document["date"], *(f"{k} {v}" for k, v in document["machine"].items())]),
-        tabulate(rows, ("", "check", "seen", "s"), tablefmt=style, disable_numparse=True),
+        drawn(rows, ("", "check", "seen", "s"), markdown),
     ]
     if document["bandwidth"]:
-        parts.append(_speed_table(document["bandwidth"], style))
+        parts.append(_speed_table(document["bandwidth"], markdown))
     counts = Counter(row["status"] for row in document["checks"])
     seconds = sum(row["seconds"] for row in document["checks"])
     return "\n\n".join(
@@ -144,19 +126,14 @@ def _table(document: dict[str, Any], style: str = "simple") -> str:
     )
 
 
-def _speed_table(rows: Sequence[dict[str, Any]], style: str) -> str:
-    shares = ("of_copy", "of_peak", "counted")
+def _speed_table(rows: Sequence[dict[str, Any]], markdown: bool) -> str:
     cells = [
         (
             row["kernel"],
             f"{row['bandwidth'] / 1e9:.0f}",
-            *("-" if row[share] is None else f"{row[share]:.0%}" for share in shares),
+            *("-" if row[share] is None else f"{row[share]:.0%}" for share in ("of_copy", "of_peak", "counted")),
+            "-" if row["of_torch"] is None else f"{row['of_torch']:.2f}",
         )
         for row in rows
     ]
-    headers = ("kernel", "GB/s", "of a copy", "of the peak", "counted")
-    return tabulate(cells, headers, tablefmt=style, disable_numparse=True)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(__import__("sys").argv[1:]))
+    return drawn(cells, ("kernel", "GB/s", "of a copy", "of the peak", "counted", "torch's time / its"), markdown)

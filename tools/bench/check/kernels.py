@@ -9,17 +9,23 @@ from torch import Tensor, nn
 import fxamp
 from fxamp import kernels
 from fxamp.policy import Policy, variant_names
-from fxamp.tools.bench.check.errors import relative_error, require_as_exact
-from fxamp.tools.bench.check.net import DRAWS
-from fxamp.tools.bench.check.outcome import Check, SkippedError, require
+from fxamp.tools.bench.check.outcome import Check, SkippedError, relative_error, require, require_as_exact
+from fxamp.tools.bench.check.program import DRAWS
 
 SHAPES = ((1000, 37), (4099,), (3, 5), (1,), (64, 128))
 _STEPS = 5
 _OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "SGD": {"lr": 0.1, "momentum": 0.9},
+    "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.5},
     "AdamW": {"lr": 1e-2, "weight_decay": 0.1},
+    "Adam": {"lr": 1e-2, "amsgrad": True},
+    "Adagrad": {"lr": 1e-2},
+    "Adadelta": {"lr": 1.0},
+    "Adamax": {"lr": 1e-2},
+    "ASGD": {"lr": 1e-2},
     "NAdam": {"lr": 1e-2},
-    "RMSprop": {"lr": 1e-3},
+    "RAdam": {"lr": 1e-2},
+    "RMSprop": {"lr": 1e-3, "momentum": 0.9, "centered": True},
+    "Rprop": {"lr": 1e-2},
 }
 
 

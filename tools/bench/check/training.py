@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import fxamp
-from fxamp.tools.bench.check.net import Net, draw
 from fxamp.tools.bench.check.outcome import Check, SkippedError, require
-from fxamp.tools.bench.optimizers.host_syncs import host_syncs
+from fxamp.tools.bench.check.program import Net, draw
+from fxamp.tools.bench.host_syncs import host_syncs
 
 #: Steps, those whose loss is infinite, and those before a graph is captured.
 STEPS, BAD, WARM = 10, (3, 4, 7), 3

@@ -10,39 +10,22 @@ from fxamp.errors import OptionError
 from fxamp.policy import Policy
 from fxamp.tools.bench.cost import table
 from fxamp.tools.bench.cost.count import Count
-from fxamp.tools.bench.cost.every import run_every
+from fxamp.tools.bench.cost.every import plan_of_every
 from fxamp.tools.bench.cost.process import counts
 from fxamp.tools.bench.cost.row import Rates, Row, extrapolated, row
-from fxamp.tools.bench.cost.workload import DTYPES, OPTIMIZERS, Way, Workload
+from fxamp.tools.bench.cost.workload import DTYPES, OPTIMIZERS, Plan, Way, Workload
 from fxamp.tools.bench.report import Report, add_styles
-from fxamp.tools.common.command_line import Parser, guarded, natural, one_of, positive, positive_number
+from fxamp.tools.common.command_line import Parser, natural, one_of, positive, positive_number
 from fxamp.tools.common.interrupt import so_far
-from fxamp.tools.common.output import put
-from fxamp.tools.common.progress import bar, say
+from fxamp.tools.common.progress import bar
 
-PROG = "fxamp-bench cost"
 _DEFAULT_MODEL = "gpt2-124m"
 _DEFAULT_LAYERS = 2
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Rows for a model of so many layers."""
-
-    title: str
-    layers: int
-    rows: Sequence[Row]
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit status."""
-    given = parser(PROG).parse_args(arguments)
-    return guarded(PROG, lambda: put(run(given, say).text(given)))
-
-
 def parser(prog: str) -> Parser:
     """The options of this command."""
-    from fxamp.tools.bench.train.models import MODELS
+    from fxamp.tools.bench.models import MODELS
 
     result = Parser(prog, "Count what a training step moves on a GPU, from the kernels that Inductor generates for it.")
     add = result.add_argument
@@ -90,107 +73,109 @@ def parser(prog: str) -> Parser:
     return result
 
 
-def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Count every way of training. Raises FxampError for a user's mistake, and where this machine cannot count."""
-    rates = Rates(1e9 * given.bandwidth, 1e12 * given.tflops, 1e12 * given.tflops / 12)
-    if given.every:
-        return run_every(given, rates, counts, say)
-    workload, full = _workload(given)
-    ways = [Way(), *map(Way, given.policy or _policies(given.dtype))]
+    rates = Rates(1e9 * options.bandwidth, 1e12 * options.tflops, 1e12 * options.tflops / 12)
+    plan = plan_of_every(options, rates) if options.every else _plan(options, rates)
+    made: list[Count] = []
+
+    def announced() -> Iterator[tuple[Workload, Way]]:
+        for workload, way in plan.requests:
+            say(f"{way.label}, {_title(workload)} ...")
+            yield workload, way
+
+    with (
+        bar("counted", len(plan.requests), "way") as shown,
+        so_far(lambda: plan.report(made).table if made else ""),
+    ):
+        for count in counts(announced()):
+            made.append(count)
+            shown.update()
+    return plan.report(made)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Rows for a model of so many layers."""
+
+    title: str
+    layers: int
+    rows: Sequence[Row]
+
+
+def _plan(options: argparse.Namespace, rates: Rates) -> Plan:
+    """One model, of each number of layers, in every way."""
+    workload, full = _workload(options)
+    ways = [Way(), *map(Way, options.policy or _policies(options.dtype))]
     for way in ways:
         if way.policy not in ("", "auto"):
             Policy.load(way.policy)
-    depth = _depth(workload)
-    layers = given.layers or ([min(_DEFAULT_LAYERS, full)] if depth else [0])
-    workloads = [replace(workload, sizes={**workload.sizes, depth: each}) if depth else workload for each in layers]
-    counted = _counted(workloads, ways, rates, say)
-    groups = zip(workloads, layers, counted, strict=True)
-    tables = [_Table(_title(sized), each, _rows(ways, group)) for sized, each, group in groups]
-    if len(set(layers)) > 1 and depth == "layers":
-        rows = [extrapolated(layers, [each.rows[at] for each in tables], full) for at in range(len(ways))]
-        tables.append(_Table(f"{workload.model}, extrapolated to {full} layers", full, rows))
-    texts = [f"{each.title}\n\n{table.ways(each.rows, rates, given.markdown)}" for each in tables]
-    for sized, group in zip(workloads, counted, strict=True):
-        for way, count in zip(ways, group, strict=True):
-            texts += _lists(given, f"{way.label}, {_title(sized)}", count)
-    return _report(workload, rates, texts, tables)
+    depth = next((name for name in ("layers", "depth") if name in workload.sizes), "")
+    layers = options.layers or ([min(_DEFAULT_LAYERS, full)] if depth else [0])
+    workloads = [replace(workload, sizes={**workload.sizes, depth: n}) if depth else workload for n in layers]
+
+    def report(counted: Sequence[Count]) -> Report:
+        groups = [counted[at : at + len(ways)] for at in range(0, len(counted), len(ways))]
+        tables = []
+        for sized, number, group in zip(workloads, layers, groups, strict=False):
+            rows = [row(way.label, way.policy, count) for way, count in zip(ways, group, strict=False)]
+            tables.append(_Table(_title(sized), number, rows))
+        if len(set(layers)) > 1 and depth == "layers" and len(counted) == len(workloads) * len(ways):
+            rows = [extrapolated(layers, [part.rows[at] for part in tables], full) for at in range(len(ways))]
+            tables.append(_Table(f"{workload.model}, extrapolated to {full} layers", full, rows))
+        lists = [
+            text
+            for sized, group in zip(workloads, groups, strict=False)
+            for way, count in zip(ways, group, strict=False)
+            for text in _lists(options, f"{way.label}, {_title(sized)}", count)
+        ]
+        return _report(workload, rates, lists, tables, options.markdown)
+
+    return Plan([(sized, way) for sized in workloads for way in ways], report)
 
 
-def _counted(
-    workloads: Sequence[Workload], ways: Sequence[Way], rates: Rates, say: Callable[[str], None]
-) -> list[list[Count]]:
-    """Return the counts of each workload, way by way; Ctrl-C leaves a table of those that are there."""
-    requests = [(workload, way) for workload in workloads for way in ways]
-    made: list[Count] = []
-
-    def tables() -> str:
-        groups = [made[at : at + len(ways)] for at in range(0, len(made), len(ways))]
-        found = zip(workloads, groups, strict=False)
-        return "\n\n".join(
-            f"{_title(workload)}\n\n{table.ways(_rows(ways, group), rates, False)}" for workload, group in found
-        )
-
-    with bar("counted", len(requests), "way") as shown, so_far(tables):
-        for count in counts(_said(requests, say)):
-            made.append(count)
-            shown.update()
-    return [made[at : at + len(ways)] for at in range(0, len(made), len(ways))]
-
-
-def _rows(ways: Sequence[Way], group: Sequence[Count]) -> list[Row]:
-    return [row(way.label, way.policy, count) for way, count in zip(ways, group, strict=False)]
-
-
-def _said(requests: Sequence[tuple[Workload, Way]], say: Callable[[str], None]) -> Iterator[tuple[Workload, Way]]:
-    for workload, way in requests:
-        say(f"{way.label}, {_title(workload)} ...")
-        yield workload, way
-
-
-def _report(workload: Workload, rates: Rates, texts: Sequence[str], tables: Sequence[_Table]) -> Report:
+def _report(workload: Workload, rates: Rates, lists: Sequence[str], tables: Sequence[_Table], markdown: bool) -> Report:
     document: dict[str, Any] = {
         "version": 1,
         "workload": workload.as_dict(),
         "rates": asdict(rates),
         "tables": [
-            {"title": each.title, "layers": each.layers, "rows": [row.as_dict(rates) for row in each.rows]}
-            for each in tables
+            {"title": part.title, "layers": part.layers, "rows": [row.as_dict(rates) for row in part.rows]}
+            for part in tables
         ],
     }
-    text = "\n\n".join([*texts, table.note(rates)])
+    texts = [f"{part.title}\n\n{table.ways(part.rows, rates, markdown)}" for part in tables]
+    text = "\n\n".join([*texts, *lists, table.note(rates)])
     return Report(document, text, text)
 
 
-def _lists(given: argparse.Namespace, title: str, count: Count) -> list[str]:
+def _lists(options: argparse.Namespace, title: str, count: Count) -> list[str]:
     """The heaviest kernels and the largest kept tensors, as far as they are asked for."""
     texts = []
-    if given.kernels:
-        texts.append(f"{title}: the heaviest kernels\n\n{table.heaviest(count, given.kernels, given.markdown)}")
-    if given.kept:
-        texts.append(f"{title}: kept for the backward\n\n{table.kept(count, given.kept, given.markdown)}")
+    if options.kernels:
+        texts.append(f"{title}: the heaviest kernels\n\n{table.heaviest(count, options.kernels, options.markdown)}")
+    if options.kept:
+        texts.append(f"{title}: kept for the backward\n\n{table.kept(count, options.kept, options.markdown)}")
     return texts
 
 
-def _workload(given: argparse.Namespace) -> tuple[Workload, int]:
+def _workload(options: argparse.Namespace) -> tuple[Workload, int]:
     """The workload, and how many layers the model has in its full size."""
-    common = {name: getattr(given, name) for name in ("dtype", "scaler", "optimizer", "clip", "loss_only")}
-    if given.file is None:
-        from fxamp.tools.bench.train.models import MODELS, require
+    common = {name: getattr(options, name) for name in ("dtype", "scaler", "optimizer", "clip", "loss_only")}
+    if options.file is None:
+        from fxamp.tools.bench.models import MODELS, require
 
-        name = given.model or _DEFAULT_MODEL
+        name = options.model or _DEFAULT_MODEL
         require(name)
         sizes = dict(MODELS[name].sizes["full"])
         return Workload(name, sizes=sizes, **common), sizes.get("layers", sizes.get("depth", 0))
-    if given.model or given.layers:
-        raise OptionError(f"{given.file} is a model of its own; --model and --layers are for the models of fxamp-bench")
-    if not Path(given.file).is_file():
-        raise OptionError(f"{given.file}: there is no such file")
-    return Workload(str(Path(given.file).resolve()), **common), 0
-
-
-def _depth(workload: Workload) -> str:
-    """The dimension that ``--layers`` sets; ``""`` where there is none."""
-    return next((name for name in ("layers", "depth") if name in workload.sizes), "")
+    if options.model or options.layers:
+        raise OptionError(
+            f"{options.file} is a model of its own; --model and --layers are for the models of fxamp-bench"
+        )
+    if not Path(options.file).is_file():
+        raise OptionError(f"{options.file}: there is no such file")
+    return Workload(str(Path(options.file).resolve()), **common), 0
 
 
 def _policies(dtype: str) -> list[str]:

@@ -1,7 +1,7 @@
 """A counted way of training in the numbers of a table, which extrapolate over layers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from fxamp.dtypes import DTYPES
@@ -87,18 +87,7 @@ def extrapolated(layers: Sequence[int], rows: Sequence[Row], to: int) -> Row:
     share = (to - layers[0]) / (layers[-1] - layers[0])
     numbers = {
         name: getattr(first, name) + share * (getattr(last, name) - getattr(first, name))
-        for name in (
-            "forward",
-            "backward",
-            "step",
-            "beside_products",
-            "triton",
-            "library",
-            "outside",
-            "kept",
-            "peak",
-            "syncs",
-        )
+        for name in (field.name for field in fields(Row) if field.type is float)
     }
     dtypes = {**first.flops, **last.flops}
     flops = {d: first.flops.get(d, 0) + share * (last.flops.get(d, 0) - first.flops.get(d, 0)) for d in dtypes}

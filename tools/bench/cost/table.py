@@ -5,10 +5,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from fxamp.tools.bench.cost.count import Access, Count, Kernel
 from fxamp.tools.bench.cost.row import Rates, Row
+from fxamp.tools.bench.report import drawn
 
 _GB, _MB = 1e9, 1e6
 
@@ -35,7 +34,7 @@ def ways(rows: Sequence[Row], rates: Rates, markdown: bool) -> str:
         )
         for each in rows
     ]
-    return _drawn(cells, headers, markdown)
+    return drawn(cells, headers, markdown)
 
 
 def every(cases: Sequence[tuple[str, str, str, Sequence[Row]]], rates: Rates, markdown: bool) -> str:
@@ -55,7 +54,7 @@ def every(cases: Sequence[tuple[str, str, str, Sequence[Row]]], rates: Rates, ma
         for model, dtype, leaves, rows in cases
     ]
     labels = list(dict.fromkeys(" / ".join(each.label for each in rows) for _, _, _, rows in cases))
-    return "\n\n".join([_drawn(cells, headers, markdown), *[f"In each cell: {label}." for label in labels]])
+    return "\n\n".join([drawn(cells, headers, markdown), *[f"In each cell: {label}." for label in labels]])
 
 
 def _side_by_side(cells: Iterable[str]) -> str:
@@ -82,7 +81,7 @@ def heaviest(count: Count, most: int, markdown: bool) -> str:
         for group in ranked
     ]
     headers = ("stage", "kind", "times", "MB", "reads, MB", "writes, MB", "ops", "from")
-    return _drawn(cells, headers, markdown)
+    return drawn(cells, headers, markdown)
 
 
 def kept(count: Count, most: int, markdown: bool) -> str:
@@ -99,7 +98,7 @@ def kept(count: Count, most: int, markdown: bool) -> str:
         )
         for each in ranked
     ]
-    return _drawn(cells, ("kept MB", "dtype", "shape", "op", "module", "from"), markdown)
+    return drawn(cells, ("kept MB", "dtype", "shape", "op", "module", "from"), markdown)
 
 
 def _operands(accesses: Sequence[Access]) -> str:
@@ -110,10 +109,6 @@ def _operands(accesses: Sequence[Access]) -> str:
 def _short(source: str) -> str:
     path, _, line = source.rpartition(":")
     return f"{Path(path).name}:{line}" if path else ""
-
-
-def _drawn(cells: Sequence[Sequence[Any]], headers: Sequence[str], markdown: bool) -> str:
-    return tabulate(cells, headers, tablefmt="github" if markdown else "simple", disable_numparse=True)
 
 
 def note(rates: Rates) -> str:

@@ -1,8 +1,12 @@
-"""What is counted, and for which way of training: values that JSON can hold."""
+"""What is counted, and for which way of training."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fxamp.tools.bench.cost.count import Count
+    from fxamp.tools.bench.report import Report
 
 #: The values of ``--dtype``.
 DTYPES = ("float16", "bfloat16", "float32")
@@ -15,7 +19,7 @@ OPTIMIZERS = ("AdamW", "SGD", "none")
 class Workload:
     """One step of one model, the same for every way of training.
 
-    ``model``: a name of the models that :mod:`fxamp.tools.bench.train.models` makes, or a Python file. ``sizes``: the
+    ``model``: a name of the models that :mod:`fxamp.tools.bench.models` makes, or a Python file. ``sizes``: the
     dimensions of the former. ``dtype``: of the ambient autocast. ``loss_only``: whether the loss alone leaves the
     graph. ``scaler``: whether losses are scaled, whatever the dtype. ``optimizer``: of
     :data:`OPTIMIZERS`. ``clip``: whether gradients are clipped to a norm.
@@ -46,3 +50,11 @@ class Way:
     @property
     def label(self) -> str:
         return {"": "torch.compile + autocast", "auto": "fxamp under autocast"}.get(self.policy, f"fxamp {self.policy}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command counts: each request, and the report of the counts that are there, in the order of requests."""
+
+    requests: Sequence[tuple[Workload, Way]]
+    report: Callable[[Sequence["Count"]], "Report"]

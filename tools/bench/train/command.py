@@ -5,33 +5,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fxamp.errors import OptionError
-from fxamp.tools.bench.report import Report, add_styles
-from fxamp.tools.bench.train.contenders import BASELINES, CONTENDERS
-from fxamp.tools.bench.train.experiment import DTYPES, OPTIMIZERS, Experiment
+from fxamp.tools.bench.report import Report, add_styles, require_device, some_of
+from fxamp.tools.bench.train.experiment import BASELINES, CONTENDERS, DTYPES, OPTIMIZERS, Experiment
 from fxamp.tools.bench.train.fp8 import require_fp8
 from fxamp.tools.bench.train.result import Comparison
-from fxamp.tools.bench.train.table import table, title
+from fxamp.tools.bench.train.table import reported, title
 from fxamp.tools.common import charts
 from fxamp.tools.common.charts import Bar, bar_chart
-from fxamp.tools.common.command_line import Parser, guarded, natural, one_of, positive, positive_number
-from fxamp.tools.common.interrupt import SoFar
-from fxamp.tools.common.output import put, write_text
-from fxamp.tools.common.progress import say
-
-PROG = "fxamp-bench train"
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit status: 1 if a contender failed, 2 after a user's mistake."""
-    given = parser(PROG).parse_args(arguments)
-    failed: list[str] = []
-    return guarded(PROG, lambda: failed.extend(_bench(given))) or int(bool(failed))
+from fxamp.tools.common.command_line import Parser, natural, one_of, positive, positive_number
+from fxamp.tools.common.output import write_text
 
 
 def parser(prog: str) -> Parser:
     """The options of this command."""
     from fxamp.lowerings import LOWERINGS
-    from fxamp.tools.bench.train.models import MODELS, SIZES
+    from fxamp.tools.bench.models import MODELS, SIZES
 
     usual = ", ".join(f"{name} on {device}" for device, name in BASELINES.items())
     result = Parser(prog, "Train one model in several ways of mixed precision, in turn, and compare.")
@@ -48,7 +36,7 @@ def parser(prog: str) -> Parser:
     add("--lowering", type=one_of(*LOWERINGS), default="inductor", help=f"{', '.join(LOWERINGS)} (default inductor)")
     add(
         "--contenders",
-        type=_contenders,
+        type=some_of(*CONTENDERS),
         help=f"of {','.join(CONTENDERS)} (default: all that the dtype admits, without fp8)",
     )
     add("--optimizer", type=one_of(*OPTIMIZERS), default="AdamW", help=f"{', '.join(OPTIMIZERS)} (default AdamW)")
@@ -63,33 +51,34 @@ def parser(prog: str) -> Parser:
     return result
 
 
-def run(given: argparse.Namespace, say: Callable[[str], None]) -> Report:
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Check the options, then measure; ``say`` receives lines of progress. Raises OptionError for a user's mistake."""
-    import torch
-
+    from fxamp.tools.bench.models import require, sizes
     from fxamp.tools.bench.train.measure import compare
-    from fxamp.tools.bench.train.models import require, sizes
 
-    if given.device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("--device cuda: this machine has no CUDA device that torch can use; accepted here: cpu")
-    require(given.model)
-    size = given.size or ("full" if given.device == "cuda" else "tiny")
+    _require_chart(options.chart)
+    require_device(options.device)
+    require(options.model)
+    size = options.size or ("full" if options.device == "cuda" else "tiny")
     fields = ("model", "device", "dtype", "steps", "rounds", "seed", "threads", "lowering", "optimizer", "max_norm")
-    changed = dict(given.set or ())
-    sizes(given.model, size, changed)
-    experiment = Experiment(size=size, changed=changed, **{name: getattr(given, name) for name in fields})
-    names = _taking_part(given.contenders, experiment)
-    found = compare(experiment, names, _baseline(given, names), say)
-    if found.experiment.rounds < experiment.rounds:
-        raise SoFar(table(found))
-    failed = tuple(each.name for each in found.contenders if each.failed)
-    return Report(
-        found.as_dict(),
-        table(found),
-        table(found, markdown=True),
-        _chart(found) if charts.available() else None,
-        failed,
-    )
+    changed = dict(options.set or ())
+    sizes(options.model, size, changed)
+    experiment = Experiment(size=size, changed=changed, **{name: getattr(options, name) for name in fields})
+    names = _taking_part(options.contenders, experiment)
+    comparison = compare(experiment, names, _baseline(options, names), say)
+    report = reported(comparison, experiment.rounds, _chart(comparison) if charts.available() else None)
+    if options.chart is not None and report.chart is not None:
+        write_text(report.chart, str(options.chart))
+        say(f"the bar chart is in {options.chart}")
+    return report
+
+
+def _require_chart(file: Path | None) -> None:
+    """Raise OptionError if there is a file for a chart, and it cannot be drawn or written."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise OptionError(f"--chart {file}: there is no folder {file.absolute().parent}")
+    if file is not None and not charts.available():
+        raise OptionError(f"--chart {file}: {charts.MISSING}")
 
 
 def _chart(comparison: Comparison) -> str:
@@ -103,20 +92,6 @@ def _chart(comparison: Comparison) -> str:
     return bar_chart(title(comparison), bars, f"time of a step; {base.label if base else comparison.baseline} = 1")
 
 
-def _bench(given: argparse.Namespace) -> tuple[str, ...]:
-    """Measure and print; returns the contenders that failed."""
-    if given.chart is not None and not given.chart.absolute().parent.is_dir():
-        raise OptionError(f"--chart {given.chart}: there is no folder {given.chart.absolute().parent}")
-    if given.chart is not None and not charts.available():
-        raise OptionError(f"--chart {given.chart}: {charts.MISSING}")
-    report = run(given, say)
-    put(report.text(given))
-    if given.chart is not None and report.chart is not None:
-        write_text(report.chart, str(given.chart))
-        say(f"the bar chart is in {given.chart}")
-    return report.failed
-
-
 def _taking_part(named: Sequence[str] | None, experiment: Experiment) -> Sequence[str]:
     """The contenders that were named; else all but fp8, those that need a scaled loss only where losses are scaled."""
     scaled = experiment.lower_dtype == "float16"
@@ -128,12 +103,12 @@ def _taking_part(named: Sequence[str] | None, experiment: Experiment) -> Sequenc
     return named or [name for name, each in CONTENDERS.items() if not each.fp8 and (scaled or not each.scaled)]
 
 
-def _baseline(given: argparse.Namespace, names: Sequence[str]) -> str:
+def _baseline(options: argparse.Namespace, names: Sequence[str]) -> str:
     """The named baseline, which must take part; else the device's, if it does; else the first contender."""
-    if given.baseline is not None and given.baseline not in names:
-        raise OptionError(f"--baseline {given.baseline} is none of the contenders: {', '.join(names)}")
-    usual = BASELINES[given.device]
-    return given.baseline or (usual if usual in names else names[0])
+    if options.baseline is not None and options.baseline not in names:
+        raise OptionError(f"--baseline {options.baseline} is none of the contenders: {', '.join(names)}")
+    usual = BASELINES[options.device]
+    return options.baseline or (usual if usual in names else names[0])
 
 
 def _dimension(text: str) -> tuple[str, int]:
@@ -142,9 +117,3 @@ def _dimension(text: str) -> tuple[str, int]:
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r}; accepted: NAME=N, as width=256")
     return name, positive(number)
-
-
-def _contenders(text: str) -> tuple[str, ...]:
-    """An argparse ``type``: names of contenders with commas between them, each once."""
-    check = one_of(*CONTENDERS)
-    return tuple(dict.fromkeys(check(part.strip()) for part in text.split(",")))

@@ -1,4 +1,4 @@
-"""The settings of a comparison, the same for every contender, as values that JSON can hold."""
+"""A comparison: its contenders, as a table, and its settings, the same for every contender."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,6 +16,11 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "NAdam": {},
     "RAdam": {},
     "RMSprop": {},
+    "Adadelta": {},
+    "Adafactor": {},
+    "Adamax": {},
+    "ASGD": {},
+    "Rprop": {},
 }
 
 #: Those with a fused form in torch, which decides on the device whether to step.
@@ -47,6 +52,11 @@ class Experiment:
     max_norm: float | None = None
     changed: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def contenders(self) -> "Mapping[str, Contender]":
+        """Those that can take part, by name."""
+        return STEPPERS if self.model == PARAMETERS else CONTENDERS
+
     def as_dict(self) -> dict[str, Any]:
         """The fields by name; ``Experiment(**fields)`` gives the experiment back."""
         return asdict(self)
@@ -59,3 +69,74 @@ class Experiment:
         if self.dtype != "auto":
             return self.dtype
         return "bfloat16" if self.device == "cpu" or native_bfloat16(self.device) else "float16"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way of training the same model with the same optimizer, in torch's fused form if it has one.
+
+    ``label``: for people. ``compiler``: ``""`` for eager code, ``"torch"`` for plain torch.compile, ``"fxamp"``.
+    ``autocast``: whether the forward runs under torch.autocast. ``scaler``: the GradScaler for float16,
+    ``"torch"`` or ``"fxamp"``; ``""`` for none. ``options``: further options of fxamp's backend, or of the optimizer.
+    ``scaler_options``: further arguments of its scaler. ``scaled``: takes part only if losses are scaled. ``fp8``: the
+    recipe of products in fp8, which torchao converts the model to or fxamp's policy asks for; such a contender takes
+    part if it is named.
+    """
+
+    label: str
+    compiler: str = ""
+    autocast: bool = False
+    scaler: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    scaler_options: Mapping[str, Any] = field(default_factory=dict)
+    scaled: bool = False
+    fp8: str = ""
+
+    @property
+    def by_torchao(self) -> bool:
+        """Whether torchao converts the model."""
+        return bool(self.fp8) and self.compiler != "fxamp"
+
+    @property
+    def fused(self) -> bool:
+        """Whether to use torch's fused optimizer; fxamp compiles its step from the plain one."""
+        return self.scaler_options.get("skip") != "device"
+
+
+CONTENDERS: dict[str, Contender] = {
+    "eager-float32": Contender("eager float32"),
+    "eager-autocast": Contender("eager autocast", autocast=True, scaler="torch"),
+    "compile-float32": Contender("torch.compile float32", compiler="torch"),
+    "compile-autocast": Contender("torch.compile + autocast", compiler="torch", autocast=True, scaler="torch"),
+    "fxamp": Contender("fxamp", compiler="fxamp", scaler="fxamp"),
+    "fxamp-skip-device": Contender(
+        'fxamp, skip="device"',
+        compiler="fxamp",
+        scaler="fxamp",
+        scaler_options={"skip": "device", "graph_norm": True},
+        scaled=True,
+    ),
+    "torchao-fp8": Contender("torchao fp8", compiler="torch", autocast=True, scaler="torch", fp8="tensorwise"),
+    "torchao-fp8-rowwise": Contender(
+        "torchao fp8 rowwise", compiler="torch", autocast=True, scaler="torch", fp8="rowwise"
+    ),
+    "fxamp-fp8": Contender("fxamp fp8", compiler="fxamp", scaler="fxamp", fp8="tensorwise"),
+    "fxamp-fp8-rowwise": Contender("fxamp fp8 rowwise", compiler="fxamp", scaler="fxamp", fp8="rowwise"),
+}
+
+#: In the place of a model: its parameters alone, ``tensors`` of them, with ``width``.
+PARAMETERS = "gpt2-parameters"
+
+#: The ways of making an optimizer's step.
+STEPPERS: dict[str, Contender] = {
+    "foreach": Contender("torch, foreach=True", options={"foreach": True}),
+    "fused": Contender("torch, fused=True", options={"fused": True}),
+    "compile": Contender("torch.compile(optimizer.step)", compiler="torch"),
+    "fxamp": Contender("fxamp.compile_optimizer", compiler="fxamp"),
+}
+
+#: The losses are compared with those of the first of these contenders that takes part.
+FLOAT32 = ("eager-float32", "compile-float32")
+
+#: The default baseline of the ratios by device: the best other way to do the same work.
+BASELINES = {"cpu": "compile-float32", "cuda": "compile-autocast"}

@@ -11,8 +11,7 @@ from fxamp.backend.machine import resolve_here
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.errors import OptionError, PolicyError
 from fxamp.policy import Policy, variant_names
-from fxamp.tools.bench.train.contenders import CONTENDERS, Contender
-from fxamp.tools.bench.train.experiment import Experiment
+from fxamp.tools.bench.train.experiment import CONTENDERS, Contender, Experiment
 
 
 def require_fp8(name: str, experiment: Experiment) -> None:

@@ -1,36 +1,22 @@
-"""Runs the contenders: compiles each twice, then steps them in turn, so that drift affects all of them equally."""
+"""Runs the contenders: compiles each twice, then steps them in turn."""
 
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fxamp.tools.bench.process import ContenderFailed, Process
-from fxamp.tools.bench.train.contenders import CONTENDERS, FLOAT32
-from fxamp.tools.bench.train.experiment import Experiment
+from fxamp.tools.bench.process import Process
+from fxamp.tools.bench.train.experiment import FLOAT32, Contender, Experiment
 from fxamp.tools.bench.train.result import Comparison, Measured
+from fxamp.tools.bench.train.turns import Runner, take_turns
 from fxamp.tools.bench.train.worker import WARM_UP
 from fxamp.tools.common.machine import machine
-from fxamp.tools.common.progress import bar
 
 Say = Callable[[str], None]
-
-
-@dataclass
-class _Runner:
-    """A contender's process, and its answers so far."""
-
-    name: str
-    process: Process | None = None
-    cold: Mapping[str, Any] = field(default_factory=dict)
-    warm: Mapping[str, Any] = field(default_factory=dict)
-    end: Mapping[str, Any] = field(default_factory=dict)
-    seconds: list[float] = field(default_factory=list)
-    cpu_seconds: list[float] = field(default_factory=list)
-    failed: str = ""
+WORKER = "fxamp.tools.bench.train.worker"
 
 
 def compare(experiment: Experiment, names: Sequence[str], baseline: str, say: Say) -> Comparison:
@@ -39,100 +25,66 @@ def compare(experiment: Experiment, names: Sequence[str], baseline: str, say: Sa
     A contender that fails leaves the rounds; its result says why. Ctrl-C after the first round ends them: the result's
     experiment then has the number of whole rounds.
     """
-    runners = [_Runner(name) for name in names]
+    runners = [Runner(name) for name in names]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fxamp-bench-")))
         for runner in runners:
-            _attempt(runner, lambda runner: _start(runner, experiment, folder / runner.name, stack, say))
-        with bar("rounds", experiment.rounds, "round") as shown:
-            rounds = _rounds(runners, experiment, shown)
-        for runner in _alive(runners):
-            _attempt(runner, _finish)
+            runner.attempt(lambda runner: _start(runner, experiment, folder / runner.name, stack, say))
+        rounds = take_turns(runners, experiment.rounds, experiment.steps)
+        for runner in runners:
+            runner.attempt(lambda runner: runner.ask("observe"))
     float32 = next((name for name in FLOAT32 if name in names), "")
-    experiment = replace(experiment, rounds=rounds)
-    return Comparison(
-        experiment, machine(experiment.device, experiment.threads), baseline, float32, tuple(map(_result, runners))
-    )
+    results = tuple(_result(runner, experiment.contenders[runner.name]) for runner in runners)
+    facts = machine(experiment.device, experiment.threads)
+    return Comparison(replace(experiment, rounds=rounds), facts, baseline, float32, results)
 
 
-def _rounds(runners: Sequence[_Runner], experiment: Experiment, shown: Any) -> int:
-    """Step all contenders in turn; return the number of whole rounds, fewer than planned after Ctrl-C."""
-    for number in range(experiment.rounds):
-        try:
-            for runner in _alive(runners):
-                _attempt(runner, lambda runner: _round(runner, experiment))
-        except KeyboardInterrupt:
-            if not number:
-                raise
-            for runner in runners:
-                del runner.seconds[number:], runner.cpu_seconds[number:]
-            return number
-        shown.update()
-    return experiment.rounds
-
-
-def _alive(runners: Sequence[_Runner]) -> list[_Runner]:
-    return [runner for runner in runners if not runner.failed]
-
-
-def _attempt(runner: _Runner, task: Callable[[_Runner], None]) -> None:
-    try:
-        task(runner)
-    except ContenderFailed as error:
-        runner.failed = str(error)
-
-
-def _start(runner: _Runner, experiment: Experiment, cache: Path, stack: ExitStack, say: Say) -> None:
+def _start(runner: Runner, experiment: Experiment, cache: Path, stack: ExitStack, say: Say) -> None:
     """Compile with empty caches in a first process, if there is anything to compile; then start the lasting process."""
-    if CONTENDERS[runner.name].compiler:
+    if experiment.contenders[runner.name].compiler:
         say(f"{runner.name}: compiling with empty caches ...")
-        with _process(experiment, runner.name, cache) as first:
-            runner.cold = first.ask("warm_up")
+        with start_process(experiment, runner.name, cache) as first:
+            runner.answers["cold"] = first.ask("warm_up")
     say(f"{runner.name}: first steps ...")
-    runner.process = stack.enter_context(_process(experiment, runner.name, cache))
-    runner.warm = runner.process.ask("warm_up")
+    runner.process = stack.enter_context(start_process(experiment, runner.name, cache))
+    runner.ask("warm_up")
 
 
-def _process(experiment: Experiment, contender: str, cache: Path) -> Process:
+def start_process(experiment: Experiment, contender: str, cache: Path) -> Process:
+    """Start the process of one contender. Raises ContenderFailed if it cannot train."""
     first = {"experiment": experiment.as_dict(), "contender": contender}
-    return Process("fxamp.tools.bench.train.worker", first, cache)
+    return Process(WORKER, first, cache)
 
 
-def _round(runner: _Runner, experiment: Experiment) -> None:
-    assert runner.process is not None
-    answer = runner.process.ask("steps", count=experiment.steps)
-    runner.seconds.append(answer["seconds"])
-    runner.cpu_seconds.append(answer["cpu"])
-
-
-def _finish(runner: _Runner) -> None:
-    assert runner.process is not None
-    runner.end = runner.process.ask("observe")
-
-
-def _result(runner: _Runner) -> Measured:
-    label = CONTENDERS[runner.name].label
+def _result(runner: Runner, contender: Contender) -> Measured:
     if runner.failed:
-        return Measured(runner.name, label, failed=runner.failed)
-    compiled = bool(CONTENDERS[runner.name].compiler)
-    step = statistics.median(runner.seconds)
-    return Measured(
+        return Measured(runner.name, contender.label, failed=runner.failed)
+    warm, end = runner.answers["warm_up"], runner.answers["observe"]
+    seconds = tuple(answer["seconds"] for answer in runner.rounds)
+    result = Measured(
         name=runner.name,
-        label=label,
-        seconds=tuple(runner.seconds),
-        cpu_seconds=tuple(runner.cpu_seconds),
-        cold=_compiling(runner.cold, step) if compiled else None,
-        warm=_compiling(runner.warm, step) if compiled else None,
-        cold_cpu=runner.cold["cpu"] if compiled else None,
-        warm_cpu=runner.warm["cpu"] if compiled else None,
-        hits=runner.warm["hits"],
-        misses=runner.warm["misses"],
-        graphs=runner.end["graphs"],
-        graphs_at_first=runner.warm["graphs"],
-        breaks=runner.warm["breaks"],
-        losses=tuple(runner.end["losses"]),
-        loss_scale=runner.end["loss_scale"],
-        observed=runner.end["observed"],
+        label=contender.label,
+        seconds=seconds,
+        cpu_seconds=tuple(answer["cpu"] for answer in runner.rounds),
+        hits=warm["hits"],
+        misses=warm["misses"],
+        graphs=end["graphs"],
+        graphs_at_first=warm["graphs"],
+        breaks=warm["breaks"],
+        losses=tuple(end["losses"]),
+        loss_scale=end["loss_scale"],
+        observed=end["observed"],
+        notes=tuple(end["notes"]),
+    )
+    if not contender.compiler:
+        return result
+    cold, step = runner.answers["cold"], statistics.median(seconds)
+    return replace(
+        result,
+        cold=_compiling(cold, step),
+        warm=_compiling(warm, step),
+        cold_cpu=cold["cpu"],
+        warm_cpu=warm["cpu"],
     )
 
 

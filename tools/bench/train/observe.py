@@ -1,85 +1,135 @@
-"""Counts of one contender's steps other than time, taken in extra steps after the timed ones."""
+"""What one contender's steps do besides taking time, seen in extra steps after the timed ones."""
 
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils import _pytree as pytree
 
 from fxamp.backend.report import Report
 from fxamp.listing.totals import totals
-from fxamp.tools.bench.traffic import counted_traffic
-from fxamp.tools.bench.train.counted_ops import Casts, CountedOps
-from fxamp.tools.bench.train.memory import measure_memory
+from fxamp.tools.bench.host_syncs import host_syncs
 from fxamp.tools.bench.train.training import Training
-from fxamp.tools.common.cuda_syncs import Count, cuda_syncs
+from fxamp.tools.common.running_ops import RunningOps
+from fxamp.torch_dtypes import NARROW
+from fxamp.torch_private import running_backward
+
+_FORWARD_ENDED = "fxamp-bench: the forward ended"
+
+
+@dataclass
+class Casts:
+    """Conversions to or from a 16-bit floating-point dtype: how many, and the bytes they read and write together."""
+
+    count: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
-class Observed:
-    """Counts of one step; None if they are not available.
+class Memory:
+    """Bytes of tensors. ``peak`` includes parameters, optimizer state and batches; ``activations`` is what the forward
+    keeps for the backward, including the loss. ``how`` names the source of the numbers."""
+
+    peak: int
+    activations: int
+    how: str
+
+
+class ForwardCasts(RunningOps):  # type: ignore[no-untyped-call]
+    """Counts the casts that run in a forward, in ``casts``; not those of Inductor's code, which calls no ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.casts = Casts()
+
+    def ran(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if op is not torch.ops.aten._to_copy.default or running_backward() != -1:
+            return
+        dtypes = {args[0].dtype, result.dtype}
+        if len(dtypes) == 2 and dtypes & NARROW.keys() and all(dtype.is_floating_point for dtype in dtypes):
+            self.casts.count += 1
+            self.casts.bytes += args[0].nbytes + result.nbytes
+
+
+def observe(training: Training) -> dict[str, Any]:
+    """Run two more steps of ``training``, one counted and one with an eye on memory; return numbers by name.
 
     ``casts`` and ``cast_bytes``: of the forward. fxamp's are those that ``fxamp.report`` lists; eager autocast's are
-    counted as they run; those of torch.compile with autocast are not visible. ``backward_casts``: those of eager code
-    in the backward. ``host_syncs``: on cuda what torch.cuda.set_sync_debug_mode reports, elsewhere the values that ops
-    copy to the host. ``update_bytes``: bytes per parameter that check, unscaling, clipping and the optimizer read and
-    write: gradients, parameters and state. ``check_bytes``: the same for the check inside the backward, which widens
-    16-bit gradients on the way; None if it is a part of Inductor's kernels. ``memory_peak`` and
-    ``memory_activations``: bytes, from the source that ``memory_how`` names.
+    counted as they run; those of torch.compile with autocast are not visible: None, as without a forward.
+    ``host_syncs``: on cuda what torch.cuda.set_sync_debug_mode reports, elsewhere the values that ops copy to the host.
+    ``memory_peak`` and ``memory_activations``: bytes, from the source that ``memory_how`` names.
     """
-
-    parameters: int
-    casts: int | None
-    cast_bytes: int | None
-    backward_casts: int | None
-    host_syncs: int
-    update_bytes: float
-    check_bytes: float | None
-    memory_peak: int
-    memory_activations: int
-    memory_how: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields by name."""
-        return asdict(self)
-
-
-def observe(training: Training) -> Observed:
-    """Run two more steps of ``training``, one counted and one with an eye on memory."""
-    counted = CountedOps()
-    cuda = training.experiment.device == "cuda"
-    with cuda_syncs() if cuda else nullcontext(Count()) as waits, counted:
-        training.backward(training.forward())
-        with counted_traffic() as traffic:
-            training.update()
-        training.clear()
+    with host_syncs(training.experiment.device) as syncs, ForwardCasts() as running:
+        training.step()
     training.wait()
     memory = measure_memory(training)
-    parameters = sum(parameter.numel() for parameter in training.module.parameters())
-    casts = _casts(training, counted)
-    eager = not training.contender.compiler
-    hidden = training.report is not None and training.scaler.is_enabled() and not counted.check_bytes
-    return Observed(
-        parameters=parameters,
-        casts=None if casts is None else casts.count,
-        cast_bytes=None if casts is None else casts.bytes,
-        backward_casts=counted.backward.count if eager else None,
-        host_syncs=waits.value if cuda else counted.host_reads,
-        update_bytes=(traffic.read + traffic.written) / parameters,
-        check_bytes=None if hidden else counted.check_bytes / parameters,
-        memory_peak=memory.peak,
-        memory_activations=memory.activations,
-        memory_how=memory.how,
-    )
+    casts = _casts(training, running.casts) if training.batches else None
+    return {
+        "parameters": sum(parameter.numel() for parameter in training.module.parameters()),
+        "casts": None if casts is None else casts.count,
+        "cast_bytes": None if casts is None else casts.bytes,
+        "host_syncs": syncs.value,
+        "memory_peak": memory.peak,
+        "memory_activations": memory.activations if training.batches else None,
+        "memory_how": memory.how,
+    }
 
 
-def _casts(training: Training, counted: CountedOps) -> Casts | None:
+def _casts(training: Training, running: Casts) -> Casts | None:
     if training.report is not None:
         return reported_casts(training.report)
     if not training.contender.compiler:
-        return counted.forward
+        return running
     return None if training.contender.autocast else Casts()
 
 
 def reported_casts(report: Report) -> Casts:
     """The casts that ``fxamp.report`` lists, all graphs together."""
-    found = [totals(graph) for graph in report.document.graphs]
-    return Casts(sum(total.casts for total in found), sum(total.cast_bytes for total in found))
+    graphs = [totals(graph) for graph in report.document.graphs]
+    return Casts(sum(graph.casts for graph in graphs), sum(graph.cast_bytes for graph in graphs))
+
+
+def measure_memory(training: Training) -> Memory:
+    """Run one step and measure its memory: on cuda from the allocator, on a CPU from torch.profiler's memory events."""
+    return _on_cuda(training) if training.experiment.device == "cuda" else _on_cpu(training)
+
+
+def _on_cuda(training: Training) -> Memory:
+    training.wait()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    loss = training.forward()
+    held = torch.cuda.memory_allocated() - before
+    training.finish(loss)
+    training.wait()
+    return Memory(torch.cuda.max_memory_allocated(), held, "torch.cuda's allocator")
+
+
+def _on_cpu(training: Training) -> Memory:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
+        loss = training.forward()
+        with record_function(_FORWARD_ENDED):
+            pass
+        training.finish(loss)
+    events = recorded.profiler.kineto_results.events()
+    ended = min(event.start_ns() for event in events if event.name() == _FORWARD_ENDED)
+    changes = sorted(
+        ((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"), key=lambda pair: pair[0]
+    )
+    total = peak = held = 0
+    for time, change in changes:
+        total += change
+        peak = max(peak, total)
+        held = total if time < ended else held
+    return Memory(_lasting(training) + peak, held, "the CPU allocator's events in torch.profiler")
+
+
+def _lasting(training: Training) -> int:
+    """Return the bytes that live from step to step, which no event of one step shows; each storage counts once."""
+    state = [*training.module.parameters(), *training.module.buffers(), training.batches]
+    leaves = pytree.tree_leaves([state, [dict(values) for values in training.optimizer.state.values()]])
+    storages = (leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor))
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

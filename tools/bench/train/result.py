@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fxamp.tools.bench.spread import Spread, spread
+from fxamp.tools.bench.report import Spread, spread
 from fxamp.tools.bench.train.experiment import Experiment
 
 
@@ -18,7 +18,8 @@ class Measured:
     of these processes from their start until the first steps are done, compilers included. ``hits`` and ``misses``: of
     graphs in torch's compile caches, in the second process. ``graphs``: compiled graphs at the end, of which
     ``graphs_at_first`` were compiled by the first steps; ``breaks``: graph breaks. ``losses``: of every step.
-    ``observed``: the fields of :class:`~fxamp.tools.bench.train.observe.Observed`. ``failed``: why there are no
+    ``observed``: the numbers of :func:`~fxamp.tools.bench.train.observe.observe`. ``notes``: what a reader
+    of them must know. ``failed``: why there are no
     numbers, ``""`` if there are.
     """
 
@@ -38,6 +39,7 @@ class Measured:
     losses: tuple[float, ...] = ()
     loss_scale: float | None = None
     observed: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     failed: str = ""
 
 
@@ -74,7 +76,7 @@ class Comparison:
     def loss_distance(self, measured: Measured) -> float | None:
         """The last loss less float32's."""
         reference = self.named(self.float32)
-        if reference is None or measured.failed:
+        if reference is None or not measured.losses:
             return None
         return measured.losses[-1] - reference.losses[-1]
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from tabulate import tabulate
-
-from fxamp.tools.bench.spread import Spread, spread
+from fxamp.tools.bench.report import Report, drawn, spread
 from fxamp.tools.bench.train.result import Comparison, Measured, value_of
+from fxamp.tools.common.interrupt import SoFar
 
 _Cell = Callable[[Comparison, Measured], str]
 MISSING = "-"
@@ -15,10 +14,17 @@ def table(comparison: Comparison, markdown: bool = False) -> str:
     """Return title, table and notes. Each contender is a column; ``-`` marks a number that cannot be measured."""
     working = [each for each in comparison.contenders if not each.failed]
     rows = [(name, *(cell(comparison, each) for each in working)) for name, cell in _ROWS.items()]
-    kept = [row for row in rows if set(row[1:]) != {MISSING}]
-    headers = ("", *(each.label for each in working))
-    drawn = tabulate(kept, headers, tablefmt="github" if markdown else "simple", disable_numparse=True)
-    return "\n\n".join([title(comparison), drawn, _notes(comparison, markdown)])
+    known = [row for row in rows if set(row[1:]) != {MISSING}]
+    lines = drawn(known, ("", *(each.label for each in working)), markdown)
+    return "\n\n".join([title(comparison), lines, _notes(comparison, markdown)])
+
+
+def reported(comparison: Comparison, rounds: int, chart: str | None = None) -> Report:
+    """Return the report of a comparison. Raises SoFar with the table if it has fewer rounds than planned."""
+    if comparison.experiment.rounds < rounds:
+        raise SoFar(table(comparison))
+    failed = tuple(each.name for each in comparison.contenders if each.failed)
+    return Report(comparison.as_dict(), table(comparison), table(comparison, markdown=True), chart, failed)
 
 
 def title(comparison: Comparison) -> str:
@@ -27,7 +33,8 @@ def title(comparison: Comparison) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts.items() if name != "device")
     lowered = "" if experiment.lowering == "inductor" else f", lowered by {experiment.lowering}"
     clipped = "" if experiment.max_norm is None else f" clipped to {experiment.max_norm:g}"
-    sized = ", ".join([experiment.size, *(f"{name} {number}" for name, number in experiment.changed.items())])
+    sizes = [experiment.size, *(f"{name} {number}" for name, number in experiment.changed.items())]
+    sized = ", ".join(filter(None, sizes))
     what = f"{experiment.model} ({sized}), {experiment.optimizer}{clipped}, dtype {experiment.dtype}{lowered}"
     return f"{what}, on {facts['device']}; {versions}"
 
@@ -43,18 +50,19 @@ def _notes(comparison: Comparison, markdown: bool) -> str:
     ]
     how = {each.observed["memory_how"] for each in comparison.contenders if each.observed}
     notes += [f"Memory: tensors, by {', '.join(sorted(how))}."] if how else []
+    notes += [f"{each.label}: {note}" for each in comparison.contenders for note in each.notes]
     notes += [f"{each.label} failed: {each.failed}" for each in comparison.contenders if each.failed]
     return "\n".join(f"- {note}" if markdown else note for note in notes)
 
 
 def _step_ratio(comparison: Comparison, each: Measured) -> str:
     ratio = comparison.step_ratio(each)
-    return MISSING if ratio is None else _spread(ratio)
+    return MISSING if ratio is None else str(ratio)
 
 
 def _cpu_ratio(comparison: Comparison, each: Measured) -> str:
     ratio = comparison.cpu_ratio(each)
-    return MISSING if ratio is None else _spread(ratio)
+    return MISSING if ratio is None else str(ratio)
 
 
 def _step(comparison: Comparison, each: Measured) -> str:
@@ -66,7 +74,7 @@ def _cpu(comparison: Comparison, each: Measured) -> str:
 
 
 def _milliseconds(seconds: Sequence[float]) -> str:
-    return _spread(spread([1e3 * value for value in seconds]))
+    return str(spread([1e3 * value for value in seconds]))
 
 
 def _ratio(name: str, show: Callable[[float], str]) -> _Cell:
@@ -99,16 +107,12 @@ def _found(comparison: Comparison, each: Measured) -> str:
 
 
 def _loss(comparison: Comparison, each: Measured) -> str:
-    return f"{each.losses[-1]:.4f}, step {len(each.losses)}"
+    return f"{each.losses[-1]:.4f}, step {len(each.losses)}" if each.losses else MISSING
 
 
 def _distance(comparison: Comparison, each: Measured) -> str:
     distance = comparison.loss_distance(each)
     return MISSING if distance is None else f"{distance:+.1e}" if distance else "0"
-
-
-def _spread(value: Spread) -> str:
-    return f"{value.median:.2f} [{value.low:.2f}, {value.high:.2f}]"
 
 
 def size(count: float) -> str:
@@ -145,8 +149,6 @@ _ROWS: dict[str, _Cell] = {
     "casts in the forward": _plain("casts", _count),
     "bytes cast there": _plain("cast_bytes", size),
     "host syncs a step": _plain("host_syncs", _count),
-    "update, bytes/parameter": _plain("update_bytes", lambda value: f"{value:.1f}"),
-    "check in the backward, bytes/parameter": _plain("check_bytes", lambda value: f"{value:.1f}" if value else MISSING),
     "loss": _loss,
     "loss less float32's": _distance,
     "loss scale": _plain("loss_scale", _count),

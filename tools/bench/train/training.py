@@ -1,6 +1,7 @@
 """One contender's model, optimizer and scaler, and its training step."""
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,10 +10,9 @@ from torch import Tensor
 
 from fxamp.backend.report import Report, report
 from fxamp.scaler import GradScaler
-from fxamp.tools.bench.train.contenders import Contender
-from fxamp.tools.bench.train.experiment import FUSED, OPTIMIZERS, Experiment
+from fxamp.tools.bench.models import build
+from fxamp.tools.bench.train.experiment import FUSED, OPTIMIZERS, Contender, Experiment
 from fxamp.tools.bench.train.fp8 import autocast_for_torchao, convert_by_torchao, fp8_policy
-from fxamp.tools.bench.train.models import build
 
 #: The steps cycle through so many batches.
 BATCHES = 4
@@ -30,7 +30,8 @@ class Training:
         if contender.by_torchao:
             self.module = convert_by_torchao(self.module, contender, experiment.device)
         self.batches = [{name: value.to(experiment.device) for name, value in batch.items()} for batch in batches]
-        self.optimizer = _optimizer(self.module, experiment, contender)
+        fused = {"fused": True} if contender.fused and experiment.optimizer in FUSED else {}
+        self.optimizer = make_optimizer(self.module, experiment, **fused)
         self.scaler = _scaler(experiment, contender)
         start = time.perf_counter()
         self.compiled = _compiled(self.module, experiment, contender, self.scaler)
@@ -46,26 +47,18 @@ class Training:
         self._losses.append(loss.detach())
         return loss
 
-    def backward(self, loss: Tensor) -> None:
-        """Compute gradients of the loss, scaled if there is a scaler."""
+    def finish(self, loss: Tensor) -> None:
+        """Compute gradients of the loss, clip them if the experiment says so, and update parameters and scale."""
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-
-    def update(self) -> None:
-        """Clip if the experiment says so, then update parameters and scale."""
         if self.experiment.max_norm is not None:
             self._clip(self.experiment.max_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-
-    def clear(self) -> None:
-        """Drop all gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> None:
         """Run one whole training step without waiting for the device."""
-        self.backward(self.forward())
-        self.update()
-        self.clear()
+        self.finish(self.forward())
 
     def wait(self) -> None:
         """Wait until the device has finished its work."""
@@ -89,6 +82,11 @@ class Training:
         """fxamp's report; None for the other contenders."""
         return report(self.compiled) if self.contender.compiler == "fxamp" else None
 
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the numbers must know."""
+        return []
+
     def _clip(self, max_norm: float) -> None:
         if isinstance(self.scaler, GradScaler):
             self.scaler.clip_grad_norm_(self.optimizer, max_norm)
@@ -104,12 +102,10 @@ class Training:
         return torch.autocast(self.experiment.device, getattr(torch, self.experiment.lower_dtype))
 
 
-def _optimizer(module: torch.nn.Module, experiment: Experiment, contender: Contender) -> torch.optim.Optimizer:
-    fused = {"fused": True} if contender.fused and experiment.optimizer in FUSED else {}
-    made: torch.optim.Optimizer = getattr(torch.optim, experiment.optimizer)(
-        module.parameters(), lr=RATE, **OPTIMIZERS[experiment.optimizer], **fused
-    )
-    return made
+def make_optimizer(module: torch.nn.Module, experiment: Experiment, **form: bool) -> torch.optim.Optimizer:
+    """Return the experiment's optimizer of a module's parameters; ``form``: arguments such as ``fused=True``."""
+    kind: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, experiment.optimizer)
+    return kind(module.parameters(), lr=RATE, **OPTIMIZERS[experiment.optimizer], **form)
 
 
 def _scaler(experiment: Experiment, contender: Contender) -> torch.amp.GradScaler:

@@ -9,24 +9,28 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fxamp.tools.bench.worker import serve
+from fxamp.tools.bench.process import serve
 
 #: Steps before timing starts: the first compiles, and later ones might recompile.
 WARM_UP = 3
 
 
 def _start(request: dict[str, Any]) -> Any:
-    from fxamp.tools.bench.train.contenders import CONTENDERS
-    from fxamp.tools.bench.train.experiment import Experiment
+    from fxamp.tools.bench.train.experiment import PARAMETERS, Experiment
 
-    experiment, contender = Experiment(**request["experiment"]), CONTENDERS[request["contender"]]
+    experiment = Experiment(**request["experiment"])
+    contender = experiment.contenders[request["contender"]]
 
     import torch
 
-    from fxamp.tools.bench.train.training import Training
-
     if experiment.device == "cpu":
         torch.set_num_threads(experiment.threads)
+    if experiment.model == PARAMETERS:
+        from fxamp.tools.bench.train.stepping import Stepping
+
+        return Stepping(experiment, contender)
+    from fxamp.tools.bench.train.training import Training
+
     return Training(experiment, contender)
 
 
@@ -54,8 +58,7 @@ def _in_caches(outcome: str) -> int:
     """How often AOTAutograd's and Inductor's cache had this outcome."""
     from torch._dynamo.utils import counters
 
-    found = counters["aot_autograd"][f"autograd_cache_{outcome}"] + counters["inductor"][f"fxgraph_cache_{outcome}"]
-    return int(found)
+    return int(counters["aot_autograd"][f"autograd_cache_{outcome}"] + counters["inductor"][f"fxgraph_cache_{outcome}"])
 
 
 def _cpu_seconds() -> float:
@@ -87,8 +90,9 @@ def _observe(training: Any) -> dict[str, Any]:
         "losses": training.losses,
         "loss_scale": training.loss_scale,
         "graphs": counters["stats"]["unique_graphs"],
+        "notes": training.notes,
     }
-    return answer | {"observed": observe(training).as_dict()}
+    return answer | {"observed": observe(training)}
 
 
 def _timed(training: Any, count: int) -> float:

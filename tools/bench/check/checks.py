@@ -1,0 +1,48 @@
+"""All checks, and the process in which they run: a kernel that crashes ends this process, and not the answer.
+
+The first request is ``{"device": ..., "lowering": ...}``; each other one runs the check at an index.
+"""
+
+import time
+from typing import Any
+
+from fxamp.tools.bench.check.gradients import gradient_checks
+from fxamp.tools.bench.check.kernels import kernel_checks
+from fxamp.tools.bench.check.outcome import OK, SKIPPED, WRONG, Check, SkippedError
+from fxamp.tools.bench.check.training import training_checks
+from fxamp.tools.bench.process import error_line, serve
+
+
+def checks(device: str, lowering: str) -> list[Check]:
+    """Return the checks of ``device``, "cpu" or "cuda", with compiled graphs of ``lowering``.
+
+    What is cheap and tells most comes first.
+    """
+    return [*kernel_checks(device), *training_checks(device, lowering), *gradient_checks(device, lowering)]
+
+
+def run_check(every: list[Check], at: int) -> dict[str, Any]:
+    """Run one check. Whatever it raises is the answer, for that is what a check is for."""
+    check, start = every[at], time.perf_counter()
+    try:
+        status, detail = OK, check.run()
+    except SkippedError as error:
+        status, detail = SKIPPED, str(error)
+    except AssertionError as error:
+        status, detail = WRONG, str(error)
+    except Exception as error:
+        status, detail = WRONG, error_line(error)
+    return {"name": check.name, "status": status, "detail": detail, "seconds": time.perf_counter() - start}
+
+
+def _speed(every: list[Check], device: str, parameters: int, rounds: int) -> dict[str, Any]:
+    """Time the kernels, beside the counted bound of the GPU if that is known."""
+    from fxamp.tools.bench.check.bandwidth import known_gpu, speeds
+    from fxamp.tools.common.machine import machine
+
+    gpu = known_gpu(machine(device, 1)["device"]) if device == "cuda" else None
+    return {"rows": speeds(device, parameters, rounds, gpu)}
+
+
+if __name__ == "__main__":
+    raise SystemExit(serve(lambda request: checks(**request), {"check": run_check, "speed": _speed}))

@@ -1,1 +1,0 @@
-"""fxamp-bench kernels --count: the generated kernels by their machine code, for GPUs that need not be here."""
