@@ -17,25 +17,16 @@ graph's check counts only while ``.grad`` is the tensor that the graph checked, 
 checked again. The flag of a gradient that belongs to no parameter (an activation's, a leaf input's) counts for every
 optimizer. Flags are kept until ``update``.
 
-The modules, in the order in which an optimizer's step uses them:
+Three rooms, each of which knows only those below it, and ``scale``, the scale's arithmetic:
 
-    grad_scaler       the public class: order of calls, and whether the host or the device decides on a skip
-    optimizer_check   one optimizer's gradients: flags from compiled graphs, kernels for the others
-    gradients         find the gradients, those of DTensors and sparse ones too, and call the kernels
-    graph_link        the scaler's link to compiled graphs: whether it is attached, what they reported
-    float16_flow      the walk from a scaled loss; borders: the nodes it finds
-    nested            unsupported cases, refused by name; compressed, joining: those of DistributedDataParallel
-    graph_flags       what the compiled backwards reported since the last update
-    rank_agreement    all ranks agree on a skip
-    compiled_steps    skip="device": steps compiled by fxamp.optim; clipping: clip_grad_norm_'s rule
-    fused             torch's optimizers that decide on the device
-    outcomes          whether a step was taken, reported to schedulers without waiting
-    scale_update      growth and backoff of the scale
-    names             which parameters overflowed, and how often; flag_table counts on the device
-    state, outputs    the scaler's saved state; walks the outputs that are scaled
+    contract          torch.amp.GradScaler's contract: the class, the check of gradients, who runs a step
+    graphs            compiled graphs: their backwards scale, unscale and check inside, and report flags
+    outside_graphs    float16 outside of graphs: the walk from a scaled loss, and what cannot be followed
+
+``fxamp/scaler/README.md`` draws the road of a step.
 """
 
 from fxamp.scaler.contract.grad_scaler import GradScaler
-from fxamp.scaler.contract.state import StepResult
+from fxamp.scaler.contract.optimizer_record import StepResult
 
 __all__ = ["GradScaler", "StepResult"]

@@ -40,7 +40,7 @@ def test_a_disabled_scaler_counts_as_none() -> None:
     assert parse_options({"scaler": (enabled := scaler())}).scaler is enabled
     output = compiled(scaler=given, policy="cpu-float16")
     output.sum().backward()
-    assert (given.get_scale(), given.loss_scale, given._graph.attached) == (1.0, 1.0, False)
+    assert (given.get_scale(), given.loss_scale, given.graphs.attached) == (1.0, 1.0, False)
 
 
 def test_auto_is_float16_with_a_scaler_and_an_ambient_autocast_still_wins() -> None:

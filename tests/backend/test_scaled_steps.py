@@ -26,16 +26,16 @@ def fresh_dynamo() -> None:
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Read:
     """How many gradients the last check read again."""
-    left: list[int] = []
-    split = GraphFlags.split
+    counts: list[int] = []
+    reports = GraphFlags.reports
 
-    def counting(self: GraphFlags, parameters: Any) -> Any:
-        covered, others = split(self, parameters)
-        left.append(len(others))
-        return covered, others
+    def counting(self: GraphFlags, *arguments: Any, **options: Any) -> Any:
+        parts = reports(self, *arguments, **options)
+        counts.append(sum(len(part.places) for part in parts if not part.unchanged))
+        return parts
 
-    monkeypatch.setattr(GraphFlags, "split", counting)
-    return lambda: left[-1]
+    monkeypatch.setattr(GraphFlags, "reports", counting)
+    return lambda: counts[-1]
 
 
 def model(seed: int = 0) -> nn.Module:
@@ -144,7 +144,7 @@ def test_memory_that_is_used_again_is_not_taken_for_what_was_checked() -> None:
     given.scale(torch.ones(()))
     parameter.grad = torch.frombuffer(memory, dtype=torch.float32)
     address, version = parameter.grad.data_ptr(), parameter.grad._version
-    given.record_graph_flags([parameter], torch.zeros(1, dtype=torch.bool), [parameter.grad])
+    given.graphs.record([parameter], torch.zeros(1, dtype=torch.bool), [parameter.grad])
     parameter.grad = None
     memory[:] = torch.full((4,), INF).numpy().tobytes()
     parameter.grad = torch.frombuffer(memory, dtype=torch.float32)

@@ -1,5 +1,6 @@
 """Training with scaled backwards on DTensors: the ranks of a mesh skip the same steps, and flags have names."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import fxamp
+from fxamp.scaler.graphs.graph_flags import GraphFlags
 
 RANKS = 2
 BAD_RANK, BAD_ITERATION, ITERATIONS = 1, 1, 4
@@ -31,14 +33,16 @@ class Net(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
-class Watched(fxamp.GradScaler):
+class Watched(GraphFlags):
     """Remembers whose gradients the compiled backwards report."""
 
-    owners: list[Tensor | None]
+    def __init__(self) -> None:
+        super().__init__()
+        self.owners: list[Any] = []
 
-    def record_graph_flags(self, parameters: Any, flags: Tensor, gradients: Any, square: Tensor | None = None) -> None:
-        self.owners += parameters
-        super().record_graph_flags(parameters, flags, gradients, square)
+    def record(self, owners: Sequence[Any], *reported: Any) -> None:
+        self.owners += owners
+        super().record(owners, *reported)
 
 
 def on_mesh(mesh: DeviceMesh) -> nn.Module:
@@ -52,8 +56,8 @@ def loss_of(result: Tensor, iteration: int, bad: bool) -> Tensor:
 
 def train(mesh: DeviceMesh, lowering: str) -> dict[str, Any]:
     torch._dynamo.reset()
-    net, scaler = on_mesh(mesh), Watched("cpu", init_scale=2.0**10, growth_interval=2)
-    scaler.owners = []
+    net, scaler = on_mesh(mesh), fxamp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    scaler.graphs = flags = Watched()
     scaler.name_parameters(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
     net.compile(
@@ -76,7 +80,7 @@ def train(mesh: DeviceMesh, lowering: str) -> dict[str, Any]:
         "norms": norms,
         "weights": {name: p.detach().to_local() for name, p in net.named_parameters()},
         "overflowed": scaler.overflowed(),
-        "owners": [None if owner is None else names[id(owner)] for owner in scaler.owners],
+        "owners": [None if owner is None else names[id(owner)] for owner in flags.owners],
     }
 
 

@@ -31,7 +31,7 @@ def train(rank: int, mode: str) -> dict[str, Any]:
         bad = (rank, iteration) == (BAD_RANK, BAD_ITERATION)
         if mode == "graph":
             own = list(model.parameters())
-            scaler.record_graph_flags(own, torch.full((len(own),), bad), [p.grad for p in own])
+            scaler.graphs.record(own, torch.full((len(own),), bad), [p.grad for p in own])
         elif bad:
             # After DDP has reduced: only this rank sees it, as in a hook, or with sharded gradients.
             gradient = model.module.weight.grad

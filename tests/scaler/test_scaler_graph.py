@@ -36,7 +36,7 @@ class Graph:
             gradients.append(true)
             if owner is not None:
                 owner.grad = true if owner.grad is None else owner.grad + true
-        self.scaler.record_graph_flags(self.owners, torch.tensor(found).to(self.flags), gradients)
+        self.scaler.graphs.record(self.owners, torch.tensor(found).to(self.flags), gradients)
 
 
 def parameters(count: int) -> list[Tensor]:
@@ -87,7 +87,7 @@ def test_the_flags_alone_decide_for_covered_parameters() -> None:
     optimizer = torch.optim.SGD(own, lr=0.5)
     own[0].grad = torch.ones(2)
     scaler.scale(torch.ones(()))
-    scaler.record_graph_flags(own, torch.tensor([True]), [own[0].grad])
+    scaler.graphs.record(own, torch.tensor([True]), [own[0].grad])
     assert finish(scaler, optimizer)
 
 
@@ -276,7 +276,7 @@ def test_float16_gradients_are_refused() -> None:
     half = torch.ones(2, dtype=torch.float16, requires_grad=True)
     half.grad = torch.ones(2, dtype=torch.float16)
     scaler.scale(torch.ones(()))
-    scaler.record_graph_flags([half], torch.tensor([False]), [half.grad])
+    scaler.graphs.record([half], torch.tensor([False]), [half.grad])
     with pytest.raises(ValueError, match="FP16 gradients"):
         scaler.step(torch.optim.SGD([half], lr=0.5))
 
@@ -284,11 +284,11 @@ def test_float16_gradients_are_refused() -> None:
 def test_flags_that_cannot_be_right_are_refused() -> None:
     own = parameters(2)
     with pytest.raises(OptionError, match="call attach"):
-        GradScaler("cpu").record_graph_flags(own, torch.zeros(2, dtype=torch.bool), own)
+        GradScaler("cpu").graphs.record(own, torch.zeros(2, dtype=torch.bool), own)
     with pytest.raises(OptionError, match=r"2 parameters, 2 gradients, flags of shape \(3,\)"):
-        attached().record_graph_flags(own, torch.zeros(3, dtype=torch.bool), own)
+        attached().graphs.record(own, torch.zeros(3, dtype=torch.bool), own)
     with pytest.raises(OptionError, match=r"2 parameters, 1 gradients, flags of shape \(2,\)"):
-        attached().record_graph_flags(own, torch.zeros(2, dtype=torch.bool), own[:1])
+        attached().graphs.record(own, torch.zeros(2, dtype=torch.bool), own[:1])
 
 
 def test_a_disabled_scaler_scales_by_one_and_skips_nothing() -> None:

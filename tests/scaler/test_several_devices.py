@@ -107,13 +107,15 @@ def test_ranks_agree_on_both(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_flags_of_graphs_on_both() -> None:
     parameters = [torch.ones(2).requires_grad_() for _ in range(2)]
     flags = GraphFlags()
+    flags.attach()
     for parameter, device in zip(parameters, (GPU, HOST), strict=True):
         parameter.grad = torch.ones(2)
         bad, square = torch.ones(1, dtype=torch.int32, device=device), torch.full((), 2.0, device=device)
         flags.record([parameter], bad, [parameter.grad], square)
     for device in (GPU, HOST):
         square = flags.square(parameters, device)
-        assert flags.read(parameters, device).tolist() == [1, 1]
+        (report,) = flags.reports(parameters, device, trusted=True)
+        assert report.unchanged and report.flags is not None and report.flags.tolist() == [1, 1]
         assert square is not None and square.item() == 4.0
 
 

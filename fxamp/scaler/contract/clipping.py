@@ -6,31 +6,30 @@ import torch
 from torch import Tensor
 
 from fxamp.optim.shards import sum_over_ranks_
-from fxamp.scaler.contract.gradients import check_group, group_gradients
+from fxamp.scaler.contract.gradient_check import Squares, check_group
+from fxamp.scaler.contract.gradients import group_gradients
 from fxamp.torch_devices import moved
 
 
-def norm_of(parameters: Iterable[Tensor], device: torch.device) -> Tensor:
-    """Return the sum of squares of the parameters' gradients as stored: 0-dim float32 on ``device``; reads them all.
+def squares_of(parameters: Iterable[Tensor]) -> Squares:
+    """Return the sums of squares of the parameters' gradients as stored; reads them all."""
+    squares: Squares = []
+    for group in group_gradients(parameters, by_spread=True):
+        overflow, square = (torch.zeros((), dtype=torch.float32, device=group.device) for _ in range(2))
+        check_group(group, None, overflow, square)
+        squares.append((square, group.spread))
+    return squares
+
+
+def total_norm(squares: Squares, device: torch.device) -> Tensor:
+    """Return the norm of all gradients, 0-dim float32 on ``device``.
 
     Of DTensors it is that of the whole gradients: a collective call, which all ranks must make.
     """
     total = torch.zeros((), dtype=torch.float32, device=device)
-    for group in group_gradients(parameters, by_spread=True):
-        found, square = (torch.zeros((), dtype=torch.float32, device=group.device) for _ in range(2))
-        check_group(group, None, found, square)
-        total.add_(moved(sum_over_ranks_(square, group.spread), device))
-    return total
-
-
-def multiply_(parameters: Iterable[Tensor], factor: Tensor) -> None:
-    """Multiply the parameters' gradients by ``factor`` in place, in one foreach op for each device and dtype."""
-    for group in group_gradients(parameters):
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for gradient in group.gradients:
-            by_dtype.setdefault(gradient.dtype, []).append(gradient)
-        for members in by_dtype.values():
-            torch._foreach_mul_(members, moved(factor, group.device))
+    for square, spread in squares:
+        total.add_(moved(sum_over_ranks_(square, spread), device))
+    return total.sqrt()
 
 
 def flag_infinite_(flags: Iterable[Tensor], total_norm: Tensor) -> None:

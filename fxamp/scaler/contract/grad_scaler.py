@@ -1,7 +1,6 @@
 """fxamp.GradScaler: the contract of torch.amp.GradScaler, in generated kernels or inside the compiled backward."""
 
 from collections import defaultdict
-from collections.abc import Sequence
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -13,29 +12,19 @@ from fxamp.optim import clip
 from fxamp.optim.first_steps import stepped
 from fxamp.optim.shards import is_dtensor
 from fxamp.policy import Policy
-from fxamp.scaler.contract import clipping, fused
-from fxamp.scaler.contract.compiled_steps import CompiledSteps
-from fxamp.scaler.contract.from_policy import scaler_settings
-from fxamp.scaler.contract.gradients import parameters_with_gradients
+from fxamp.scaler.contract import clipping
+from fxamp.scaler.contract.gradient_check import Squares, check_gradients
+from fxamp.scaler.contract.gradients import multiply_
 from fxamp.scaler.contract.names import OverflowLedger
-from fxamp.scaler.contract.optimizer_check import check_optimizer
+from fxamp.scaler.contract.optimizer_record import OptimizerRecord, StepResult, fresh_optimizer_state
 from fxamp.scaler.contract.outcomes import Outcomes
-from fxamp.scaler.contract.outputs import map_tensors
 from fxamp.scaler.contract.rank_agreement import Ranks, agree, require_ranks
-from fxamp.scaler.contract.scale_update import adapt_scale_, set_scale_
-from fxamp.scaler.contract.skip_choice import SkipChoice
-from fxamp.scaler.contract.state import (
-    OptimizerRecord,
-    ScaleBounds,
-    SkipCount,
-    StepResult,
-    fresh_optimizer_state,
-    require_device,
-)
-from fxamp.scaler.graphs.graph_flags import Owner
-from fxamp.scaler.graphs.graph_link import GraphLink
-from fxamp.scaler.outside_graphs.borders import reciprocal
+from fxamp.scaler.contract.settings import ScaleBounds, SkipChoice, require_device, scaler_settings
+from fxamp.scaler.contract.step_plan import StepCall, has_float16, plan_step, prepared
+from fxamp.scaler.contract.step_runs import run_step
+from fxamp.scaler.graphs.graph_flags import GraphFlags
 from fxamp.scaler.outside_graphs.float16_flow import begin
+from fxamp.scaler.scale import adapt_scale_, map_tensors, reciprocal, set_scale_
 from fxamp.torch_devices import moved
 from fxamp.torch_private import untraced
 
@@ -111,11 +100,10 @@ class GradScaler(torch.amp.GradScaler):
         if self._enabled:
             self._bounds.require(init_scale)
         require_ranks(ranks)
-        self._compiled = CompiledSteps(SkipChoice(skip, step_lowering, step_mode))
-        self._graph = GraphLink()
-        self._outcomes = Outcomes()
+        self._choice = SkipChoice(skip, step_lowering, step_mode)
         self._ranks = ranks
-        self._skips = SkipCount()
+        self.graphs = GraphFlags()
+        self._outcomes = Outcomes()
         self._ledger = OverflowLedger()
         self._per_optimizer_states = defaultdict(fresh_optimizer_state)
 
@@ -169,16 +157,7 @@ class GradScaler(torch.amp.GradScaler):
         """
         if not self._enabled:
             return
-        self._check_scale_growth_tracker("unscale_")
-        record = self._per_optimizer_states[id(optimizer)]
-        record.require_whole(optimizer)
-        if record.clipped:
-            raise RuntimeError("unscale_() is being called after clip_grad_norm_(), which unscales.")
-        if record.stage is OptState.UNSCALED:
-            raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
-        if record.stage is OptState.STEPPED:
-            raise RuntimeError("unscale_() is being called after step().")
-        self._unscale(optimizer, record)
+        self._unscale(optimizer, self._record(optimizer, "unscale_"))
 
     @untraced
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, return_skipped: bool = False, **kwargs: Any) -> Any:
@@ -193,46 +172,33 @@ class GradScaler(torch.amp.GradScaler):
             RuntimeError: called twice since the last update, or with a keyword ``closure``; or the last call raised
                 inside a fused optimizer, which may have unscaled some of the gradients.
         """
-        if not self._enabled:
-            value = optimizer.step(*args, **kwargs)
-            stepped(optimizer)
-            return StepResult(value, False) if return_skipped else value
+        outcome = (
+            self._checked_step(optimizer, args, kwargs) if self._enabled else (optimizer.step(*args, **kwargs), False)
+        )
+        stepped(optimizer)
+        return StepResult(outcome[0], bool(outcome[1])) if return_skipped else outcome[0]
+
+    def _checked_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, bool | Tensor]:
         if "closure" in kwargs:
             raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
         scale, _ = self._check_scale_growth_tracker("step")
-        record = self._per_optimizer_states[id(optimizer)]
-        if record.stage is OptState.STEPPED:
-            raise RuntimeError("step() has already been called since the last update().")
-        record.require_whole(optimizer)
-
-        clipped = record.coefficient is not None
-        if not clipped and self._holds_scale(record) and self._compiled.needs_true_gradients(optimizer):
-            self.unscale_(optimizer)
-        given = any(value is not None for value in (*args, *kwargs.values()))
-        compiled = self._compiled.prepare(optimizer, self._holds_scale(record), clipped, given)
-        value = None
-        if compiled is not None:
-            if not record.found_inf_per_device:
-                self._check(optimizer, None, allow_fp16=False)
-            inv_scale = self._inverse() if self._holds_scale(record) else None
-            record.skipped = self._compiled.run(compiled, optimizer, record, inv_scale)
-        else:
-            self._apply_clipping(optimizer, record)
-            # An optimizer that takes the scaler divides by the scale, but gradients of compiled graphs are unscaled.
-            if fused.decides_itself(optimizer) and not (self._graph.attached and fused.takes_scaler(optimizer)):
-                value = self._step_fused(optimizer, record, args, kwargs)
-            else:
-                if record.stage is OptState.READY:
-                    self.unscale_(optimizer)
-                if not record.found_inf_per_device:
-                    raise AssertionError("No inf checks were recorded for this optimizer.")
-                value = self._maybe_opt_step(optimizer, record, *args, **kwargs)
-
+        record = self._record(optimizer, "step")
+        call = StepCall(optimizer, _with_gradients(optimizer), record, args, kwargs)
+        plan = plan_step(self._choice, call, self.graphs.attached)
+        if plan.unscale:
+            self._unscale(optimizer, record) if record.clipped else self.unscale_(optimizer)
+        elif plan.check:
+            self._check(optimizer, None, allow_fp16=plan.way == "fused")
+        if record.coefficient is not None and plan.compiled is None:
+            multiply_(call.parameters, record.coefficient)
+            record.coefficient = None
+        inverse = self._inverse() if self._holds_scale(record) else None
+        value, record.skipped = run_step(plan, call, self, scale, inverse)
         record.stage = OptState.STEPPED
-        self._skips.add(record.skipped)
         self._outcomes.record(record.skipped, scale.device)
-        stepped(optimizer)
-        return StepResult(value, bool(record.skipped)) if return_skipped else value
+        return value, record.skipped
 
     @untraced
     @torch.no_grad()
@@ -255,17 +221,11 @@ class GradScaler(torch.amp.GradScaler):
             ValueError: a gradient is float16.
         """
         clip.require_max_norm(max_norm)
-        parameters = list(parameters_with_gradients(optimizer))
+        parameters = _with_gradients(optimizer)
         if not self._enabled:
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        self._check_scale_growth_tracker("clip_grad_norm_")
-        record = self._per_optimizer_states[id(optimizer)]
-        record.require_whole(optimizer)
-        if record.stage is OptState.STEPPED:
-            raise RuntimeError("clip_grad_norm_() is being called after step().")
-        if record.clipped:
-            raise RuntimeError("clip_grad_norm_() has already been called on this optimizer since the last update().")
-        later = self._compiled.prepare(optimizer, self._holds_scale(record), clipped=True) is not None
+        record = self._record(optimizer, "clip_grad_norm_")
+        later = prepared(self._choice, optimizer, parameters, self._holds_scale(record), clipped=True) is not None
         if not later and any(
             type(parameter.grad) is not Tensor or parameter.grad.is_sparse for parameter in parameters
         ):
@@ -274,15 +234,15 @@ class GradScaler(torch.amp.GradScaler):
                 self._unscale(optimizer, record)
             record.clipped = True
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        total = self._norm(optimizer, record, parameters, keep=later)
+        norm = self._norm(optimizer, record, parameters, later)
         record.clipped = True
-        clipping.flag_infinite_(record.found_inf_per_device.values(), total)
-        coefficient = clip.coefficient(total, max_norm)
+        clipping.flag_infinite_(record.found_inf_per_device.values(), norm)
+        coefficient = clip.coefficient(norm, max_norm)
         if later:
             record.coefficient = coefficient
-            return total
-        clipping.multiply_(parameters, coefficient)
-        return total
+        else:
+            multiply_(parameters, coefficient)
+        return norm
 
     @untraced
     def update(self, new_scale: float | Tensor | None = None) -> None:
@@ -300,12 +260,14 @@ class GradScaler(torch.amp.GradScaler):
             return
         scale, tracker = self._check_scale_growth_tracker("update")
         if new_scale is None:
+            records = self._per_optimizer_states.values()
+            flags = [record.found_inf(scale.device) for record in records if record.found_inf_per_device]
             rule = self._growth_factor, self._backoff_factor, self._growth_interval
-            adapt_scale_(scale, tracker, self._per_optimizer_states.values(), rule, self._bounds)
+            adapt_scale_(scale, tracker, flags, rule, (self._bounds.min_scale, self._bounds.max_scale))
         else:
             set_scale_(scale, new_scale, self._device)
         self._per_optimizer_states = defaultdict(fresh_optimizer_state)
-        self._graph.clear()
+        self.graphs.clear()
 
     @untraced
     def get_scale(self) -> float:
@@ -314,7 +276,7 @@ class GradScaler(torch.amp.GradScaler):
         It is 1.0 if the scaler is disabled or given to the backend, so a loop that divides by it stays correct. Waits
         for the device.
         """
-        return 1.0 if self._enabled and self._graph.given(self) else super().get_scale()
+        return 1.0 if self._enabled and self.graphs.in_use(self) else super().get_scale()
 
     @property
     @untraced
@@ -331,7 +293,7 @@ class GradScaler(torch.amp.GradScaler):
     @untraced
     def skipped_steps(self) -> int:
         """The number of skipped calls of ``step`` so far, over all optimizers; waits for the device."""
-        return self._skips.read()
+        return self._outcomes.skipped_steps
 
     @property
     def stepped(self) -> Tensor | None:
@@ -373,73 +335,53 @@ class GradScaler(torch.amp.GradScaler):
         """
         self._ledger.names.give(model, prefix)
 
-    # ---- what compiled graphs use ----
+    # ---- what compiled graphs use: these, and ``graphs``, to which their backwards report ----
 
     def attach(self) -> None:
-        """Let compiled backwards scale, unscale and check from now on; they report to :meth:`record_graph_flags`.
+        """Let compiled backwards scale, unscale and check from now on.
 
         Raises:
             OptionError: a loss was scaled since the last update; its gradients would never be unscaled.
         """
-        self._graph.attach()
-
-    def graph_runs(self) -> None:
-        """Record the DistributedDataParallel, if any, around a compiled graph whose forward begins."""
-        self._graph.note_forward()
+        self.graphs.attach()
 
     def graph_scale(self, device: torch.device) -> Tensor:
         """Return the scale, 0-dim float32 on ``device``; created if necessary; 1.0 if the scaler is disabled."""
         if not self._enabled:
             return torch.ones((), dtype=torch.float32, device=device)
-        return self._scale_on(device)
-
-    def record_graph_flags(
-        self, parameters: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor], square: Tensor | None = None
-    ) -> None:
-        """Record the flags of one compiled backward; waits for no device.
-
-        Args:
-            parameters: for each flag the parameter whose gradient it is, a weak reference to it, or None for a
-                gradient that no parameter owns; such a flag counts for every optimizer.
-            flags: bool or int32 ``[len(parameters)]``; nonzero for a gradient that holds an inf or NaN.
-            gradients: the unscaled gradients, as they are returned to autograd. They are not kept alive. A parameter
-                whose ``.grad`` at the step is another tensor, or was written to, is checked again.
-            square: the sum of the squares of all these gradients, 0-dim float32; None if unknown.
-
-        Raises:
-            OptionError: the scaler is not attached to a backend, or the lengths differ.
-        """
-        if not self._enabled:
-            return
-        self._graph.record(parameters, flags, gradients, square)
-
-    # ---- inside ----
-
-    def _scale_on(self, device: torch.device) -> Tensor:
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(device)
         assert self._scale is not None
         return moved(self._scale, device)
 
+    # ---- inside ----
+
     def _scale_one(self, output: Tensor) -> Tensor:
-        scale = self._scale_on(output.device)
-        if self._graph.given(self):
-            self._graph.refuse_wrappers()
+        scale = self.graph_scale(output.device)
+        if self.graphs.in_use(self):
+            self.graphs.require_wrappers()
             return begin(output, self)
-        self._graph.scaled_losses = True
+        self.graphs.scaled_losses = True
         return output * scale
+
+    def _record(self, optimizer: torch.optim.Optimizer, call: str) -> OptimizerRecord:
+        """Return the optimizer's record, if ``call`` may come now; see :meth:`OptimizerRecord.require`."""
+        self._check_scale_growth_tracker(call)
+        record = self._per_optimizer_states[id(optimizer)]
+        record.require(call)
+        return record
 
     def _inverse(self) -> Tensor:
         scale, _ = self._check_scale_growth_tracker("unscale_")
         return reciprocal(scale)
 
     def _unscale(self, optimizer: torch.optim.Optimizer, record: OptimizerRecord) -> None:
-        self._check(optimizer, self._inverse(), allow_fp16=False)
+        self._check(optimizer, self._inverse())
         record.stage = OptState.UNSCALED
 
     def _holds_scale(self, record: OptimizerRecord) -> bool:
         """Whether the optimizer's gradients in memory are still multiplied by the scale."""
-        return record.stage is OptState.READY and not self._graph.attached
+        return record.stage is OptState.READY and not self.graphs.attached
 
     def _maybe_opt_step(  # type: ignore[override]
         self, optimizer: torch.optim.Optimizer, optimizer_state: OptimizerRecord, *args: Any, **kwargs: Any
@@ -449,57 +391,25 @@ class GradScaler(torch.amp.GradScaler):
         optimizer_state.skipped = bool(optimizer_state.found_inf(scale.device).item())
         return None if optimizer_state.skipped else optimizer.step(*args, **kwargs)
 
-    def _step_fused(
-        self, optimizer: torch.optim.Optimizer, record: OptimizerRecord, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Call the step of an optimizer that itself skips on the device, and record whether it skipped."""
-        scale, _ = self._check_scale_growth_tracker("step")
-        if fused.takes_scaler(optimizer):
-            value = fused.step_with_scaler(optimizer, self, args, kwargs)
-            record.skipped = record.found_inf(scale.device)
-            return value
-        first = fused.lacks_state(optimizer)
-        if record.stage is OptState.READY and first and not fused.has_float16_gradients(optimizer):
-            # A first step is the most likely to raise. Unscale before it, so that the gradients' state stays known.
-            self.unscale_(optimizer)
-        scaled = self._holds_scale(record)
-        if record.stage is OptState.READY:
-            self._check_inf_per_device(optimizer)
-        device = fused.flag_device(optimizer, scale.device)
-        found_inf, factor = record.found_inf(device), moved(scale, device) if scaled else None
-        # If the step raises, some gradients may be unscaled and others not.
-        record.half_unscaled = scaled
-        value, record.skipped = fused.step(optimizer, found_inf, factor, first, args, kwargs)
-        record.half_unscaled = False
-        return value
-
-    def _apply_clipping(self, optimizer: torch.optim.Optimizer, record: OptimizerRecord) -> None:
-        """Apply a pending clip coefficient to the gradients in memory, in place of a compiled step."""
-        if record.coefficient is None:
-            return
-        if record.stage is OptState.READY:
-            self._unscale(optimizer, record)
-        clipping.multiply_(list(parameters_with_gradients(optimizer)), record.coefficient)
-        record.coefficient = None
-
     def _norm(
-        self, optimizer: torch.optim.Optimizer, record: OptimizerRecord, parameters: list[Tensor], keep: bool
+        self, optimizer: torch.optim.Optimizer, record: OptimizerRecord, parameters: list[Tensor], later: bool
     ) -> Tensor:
-        """Return the norm of the unscaled gradients, from the check if it is still due; ``keep``: leave them scaled."""
+        """Return the norm of the unscaled gradients, from the check if it is still due; ``later``: the step clips."""
         scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
         if record.stage is OptState.UNSCALED:
-            every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            return clipping.norm_of(every, scale.device).sqrt()
-        flags = self._graph.flags
+            return clipping.total_norm(clipping.squares_of(_parameters(optimizer)), scale.device)
         split = any(map(is_dtensor, parameters))  # of which a graph sums the squares of this rank's part alone
-        square = None if flags is None or split else flags.square(parameters, scale.device)
-        if square is not None:
-            self._check(optimizer, None, allow_fp16=False)
+        known = None if split else self.graphs.square(parameters, scale.device)
+        if known is not None:
+            self._check(optimizer, None)
+            norm = known.sqrt()
         else:
-            square = torch.zeros((), dtype=torch.float32, device=scale.device)
-            self._check(optimizer, None if keep else self._inverse(), allow_fp16=False, squared_norm=square)
-        norm = square.sqrt() * self._inverse() if keep and flags is None else square.sqrt()
-        if not keep:
+            squares: Squares = []
+            self._check(optimizer, None if later else self._inverse(), squares=squares)
+            norm = clipping.total_norm(squares, scale.device)
+            if later and not self.graphs.attached:
+                norm = norm * self._inverse()
+        if not later:
             record.stage = OptState.UNSCALED
         return norm
 
@@ -507,13 +417,13 @@ class GradScaler(torch.amp.GradScaler):
         self,
         optimizer: torch.optim.Optimizer,
         inv_scale: Tensor | None,
-        allow_fp16: bool,
-        squared_norm: Tensor | None = None,
+        allow_fp16: bool = False,
+        squares: Squares | None = None,
     ) -> dict[Any, Tensor]:
         """Check an optimizer's gradients, agree with the other ranks, and record the flags, one per device."""
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
         found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
-        flags = self._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16, squared_norm)
+        flags = self._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16, squares)
         agree(flags.values(), scale.device, self._ranks)
         self._per_optimizer_states[id(optimizer)].found_inf_per_device = flags
         return flags
@@ -524,9 +434,13 @@ class GradScaler(torch.amp.GradScaler):
         inv_scale: Any,
         found_inf: Tensor,
         allow_fp16: bool,
-        *norm: Tensor | None,
+        squares: Squares | None = None,
     ) -> dict[torch.device, Tensor]:
-        return check_optimizer(optimizer, found_inf, inv_scale, self._graph.flags, self._ledger, allow_fp16, *norm)
+        parameters = _with_gradients(optimizer)
+        if not allow_fp16 and has_float16(parameters):
+            raise ValueError("Attempting to unscale FP16 gradients.")
+        checked = parameters if squares is None else _parameters(optimizer)
+        return check_gradients(optimizer, checked, found_inf, inv_scale, self.graphs, self._ledger, squares)
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Tensor]:
         """Check gradients without changing them; optimizers that step on the device may call it."""
@@ -537,17 +451,27 @@ class GradScaler(torch.amp.GradScaler):
         state = super().__getstate__()
         if self._enabled:
             state["_init_scale"] = self.loss_scale
-        state["_skips"] = SkipCount(self.skipped_steps)
-        state["_choice"], state["_scaled_losses"] = self._compiled.choice, self._graph.scaled_losses
-        for part in ("_ledger", "_outcomes", "_compiled", "_graph"):
+        for part in ("graphs", "_outcomes", "_ledger"):
             del state[part]
-        return state
+        # Pickles hold settings and numbers, not parts.
+        return state | {"_skips": self.skipped_steps, "_scaled_losses": self.graphs.scaled_losses}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Pickles hold settings, not parts: a scaler saved with "_graph", or without "_scaled_losses", loads too.
-        parts = {"_choice", "_scaled_losses", "_graph"}
-        super().__setstate__({name: value for name, value in state.items() if name not in parts})
-        self._compiled = CompiledSteps(state["_choice"])
-        self._graph = GraphLink(state.get("_scaled_losses", False))
+        numbers = {"_skips", "_scaled_losses"}
+        super().__setstate__({name: value for name, value in state.items() if name not in numbers})
+        self.graphs = GraphFlags(state["_scaled_losses"])
+        self._outcomes = Outcomes(state["_skips"])
         self._ledger = OverflowLedger()
-        self._outcomes = Outcomes()
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return all of the optimizer's parameters; AssertionError if a group holds something that is not a tensor."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        if not isinstance(parameter, Tensor):
+            raise AssertionError(f"expected param to be torch.Tensor, got {type(parameter).__name__}")
+    return parameters
+
+
+def _with_gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for parameter in _parameters(optimizer) if parameter.grad is not None]

@@ -1,4 +1,4 @@
-"""Whether steps were taken: a flag on the device, and the outcomes that the host knows so far without waiting."""
+"""Whether steps were taken: how many were not, a flag on the device, and what the host knows without waiting."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fxamp.torch_devices import copy_across_, on_device
 
-KEPT = 256
-"""Maximum number of outcomes kept until the host asks for them."""
+MOST_OUTCOMES = 256
+"""Maximum number of outcomes stored until the host asks for them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,18 +28,31 @@ class _Travelling:
 
 
 class Outcomes:
-    """Records every step; schedulers read it."""
+    """Records every step; schedulers read it. ``skipped_steps``: how many were skipped before the first one."""
 
-    def __init__(self) -> None:
+    def __init__(self, skipped_steps: int = 0) -> None:
+        self._skipped_steps = skipped_steps
+        self._skipped_on_device: Tensor | None = None
         self._stepped: Tensor | None = None
-        self._queue: deque[bool | _Travelling] = deque(maxlen=KEPT)
+        self._queue: deque[bool | _Travelling] = deque(maxlen=MOST_OUTCOMES)
 
     def record(self, skipped: bool | Tensor, device: torch.device) -> None:
         """Record a step's outcome: a bool, or a 0-dim tensor that is nonzero for a skip."""
+        self._count(skipped)
         with on_device(device):
-            self._record(skipped, device)
+            self._queue_outcome(skipped, device)
 
-    def _record(self, skipped: bool | Tensor, device: torch.device) -> None:
+    def _count(self, skipped: bool | Tensor) -> None:
+        if isinstance(skipped, bool):
+            self._skipped_steps += skipped
+            return
+        if self._skipped_on_device is None or self._skipped_on_device.device != skipped.device:
+            self._skipped_steps = self.skipped_steps
+            self._skipped_on_device = torch.zeros((), dtype=torch.int64, device=skipped.device)
+        # Add in place: a replayed CUDA graph adds to the same memory.
+        self._skipped_on_device.add_(skipped.ne(0))
+
+    def _queue_outcome(self, skipped: bool | Tensor, device: torch.device) -> None:
         if self._stepped is None or self._stepped.device != device:
             self._stepped = torch.ones((), dtype=torch.bool, device=device)
         if isinstance(skipped, bool):
@@ -60,17 +73,22 @@ class Outcomes:
         self._queue.append(_Travelling(host, event))
 
     @property
+    def skipped_steps(self) -> int:
+        """The number of skipped steps; waits for the device if only that knows some."""
+        return self._skipped_steps + (0 if self._skipped_on_device is None else int(self._skipped_on_device.item()))
+
+    @property
     def stepped(self) -> Tensor | None:
         """Whether the last step was taken, 0-dim bool on the device; None before the first step."""
         return self._stepped
 
     def poll(self) -> list[bool]:
         """Return the outcomes that have arrived, oldest first, and remove them."""
-        found = []
+        outcomes = []
         while self._queue:
             first = self._queue[0]
             if isinstance(first, _Travelling) and not first.arrived():
                 break
             self._queue.popleft()
-            found.append(first if isinstance(first, bool) else first.read())
-        return found
+            outcomes.append(first if isinstance(first, bool) else first.read())
+        return outcomes

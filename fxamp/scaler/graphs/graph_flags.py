@@ -1,7 +1,7 @@
-"""What the compiled backwards reported about their gradients since the last update."""
+"""The flags of one scaler's compiled graphs: what their backwards reported since the last update."""
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 
+from fxamp.errors import OptionError
 from fxamp.scaler.graphs.flag_table import FlagTable
+from fxamp.scaler.graphs.wrappers import require_unscaled_sums
+from fxamp.scaler.scale import Owner
 from fxamp.torch_devices import moved
-
-Owner = Tensor | weakref.ReferenceType[Tensor] | None
-"""The parameter that a compiled graph's gradient belongs to; None if it belongs to no parameter."""
+from fxamp.torch_private import compile_options, running_wrapper
 
 
 @dataclass(frozen=True)
@@ -48,36 +49,109 @@ class _Square:
     total: Tensor
 
 
-class GraphFlags:
-    """Sticky flags: an overflow in one backward is kept through later backwards, until :meth:`clear`.
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What graphs say of some of the gradients that a check has to do with.
 
-    So one bad micro-batch skips the whole accumulated step. If a parameter's gradient is summed from several graphs,
-    it is bad if any of them reported an overflow.
+    ``places``: which ones, by position. ``flags``: whether a graph saw an overflow in each, int32 0 or 1; None if there
+    are no graphs. ``unchanged``: whether each is exactly what a graph checked, so that its flag decides.
+    """
+
+    places: list[int]
+    flags: Tensor | None
+    unchanged: bool
+
+
+class GraphFlags:
+    """The flags of one scaler's compiled graphs, and whether it is attached to any.
+
+    Detached, the scaler multiplies losses itself. Attached, compiled backwards scale, unscale, check, and report here.
+
+    Flags are sticky: an overflow in one backward is kept through later backwards, until :meth:`clear`. So one bad
+    micro-batch skips the whole accumulated step. If a parameter's gradient is summed from several graphs, it is bad if
+    any of them reported an overflow.
 
     A clean flag holds only for the gradient as the graph returned it. If the gradient changed since (summed with
-    another one, all-reduced by DistributedDataParallel, changed by a hook), it must be checked again: :meth:`split`
-    says which gradients are unchanged.
+    another one, all-reduced by DistributedDataParallel, changed by a hook), it must be checked again.
 
     A gradient that belongs to no parameter went on into an earlier graph or into eager code. Its flag counts for every
     optimizer: the overflow may be invisible later, for example after a hook that clamps.
+
+    Attributes:
+        attached: whether compiled backwards scale, unscale and check.
+        scaled_losses: whether the scaler has multiplied a loss itself since the last update.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scaled_losses: bool = False) -> None:
+        self.attached = False
+        self.scaled_losses = scaled_losses
         self._tables: dict[torch.device, FlagTable] = {}
         self._everybody = torch.empty(0)
         self._unowned = False
         self._marks: dict[int, _Mark] = {}
         self._squares: list[_Square] = []
-        self.wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-        """The DistributedDataParallel wrappers in which this scaler's graphs ran; never cleared."""
+        self._wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
+    # ---- attached or not ----
+
+    def attach(self) -> None:
+        """Attach the scaler; later calls do nothing.
+
+        Raises:
+            OptionError: the scaler has multiplied a loss itself since the last update.
+        """
+        if self.scaled_losses and not self.attached:
+            raise OptionError(
+                "the scaler was given to the backend after it had scaled a loss itself; it would no longer unscale "
+                "that loss's gradients. Call update() first, or call attach() right after creating the scaler"
+            )
+        self.attached = True
+
+    def in_use(self, scaler: object) -> bool:
+        """Whether ``scaler``, the owner, is attached; attach it if torch.compile has it, even if nothing is compiled.
+
+        Dynamo may compile nothing of a model. Its gradients are true then, like those of a model that it compiles.
+        """
+        if not self.attached and not self.scaled_losses:
+            self.attached = any(options.get("scaler") is scaler for options in compile_options())
+        return self.attached
+
+    def note_forward(self) -> None:
+        """Remember the DistributedDataParallel whose forward is running, if any: a compiled graph runs inside it."""
+        wrapper = running_wrapper()
+        if wrapper is not None and self.attached:
+            self._wrappers.add(wrapper)
+
+    def require_wrappers(self) -> None:
+        """Raise UnscaledError if a DistributedDataParallel around a graph sums in float16, or is inside ``join()``."""
+        require_unscaled_sums(self._wrappers)
+
+    # ---- what backwards report ----
+
+    @torch.no_grad()
     def record(
         self, owners: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor], square: Tensor | None = None
     ) -> None:
-        """Record one backward's flags, bool or int32 ``[len(owners)]``, and its gradients; waits for no device.
+        """Record what one compiled backward found; waits for no device.
 
-        ``square``: the sum of the squares of these gradients, 0-dim float32, if the backward computed it.
+        Args:
+            owners: for each flag the parameter whose gradient it is, a weak reference to it, or None for a gradient
+                that no parameter owns; such a flag counts for every optimizer.
+            flags: bool or int32 ``[len(owners)]``; nonzero for a gradient that holds an inf or NaN.
+            gradients: the unscaled gradients, as they are returned to autograd. They are not kept alive. A parameter
+                whose ``.grad`` at the step is another tensor, or was written to, is checked again.
+            square: the sum of the squares of all these gradients, 0-dim float32; None if unknown.
+
+        Raises:
+            OptionError: the scaler is not attached to a backend, or the lengths differ.
         """
+        if not self.attached:
+            raise OptionError("flags of a graph: call attach() first, so that scale() leaves losses to the graph")
+        if flags.shape != (len(owners),) or len(gradients) != len(owners):
+            raise OptionError(
+                f"flags of a graph: {len(owners)} parameters, {len(gradients)} gradients, flags of shape "
+                f"{tuple(flags.shape)}"
+            )
         if flags.device not in self._tables:
             self._tables[flags.device] = FlagTable(flags.device)
         living = [owner() if isinstance(owner, weakref.ReferenceType) else owner for owner in owners]
@@ -91,45 +165,59 @@ class GraphFlags:
         if square is not None and len({*map(id, living)}) == len(living):
             self._squares.append(_Square(frozenset(map(id, living)), square))
 
-    def split(self, parameters: Iterable[Tensor]) -> tuple[dict[torch.device, list[Tensor]], list[Tensor]]:
-        """Return the parameters whose gradient is exactly what a graph checked, by device, and all others."""
-        covered: dict[torch.device, list[Tensor]] = {}
-        others: list[Tensor] = []
-        for parameter in parameters:
-            mark, gradient = self._marks.get(id(parameter)), parameter.grad
-            if mark is not None and gradient is not None and mark.fits(gradient):
-                covered.setdefault(gradient.device, []).append(parameter)
-            else:
-                others.append(parameter)
-        return covered, others
+    # ---- what a check reads ----
+
+    def reports(self, parameters: Sequence[Tensor], device: torch.device, trusted: bool) -> list[Report]:
+        """Return reports on all of the parameters' gradients, with flags on ``device``; of unchanged ones first.
+
+        ``trusted``: False says of no gradient that it is unchanged, so that all are read.
+        """
+        unchanged, others = self._split(parameters) if trusted else ([], [*range(len(parameters))])
+        if not self.attached:
+            return [Report(others, None, False)] if others else []
+        return [
+            Report(places, self._read([parameters[at] for at in places], device), same)
+            for places, same in ((unchanged, True), (others, False))
+            if places
+        ]
+
+    def unowned(self, device: torch.device) -> Tensor | None:
+        """Return the flag that counts for every optimizer, int32 ``[]`` on ``device``; None if there is none."""
+        return self._read([self._everybody], device).squeeze() if self._unowned else None
 
     def square(self, parameters: Sequence[Tensor], device: torch.device) -> Tensor | None:
         """Return the sum of the squares of the parameters' gradients, 0-dim float32 on ``device``; None if unknown.
 
         It is known if every gradient is unchanged since a backward returned it, and those backwards returned no others.
         """
-        wanted, others = {*map(id, parameters)}, self.split(parameters)[1]
-        found = [each for each in self._squares if each.owners & wanted]
-        left = sorted(owner for each in found for owner in each.owners)
-        if others or not wanted or left != sorted(wanted):
+        summands, (_, changed) = {*map(id, parameters)}, self._split(parameters)
+        squares = [square for square in self._squares if square.owners & summands]
+        summed = sorted(owner for square in squares for owner in square.owners)
+        if changed or not summands or summed != sorted(summands):
             return None
-        return torch.stack([moved(each.total, device) for each in found]).sum()
-
-    def read(self, parameters: Sequence[Tensor], device: torch.device) -> Tensor:
-        """Return the parameters' flags, 0 or 1: int32 ``[len(parameters)]`` on ``device``."""
-        flags = torch.zeros(len(parameters), dtype=torch.int32, device=device)
-        for table in self._tables.values():
-            flags = torch.maximum(flags, moved(table.read(parameters), device))
-        return flags.clamp(max=1)
-
-    def read_unowned(self, device: torch.device) -> Tensor | None:
-        """Return the flag that counts for every optimizer, int32 ``[1]`` on ``device``; None if there is none."""
-        return self.read([self._everybody], device) if self._unowned else None
+        return torch.stack([moved(square.total, device) for square in squares]).sum()
 
     def clear(self) -> None:
-        """Drop all flags, and the record of which gradients were checked."""
+        """Drop all flags, and the record of which gradients were checked; the scaler stays attached."""
         for table in self._tables.values():
             table.clear()
         self._marks.clear()
         self._squares.clear()
         self._unowned = False
+        self.scaled_losses = False
+
+    def _split(self, parameters: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+        """Return the places of the parameters whose gradient is exactly what a graph checked, and of all others."""
+        unchanged: list[int] = []
+        others: list[int] = []
+        for at, parameter in enumerate(parameters):
+            mark, gradient = self._marks.get(id(parameter)), parameter.grad
+            (unchanged if mark is not None and gradient is not None and mark.fits(gradient) else others).append(at)
+        return unchanged, others
+
+    def _read(self, parameters: Sequence[Tensor], device: torch.device) -> Tensor:
+        """Return the parameters' flags, 0 or 1: int32 ``[len(parameters)]`` on ``device``."""
+        flags = torch.zeros(len(parameters), dtype=torch.int32, device=device)
+        for table in self._tables.values():
+            flags = torch.maximum(flags, moved(table.read(parameters), device))
+        return flags.clamp(max=1)

@@ -17,10 +17,10 @@ from fxamp.errors import OptionError
 from fxamp.graph import graph_output
 from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward, gradients, in_float16, tangents
 from fxamp.policy import Policy
-from fxamp.scaler.contract.grad_scaler import GradScaler
 from fxamp.scaler.graphs.double_backward import explain_double_backward
 from fxamp.scaler.graphs.owners import leaves, owners
-from fxamp.scaler.outside_graphs.borders import SCALED_BY, ScaledBy, crossed, product, reciprocal
+from fxamp.scaler.outside_graphs.borders import SCALED_BY, ScaledBy, crossed
+from fxamp.scaler.scale import BackwardScaler, reciprocal, times
 from fxamp.torch_private import current_metadata, running_node
 
 #: A compiled graph that takes its inputs in one list and empties the list.
@@ -31,7 +31,7 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 class Scaling:
     """A scaler, and the policy of the graphs that it scales."""
 
-    scaler: GradScaler
+    scaler: BackwardScaler
     policy: Policy
 
     def begin(self) -> None:
@@ -45,7 +45,7 @@ class Scaling:
 
     def watching(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``compiled``, with each run reported to the scaler."""
-        runs = self.scaler.graph_runs
+        runs = self.scaler.graphs.note_forward
 
         def call(*args: Any) -> Any:
             runs()
@@ -109,7 +109,7 @@ class _Halves:
     def enter(self, args: list[Any], scale: Tensor) -> None:
         """Scale the unscaled gradients among the graph's inputs."""
         for at in self.entering:
-            args[at] = product(args[at], scale.to(args[at].device))
+            args[at] = times(args[at], scale.to(args[at].device))
 
     def leave(self, results: list[Any], scale: Tensor, node: Any, crossed: bool) -> None:
         """Unscale the results that must be unscaled outside the graph."""
@@ -118,11 +118,11 @@ class _Halves:
         ends = leaves(node, len(results))
         for at in self.leaving:
             if not crossed or ends[at] is not None:
-                results[at] = product(results[at], reciprocal(scale).to(results[at].device))
+                results[at] = times(results[at], reciprocal(scale).to(results[at].device))
 
 
 def _wrap(
-    compiled: Boxed, scaler: GradScaler, device: torch.device, flagged: tuple[int, ...], halves: _Halves, norm: bool
+    compiled: Boxed, scaler: BackwardScaler, device: torch.device, flagged: tuple[int, ...], halves: _Halves, norm: bool
 ) -> Boxed:
     def run(args: list[Any]) -> list[Any]:
         node, scale = running_node(), scaler.graph_scale(device)
@@ -135,7 +135,7 @@ def _wrap(
         flags = results.pop()
         halves.leave(results, scale, node, scaled_outside)
         made = [results[at] for at in flagged]
-        scaler.record_graph_flags(owners(node, len(results), flagged), flags, made, square)
+        scaler.graphs.record(owners(node, len(results), flagged), flags, made, square)
         explain_double_backward(node)
         return results
 

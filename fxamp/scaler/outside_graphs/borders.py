@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fxamp.torch_dtypes import widest_float
 from fxamp.torch_private import Node, compiled_by_aot, function_of, graph_metadata
 
 #: Attribute of AOTAutograd's metadata of a graph: a :class:`ScaledBy`, for the scaler that scales its backward.
@@ -125,14 +123,3 @@ def crossed(node: Node) -> bool:
             "'scaler' out of the options: the scaler then works as torch.amp.GradScaler does"
         )
     return bool(word == _CROSSED)
-
-
-def product(value: Tensor, factor: Tensor) -> Tensor:
-    """``value`` times a 0-dim float32, in float32 at least, rounded to the dtype of ``value``."""
-    wide = value.to(torch.promote_types(value.dtype, torch.float32))
-    return (wide * factor).to(value.dtype)
-
-
-def reciprocal(scale: Tensor) -> Tensor:
-    """1 / scale, 0-dim float32, computed in float64 and rounded once as torch does; in float32 on mps."""
-    return scale.to(widest_float(scale.device)).reciprocal().float()

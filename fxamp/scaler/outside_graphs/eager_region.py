@@ -25,13 +25,13 @@ from torch.utils import _pytree as pytree
 
 from fxamp.errors import OptionError
 from fxamp.graph import AliasSets, inner_tensors
-from fxamp.scaler.contract.grad_scaler import GradScaler
-from fxamp.scaler.outside_graphs.borders import crossed, product, reciprocal
+from fxamp.scaler.outside_graphs.borders import crossed
+from fxamp.scaler.scale import BackwardScaler, reciprocal, times
 from fxamp.torch_dtypes import HALVES
 from fxamp.torch_private import is_leaf, untraced
 
 
-def scale_eagerly(run: Callable[..., Any], gm: GraphModule, scaler: GradScaler) -> Callable[..., Any]:
+def scale_eagerly(run: Callable[..., Any], gm: GraphModule, scaler: BackwardScaler) -> Callable[..., Any]:
     """Wrap ``run``, which runs ``gm`` eagerly on the same inputs, so that ``scaler`` scales its backward.
 
     Raises OptionError for a call in which ``gm`` writes to an input that needs a gradient: later uses of that input
@@ -57,11 +57,11 @@ def _differentiable(value: object) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _enter(value: Any, scaler: GradScaler) -> Any:
+def _enter(value: Any, scaler: BackwardScaler) -> Any:
     return _cross(_Enter, value, None, scaler, value) if _differentiable(value) else value
 
 
-def _leave(results: Any, args: Sequence[Any], entered: Sequence[Any], scaler: GradScaler) -> Any:
+def _leave(results: Any, args: Sequence[Any], entered: Sequence[Any], scaler: BackwardScaler) -> Any:
     outside = {id(inside): outer for inside, outer in zip(entered, args, strict=True)}
     tensors = {id(value): value for value in (*args, *pytree.tree_leaves(results)) if isinstance(value, Tensor)}
     shares = Counter(memory for value in tensors.values() for memory in _memory(value))
@@ -97,11 +97,11 @@ class _Enter(torch.autograd.Function):
     fxamp_border = "in"
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, factor: Tensor | None, scaler: GradScaler, owner: Any) -> Tensor:
+    def forward(ctx: Any, value: Tensor, factor: Tensor | None, scaler: BackwardScaler, owner: Any) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.factor, ctx.scaler = factor, scaler
         ctx.owner = owner if isinstance(owner, nn.Parameter) else None
-        return value.view_as(value) if factor is None else product(value, factor)
+        return value.view_as(value) if factor is None else times(value, factor)
 
     @staticmethod
     @untraced
@@ -115,7 +115,7 @@ class _Enter(torch.autograd.Function):
             # Of a DTensor only this rank's part: the ranks agree at the step.
             parts = [part._values() if part.is_sparse else part for part in inner_tensors(true)]
             found = torch.stack([torch.isfinite(part).all().logical_not() for part in parts])
-        ctx.scaler.record_graph_flags([ctx.owner] * len(parts), found, parts)
+        ctx.scaler.graphs.record([ctx.owner] * len(parts), found, parts)
         return true, None, None, None
 
 
@@ -125,11 +125,11 @@ class _Leave(torch.autograd.Function):
     fxamp_border = "out"
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, factor: Tensor | None, scaler: GradScaler, shared: bool) -> Tensor:
+    def forward(ctx: Any, value: Tensor, factor: Tensor | None, scaler: BackwardScaler, shared: bool) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.factor, ctx.scaler = factor, scaler
         if factor is not None:
-            return product(value, factor)
+            return times(value, factor)
         # torch forbids writes to views from a custom Function. That is right if another tensor shares the memory.
         # Otherwise return a detached tensor: writes work, and still invalidate what the region saved.
         return value.view_as(value) if shared else value.detach()

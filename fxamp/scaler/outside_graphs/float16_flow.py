@@ -18,7 +18,6 @@ Cost: one walk over the eager nodes for each scaled loss, and one product wherev
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,24 +30,16 @@ from fxamp.scaler.outside_graphs.borders import (
     made_by_hand,
     note_crossed,
     note_hooked,
-    product,
-    reciprocal,
 )
 from fxamp.scaler.outside_graphs.nested import REMEDY, refuse_nested, refuse_reentrant
+from fxamp.scaler.scale import BackwardScaler, reciprocal, times
 from fxamp.torch_dtypes import HALVES
 from fxamp.torch_private import Node, autocast_dtype_of, gradient_dtypes, is_leaf, untraced
 
 Gradients = tuple[Tensor | None, ...]
 
 
-class Scales(Protocol):
-    """The part of a scaler that this module uses."""
-
-    def graph_scale(self, device: torch.device) -> Tensor:
-        """Return the scale, 0-dim float32 on ``device``."""
-
-
-def begin(loss: Tensor, scaler: Scales) -> Tensor:
+def begin(loss: Tensor, scaler: BackwardScaler) -> Tensor:
     """Return ``loss``, prepared for a backward in which float16 gradients are scaled.
 
     Returns the same tensor unless ``loss`` is float16: a 0-dim float16 loss becomes float32, as multiplication by the
@@ -69,7 +60,7 @@ def begin(loss: Tensor, scaler: Scales) -> Tensor:
     return loss
 
 
-def follow(root: Node, scaler: Scales) -> None:
+def follow(root: Node, scaler: BackwardScaler) -> None:
     """Walk from ``root`` to the leaves, and mark or hook each node by the rule above; raises as :func:`begin` does."""
     dtypes: dict[Node, list[bool]] = {}
 
@@ -128,7 +119,7 @@ class _Site:
         return frozenset(leaves)
 
 
-def _prepare(site: _Site, scaler: Scales) -> None:
+def _prepare(site: _Site, scaler: BackwardScaler) -> None:
     """Reject, mark or hook one node by the rule above."""
     node, leaves = site.node, site.float16_leaves()
     if site.border is not None:
@@ -157,7 +148,7 @@ def _computes_in_float16(node: Node) -> bool:
     return autocast_dtype_of(node) in HALVES or compiled_by_others(node)
 
 
-def _require_own(border: Border, scaler: Scales) -> None:
+def _require_own(border: Border, scaler: BackwardScaler) -> None:
     if border.scaler is not scaler:
         raise UnscaledError(
             "float16 gradients of a loss scaled by one scaler would enter a graph compiled with another scaler; "
@@ -166,29 +157,29 @@ def _require_own(border: Border, scaler: Scales) -> None:
 
 
 @untraced
-def _scale_all(scaler: Scales, gradients: Gradients) -> Gradients:
+def _scale_all(scaler: BackwardScaler, gradients: Gradients) -> Gradients:
     return tuple(_scaled(each, scaler) for each in gradients)
 
 
 @untraced
-def _enter_all(scaler: Scales, gradients: Gradients) -> Gradients:
+def _enter_all(scaler: BackwardScaler, gradients: Gradients) -> Gradients:
     return tuple(_entering(each, scaler) for each in gradients)
 
 
 @untraced
-def _leave_all(scaler: Scales, leaves: frozenset[int], made: Gradients, _: Gradients) -> Gradients:
+def _leave_all(scaler: BackwardScaler, leaves: frozenset[int], made: Gradients, _: Gradients) -> Gradients:
     return tuple(_leaving(gradient, scaler, at in leaves) for at, gradient in enumerate(made))
 
 
-def _entering(gradient: Tensor | None, scaler: Scales) -> Tensor | None:
+def _entering(gradient: Tensor | None, scaler: BackwardScaler) -> Tensor | None:
     return gradient if gradient is None or gradient.dtype in HALVES else _scaled(gradient, scaler)
 
 
-def _leaving(gradient: Tensor | None, scaler: Scales, leaf: bool) -> Tensor | None:
+def _leaving(gradient: Tensor | None, scaler: BackwardScaler, leaf: bool) -> Tensor | None:
     if gradient is None or (gradient.dtype in HALVES and not leaf):
         return gradient
-    return product(gradient, reciprocal(scaler.graph_scale(gradient.device)))
+    return times(gradient, reciprocal(scaler.graph_scale(gradient.device)))
 
 
-def _scaled(gradient: Tensor | None, scaler: Scales) -> Tensor | None:
-    return None if gradient is None else product(gradient, scaler.graph_scale(gradient.device))
+def _scaled(gradient: Tensor | None, scaler: BackwardScaler) -> Tensor | None:
+    return None if gradient is None else times(gradient, scaler.graph_scale(gradient.device))

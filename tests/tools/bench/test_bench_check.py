@@ -62,14 +62,11 @@ def test_an_unknown_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize("name", ["update of the scale", "skip on the device, scaled by the scaler"])
 def test_a_wrong_update_of_the_scale_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     from fxamp import kernels
-    from fxamp.scaler.contract import grad_scaler
 
     def never_grows(scale: Any, tracker: Any, found: Any, *factors: Any, **more: Any) -> None:
         scale.mul_(torch.where(found != 0, 0.5, 1.0))
 
     monkeypatch.setattr(kernels, "update_scale_", never_grows)
-    monkeypatch.setattr(grad_scaler, "update_scale_", never_grows, raising=False)
-    monkeypatch.setattr("fxamp.scaler.contract.scale_update.update_scale_", never_grows, raising=False)
     assert outcome(name)["status"] == WRONG
 
 

@@ -63,9 +63,9 @@ def _losses(result: Any) -> list[Tensor]:
 @contextlib.contextmanager
 def _unrecorded() -> Iterator[None]:
     """Without the scaler's tables of flags, which are made on the host; their kernels are counted by hand."""
-    from fxamp.scaler import GradScaler
+    from fxamp.scaler.graphs.graph_flags import GraphFlags
 
-    with patch.object(GradScaler, "record_graph_flags", lambda *_: None):
+    with patch.object(GraphFlags, "record", lambda *_: None):
         yield
 
 

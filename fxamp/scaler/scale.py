@@ -1,0 +1,118 @@
+"""The scale: how it multiplies, and the two ways to change it: growth and backoff, or a value from the user."""
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fxamp.torch_dtypes import widest_float
+
+Owner = Tensor | weakref.ReferenceType[Tensor] | None
+"""The parameter that a compiled graph's gradient belongs to; None if it belongs to no parameter."""
+
+
+class Flags(Protocol):
+    """Where backwards report overflows; see :class:`fxamp.scaler.graphs.graph_flags.GraphFlags`."""
+
+    def record(
+        self, owners: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor], square: Tensor | None = None
+    ) -> None: ...
+
+    def note_forward(self) -> None: ...
+
+
+class BackwardScaler(Protocol):
+    """The part of a scaler that backwards use."""
+
+    graph_norm: bool
+
+    @property
+    def graphs(self) -> Flags: ...
+
+    def attach(self) -> None: ...
+
+    def graph_scale(self, device: torch.device) -> Tensor:
+        """Return the scale, 0-dim float32 on ``device``."""
+
+
+def times(value: Tensor, factor: Tensor) -> Tensor:
+    """``value`` times a 0-dim float32, in float32 at least, rounded to the dtype of ``value``."""
+    wide = value.to(torch.promote_types(value.dtype, torch.float32))
+    return (wide * factor).to(value.dtype)
+
+
+def reciprocal(scale: Tensor) -> Tensor:
+    """1 / scale, 0-dim float32, computed in float64 and rounded once as torch does; in float32 on mps."""
+    return scale.to(widest_float(scale.device)).reciprocal().float()
+
+
+def map_tensors(outputs: Any, apply: Callable[[Tensor], Tensor]) -> Any:
+    """Return ``outputs``, a tensor or nested iterables of tensors, with ``apply`` called on every tensor in it.
+
+    Lists and tuples keep their type, including named tuples; any other iterable becomes a lazy generator.
+
+    Raises:
+        ValueError: something in ``outputs`` is neither a tensor nor an iterable of tensors.
+    """
+    if isinstance(outputs, Tensor):
+        return apply(outputs)
+    # A string is an iterable of strings: recursion would not end.
+    if isinstance(outputs, str) or not isinstance(outputs, Iterable):
+        raise ValueError(f"outputs must be a Tensor or an iterable of Tensors, not {type(outputs).__name__}")
+    mapped = (map_tensors(output, apply) for output in outputs)
+    if not isinstance(outputs, (list, tuple)):
+        return mapped
+    make: Callable[[Iterable[Any]], Any] = getattr(outputs, "_make", type(outputs))
+    return make(mapped)
+
+
+def adapt_scale_(
+    scale: Tensor,
+    tracker: Tensor,
+    flags: Sequence[Tensor],
+    rule: tuple[float, float, int],
+    bounds: tuple[float | None, float | None],
+) -> None:
+    """Back off if any optimizer's flag is set; else count, and grow when the count reaches the interval. In place.
+
+    Args:
+        scale: 0-dim float32.
+        tracker: 0-dim int32, consecutive updates without an overflow since the scale last changed.
+        flags: of each optimizer checked since the last update one, 0-dim float32 on the scale's device.
+        rule: growth factor, backoff factor, growth interval.
+        bounds: the limits of backoff and growth; None for no limit.
+
+    Raises:
+        AssertionError: no optimizer's gradients were checked.
+    """
+    from fxamp.kernels import update_scale_
+
+    if not flags:
+        raise AssertionError("No inf checks were recorded prior to update.")
+    update_scale_(scale, tracker, reduce(torch.add, flags), *rule, min_scale=bounds[0], max_scale=bounds[1])
+
+
+def set_scale_(scale: Tensor, new_scale: Any, device_type: str) -> None:
+    """Copy ``new_scale`` into ``scale``: a number, or a one-element tensor on a ``device_type`` device, without grad.
+
+    Raises:
+        AssertionError: ``new_scale`` is something else.
+    """
+    if isinstance(new_scale, (int, float)) and not isinstance(new_scale, bool):
+        scale.fill_(new_scale)
+        return
+    usable = (
+        isinstance(new_scale, Tensor)
+        and new_scale.device.type == device_type
+        and new_scale.numel() == 1
+        and not new_scale.requires_grad
+    )
+    if not usable:
+        name = f"{type(new_scale).__name__} {new_scale!r}"
+        raise AssertionError(
+            f"new_scale should be a number or a 1-element {device_type} tensor with requires_grad=False, not {name}"
+        )
+    scale.copy_(new_scale.reshape(()))
