@@ -111,7 +111,7 @@ def run(options: Namespace) -> int:
 def _measure(measure: str | None, kept: bool) -> str:
     if kept and measure in ("output", "both"):
         raise OptionError(
-            f"--measure {measure} with --region kept: the outputs do not depend on how values are kept; accepted: gradient"
+            f"--measure {measure} with --region kept: outputs do not depend on how values are kept; accepted: gradient"
         )
     return measure or ("gradient" if kept else "both")
 
