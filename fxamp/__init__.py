@@ -12,11 +12,11 @@ from fxamp.torch_version import require_torch
 require_torch()
 
 if TYPE_CHECKING:
-    from fxamp.backend.report import report
     from fxamp.backend.rewrite import rewrite
     from fxamp.errors import FxampError
     from fxamp.optim.compile_optimizer import compile_optimizer
     from fxamp.policy import Policy, Rule
+    from fxamp.reports.report import report
     from fxamp.scaler import GradScaler
 
 __version__ = "0.1.0"
@@ -28,7 +28,7 @@ _HOMES = {
     "Policy": ("fxamp.policy", "Policy"),
     "Rule": ("fxamp.policy", "Rule"),
     "compile_optimizer": ("fxamp.optim.compile_optimizer", "compile_optimizer"),
-    "report": ("fxamp.backend.report", "report"),
+    "report": ("fxamp.reports.report", "report"),
     "rewrite": ("fxamp.backend.rewrite", "rewrite"),
 }
 

@@ -89,8 +89,8 @@ def as_in_a_new_process() -> None:
     """Nothing is compiled, dumped or said yet, and random numbers begin anew."""
     import torch
 
-    from fxamp.backend.once import warn_once
-    from fxamp.pipeline import dumps
+    from fxamp.reports import dumps
+    from fxamp.reports.warnings import warn_once
 
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -1,7 +1,6 @@
 """The torch.compile backend: options, policy selection, capture, passes, lowering."""
 
 from fxamp.backend.compile import fxamp
-from fxamp.backend.idle import warn_idle
 from fxamp.backend.rewrite import rewrite
 
-__all__ = ["fxamp", "rewrite", "warn_idle"]
+__all__ = ["fxamp", "rewrite"]

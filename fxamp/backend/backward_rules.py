@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule
 
-from fxamp.backend.once import warn_once
 from fxamp.backend.options import Options
 from fxamp.errors import OptionError
 from fxamp.passes.shared.decision import decision
 from fxamp.policy import Policy
-
-_UNMATCHED = "policy %s: rule %r (%s) matched no op of a backward graph"
+from fxamp.reports.record import unmatched_rules
+from fxamp.reports.warnings import warn_unmatched
 
 
 @dataclass(frozen=True)
@@ -23,9 +22,7 @@ class BackwardRules:
     def log_unmatched(self, gm: GraphModule) -> None:
         """Log, once, each rule that matched no op of the rewritten backward graph ``gm``."""
         used = {made.rule.id for node in gm.graph.nodes if (made := decision(node)) is not None and made.rule}
-        for rule in self.policy.rules:
-            if rule.region == "backward" and rule.id not in used:
-                warn_once(__name__, _UNMATCHED, self.policy.name, rule.id, str(rule.origin or "made in Python"))
+        warn_unmatched(self.policy.name, unmatched_rules(self.policy, used, "backward"), "no op of a backward graph")
 
 
 def backward_rules(policy: Policy | None, options: Options) -> BackwardRules | None:

@@ -8,7 +8,6 @@ import torch
 from torch.fx import GraphModule
 
 from fxamp.backend.machine import resolve_here
-from fxamp.backend.once import Example, warn_once
 from fxamp.backend.options import Options
 from fxamp.backend.policy_file import load_here
 from fxamp.backend.products import Products
@@ -18,6 +17,7 @@ from fxamp.devices import KINDS
 from fxamp.errors import PolicyError
 from fxamp.graph import source_frames
 from fxamp.policy import Policy
+from fxamp.reports.warnings import Example, warn_once
 from fxamp.torch_devices import has_gpu, on_device
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import called_by_backward

@@ -10,16 +10,12 @@ import torch
 from torch.fx import GraphModule
 
 from fxamp.backend.backward_rules import backward_rules
-from fxamp.backend.breaks import why_ended
 from fxamp.backend.choose import Choice, choose_policy, device_of
 from fxamp.backend.guards import guard_policy
 from fxamp.backend.kept_rules import kept_rules
 from fxamp.backend.lowering import Compilation, lower_graph
-from fxamp.backend.nothing_in_fp8 import warn_nothing_in_fp8
 from fxamp.backend.options import parse_options
 from fxamp.backend.products import products
-from fxamp.backend.registry import forget_autocast, remember
-from fxamp.backend.unmatched import log_unmatched
 from fxamp.backend.unscaled import warn_unscaled
 from fxamp.backend.unused_results import may_be_unused
 from fxamp.capture import NARROW_OUTPUTS, Captured, capture
@@ -29,12 +25,16 @@ from fxamp.graph import graph_output
 from fxamp.observe import CompileStage, observed
 from fxamp.passes.base import CastContext
 from fxamp.passes.sequences import FORWARD
-from fxamp.pipeline import GraphRecord, run_passes
-from fxamp.pipeline.dumps import Stages
-from fxamp.pipeline.kept import kept_bytes
-from fxamp.pipeline.list_graph import list_graph
-from fxamp.pipeline.record import record_graph, untouched
+from fxamp.pipeline import run_passes
 from fxamp.policy import Policy
+from fxamp.reports import GraphRecord
+from fxamp.reports.breaks import why_ended
+from fxamp.reports.dumps import Stages
+from fxamp.reports.kept import kept_bytes
+from fxamp.reports.list_graph import list_graph
+from fxamp.reports.record import record_graph, untouched
+from fxamp.reports.registry import forget_autocast, remember
+from fxamp.reports.warnings import warn_nothing_in_fp8, warn_unmatched
 from fxamp.scaler.graphs.scaled_backward import Scaling
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import adopt_sources, raised_through_dynamo, without_saved_tensors_hooks
@@ -117,7 +117,7 @@ def _rewrite(
         return gm, untouched(choice.why, ended), choice
     kept_after = kept_bytes(captured.module, captured.mode) if stages.kept else None
     stages.graph("cast", lambda: replace(record.listing, kept_before=kept, kept_after=kept_after))
-    log_unmatched(record)
+    warn_unmatched(policy.name, record.listing.unmatched, "no op of a compiled graph")
     warn_nothing_in_fp8(policy, record)
     log.info(
         "policy %s (%s): %d ops, %d casts, passes took %.0f ms",

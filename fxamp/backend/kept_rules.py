@@ -8,7 +8,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
-from fxamp.backend.once import warn_once
 from fxamp.backend.options import Options
 from fxamp.capture import Captured
 from fxamp.errors import OptionError
@@ -22,13 +21,12 @@ from fxamp.passes.sequences import joint, kept_backward, kept_forward
 from fxamp.passes.shared.saved_values import saved
 from fxamp.pipeline import run_passes
 from fxamp.policy import Policy
-from fxamp.policy.file.paths import is_built_in
 from fxamp.policy.model.keep import KEPT
+from fxamp.reports.record import unmatched_rules
+from fxamp.reports.warnings import warn_unmatched
 
 #: Splits a joint graph into a forward and a backward.
 Partitioner = Callable[..., tuple[GraphModule, GraphModule]]
-
-_UNMATCHED = "policy %s: rule %r (%s) matched nothing that a compiled forward keeps"
 
 
 @dataclass(frozen=True)
@@ -79,10 +77,8 @@ class KeptRules:
     def log_unmatched(self) -> None:
         """Log, once, each of the user's rules that matched no kept value."""
         used = {value.rule.id for value in self.values if value.rule is not None}
-        mine = [rule for rule in self.policy.rules if rule.origin is None or not is_built_in(rule.origin.file)]
-        for rule in mine:
-            if rule.region == KEPT and rule.id not in used and self.values:
-                warn_once(__name__, _UNMATCHED, self.policy.name, rule.id, str(rule.origin or "made in Python"))
+        unmatched = unmatched_rules(self.policy, used, KEPT) if self.values else ()
+        warn_unmatched(self.policy.name, unmatched, "nothing that a compiled forward keeps")
 
 
 def _mode_of(gm: GraphModule) -> FakeTensorMode | None:

@@ -23,8 +23,8 @@ from fxamp.lowerings import mode_settings
 from fxamp.passes.base import CastContext
 from fxamp.passes.sequences import backward as backward_passes
 from fxamp.pipeline import run_passes
-from fxamp.pipeline.dumps import Stages
 from fxamp.policy import Policy
+from fxamp.reports.dumps import Stages
 from fxamp.scaler.graphs.scaled_backward import Scaling, boxed
 from fxamp.scaler.outside_graphs.eager_region import scale_eagerly
 from fxamp.torch_private import is_cacheable, is_dynamic, keep_saved_tensors, stores_backwards

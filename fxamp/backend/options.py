@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from fxamp.backend.policy_file import absolute
 from fxamp.errors import OptionError, nearest
 from fxamp.lowerings import LOWERINGS, inductor_modes
-from fxamp.pipeline.dumps import check_folder
 from fxamp.policy import Policy
+from fxamp.reports.dumps import check_folder
 
 if TYPE_CHECKING:
     from fxamp.scaler import GradScaler

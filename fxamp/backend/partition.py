@@ -6,7 +6,7 @@ from fxamp.graph import graph_output
 from fxamp.listing import KeptValue, Listing
 from fxamp.listing.kept import totals_of
 from fxamp.passes.partition.pack_kept import KEPT_VALUES, kept_as_they_are
-from fxamp.pipeline.list_graph import list_graph
+from fxamp.reports.list_graph import list_graph
 from fxamp.torch_private import current_metadata
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from fxamp.backend.machine import resolve_here
-from fxamp.backend.once import warn_once
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
 from fxamp.policy.file.paths import is_file
+from fxamp.reports.warnings import warn_once
 
 #: A file system's clock may tick this seldom, in nanoseconds: a file that is younger can change without a new time.
 _TICK = 2 * 10**9

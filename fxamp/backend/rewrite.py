@@ -10,8 +10,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from fxamp.backend.casting import apply_policy
 from fxamp.backend.choose import choose_policy
-from fxamp.backend.compile import apply_policy
 from fxamp.backend.options import parse_options
 from fxamp.backend.products import products
 from fxamp.capture import Captured, capture, is_kept

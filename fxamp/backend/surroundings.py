@@ -13,9 +13,9 @@ from types import FrameType
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
-from fxamp.backend.registry import follows_autocast
-from fxamp.backend.runs import caller
 from fxamp.capture.autocast_state import autocast_depth
+from fxamp.reports.registry import follows_autocast
+from fxamp.reports.runs import caller
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from fxamp.backend.once import warn_once
 from fxamp.backend.options import Options
 from fxamp.policy import Policy
+from fxamp.reports.warnings import warn_once
 
 _UNSCALED = (
     "policy %s has a [loss_scale], but there is no scaler, so gradients are not scaled and may underflow: pass "

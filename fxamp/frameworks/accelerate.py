@@ -10,8 +10,8 @@ from accelerate.optimizer import AcceleratedOptimizer
 
 from fxamp.errors import OptionError
 from fxamp.frameworks.setup import ScalerLike, Setup, device_of, setup, warn_untested
-from fxamp.optim.first_steps import stepped
 from fxamp.policy import Policy
+from fxamp.reports.idle import stepped
 from fxamp.scaler import GradScaler
 
 warn_untested("accelerate")

@@ -9,11 +9,11 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from fxamp.backend.idle import warn_of
-from fxamp.backend.registry import records_of
 from fxamp.errors import OptionError
 from fxamp.frameworks.setup import ScalerLike, device_of, setup, warn_untested
 from fxamp.policy import Policy
+from fxamp.reports.idle import warn_of
+from fxamp.reports.registry import records_of
 
 warn_untested("lightning")
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from fxamp.backend import fxamp
-from fxamp.backend.once import warn_once
 from fxamp.errors import OptionError
 from fxamp.policy import Policy
+from fxamp.reports.warnings import warn_once
 from fxamp.scaler import GradScaler
 
 ScalerLike = GradScaler | Mapping[str, Any] | None

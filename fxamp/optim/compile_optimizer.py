@@ -16,10 +16,10 @@ from fxamp.lowerings import STEP_LOWERINGS
 from fxamp.optim.borrow import needs_arguments
 from fxamp.optim.bound_step import BoundStep, Factors
 from fxamp.optim.clip import coefficient, require_max_norm
-from fxamp.optim.first_steps import stepped
 from fxamp.optim.precision import set_precision, unpack_state
 from fxamp.optim.registry import guarded
 from fxamp.policy import Policy
+from fxamp.reports.idle import stepped
 
 
 @dataclass(frozen=True)

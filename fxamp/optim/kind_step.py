@@ -34,8 +34,8 @@ from fxamp.passes.step.guard_updates import FLAG
 from fxamp.passes.step.lift_scalars import NUMBERS
 from fxamp.passes.step.pack_state import ROLE, STREAM
 from fxamp.pipeline import run_passes
-from fxamp.pipeline.dumps import stages_by_environment
-from fxamp.pipeline.list_graph import list_graph
+from fxamp.reports.dumps import stages_by_environment
+from fxamp.reports.list_graph import list_graph
 
 SHARED = (INVERSE, COEFFICIENT, FLAG)
 

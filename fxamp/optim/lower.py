@@ -21,8 +21,8 @@ from fxamp.passes.step.guard_updates import FLAG
 from fxamp.passes.step.lift_scalars import reads_on_host
 from fxamp.passes.step.pack_state import PackState
 from fxamp.pipeline import run_passes
-from fxamp.pipeline.dumps import stages_by_environment
-from fxamp.pipeline.list_graph import list_graph
+from fxamp.reports.dumps import stages_by_environment
+from fxamp.reports.list_graph import list_graph
 from fxamp.torch_devices import copy_across_, moved
 from fxamp.torch_private import compiling_flag
 

@@ -12,7 +12,7 @@ from fxamp.errors import FxampError, PassError
 from fxamp.graph import describe_source, verify
 from fxamp.passes.base import ContextT, Pass, PassSequence, Result, TracedPass
 from fxamp.pipeline.layouts import TracedLayouts
-from fxamp.pipeline.record import PassRecord
+from fxamp.reports.record import PassRecord
 from fxamp.torch_private import dropped_sizes
 
 log = logging.getLogger(__name__)

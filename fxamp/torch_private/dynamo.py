@@ -107,15 +107,15 @@ def adopt_sources(captured: GraphModule, gm: GraphModule) -> None:
     gm._param_name_to_source = {**known, **own}  # type: ignore[assignment]
 
 
-def compiles_with(backend: Callable[..., Any]) -> bool:
-    """Whether torch.compile was called with the function ``backend`` since Dynamo was last reset.
+def compiles_with(matches: Callable[[object], bool]) -> bool:
+    """Whether torch.compile was called with a backend function that ``matches`` since Dynamo was last reset.
 
     If torch renames the list of backends, the answer is always yes, and the first step of an optimizer takes longer.
     """
     from torch._dynamo import eval_frame
 
     known = getattr(eval_frame, "cached_backends", None)
-    return known is None or any(getattr(each, "compiler_fn", each) is backend for each in list(known.values()))
+    return known is None or any(matches(getattr(each, "compiler_fn", each)) for each in list(known.values()))
 
 
 def on_each_compilation(begins: Callable[..., None], ends: Callable[..., None]) -> None:

@@ -16,8 +16,8 @@ from torchao_beside import RECIPES, autocast, converted
 from transformers.pytorch_utils import Conv1D
 
 import fxamp
-from fxamp.backend.once import warn_once
 from fxamp.policy import Category, Policy, Rule
+from fxamp.reports.warnings import warn_once
 
 PRODUCTS = ("linear", "addmm.default", "mm.default", "matmul")
 

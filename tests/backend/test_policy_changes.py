@@ -11,7 +11,7 @@ from forked import printed_by
 from like_autocast import compile_with
 
 from fxamp import Policy
-from fxamp.backend import registry
+from fxamp.reports import registry
 
 LOW = """
 lower_precision_fp = "{dtype}"

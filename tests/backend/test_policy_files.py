@@ -9,8 +9,9 @@ import torch
 from like_autocast import compile_with
 from test_policy_changes import EXACT, LOW, X, program
 
-from fxamp.backend import policy_file, registry
-from fxamp.backend.once import warn_once
+from fxamp.backend import policy_file
+from fxamp.reports import registry
+from fxamp.reports.warnings import warn_once
 
 NARROW = LOW.format(cast="lower_precision_fp", dtype="bfloat16")
 WIDE = LOW.format(cast="fp32", dtype="bfloat16").replace('why = "a test"', 'why = "a tes"')

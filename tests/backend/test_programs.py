@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fxamp import rewrite
-from fxamp.backend import registry
+from fxamp.reports import registry
 
 LOWERINGS = ("eager", "aot_eager")
 

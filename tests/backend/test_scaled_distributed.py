@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from fxamp.backend import registry
+from fxamp.reports import registry
 
 RANKS = 2
 BAD_RANK, BAD_ITERATION, ITERATIONS = 1, 1, 4

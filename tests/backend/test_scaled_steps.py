@@ -10,7 +10,7 @@ from scaled_runs import compile_scaled, leaf, scaler
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.backend import registry
+from fxamp.reports import registry
 from fxamp.scaler.graphs.graph_flags import GraphFlags
 
 INF = float("inf")

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fxamp
-from fxamp.backend import registry
 from fxamp.graph import inner_tensors
 from fxamp.listing.parse import parse_text
+from fxamp.reports import registry
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import fxamp
-from fxamp.backend import registry
+from fxamp.reports import registry
 
 RANKS = (2, 4)
 LOWERINGS = ("eager", "aot_eager")

@@ -15,7 +15,7 @@ from fxamp.errors import ListingError
 from fxamp.listing import Entry, KeptValue, Listing, RuleRef, Source, TensorType
 from fxamp.listing.parse import parse_text, read_file
 from fxamp.listing.write import write_listing
-from fxamp.pipeline.list_graph import list_graph
+from fxamp.reports.list_graph import list_graph
 
 
 def read_back(listing: Listing) -> Listing:

@@ -10,8 +10,7 @@ from executed_ops import ExecutedOps
 from torch.utils import _pytree as pytree
 from zoo import MODELS, Batch, build, build_float64
 
-from fxamp.backend import registry
-from fxamp.pipeline import GraphRecord
+from fxamp.reports import GraphRecord, registry
 
 #: Independent draws of the weights. Rounding errors differ from draw to draw; the models do not, to speak of.
 DRAWS = 5

@@ -14,7 +14,7 @@ from exhaustive import exhaustive
 from model_runs import DRAWS, Run, bfloat16_autocast, draws, in_float64, same, step
 from zoo import Batch, build
 
-from fxamp.backend import registry
+from fxamp.reports import registry
 
 #: A compiler writes to the buffers of a checkpoint once; eager autocast does so again in the backward.
 _CHECKPOINTED = frozenset({"torchvision-densenet-checkpointed"})

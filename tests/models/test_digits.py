@@ -11,7 +11,7 @@ from model_runs import Run, bfloat16_autocast, draws, run_of
 from sklearn.datasets import load_digits
 from torch import nn
 
-from fxamp.backend import registry
+from fxamp.reports import registry
 
 _STEPS = 60
 _BATCH = 100

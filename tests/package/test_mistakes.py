@@ -13,8 +13,8 @@ import torch
 
 import fxamp
 from fxamp import torch_version
-from fxamp.backend.once import warn_once
 from fxamp.errors import VersionError
+from fxamp.reports.warnings import warn_once
 
 X = torch.ones(4, 8)
 

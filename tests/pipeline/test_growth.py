@@ -17,8 +17,8 @@ from fxamp.listing.write import write_listing
 from fxamp.passes.base import CastContext
 from fxamp.passes.sequences import FORWARD
 from fxamp.pipeline import run_passes
-from fxamp.pipeline.list_graph import list_graph
 from fxamp.policy import Policy
+from fxamp.reports.list_graph import list_graph
 from fxamp.tools.show import command as show
 
 WIDTH = 8

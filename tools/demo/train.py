@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from fxamp.backend import registry
-from fxamp.pipeline import GraphRecord
+from fxamp.reports import GraphRecord, registry
 from fxamp.scaler import GradScaler
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.progress import bar

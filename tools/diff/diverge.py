@@ -17,8 +17,8 @@ from fxamp.backend.rewrite import rewrite
 from fxamp.errors import FxampError
 from fxamp.listing.model import Entry
 from fxamp.listing.totals import is_op
-from fxamp.pipeline.list_graph import list_graph
 from fxamp.policy import Policy
+from fxamp.reports.list_graph import list_graph
 from fxamp.tools.common.quiet import in_one_line
 from fxamp.tools.inputs.measurement import Batch, Copy
 from fxamp.tools.inputs.model_file import Program

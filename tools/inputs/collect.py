@@ -13,8 +13,8 @@ from torch.fx import Graph, GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
-from fxamp.backend.breaks import why_ended
 from fxamp.errors import ListingError
+from fxamp.reports.breaks import why_ended
 from fxamp.tools.common.quiet import one_line
 from fxamp.tools.common.restored import modules_in, restored, tensor_stores, tensors_beside_modules
 from fxamp.tools.inputs.model_file import Program, place

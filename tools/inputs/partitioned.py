@@ -4,9 +4,9 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
+from fxamp.backend.casting import strip_values
 from torch.fx import GraphModule
 
-from fxamp.backend.compile import strip_values
 from fxamp.backend.kept_rules import KeptRules
 from fxamp.capture.fakes import fake_inputs
 from fxamp.listing import KeptValue

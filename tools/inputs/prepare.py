@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fxamp.backend.casting import apply_policy
 from torch.fx import GraphModule
 
-from fxamp.backend.compile import apply_policy
 from fxamp.capture import Captured, capture
 from fxamp.listing import Entry, Listing, TensorType
-from fxamp.pipeline.kept import kept_bytes
-from fxamp.pipeline.list_graph import list_graph
 from fxamp.policy import Policy
+from fxamp.reports.kept import kept_bytes
+from fxamp.reports.list_graph import list_graph
 from fxamp.tools.inputs.expressions import Opaque
 from fxamp.tools.inputs.partitioned import kept_values
 

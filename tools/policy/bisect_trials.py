@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from fxamp.backend import registry
 from fxamp.errors import ListingError
 from fxamp.listing import KeptValue
 from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
+from fxamp.reports import registry
 from fxamp.tools.common.progress import bar
 from fxamp.tools.common.quiet import quiet
 from fxamp.tools.common.unlogged import unlogged
@@ -157,7 +157,7 @@ class Trials:
         lowered = any(policy.has_rules_for(region) for region in ("backward", KEPT))
         lowering = "aot_eager" if lowered else "eager"
         # Silence the warning about a rule that matches no op: most graphs contain only some of the units.
-        with unlogged("fxamp.backend"):
+        with unlogged("fxamp"):
             return under_policy(self.work.file, self._copy(), policy, lowering, self._start, self._beside)[0]
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 
 from fxamp.optim import clip
-from fxamp.optim.first_steps import stepped
 from fxamp.optim.shards import is_dtensor
 from fxamp.policy import Policy
+from fxamp.reports.idle import stepped
 from fxamp.scaler.contract import clipping
 from fxamp.scaler.contract.gradient_check import Squares, check_gradients
 from fxamp.scaler.contract.gradients import multiply_

@@ -18,8 +18,9 @@ from fxamp.graph import format_graph, graph_output, op_name
 from fxamp.passes.backward.cast_backward import CastBackward
 from fxamp.passes.base import CastContext
 from fxamp.passes.shared.decision import decision, inserted_for
-from fxamp.pipeline import PassRecord, run_passes
+from fxamp.pipeline import run_passes
 from fxamp.policy import Category, Policy, Rule
+from fxamp.reports import PassRecord
 
 LOW, FP32 = Category.LOWER_PRECISION_FP, Category.FP32
 

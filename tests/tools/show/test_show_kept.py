@@ -8,8 +8,8 @@ import torch
 from show_dumps import Attention, Gpt, Mlp
 from torch.fx import GraphModule
 
-from fxamp.pipeline.kept import saved_tensors, total_bytes
 from fxamp.policy import Policy
+from fxamp.reports.kept import saved_tensors, total_bytes
 from fxamp.tools.inputs.prepare import ProgramGraph
 
 

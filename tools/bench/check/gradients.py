@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import fxamp
-from fxamp.backend.report import Report
 from fxamp.dtypes import DTYPES
 from fxamp.errors import MachineError, PolicyError
 from fxamp.policy import Policy, built_in_names, variant_names
+from fxamp.reports.report import Report
 from fxamp.tools.bench.check.outcome import Check, SkippedError, relative_error, require, require_as_exact
 from fxamp.tools.bench.check.program import DRAWS, SCALE, Draw, Net, draw
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.backend.report import Report, report
+from fxamp.reports.report import Report, report
 from fxamp.scaler import GradScaler
 from fxamp.tools.bench.models import build
 from fxamp.tools.bench.train.experiment import FUSED, OPTIMIZERS, Contender, Experiment

@@ -1,6 +1,7 @@
 """The record of one graph: its listing, the passes that ran, and numbers about both."""
 
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,9 +11,9 @@ from torch.fx import GraphModule
 from fxamp.listing import KeptValue, Listing
 from fxamp.listing.model import FLOATS
 from fxamp.listing.totals import is_op
-from fxamp.pipeline.list_graph import list_graph, rule_ref
-from fxamp.policy import Policy
+from fxamp.policy import Policy, Rule
 from fxamp.policy.file.paths import is_built_in
+from fxamp.reports.list_graph import list_graph, rule_ref
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,9 @@ def record_graph(gm: GraphModule, policy: Policy, chosen: str, passes: list[Pass
         counts=dict(counts),
         **about,
     )
-    return GraphRecord(_with_unmatched(listing, policy), tuple(passes))
+    used = {entry.rule.id for _, entry in listing.walk() if entry.rule is not None}
+    unmatched = tuple(map(rule_ref, unmatched_rules(policy, used, "forward", "both")))
+    return GraphRecord(replace(listing, unmatched=unmatched), tuple(passes))
 
 
 def untouched(chosen: str, ended: str = "") -> GraphRecord:
@@ -115,11 +118,7 @@ def untouched(chosen: str, ended: str = "") -> GraphRecord:
     return GraphRecord(Listing("GraphModule", (), policy="float32", chosen=chosen, ended=ended))
 
 
-def _with_unmatched(listing: Listing, policy: Policy) -> Listing:
-    """Add the rules that matched nothing, except those for later graphs and those of the built-in files."""
-    used = {entry.rule.id for _, entry in listing.walk() if entry.rule is not None}
-    mine = [rule for rule in policy.rules if rule.origin is None or not is_built_in(rule.origin.file)]
-    return replace(
-        listing,
-        unmatched=tuple(rule_ref(rule) for rule in mine if rule.id not in used and rule.region in ("forward", "both")),
-    )
+def unmatched_rules(policy: Policy, used: Container[str], *regions: str) -> list[Rule]:
+    """Return the rules for ``regions`` whose ids are not among those ``used``, except those of the built-in files."""
+    own = [rule for rule in policy.rules if rule.origin is None or not is_built_in(rule.origin.file)]
+    return [rule for rule in own if rule.id not in used and rule.region in regions]

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fxamp.backend.runs import Runs
-from fxamp.pipeline import GraphRecord
+from fxamp.reports import GraphRecord
+from fxamp.reports.runs import Runs
 
 #: In order of compilation; None if every model of the graph is gone. A graph returns when it runs for a new model.
 _graphs: list[Runs | None] = []
@@ -66,6 +66,11 @@ def forget_autocast() -> None:
         for graph in _under_autocast():
             graph.under_autocast = False
         _following.clear()
+
+
+def is_fxamp(backend: object) -> bool:
+    """Whether ``backend`` is fxamp's function: the one whose ``reset`` is :func:`forget_autocast`."""
+    return getattr(backend, "reset", None) is forget_autocast
 
 
 def count() -> int:

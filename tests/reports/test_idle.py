@@ -14,7 +14,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fxamp
-from fxamp.backend import breaks
+from fxamp.reports import breaks
 
 OPTIONS = {"policy": "cpu-float16", "lowering": "eager"}
 
@@ -102,7 +102,7 @@ def no_models_of_other_tests() -> None:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "fxamp.backend.idle"]
+    return [record.getMessage() for record in caplog.records if record.name == "fxamp.reports.idle"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -142,7 +142,7 @@ def test_skipped_functions_are_named(caplog: pytest.LogCaptureFixture, monkeypat
     optimizer = fxamp.compile_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), lowering="aot_eager")
     model.compile(backend="fxamp", options=OPTIONS)
     monkeypatch.setattr(breaks, "skipped_functions", lambda compiled: ["net.py:1: forward: a loop"])
-    monkeypatch.setattr("fxamp.backend.idle.skipped_functions", breaks.skipped_functions)
+    monkeypatch.setattr("fxamp.reports.idle.skipped_functions", breaks.skipped_functions)
 
     model.body(torch.ones(2, 4)).sum().backward()
     optimizer.step()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.backend import runs
+from fxamp.reports import runs
 
 OPTIONS = {"policy": "cpu-bfloat16", "lowering": "eager"}
 X = torch.ones(2, 4)

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch._dynamo import config
 
-from fxamp.backend.breaks import skipped_functions, skipped_now
-from fxamp.backend.compile import fxamp
-from fxamp.backend.registry import records_of, runs_for_any
-from fxamp.backend.runs import caller, compiling_backend
-from fxamp.optim.first_steps import on_first_step
+from fxamp.reports.breaks import skipped_functions, skipped_now
+from fxamp.reports.registry import is_fxamp, records_of, runs_for_any
+from fxamp.reports.runs import caller, compiling_backend
 from fxamp.torch_private import backend_of, compiles_with, on_each_compilation
 
 log = logging.getLogger(__name__)
 
 #: Modules and functions of which a skipped function was logged, as weak references by id.
 _warned: dict[int, weakref.ref[Any]] = {}
+
+_stepped: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
 
 _SKIPPED = (
     "%s is compiled with fxamp, but Dynamo skips a function of it, which runs as it is written (functions that it "
@@ -38,7 +38,7 @@ _COPY = (
 def _warn_of_skip(*_: object) -> None:
     """Warn if Dynamo gives up a function of what is compiled with fxamp, and no graph of it has run yet."""
     skipped, compiled = skipped_now(), caller(sys._getframe(1))
-    if not skipped or compiled is None or compiling_backend(sys._getframe(1)) is not fxamp:
+    if not skipped or compiled is None or not is_fxamp(compiling_backend(sys._getframe(1))):
         return
     if not _is_warned(compiled) and not records_of(compiled):
         _warned[id(compiled)] = weakref.ref(compiled)
@@ -52,7 +52,13 @@ def _is_warned(compiled: object) -> bool:
 on_each_compilation(lambda *_: None, _warn_of_skip)
 
 
-@on_first_step
+def stepped(optimizer: torch.optim.Optimizer) -> None:
+    """Note a step, skipped or not, that used a scaler, a compiled step or a plugin of fxamp; the first one may warn."""
+    if optimizer not in _stepped:
+        _stepped.add(optimizer)
+        warn_idle(optimizer)
+
+
 def warn_idle(optimizer: torch.optim.Optimizer) -> None:
     """Warn if ``optimizer`` steps parameters of modules compiled with fxamp, and no graph ran for any of them.
 
@@ -61,10 +67,10 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> None:
     read any of the parameters.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not compiles_with(fxamp) or runs_for_any(parameters):
+    if not compiles_with(is_fxamp) or runs_for_any(parameters):
         return None
     modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
-    idle = [each for each in modules if backend_of(_entry(each)) is fxamp and not records_of(each)]
+    idle = [each for each in modules if is_fxamp(backend_of(_entry(each))) and not records_of(each)]
     classes = {type(_original(each)) for each in idle}
     stepped = set(map(id, parameters))
     training = [

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 import fxamp
-from fxamp.backend import registry
 from fxamp.listing import Entry, Listing, TensorType
 from fxamp.listing.totals import totals
-from fxamp.pipeline import GraphRecord
+from fxamp.reports import GraphRecord, registry
 
 OPTIONS = {"policy": "cpu-bfloat16", "lowering": "eager"}
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.backend.report import Report
+from fxamp.reports.report import Report
 
 OPTIONS = {"policy": "cpu-bfloat16", "lowering": "eager"}
 PRINTS = "Dynamo does not know how to trace builtin operator `print`"

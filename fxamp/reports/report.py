@@ -8,13 +8,13 @@ from typing import Any
 
 from tabulate import tabulate
 
-from fxamp.backend.breaks import skipped_functions
-from fxamp.backend.registry import outside, records_of
 from fxamp.errors import OptionError
 from fxamp.listing import Document, RuleRef
 from fxamp.listing.kept import totals_of
 from fxamp.listing.totals import totals
-from fxamp.pipeline import GraphRecord
+from fxamp.reports import GraphRecord
+from fxamp.reports.breaks import skipped_functions
+from fxamp.reports.registry import outside, records_of
 
 _NOTHING = (
     "0 graphs: fxamp compiled none of it, so all of it runs unchanged. Either it has not been called yet, or Dynamo "

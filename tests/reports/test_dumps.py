@@ -13,7 +13,7 @@ import fxamp
 from fxamp.backend.options import parse_options
 from fxamp.errors import OptionError
 from fxamp.passes.backward.scale_backward import SCALE
-from fxamp.pipeline import dumps
+from fxamp.reports import dumps
 
 
 class Broken(torch.nn.Module):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fxamp.pipeline import GraphRecord
+from fxamp.reports import GraphRecord
 from fxamp.torch_private import backend_of
 
 #: After this many records for one graph, recording stops: its parameters are new tensors at each call.

@@ -1,0 +1,55 @@
+"""Warnings that would repeat for every graph: each is logged once per process."""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+
+from fxamp.listing.model import Entry, RuleRef
+from fxamp.listing.totals import totals
+from fxamp.policy import Policy, Rule
+from fxamp.reports.record import GraphRecord
+
+_UNMATCHED = "policy %s: rule %r (%s) matched %s"
+_NOTHING_IN_FP8 = "policy %s: nothing of a compiled graph runs in fp8: %s"
+
+
+@dataclass(frozen=True)
+class Example:
+    """Text in a warning, such as one graph of many, that does not make it another warning."""
+
+    text: str = field(compare=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@cache
+def warn_once(logger: str, message: str, *arguments: str | Example) -> None:
+    """Log ``message`` as a warning on the logger named ``logger``; logging formats it with ``arguments``."""
+    logging.getLogger(logger).warning(message, *arguments)
+
+
+def warn_unmatched(policy: str, rules: Iterable[Rule | RuleRef], what: str) -> None:
+    """Log ``rules`` of ``policy`` that matched nothing: most often a name is misspelled. ``what`` ends the message."""
+    for rule in rules:
+        warn_once(__name__, _UNMATCHED, policy, rule.id, str(rule.origin or "made in Python"), what)
+
+
+def warn_nothing_in_fp8(policy: Policy, record: GraphRecord) -> None:
+    """Log that a graph runs nothing in fp8, if it trains matrices or has products that rules for fp8 name."""
+    if not policy.has_fp8:
+        return
+    sums = totals(record.listing)
+    if sums.fp8:
+        return
+    if sums.not_fp8:
+        node, why = next(iter(sums.not_fp8.items()))
+        others = f", and {len(sums.not_fp8) - 1} more" if len(sums.not_fp8) > 1 else ""
+        warn_once(__name__, _NOTHING_IN_FP8, policy.name, f"{node} stays in 16 bits: {why}{others}")
+    elif any(_trained_matrix(entry) for entry in record.listing.entries):
+        warn_once(__name__, _NOTHING_IN_FP8, policy.name, "it has no product of an op that a rule for fp8 names")
+
+
+def _trained_matrix(entry: Entry) -> bool:
+    return entry.needs_grad and any(len(value.shape) >= 2 for value in entry.values)
