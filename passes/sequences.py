@@ -1,9 +1,7 @@
 """The order of all passes. Each pass states in ``requires`` what it needs from earlier passes."""
 
-from fxamp.passes.backward.cast_backward import CastBackward
 from fxamp.passes.backward.realize_casts import RealizeCasts
 from fxamp.passes.backward.realize_sums import RealizeSums
-from fxamp.passes.backward.scale_backward import ScaleBackward
 from fxamp.passes.base import CastContext, Context, PassSequence
 from fxamp.passes.forward.annotate_rules import AnnotateRules
 from fxamp.passes.forward.drop_regions import DropRegions
@@ -58,17 +56,9 @@ def kept_backward(unpack: UnpackKept) -> PassSequence[CastContext]:
     return PassSequence("kept-backward", (unpack,))
 
 
-def backward(*, rules: bool, scale: ScaleBackward | None) -> PassSequence[CastContext]:
-    """Return the passes for AOTAutograd's backward; ``rules``: the policy has some for it; ``scale``: if scaled."""
-    return PassSequence(
-        "backward",
-        (
-            *([CastBackward()] if rules else []),
-            *([scale] if scale else []),
-            RealizeCasts(),
-            RealizeSums(),
-        ),
-    )
+#: For AOTAutograd's backward, after the passes of who takes part in it (fxamp/backend/participants.py), in this order:
+#: drop-unused, cast-backward, scale-backward.
+BACKWARD: PassSequence[CastContext] = PassSequence("backward", (RealizeCasts(), RealizeSums()))
 
 
 def step(

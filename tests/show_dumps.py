@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fxamp.backend.casting import apply_policy
 from torch.fx import GraphModule
 
+from fxamp.backend.casting import apply_policy
 from fxamp.capture import capture
 from fxamp.listing import Listing
 from fxamp.policy import Policy

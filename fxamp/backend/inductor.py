@@ -1,26 +1,28 @@
-"""What Inductor compiles instead of AOTAutograd's graphs, and how torch's caches store it. Imports Inductor."""
+"""Lower a graph by Inductor: its compiler for AOTAutograd's graphs, and how torch's caches store what it makes.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+Imports Inductor.
+"""
 
-import torch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
 from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
 from torch._inductor import compile_fx, config
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx import GraphModule
 
 from fxamp.backend.cache_key import keyed
-from fxamp.backend.stored_backward import StoredBackward, loading_with
-from fxamp.errors import OptionError
-from fxamp.graph import graph_output
-from fxamp.listing import KeptValue
-from fxamp.passes.backward.scale_backward import gradients
-from fxamp.scaler.outside_graphs.borders import compiling_for
-from fxamp.torch_private import donated_inputs, keep_saved_tensors, running_metadata, storing_backwards
-
-if TYPE_CHECKING:
-    from fxamp.backend.lowering import Compilation
-
+from fxamp.backend.options import Options
+from fxamp.backend.participants import Compilation
+from fxamp.backend.stored_backward import StoredBackward
+from fxamp.backend.unused_results import UnusedResults
+from fxamp.lowerings import mode_settings
+from fxamp.pipeline.participant import Boxed, GraphCompiler, Partitioner
+from fxamp.policy.model.keep import KEPT
+from fxamp.torch_private import donated_inputs, is_cacheable, is_dynamic, stores_backwards, storing_backwards
 
 #: Inductor's settings for a backward with values in 8 bits. Inductor writes a value of more ops than this to memory.
 #: Conversions from and to 8 bits have about ten: with its own limit for GPUs, 30, some kernels compute again, from all
@@ -28,63 +30,104 @@ if TYPE_CHECKING:
 _WITH_8_BITS = {"realize_opcount_threshold": 60}
 
 
-def hooks(
-    run: "Compilation", key: str, patches: Mapping[str, Any], stored: bool
-) -> tuple[Callable[..., Any], AbstractContextManager[None]]:
-    """Return the inner compiler for ``compile_fx``, and the context for that call.
+def lower_by_inductor(
+    gm: GraphModule, inputs: Sequence[Any], options: Options, compilation: Compilation
+) -> Callable[..., Any]:
+    """Compile ``gm`` with Inductor, and return a callable."""
+    patches, key = {**mode_settings(options.mode), **options.inductor}, compilation.key(gm)
+    min_cut = partitioners.min_cut_rematerialization_partition
+    partition = compilation.partition(min_cut)
+    if partition is not min_cut:
+        patches["custom_partitioner_fn"] = _Partition(partition, key)
+    compiled = partial(compile_fx.compile_fx, gm, list(inputs), config_patches=patches)
+    dynamic = any(map(is_dynamic, inputs))
+    with keyed(key):
+        if not _changes(compilation, dynamic):
+            return cast(Callable[..., Any], compiled())
+        if dynamic or compilation.stages.kept or not stores_backwards() or not is_cacheable(gm):
+            inner = _Inner(compilation, key, patches, stores=False)
+            # AOTAutograd's cache would return a backward that nobody has changed.
+            with functorch_config.patch(enable_autograd_cache=False):
+                return cast(Callable[..., Any], compiled(inner_compile=inner.compile))
+        inner = _Inner(_late(compilation), key, patches, stores=True)
+        with storing_backwards(load=inner.backward, scaler=options.scaler):
+            return cast(Callable[..., Any], compiled(inner_compile=inner.compile))
 
-    ``key``: what identifies the graph and its rewriting in the keys of torch's caches. ``patches``: Inductor's
-    settings. ``stored``: AOTAutograd's cache stores the graph; else it is off.
+
+def _changes(compilation: Compilation, dynamic: bool) -> bool:
+    """Whether AOTAutograd's graphs change: they must, or passes for all backwards can make them lighter.
+
+    The latter is so where sizes are fixed, on every device but the CPU.
+    """
+    must = bool(compilation.participants) or compilation.stages.kept
+    return must or (compilation.device not in (None, "cpu") and not dynamic)
+
+
+def _late(compilation: Compilation) -> Compilation:
+    """Return ``compilation`` with the backward compiled when it first runs, as a stored one must be."""
+    late = any(isinstance(participant, UnusedResults) for participant in compilation.participants)
+    if late or compilation.policy is None:
+        return compilation
+    return replace(
+        compilation, participants=(UnusedResults(compilation.policy, expected=False), *compilation.participants)
+    )
+
+
+@dataclass(frozen=True)
+class _Inner:
+    """Inductor's inner compiler for graphs that change.
+
+    ``key``: what identifies the graph and its changes in the keys of torch's caches. ``patches``: Inductor's settings.
+    ``stores``: AOTAutograd's cache stores the graphs.
     """
 
-    def lower(graph: GraphModule, examples: Sequence[Any], settings: Mapping[str, Any], late: bool) -> Any:
-        usual = _WITH_8_BITS if settings.get("is_backward") and run.in_8_bits else {}
-        metadata = running_metadata() if late else nullcontext()
-        # A backward may be compiled only when it first runs, outside compile_fx.
-        with config.patch({**usual, **patches}), metadata, keyed(f"{key} {donated_inputs()}"):
-            return compile_fx.compile_fx_inner(graph, examples, **settings)
+    compilation: Compilation
+    key: str
+    patches: Mapping[str, Any]
+    stores: bool
 
-    def load(
-        graph: GraphModule, examples: Sequence[Any], settings: Mapping[str, Any], kept: Sequence[KeptValue]
-    ) -> Any:
-        if run.kept is not None:
-            run.kept.values.extend(kept)
-        return run.compile_later(graph, examples, lambda g, e: lower(g, e, settings, True))
+    def compile(self, gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
+        """Compile one of AOTAutograd's graphs, as ``compile_fx_inner`` does."""
+        if not settings.get("is_backward"):
+            return self.compilation.forward(self._compiler(settings))(gm, inputs)
+        self.compilation.refuse_backward(gm)
+        run = self.backward(gm, inputs, settings)
+        return StoredBackward(gm, inputs, settings, run) if self.stores else run
 
-    def inner(graph: GraphModule, examples: Sequence[Any], **settings: Any) -> Any:
-        backward = bool(settings.get("is_backward"))
-        if backward and run.scaling is not None:
-            _refuse_sparse(graph)
-        if not (stored and backward):
-            late = backward and run.unused
-            return run.compile(graph, examples, backward, lambda g, e: lower(g, e, settings, late))
-        if run.scaling is not None or not run.unused:
-            keep_saved_tensors()
-        kept = () if run.kept is None else tuple(run.kept.values)
-        return StoredBackward(graph, examples, settings, kept, load(graph, examples, settings, ()))
+    def backward(self, gm: GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any]) -> Boxed:
+        """Compile the backward ``gm``, which AOTAutograd has derived or its cache returns."""
+        return self.compilation.backward(self._compiler(settings))(gm, inputs)
 
-    return inner, _storing(run, load) if stored else _uncached()
+    def _compiler(self, settings: Mapping[str, Any]) -> GraphCompiler:
+        policy = self.compilation.policy
+        in_8_bits = policy is not None and (policy.has_fp8 or policy.has_rules_for(KEPT))
+        usual = _WITH_8_BITS if settings.get("is_backward") and in_8_bits else {}
 
+        def compile_inner(gm: GraphModule, inputs: Sequence[Any]) -> Any:
+            # A backward may be compiled only when it first runs, outside compile_fx.
+            with config.patch({**usual, **self.patches}), keyed(f"{self.key} {donated_inputs()}"):
+                return compile_fx.compile_fx_inner(gm, inputs, **settings)
 
-def _refuse_sparse(backward: GraphModule) -> None:
-    """Raise OptionError if a gradient is sparse: Inductor's code for products of sparse tensors does not run."""
-    results: Any = graph_output(backward.graph).args[0]
-    if any(results[at].meta["val"].layout is not torch.strided for at in gradients(backward)):
-        raise OptionError(
-            "a gradient is sparse, as that of an embedding with sparse=True; with a scaler, lowering = 'inductor' "
-            "cannot unscale it; accepted: 'aot_eager', 'eager', or sparse=False"
-        )
+        return compile_inner
 
 
-@contextmanager
-def _storing(run: "Compilation", load: Callable[..., Any]) -> Iterator[None]:
-    scaler = None if run.scaling is None else run.scaling.scaler
-    with storing_backwards(), loading_with(load), compiling_for(scaler):
-        yield
+class _Partition(CustomPartitionerFn):
+    """A partitioner in the form that Inductor expects; ``key`` identifies it in Inductor's caches."""
 
+    def __init__(self, partition: Partitioner, key: str) -> None:
+        self._partition, self._key = partition, key
 
-@contextmanager
-def _uncached() -> Iterator[None]:
-    """Disable AOTAutograd's cache: it would return a backward that fxamp has not rewritten."""
-    with functorch_config.patch(enable_autograd_cache=False):
-        yield
+    def __call__(self, gm: GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        return self._partition(gm, joint_inputs, **kwargs)
+
+    def uuid(self) -> str:
+        """Return the key, which contains the policy and fxamp's code."""
+        return self._key
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Partition":
+        """Return self: Inductor copies its settings, but fxamp must see what gets compiled."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the key alone: torch's caches pickle their settings to make keys, and load none of them."""
+        return str, (self._key,)

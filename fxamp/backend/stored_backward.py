@@ -6,60 +6,34 @@ a process. So the graph is stored. What Inductor makes of the rewritten graph is
 Inductor.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch._guards import detect_fake_mode
 from torch._inductor.output_code import OutputCode
 from torch.fx import GraphModule
 
-from fxamp.listing import KeptValue
-from fxamp.torch_private import dump_graph, load_graph, uncacheable
-
-#: Makes a callable, which takes its inputs in one list, of a backward graph, its example inputs, and Inductor's
-#: settings for it.
-Loader = Callable[[GraphModule, Sequence[Any], Mapping[str, Any], Sequence[KeptValue]], Callable[[list[Any]], Any]]
+from fxamp.pipeline.participant import Boxed
+from fxamp.torch_private import dump_graph, load_graph, of_this_process, uncacheable
 
 #: Settings of Inductor that belong to a process; a loaded graph gets those of its own.
 _OF_PROCESS = ("cudagraphs", "boxed_forward_device_index", "graph_id", "compile_region_name")
-
-_loader: ContextVar[Loader] = ContextVar("fxamp_loader")
-
-
-@contextmanager
-def loading_with(loader: Loader) -> Iterator[None]:
-    """Make what AOTAutograd's cache returns inside runnable with ``loader``."""
-    token = _loader.set(loader)
-    try:
-        yield
-    finally:
-        _loader.reset(token)
 
 
 class StoredBackward(OutputCode):
     """A backward graph ``gm`` for example ``inputs``, which runs as ``run``.
 
-    ``settings``: Inductor's keyword arguments for the graph. ``kept``: what rules made of the values that the forward
-    keeps for it.
+    ``settings``: Inductor's keyword arguments for the graph. In another process, ``load`` of the block of
+    :func:`~fxamp.torch_private.storing_backwards` makes it run.
     """
 
-    def __init__(
-        self,
-        gm: GraphModule,
-        inputs: Sequence[Any],
-        settings: Mapping[str, Any],
-        kept: Sequence[KeptValue],
-        run: Callable[[list[Any]], Any],
-    ) -> None:
+    def __init__(self, gm: GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any], run: Boxed) -> None:
         super().__init__()
         self._boxed_call = True
         self._stored = b""
         self._settings = {key: value for key, value in settings.items() if key not in _OF_PROCESS}
-        self._kept = tuple(kept)
-        self._made: tuple[GraphModule, Sequence[Any]] | None = (gm, inputs)
-        self._run: Callable[[list[Any]], Any] | None = run
+        self._unstored: tuple[GraphModule, Sequence[Any]] | None = (gm, inputs)
+        self._run: Boxed | None = run
 
     def __call__(self, inputs: Any) -> Any:
         """Run the graph; ``inputs`` is a list, which is emptied."""
@@ -68,12 +42,12 @@ class StoredBackward(OutputCode):
 
     def prepare_for_serialization(self) -> None:
         """Replace the graph by bytes. Raises torch's error for what its cache leaves out, if that is impossible."""
-        assert self._made is not None
+        assert self._unstored is not None
         try:
-            self._stored = dump_graph(*self._made)
+            self._stored = dump_graph(*self._unstored)
         except Exception as error:
             raise uncacheable(f"the backward graph cannot be stored: {error}") from error
-        self._made = self._run = None
+        self._unstored = self._run = None
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         """Make a graph that the cache returned runnable; ``graph_kwargs``: Inductor's settings of this process."""
@@ -81,7 +55,7 @@ class StoredBackward(OutputCode):
         assert mode is not None, "the inputs are not fake"
         gm, inputs = load_graph(self._stored, mode)
         own = {key: graph_kwargs[key] for key in _OF_PROCESS if key in graph_kwargs}
-        self._run = _loader.get()(gm, inputs, {**self._settings, **own}, self._kept)
+        self._run = of_this_process("load")(gm, inputs, {**self._settings, **own})
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """Do nothing: kernels are in Inductor's own cache."""

@@ -6,6 +6,7 @@ is compiled when it first runs, without the gradients that are None; another set
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -13,24 +14,23 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fxamp.capture import Captured
-from fxamp.graph import fake_mode_of, graph_output
+from fxamp.graph import graph_output
 from fxamp.passes.backward.drop_unused import DropUnused
 from fxamp.passes.backward.scale_backward import tangents
-from fxamp.passes.base import Context, PassSequence
-from fxamp.pipeline import run_passes
+from fxamp.pipeline import run_traced
+from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, takes_list
+from fxamp.policy import Policy
 from fxamp.torch_private import (
     compiled_by_aot,
     compiling_again,
     function_of,
     keep_if_retained,
+    keep_saved_tensors,
+    running_metadata,
     running_node,
     subclass_metadata,
     untraced,
 )
-
-#: Compiles a backward graph for its example inputs; the result takes its inputs in one list.
-Compiler = Callable[[GraphModule, list[Any]], Callable[[list[Any]], Any]]
 
 #: Maximum number of compiled variants; further sets of unused results get zeros for their gradients.
 MOST = 3
@@ -44,13 +44,74 @@ def may_be_unused(gm: GraphModule) -> bool:
     return torch.is_grad_enabled() and fixed and len(values) > 1 and any(value.dim() for value in values)
 
 
-def asking_for_none(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``compiled``, whose backward gets None for the gradients of unused results.
+@dataclass(frozen=True)
+class UnusedResults(Participant):
+    """Compiles the backward when it first runs; ``expected``: without the gradients of results that are not used.
 
-    Use it for graphs whose backward is compiled :func:`by_used_results`. Wrappers such as DTensor still get zeros. So
-    does compiled autograd, which compiles the backward itself and traces before the hooks run.
+    Wrappers such as DTensor still get zeros. So does compiled autograd, which compiles the backward itself and traces
+    before the hooks run.
     """
 
+    policy: Policy
+    expected: bool = True
+
+    @property
+    def key(self) -> object:
+        return self.expected
+
+    def forward(self, compiler: GraphCompiler) -> GraphCompiler:
+        if self.expected:  # the first backward tells whether what the forward saved must stay
+            return compiler
+
+        def compile_keeping(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
+            keep_saved_tensors()
+            return compiler(gm, inputs)
+
+        return compile_keeping
+
+    def backward(self, compiler: GraphCompiler) -> GraphCompiler:
+        def compile_late(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
+            return self._by_used_results(gm, inputs, compiler)
+
+        return compile_late
+
+    def run(self, run: Callable[..., Any], gm: GraphModule, lowering: str) -> Callable[..., Any]:
+        """Ask autograd for None as the gradient of each unused result."""
+        return _asking_for_none(run) if self.expected else run
+
+    def _by_used_results(self, gm: GraphModule, inputs: Sequence[Any], compiler: GraphCompiler) -> Boxed:
+        """Return a callable for the backward graph ``gm`` that accepts None for tangents."""
+        nodes = list(gm.graph.find_nodes(op="placeholder"))
+        entering = set(tangents(gm))
+        positions = [at for at, node in enumerate(nodes) if node in entering]
+        again, lock = compiling_again(), Lock()
+        variants: dict[frozenset[int], Boxed] = {}
+
+        def variant(absent: frozenset[int]) -> Boxed:
+            graph = deepcopy(gm)
+            if absent:
+                run_traced(graph, self.policy, DropUnused(tuple(nodes[at].name for at in sorted(absent))))
+            with again(), running_metadata():
+                return compiler(graph, [value for at, value in enumerate(inputs) if at not in absent])
+
+        def run(args: list[Any]) -> Any:
+            absent = frozenset(at for at in positions if args[at] is None)
+            with lock:
+                if absent not in variants and len(variants) >= MOST:
+                    for at in absent:
+                        value = nodes[at].meta["val"]
+                        args[at] = torch.zeros(tuple(value.shape), dtype=value.dtype, device=value.device)
+                    absent = frozenset()
+                if absent not in variants:
+                    variants[absent] = variant(absent)
+            for at in sorted(absent, reverse=True):
+                del args[at]
+            return variants[absent](args)
+
+        return takes_list(run)
+
+
+def _asking_for_none(compiled: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         before = [_node(value) for value in args]
         results = compiled(*args)
@@ -78,43 +139,3 @@ def _ask(_: Any) -> None:
     keep_if_retained(node)
     if subclass_metadata(function_of(node)) is None:
         node.set_materialize_grads(False)
-
-
-def by_used_results(gm: GraphModule, inputs: Sequence[Any], compiler: Compiler) -> Callable[[list[Any]], Any]:
-    """Return a callable for the backward graph ``gm`` that accepts None for tangents; compiles when it first runs."""
-    nodes = list(gm.graph.find_nodes(op="placeholder"))
-    entering = set(tangents(gm))
-    positions = [at for at, node in enumerate(nodes) if node in entering]
-    again, making = compiling_again(), Lock()
-    made: dict[frozenset[int], Callable[[list[Any]], Any]] = {}
-
-    def variant(absent: frozenset[int]) -> Callable[[list[Any]], Any]:
-        graph = deepcopy(gm)
-        _drop(graph, tuple(nodes[at].name for at in sorted(absent)))
-        with again():
-            return compiler(graph, [value for at, value in enumerate(inputs) if at not in absent])
-
-    def run(args: list[Any]) -> Any:
-        absent = frozenset(at for at in positions if args[at] is None)
-        with making:
-            if absent not in made and len(made) >= MOST:
-                for at in absent:
-                    value = nodes[at].meta["val"]
-                    args[at] = torch.zeros(tuple(value.shape), dtype=value.dtype, device=value.device)
-                absent = frozenset()
-            if absent not in made:
-                made[absent] = variant(absent)
-        for at in sorted(absent, reverse=True):
-            del args[at]
-        return made[absent](args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
-def _drop(gm: GraphModule, names: tuple[str, ...]) -> None:
-    if names:
-        values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder") if node.name in names]
-        mode = fake_mode_of(values[0])
-        assert mode is not None
-        run_passes(Captured(gm, mode), Context(mode), PassSequence("unused results", (DropUnused(names),)))

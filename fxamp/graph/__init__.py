@@ -25,7 +25,7 @@ from fxamp.graph.nodes import (
 from fxamp.graph.printing import dtype_name, format_graph
 from fxamp.graph.source import SourceFrame, describe_source, module_classes, module_path, source_frames
 from fxamp.graph.verify import verify
-from fxamp.graph.wrappers import fake_mode_of, follows_input, inner_tensors, is_data, is_wrapper
+from fxamp.graph.wrappers import fake_mode_of, follows_input, inner_tensors, is_data, is_wrapper, mode_of
 from fxamp.graph.writer import INSERTED, GraphWriter, computed, recompute
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "is_data",
     "is_float_tensor",
     "is_wrapper",
+    "mode_of",
     "module_classes",
     "module_path",
     "nesting_change",

@@ -10,7 +10,8 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import Node
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _LAYOUT_CALLS = frozenset({"from_local", "full_tensor", "redistribute", "to_local"})
@@ -58,6 +59,12 @@ def inner_tensors(value: Tensor) -> list[Tensor]:
     names, _ = flattened.__tensor_flatten__()
     parts = [getattr(value, name) for name in names]
     return [inner for part in parts if isinstance(part, Tensor) for inner in inner_tensors(part)]
+
+
+def mode_of(gm: GraphModule) -> FakeTensorMode | None:
+    """Return the mode of the first FakeTensor among the values of ``gm``; None if it has none."""
+    leaves = (leaf for node in gm.graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val")))
+    return next((fake_mode_of(leaf) for leaf in leaves if isinstance(leaf, Tensor)), None)
 
 
 def fake_mode_of(value: Tensor) -> FakeTensorMode | None:

@@ -1,5 +1,5 @@
-"""Run the passes in order: verify, time and record each, in one place."""
+"""Run the passes in order: verify, time and record each, in one place; and the protocol of who adds some."""
 
-from fxamp.pipeline.run import run_passes
+from fxamp.pipeline.run import run_passes, run_traced
 
-__all__ = ["run_passes"]
+__all__ = ["run_passes", "run_traced"]

@@ -9,9 +9,10 @@ from torch.fx import GraphModule, Node
 
 from fxamp.capture import Captured
 from fxamp.errors import FxampError, PassError
-from fxamp.graph import describe_source, verify
-from fxamp.passes.base import ContextT, Pass, PassSequence, Result, TracedPass
+from fxamp.graph import describe_source, mode_of, verify
+from fxamp.passes.base import CastContext, ContextT, Pass, PassSequence, Result, TracedPass
 from fxamp.pipeline.layouts import TracedLayouts
+from fxamp.policy import Policy
 from fxamp.reports.record import PassRecord
 from fxamp.torch_private import dropped_sizes
 
@@ -35,6 +36,13 @@ def run_passes(captured: Captured, context: ContextT, *passes: Pass[ContextT]) -
         records.append(PassRecord(step.name, seconds, result.modified, result.counts))
         log.debug("%s: %d changes in %.1f ms", step.name, result.modified, 1e3 * seconds)
     return records
+
+
+def run_traced(gm: GraphModule, policy: Policy, *passes: Pass[CastContext]) -> None:
+    """Rewrite ``gm``, a graph of AOTAutograd's, in place; one without tensors stays as it is. Errors as above."""
+    mode = mode_of(gm)
+    if mode is not None:
+        run_passes(Captured(gm, mode), CastContext(mode, policy), *passes)
 
 
 def _run(step: Pass[ContextT], gm: GraphModule, context: ContextT, before: list[str]) -> Result:

@@ -10,12 +10,15 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import _get_qualified_name
 
 from fxamp.capture import VERBATIM
-from fxamp.graph import dtype_name, fake_tensors, inner_tensors, op_name, subgraphs
+from fxamp.graph import dtype_name, fake_tensors, graph_output, inner_tensors, op_name, subgraphs
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.graph.source import module_class, module_path, source_line
-from fxamp.listing import Entry, Listing, RuleRef, Source, TensorType
+from fxamp.listing import Entry, KeptValue, Listing, RuleRef, Source, TensorType
+from fxamp.listing.kept import totals_of
+from fxamp.passes.partition.pack_kept import KEPT_VALUES, kept_as_they_are
 from fxamp.passes.shared.decision import WAS, Decision, decision, inserted_for
 from fxamp.policy import Rule
+from fxamp.torch_private import current_metadata
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -33,6 +36,20 @@ def list_graph(gm: GraphModule, name: str = "GraphModule", **about: Any) -> List
         listings |= {attribute: list_graph(body, attribute) for attribute, body in inner.items()}
         entries.append(_entry(node, tuple(inner)))
     return Listing(name, tuple(entries), listings, **about)
+
+
+def list_partition(gm: GraphModule, stage: str, kept: tuple[KeptValue, ...] = ()) -> Listing:
+    """Return the listing of one of AOTAutograd's partitioned graphs, with what the forward keeps for the backward.
+
+    ``stage`` is "forward" or "backward", ``kept`` what rules made of kept values.
+    """
+    if stage != "forward":
+        return list_graph(gm, stage=stage)
+    metadata, ruled = current_metadata(), bool(kept)
+    if KEPT_VALUES not in graph_output(gm.graph).meta and metadata is not None:
+        kept = kept_as_they_are(gm, metadata.num_forward_returns)
+    before, after = totals_of(kept) if kept or metadata is not None else (None, None)
+    return list_graph(gm, stage=stage, kept=kept, kept_before=before if ruled else None, kept_after=after)
 
 
 def kept_verbatim(node: Node) -> str:

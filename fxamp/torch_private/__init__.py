@@ -28,7 +28,7 @@ from fxamp.torch_private.autograd import (
     running_node,
     without_saved_tensors_hooks,
 )
-from fxamp.torch_private.cache import is_cacheable, stores_backwards, storing_backwards, uncacheable
+from fxamp.torch_private.cache import is_cacheable, of_this_process, stores_backwards, storing_backwards, uncacheable
 from fxamp.torch_private.dynamo import (
     adopt_sources,
     backend_of,
@@ -85,6 +85,7 @@ __all__ = [
     "load_graph",
     "make_fx",
     "note_step",
+    "of_this_process",
     "on_each_compilation",
     "operator_names",
     "raised_through_dynamo",

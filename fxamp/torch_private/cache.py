@@ -1,7 +1,9 @@
 """AOTAutograd's cache: what it takes, and how it is told to store backwards."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 from torch._guards import TracingContext
 from torch.fx import GraphModule
@@ -39,16 +41,29 @@ def is_cacheable(gm: GraphModule) -> bool:
     return True
 
 
+#: What :func:`storing_backwards` got.
+_process: ContextVar[Mapping[str, Any]] = ContextVar("fxamp_process")
+
+
 @contextmanager
-def storing_backwards() -> Iterator[None]:
+def storing_backwards(**process: Any) -> Iterator[None]:
     """Let AOTAutograd's cache store what compilers return, and hand backwards to their compiler at once.
 
-    Breaks loudly.
+    ``process``: objects of this process that stored ones refer to by name; see :func:`of_this_process`. Breaks loudly.
     """
     from torch._functorch import config
 
-    with config.patch(bundled_autograd_cache=True, force_non_lazy_backward_lowering=True):
-        yield
+    token = _process.set(process)
+    try:
+        with config.patch(bundled_autograd_cache=True, force_non_lazy_backward_lowering=True):
+            yield
+    finally:
+        _process.reset(token)
+
+
+def of_this_process(name: str) -> Any:
+    """Return an object of the :func:`storing_backwards` block in which AOTAutograd's cache returns what it stored."""
+    return _process.get()[name]
 
 
 def uncacheable(why: str) -> Exception:

@@ -66,7 +66,8 @@ def step(factor: float, policy: str, scaled: bool, name: str) -> dict[str, Any]:
         found.append(scaler.loss_scale)
     hits = {name: counters[name][f"{cache}_cache_hit"] for name, cache in CACHES.items()}
     misses = {name: counters[name][f"{cache}_cache_miss"] for name, cache in CACHES.items()}
-    return {"gradients": gradients, "scales": found, "hits": hits, "misses": misses}
+    kept = [str(value) for graph in fxamp.report(model).graphs for value in graph.kept]
+    return {"gradients": gradients, "scales": found, "hits": hits, "misses": misses, "kept": kept}
 
 
 CACHES = {"aot_autograd": "autograd", "inductor": "fxgraph"}

@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fxamp.backend.casting import apply_policy
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fxamp
+from fxamp.backend.casting import apply_policy
 from fxamp.backend.choose import choose_policy
 from fxamp.backend.options import parse_options
 from fxamp.backend.products import FLOPS_PER_CALL, FLOPS_PER_ELEMENT, Products, products

@@ -167,4 +167,4 @@ def test_results_leave_as_autocast_s_would_and_their_gradients_hold_the_scale(in
 
 def test_compiled_autograd_is_refused_as_it_passes_the_scaling_by() -> None:
     with torch._dynamo.config.patch(compiled_autograd=True), pytest.raises(OptionError, match="compiled_autograd"):
-        Scaling(scaler(), fxamp.Policy.load("cpu-float16")).begin()
+        Scaling(scaler(), fxamp.Policy.load("cpu-float16")).refuse("aot_eager", {})

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxamp.backend.stored_backward import StoredBackward, loading_with
+from fxamp.backend.stored_backward import StoredBackward
+from fxamp.torch_private import storing_backwards
 
 WAYS = (
     ("cpu-float16", True, "linear"),
@@ -33,6 +34,7 @@ def test_a_new_process_trains_with_the_stored_graph(way: tuple[str, bool, str]) 
     assert first["misses"]["aot_autograd"] == 1 and first["hits"]["aot_autograd"] == 0
     second = json.loads(printed_by(stored_step.__file__, str(factor), policy, str(scaled), net)[-1])
     assert second["misses"]["aot_autograd"] == 0 and second["hits"]["aot_autograd"] == 1
+    assert second["kept"] == first["kept"] and bool(first["kept"]) is ("lean" in policy)
     if "lean" not in policy:  # Inductor compiles a backward that unpacks values again
         assert second["misses"]["inductor"] == 0
     assert repr(second["gradients"]) == repr(first["gradients"])
@@ -52,7 +54,7 @@ def graph() -> tuple[torch.fx.GraphModule, list[Tensor]]:
 def test_a_graph_that_cannot_be_stored_is_left_out_of_the_cache() -> None:
     made, inputs = graph()
     next(iter(made.graph.nodes)).meta["lock"] = (each for each in ())
-    stored = StoredBackward(made, inputs, {}, (), lambda args: args)
+    stored = StoredBackward(made, inputs, {}, lambda args: args)
     with pytest.raises(Exception, match="the backward graph cannot be stored") as refused:
         stored.prepare_for_serialization()
     assert type(refused.value).__name__ == "BypassAOTAutogradCache"
@@ -60,7 +62,7 @@ def test_a_graph_that_cannot_be_stored_is_left_out_of_the_cache() -> None:
 
 def test_a_loaded_graph_gets_the_settings_of_its_process() -> None:
     made, inputs = graph()
-    stored = StoredBackward(made, inputs, {"cudagraphs": "theirs", "is_backward": True}, (), lambda args: args)
+    stored = StoredBackward(made, inputs, {"cudagraphs": "theirs", "is_backward": True}, lambda args: args)
     stored.prepare_for_serialization()
     loaded = pickle.loads(pickle.dumps(stored))
     seen = []
@@ -69,6 +71,6 @@ def test_a_loaded_graph_gets_the_settings_of_its_process() -> None:
         seen.append(given[2])
         return lambda args: args
 
-    with loading_with(load):  # type: ignore[arg-type]
+    with storing_backwards(load=load):
         loaded.post_compile(inputs, None, {"cudagraphs": "ours", "is_backward": True})
     assert seen == [{"cudagraphs": "ours", "is_backward": True}] and loaded([1]) == [1]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.backend import lowering, unused_results
+from fxamp.backend import unused_results
 from fxamp.tools.common.running_ops import RunningOps
 
 #: Every choice of three results, one after another, and some again: more than are compiled for.
@@ -35,16 +35,16 @@ class Net(nn.Module):
 def compiled_backwards(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The backward graphs that were compiled."""
     made: list[Any] = []
-    real = lowering.by_used_results
+    real = unused_results.UnusedResults.backward
 
-    def noted(gm: Any, inputs: Any, compiler: Callable[..., Any]) -> Any:
+    def noted(self: Any, compiler: Callable[..., Any]) -> Any:
         def noting(graph: Any, examples: Any) -> Any:
             made.append(graph)
             return compiler(graph, examples)
 
-        return real(gm, inputs, noting)
+        return real(self, noting)
 
-    monkeypatch.setattr(lowering, "by_used_results", noted)
+    monkeypatch.setattr(unused_results.UnusedResults, "backward", noted)
     return made
 
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from fxamp.backend.casting import apply_policy
 from golden_text import assert_golden
 from torch.fx import GraphModule
 
 import fxamp
+from fxamp.backend.casting import apply_policy
 from fxamp.capture import capture
 from fxamp.capture.dynamo import trace
 from fxamp.graph import dtype_name, op_name, subgraphs

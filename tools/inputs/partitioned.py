@@ -4,16 +4,16 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from fxamp.backend.casting import strip_values
 from torch.fx import GraphModule
 
+from fxamp.backend.casting import strip_values
 from fxamp.backend.kept_rules import KeptRules
 from fxamp.capture.fakes import fake_inputs
 from fxamp.listing import KeptValue
 from fxamp.passes.partition.pack_kept import kept_as_they_are
+from fxamp.pipeline.participant import boxed
 from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
-from fxamp.scaler.graphs.scaled_backward import boxed
 from fxamp.torch_private import without_autocast
 
 
@@ -34,8 +34,8 @@ def kept_values(gm: GraphModule, inputs: Sequence[Any], policy: Policy) -> tuple
     def partition(joint: GraphModule, given: Sequence[Any], **more: Any) -> tuple[GraphModule, GraphModule]:
         more = {**more, "compiler": "inductor"}
         if policy.has_rules_for(KEPT):
-            pair = rules.partition(joint, given, **more)
-            values.extend(rules.values)
+            pair = rules.partition(min_cut, "aot_eager")(joint, given, **more)
+            values.extend(rules.kept)
         else:
             pair = min_cut(joint, given, **more)
             values.extend(kept_as_they_are(pair[0], more["num_fwd_outputs"]))

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fxamp.backend.casting import apply_policy
 from torch.fx import GraphModule
 
+from fxamp.backend.casting import apply_policy
 from fxamp.capture import Captured, capture
 from fxamp.listing import Entry, Listing, TensorType
 from fxamp.policy import Policy

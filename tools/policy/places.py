@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fxamp.backend.casting import apply_policy
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from fxamp.backend.casting import apply_policy
 from fxamp.capture import Captured, capture
 from fxamp.graph import module_path, op_name, tensor_value
 from fxamp.passes.base import CastContext, all_graphs

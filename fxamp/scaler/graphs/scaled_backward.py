@@ -5,7 +5,7 @@ AOTAutograd passes the partitioned backward graph to a compiler. fxamp first rew
 from the outputs, and reports them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,73 +16,78 @@ from torch.fx import GraphModule
 from fxamp.errors import OptionError
 from fxamp.graph import graph_output
 from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward, gradients, in_float16, tangents
+from fxamp.pipeline import run_traced
+from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_compiled_autograd, takes_list
 from fxamp.policy import Policy
 from fxamp.scaler.graphs.double_backward import explain_double_backward
 from fxamp.scaler.graphs.owners import leaves, owners
 from fxamp.scaler.outside_graphs.borders import SCALED_BY, ScaledBy, crossed
+from fxamp.scaler.outside_graphs.eager_region import scale_eagerly
 from fxamp.scaler.scale import BackwardScaler, reciprocal, times
-from fxamp.torch_private import current_metadata, running_node
-
-#: A compiled graph that takes its inputs in one list and empties the list.
-Boxed = Callable[[list[Any]], Sequence[Any]]
+from fxamp.torch_private import current_metadata, keep_saved_tensors, running_node
 
 
 @dataclass(frozen=True)
-class Scaling:
+class Scaling(Participant):
     """A scaler, and the policy of the graphs that it scales."""
 
     scaler: BackwardScaler
     policy: Policy
 
-    def begin(self) -> None:
-        """Attach the scaler. Raises OptionError if compiled autograd would run the backward without scaling it."""
-        if torch._dynamo.config.compiled_autograd:
-            raise OptionError(
-                "torch._dynamo.config.compiled_autograd bypasses the compiler of AOTAutograd's backward graphs, so "
-                "option 'scaler' would have no effect; accepted with a scaler: compiled_autograd = False"
-            )
+    @property
+    def key(self) -> object:
+        return self.scaler.graph_norm
+
+    def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
+        """Attach the scaler. Raises OptionError if it cannot be, or compiled autograd would run the backward."""
+        refuse_compiled_autograd("option 'scaler' scales backward graphs")
         self.scaler.attach()
 
-    def watching(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``compiled``, with each run reported to the scaler."""
-        runs = self.scaler.graphs.note_forward
+    def refuse_backward(self, backward: GraphModule, lowering: str) -> None:
+        """Raise OptionError if a gradient is sparse: Inductor's code for products of sparse tensors does not run."""
+        results: Any = graph_output(backward.graph).args[0]
+        sparse = any(results[at].meta["val"].layout is not torch.strided for at in gradients(backward))
+        if sparse and lowering == "inductor":
+            raise OptionError(
+                "a gradient is sparse, as that of an embedding with sparse=True; with a scaler, lowering = 'inductor' "
+                "cannot unscale it; accepted: 'aot_eager', 'eager', or sparse=False"
+            )
+
+    def forward(self, compiler: GraphCompiler) -> GraphCompiler:
+        """Record on the graph that AOTAutograd is compiling which scaler scales its backward."""
+
+        def compile_marked(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
+            keep_saved_tensors()
+            metadata = current_metadata()
+            if metadata is not None:
+                setattr(metadata, SCALED_BY, ScaledBy(self.scaler))
+            return compiler(gm, inputs)
+
+        return compile_marked
+
+    def backward(self, compiler: GraphCompiler) -> GraphCompiler:
+        def compile_scaled(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
+            run_traced(gm, self.policy, ScaleBackward(_check(gm), self.scaler.graph_norm))
+            flagged = graph_output(gm.graph).meta.get(FLAGGED, ())
+            if not flagged:
+                return compiler(gm, inputs)
+            scale = next(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder") if node.name == SCALE)
+            halves = _Halves.of(gm)
+            compiled = compiler(gm, [*inputs, scale])
+            return _wrap(compiled, self.scaler, scale.device, flagged, halves, self.scaler.graph_norm)
+
+        return compile_scaled
+
+    def run(self, run: Callable[..., Any], gm: GraphModule, lowering: str) -> Callable[..., Any]:
+        """Report each run to the scaler. Without a backward graph, scale gradients where they enter and leave."""
+        scaled = scale_eagerly(run, gm, self.scaler) if lowering == "eager" else run
+        note_run = self.scaler.graphs.note_forward
 
         def call(*args: Any) -> Any:
-            runs()
-            return compiled(*args)
+            note_run()
+            return scaled(*args)
 
         return call
-
-    def mark_forward(self) -> None:
-        """Record on the graph that AOTAutograd is compiling which scaler scales its backward."""
-        metadata = current_metadata()
-        if metadata is not None:
-            setattr(metadata, SCALED_BY, ScaledBy(self.scaler))
-
-    def backward_pass(self, gm: GraphModule) -> ScaleBackward:
-        """Return the pass for the backward graph ``gm``."""
-        return ScaleBackward(_check(gm), self.scaler.graph_norm)
-
-    def compile_backward(
-        self, gm: GraphModule, inputs: Sequence[Any], compiler: Callable[[GraphModule, list[Any]], Boxed]
-    ) -> Boxed:
-        """Compile the rewritten backward graph ``gm`` with ``compiler``, which returns a boxed callable; wrap that."""
-        flagged = graph_output(gm.graph).meta.get(FLAGGED, ())
-        if not flagged:
-            return compiler(gm, list(inputs))
-        scale = next(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder") if node.name == SCALE)
-        halves = _Halves.of(gm)
-        return _wrap(compiler(gm, [*inputs, scale]), self.scaler, scale.device, flagged, halves, self.scaler.graph_norm)
-
-
-def boxed(function: Callable[..., Any]) -> Boxed:
-    """Return ``function`` with all its arguments in one list."""
-
-    def run(args: list[Any]) -> Any:
-        return function(*args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
 
 
 @dataclass(frozen=True)
@@ -139,8 +144,7 @@ def _wrap(
         explain_double_backward(node)
         return results
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return takes_list(run)
 
 
 def _check(gm: GraphModule) -> str:

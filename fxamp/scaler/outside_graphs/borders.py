@@ -4,15 +4,12 @@
 """
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fxamp.torch_private import Node, compiled_by_aot, function_of, graph_metadata
+from fxamp.torch_private import Node, compiled_by_aot, function_of, graph_metadata, of_this_process
 
 #: Attribute of AOTAutograd's metadata of a graph: a :class:`ScaledBy`, for the scaler that scales its backward.
 SCALED_BY = "fxamp_scaled_by"
@@ -52,7 +49,7 @@ def border_of(node: Node) -> Border | None:
 class ScaledBy:
     """The value of :data:`SCALED_BY`; called, it returns the scaler, or None if that no longer exists.
 
-    Pickled and read again, it stands for the scaler for which a graph is then compiled (:func:`compiling_for`).
+    Pickled and read again from torch's cache, it stands for the scaler for which a graph is then compiled.
     """
 
     def __init__(self, scaler: Any) -> None:
@@ -68,21 +65,8 @@ class ScaledBy:
         return _now_scaled_by, ()
 
 
-_compiling_for: ContextVar[Any] = ContextVar("fxamp_compiling_for")
-
-
 def _now_scaled_by() -> ScaledBy:
-    return ScaledBy(_compiling_for.get())
-
-
-@contextmanager
-def compiling_for(scaler: Any) -> Iterator[None]:
-    """Make graphs that torch's caches return inside ``scaler``'s."""
-    token = _compiling_for.set(scaler)
-    try:
-        yield
-    finally:
-        _compiling_for.reset(token)
+    return ScaledBy(of_this_process("scaler"))
 
 
 def made_by_hand(node: Node) -> bool:

@@ -19,7 +19,7 @@ from fxamp.graph import format_graph, graph_output
 from fxamp.passes.backward.scale_backward import CHECKS, FLAGGED, ScaleBackward, gradients, tangents
 from fxamp.passes.base import Context, Result
 from fxamp.pipeline import run_passes
-from fxamp.scaler.graphs.scaled_backward import boxed
+from fxamp.pipeline.participant import boxed
 
 INF = float("inf")
 

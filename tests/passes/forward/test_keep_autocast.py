@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fxamp.backend.casting import apply_policy
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fxamp.backend.casting import apply_policy
 from fxamp.capture import Captured, capture
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST
 from fxamp.passes.base import CastContext

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fxamp.backend.casting import apply_policy
 from show_dumps import Conv, Gpt, Mlp, rows
 
+from fxamp.backend.casting import apply_policy
 from fxamp.capture import capture
 from fxamp.capture.dynamo import trace
 from fxamp.errors import ListingError, PolicyError

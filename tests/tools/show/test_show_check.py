@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from exhaustive import exhaustive
-from fxamp.backend.casting import apply_policy
 from golden_text import assert_golden
 from show_samples import MINE, cast, given, gpt, op, plain, tensor
 from torch import nn
 from torch.nn import functional
 
 import fxamp
+from fxamp.backend.casting import apply_policy
 from fxamp.capture import capture
 from fxamp.capture.dynamo import trace
 from fxamp.listing import Entry, Listing, RuleRef, Source

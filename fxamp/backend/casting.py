@@ -1,0 +1,116 @@
+"""Give a captured graph its policy's casts: capture, passes, record."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from fxamp.backend.choose import Choice
+from fxamp.backend.products import products
+from fxamp.capture import NARROW_OUTPUTS, Captured, capture
+from fxamp.capture.autocast_state import ambient_autocast
+from fxamp.graph import graph_output
+from fxamp.observe import CompileStage, observed
+from fxamp.passes.base import CastContext
+from fxamp.passes.sequences import FORWARD
+from fxamp.pipeline import run_passes
+from fxamp.policy import Policy
+from fxamp.reports import GraphRecord
+from fxamp.reports.dumps import Stages
+from fxamp.reports.kept import kept_bytes
+from fxamp.reports.list_graph import list_graph
+from fxamp.reports.record import record_graph, untouched
+from fxamp.reports.warnings import warn_nothing_in_fp8, warn_unmatched
+from fxamp.torch_dtypes import NARROW
+from fxamp.torch_private import adopt_sources, without_saved_tensors_hooks
+
+log = logging.getLogger(__name__)
+
+
+def cast_graph(
+    gm: GraphModule, inputs: Sequence[Any], choice: Choice, stages: Stages, ended: str
+) -> tuple[GraphModule, GraphRecord, Choice]:
+    """Return the graph in mixed precision, or ``gm`` itself without a policy that pays; its record; the final choice.
+
+    ``ended``: the reason for the graph break that ended the graph, if there was one.
+    """
+    policy = choice.policy
+    if policy is None:
+        if stages.kept:
+            stages.graph("captured", lambda: list_graph(capture(gm, inputs).module, stage="captured"))
+        return gm, untouched(choice.why, ended), choice
+    # Saved-tensor hooks of the program (a checkpoint, an offloader) must not pack what tracing saves.
+    with without_saved_tensors_hooks():
+        return _cast(gm, inputs, choice, policy, stages, ended)
+
+
+def _cast(
+    gm: GraphModule, inputs: Sequence[Any], choice: Choice, policy: Policy, stages: Stages, ended: str
+) -> tuple[GraphModule, GraphRecord, Choice]:
+    ambient = ambient_autocast(policy.device)
+    with observed(CompileStage("capture")):
+        captured = capture(gm, inputs)
+    kept = kept_bytes(captured.module, captured.mode) if stages.kept else None
+    stages.graph("captured", lambda: list_graph(captured.module, stage="captured", kept_before=kept))
+    # Before a graph break, and in such a model, what follows was or will be traced with the graph's 16-bit dtypes.
+    graph_output(captured.module.graph).meta[NARROW_OUTPUTS] = bool(ended) or _has_16_bits(inputs)
+    record = apply_policy(captured, policy, ambient, choice.why, ended=ended, only_regions=choice.only_regions)
+    if choice.if_it_pays:
+        choice = choice.settled(products(captured, CastContext(captured.mode, policy, ambient)), gm)
+        record = replace(record, listing=replace(record.listing, chosen=choice.why))
+    if choice.policy is None:
+        return gm, untouched(choice.why, ended), choice
+    kept_after = kept_bytes(captured.module, captured.mode) if stages.kept else None
+    stages.graph("cast", lambda: replace(record.listing, kept_before=kept, kept_after=kept_after))
+    warn_unmatched(policy.name, record.listing.unmatched, "no op of a compiled graph")
+    warn_nothing_in_fp8(policy, record)
+    log.info(
+        "policy %s (%s): %d ops, %d casts, passes took %.0f ms",
+        policy.name,
+        choice.why,
+        record.ops,
+        record.casts,
+        1e3 * record.seconds,
+    )
+    strip_values(captured.module)
+    adopt_sources(gm, captured.module)
+    return captured.module, record, choice
+
+
+def _has_16_bits(inputs: Sequence[Any]) -> bool:
+    """Whether the model has 16-bit parameters: its code would fail on wider tensors."""
+    return any(isinstance(value, torch.nn.Parameter) and value.dtype in NARROW for value in inputs)
+
+
+def apply_policy(
+    captured: Captured,
+    policy: Policy,
+    ambient: torch.dtype | None,
+    why: str,
+    every_device: bool = False,
+    ended: str = "",
+    only_regions: torch.dtype | None = None,
+) -> GraphRecord:
+    """Run the passes over ``captured``, in place.
+
+    ``policy`` is resolved. ``ambient`` is the dtype of the autocast that the program was captured under, if any.
+    ``ended`` is the reason for the graph break that ended the graph, if there was one. ``every_device`` and
+    ``only_regions`` are as in :class:`CastContext`.
+    """
+    context = CastContext(captured.mode, policy, ambient, every_device, only_regions)
+    with observed(CompileStage("passes")):
+        passes = run_passes(captured, context, FORWARD)
+        return record_graph(captured.module, policy, why, passes, ended=ended)
+
+
+def strip_values(gm: GraphModule) -> None:
+    """Remove all values: they belong to fxamp's fake mode, and AOTAutograd rejects a graph with two fake modes."""
+    for module in gm.modules():
+        if not isinstance(module, GraphModule):
+            continue
+        for node in module.graph.nodes:
+            for key in ("val", "tensor_meta", "example_value"):
+                node.meta.pop(key, None)

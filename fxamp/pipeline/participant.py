@@ -1,0 +1,93 @@
+"""The protocol of who takes part in a compiled graph besides its casts, such as loss scaling.
+
+AOTAutograd derives a joint graph of forward and backward from the graph with the casts, partitions it, and passes both
+parts to a compiler. A participant can change each of these, and go around each run of the result.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from fxamp.errors import OptionError
+from fxamp.listing import KeptValue
+
+#: A compiled graph that takes its inputs in one list and empties the list.
+Boxed = Callable[[list[Any]], Any]
+
+#: Compiles one of AOTAutograd's graphs for its example inputs. It may change the graph.
+GraphCompiler = Callable[[GraphModule, Sequence[Any]], Boxed]
+
+#: Splits a joint graph, with its example inputs, into a forward and a backward.
+Partitioner = Callable[..., tuple[GraphModule, GraphModule]]
+
+
+class Participant:
+    """Takes part in one graph. Methods that a participant does not define change nothing.
+
+    Those that get a partitioner, a compiler or a run return what takes its place, and usually calls it. ``lowering`` is
+    the option of that name. ``kept``: the values that the forward keeps for the backward, if this one rules them.
+    """
+
+    kept: Sequence[KeptValue] = ()
+
+    @property
+    def key(self) -> object:
+        """What the keys of torch's caches must contain besides the policy; equal ``repr``, equal code."""
+        return None
+
+    def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
+        """Raise OptionError if it cannot take part with these options; called before anything is traced."""
+
+    def refuse_backward(self, backward: GraphModule, lowering: str) -> None:
+        """Raise OptionError if it cannot take part in this backward; called as soon as AOTAutograd has derived it."""
+
+    def partition(self, partitioner: Partitioner, lowering: str) -> Partitioner:
+        """Change the joint graph, or its two parts together."""
+        return partitioner
+
+    def forward(self, compiler: GraphCompiler) -> GraphCompiler:
+        """Change the forward."""
+        return compiler
+
+    def backward(self, compiler: GraphCompiler) -> GraphCompiler:
+        """Change the backward, or go around its runs."""
+        return compiler
+
+    def run(self, run: Callable[..., Any], gm: GraphModule, lowering: str) -> Callable[..., Any]:
+        """Go around each run of the graph ``gm``, which ``run`` runs; called when everything else is compiled."""
+        return run
+
+
+def boxed(function: Callable[..., Any]) -> Boxed:
+    """Return ``function`` with all its arguments in one list."""
+
+    def run(args: list[Any]) -> Any:
+        return function(*args)
+
+    return takes_list(run)
+
+
+def takes_list(run: Boxed) -> Boxed:
+    """Mark ``run`` for AOTAutograd as a callable that takes its inputs in one list and empties it."""
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def refuse_eager(what: str, lowering: str) -> None:
+    """Raise OptionError if no graph of the backward is derived, which ``what`` needs."""
+    if lowering == "eager":
+        raise OptionError(
+            f"{what}, but lowering = 'eager' leaves the backward to autograd, without a graph; accepted with these "
+            "rules: 'inductor', 'aot_eager'"
+        )
+
+
+def refuse_compiled_autograd(what: str) -> None:
+    """Raise OptionError if backward graphs are not compiled by AOTAutograd's compilers, which ``what`` needs."""
+    if torch._dynamo.config.compiled_autograd:
+        raise OptionError(
+            f"{what}, but torch._dynamo.config.compiled_autograd bypasses the compiler of AOTAutograd's backward "
+            "graphs; accepted: compiled_autograd = False"
+        )
