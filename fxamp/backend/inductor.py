@@ -90,7 +90,6 @@ class _Inner:
         """Compile one of AOTAutograd's graphs, as ``compile_fx_inner`` does."""
         if not settings.get("is_backward"):
             return self.compilation.forward(self._compiler(settings))(gm, inputs)
-        self.compilation.refuse_backward(gm)
         run = self.backward(gm, inputs, settings)
         return StoredBackward(gm, inputs, settings, run) if self.stores else run
 

@@ -15,14 +15,7 @@ from fxamp.passes.partition.unpack_kept import UnpackKept
 from fxamp.passes.sequences import joint, kept_backward, kept_forward
 from fxamp.passes.shared.saved_values import saved
 from fxamp.pipeline import run_traced
-from fxamp.pipeline.participant import (
-    Boxed,
-    GraphCompiler,
-    Participant,
-    Partitioner,
-    refuse_compiled_autograd,
-    refuse_eager,
-)
+from fxamp.pipeline.participant import Participant, Partitioner, refuse_compiled_autograd, refuse_eager
 from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
 from fxamp.reports.record import unmatched_rules
@@ -66,13 +59,9 @@ class KeptRules(Participant):
 
         return partition
 
-    def backward(self, compiler: GraphCompiler) -> GraphCompiler:
-        def compile_known(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
-            if not self.kept:  # torch's cache has the graph, partitioned by another process
-                self.kept.extend(graph_output(gm.graph).meta.get(KEPT_VALUES, ()))
-            return compiler(gm, inputs)
-
-        return compile_known
+    def read_backward(self, backward: GraphModule, lowering: str) -> None:
+        if not self.kept:  # it comes from torch's cache
+            self.kept.extend(graph_output(backward.graph).meta.get(KEPT_VALUES, ()))
 
     def run(self, run: Callable[..., Any], gm: GraphModule, lowering: str) -> Callable[..., Any]:
         """Log, once, each of the user's rules that matched no kept value."""

@@ -70,13 +70,9 @@ def _aot_eager(
     def as_it_is(graph: GraphModule, _: Sequence[Any]) -> Boxed:
         return boxed(graph)
 
-    def backward(graph: GraphModule, examples: Sequence[Any]) -> Boxed:
-        compilation.refuse_backward(graph)
-        return compilation.backward(as_it_is)(graph, examples)
-
     lowered = aot_autograd(
         fw_compiler=compilation.forward(as_it_is),
-        bw_compiler=backward,
+        bw_compiler=compilation.backward(as_it_is),
         partition_fn=compilation.partition(min_cut_rematerialization_partition),
         keep_inference_input_mutations=True,
     )

@@ -85,16 +85,17 @@ class Compilation:
         return compiler
 
     def backward(self, compiler: GraphCompiler) -> GraphCompiler:
-        """Return the compiler for the backward; ``compiler`` compiles it in the end."""
+        """Return the compiler for the backward, derived or stored; ``compiler`` compiles it in the end."""
         compiler = self._shown("backward", compiler)
         for participant in reversed(self.participants):
             compiler = participant.backward(compiler)
-        return compiler
 
-    def refuse_backward(self, backward: GraphModule) -> None:
-        """Raise OptionError if a participant cannot take part in ``backward``, which AOTAutograd has derived."""
-        for participant in self.participants:
-            participant.refuse_backward(backward, self.lowering)
+        def compile_read(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
+            for participant in self.participants:
+                participant.read_backward(gm, self.lowering)
+            return compiler(gm, inputs)
+
+        return compile_read
 
     def run(self, run: Callable[..., Any], gm: GraphModule) -> Callable[..., Any]:
         """Return what a program calls; ``run`` runs ``gm``."""

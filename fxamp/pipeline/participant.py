@@ -40,8 +40,8 @@ class Participant:
     def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
         """Raise OptionError if it cannot take part with these options; called before anything is traced."""
 
-    def refuse_backward(self, backward: GraphModule, lowering: str) -> None:
-        """Raise OptionError if it cannot take part in this backward; called as soon as AOTAutograd has derived it."""
+    def read_backward(self, backward: GraphModule, lowering: str) -> None:
+        """Read the backward that AOTAutograd derives or its cache returns; raise OptionError if it cannot take part."""
 
     def partition(self, partitioner: Partitioner, lowering: str) -> Partitioner:
         """Change the joint graph, or its two parts together."""

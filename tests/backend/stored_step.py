@@ -37,8 +37,20 @@ class Convolution(Net):
         return super().forward(x.reshape(-1, 4, 5, 5))
 
 
+class Single(Net):
+    """One result that needs a gradient."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        loss, logits = super().forward(x)
+        return loss, logits.detach()
+
+
 #: The nets by name, with the number of features of an example.
-NETS: dict[str, tuple[type[Net], int]] = {"linear": (Net, 16), "convolution": (Convolution, 100)}
+NETS: dict[str, tuple[type[Net], int]] = {
+    "linear": (Net, 16),
+    "convolution": (Convolution, 100),
+    "single": (Single, 16),
+}
 
 
 def made(name: str, factor: float) -> tuple[Net, Tensor]:

@@ -21,6 +21,7 @@ WAYS = (
     ("cpu-bfloat16", False, "linear"),
     ("cpu-float16-lean", True, "linear"),
     ("cpu-float16", True, "convolution"),
+    ("cpu-float16-lean", False, "single"),
 )
 
 

@@ -20,7 +20,8 @@ def test_the_cache_takes_backwards_and_says_what_it_does_not_take() -> None:
         assert private.stores_backwards() and private.is_cacheable(gm)
         next(iter(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor))).target = quadrupled
         assert not private.is_cacheable(gm)
-        with private.storing_backwards():
+        with private.storing_backwards(name="mine"):
+            assert private.of_this_process("name") == "mine"
             assert functorch_config.bundled_autograd_cache and functorch_config.force_non_lazy_backward_lowering
             assert not private.stores_backwards()
         with functorch_config.patch(enable_autograd_cache=False):

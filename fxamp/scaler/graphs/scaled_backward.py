@@ -43,7 +43,7 @@ class Scaling(Participant):
         refuse_compiled_autograd("option 'scaler' scales backward graphs")
         self.scaler.attach()
 
-    def refuse_backward(self, backward: GraphModule, lowering: str) -> None:
+    def read_backward(self, backward: GraphModule, lowering: str) -> None:
         """Raise OptionError if a gradient is sparse: Inductor's code for products of sparse tensors does not run."""
         results: Any = graph_output(backward.graph).args[0]
         sparse = any(results[at].meta["val"].layout is not torch.strided for at in gradients(backward))
