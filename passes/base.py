@@ -12,7 +12,6 @@ from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import subgraphs
 from fxamp.policy import Policy
 from fxamp.torch_private import without_autocast
 
@@ -134,11 +133,3 @@ class PassSequence(Pass[ContextT]):
         return tuple(
             step for part in self.passes for step in (part.steps if isinstance(part, PassSequence) else [part])
         )
-
-
-def all_graphs(gm: GraphModule) -> Iterator[GraphModule]:
-    """Yield ``gm`` and, depth first, the bodies of its higher-order ops."""
-    yield gm
-    for node in list(gm.graph.nodes):
-        for _, body in subgraphs(node):
-            yield from all_graphs(body)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from fxamp.backend.casting import apply_policy
 from fxamp.capture import capture
 from fxamp.listing import Listing
+from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Policy
 
 POLICY = "cpu-bfloat16"

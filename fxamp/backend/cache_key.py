@@ -16,7 +16,7 @@ from torch.compiler import config as compiler_config
 from torch.fx import GraphModule
 
 import fxamp
-from fxamp.graph import module_classes, module_path
+from fxamp.graph import all_nodes, module_classes, module_path
 from fxamp.passes.shared.decision import decision
 from fxamp.policy import Policy
 
@@ -39,9 +39,7 @@ def cache_key(gm: GraphModule, policy: Policy, *settings: object) -> str:
     digest = hashlib.sha256(source_digest().encode())
     rules = [(rule.id, rule.why, str(rule.origin)) for rule in policy.rules]
     digest.update(repr((policy.digest, policy.name, rules, settings)).encode())
-    for part in gm.modules():
-        if isinstance(part, GraphModule):
-            digest.update(repr([_annotations(node) for node in part.graph.nodes]).encode())
+    digest.update(repr([_annotations(node) for node in all_nodes(gm)]).encode())
     return f"fxamp {digest.hexdigest()}"
 
 

@@ -10,19 +10,18 @@ from torch.fx import GraphModule
 
 from fxamp.backend.choose import Choice
 from fxamp.backend.products import products
-from fxamp.capture import NARROW_OUTPUTS, Captured, capture
+from fxamp.capture import NARROW_OUTPUTS, capture
 from fxamp.capture.autocast_state import ambient_autocast
-from fxamp.graph import graph_output
+from fxamp.graph import graph_output, strip_values
 from fxamp.observe import CompileStage, observed
 from fxamp.passes.base import CastContext
-from fxamp.passes.sequences import FORWARD
-from fxamp.pipeline import run_passes
+from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Policy
 from fxamp.reports import GraphRecord
 from fxamp.reports.dumps import Stages
 from fxamp.reports.kept import kept_bytes
 from fxamp.reports.list_graph import list_graph
-from fxamp.reports.record import record_graph, untouched
+from fxamp.reports.record import untouched
 from fxamp.reports.warnings import warn_nothing_in_fp8, warn_unmatched
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import adopt_sources, without_saved_tensors_hooks
@@ -83,34 +82,3 @@ def _cast(
 def _has_16_bits(inputs: Sequence[Any]) -> bool:
     """Whether the model has 16-bit parameters: its code would fail on wider tensors."""
     return any(isinstance(value, torch.nn.Parameter) and value.dtype in NARROW for value in inputs)
-
-
-def apply_policy(
-    captured: Captured,
-    policy: Policy,
-    ambient: torch.dtype | None,
-    why: str,
-    every_device: bool = False,
-    ended: str = "",
-    only_regions: torch.dtype | None = None,
-) -> GraphRecord:
-    """Run the passes over ``captured``, in place.
-
-    ``policy`` is resolved. ``ambient`` is the dtype of the autocast that the program was captured under, if any.
-    ``ended`` is the reason for the graph break that ended the graph, if there was one. ``every_device`` and
-    ``only_regions`` are as in :class:`CastContext`.
-    """
-    context = CastContext(captured.mode, policy, ambient, every_device, only_regions)
-    with observed(CompileStage("passes")):
-        passes = run_passes(captured, context, FORWARD)
-        return record_graph(captured.module, policy, why, passes, ended=ended)
-
-
-def strip_values(gm: GraphModule) -> None:
-    """Remove all values: they belong to fxamp's fake mode, and AOTAutograd rejects a graph with two fake modes."""
-    for module in gm.modules():
-        if not isinstance(module, GraphModule):
-            continue
-        for node in module.graph.nodes:
-            for key in ("val", "tensor_meta", "example_value"):
-                node.meta.pop(key, None)

@@ -9,10 +9,11 @@ from torch.fx import GraphModule
 
 from fxamp.backend.casting import cast_graph
 from fxamp.backend.choose import choose_policy, device_of
+from fxamp.backend.compilation import Compilation
 from fxamp.backend.guards import guard_policy
 from fxamp.backend.lowering import lower_graph
 from fxamp.backend.options import parse_options
-from fxamp.backend.participants import Compilation, participants
+from fxamp.backend.participants import participants
 from fxamp.backend.unscaled import warn_unscaled
 from fxamp.errors import BannedOpError, CaptureError, MachineError, OptionError, PolicyError
 from fxamp.observe import CompileStage, observed

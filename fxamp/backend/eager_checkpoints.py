@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from fxamp.graph.aliases import AliasSets
+from fxamp.graph import AliasSets, all_graphs
 
 #: In ``meta`` of a checkpoint's body: the indices of the operands that it writes to.
 _WRITTEN = "fxamp_written"
@@ -25,7 +25,7 @@ def keep_random_numbers(gm: GraphModule) -> None:
     Afterwards ``gm`` is for running, not for analysis: :func:`fxamp.graph.higher_order.bodies` no longer finds these.
     """
     op = torch.ops.higher_order.tag_activation_checkpoint
-    modules = [module for module in gm.modules() if isinstance(module, GraphModule)]
+    modules = list(dict.fromkeys(all_graphs(gm)))
     nodes = [(module, node) for module in modules for node in module.graph.find_nodes(op="call_function", target=op)]
     for module, node in nodes:
         body = module.get_submodule(node.args[0].target)

@@ -15,8 +15,8 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx import GraphModule
 
 from fxamp.backend.cache_key import keyed
+from fxamp.backend.compilation import Compilation
 from fxamp.backend.options import Options
-from fxamp.backend.participants import Compilation
 from fxamp.backend.stored_backward import StoredBackward
 from fxamp.backend.unused_results import UnusedResults
 from fxamp.lowerings import mode_settings

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from fxamp.backend.compilation import Compilation
 from fxamp.backend.eager_checkpoints import keep_random_numbers
 from fxamp.backend.options import Options
-from fxamp.backend.participants import Compilation
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.errors import MachineError
 from fxamp.pipeline.participant import Boxed, boxed

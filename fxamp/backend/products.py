@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from fxamp.capture import Captured
-from fxamp.passes.base import CastContext, Context, all_graphs
+from fxamp.graph import all_nodes
+from fxamp.passes.base import CastContext, Context
 from fxamp.passes.shared.decision import decision
 from fxamp.policy import Category
 from fxamp.torch_private import hint
@@ -74,12 +75,7 @@ def products(captured: Captured, context: CastContext) -> Products:
 
     Dynamic sizes count as they are at compile time and are not guarded on: the graph keeps its policy when they change.
     """
-    found = [
-        _product(node, context)
-        for graph in all_graphs(captured.module)
-        for node in graph.graph.nodes
-        if _in_16_bits(node)
-    ]
+    found = [_product(node, context) for node in all_nodes(captured.module) if _in_16_bits(node)]
     counted = [each for each in found if each.flops]
     return Products(
         len(counted),

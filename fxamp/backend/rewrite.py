@@ -10,7 +10,6 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxamp.backend.casting import apply_policy
 from fxamp.backend.choose import choose_policy
 from fxamp.backend.options import parse_options
 from fxamp.backend.products import products
@@ -18,7 +17,9 @@ from fxamp.capture import Captured, capture, is_kept
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.capture.dynamo import Traced, trace
 from fxamp.errors import CaptureError, OptionError
-from fxamp.passes.base import CastContext, all_graphs
+from fxamp.graph import all_nodes
+from fxamp.passes.base import CastContext
+from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Policy
 from fxamp.torch_private import compile_lock
 
@@ -96,7 +97,7 @@ def _captured(source: Any, inputs: Sequence[Any]) -> tuple[Traced, Captured]:
 
 
 def _keeps_calls(captured: Captured) -> bool:
-    return any(is_kept(node) for graph in all_graphs(captured.module) for node in graph.graph.nodes)
+    return any(map(is_kept, all_nodes(captured.module)))
 
 
 def _state(source: object) -> list[torch.Tensor]:

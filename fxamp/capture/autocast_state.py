@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch.fx import GraphModule
 
-from fxamp.graph import ENTER_AUTOCAST
+from fxamp.graph import ENTER_AUTOCAST, all_nodes
 from fxamp.torch_dtypes import NARROW
 
 
@@ -25,8 +25,7 @@ def region_dtypes(gm: GraphModule, device: str) -> list[torch.dtype]:
 
     A region that names no dtype has the current one of ``device``.
     """
-    bodies = [module for module in gm.modules() if isinstance(module, GraphModule)]
-    marks = [node for body in bodies for node in body.graph.nodes if node.target is ENTER_AUTOCAST]
+    marks = [node for node in all_nodes(gm) if node.target is ENTER_AUTOCAST]
     opened = [
         mark.args[1] or torch.get_autocast_dtype(device) for mark in marks if mark.args[0] == device and mark.args[2]
     ]

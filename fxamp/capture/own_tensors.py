@@ -8,10 +8,10 @@ constant. A graph may hold the tensors of the module that was captured, and real
 from collections.abc import Iterator
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from fxamp.errors import CaptureError
-from fxamp.graph import attribute, describe_source, fake_mode_of, op_name, subgraphs
+from fxamp.graph import all_graphs, attribute, describe_source, fake_mode_of, op_name
 
 _COPIES = frozenset({torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default})
 
@@ -22,7 +22,7 @@ def require_own_tensors(lowered: GraphModule, source: GraphModule) -> None:
     The message names the first call that reads it.
     """
     own = {id(tensor) for tensor in _tensors(source)}
-    for node in _reads(lowered):
+    for node in (node for graph in all_graphs(lowered) for node in graph.graph.find_nodes(op="get_attr")):
         assert node.graph.owning_module is not None
         value = attribute(node.graph.owning_module, str(node.target))
         if not isinstance(value, torch.Tensor) or id(value) in own:
@@ -33,13 +33,6 @@ def require_own_tensors(lowered: GraphModule, source: GraphModule) -> None:
                 f"{op_name(user)} at {describe_source(user)} reads a tensor that fxamp could not follow; accepted: "
                 "torch.compiler.disable or torch._dynamo.graph_break() around the code that makes it"
             )
-
-
-def _reads(gm: GraphModule) -> Iterator[Node]:
-    yield from gm.graph.find_nodes(op="get_attr")
-    for node in gm.graph.nodes:
-        for _, body in subgraphs(node):
-            yield from _reads(body)
 
 
 def _tensors(gm: GraphModule) -> Iterator[torch.Tensor]:

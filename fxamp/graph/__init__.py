@@ -6,6 +6,8 @@ from fxamp.graph.layouts import dense_order, expanded_order, has_strides, same_s
 from fxamp.graph.nodes import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
+    all_graphs,
+    all_nodes,
     attribute,
     base_name,
     fake_tensors,
@@ -19,6 +21,7 @@ from fxamp.graph.nodes import (
     nesting_change,
     op_name,
     register,
+    strip_values,
     subgraphs,
     tensor_value,
 )
@@ -35,6 +38,8 @@ __all__ = [
     "AliasSets",
     "GraphWriter",
     "SourceFrame",
+    "all_graphs",
+    "all_nodes",
     "argument",
     "arguments",
     "attribute",
@@ -70,6 +75,7 @@ __all__ = [
     "same_strides",
     "set_argument",
     "source_frames",
+    "strip_values",
     "subgraphs",
     "tensor_value",
     "verify",

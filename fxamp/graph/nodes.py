@@ -147,3 +147,24 @@ def attribute(owner: torch.nn.Module, path: str) -> object:
     for part in path.split("."):
         value = getattr(value, part)
     return value
+
+
+def all_graphs(gm: GraphModule) -> Iterator[GraphModule]:
+    """Yield ``gm`` and, depth first, the bodies of its higher-order ops."""
+    yield gm
+    for node in list(gm.graph.nodes):
+        for _, body in subgraphs(node):
+            yield from all_graphs(body)
+
+
+def all_nodes(gm: GraphModule) -> Iterator[Node]:
+    """Yield the nodes of :func:`all_graphs`; these may change meanwhile."""
+    for graph in all_graphs(gm):
+        yield from list(graph.graph.nodes)
+
+
+def strip_values(gm: GraphModule) -> None:
+    """Remove all values: they belong to fxamp's fake mode, and AOTAutograd rejects a graph with two fake modes."""
+    for node in all_nodes(gm):
+        for key in ("val", "tensor_meta", "example_value"):
+            node.meta.pop(key, None)

@@ -5,7 +5,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxamp.graph.nodes import subgraphs
+from fxamp.graph.nodes import all_graphs, all_nodes
 from fxamp.graph.wrappers import fake_mode_of
 
 
@@ -15,8 +15,9 @@ def verify(gm: GraphModule) -> None:
     Well-formed means that ``torch.fx.Graph.lint`` accepts it: topological order, existing targets, no foreign nodes. An
     ATen call that returns anything must hold a ``meta["val"]``, because later passes read its types there.
     """
-    gm.graph.lint()
-    for node in gm.graph.nodes:
+    for graph in all_graphs(gm):
+        graph.graph.lint()
+    for node in all_nodes(gm):
         if node.op != "call_function":
             continue
         if isinstance(node.target, OpOverload) and node.target._schema.returns and "val" not in node.meta:
@@ -24,5 +25,3 @@ def verify(gm: GraphModule) -> None:
         leaves = pytree.tree_leaves(node.meta.get("val"))
         if any(isinstance(leaf, torch.Tensor) and fake_mode_of(leaf) is None for leaf in leaves):
             raise RuntimeError(f"node {node.name} ({node.target}) holds a real tensor as its value")
-        for _, body in subgraphs(node):
-            verify(body)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from fxamp.capture import VERBATIM
-from fxamp.passes.base import CastContext, Pass, Result, all_graphs
+from fxamp.graph import all_graphs
+from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.autocast_regions import ENTER, EXIT, concerns
 
 

@@ -11,8 +11,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import INSERTED, GraphWriter, arguments, base_name, set_argument, tensor_value
-from fxamp.passes.base import CastContext, Pass, Result, all_graphs
+from fxamp.graph import INSERTED, GraphWriter, all_graphs, all_nodes, arguments, base_name, set_argument, tensor_value
+from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.torch_dtypes import NARROW
 
 #: Ops that convert a constant to the dtype they run in and raise if it does not fit, with the constants' arguments.
@@ -52,7 +52,7 @@ class FitConstants(Pass[CastContext]):
         return Result(changed)
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
-        left = [node.name for graph in all_graphs(gm) for node in graph.graph.nodes if list(_misfits(node))]
+        left = [node.name for node in all_nodes(gm) if list(_misfits(node))]
         return f"constants out of range in {', '.join(left)}" if left else None
 
 

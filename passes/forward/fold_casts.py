@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from fxamp.graph import AliasSets, tensor_value
-from fxamp.passes.base import CastContext, Pass, Result, all_graphs
+from fxamp.graph import AliasSets, all_graphs, tensor_value
+from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.decision import inserted_for
 from fxamp.torch_dtypes import NARROW
 

@@ -15,8 +15,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.capture import VERBATIM, is_kept
-from fxamp.graph import fake_tensors
-from fxamp.passes.base import CastContext, Pass, Result, all_graphs
+from fxamp.graph import all_graphs, fake_tensors
+from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.autocast_regions import ENTER, EXIT, outermost, walk
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import INSERTED, GraphWriter, argument, is_wrapper, tensor_value
+from fxamp.graph import INSERTED, GraphWriter, all_nodes, argument, is_wrapper, tensor_value
 from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.kernels.scaled_linear import MULTIPLE
-from fxamp.passes.base import CastContext, Pass, Result, all_graphs
+from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.decision import Decision, decision, keep_out_of_fp8
 from fxamp.policy import Category
 from fxamp.torch_private import hint
@@ -45,13 +45,13 @@ class ScaleProducts(Pass[CastContext]):
         return Result(scaled, {"scaled": scaled})
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
-        left = [node.name for graph in all_graphs(gm) for node in graph.graph.nodes if _asked(node) is not None]
+        left = [node.name for node in all_nodes(gm) if _asked(node) is not None]
         return f"products left in 16 bits: {', '.join(left)}" if left else None
 
 
 def scaled_products(gm: GraphModule) -> int:
     """Return the number of products that ``gm`` and its bodies run in fp8."""
-    return sum(node.target is SCALED for graph in all_graphs(gm) for node in graph.graph.nodes)
+    return sum(node.target is SCALED for node in all_nodes(gm))
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fxamp
-from fxamp.backend.casting import apply_policy
 from fxamp.backend.choose import choose_policy
 from fxamp.backend.options import parse_options
 from fxamp.backend.products import FLOPS_PER_CALL, FLOPS_PER_ELEMENT, Products, products
 from fxamp.capture import capture
 from fxamp.capture.dynamo import trace
 from fxamp.passes.base import CastContext
+from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Policy
 
 SMALL, LARGE = 16, 512

@@ -9,12 +9,12 @@ from golden_text import assert_golden
 from torch.fx import GraphModule
 
 import fxamp
-from fxamp.backend.casting import apply_policy
 from fxamp.capture import capture
 from fxamp.capture.dynamo import trace
 from fxamp.graph import dtype_name, op_name, subgraphs
 from fxamp.listing import Listing
 from fxamp.listing.write import write_listing
+from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Category, Policy, Rule
 from fxamp.reports.list_graph import list_graph
 

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
 
 from fxamp.errors import ListingError
+from fxamp.graph import all_graphs
 from fxamp.tools.common.quiet import one_line
 from fxamp.tools.inputs.prepare import ProgramGraph
 
@@ -36,7 +37,7 @@ def prepare_exported(file: str) -> ProgramGraph:
 
 def _prepared(exported: ExportedProgram) -> ProgramGraph:
     module = exported.graph_module
-    for graph in (inner for inner in module.modules() if isinstance(inner, GraphModule)):
+    for graph in all_graphs(module):
         _on_cpu(graph)
     trained = {
         name: exported.state_dict[target].requires_grad

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fxamp.backend.casting import apply_policy
 from fxamp.capture import Captured, capture
+from fxamp.graph import all_nodes
 from fxamp.listing import Entry, Listing, TensorType
+from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Policy
 from fxamp.reports.kept import kept_bytes
 from fxamp.reports.list_graph import list_graph
@@ -75,9 +76,7 @@ class ProgramGraph:
         """Restore the program's own devices, symbol names, and names of functions that are unknown here."""
         unknown = {
             node.target.__qualname__: node.target.path
-            for module in self.module.modules()
-            if isinstance(module, GraphModule)
-            for node in module.graph.nodes
+            for node in all_nodes(self.module)
             if isinstance(node.target, Opaque)
         }
         entries = tuple(self._entry(entry, device, unknown) for entry in listing.entries)

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
 from fxamp.errors import ListingError
-from fxamp.passes.base import all_graphs
+from fxamp.graph import all_graphs
 from fxamp.policy import Policy, Recipe
 from fxamp.tools.common.progress import bar
 from fxamp.tools.common.quiet import quiet

@@ -9,14 +9,14 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxamp.backend.casting import apply_policy
 from fxamp.capture import Captured, capture
-from fxamp.graph import module_path, op_name, tensor_value
-from fxamp.passes.base import CastContext, all_graphs
+from fxamp.graph import all_graphs, module_path, op_name, tensor_value
+from fxamp.passes.base import CastContext
 from fxamp.passes.forward.expand_composites import ExpandComposites
 from fxamp.passes.forward.scale_products import SCALED
 from fxamp.passes.shared.decision import decision, inserted_for
 from fxamp.passes.shared.sites import computes, site_of
+from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Category, Policy, Recipe
 from fxamp.tools.policy.operands import Operand, operands
 from fxamp.torch_dtypes import NARROW

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fxamp.backend.casting import apply_policy
 from fxamp.capture import Captured, capture
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST
 from fxamp.passes.base import CastContext
 from fxamp.passes.forward.keep_autocast import KeepAutocast
+from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Policy
 
 

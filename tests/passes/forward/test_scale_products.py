@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fxamp.graph import op_name
-from fxamp.passes.base import all_graphs
+from fxamp.graph import all_nodes, op_name
 from fxamp.passes.forward.annotate_rules import AnnotateRules
 from fxamp.passes.forward.insert_casts import InsertCasts
 from fxamp.passes.forward.scale_products import ScaleProducts
@@ -32,14 +31,14 @@ def bench_of(program: Callable[..., Any], *inputs: Any, under: Policy | None = N
 
 
 def scaled(bench: Workbench) -> list[str]:
-    nodes = (node for graph in all_graphs(bench.captured.module) for node in graph.graph.nodes)
+    nodes = (node for node in all_nodes(bench.captured.module))
     return [
         node.name for node in nodes if node.op == "call_function" and op_name(node) == "fxamp::scaled_linear.default"
     ]
 
 
 def refusals(bench: Workbench) -> list[str]:
-    made = [decision(node) for graph in all_graphs(bench.captured.module) for node in graph.graph.nodes]
+    made = [decision(node) for node in all_nodes(bench.captured.module)]
     return [each.overruled for each in made if each is not None and each.overruled]
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from show_dumps import Conv, Gpt, Mlp, rows
 
-from fxamp.backend.casting import apply_policy
 from fxamp.capture import capture
 from fxamp.capture.dynamo import trace
 from fxamp.errors import ListingError, PolicyError
+from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Policy
 from fxamp.tools.inputs.load import Request, load
 

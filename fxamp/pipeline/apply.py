@@ -1,0 +1,32 @@
+"""Give a captured graph a policy's casts."""
+
+import torch
+
+from fxamp.capture import Captured
+from fxamp.observe import CompileStage, observed
+from fxamp.passes.base import CastContext
+from fxamp.passes.sequences import FORWARD
+from fxamp.pipeline.run import run_passes
+from fxamp.policy import Policy
+from fxamp.reports.record import GraphRecord, record_graph
+
+
+def apply_policy(
+    captured: Captured,
+    policy: Policy,
+    ambient: torch.dtype | None,
+    why: str,
+    every_device: bool = False,
+    ended: str = "",
+    only_regions: torch.dtype | None = None,
+) -> GraphRecord:
+    """Run the passes over ``captured``, in place.
+
+    ``policy`` is resolved. ``ambient`` is the dtype of the autocast that the program was captured under, if any.
+    ``ended`` is the reason for the graph break that ended the graph, if there was one. ``every_device`` and
+    ``only_regions`` are as in :class:`CastContext`.
+    """
+    context = CastContext(captured.mode, policy, ambient, every_device, only_regions)
+    with observed(CompileStage("passes")):
+        passes = run_passes(captured, context, FORWARD)
+        return record_graph(captured.module, policy, why, passes, ended=ended)
