@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from fxamp.devices import KINDS
+
 
 def moved(tensor: Tensor, device: torch.device, copy: bool = False) -> Tensor:
     """Return the tensor on ``device``, ready to be used there; waits only for a copy to the CPU.
@@ -42,3 +44,27 @@ def converts_float8(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip or not has_gpu(device):
         return True
     return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def native_bfloat16(device: torch.device | str) -> bool:
+    """Whether the device has native bfloat16 arithmetic.
+
+    CUDA from capability 8.0, ROCm as PyTorch reports it, CPUs with avx512_bf16 or amx_bf16 (x86) or bf16 (Arm). For
+    other devices :data:`fxamp.devices.KINDS` decides; a device that it does not list has none.
+    """
+    place = torch.device(device)
+    if place.type == "cpu":
+        return _cpu_bfloat16()
+    if place.type == "cuda":
+        return has_gpu(place) and _cuda_bfloat16(place)
+    return place.type in KINDS and bool(KINDS[place.type].bfloat16)
+
+
+def _cuda_bfloat16(device: torch.device) -> bool:
+    with on_device(device):  # torch asks the current one
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def _cpu_bfloat16() -> bool:
+    supported = torch.cpu.get_capabilities()
+    return any(supported.get(unit) for unit in ("avx512_bf16", "amx_bf16", "bf16"))

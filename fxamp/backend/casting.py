@@ -58,7 +58,7 @@ def _cast(
     graph_output(captured.module.graph).meta[NARROW_OUTPUTS] = bool(ended) or _has_16_bits(inputs)
     record = apply_policy(captured, policy, ambient, choice.why, ended=ended, only_regions=choice.only_regions)
     if choice.if_it_pays:
-        choice = choice.settled(products(captured, CastContext(captured.mode, policy, ambient)), gm)
+        choice = choice.settled(products(captured, CastContext(captured.mode, policy, ambient)))
         record = replace(record, listing=replace(record.listing, chosen=choice.why))
     if choice.policy is None:
         return gm, untouched(choice.why, ended), choice

@@ -1,31 +1,73 @@
-"""Select the policy for a graph, and say why."""
+"""Select the policy for a graph, say why, and recompile the graph if its policy would no longer be chosen.
 
-from collections.abc import Sequence
+torch.compile compares options by value, so a path stays equal while the file behind it changes. fxamp adds a guard to
+Dynamo's that is called in each call of a graph; it recompiles if the file decides otherwise, if the environment names
+another policy, or if the working directory has changed and holds another file of a relative path.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
+from torch.utils.checkpoint import CheckpointFunction
 
-from fxamp.backend.machine import resolve_here
 from fxamp.backend.options import Options
-from fxamp.backend.policy_file import load_here
+from fxamp.backend.policy_here import Unchanged, load_here, resolve_here
 from fxamp.backend.products import Products
-from fxamp.backend.surroundings import Surroundings
-from fxamp.capture.autocast_state import ambient_autocast, region_dtypes
-from fxamp.devices import KINDS
+from fxamp.capture.autocast_state import ambient_autocast, autocast_depth, region_dtypes
 from fxamp.errors import PolicyError
 from fxamp.graph import source_frames
 from fxamp.policy import Policy
+from fxamp.policy.file.paths import is_file
+from fxamp.reports.registry import follows_autocast
+from fxamp.reports.runs import caller
 from fxamp.reports.warnings import Example, warn_once
-from fxamp.torch_devices import has_gpu, on_device
+from fxamp.torch_devices import native_bfloat16
 from fxamp.torch_dtypes import NARROW
-from fxamp.torch_private import called_by_backward
+from fxamp.torch_private import called_by_backward, guard_current_graph, running_backward
 
 _FLOAT32 = (
     "policy 'auto' chose float32 for a graph%s, so nothing in it is cast: %s. Name a policy to cast anyway; "
     "fxamp.report lists the policy of each graph"
 )
+
+#: The names of guards in Dynamo's messages.
+_UNCHANGED = "__fxamp_policy_is_unchanged"
+_IN_BACKWARD = "__fxamp_a_backward_runs"
+_SURROUNDINGS = "__fxamp_autocast_and_training_are_as_before"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the code around a call says about precision, besides what Dynamo guards on.
+
+    Dynamo compiles a model again where autocast is on or off, and where gradients are on or off. It does not
+    distinguish a program that has switched autocast off from one that has none, nor a reentrant checkpoint, which runs
+    its forward without gradients, from an evaluation. ``off``: the program uses torch.autocast, and not here.
+    ``trains``: gradients are on, or will be computed.
+    """
+
+    off: bool
+    trains: bool
+
+    @staticmethod
+    def now(parameters: Sequence[torch.Tensor] = ()) -> "Surroundings":
+        """Return those of the running call of a compiled model or function; its graph reads ``parameters``."""
+        off = autocast_depth() > 0 or follows_autocast(caller(sys._getframe(1)), parameters)
+        return Surroundings(off, torch.is_grad_enabled() or _inside_checkpoint(sys._getframe(1)))
+
+
+def _inside_checkpoint(frame: FrameType | None) -> bool:
+    """Whether a reentrant checkpoint runs its forward: its backward runs the same code again, with gradients."""
+    while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 @dataclass(frozen=True)
@@ -35,6 +77,7 @@ class Choice:
     ``if_it_pays``: the policy is taken only if the graph's products gain from it (:meth:`settled`).
     ``under_autocast``: it follows a torch.autocast around the graph or in it. ``only_regions``: as in
     :class:`~fxamp.passes.base.CastContext`. ``surroundings``: those that it holds for; None: for any.
+    ``place``: where the graph's code is, for a warning.
     """
 
     policy: Policy | None
@@ -43,17 +86,18 @@ class Choice:
     under_autocast: bool = False
     only_regions: torch.dtype | None = None
     surroundings: Surroundings | None = None
+    place: str = ""
 
-    def settled(self, found: Products, gm: GraphModule | None = None) -> "Choice":
-        """Return the choice for the graph ``gm`` with these products, and log if it is float32 in spite of some."""
+    def settled(self, counted: Products) -> "Choice":
+        """Return the choice for a graph with these products, and log if it is float32 in spite of some."""
         if not self.if_it_pays:
             return self
-        if found.pay:
-            return replace(self, why=f"{self.why}; {found}", if_it_pays=False)
-        why = f"{self.why}, but {'only ' if found.calls else ''}{found}"
-        if found.calls:
+        if counted.pay:
+            return replace(self, why=f"{self.why}; {counted}", if_it_pays=False)
+        why = f"{self.why}, but {'only ' if counted.calls else ''}{counted}"
+        if counted.calls:
             few = f"{self.why}, but a graph's products are too small to gain from it (fxamp.report counts them)"
-            warn_once(__name__, _FLOAT32, _example(gm), few)
+            warn_once(__name__, _FLOAT32, Example(self.place), few)
         return replace(self, policy=None, why=why, if_it_pays=False)
 
 
@@ -93,8 +137,8 @@ def _by_autocast(place: torch.device, gm: GraphModule | None) -> Choice | None:
     device = place.type
     ambient = ambient_autocast(device)
     if ambient is not None:
-        found = _named(place, ambient, f"torch.autocast({device!r}, {ambient}) is active")
-        return replace(found, under_autocast=True)
+        choice = _named(place, ambient, f"torch.autocast({device!r}, {ambient}) is active")
+        return replace(choice, under_autocast=True)
     opened = [] if gm is None else list(dict.fromkeys(region_dtypes(gm, device)))
     if not opened:
         return None
@@ -111,18 +155,18 @@ def _by_default(place: torch.device, options: Options, surroundings: Surrounding
     if options.scaler is not None and surroundings.trains:
         return _named(place, torch.float16, "a scaler was given")
     if native_bfloat16(place):
-        found = _named(place, torch.bfloat16, f"{device} computes in bfloat16 natively")
-        return replace(found, if_it_pays=device == "cpu")
+        choice = _named(place, torch.bfloat16, f"{device} computes in bfloat16 natively")
+        return replace(choice, if_it_pays=device == "cpu", place=_place(gm))
     why = f"{device} has no native bfloat16: float32 is faster there"
-    warn_once(__name__, _FLOAT32, _example(gm), why)
+    warn_once(__name__, _FLOAT32, Example(_place(gm)), why)
     return Choice(None, why)
 
 
-def _example(gm: GraphModule | None) -> Example:
+def _place(gm: GraphModule | None) -> str:
     """Return where the code of a graph is, for a warning."""
     stacks = [source_frames(node) for node in gm.graph.nodes] if gm is not None else []
     frame = next((frames[-1] for frames in stacks if frames), None)
-    return Example("" if frame is None else f" ({frame.file}:{frame.line})")
+    return "" if frame is None else f" ({frame.file}:{frame.line})"
 
 
 def _named(place: torch.device, dtype: torch.dtype, why: str) -> Choice:
@@ -139,25 +183,30 @@ def device_of(inputs: Sequence[Any]) -> torch.device | None:
     return min(devices, key=lambda each: (each.type == "cpu", each.type, each.index or 0), default=None)
 
 
-def native_bfloat16(device: torch.device | str) -> bool:
-    """Whether the device has native bfloat16 arithmetic.
+def guard_policy(options: Options, choice: Choice, device: torch.device | None) -> None:
+    """Guard the graph being compiled, for tensors on ``device``, against a change of its policy.
 
-    CUDA from capability 8.0, ROCm as PyTorch reports it, CPUs with avx512_bf16 or amx_bf16 (x86) or bf16 (Arm). For
-    other devices :data:`fxamp.devices.KINDS` decides; a device that it does not list has none.
+    Does nothing outside torch.compile.
     """
-    place = torch.device(device)
-    if place.type == "cpu":
-        return _cpu_bfloat16()
-    if place.type == "cuda":
-        return has_gpu(place) and _cuda_bfloat16(place)
-    return place.type in KINDS and bool(KINDS[place.type].bfloat16)
+    guard_current_graph(_UNCHANGED, _freshness(options, choice, device))
+    if choice is IN_BACKWARD:
+        guard_current_graph(_IN_BACKWARD, lambda: running_backward() != -1)
+    if choice.surroundings is not None:
+        guard_current_graph(_SURROUNDINGS, lambda: Surroundings.now() == choice.surroundings)
 
 
-def _cuda_bfloat16(device: torch.device) -> bool:
-    with on_device(device):  # torch asks the current one
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-
-
-def _cpu_bfloat16() -> bool:
-    supported = torch.cpu.get_capabilities()
-    return any(supported.get(unit) for unit in ("avx512_bf16", "amx_bf16", "bf16"))
+def _freshness(options: Options, choice: Choice, device: torch.device | None) -> Callable[[], bool]:
+    """Return a cheap test whether the policy would be read the same again."""
+    variable, path = os.environ.get("FXAMP_POLICY"), options.policy
+    if choice.policy is None or not isinstance(path, str) or not path.endswith(".toml"):
+        return lambda: os.environ.get("FXAMP_POLICY") == variable
+    unchanged = Unchanged(path, device, choice.policy)
+    if Path(options.named).is_absolute():
+        return lambda: os.environ.get("FXAMP_POLICY") == variable and unchanged()
+    # Programs in other folders may have equal options, for which Dynamo shares graphs: whose they are, options tell.
+    folder, named = os.getcwd(), options.named  # noqa: PTH109 (called in each call of a graph)
+    return lambda: (
+        os.environ.get("FXAMP_POLICY") == variable
+        and (os.getcwd() == folder or not is_file(named))  # noqa: PTH109
+        and unchanged()
+    )

@@ -8,9 +8,8 @@ from typing import Any
 from torch.fx import GraphModule
 
 from fxamp.backend.casting import cast_graph
-from fxamp.backend.choose import choose_policy, device_of
+from fxamp.backend.choose import choose_policy, device_of, guard_policy
 from fxamp.backend.compilation import Compilation
-from fxamp.backend.guards import guard_policy
 from fxamp.backend.lowering import lower_graph
 from fxamp.backend.options import parse_options
 from fxamp.backend.participants import participants

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fxamp.backend.policy_file import absolute
+from fxamp.backend.policy_here import absolute
 from fxamp.errors import OptionError, nearest
 from fxamp.lowerings import LOWERINGS, inductor_modes
 from fxamp.policy import Policy

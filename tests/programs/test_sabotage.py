@@ -12,7 +12,7 @@ from programs.program import Declaration, Line, Program, Setting, Text
 from programs.search import Shrink, search
 from torch._dynamo.backends import common
 
-from fxamp.backend import choose, surroundings
+from fxamp.backend import choose
 from fxamp.backend.choose import Choice
 from fxamp.passes.forward import insert_casts
 from fxamp.passes.shared import autocast_regions
@@ -73,7 +73,7 @@ def overlook_regions(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_training(patch: pytest.MonkeyPatch) -> None:
     """ "auto" does not know in an evaluation that the model trains under autocast."""
-    patch.setattr(surroundings, "follows_autocast", lambda caller, parameters=(): False)
+    patch.setattr(choose, "follows_autocast", lambda caller, parameters=(): False)
 
 
 SABOTAGES = (remove_a_cast, scale_a_gradient, skip_a_region, overlook_regions)

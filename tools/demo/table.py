@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from tabulate import tabulate
 
-from fxamp.backend.choose import native_bfloat16
 from fxamp.tools.demo.train import TrainingResult
+from fxamp.torch_devices import native_bfloat16
 
 
 def gap(reference: TrainingResult, other: TrainingResult) -> float:

@@ -9,7 +9,7 @@ import torch
 from pretended_gpus import PretendedGpus
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fxamp.backend import choose, machine
+from fxamp.backend import choose, policy_here
 from fxamp.backend.options import parse_options
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
@@ -92,9 +92,9 @@ def test_the_features_are_those_that_torch_documents() -> None:
 def test_the_backend_checks_this_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": False, "cpu_name": "x"})
     cpu = torch.device("cpu")
-    assert machine.resolve_here(policy(device="cpu", cpu_features=("avx2",)), cpu).unchecked == ()
+    assert policy_here.resolve_here(policy(device="cpu", cpu_features=("avx2",)), cpu).unchecked == ()
     with pytest.raises(PolicyError, match="lacks amx_bf16"):
-        machine.resolve_here(policy(device="cpu", cpu_features=("amx_bf16",)), cpu)
+        policy_here.resolve_here(policy(device="cpu", cpu_features=("amx_bf16",)), cpu)
 
 
 @pytest.fixture
@@ -112,10 +112,10 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two_gpus")
 def test_the_backend_checks_the_gpu_of_the_graph() -> None:
     new = policy(capability=">=8.9")
-    assert machine.resolve_here(new, torch.device("cuda", 1)).unchecked == ()
+    assert policy_here.resolve_here(new, torch.device("cuda", 1)).unchecked == ()
     with pytest.raises(PolicyError, match=r"has 7\.5"):
-        machine.resolve_here(new, torch.device("cuda", 0))
-    assert machine.resolve_here(new, torch.device("cuda", 2)).unchecked  # a fake tensor's
+        policy_here.resolve_here(new, torch.device("cuda", 0))
+    assert policy_here.resolve_here(new, torch.device("cuda", 2)).unchecked  # a fake tensor's
     with FakeTensorMode():
         inputs = [torch.ones(2), torch.ones(2, device="meta"), torch.ones(2, device="cuda:1"), 3]
     assert choose.device_of(inputs) == torch.device("cuda", 1)
@@ -144,13 +144,13 @@ def test_fp8_on_amds_gpus(arch: str, reasons: list[str], monkeypatch: pytest.Mon
     properties = SimpleNamespace(gcnArchName=f"{arch}:sramecc+:xnack-")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     device = torch.device("cuda", 1)
-    assert machine.resolve_here(Policy.load("cuda-bfloat16"), device).unchecked == ()
+    assert policy_here.resolve_here(Policy.load("cuda-bfloat16"), device).unchecked == ()
     for name in ("cuda-bfloat16-fp8", "cuda-float16-fp8-rowwise"):
         if not reasons:
-            assert machine.resolve_here(Policy.load(name), device).unchecked == ()
+            assert policy_here.resolve_here(Policy.load(name), device).unchecked == ()
             continue
         with pytest.raises(PolicyError) as raised:
-            machine.resolve_here(Policy.load(name), device)
+            policy_here.resolve_here(Policy.load(name), device)
         assert [reason for reason in reasons if reason not in str(raised.value)] == []
     own = replace(Policy.load("cuda-bfloat16-fp8"), capability="", arch=())
     assert (not reasons) is (_refusal(own, device) == "")
@@ -158,7 +158,7 @@ def test_fp8_on_amds_gpus(arch: str, reasons: list[str], monkeypatch: pytest.Mon
 
 def _refusal(policy: Policy, device: torch.device) -> str:
     try:
-        machine.resolve_here(policy, device)
+        policy_here.resolve_here(policy, device)
     except PolicyError as refused:
         return str(refused)
     return ""

@@ -64,7 +64,7 @@ class Experiment:
     @property
     def lower_dtype(self) -> str:
         """The dtype of the autocast contenders, ``"float16"`` or ``"bfloat16"``; with float16 losses are scaled."""
-        from fxamp.backend.choose import native_bfloat16
+        from fxamp.torch_devices import native_bfloat16
 
         if self.dtype != "auto":
             return self.dtype

@@ -1,18 +1,22 @@
-"""A policy file while programs run: which file a relative path means, and what holds while it cannot be read."""
+"""A policy as it holds here and now: on this machine, and while its file can change.
+
+Which file a relative path means, and what holds while a file cannot be read.
+"""
 
 import hashlib
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from fxamp.backend.machine import resolve_here
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
 from fxamp.policy.file.paths import is_file
 from fxamp.reports.warnings import warn_once
+from fxamp.torch_devices import has_gpu
 
 #: A file system's clock may tick this seldom, in nanoseconds: a file that is younger can change without a new time.
 _TICK = 2 * 10**9
@@ -53,6 +57,27 @@ def load_here(name_or_path: str, device: torch.device | None) -> Policy:
     if name_or_path.endswith(".toml"):
         _read[name_or_path, device] = policy
     return policy
+
+
+def resolve_here(policy: Policy, device: torch.device | None) -> Policy:
+    """Resolve ``policy`` for a graph with tensors on ``device``; None if it has no tensors.
+
+    If this machine lacks the device (FakeTensors on a laptop), conditions on it are not checked. Raises PolicyError if
+    the policy does not apply.
+    """
+    return policy.resolve(None if device is None else device.type, **_facts(device or torch.device(policy.device)))
+
+
+def _facts(device: torch.device) -> dict[str, Any]:
+    if device.type == "cpu":
+        supported = torch.cpu.get_capabilities()
+        return {"cpu_features": frozenset(name for name, value in supported.items() if value is True)}
+    if device.type != "cuda" or not has_gpu(device):
+        return {}
+    if torch.version.hip:
+        # Features follow the name: "gfx942:sramecc+:xnack-".
+        return {"arch": torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]}
+    return {"capability": torch.cuda.get_device_capability(device)}
 
 
 class Unchanged:
