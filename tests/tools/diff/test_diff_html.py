@@ -11,7 +11,7 @@ from fxamp.listing import Listing
 from fxamp.tools.diff.command import main
 from fxamp.tools.diff.effect import effects
 from fxamp.tools.diff.html import html_lines
-from fxamp.tools.diff.result import Found, compare
+from fxamp.tools.diff.result import Comparison, compare
 from fxamp.tools.diff.side_by_side import Module, modules
 from fxamp.tools.diff.sides import load_side
 
@@ -49,7 +49,7 @@ HEAD = 'extends = ["cpu-bfloat16.toml"]\n[[rule]]\nid = "head"\ncast = "fp32"\nm
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     folder = tmp_path_factory.mktemp("diff")
     (folder / "model.py").write_text(MODEL)
     (folder / "head.toml").write_text(HEAD)
@@ -58,7 +58,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return replace(both, effects=tuple(effects(str(folder / "model.py"), both.old, both.new, trust=False)))
 
 
-def sides(found: Found) -> tuple[Listing, Listing]:
+def sides(found: Comparison) -> tuple[Listing, Listing]:
     listings = found.effects[0].listings
     assert listings is not None
     return listings
@@ -89,11 +89,11 @@ class Tags(HTMLParser):
         self.words.append(data)
 
 
-def page(found: Found) -> str:
+def page(found: Comparison) -> str:
     return "\n".join(html_lines(found))
 
 
-def test_the_page_is_one_well_formed_file_that_loads_and_runs_nothing(found: Found) -> None:
+def test_the_page_is_one_well_formed_file_that_loads_and_runs_nothing(found: Comparison) -> None:
     text = page(found)
     tags = Tags(text)
     assert not tags.seen & {"script", "link", "img", "iframe"}
@@ -101,14 +101,14 @@ def test_the_page_is_one_well_formed_file_that_loads_and_runs_nothing(found: Fou
     assert text == page(found)
 
 
-def test_the_ops_that_differ_are_those_of_the_other_formats(found: Found) -> None:
+def test_the_ops_that_differ_are_those_of_the_other_formats(found: Comparison) -> None:
     listed = modules(*sides(found))
     differ = {row.name for module in listed for row in module.rows if row.differs}
     assert differ == {op.entry.name for op in found.effects[0].ops} != set()
     assert page(found).count('class="row op differs"') == len(differ)
 
 
-def test_equal_siblings_are_one_row_and_every_op_is_in_some_row(found: Found) -> None:
+def test_equal_siblings_are_one_row_and_every_op_is_in_some_row(found: Comparison) -> None:
     listed = {module.path: module for module in modules(*sides(found))}
     assert {path: module.count for path, module in listed.items()} == {
         "h.*.norm": 3,
@@ -121,11 +121,11 @@ def test_equal_siblings_are_one_row_and_every_op_is_in_some_row(found: Found) ->
     assert found.effects[0].sums is not None and ops == found.effects[0].sums[0].ops
 
 
-def head(found: Found) -> Module:
+def head(found: Comparison) -> Module:
     return next(module for module in modules(*sides(found)) if module.path == "head")
 
 
-def test_a_row_says_dtype_rule_and_casts_of_both_sides(found: Found) -> None:
+def test_a_row_says_dtype_rule_and_casts_of_both_sides(found: Comparison) -> None:
     (row,) = head(found).rows
     assert row.old is not None and row.new is not None
     assert (row.old.dtype, row.old.rule) == ("bf16", "matrix-products") and len(row.old.casts) == 3
@@ -134,7 +134,7 @@ def test_a_row_says_dtype_rule_and_casts_of_both_sides(found: Found) -> None:
     assert row.new.at.endswith("head.toml:2")
 
 
-def test_an_op_that_only_one_side_has_is_shown_and_differs(found: Found) -> None:
+def test_an_op_that_only_one_side_has_is_shown_and_differs(found: Comparison) -> None:
     old, new = sides(found)
     fewer = replace(new, entries=tuple(entry for entry in new.entries if entry.name != "linear_3"))
     (row,) = next(module for module in modules(old, fewer) if module.path == "head").rows
@@ -143,13 +143,13 @@ def test_an_op_that_only_one_side_has_is_shown_and_differs(found: Found) -> None
     assert "not in this graph" in page(changed)
 
 
-def test_modules_that_are_the_same_are_hidden_until_asked_for(found: Found) -> None:
+def test_modules_that_are_the_same_are_hidden_until_asked_for(found: Comparison) -> None:
     text = page(found)
     assert re.findall(r'<details class="(\w+)"', text) == ["same", "same", "same", "differs", "differs"]
     assert 'id="all"' in text and "body:not(:has(#all:checked)) .same { display: none; }" in text
 
 
-def test_no_name_is_markup(found: Found) -> None:
+def test_no_name_is_markup(found: Comparison) -> None:
     old, new = sides(found)
     listings = tuple(
         replace(each, entries=tuple(replace(e, module=EVIL, reason=EVIL, module_class=EVIL) for e in each.entries))
@@ -161,9 +161,9 @@ def test_no_name_is_markup(found: Found) -> None:
     assert EVIL in "".join(tags.words)
 
 
-def test_a_graph_that_a_policy_refuses_says_why(found: Found) -> None:
-    refused = replace(found.effects[0], refused=("", "it is banned"), sums=None, listings=None)
-    assert "the new policy refuses it: it is banned" in page(replace(found, effects=(refused,)))
+def test_a_graph_that_a_policy_refuses_says_why(found: Comparison) -> None:
+    banned = replace(found.effects[0], rejections=("", "it is banned"), sums=None, listings=None)
+    assert "the new policy refuses it: it is banned" in page(replace(found, effects=(banned,)))
 
 
 def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
