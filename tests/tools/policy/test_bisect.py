@@ -186,8 +186,8 @@ def test_rules_that_have_nothing_to_do_are_no_units() -> None:
 
 def test_the_error_is_that_of_the_definition() -> None:
     exact = [torch.tensor([3.0, 0.0]), torch.tensor([4.0])]
-    found = [torch.tensor([3.0, 0.3]), torch.tensor([4.4])]
-    assert relative(found, exact) == pytest.approx(0.5 / 5)
+    values = [torch.tensor([3.0, 0.3]), torch.tensor([4.4])]
+    assert relative(values, exact) == pytest.approx(0.5 / 5)
     infinite = torch.tensor([-torch.inf, 2.0])
     assert relative([infinite], [infinite]) == 0
     assert relative([torch.tensor([torch.inf, 2.0])], [torch.tensor([1.0, 2.0])]) == torch.inf
@@ -228,10 +228,10 @@ inputs = (torch.randn(16, 16),)
 
 def test_what_must_leave_fp8_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, patch = written(tmp_path, FP8_MODEL), tmp_path / "patch.toml"
-    asked = [model, "--policy", "cpu-bfloat16-fp8", "--measure", "output", "--output", str(patch)]
-    assert main(["bisect", *asked, "--tolerance", "0.15"]) == 0
-    said = capsys.readouterr().err
-    assert "needs 16 bits: layers.1" in said and "with 1 piece in 16 bits: " in said
+    arguments = [model, "--policy", "cpu-bfloat16-fp8", "--measure", "output", "--output", str(patch)]
+    assert main(["bisect", *arguments, "--tolerance", "0.15"]) == 0
+    err = capsys.readouterr().err
+    assert "needs 16 bits: layers.1" in err and "with 1 piece in 16 bits: " in err
     (rule,) = [rule for rule in Policy.load(patch).rules if rule.id.startswith("bisected")]
     assert (rule.cast.value, rule.modules) == (
         "lower_precision_fp",
