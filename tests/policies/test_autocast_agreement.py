@@ -41,7 +41,7 @@ def registered(device: str) -> list[str]:
     return sorted(torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device.upper()}"))
 
 
-def seen(device: str) -> list[str]:
+def runnable(device: str) -> list[str]:
     """Return those whose autocast kernel runs here."""
     return [name for name in registered(device) if name not in UNSEEN and not names_dimensions(name)]
 
@@ -49,7 +49,7 @@ def seen(device: str) -> list[str]:
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_registered_op_has_a_sample_and_a_rule(device: str) -> None:
     policy = Policy.load(f"{device}-float16").resolve(device)
-    assert [name for name in seen(device) if name not in SAMPLES] == []
+    assert [name for name in runnable(device) if name not in SAMPLES] == []
     assert [name for name in registered(device) if policy.rule_for(name) is None] == []
 
 
@@ -66,7 +66,7 @@ def test_every_op_of_a_rule_is_registered(device: str) -> None:
 def test_a_rule_covers_no_other_overload_that_autocast_leaves_alone(device: str) -> None:
     policy = Policy.load(f"{device}-float16").resolve(device)
     too_many = []
-    for packet in sorted({name.partition(".")[0] for name in seen(device)}):
+    for packet in sorted({name.partition(".")[0] for name in runnable(device)}):
         for schema in torch._C._jit_get_schemas_for_operator(packet):
             name = f"{packet}.{schema.overload_name}".rstrip(".")
             alone = name not in registered(device) and not schema.is_mutable and "Tensor" in str(schema)
@@ -101,7 +101,7 @@ def test_the_policy_file_agrees(file: tuple[str, str, bool]) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_only_the_named_ops_have_no_fake_kernel(device: str) -> None:
     failing = set()
-    for name in seen(device):
+    for name in runnable(device):
         variant = next(samples(name, torch.float16))
         with FakeTensorMode():
             if observe(variant.op, *variant.build(device), device, torch.float16).kernel_error is not None:
@@ -126,7 +126,7 @@ def test_rewrite_agrees(run: tuple[str, bool]) -> None:
         if complaint:
             differing.append(f"{variant.op} {variant.label}: {complaint}")
     assert covered_by(compared, device)
-    assert set(seen(device)) - set(compared) <= set(NO_FAKE_KERNEL)
+    assert set(runnable(device)) - set(compared) <= set(NO_FAKE_KERNEL)
     assert not differing, "\n".join(differing)
 
 
@@ -151,7 +151,7 @@ def covered_by(compared: Sequence[str], device: str) -> bool:
 
 def variants(device: str, lower: torch.dtype, brief: bool) -> Iterator[tuple[str, Variant]]:
     """Yield each op and a call to try; ``brief`` leaves out what a shared table has shown elsewhere."""
-    for name in seen(device):
+    for name in runnable(device):
         for variant in samples(name, lower):
             if not brief or variant.label in BRIEF:
                 yield name, variant

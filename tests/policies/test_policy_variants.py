@@ -41,8 +41,8 @@ def test_a_variant_extends_the_policy_that_it_is_named_after(name: str) -> None:
 
 def test_the_variants_are_for_both_dtypes_and_no_table_is_taken_for_one() -> None:
     kinds = {"cpu": [kind for kind in TABLES if not kind.startswith("fp8")], "cuda": list(TABLES)}
-    wanted = {f"{d}-{t}-{kind}" for d, each in kinds.items() for t in ("bfloat16", "float16") for kind in each}
-    assert set(variant_names()) == wanted | {"cpu-bfloat16-fp8", "cpu-bfloat16-fp8-rowwise"} and not wanted & set(
+    names = {f"{d}-{t}-{kind}" for d, variants in kinds.items() for t in ("bfloat16", "float16") for kind in variants}
+    assert set(variant_names()) == names | {"cpu-bfloat16-fp8", "cpu-bfloat16-fp8-rowwise"} and not names & set(
         built_in_names()
     )
 
@@ -84,11 +84,11 @@ def test_fast_norms_read_16_bits_and_keep_statistics_in_float32() -> None:
     assert norm_dtypes(exact) == [torch.float32] * 3
     assert norm_dtypes(fast) == [torch.bfloat16, torch.float32, torch.float32]
     summed = (x + model.body.bias.bfloat16()).bfloat16().double()
-    wanted = nn.functional.layer_norm(summed, (4096,))
+    exact_norm = nn.functional.layer_norm(summed, (4096,))
     got = fast(x)
     assert got.dtype is torch.bfloat16
     # The statistics are right to float32; only the result is rounded, to half a unit in bfloat16's last place.
-    assert (got.double() - wanted).abs().max() <= 2**-8 * wanted.abs().max()
+    assert (got.double() - exact_norm).abs().max() <= 2**-8 * exact_norm.abs().max()
 
 
 class Stream(nn.Module):
@@ -112,14 +112,14 @@ def test_the_fast_stream_is_in_16_bits_and_errs_at_most_twice_as_much(dtype: str
     torch.manual_seed(0)
     model, x, weight = Stream(), torch.randn(2, 8, 64), torch.randn(2, 8, 64)
     exact = deepcopy(model).double()
-    wanted = torch.autograd.grad((exact(x.double()) * weight).sum(), list(exact.parameters()))
+    reference = torch.autograd.grad((exact(x.double()) * weight).sum(), list(exact.parameters()))
     errors = {}
     for end in ("", "-fast"):
         function = fxamp.rewrite(model, (x,), policy=f"cpu-{dtype}{end}")
-        made = function(x)
-        assert made.dtype is (getattr(torch, dtype) if end else torch.float32)
-        got = torch.autograd.grad((made.float() * weight).sum(), list(model.parameters()))
-        off = [(ours.double() - theirs).square().sum() for ours, theirs in zip(got, wanted, strict=True)]
+        output = function(x)
+        assert output.dtype is (getattr(torch, dtype) if end else torch.float32)
+        got = torch.autograd.grad((output.float() * weight).sum(), list(model.parameters()))
+        off = [(ours.double() - theirs).square().sum() for ours, theirs in zip(got, reference, strict=True)]
         errors[end] = float(sum(off, torch.zeros(())).sqrt())
     assert errors["-fast"] <= 2 * errors[""]
 
@@ -151,9 +151,9 @@ def test_small_sums_stay_as_they_are() -> None:
         variance = x.float().square().mean(-1, keepdim=True)
         return variance + y.float().square().mean(-1, keepdim=True), variance + 1e-6, x + y
 
-    given = torch.randn(2, 8, 64), torch.randn(2, 8, 64)
-    made = fxamp.rewrite(program, given, policy="cpu-bfloat16-fast")(*given)
-    assert [value.dtype for value in made] == [torch.float32, torch.float32, torch.bfloat16]
+    inputs = torch.randn(2, 8, 64), torch.randn(2, 8, 64)
+    outputs = fxamp.rewrite(program, inputs, policy="cpu-bfloat16-fast")(*inputs)
+    assert [value.dtype for value in outputs] == [torch.float32, torch.float32, torch.bfloat16]
 
 
 class Expert(nn.Module):
@@ -215,7 +215,7 @@ def test_which_modules_are_routers(module: str, class_name: str, wide: bool) -> 
 @pytest.mark.parametrize(("variant", "recipe"), [("fp8", "tensorwise"), ("fp8-rowwise", "rowwise")])
 def test_fp8_leaves_out_what_torchao_leaves_out(variant: str, recipe: str) -> None:
     utils = pytest.importorskip("torchao.float8.float8_linear_utils", exc_type=ImportError)
-    wanted = utils._auto_filter_for_recipe(recipe, ["lm_head"])
+    in_fp8_by_torchao = utils._auto_filter_for_recipe(recipe, ["lm_head"])
     policy = Policy.load(f"cuda-bfloat16-{variant}").resolve("cuda", capability="9.0")
     in_fp8 = set()
     for columns, inner in product((16, 1000, 1024, 1040, 2048, 2064, 4096, 4112, 8192), repeat=2):
@@ -228,7 +228,7 @@ def test_fp8_leaves_out_what_torchao_leaves_out(variant: str, recipe: str) -> No
         ):
             for module in ("layers.0.mlp", "lm_head"):
                 rule = policy.ruling(Site(f"aten::{op}", module, args={name: TensorFacts("float32", shape)})).rule
-                assert rule is not None and (rule.cast is Category.FP8) is wanted(layer, module)
+                assert rule is not None and (rule.cast is Category.FP8) is in_fp8_by_torchao(layer, module)
                 in_fp8.add(rule.recipe)
     assert in_fp8 == {"", recipe}
 

@@ -31,7 +31,7 @@ def quiet_fake_kernels() -> Iterator[None]:
 @pytest.mark.parametrize("device", exhaustive(["cuda", "cpu"], always=["cpu"]))
 def test_a_function_runs_in_autocasts_dtypes(device: str, part: int) -> None:
     """Each function in two mixtures of dtypes, other ones on the other device; the oracle's command tries all."""
-    policy, compared, found = policy_for(device), 0, []
+    policy, compared, differences = policy_for(device), 0, []
     for number, call in enumerate(calls()):
         if number % PARTS != part:
             continue
@@ -39,9 +39,9 @@ def test_a_function_runs_in_autocasts_dtypes(device: str, part: int) -> None:
         mixtures = call.two_mixtures(number // PARTS + (device == "cpu"))
         for one in disagreements(call, policy, mixtures):
             if not accepted(call, one):
-                found.append(f"{call.name}, {one.mixture}: {one.how}")
+                differences.append(f"{call.name}, {one.mixture}: {one.how}")
     assert compared > 500 / PARTS
-    assert not found, "\n".join(found)
+    assert not differences, "\n".join(differences)
 
 
 @pytest.mark.exhaustive  # it judges the list of accepted differences, not fxamp

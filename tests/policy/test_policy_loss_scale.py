@@ -36,8 +36,8 @@ def test_the_table_is_read_and_reaches_a_scaler(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(TEXT)
     assert Policy.load(path).loss_scale == SETTINGS
-    for given in (Policy.load(path), path, str(path)):
-        scaler = fxamp.GradScaler.from_policy(given)
+    for source in (Policy.load(path), path, str(path)):
+        scaler = fxamp.GradScaler.from_policy(source)
         assert of(scaler) == SETTINGS and isinstance(scaler, fxamp.GradScaler)
     assert of(fxamp.GradScaler.from_policy(path, "cpu", growth_interval=9, min_scale=None)) == dataclasses.replace(
         SETTINGS, growth_interval=9, min_scale=None

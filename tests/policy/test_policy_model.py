@@ -112,7 +112,7 @@ def test_the_last_rule_wins_however_it_names_the_op() -> None:
         "other::op": None,
     }
     for _ in range(2):  # the second time from the cache
-        assert {op: (found := mine.rule_for(op)) and found.id for op in decided} == decided
+        assert {op: (rule_of_op := mine.rule_for(op)) and rule_of_op.id for op in decided} == decided
 
 
 def test_the_losers_are_remembered_in_their_order() -> None:
@@ -175,7 +175,11 @@ def test_the_readmes_policy_loads(tmp_path: Path) -> None:
     path = tmp_path / "my-policy.toml"
     path.write_text(readme.partition("```toml\n")[2].partition("```")[0])
     mine, shipped = Policy.load(path).resolve("cuda"), Policy.load("cuda-bfloat16").resolve("cuda")
-    cast = {name: found and found.cast for name in ("layer_norm", "exp") if (found := mine.rule_for(f"aten::{name}"))}
+    cast = {
+        name: rule_of_op and rule_of_op.cast
+        for name in ("layer_norm", "exp")
+        if (rule_of_op := mine.rule_for(f"aten::{name}"))
+    }
     assert cast == {"layer_norm": Category.LOWER_PRECISION_FP, "exp": Category.FP32}
     assert [rule.id for rule in mine.rules] == [*(rule.id for rule in shipped.rules), "my-attention"]
     for category in Category:

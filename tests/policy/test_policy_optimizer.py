@@ -33,16 +33,16 @@ def test_one_word_stands_for_all_states() -> None:
 def test_later_files_win_key_by_key(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(TEXT)
     (tmp_path / "b.toml").write_text('extends = ["a.toml"]\n[optimizer]\nrounding = "nearest"\n')
-    found = Policy.load(tmp_path / "b.toml").optimizer
-    assert found == OptimizerPrecision({"exp_avg": "int8", "*": "bfloat16"}, "nearest", "kahan")
+    precision = Policy.load(tmp_path / "b.toml").optimizer
+    assert precision == OptimizerPrecision({"exp_avg": "int8", "*": "bfloat16"}, "nearest", "kahan")
 
 
 def test_it_counts_in_equality_and_differences() -> None:
     plain, mine = Policy.loads(HEAD), Policy.loads(TEXT)
     assert plain != mine and plain.digest != mine.digest and hash(mine) == hash(Policy.loads(TEXT))
-    found = diff_policies(plain, mine)
-    assert not found.same
-    assert [change.key for change in found.settings] == ["optimizer.state", "optimizer.rounding", "optimizer.weights"]
+    diff = diff_policies(plain, mine)
+    assert not diff.same
+    assert [change.key for change in diff.settings] == ["optimizer.state", "optimizer.rounding", "optimizer.weights"]
     assert diff_policies(plain, Policy.loads(HEAD + "[optimizer]\n")).same
 
 

@@ -108,7 +108,7 @@ def test_extends_is_associative(edits: list[dict[str, str | None]]) -> None:
     # What is removed must be there to remove: the first file has every rule.
     first = {name: edits[0].get(name) or "fp32" for name in "abcd"}
     first = {name: "fp32" if cast == "gone" else cast for name, cast in first.items()}
-    texts = [table(each) for each in (first, *edits[1:])]
+    texts = [table(edit) for edit in (first, *edits[1:])]
     known = set(first)
     for edit in edits[1:]:
         if any(cast == "gone" and name not in known for name, cast in edit.items()):
@@ -118,11 +118,11 @@ def test_extends_is_associative(edits: list[dict[str, str | None]]) -> None:
         folder = Path(name)
         files = {f"f{at}": text for at, text in enumerate(texts)}
         names = list(files)
-        wanted = load(folder, **files, top=extends(*names) + HEAD)
+        flat = load(folder, **files, top=extends(*names) + HEAD)
         left = load(folder, **files, ab=extends(*names[:2]), top=extends("ab", *names[2:]) + HEAD)
         right = load(folder, **files, bc=extends(*names[1:]), top=extends(names[0], "bc") + HEAD)
         chain = {f"f{at}": (extends(f"f{at - 1}") if at else "") + text for at, text in enumerate(texts)}
-        assert wanted == left == right == load(folder, **chain, top=extends(names[-1]) + HEAD)
+        assert flat == left == right == load(folder, **chain, top=extends(names[-1]) + HEAD)
 
 
 @quick

@@ -23,10 +23,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print ``message`` on stderr and exit with status 2."""
-        given = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
-        if message.startswith("unrecognized arguments") and given.startswith("-"):
+        option = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+        if message.startswith("unrecognized arguments") and option.startswith("-"):
             accepted = sorted(name for name in self._option_string_actions if name.startswith("--"))
-            message = f"unknown option {given!r}{nearest(given, accepted)}; accepted: {', '.join(accepted)}"
+            message = f"unknown option {option!r}{nearest(option, accepted)}; accepted: {', '.join(accepted)}"
         if message.startswith("the following arguments are required"):
             message = f"{message}; {' '.join(self.format_usage().split())}"
         notice(f"{self.prog}: {message}")

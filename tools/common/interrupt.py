@@ -18,5 +18,5 @@ def so_far(text: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        found = [part for part in (text(), error.text if isinstance(error, SoFar) else "") if part]
-        raise SoFar("\n".join(found)) if found else KeyboardInterrupt from error
+        parts = [part for part in (text(), error.text if isinstance(error, SoFar) else "") if part]
+        raise SoFar("\n".join(parts)) if parts else KeyboardInterrupt from error

@@ -31,5 +31,5 @@ def _model() -> str:
     """Return the model from /proc/cpuinfo, if that exists."""
     source = Path("/proc/cpuinfo")
     text = source.read_text() if source.is_file() else ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
+    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return name.group(1).strip() if name else platform.processor() or platform.machine()

@@ -29,12 +29,12 @@ def visible(text: str, colours: bool = False) -> str:
     ``colours``: the codes that :class:`fxamp.tools.common.terminal.Look` writes stay as they are.
     """
     if colours:
-        return _CONTROL_OR_COLOUR.sub(lambda found: found[1] or _escape(found), text)
+        return _CONTROL_OR_COLOUR.sub(lambda character: character[1] or _escape(character), text)
     return _CONTROL.sub(_escape, text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escape(character: re.Match[str]) -> str:
+    code = ord(character[0])
     return f"\\x{code:02x}" if code < 32 else f"\\u{code:04x}"  # as JSON has those that it does not escape itself
 
 
@@ -45,8 +45,8 @@ def require_folder(file: str | None, *inputs: str | None, option: str = "--outpu
     """
     if file is None:
         return
-    for given in inputs:
-        if given is not None and _same_file(file, given):
+    for source in inputs:
+        if source is not None and _same_file(file, source):
             raise OptionError(f"{option} {file!r} is a file that is read; accepted: another file")
     folder = Path(os.path.realpath(file)).parent
     if not folder.is_dir():
@@ -102,16 +102,16 @@ def _abandon(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _write_file(text: str, given: Path) -> None:
-    path = Path(os.path.realpath(given))  # write through a symbolic link instead of replacing it
+def _write_file(text: str, file: Path) -> None:
+    path = Path(os.path.realpath(file))  # write through a symbolic link instead of replacing it
     if path.is_symlink():
-        raise OptionError(f"--output {str(given)!r}: {os.strerror(errno.ELOOP)}")
+        raise OptionError(f"--output {str(file)!r}: {os.strerror(errno.ELOOP)}")
     if path.exists() and not path.is_file():
-        return _write_into(text, given)  # a device or a pipe must not be replaced by a file
+        return _write_into(text, file)  # a device or a pipe must not be replaced by a file
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
-        raise OptionError(f"--output {str(given)!r}: {error.strerror or error}") from error
+        raise OptionError(f"--output {str(file)!r}: {error.strerror or error}") from error
     part = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
@@ -120,7 +120,7 @@ def _write_file(text: str, given: Path) -> None:
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise OptionError(f"--output {str(given)!r}: {error.strerror or error}") from error
+        raise OptionError(f"--output {str(file)!r}: {error.strerror or error}") from error
     except BaseException:
         part.unlink(missing_ok=True)
         raise

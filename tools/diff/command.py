@@ -4,12 +4,13 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from fxamp.errors import OptionError
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
 from fxamp.tools.common.output import require_folder, write_text
 from fxamp.tools.common.terminal import look_of
-from fxamp.tools.diff.result import Found, compare
+from fxamp.tools.diff.result import Comparison, compare
 from fxamp.tools.diff.sides import Side, load_side
 
 PROG = "fxamp-diff"
@@ -19,15 +20,13 @@ FORMATS = ("text", "json", "markdown", "html")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``fxamp-diff``; returns 0 if the policies decide the same, 1 if not, 2 after a user's mistake."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    if given[:1] == ["--git"]:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["--git"]:
         from fxamp.tools.diff.git import drive
 
-        return guarded(PROG, lambda: drive(given[1:]))
-    options = _parser().parse_args(given)
-    differ: list[bool] = []
-    status = guarded(PROG, lambda: differ.append(_diff(options)))
-    return status or int(any(differ))
+        return guarded(PROG, lambda: drive(arguments[1:]))
+    options = _parser().parse_args(arguments)
+    return guarded(PROG, lambda: _diff(options))
 
 
 def _parser() -> Parser:
@@ -48,65 +47,70 @@ def _parser() -> Parser:
     return parser
 
 
-def _diff(options: Namespace) -> bool:
-    """Do what the options say; returns whether the policies differ."""
+def _diff(options: Namespace) -> int:
+    """Do what the options say; returns 1 if the policies differ."""
     require_folder(options.output, options.old, options.new, options.run, *options.graph)
-    old, new = (load_side(given, options.device, options.torch) for given in (options.old, options.new))
+    old, new = (load_side(name, options.device, options.torch) for name in (options.old, options.new))
     require_folder(options.output, *old.policy.sources, *new.policy.sources)
-    found = _executed(compare(old, new), options)
-    write_text("".join(f"{line}\n" for line in _lines(found, options)), options.output)
-    return not found.same
+    comparison = _executed(compare(old, new), options)
+    write_text("".join(f"{line}\n" for line in _lines(comparison, options)), options.output)
+    return int(not comparison.same)
 
 
-def _executed(found: Found, options: Namespace) -> Found:
+def _executed(comparison: Comparison, options: Namespace) -> Comparison:
     """Add the effect on graphs and numbers, if requested; only these need torch."""
     if not (options.graph or options.run or options.cost):
-        return found
-    for side in (found.old, found.new):
+        return comparison
+    for side in (comparison.old, comparison.new):
         _require_policy(side)
     if options.graph:
         from fxamp.tools.diff.effect import effects
 
-        made = [each for file in options.graph for each in effects(file, found.old, found.new, options.trust)]
-        found = replace(found, effects=tuple(made))
+        graphs = chain.from_iterable(
+            effects(file, comparison.old, comparison.new, options.trust) for file in options.graph
+        )
+        comparison = replace(comparison, effects=tuple(graphs))
     if options.cost:
         from fxamp.tools.diff.cost import cost
 
         if not options.graph:
             raise OptionError("--cost counts the model of --graph MODEL.py, and there is no --graph")
-        found = replace(found, costs=tuple(cost(file, found.old, found.new, options.format) for file in options.graph))
+        comparison = replace(
+            comparison,
+            costs=tuple(cost(file, comparison.old, comparison.new, options.format) for file in options.graph),
+        )
     if options.run:
         from fxamp.tools.diff.numbers import run_both
 
-        found = replace(found, runs=(run_both(options.run, found.old, found.new),))
-    return found
+        comparison = replace(comparison, runs=(run_both(options.run, comparison.old, comparison.new),))
+    return comparison
 
 
 def _require_policy(side: Side) -> None:
-    if side.unsaid:
+    if side.open:
         raise OptionError(
-            f"{side.given} is an op table, which does not say {' or '.join(sorted(side.unsaid))}; "
+            f"{side.source} is an op table, which does not say {' or '.join(sorted(side.open))}; "
             "accepted with --graph and --run: policies"
         )
 
 
-def _lines(found: Found, options: Namespace) -> Iterator[str]:
+def _lines(comparison: Comparison, options: Namespace) -> Iterator[str]:
     """Return the lines in the chosen format; imports only that format's module."""
     if options.format == "json":
         from fxamp.tools.diff.json_format import to_json
 
-        return iter(to_json(found).removesuffix("\n").split("\n"))
+        return iter(to_json(comparison).removesuffix("\n").split("\n"))
     if options.format == "markdown":
         from fxamp.tools.diff.markdown import markdown_lines
 
-        return markdown_lines(found)
+        return markdown_lines(comparison)
     if options.format == "html":
         from fxamp.tools.diff.html import html_lines
 
-        return html_lines(found)
+        return html_lines(comparison)
     from fxamp.tools.diff.text import text_lines
 
-    return text_lines(found, look_of(sys.stdout, options.width, options.output is not None))
+    return text_lines(comparison, look_of(sys.stdout, options.width, options.output is not None))
 
 
 if __name__ == "__main__":

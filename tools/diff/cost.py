@@ -14,18 +14,18 @@ from fxamp.tools.diff.sides import Side
 
 @dataclass(frozen=True)
 class Cost:
-    """The counts for the model of one file; ``said`` is the command's output."""
+    """The counts for the model of one file; ``output`` is the command's output."""
 
     file: str
-    said: str
+    output: str
 
     def content(self) -> dict[str, Any]:
-        """Return the figures as JSON values; ``said`` must be JSON."""
-        return {"file": self.file, **json.loads(self.said)}
+        """Return the figures as JSON values; ``output`` must be JSON."""
+        return {"file": self.file, **json.loads(self.output)}
 
     def lines(self) -> Iterator[str]:
         """Title, table and notes, in the style that the command was asked for."""
-        yield from self.said.rstrip("\n").split("\n")
+        yield from self.output.rstrip("\n").split("\n")
 
 
 def cost(file: str, old: Side, new: Side, style: str) -> Cost:
@@ -38,9 +38,9 @@ def cost(file: str, old: Side, new: Side, style: str) -> Cost:
         raise OptionError(f"--cost counts models: --graph {file} is none; accepted: a MODEL.py")
     for side in (old, new):
         if side.policy.device != "cuda":
-            raise OptionError(f"--cost counts for GPUs: {side.given} is for {side.policy.device}; accepted: cuda")
-    given = [file, f"--dtype={new.policy.lower_precision_fp}", f"--policy={old.given}", f"--policy={new.given}"]
-    return Cost(file, run_command([*given, *([f"--{style}"] if style in ("json", "markdown") else [])]))
+            raise OptionError(f"--cost counts for GPUs: {side.source} is for {side.policy.device}; accepted: cuda")
+    arguments = [file, f"--dtype={new.policy.lower_precision_fp}", f"--policy={old.source}", f"--policy={new.source}"]
+    return Cost(file, run_command([*arguments, *([f"--{style}"] if style in ("json", "markdown") else [])]))
 
 
 def run_command(arguments: Sequence[str]) -> str:
@@ -48,6 +48,6 @@ def run_command(arguments: Sequence[str]) -> str:
     command = [sys.executable, "-m", "fxamp.tools.bench.command", "cost", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
-        raise OptionError(f"--cost: {said[-1]}")
+        messages = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
+        raise OptionError(f"--cost: {messages[-1]}")
     return done.stdout

@@ -52,13 +52,14 @@ class OpEffect:
 class Effect:
     """The effect on one graph. ``sums`` are the totals under each policy, ``kept`` the bytes kept for the backward.
 
-    ``modules`` maps the path of each module that differs to its two totals. ``refused`` says why a policy rejects the
-    graph (a banned op), ``""`` if none does; a rejected graph is not compared. ``listings`` are the graph under each.
+    ``modules`` maps the path of each module that differs to its two totals. ``rejections`` say why a policy rejects
+    the graph (a banned op), ``""`` if it does not; a rejected graph is not compared. ``listings`` are the graph under
+    each.
     """
 
     file: str
     graph: str
-    refused: tuple[str, str] = ("", "")
+    rejections: tuple[str, str] = ("", "")
     ops: tuple[OpEffect, ...] = ()
     sums: tuple[Totals, Totals] | None = None
     kept: tuple[int | None, int | None] = (None, None)
@@ -68,8 +69,8 @@ class Effect:
     def content(self) -> dict[str, Any]:
         """Return the effect as plain data."""
         written: dict[str, Any] = {"file": self.file, "graph": self.graph}
-        if any(self.refused):
-            return written | {"refused": _pair(*(why or None for why in self.refused))}
+        if any(self.rejections):
+            return written | {"refused": _pair(*(why or None for why in self.rejections))}
         assert self.sums is not None
         return written | {
             "ops": [_op_content(op) for op in self.ops],
@@ -99,11 +100,11 @@ def effects(file: str, old: Side, new: Side, trust: bool) -> Iterator[Effect]:
 
 
 def _effect(file: str, graph: ProgramGraph, old: Side, new: Side) -> Effect:
-    made = [_listing(graph, side) for side in (old, new)]
-    before, after = made
+    before, after = _listing(graph, old), _listing(graph, new)
     if isinstance(before, str) or isinstance(after, str):
-        why = tuple(each if isinstance(each, str) else "" for each in made)
-        return Effect(file, graph.name, (why[0], why[1]))
+        return Effect(
+            file, graph.name, (before if isinstance(before, str) else "", after if isinstance(after, str) else "")
+        )
     return Effect(
         file,
         graph.name,

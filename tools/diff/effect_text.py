@@ -42,7 +42,7 @@ def effect_lines(effect: Effect, look: Look) -> Iterator[str]:
 def title(effect: Effect) -> str:
     """Return the graph's name, and how many of its ops change."""
     name = f"{effect.file}: {effect.graph}"
-    for side, why in zip(("old", "new"), effect.refused, strict=True):
+    for side, why in zip(("old", "new"), effect.rejections, strict=True):
         if why:
             return f"{name}: the {side} policy refuses it: {why}"
     return f"{name}: {plural(len(effect.ops), 'op')} with another dtype or cast"

@@ -25,17 +25,17 @@ _NONE = "/dev/null"
 _USE = "accepted: git's PATH OLD-FILE OLD-HEX OLD-MODE NEW-FILE NEW-HEX NEW-MODE; set it as diff.fxamp.command in git"
 
 
-def drive(given: Sequence[str]) -> None:
+def drive(arguments: Sequence[str]) -> None:
     """Print the difference for the arguments that git passes to external diff drivers.
 
     Raises OptionError if the arguments are not git's.
     """
-    if len(given) == 1:
-        return write_text(f"* unmerged: {given[0]}\n", None)
-    if len(given) not in (7, 9):  # for a rename git adds the new path and a description
-        raise OptionError(f"--git was called with {len(given)} arguments; {_USE}")
-    path, old, new = given[0], given[1], given[4]
-    after = given[7] if len(given) == 9 else path
+    if len(arguments) == 1:
+        return write_text(f"* unmerged: {arguments[0]}\n", None)
+    if len(arguments) not in (7, 9):  # for a rename git adds the new path and a description
+        raise OptionError(f"--git was called with {len(arguments)} arguments; {_USE}")
+    path, old, new = arguments[0], arguments[1], arguments[4]
+    after = arguments[7] if len(arguments) == 9 else path
     lines = [f"fxamp-diff {_named('a', path, old)} {_named('b', after, new)}", *_lines(path, old, after, new)]
     return write_text("".join(f"{line}\n" for line in lines), None)
 
@@ -60,15 +60,15 @@ def _side(path: str, file: str) -> Side:
     """Return the policy or op table with the text of ``file`` and the work tree path ``path``."""
     text, place = Path(file).read_text(encoding="utf-8"), Path(path)
 
-    def after(said: str) -> Policy:
-        return _moved_up(Policy.loads(said + text, place.name), place.name, said.count("\n"))
+    def after(settings: str) -> Policy:
+        return _moved_up(Policy.loads(settings + text, place.name), place.name, settings.count("\n"))
 
     with _beside(place):
         try:
-            policy, unsaid = after(""), frozenset[str]()
+            policy, missing = after(""), frozenset[str]()
         except PolicyError as error:
-            policy, unsaid = load_table(after, error, {})
-    return resolved(Side(replace(policy, name=place.stem), path, unsaid), None, None)
+            policy, missing = load_table(after, error, {})
+    return resolved(Side(replace(policy, name=place.stem), path, missing), None, None)
 
 
 def _moved_up(policy: Policy, file: str, lines: int) -> Policy:

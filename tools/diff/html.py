@@ -8,9 +8,9 @@ from fxamp.listing.totals import Totals
 from fxamp.tools.common.page import colour, colours, escaped
 from fxamp.tools.common.table import printable
 from fxamp.tools.common.words import bytes_cast, counted, plural, size, size_or
-from fxamp.tools.diff.result import Found
+from fxamp.tools.diff.result import Comparison
 from fxamp.tools.diff.sides import Side
-from fxamp.tools.diff.words import SIGNS, groups, ops_counted, rule_text, value, verdict, written_at
+from fxamp.tools.diff.words import op_rows, ops_counted, rule_rows, setting_rows, verdict
 
 if TYPE_CHECKING:
     from fxamp.tools.diff.effect import Effect
@@ -20,33 +20,31 @@ if TYPE_CHECKING:
 _STYLE = Path(__file__).with_name("page.css")
 
 
-def html_lines(found: Found) -> Iterator[str]:
+def html_lines(comparison: Comparison) -> Iterator[str]:
     """Yield the lines of the page."""
-    title = _text(f"{found.old.policy.name} → {found.new.policy.name}")
+    title = _text(f"{comparison.old.policy.name} → {comparison.new.policy.name}")
     style = colours() + _STYLE.read_text(encoding="utf-8")
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{title} - fxamp-diff</title>\n<style>{style}</style>\n</head>\n<body>"
-    yield f"<header><h1>{title}</h1><p>{_text(verdict(found))}</p>"
-    if found.effects:
+    yield f"<header><h1>{title}</h1><p>{_text(verdict(comparison))}</p>"
+    if comparison.effects:
         yield '<label><input type="checkbox" id="all"> what is the same, too</label>'
     yield "</header>\n<main>"
-    yield from _settings(found)
-    for effect in found.effects:
-        yield from _effect(effect, found)
-    for cost in found.costs:
+    yield from _settings(comparison)
+    for effect in comparison.effects:
+        yield from _effect(effect, comparison)
+    for cost in comparison.costs:
         yield from _section(cost.file, ["<pre>", *map(_text, cost.lines()), "</pre>"])
-    for numbers in found.runs:
+    for numbers in comparison.runs:
         yield from _numbers(numbers)
-    yield from _rules(found)
+    yield from _rules(comparison)
     yield "</main>\n</body>\n</html>"
 
 
-def _settings(found: Found) -> Iterator[str]:
-    rows = [("policy", _about(found.old), _about(found.new))]
-    marked = [(change.key, change) for change in found.settings]
-    marked += [(f"loss_scale.{change.key}", change) for change in found.loss_scale]
-    rows += [(key, _text(value(change.old)), _text(value(change.new))) for key, change in marked]
+def _settings(comparison: Comparison) -> Iterator[str]:
+    rows = [("policy", _about(comparison.old), _about(comparison.new))]
+    rows += [(key, _text(old), _text(new)) for _, key, old, new in setting_rows(comparison)]
     yield from _section("", _table(("", "old", "new"), rows))
 
 
@@ -54,21 +52,15 @@ def _about(side: Side) -> str:
     return f"<b>{_text(side.policy.name)}</b> {_text(side.about.removeprefix(side.policy.name).lstrip(' ,'))}"
 
 
-def _rules(found: Found) -> Iterator[str]:
-    rows = [(SIGNS[c.kind], c.id, rule_text(c), written_at(c)) for c in found.diff.rules]
-    if rows:
+def _rules(comparison: Comparison) -> Iterator[str]:
+    if rows := rule_rows(comparison):
         yield from _section("Rules", _table(("", "rule", "change", "written at"), _texts(rows)))
-    ops = [
-        (group.heading if at == 0 else "", label, ", ".join(items))
-        for group in groups(found.diff.ops)
-        for at, (label, items) in enumerate(group.lines)
-    ]
-    if ops:
-        title = f"{plural(ops_counted(found.diff.ops), 'op')} decided differently"
+    if ops := op_rows(comparison):
+        title = f"{plural(ops_counted(comparison.diff.ops), 'op')} decided differently"
         yield from _section(title, _table(("decision", "rule", "concerns"), _texts(ops)))
 
 
-def _effect(effect: "Effect", found: Found) -> Iterator[str]:
+def _effect(effect: "Effect", comparison: Comparison) -> Iterator[str]:
     from fxamp.tools.diff.effect_text import title
     from fxamp.tools.diff.side_by_side import modules
 
@@ -77,7 +69,7 @@ def _effect(effect: "Effect", found: Found) -> Iterator[str]:
         return
     all_modules = modules(*effect.listings)
     yield f'<section class="{_differs(any(module.differs for module in all_modules))}">'
-    names = "".join(f"<span>{_text(side.policy.name)}</span>" for side in (found.old, found.new))
+    names = "".join(f"<span>{_text(side.policy.name)}</span>" for side in (comparison.old, comparison.new))
     yield f'<div class="row head"><span>module</span>{names}</div>'
     for module in all_modules:
         yield from _module(module)
@@ -101,7 +93,7 @@ def _module(module: "Module") -> Iterator[str]:
     name = module.path or "(root)"
     times = f" <b>&times; {module.count}</b>" if module.count > 1 else ""
     kind = f' <span class="faint">{_text(module.module_class)}</span>' if module.module_class else ""
-    sides = zip(module.sums, (module.kept.old, module.kept.new), strict=True)
+    sides = zip(module.sums, module.kept, strict=True)
     cells = "".join(f"<span>{_side(sums, kept)}</span>" for sums, kept in sides)
     yield f'<details class="{_differs(module.differs)}"><summary class="row"><span>{_text(name)}{times}{kind}</span>'
     yield f"{cells}</summary>"
@@ -111,9 +103,9 @@ def _module(module: "Module") -> Iterator[str]:
 
 
 def _side(sums: Totals, kept: int | None) -> str:
-    said = [plural(sums.casts, "cast"), bytes_cast(sums)] if sums.casts else []
-    said += [f"keeps {size(kept)}"] if kept else []
-    return _bar(sums.ops_by_dtype) + _text(", ".join([counted(dict(sums.ops_by_dtype)), *said]))
+    notes = [plural(sums.casts, "cast"), bytes_cast(sums)] if sums.casts else []
+    notes += [f"keeps {size(kept)}"] if kept else []
+    return _bar(sums.ops_by_dtype) + _text(", ".join([counted(dict(sums.ops_by_dtype)), *notes]))
 
 
 def _row(row: "Row") -> Iterator[str]:
@@ -126,7 +118,7 @@ def _cell(cell: "Cell | None") -> str:
         return '<span class="faint">not in this graph</span>'
     chip = f'<b class="dtype" style="background:{colour(cell.dtype)}">{_text(cell.dtype or "-")}</b>'
     rule = f'<span title="{_text(cell.at)}">{_text(cell.rule)}</span>' if cell.rule else ""
-    casts = "".join(f'<span class="cast">{_text(each)}</span>' for each in cell.casts)
+    casts = "".join(f'<span class="cast">{_text(cast)}</span>' for cast in cell.casts)
     return f'<span title="{_text(cell.reason)}">{chip} {rule} {casts}</span>'
 
 
@@ -134,7 +126,7 @@ def _numbers(numbers: "Numbers") -> Iterator[str]:
     from fxamp.tools.diff.numbers_text import COLUMNS, error_rows, remarks
 
     table = _table([column.title for column in COLUMNS], _texts(error_rows(numbers)))
-    yield from _section(numbers.file, [*table, *(f"<p>{_text(each)}</p>" for each in remarks(numbers))])
+    yield from _section(numbers.file, [*table, *(f"<p>{_text(remark)}</p>" for remark in remarks(numbers))])
 
 
 def _bar(counts: Mapping[str, int]) -> str:

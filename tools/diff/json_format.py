@@ -7,7 +7,7 @@ from fxamp.policy.diff.op_changes import OpChange
 from fxamp.policy.diff.policy_diff import SettingChange
 from fxamp.policy.diff.rule_changes import RuleChange
 from fxamp.policy.model.rule import Rule
-from fxamp.tools.diff.result import Found
+from fxamp.tools.diff.result import Comparison
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.diff.words import SIGNS
 
@@ -15,28 +15,28 @@ from fxamp.tools.diff.words import SIGNS
 FORMAT = 1
 
 
-def to_json(found: Found) -> str:
+def to_json(comparison: Comparison) -> str:
     """Return the comparison as JSON; null means not set, or for an op that it follows its inputs."""
     written: dict[str, Any] = {
         "format": FORMAT,
-        "same": found.same,
-        "old": _side(found.old),
-        "new": _side(found.new),
-        "settings": [_setting(change) for change in found.settings],
-        "loss_scale": [_setting(change) for change in found.loss_scale],
-        "rules": [_rule_change(change) for change in found.diff.rules],
-        "ops": [_op(change) for change in found.diff.ops],
-        "graphs": [effect.content() for effect in found.effects],
-        "runs": [run.content() for run in found.runs],
+        "same": comparison.same,
+        "old": _side(comparison.old),
+        "new": _side(comparison.new),
+        "settings": [_setting(change) for change in comparison.settings],
+        "loss_scale": [_setting(change) for change in comparison.loss_scale],
+        "rules": [_rule_change(change) for change in comparison.diff.rules],
+        "ops": [_op(change) for change in comparison.diff.ops],
+        "graphs": [effect.content() for effect in comparison.effects],
+        "runs": [run.content() for run in comparison.runs],
     }
-    if found.costs:
-        written["costs"] = [each.content() for each in found.costs]
+    if comparison.costs:
+        written["costs"] = [cost.content() for cost in comparison.costs]
     return json.dumps(written, indent=1, ensure_ascii=False) + "\n"
 
 
 def _side(side: Side) -> dict[str, Any]:
-    said = {key: getattr(side.policy, key) for key in ("device", "lower_precision_fp") if key not in side.unsaid}
-    return {"name": side.policy.name, "given": side.given, **said}
+    settings = {key: getattr(side.policy, key) for key in ("device", "lower_precision_fp") if key not in side.open}
+    return {"name": side.policy.name, "given": side.source, **settings}
 
 
 def _setting(change: SettingChange) -> dict[str, Any]:
@@ -59,5 +59,5 @@ def _op(change: OpChange) -> dict[str, Any]:
 def _decided(rule: Rule | None) -> dict[str, Any] | None:
     if rule is None:
         return None
-    asked = {"keep": rule.asks} if rule.keep else {"cast": rule.asks}
-    return {"rule": rule.id, **asked, **({"inputs": dict(rule.inputs)} if rule.inputs else {})}
+    decision = {"keep": rule.asks} if rule.keep else {"cast": rule.asks}
+    return {"rule": rule.id, **decision, **({"inputs": dict(rule.inputs)} if rule.inputs else {})}

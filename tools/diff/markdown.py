@@ -5,38 +5,39 @@ from typing import TYPE_CHECKING
 
 from fxamp.tools.common.table import printable
 from fxamp.tools.common.words import plural
-from fxamp.tools.diff.result import Found
-from fxamp.tools.diff.words import SIGNS, groups, ops_counted, rule_text, value, verdict, written_at
+from fxamp.tools.diff.result import Comparison
+from fxamp.tools.diff.words import op_rows, ops_counted, rule_rows, setting_rows, verdict
 
 if TYPE_CHECKING:
     from fxamp.tools.diff.effect import Effect
     from fxamp.tools.diff.numbers import Numbers
 
 
-def markdown_lines(found: Found) -> Iterator[str]:
+def markdown_lines(comparison: Comparison) -> Iterator[str]:
     """Yield the lines of the whole comparison."""
-    yield f"### {code(found.old.about)} → {code(found.new.about)}"
+    yield f"### {code(comparison.old.about)} → {code(comparison.new.about)}"
     yield ""
-    yield f"**{_capital(verdict(found))}.**"
-    marked = [("~", code(change.key), _pair(change.old, change.new)) for change in found.settings]
-    marked += [("!", code(f"loss_scale.{c.key}"), _pair(c.old, c.new)) for c in found.loss_scale]
-    if marked:
+    yield f"**{_capital(verdict(comparison))}.**"
+    if settings := setting_rows(comparison):
+        changes = [(code(sign), code(key), f"{code(old)} → {code(new)}") for sign, key, old, new in settings]
         yield ""
-        yield from table(("", "setting", "change"), [(code(sign), key, text) for sign, key, text in marked])
-    if found.diff.rules:
-        rows = [(code(SIGNS[c.kind]), code(c.id), cell(rule_text(c)), code(written_at(c))) for c in found.diff.rules]
+        yield from table(("", "setting", "change"), changes)
+    if comparison.diff.rules:
+        rows = [(code(sign), code(name), cell(text), code(where)) for sign, name, text, where in rule_rows(comparison)]
         yield ""
         yield from folded(plural(len(rows), "rule"), table(("", "rule", "change", "written at"), rows))
-    if found.diff.ops:
+    if comparison.diff.ops:
         yield ""
-        yield from folded(f"{plural(ops_counted(found.diff.ops), 'op')} decided differently", _ops(found))
-    for effect in found.effects:
+        ops = [tuple(map(cell, row)) for row in op_rows(comparison)]
+        title = f"{plural(ops_counted(comparison.diff.ops), 'op')} decided differently"
+        yield from folded(title, table(("decision", "rule", "concerns"), ops))
+    for effect in comparison.effects:
         yield ""
         yield from _effect(effect)
-    for cost in found.costs:
+    for cost in comparison.costs:
         yield ""
         yield from cost.lines()
-    for numbers in found.runs:
+    for numbers in comparison.runs:
         yield ""
         yield from _numbers(numbers)
 
@@ -71,15 +72,6 @@ def _numbers(numbers: "Numbers") -> Iterator[str]:
     yield from map(cell, remarks(numbers))
 
 
-def _ops(found: Found) -> Iterator[str]:
-    rows = [
-        (cell(group.heading) if at == 0 else "", cell(label), cell(", ".join(items)))
-        for group in groups(found.diff.ops)
-        for at, (label, items) in enumerate(group.lines)
-    ]
-    return table(("decision", "rule", "concerns"), rows)
-
-
 def folded(title: str, lines: Iterable[str]) -> Iterator[str]:
     """Yield ``lines`` in a collapsed section; GitHub and GitLab need the empty lines to render Markdown in it."""
     yield f"<details><summary>{cell(title)}</summary>"
@@ -105,13 +97,9 @@ def cell(text: str) -> str:
 
 def code(text: str) -> str:
     """Return ``text`` formatted as code; ``""`` for empty text."""
-    shown = printable(text).replace("|", "\\|")
-    fence = "``" if "`" in shown else "`"
-    return f"{fence}{shown}{fence}" if shown else ""
-
-
-def _pair(old: object, new: object) -> str:
-    return f"{code(value(old))} → {code(value(new))}"
+    inside = printable(text).replace("|", "\\|")
+    fence = "``" if "`" in inside else "`"
+    return f"{fence}{inside}{fence}" if inside else ""
 
 
 def _capital(text: str) -> str:

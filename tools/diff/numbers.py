@@ -113,7 +113,7 @@ def _cotangent(value: Tensor) -> Tensor:
 
 
 def _errors_so_far(old: Side, errors: Sequence[Errors]) -> str:
-    return f"{old.given}: {errors[0].content()}" if errors else ""
+    return f"{old.source}: {errors[0].content()}" if errors else ""
 
 
 def _reference(file: str, program: Program, seed: int) -> Results:

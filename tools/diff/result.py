@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Found:
+class Comparison:
     """The difference of two policies, its effect on graphs, on numbers and costs of models, by the files' names."""
 
     old: Side
@@ -28,12 +28,12 @@ class Found:
     @cached_property
     def settings(self) -> tuple[SettingChange, ...]:
         """Return the settings that differ; a setting that a side does not define counts as not set."""
-        return tuple(self._said(self.diff.settings))
+        return tuple(self._settings(self.diff.settings))
 
     @cached_property
     def loss_scale(self) -> tuple[SettingChange, ...]:
         """Return the differences in loss scaling; without settings, the policies' dtypes decide."""
-        open_dtype = "lower_precision_fp" in self.old.unsaid | self.new.unsaid
+        open_dtype = "lower_precision_fp" in self.old.open | self.new.open
         written = self.diff.old.loss_scale or self.diff.new.loss_scale
         return () if open_dtype and written is None else self.diff.loss_scale
 
@@ -42,16 +42,16 @@ class Found:
         """Whether both policies decide the same."""
         return not (self.settings or self.loss_scale or self.diff.ops)
 
-    def _said(self, changes: Sequence[SettingChange]) -> Iterator[SettingChange]:
+    def _settings(self, changes: Sequence[SettingChange]) -> Iterator[SettingChange]:
         differ = {change.key: (change.old, change.new) for change in changes}
-        for key in (*differ, *sorted((self.old.unsaid | self.new.unsaid) - differ.keys())):
+        for key in (*differ, *sorted((self.old.open | self.new.open) - differ.keys())):
             values = differ.get(key) or (getattr(self.diff.old, key) or None, getattr(self.diff.new, key) or None)
             sides = zip((self.old, self.new), values, strict=True)
-            before, after = (None if key in side.unsaid else value for side, value in sides)
+            before, after = (None if key in side.open else value for side, value in sides)
             if before != after:
                 yield SettingChange(key, before, after)
 
 
-def compare(old: Side, new: Side) -> Found:
+def compare(old: Side, new: Side) -> Comparison:
     """Compare two policies."""
-    return Found(old, new, diff_policies(old.policy, new.policy))
+    return Comparison(old, new, diff_policies(old.policy, new.policy))

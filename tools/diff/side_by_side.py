@@ -1,7 +1,7 @@
 """One graph under two policies, side by side: its modules in order, and in each the ops with dtype, rule and casts."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fxamp.listing.model import Entry, Listing, RuleRef
 from fxamp.listing.totals import Index, Totals, is_op, totals
@@ -44,18 +44,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What a module keeps for the backward, in bytes, if the policy says how; None if it has no rule for that."""
-
-    old: int | None
-    new: int | None
-
-
-@dataclass(frozen=True)
 class Module:
     """The ops of one module, or of ``count`` modules that differ only in the numbers of their paths (``h.*.attn``).
 
-    The totals and bytes are those of one of them.
+    ``kept`` are the bytes that it keeps for the backward, None under a policy that does not say how. The totals and
+    bytes are those of one of them.
     """
 
     path: str
@@ -63,13 +56,18 @@ class Module:
     count: int
     rows: tuple[Row, ...]
     sums: tuple[Totals, Totals]
-    kept: Kept
+    kept: tuple[int | None, int | None]
 
     @property
     def differs(self) -> bool:
         """Whether any op, cast or kept byte of it differs."""
-        sums = [(each.casts, each.cast_bytes, each.casts_of_unknown_size) for each in self.sums]
-        return any(row.differs for row in self.rows) or sums[0] != sums[1] or self.kept.old != self.kept.new
+        old, new = self.counts
+        return any(row.differs for row in self.rows) or old != new or self.kept[0] != self.kept[1]
+
+    @property
+    def counts(self) -> list[tuple[int, ...]]:
+        """Return the counts of casts, old and new."""
+        return [(sums.casts, sums.cast_bytes, sums.casts_of_unknown_size) for sums in self.sums]
 
 
 def modules(old: Listing, new: Listing) -> list[Module]:
@@ -80,18 +78,13 @@ def modules(old: Listing, new: Listing) -> list[Module]:
         names.setdefault(entry.module, []).append(key)
     for path in _casting(old, new):
         names.setdefault(path, [])
-    found = [_module(path, keys, (old, new), sides) for path, keys in names.items()]
-    groups = combined(found, lambda each: each.path, _content)
-    return [_group(group.first, group.module, group.count) for group in groups]
-
-
-def _group(first: Module, path: str, count: int) -> Module:
-    return Module(path, first.module_class, count, first.rows, first.sums, first.kept)
+    single = [_module(path, keys, (old, new), sides) for path, keys in names.items()]
+    groups = combined(single, lambda module: module.path, _content)
+    return [replace(group.first, path=group.module, count=group.count) for group in groups]
 
 
 def _content(module: Module) -> tuple[object, ...]:
-    sums = [(each.casts, each.cast_bytes, each.casts_of_unknown_size) for each in module.sums]
-    return module.module_class, tuple(row.content() for row in module.rows), *sums, module.kept
+    return module.module_class, tuple(row.content() for row in module.rows), *module.counts, module.kept
 
 
 _Ops = Mapping[tuple[str, ...], tuple[Listing, Entry]]
@@ -100,14 +93,14 @@ _Pair = tuple[Listing, Listing]
 
 def ops_by_path(listing: Listing, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], tuple[Listing, Entry]]:
     """Return the ops with the graph or body that holds them, by name after the names of those bodies."""
-    found: dict[tuple[str, ...], tuple[Listing, Entry]] = {}
+    ops: dict[tuple[str, ...], tuple[Listing, Entry]] = {}
     for entry in listing.entries:
         if is_op(entry):
-            found[(*path, entry.name)] = (listing, entry)
+            ops[(*path, entry.name)] = (listing, entry)
         for body in entry.bodies:
             if body in listing.bodies:
-                found |= ops_by_path(listing.bodies[body], (*path, body))
-    return found
+                ops |= ops_by_path(listing.bodies[body], (*path, body))
+    return ops
 
 
 def _casting(*listings: Listing) -> Iterator[str]:
@@ -123,11 +116,11 @@ def _module(
     rows = tuple(_row(key, sides, index) for key in keys)
     entries = [sides[at][key][1] for key in keys for at in (0, 1) if key in sides[at]]
     old, new = (totals(graph, lambda entry: entry.module == path) for graph in graphs)
-    kept = Kept(*(_kept(graph, path) for graph in graphs))
+    kept = _bytes_kept(graphs[0], path), _bytes_kept(graphs[1], path)
     return Module(path, entries[0].module_class if entries else "", 1, rows, (old, new), kept)
 
 
-def _kept(listing: Listing, path: str) -> int | None:
+def _bytes_kept(listing: Listing, path: str) -> int | None:
     """Return the bytes that a module keeps; None if one is unknown, or if the listing says nothing about modules."""
     values = [value.after for value in listing.kept if value.module == path]
     known = [value for value in values if value is not None]
@@ -141,7 +134,7 @@ def _row(key: tuple[str, ...], sides: tuple[_Ops, _Ops], index: Index) -> Row:
 
 
 def _cell(listing: Listing, entry: Entry, index: Index) -> Cell:
-    casts = tuple(_cast(listing, each, index) for each in index.inputs(listing, entry) if each.is_cast)
+    casts = tuple(_cast(listing, source, index) for source in index.inputs(listing, entry) if source.is_cast)
     rule = entry.rule or RuleRef("")
     return Cell(entry.runs_in, rule.id, rule.origin, overruled(entry) or entry.reason, casts)
 

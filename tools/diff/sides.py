@@ -18,22 +18,22 @@ _KEYS = {"lower_precision_fp": "lower_precision_fp", "device": "match.device"}
 
 @dataclass(frozen=True)
 class Side:
-    """A resolved policy, the name it was given by, and the settings that none of its files define."""
+    """A resolved policy, the name or path that it was loaded by, and the settings that none of its files define."""
 
     policy: Policy
-    given: str
-    unsaid: frozenset[str] = frozenset()
+    source: str
+    open: frozenset[str] = frozenset()
 
     @property
     def about(self) -> str:
         """Return one line about the policy: its name, its file, and what it is for."""
-        said = [("for", "device"), ("in", "lower_precision_fp")]
-        words = [f"{word} {getattr(self.policy, key)}" for word, key in said if key not in self.unsaid]
-        file = f" ({self.given})" if self.given != self.policy.name else ""
+        settings = [("for", "device"), ("in", "lower_precision_fp")]
+        words = [f"{word} {getattr(self.policy, key)}" for word, key in settings if key not in self.open]
+        file = f" ({self.source})" if self.source != self.policy.name else ""
         return f"{self.policy.name}{file}{', ' if words else ''}{' '.join(words)}"
 
 
-def load_side(given: str, device: str | None, torch_version: str | None) -> Side:
+def load_side(source: str, device: str | None, torch_version: str | None) -> Side:
     """Load the policy of a built-in name or a path, and resolve it for a device and a version of torch.
 
     Raises PolicyError with every mistake of its files, or if it is not for that device or version; OptionError for a
@@ -44,14 +44,14 @@ def load_side(given: str, device: str | None, torch_version: str | None) -> Side
         hint = nearest(kind, DEVICES)
         raise OptionError(f"--device {device!r} is unknown{hint}; accepted: {', '.join(DEVICES)}")
     try:
-        policy, unsaid = Policy.load(given), frozenset[str]()
+        policy, missing = Policy.load(source), frozenset[str]()
     except PolicyError as error:
-        table, name = f"extends = [{json.dumps(given)}]\n", Path(given).stem
+        table, name = f"extends = [{json.dumps(source)}]\n", Path(source).stem
         known = {} if kind is None else {"device": kind}
-        policy, unsaid = load_table(lambda said: Policy.loads(table + said, name), error, known)
+        policy, missing = load_table(lambda settings: Policy.loads(table + settings, name), error, known)
     except OSError as error:
-        raise PolicyError(f"{given}: {error.strerror}") from error
-    return resolved(Side(policy, given, unsaid), device, torch_version)
+        raise PolicyError(f"{source}: {error.strerror}") from error
+    return resolved(Side(policy, source, missing), device, torch_version)
 
 
 def load_table(
@@ -63,12 +63,12 @@ def load_table(
     and the names of what it leaves out. Raises ``error`` if that has another cause.
     """
     values = {**_OPEN, **known}
-    for unsaid in chain.from_iterable(combinations(values, count) for count in (1, 2)):
+    for missing in chain.from_iterable(combinations(values, count) for count in (1, 2)):
         try:
-            policy = load("".join(f"{_KEYS[key]} = {json.dumps(values[key])}\n" for key in unsaid))
+            policy = load("".join(f"{_KEYS[key]} = {json.dumps(values[key])}\n" for key in missing))
         except PolicyError:
             continue
-        return policy, frozenset(unsaid) - known.keys()
+        return policy, frozenset(missing) - known.keys()
     raise error
 
 

@@ -3,12 +3,11 @@
 import textwrap
 from collections.abc import Iterator
 
-from fxamp.policy.diff.policy_diff import SettingChange
 from fxamp.tools.common.table import printable
 from fxamp.tools.common.terminal import Look
 from fxamp.tools.common.words import plural
-from fxamp.tools.diff.result import Found
-from fxamp.tools.diff.words import SIGNS, groups, ops_counted, rule_text, value, verdict, written_at
+from fxamp.tools.diff.result import Comparison
+from fxamp.tools.diff.words import groups, ops_counted, rule_rows, setting_rows, verdict
 
 #: ANSI colours of the marks.
 _COLOURS = {"+": "32", "-": "31", "~": "33", "!": "35"}
@@ -19,28 +18,30 @@ _WIDTH = 120
 _INDENT = "    "
 
 
-def text_lines(found: Found, look: Look) -> Iterator[str]:
+def text_lines(comparison: Comparison, look: Look) -> Iterator[str]:
     """Yield the lines of the whole comparison."""
-    yield printable(f"--- {found.old.about}")
-    yield printable(f"+++ {found.new.about}")
-    yield from _section("", list(_settings(found, look)))
-    yield from _section("rules", list(_rules(found, look)))
-    yield from _section(f"{plural(ops_counted(found.diff.ops), 'op')} decided differently", list(_ops(found, look)))
-    for effect in found.effects:
+    yield printable(f"--- {comparison.old.about}")
+    yield printable(f"+++ {comparison.new.about}")
+    yield from _section("", list(_settings(comparison, look)))
+    yield from _section("rules", list(_rules(comparison, look)))
+    yield from _section(
+        f"{plural(ops_counted(comparison.diff.ops), 'op')} decided differently", list(_ops(comparison, look))
+    )
+    for effect in comparison.effects:
         from fxamp.tools.diff.effect_text import effect_lines
 
         yield ""
         yield from effect_lines(effect, look)
-    for cost in found.costs:
+    for cost in comparison.costs:
         yield ""
         yield from cost.lines()
-    for numbers in found.runs:
+    for numbers in comparison.runs:
         from fxamp.tools.diff.numbers_text import numbers_lines
 
         yield ""
         yield from numbers_lines(numbers, look)
     yield ""
-    yield verdict(found)
+    yield verdict(comparison)
 
 
 def _section(title: str, lines: list[str]) -> Iterator[str]:
@@ -52,28 +53,22 @@ def _section(title: str, lines: list[str]) -> Iterator[str]:
     yield from lines
 
 
-def _settings(found: Found, look: Look) -> Iterator[str]:
-    marked = [("~", change.key, change) for change in found.settings]
-    marked += [("!", f"loss_scale.{change.key}", change) for change in found.loss_scale]
-    longest = max((len(key) for _, key, _ in marked), default=0)
-    for sign, key, change in marked:
-        yield from _marked(sign, f"{key:<{longest}}", _change(change), look)
+def _settings(comparison: Comparison, look: Look) -> Iterator[str]:
+    rows = setting_rows(comparison)
+    longest = max((len(key) for _, key, _, _ in rows), default=0)
+    for sign, key, old, new in rows:
+        yield from _marked(sign, f"{key:<{longest}}", f"{old} -> {new}", look)
 
 
-def _change(change: SettingChange) -> str:
-    return f"{value(change.old)} -> {value(change.new)}"
+def _rules(comparison: Comparison, look: Look) -> Iterator[str]:
+    rows = rule_rows(comparison)
+    longest = max((len(name) for _, name, _, _ in rows), default=0)
+    for sign, name, text, where in rows:
+        yield from _marked(sign, f"{name:<{longest}}", f"{text}  [{where}]" if where else text, look)
 
 
-def _rules(found: Found, look: Look) -> Iterator[str]:
-    longest = max((len(change.id) for change in found.diff.rules), default=0)
-    for change in found.diff.rules:
-        where = written_at(change)
-        text = f"{rule_text(change)}  [{where}]" if where else rule_text(change)
-        yield from _marked(SIGNS[change.kind], f"{change.id:<{longest}}", text, look)
-
-
-def _ops(found: Found, look: Look) -> Iterator[str]:
-    for group in groups(found.diff.ops):
+def _ops(comparison: Comparison, look: Look) -> Iterator[str]:
+    for group in groups(comparison.diff.ops):
         yield from _wrapped("  ", group.heading, look, more=_INDENT)
         longest = max(len(label) for label, _ in group.lines)
         for label, items in group.lines:

@@ -7,7 +7,7 @@ from fxamp.policy.diff.op_changes import OpChange
 from fxamp.policy.diff.rule_changes import LISTS, KeyChange, RuleChange
 from fxamp.policy.model.rule import Rule
 from fxamp.tools.common.words import plural
-from fxamp.tools.diff.result import Found
+from fxamp.tools.diff.result import Comparison
 
 SIGNS = {"added": "+", "removed": "-", "changed": "~", "renamed": "~", "moved": "~"}
 """The mark of each kind of change of a rule; ``!`` marks loss scaling."""
@@ -15,23 +15,23 @@ SIGNS = {"added": "+", "removed": "-", "changed": "~", "renamed": "~", "moved": 
 FOLLOWS = "follows its inputs"
 
 
-def value(given: object) -> str:
+def value(setting: object) -> str:
     """Return a value as written in a policy file, lists without brackets; "not set" for None."""
-    if given is None:
+    if setting is None:
         return "not set"
-    if isinstance(given, bool):
-        return str(given).lower()
-    if isinstance(given, float):
-        return f"{given:.17g}"
-    if isinstance(given, (list, tuple)):
-        return ", ".join(map(value, given))
-    if isinstance(given, dict):
-        return ", ".join(f"{key} = {_nested(item)}" for key, item in given.items())
-    return str(given).removeprefix("aten::")
+    if isinstance(setting, bool):
+        return str(setting).lower()
+    if isinstance(setting, float):
+        return f"{setting:.17g}"
+    if isinstance(setting, (list, tuple)):
+        return ", ".join(map(value, setting))
+    if isinstance(setting, dict):
+        return ", ".join(f"{key} = {_nested(item)}" for key, item in setting.items())
+    return str(setting).removeprefix("aten::")
 
 
-def _nested(given: object) -> str:
-    return f"{{ {value(given)} }}" if isinstance(given, dict) else value(given)
+def _nested(setting: object) -> str:
+    return f"{{ {value(setting)} }}" if isinstance(setting, dict) else value(setting)
 
 
 def cast(rule: Rule | None) -> str:
@@ -52,8 +52,8 @@ def rule_text(change: RuleChange) -> str:
         return "; ".join(map(_key, change.keys))
     rule = old or new
     assert rule is not None
-    said = {key: item for key, item in rule.content().items() if key not in ("id", "cast", "keep", "ops", "advice")}
-    more = "".join(f"; {key}: {value(item)}" for key, item in said.items())
+    keys = {key: item for key, item in rule.content().items() if key not in ("id", "cast", "keep", "ops", "advice")}
+    more = "".join(f"; {key}: {value(item)}" for key, item in keys.items())
     return f"{rule.asks}: {value(rule.ops) if rule.ops else 'any op'}{more}"
 
 
@@ -63,15 +63,33 @@ def written_at(change: RuleChange) -> str:
     return " -> ".join(dict.fromkeys(places))
 
 
+def setting_rows(comparison: Comparison) -> list[tuple[str, str, str, str]]:
+    """Return the settings that differ: mark, key, old and new value."""
+    marked = [("~", change.key, change) for change in comparison.settings]
+    marked += [("!", f"loss_scale.{change.key}", change) for change in comparison.loss_scale]
+    return [(sign, key, value(change.old), value(change.new)) for sign, key, change in marked]
+
+
+def rule_rows(comparison: Comparison) -> list[tuple[str, str, str, str]]:
+    """Return the rules that differ: mark, id, what has changed, and where they are written."""
+    return [(SIGNS[c.kind], c.id, rule_text(c), written_at(c)) for c in comparison.diff.rules]
+
+
+def op_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Return the groups of ops that are decided differently: heading, rules or casts, and the ops or rules."""
+    return [
+        (group.heading if at == 0 else "", label, ", ".join(items))
+        for group in groups(comparison.diff.ops)
+        for at, (label, items) in enumerate(group.lines)
+    ]
+
+
 def _key(change: KeyChange) -> str:
     if change.key not in LISTS:
         return f"{change.key}: {value(change.old)} -> {value(change.new)}"
-    marked = ((sign, each) for sign, given in (("-", change.old), ("+", change.new)) for each in _items(given))
-    return f"{change.key}: {' '.join(f'{sign}{value(each)}' for sign, each in marked)}"
-
-
-def _items(given: object) -> list[object]:
-    return given if isinstance(given, list) else []
+    sides = (("-", change.old), ("+", change.new))
+    marked = (f"{sign}{value(item)}" for sign, items in sides if isinstance(items, list) for item in items)
+    return f"{change.key}: {' '.join(marked)}"
 
 
 @dataclass(frozen=True)
@@ -88,14 +106,14 @@ class Group:
 
 def groups(changes: Iterable[OpChange]) -> list[Group]:
     """Group changes of decisions, in order of first occurrence."""
-    found: dict[str, dict[str, dict[str, None]]] = {}
+    grouped: dict[str, dict[str, dict[str, None]]] = {}
     for change in changes:
         heading, label, item = _broad(change) or _narrow(change)
         where = ", ".join([*_REGION_WORDS.get(change.region, ()), *change.when])
-        lines = found.setdefault(f"{heading}{', ' if where else ''}{where}", {})
+        lines = grouped.setdefault(f"{heading}{', ' if where else ''}{where}", {})
         lines.setdefault(label, {})[item] = None
     return [
-        Group(heading, tuple((label, tuple(items)) for label, items in by.items())) for heading, by in found.items()
+        Group(heading, tuple((label, tuple(items)) for label, items in by.items())) for heading, by in grouped.items()
     ]
 
 
@@ -132,17 +150,17 @@ def ops_counted(changes: Sequence[OpChange]) -> int:
     return len({change.op for change in changes})
 
 
-def verdict(found: Found) -> str:
+def verdict(comparison: Comparison) -> str:
     """Return the last line: whether the policies decide the same."""
-    if found.same:
-        rest = f"; {plural(len(found.diff.rules), 'rule')} written differently" if found.diff.rules else ""
+    if comparison.same:
+        rest = f"; {plural(len(comparison.diff.rules), 'rule')} written differently" if comparison.diff.rules else ""
         return f"the same: nothing is decided differently{rest}"
     counts = [
-        (len(found.settings), "setting"),
-        (len(found.loss_scale), "loss-scaling setting"),
-        (len(found.diff.rules), "rule"),
+        (len(comparison.settings), "setting"),
+        (len(comparison.loss_scale), "loss-scaling setting"),
+        (len(comparison.diff.rules), "rule"),
     ]
     parts = [plural(count, one) for count, one in counts if count]
-    ops = ops_counted(found.diff.ops)
+    ops = ops_counted(comparison.diff.ops)
     parts += [f"{plural(ops, 'op')} decided differently"] if ops else []
     return f"they differ: {', '.join(parts)}"

@@ -138,8 +138,8 @@ def _rule_units(trials: Trials, places: Sequence[ModuleOp]) -> tuple[Unit, ...]:
 
 def _search(trials: Trials, by: str, places: Sequence[ModuleOp]) -> tuple[Unit, ...] | None:
     """Return the minimal set, verified; None, with a message, if all units together miss the tolerance."""
-    tree = ModuleTree(places, trials.to)
-    every: tuple[Unit, ...] = (tree.root,) if by == "modules" else _rule_units(trials, places)
+    tree = ModuleTree(places)
+    every = (tree.root,) if by == "modules" else _rule_units(trials, places)
     if trials.passes(()):
         return ()
     if not trials.passes(every):

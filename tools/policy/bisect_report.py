@@ -41,7 +41,7 @@ def rules(units: Units, trials: Trials) -> list[Rule]:
     with_all = f"with it: {trials.errors(units)}; wanted: at most {trials.tolerance:g}"
     return [
         replace(rule, why=f"Bisected; without this rule: {trials.errors(_without(units, unit))}; {with_all}.")
-        for unit, rule in zip(units, unit_rules(trials.policy, units), strict=True)
+        for unit, rule in zip(units, unit_rules(trials.policy, units, trials.to), strict=True)
     ]
 
 

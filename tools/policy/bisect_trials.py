@@ -64,7 +64,7 @@ class Trials:
         """Return the errors with ``units`` widened; each set is tried once."""
         key = frozenset(units)
         if key not in self.known:
-            self.known[key] = errors = self._try(with_units(self.policy, units))
+            self.known[key] = errors = self._try(with_units(self.policy, units, self.to))
             self.shown.update()
             verdict = "meets it" if errors.worst <= self.tolerance else "misses it"
             self.progress(f"trial {len(self.known)}: {_named(units, self.to.words)}: {errors}: {verdict}")
@@ -91,14 +91,11 @@ class Trials:
             return gm.forward
 
         here = self._copy()
-        run_compiled(
-            self.work.file,
-            here,
-            self.policy,
-            collect,
-            {},
-            lambda compiled: here.run(compiled, self._start, beside=self._beside),
-        )
+
+        def run(compiled: Callable[..., Any]) -> Results:
+            return here.run(compiled, self._start, beside=self._beside)
+
+        run_compiled(self.work.file, here, self.policy, collect, {}, run)
         return list(places)
 
     def packed(self) -> list[KeptValue]:

@@ -159,17 +159,17 @@ def test_one_changed_cast_of_one_op_is_one_line_of_each(name: str) -> None:
             continue
         cast = Category.FP32 if rule.cast is Category.LOWER_PRECISION_FP else Category.LOWER_PRECISION_FP
         new = replace(old, rules=tuple(replace(r, cast=cast) if r is rule else r for r in old.rules))
-        found = diff_policies(old, new)
-        assert [(change.kind, change.id, [key.key for key in change.keys]) for change in found.rules] == [
+        diff = diff_policies(old, new)
+        assert [(change.kind, change.id, [key.key for key in change.keys]) for change in diff.rules] == [
             ("changed", rule.id, ["cast"])
         ]
-        assert [(c.old and c.old.cast, c.new and c.new.cast) for c in found.ops] == [(rule.cast, cast)]
-        assert not found.settings
-        assert not found.loss_scale
+        assert [(c.old and c.old.cast, c.new and c.new.cast) for c in diff.ops] == [(rule.cast, cast)]
+        assert not diff.settings
+        assert not diff.loss_scale
 
 
-def policy_of(*rules: Rule, **said: object) -> Policy:
-    return Policy("p", "cuda", "float16", rules=rules, **said)  # type: ignore[arg-type]
+def policy_of(*rules: Rule, **others: object) -> Policy:
+    return Policy("p", "cuda", "float16", rules=rules, **others)  # type: ignore[arg-type]
 
 
 LOW, FP32 = Category.LOWER_PRECISION_FP, Category.FP32
@@ -177,9 +177,9 @@ LOW, FP32 = Category.LOWER_PRECISION_FP, Category.FP32
 
 def test_order_counts_where_rules_meet() -> None:
     head, sums = Rule("head", FP32, modules=("lm_head",)), Rule("all", LOW, ("mm",))
-    found = diff_policies(policy_of(sums, head), policy_of(head, sums))
-    assert [(c.kind, c.id, ids(c.passed)) for c in found.rules] == [("moved", "all", "head")]
-    assert [(c.op, c.when, ids(c.old), ids(c.new)) for c in found.ops] == [("mm", ("in lm_head",), "head", "all")]
+    diff = diff_policies(policy_of(sums, head), policy_of(head, sums))
+    assert [(c.kind, c.id, ids(c.passed)) for c in diff.rules] == [("moved", "all", "head")]
+    assert [(c.op, c.when, ids(c.old), ids(c.new)) for c in diff.ops] == [("mm", ("in lm_head",), "head", "all")]
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,9 @@ def test_order_does_not_count_where_conditions_exclude_each_other(one: dict, oth
 )
 def test_order_counts_where_conditions_can_meet(one: dict, other: dict) -> None:
     first, second = Rule("first", FP32, ("mm",), **one), Rule("second", LOW, ("mm",), **other)
-    found = diff_policies(policy_of(first, second), policy_of(second, first))
-    assert len(found.ops) == 1
-    assert not found.same
+    diff = diff_policies(policy_of(first, second), policy_of(second, first))
+    assert len(diff.ops) == 1
+    assert not diff.same
 
 
 def test_conditions_that_are_met_together_overrule() -> None:
@@ -224,16 +224,16 @@ def test_conditions_that_are_met_together_overrule() -> None:
 def test_a_rule_that_others_overrule_everywhere_decides_nothing() -> None:
     wide = Rule("wide", FP32, ("mm",), args={"self": {"size": ">10", "dtype": ["float32", "bfloat16"]}})
     narrow = Rule("narrow", LOW, ("mm",), args={"self": {"size": ">100", "dtype": "float32"}})
-    found = diff_policies(policy_of(wide), policy_of(narrow, wide))
-    assert found.same
-    assert [(change.kind, change.id) for change in found.rules] == [("added", "narrow")]
+    diff = diff_policies(policy_of(wide), policy_of(narrow, wide))
+    assert diff.same
+    assert [(change.kind, change.id) for change in diff.rules] == [("added", "narrow")]
     assert not diff_policies(policy_of(wide), policy_of(wide, narrow)).same
 
 
 def test_renamed_rules_decide_the_same() -> None:
-    found = diff_policies(policy_of(Rule("old", LOW, ("mm",))), policy_of(Rule("new", LOW, ("mm",), why="Faster.")))
-    assert found.same
-    assert [(c.kind, ids(c.old), ids(c.new)) for c in found.rules] == [("renamed", "old", "new")]
+    diff = diff_policies(policy_of(Rule("old", LOW, ("mm",))), policy_of(Rule("new", LOW, ("mm",), why="Faster.")))
+    assert diff.same
+    assert [(c.kind, ids(c.old), ids(c.new)) for c in diff.rules] == [("renamed", "old", "new")]
 
 
 def test_a_rule_written_as_two_decides_the_same() -> None:
@@ -252,9 +252,9 @@ def test_inputs_and_advice_are_part_of_what_is_decided() -> None:
 
 def test_the_recipe_is_part_of_what_is_decided() -> None:
     old, new = (policy_of(Rule("fp8", Category.FP8, ("mm",), recipe=recipe)) for recipe in ("tensorwise", "rowwise"))
-    found = diff_policies(old, new)
-    assert [change.op for change in found.ops] == ["mm"] and old.digest != new.digest
-    assert [(k.key, k.old, k.new) for c in found.rules for k in c.keys] == [("recipe", "tensorwise", "rowwise")]
+    diff = diff_policies(old, new)
+    assert [change.op for change in diff.ops] == ["mm"] and old.digest != new.digest
+    assert [(k.key, k.old, k.new) for c in diff.rules for k in c.keys] == [("recipe", "tensorwise", "rowwise")]
 
 
 def test_multiples_of_large_numbers_are_not_proven_to_be_related() -> None:
@@ -266,14 +266,14 @@ def test_settings() -> None:
     old = policy_of(capability=">=8.0, <9.0", torch=">=2.11", outputs="captured")
     assert empty(diff_policies(old, policy_of(capability="<9.0,>=8.0", torch=">= 2.11")))
     new = policy_of(outputs="keep", unlisted="fp32")
-    found = diff_policies(old, new)
-    assert [(c.key, c.old, c.new) for c in found.settings] == [
+    diff = diff_policies(old, new)
+    assert [(c.key, c.old, c.new) for c in diff.settings] == [
         ("capability", ">=8.0, <9.0", None),
         ("torch", ">=2.11", None),
         ("unlisted", "follow", "fp32"),
         ("outputs", "captured", "keep"),
     ]
-    assert [(c.op, ids(c.old), ids(c.new)) for c in found.ops] == [("any op", "", "unlisted")]
+    assert [(c.op, ids(c.old), ids(c.new)) for c in diff.ops] == [("any op", "", "unlisted")]
 
 
 def test_loss_scaling_is_compared_as_it_works() -> None:
@@ -281,13 +281,13 @@ def test_loss_scaling_is_compared_as_it_works() -> None:
     assert not diff_policies(half, policy_of(loss_scale=LossScale())).loss_scale
     assert not diff_policies(bf16, replace(bf16, loss_scale=LossScale(init_scale=2.0, enabled=False))).loss_scale
     assert [(c.key, c.old, c.new) for c in diff_policies(half, bf16).loss_scale] == [("enabled", True, False)]
-    found = diff_policies(half, policy_of(loss_scale=LossScale(init_scale=1024.0, max_scale=4096.0)))
-    assert [(c.key, c.old, c.new) for c in found.loss_scale] == [
+    diff = diff_policies(half, policy_of(loss_scale=LossScale(init_scale=1024.0, max_scale=4096.0)))
+    assert [(c.key, c.old, c.new) for c in diff.loss_scale] == [
         ("init_scale", 65536.0, 1024.0),
         ("max_scale", None, 4096.0),
     ]
-    assert not found.same
-    assert not found.rules
+    assert not diff.same
+    assert not diff.rules
 
 
 def test_names_with_and_without_overload() -> None:
@@ -296,8 +296,8 @@ def test_names_with_and_without_overload() -> None:
     globs = diff_policies(policy_of(Rule("m", LOW, ("conv*",))), policy_of(Rule("m", LOW, ("conv*", "*_relu"))))
     assert [change.op for change in globs.ops] == ["*_relu"]
     one, other = Rule("a", LOW, ("conv*",)), Rule("b", FP32, ("*1d",))
-    found = diff_policies(policy_of(one, other), policy_of(other, one))
-    assert [(change.op, ids(change.old), ids(change.new)) for change in found.ops] == [("*1d and conv*", "b", "a")]
+    diff = diff_policies(policy_of(one, other), policy_of(other, one))
+    assert [(change.op, ids(change.old), ids(change.new)) for change in diff.ops] == [("*1d and conv*", "b", "a")]
 
 
 GLOBS = st.lists(st.sampled_from(["a", "b", "*", "?", "[ab]", "[!a]"]), max_size=5).map("".join)
@@ -305,9 +305,9 @@ GLOBS = st.lists(st.sampled_from(["a", "b", "*", "?", "[ab]", "[!a]"]), max_size
 
 @given(GLOBS, GLOBS, st.text("abc", max_size=5))
 def test_two_globs_have_a_common_name_if_a_name_fits_both(first: str, second: str, name: str) -> None:
-    found = common_name(first, second)
-    if found is not None:
-        assert all(fnmatchcase(found, glob) for glob in (first, second))
+    common = common_name(first, second)
+    if common is not None:
+        assert all(fnmatchcase(common, glob) for glob in (first, second))
     else:
         assert not all(fnmatchcase(name, glob) for glob in (first, second))
 

@@ -72,7 +72,7 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
         return False
     if "const" in schema and value != schema["const"]:
         return False
-    if "anyOf" in schema and not any(fits(value, each) for each in schema["anyOf"]):
+    if "anyOf" in schema and not any(fits(value, option) for option in schema["anyOf"]):
         return False
     kinds = schema.get("type", [])
     if kinds and not any(_is(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
@@ -125,5 +125,5 @@ def test_shipped_policies_fit(path: Path) -> None:
 
 def test_it_refuses_what_the_loader_refuses() -> None:
     data = {case: parsed(text) for case, (text, *_) in (PLAIN | BROKEN).items()}
-    accepted = {case for case, given in data.items() if given is not None and fits(given, SCHEMA)}
+    accepted = {case for case, content in data.items() if content is not None and fits(content, SCHEMA)}
     assert accepted == {case for cases in BEYOND.values() for case in cases}

@@ -53,8 +53,8 @@ def test_rules_of_regions_do_not_mix() -> None:
         for region in ("forward", "backward"):
             rule = policy.ruling(Site("aten::mm.default", region=region, elements=9999)).rule
             assert rule is None or rule.keep is None
-        kept = policy.ruling(Site("aten::mm.default", region="kept", elements=9999)).rule
-        assert kept is not None and kept.keep is Keep.INT8
+        rule = policy.ruling(Site("aten::mm.default", region="kept", elements=9999)).rule
+        assert rule is not None and rule.keep is Keep.INT8
     assert not POLICY.conditional, "a condition on kept values is no condition on an op of the forward"
 
 
@@ -94,9 +94,9 @@ def test_fxamp_diff_tells_what_is_kept_otherwise() -> None:
 
 def test_explain_takes_the_facts_of_a_kept_value(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "kept.toml").write_text(TEXT)
-    asked = ["explain", "mm", "--policy", str(tmp_path / "kept.toml"), "--region", "kept", "--elements", "5000"]
-    assert main(asked) == 0
+    arguments = ["explain", "mm", "--policy", str(tmp_path / "kept.toml"), "--region", "kept", "--elements", "5000"]
+    assert main(arguments) == 0
     assert "decides   large: int8" in capsys.readouterr().out
-    assert main([*asked, "--read-by", "my_attention"]) == 0
-    told = capsys.readouterr().out
-    assert "decides   attended: as-is" in told and "lost      large: int8" in told
+    assert main([*arguments, "--read-by", "my_attention"]) == 0
+    output = capsys.readouterr().out
+    assert "decides   attended: as-is" in output and "lost      large: int8" in output

@@ -83,13 +83,13 @@ KNOWN = TensorFacts("float32", (2, 3, Symbol("s0")))
     ],
 )
 def test_what_is_known_of_a_tensor(condition: Any, objection: str | None, unknown: bool) -> None:
-    found = Rule("r", Category.FP32, ("mm",), args={"x": condition}).objection(Site("aten::mm", args={"x": KNOWN}))
-    assert (found is None) == (objection is None)
-    assert found is None or (found.why.startswith(objection or "-") and found.unknown is unknown)
+    failure = Rule("r", Category.FP32, ("mm",), args={"x": condition}).objection(Site("aten::mm", args={"x": KNOWN}))
+    assert (failure is None) == (objection is None)
+    assert failure is None or (failure.why.startswith(objection or "-") and failure.unknown is unknown)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "given", "same"),
+    ("condition", "value", "same"),
     [
         (-1, -1, True),
         (-1, (-1,), True),
@@ -105,15 +105,15 @@ def test_what_is_known_of_a_tensor(condition: Any, objection: str | None, unknow
         (0, None, False),
     ],
 )
-def test_values(wanted: Any, given: Any, same: bool) -> None:
-    rule = Rule("r", Category.FP32, ("mm",), args={"x": wanted})
-    assert (rule.objection(Site("aten::mm", args={"x": given})) is None) is same
+def test_values(condition: Any, value: Any, same: bool) -> None:
+    rule = Rule("r", Category.FP32, ("mm",), args={"x": condition})
+    assert (rule.objection(Site("aten::mm", args={"x": value})) is None) is same
 
 
 def test_a_symbolic_number_meets_no_value() -> None:
     rule = Rule("r", Category.FP32, ("mm",), args={"x": 3})
-    found = rule.objection(Site("aten::mm", args={"x": Symbol("s1")}))
-    assert found is not None and found.unknown and found.why == "the value of x is not known (s1)"
+    failure = rule.objection(Site("aten::mm", args={"x": Symbol("s1")}))
+    assert failure is not None and failure.unknown and failure.why == "the value of x is not known (s1)"
 
 
 def test_products_of_sizes() -> None:

@@ -33,8 +33,8 @@ def test_bars_are_in_proportion() -> None:
 
 
 def test_the_same_numbers_give_the_same_file() -> None:
-    made = [line_chart("t", [Curve("a", [1.0, 2.0], "red")], "x", "y") for _ in range(2)]
-    assert made[0] == made[1]
+    charts = [line_chart("t", [Curve("a", [1.0, 2.0], "red")], "x", "y") for _ in range(2)]
+    assert charts[0] == charts[1]
 
 
 def test_smooth_is_the_mean_of_the_last() -> None:

@@ -37,9 +37,9 @@ def test_no_mode_outlives_its_block(mode: Mode) -> None:
 
 
 def test_a_mode_that_cannot_be_set_is_reset(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(given: str) -> None:
-        mode.set(given)
-        if given != "default":
+    def refuse(value: str) -> None:
+        mode.set(value)
+        if value != "default":
             raise RuntimeError("no such mode")
 
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", refuse)

@@ -98,7 +98,7 @@ def test_strange_contents(content: str, command: tuple[Main, list[str]], capsys:
     for ending in ENDINGS:
         file = f"strange{ending}"
         Path(file).write_bytes(CONTENTS[content])
-        status = status_of(main, [file if each == "FILE" else each for each in arguments])
+        status = status_of(main, [file if word == "FILE" else word for word in arguments])
         # Mistakes are status 1 of check; an empty table is a policy that differs.
         require_named(file, status, capsys, (1, 2) if "check" in arguments or arguments[:2] in PAIRS else (2,))
 
@@ -114,7 +114,7 @@ def test_what_is_no_file(command: tuple[Main, list[str]], capsys: pytest.Capture
             f"{name}{ending}" for name in ("folder", "one", "pipe", "none", "\0", "x" * 5000, "graph.txt/x", "\x1b[31m")
         ]
         for file in names:
-            status = status_of(main, [file if each == "FILE" else each for each in arguments])
+            status = status_of(main, [file if word == "FILE" else word for word in arguments])
             require_named(file, status, capsys, (2,))
 
 
@@ -133,7 +133,7 @@ def test_a_file_that_may_not_be_read(
     for ending in ENDINGS:
         file = f"secret{ending}"
         Path(file).touch()
-        status = status_of(main, [file if each == "FILE" else each for each in arguments])
+        status = status_of(main, [file if word == "FILE" else word for word in arguments])
         require_named(file, status, capsys, (2,))
 
 
@@ -177,9 +177,9 @@ def test_a_standard_output_that_takes_nothing(
     ):
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", stream)
-            found = status_of(main, arguments)
+            exit_status = status_of(main, arguments)
         err = capsys.readouterr().err
-        assert (found, words in err, "Traceback" in err) == (status, True, False), err
+        assert (exit_status, words in err, "Traceback" in err) == (status, True, False), err
 
 
 @pytest.mark.parametrize("writer", ["show", "diff", "check"])
@@ -257,5 +257,5 @@ def test_tools_print_by_these_functions_alone() -> None:
     tools = Path(show.__file__).parents[1]
     bare = re.compile(r"(?<![\w.])print\(|sys\.std(?:out|err)\.write")
     allowed = {"common/output.py", "bench/cost/worker.py", "demo/command.py"}
-    found = {str(file.relative_to(tools)) for file in tools.rglob("*.py") if bare.search(file.read_text())}
-    assert found <= allowed
+    files = {str(file.relative_to(tools)) for file in tools.rglob("*.py") if bare.search(file.read_text())}
+    assert files <= allowed

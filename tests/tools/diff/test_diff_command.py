@@ -107,9 +107,9 @@ def test_every_shipped_variant_differs_from_what_it_varies(variant: str, capsys:
 def test_json_holds_every_op_and_rule(capsys: pytest.CaptureFixture[str]) -> None:
     main(["cuda-float16", "cpu-float16", "--format", "json", *TORCH])
     written = json.loads(capsys.readouterr().out)
-    found = compare(load_side("cuda-float16", None, "2.13"), load_side("cpu-float16", None, "2.13"))
-    assert [op["op"] for op in written["ops"]] == [change.op for change in found.diff.ops]
-    assert [rule["id"] for rule in written["rules"]] == [change.id for change in found.diff.rules]
+    comparison = compare(load_side("cuda-float16", None, "2.13"), load_side("cpu-float16", None, "2.13"))
+    assert [op["op"] for op in written["ops"]] == [change.op for change in comparison.diff.ops]
+    assert [rule["id"] for rule in written["rules"]] == [change.id for change in comparison.diff.rules]
     assert written["same"] is False
 
 
@@ -148,8 +148,8 @@ def test_versions_of_torch(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_fits_a_width_and_wraps_between_words() -> None:
-    found = compare(load_side("cuda-float16", None, "2.13"), load_side("cpu-float16", None, "2.13"))
-    wide, narrow = ("\n".join(text_lines(found, Look(width))) for width in (None, 72))
+    comparison = compare(load_side("cuda-float16", None, "2.13"), load_side("cpu-float16", None, "2.13"))
+    wide, narrow = ("\n".join(text_lines(comparison, Look(width))) for width in (None, 72))
     assert max(map(len, narrow.splitlines())) <= 72
     assert narrow.split() == wide.split()
 

@@ -18,9 +18,9 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file whose counts are made up; what the command is asked for is checked by its own parser."""
 
     def made_up(arguments: Sequence[str]) -> str:
-        given = command.parser("fxamp-bench cost").parse_args(arguments)
-        row = {"policies": given.policy, "dtype": given.dtype}
-        return json.dumps(row) if given.json else f"| {row} |" if given.markdown else f"counted {row}"
+        options = command.parser("fxamp-bench cost").parse_args(arguments)
+        row = {"policies": options.policy, "dtype": options.dtype}
+        return json.dumps(row) if options.json else f"| {row} |" if options.markdown else f"counted {row}"
 
     monkeypatch.setattr(cost, "run_command", made_up)
     (tmp_path / "model.py").write_text(MODEL)
@@ -30,11 +30,11 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_every_format_says_what_the_command_says(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     policies = ["cuda-float16", "cuda-float16-fast"]
     row = {"policies": policies, "dtype": "float16"}
-    given = [*policies, "--graph", model, "--cost", "--format"]
+    arguments = [*policies, "--graph", model, "--cost", "--format"]
     for style, expected in (("text", f"counted {row}"), ("markdown", f"| {row} |")):
-        assert main([*given, style]) == 1
+        assert main([*arguments, style]) == 1
         assert expected in capsys.readouterr().out.splitlines()
-    assert main([*given, "json"]) == 1
+    assert main([*arguments, "json"]) == 1
     assert json.loads(capsys.readouterr().out)["costs"] == [{"file": model, **row}]
 
 
@@ -49,8 +49,8 @@ def test_mistakes_are_one_line(
     model: str, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments, *([model] if arguments[-1] == "--graph" else [])]) == 2
-    said = capsys.readouterr().err
-    assert expected in said and said.count("\n") <= 2
+    message = capsys.readouterr().err
+    assert expected in message and message.count("\n") <= 2
 
 
 def test_what_the_command_cannot_do_is_said_in_one_line(tmp_path: Path) -> None:

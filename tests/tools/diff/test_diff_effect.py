@@ -59,7 +59,7 @@ def effect(*arguments: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str
     return graphs
 
 
-def made(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def defined(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     space: dict[str, Any] = {}
     exec(compile(Path(name).read_text(), name, "exec"), space)
     return space["model"], space["inputs"]
@@ -67,7 +67,7 @@ def made(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 def printed_by_dynamo() -> None:
     """What torch prints of the graph that Dynamo makes of the model."""
-    model, inputs = made("model.py")
+    model, inputs = defined("model.py")
 
     def keep(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> Any:
         Path("graph.py").write_text(gm.print_readable(print_output=False, include_device=True))
@@ -78,46 +78,46 @@ def printed_by_dynamo() -> None:
 
 
 def dumped_by_fxamp() -> None:
-    model, inputs = made("model.py")
+    model, inputs = defined("model.py")
     torch._dynamo.reset()
     options = {"policy": "cpu-bfloat16", "lowering": "eager", "dump": "dumps"}
     torch.compile(model, backend="fxamp", options=options)(*inputs)
 
 
-def check(found: dict[str, Any], modules: bool) -> None:
+def check(graph: dict[str, Any], modules: bool) -> None:
     """The second linear layer alone is decided by ``head`` (or by its weight's size), and one cast is gone."""
-    assert [(op["op"], op["dtype"], op["rule"]) for op in found["ops"]] == [
+    assert [(op["op"], op["dtype"], op["rule"]) for op in graph["ops"]] == [
         (
             "aten::linear.default",
             {"old": "bf16", "new": "f32"},
             {"old": "matrix-products", "new": "products"},
         )
     ]
-    old, new = found["totals"]["old"], found["totals"]["new"]
+    old, new = graph["totals"]["old"], graph["totals"]["new"]
     assert (old["ops_by_dtype"], new["ops_by_dtype"]) == ({"bf16": 4, "f32": 1}, {"bf16": 3, "f32": 2})
     # under the old policy: x, two weights, two biases to bfloat16, and the logits to float32; under the new one the
     # hidden values to float32 instead of the second layer's weight and bias and the logits
     sizes = {"x": 32 * 16, "weight": 64 * 16, "bias": 64, "weight 2": 8 * 64, "bias 2": 8, "logits": 32 * 8}
     assert (old["casts"], old["cast_bytes"]) == (6, 6 * sum(sizes.values()))
     assert (new["casts"], new["cast_bytes"]) == (4, 6 * (sizes["x"] + sizes["weight"] + sizes["bias"] + 32 * 64))
-    assert found["kept_for_backward"]["new"] > found["kept_for_backward"]["old"] > 0
+    assert graph["kept_for_backward"]["new"] > graph["kept_for_backward"]["old"] > 0
     if modules:
-        assert [each["module"] for each in found["modules"]] == ["", "lm_head"]
-        parts = [each[side]["cast_bytes"] for each in found["modules"] for side in ("old", "new")]
+        assert [module["module"] for module in graph["modules"]] == ["", "lm_head"]
+        parts = [module[side]["cast_bytes"] for module in graph["modules"] for side in ("old", "new")]
         assert parts == [6 * sizes["logits"], 0, 6 * (sizes["weight 2"] + sizes["bias 2"]), 6 * 32 * 64]
 
 
 def test_a_model_file(capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = effect("cpu-bfloat16", "head.toml", "--graph", "model.py", capsys=capsys)
-    check(found, modules=True)
-    assert found["ops"][0]["source"].endswith("model.py:13")
-    assert found["ops"][0]["module"] == "lm_head"
+    (graph,) = effect("cpu-bfloat16", "head.toml", "--graph", "model.py", capsys=capsys)
+    check(graph, modules=True)
+    assert graph["ops"][0]["source"].endswith("model.py:13")
+    assert graph["ops"][0]["module"] == "lm_head"
 
 
 def test_a_graph_that_torch_prints(capsys: pytest.CaptureFixture[str]) -> None:
     printed_by_dynamo()
-    (found,) = effect("cpu-bfloat16", "head.toml", "--graph", "graph.py", capsys=capsys)
-    check(found, modules=False)
+    (graph,) = effect("cpu-bfloat16", "head.toml", "--graph", "graph.py", capsys=capsys)
+    check(graph, modules=False)
 
 
 def test_a_dump_of_fxamp_and_several_graphs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,8 +134,8 @@ def test_the_same_policies_have_no_effect(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_policies_of_a_device_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = effect("cuda-float16", "cuda-float16-fast-norms", "--graph", "model.py", capsys=capsys)
-    assert [(op["op"], op["dtype"]) for op in found["ops"]] == [
+    (graph,) = effect("cuda-float16", "cuda-float16-fast-norms", "--graph", "model.py", capsys=capsys)
+    assert [(op["op"], op["dtype"]) for op in graph["ops"]] == [
         ("aten::layer_norm.default", {"old": "f32", "new": "f16"}),
         ("aten::relu.default", {"old": "f32", "new": "f16"}),
     ]
@@ -147,9 +147,9 @@ def test_a_policy_that_refuses_the_graph(capsys: pytest.CaptureFixture[str]) -> 
     for format in ("text", "markdown"):
         assert main(["cpu-bfloat16", "banned.toml", "--graph", "model.py", "--format", format]) == 1
         assert "the new policy refuses it: Use gelu." in capsys.readouterr().out.replace("\\_", "_")
-    (found,) = effect("cpu-bfloat16", "banned.toml", "--graph", "model.py", capsys=capsys)
-    assert found["refused"]["old"] is None
-    assert found["refused"]["new"].startswith("Use gelu.")
+    (graph,) = effect("cpu-bfloat16", "banned.toml", "--graph", "model.py", capsys=capsys)
+    assert graph["refused"]["old"] is None
+    assert graph["refused"]["new"].startswith("Use gelu.")
 
 
 def test_text_and_markdown(capsys: pytest.CaptureFixture[str]) -> None:

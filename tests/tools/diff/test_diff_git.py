@@ -19,8 +19,8 @@ class Repository:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-        self.environment = {**kept, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "GIT_CONFIG_NOSYSTEM": "1"}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+        self.environment = {**environment, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "GIT_CONFIG_NOSYSTEM": "1"}
         self.environment["GIT_CONFIG_GLOBAL"] = str(folder / "no-such-file")
         self.git("init", "-q")
         for key, value in {"user.name": "a", "user.email": "a@b", "diff.fxamp.command": DRIVER}.items():

@@ -11,7 +11,7 @@ from fxamp.listing import Listing
 from fxamp.tools.diff.command import main
 from fxamp.tools.diff.effect import effects
 from fxamp.tools.diff.html import html_lines
-from fxamp.tools.diff.result import Found, compare
+from fxamp.tools.diff.result import Comparison, compare
 from fxamp.tools.diff.side_by_side import Module, modules
 from fxamp.tools.diff.sides import load_side
 
@@ -49,7 +49,7 @@ HEAD = 'extends = ["cpu-bfloat16.toml"]\n[[rule]]\nid = "head"\ncast = "fp32"\nm
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     folder = tmp_path_factory.mktemp("diff")
     (folder / "model.py").write_text(MODEL)
     (folder / "head.toml").write_text(HEAD)
@@ -58,8 +58,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return replace(both, effects=tuple(effects(str(folder / "model.py"), both.old, both.new, trust=False)))
 
 
-def sides(found: Found) -> tuple[Listing, Listing]:
-    listings = found.effects[0].listings
+def sides(comparison: Comparison) -> tuple[Listing, Listing]:
+    listings = comparison.effects[0].listings
     assert listings is not None
     return listings
 
@@ -70,7 +70,7 @@ class Tags(HTMLParser):
     def __init__(self, page: str) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.seen: set[str] = set()
+        self.tags: set[str] = set()
         self.words: list[str] = []
         self.feed(page)
         self.close()
@@ -78,7 +78,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert not {name for name, _ in attrs} & {"src", "href", "onload", "onclick"}
-        self.seen.add(tag)
+        self.tags.add(tag)
         if tag not in VOID:
             self.open.append(tag)
 
@@ -89,27 +89,27 @@ class Tags(HTMLParser):
         self.words.append(data)
 
 
-def page(found: Found) -> str:
-    return "\n".join(html_lines(found))
+def page(comparison: Comparison) -> str:
+    return "\n".join(html_lines(comparison))
 
 
-def test_the_page_is_one_well_formed_file_that_loads_and_runs_nothing(found: Found) -> None:
-    text = page(found)
+def test_the_page_is_one_well_formed_file_that_loads_and_runs_nothing(comparison: Comparison) -> None:
+    text = page(comparison)
     tags = Tags(text)
-    assert not tags.seen & {"script", "link", "img", "iframe"}
+    assert not tags.tags & {"script", "link", "img", "iframe"}
     assert "url(" not in text and "@import" not in text
-    assert text == page(found)
+    assert text == page(comparison)
 
 
-def test_the_ops_that_differ_are_those_of_the_other_formats(found: Found) -> None:
-    listed = modules(*sides(found))
+def test_the_ops_that_differ_are_those_of_the_other_formats(comparison: Comparison) -> None:
+    listed = modules(*sides(comparison))
     differ = {row.name for module in listed for row in module.rows if row.differs}
-    assert differ == {op.entry.name for op in found.effects[0].ops} != set()
-    assert page(found).count('class="row op differs"') == len(differ)
+    assert differ == {op.entry.name for op in comparison.effects[0].ops} != set()
+    assert page(comparison).count('class="row op differs"') == len(differ)
 
 
-def test_equal_siblings_are_one_row_and_every_op_is_in_some_row(found: Found) -> None:
-    listed = {module.path: module for module in modules(*sides(found))}
+def test_equal_siblings_are_one_row_and_every_op_is_in_some_row(comparison: Comparison) -> None:
+    listed = {module.path: module for module in modules(*sides(comparison))}
     assert {path: module.count for path, module in listed.items()} == {
         "h.*.norm": 3,
         "h.*.up": 3,
@@ -118,15 +118,15 @@ def test_equal_siblings_are_one_row_and_every_op_is_in_some_row(found: Found) ->
         "": 1,  # the result's cast, which is in no module of the model
     }
     ops = sum(module.count * len(module.rows) for module in listed.values())
-    assert found.effects[0].sums is not None and ops == found.effects[0].sums[0].ops
+    assert comparison.effects[0].sums is not None and ops == comparison.effects[0].sums[0].ops
 
 
-def head(found: Found) -> Module:
-    return next(module for module in modules(*sides(found)) if module.path == "head")
+def head(comparison: Comparison) -> Module:
+    return next(module for module in modules(*sides(comparison)) if module.path == "head")
 
 
-def test_a_row_says_dtype_rule_and_casts_of_both_sides(found: Found) -> None:
-    (row,) = head(found).rows
+def test_a_row_says_dtype_rule_and_casts_of_both_sides(comparison: Comparison) -> None:
+    (row,) = head(comparison).rows
     assert row.old is not None and row.new is not None
     assert (row.old.dtype, row.old.rule) == ("bf16", "matrix-products") and len(row.old.casts) == 3
     assert (row.new.dtype, row.new.rule, row.new.casts) == ("f32", "head", ())
@@ -134,36 +134,38 @@ def test_a_row_says_dtype_rule_and_casts_of_both_sides(found: Found) -> None:
     assert row.new.at.endswith("head.toml:2")
 
 
-def test_an_op_that_only_one_side_has_is_shown_and_differs(found: Found) -> None:
-    old, new = sides(found)
+def test_an_op_that_only_one_side_has_is_shown_and_differs(comparison: Comparison) -> None:
+    old, new = sides(comparison)
     fewer = replace(new, entries=tuple(entry for entry in new.entries if entry.name != "linear_3"))
     (row,) = next(module for module in modules(old, fewer) if module.path == "head").rows
     assert row.new is None and row.differs
-    changed = replace(found, effects=(replace(found.effects[0], listings=(old, fewer)),))
+    changed = replace(comparison, effects=(replace(comparison.effects[0], listings=(old, fewer)),))
     assert "not in this graph" in page(changed)
 
 
-def test_modules_that_are_the_same_are_hidden_until_asked_for(found: Found) -> None:
-    text = page(found)
+def test_modules_that_are_the_same_are_hidden_until_asked_for(comparison: Comparison) -> None:
+    text = page(comparison)
     assert re.findall(r'<details class="(\w+)"', text) == ["same", "same", "same", "differs", "differs"]
     assert 'id="all"' in text and "body:not(:has(#all:checked)) .same { display: none; }" in text
 
 
-def test_no_name_is_markup(found: Found) -> None:
-    old, new = sides(found)
+def test_no_name_is_markup(comparison: Comparison) -> None:
+    old, new = sides(comparison)
     listings = tuple(
-        replace(each, entries=tuple(replace(e, module=EVIL, reason=EVIL, module_class=EVIL) for e in each.entries))
-        for each in (old, new)
+        replace(
+            listing, entries=tuple(replace(e, module=EVIL, reason=EVIL, module_class=EVIL) for e in listing.entries)
+        )
+        for listing in (old, new)
     )
-    effect = replace(found.effects[0], file=EVIL, listings=(listings[0], listings[1]))
-    tags = Tags(page(replace(found, effects=(effect,))))
-    assert "script" not in tags.seen and "img" not in tags.seen
+    effect = replace(comparison.effects[0], file=EVIL, listings=(listings[0], listings[1]))
+    tags = Tags(page(replace(comparison, effects=(effect,))))
+    assert "script" not in tags.tags and "img" not in tags.tags
     assert EVIL in "".join(tags.words)
 
 
-def test_a_graph_that_a_policy_refuses_says_why(found: Found) -> None:
-    refused = replace(found.effects[0], refused=("", "it is banned"), sums=None, listings=None)
-    assert "the new policy refuses it: it is banned" in page(replace(found, effects=(refused,)))
+def test_a_graph_that_a_policy_refuses_says_why(comparison: Comparison) -> None:
+    banned = replace(comparison.effects[0], rejections=("", "it is banned"), sums=None, listings=None)
+    assert "the new policy refuses it: it is banned" in page(replace(comparison, effects=(banned,)))
 
 
 def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

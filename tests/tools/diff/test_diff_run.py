@@ -57,22 +57,22 @@ def numbers(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, An
     return run
 
 
-def made(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def defined(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     space: dict[str, Any] = {}
     exec(compile(Path(name).read_text(), name, "exec"), space)
     return space["model"], space["inputs"]
 
 
-def error(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
-    one, other = (torch.cat([each.double().flatten() for each in side]) for side in (found, exact))
+def error(values: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    one, other = (torch.cat([value.double().flatten() for value in side]) for side in (values, exact))
     return float((one - other).norm() / other.norm())
 
 
 def test_the_errors_are_those_of_eager_autocast_and_float32(capsys: pytest.CaptureFixture[str]) -> None:
     """Autocast in bfloat16 is the one policy and float32 the other; both are run here without fxamp."""
     run = numbers("cpu-bfloat16", "exact.toml", "--run", "model.py", capsys=capsys)
-    model, inputs = made("model.py")
-    exact = made("model.py")[0].double()
+    model, inputs = defined("model.py")
+    exact = defined("model.py")[0].double()
     exact(inputs[0].double(), inputs[1]).backward()
     reference = [parameter.grad for parameter in exact.parameters()]
     for side, lowered in (("old", True), ("new", False)):

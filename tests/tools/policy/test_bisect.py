@@ -7,7 +7,7 @@ import torch
 
 from fxamp.policy import Policy
 from fxamp.tools.inputs.measurement import relative
-from fxamp.tools.policy.bisect_units import ModuleTree, Own, rule_units, with_units
+from fxamp.tools.policy.bisect_units import FLOAT32, OUT_OF_FP8, ModuleTree, rule_units, with_units
 from fxamp.tools.policy.command import main
 from fxamp.tools.policy.places import ModuleOp
 
@@ -168,26 +168,26 @@ def test_units_name_what_they_are_for() -> None:
     tree = ModuleTree([*places, ModuleOp("b", "aten::mm.default")])
     own, a, b = tree.parts(tree.root)
     assert (str(own), str(a), str(b)) == ("matmul in the root module", "a", "b")
-    assert b.rule("x", "forward").modules == (".b",), "for a plain b would cover a.0.b too"
-    assert own.rule("x", "forward").modules == () and tree.parts(own) == tree.parts(b) == ()
+    assert b.modules == (".b",), "for a plain b would cover a.0.b too"
+    assert own.modules == () and tree.parts(own) == tree.parts(b) == ()
     (inner,) = tree.parts(a)
     assert [str(unit) for unit in tree.parts(inner)] == ["add.Tensor in a.0", "a.0.b"]
-    assert isinstance(tree.parts(inner)[0], Own)
+    assert FLOAT32.rule(own, "x", "forward").ops == ("aten::matmul.default",)
 
 
 def test_rules_that_have_nothing_to_do_are_no_units() -> None:
     policy = Policy.load("cpu-float16")
     (unit,) = rule_units(policy, [ModuleOp("", "aten::linear.default"), ModuleOp("", "aten::relu.default")])
     assert str(unit) == "rule matrix-products"
-    patched = with_units(policy, (unit,))
+    patched = with_units(policy, (unit,), FLOAT32)
     assert [rule.id for rule in patched.rules] == [rule.id for rule in policy.rules]
     assert str(patched.rule_for("aten::linear").cast) == "fp32"  # type: ignore[union-attr]
 
 
 def test_the_error_is_that_of_the_definition() -> None:
     exact = [torch.tensor([3.0, 0.0]), torch.tensor([4.0])]
-    found = [torch.tensor([3.0, 0.3]), torch.tensor([4.4])]
-    assert relative(found, exact) == pytest.approx(0.5 / 5)
+    values = [torch.tensor([3.0, 0.3]), torch.tensor([4.4])]
+    assert relative(values, exact) == pytest.approx(0.5 / 5)
     infinite = torch.tensor([-torch.inf, 2.0])
     assert relative([infinite], [infinite]) == 0
     assert relative([torch.tensor([torch.inf, 2.0])], [torch.tensor([1.0, 2.0])]) == torch.inf
@@ -228,10 +228,10 @@ inputs = (torch.randn(16, 16),)
 
 def test_what_must_leave_fp8_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, patch = written(tmp_path, FP8_MODEL), tmp_path / "patch.toml"
-    asked = [model, "--policy", "cpu-bfloat16-fp8", "--measure", "output", "--output", str(patch)]
-    assert main(["bisect", *asked, "--tolerance", "0.15"]) == 0
-    said = capsys.readouterr().err
-    assert "needs 16 bits: layers.1" in said and "with 1 piece in 16 bits: " in said
+    arguments = [model, "--policy", "cpu-bfloat16-fp8", "--measure", "output", "--output", str(patch)]
+    assert main(["bisect", *arguments, "--tolerance", "0.15"]) == 0
+    err = capsys.readouterr().err
+    assert "needs 16 bits: layers.1" in err and "with 1 piece in 16 bits: " in err
     (rule,) = [rule for rule in Policy.load(patch).rules if rule.id.startswith("bisected")]
     assert (rule.cast.value, rule.modules) == (
         "lower_precision_fp",
@@ -242,5 +242,5 @@ def test_what_must_leave_fp8_is_found(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_rules_for_fp8_are_bisected_as_rules() -> None:
     policy = Policy.load("cpu-bfloat16-fp8")
     (unit,) = rule_units(policy, [ModuleOp("a", "aten::linear.default")])
-    (changed,) = [rule for rule in with_units(policy, [unit]).rules if rule.id == "fp8-linear"]
+    (changed,) = [rule for rule in with_units(policy, [unit], OUT_OF_FP8).rules if rule.id == "fp8-linear"]
     assert str(unit) == "rule fp8-linear" and (changed.cast.value, changed.recipe) == ("lower_precision_fp", "")

@@ -92,8 +92,8 @@ def test_a_planted_overflow_is_found_and_the_patch_cures_it(tmp_path: Path, caps
     assert all(rule.cast is Category.FP32 and "exceed float16's 65504" in rule.why for rule in added)
     assert policy.loss_scale is not None and policy.loss_scale.init_scale == 65536.0
     exact = outputs(file, Policy("none", "cpu", "float16"))
-    for output, wanted in zip(outputs(file, policy), exact, strict=True):
-        torch.testing.assert_close(output.float(), wanted, rtol=0.02, atol=0.02)
+    for output, reference in zip(outputs(file, policy), exact, strict=True):
+        torch.testing.assert_close(output.float(), reference, rtol=0.02, atol=0.02)
     assert "float32 for 2 of 3" in err and "batch 3" not in err
 
 
@@ -124,8 +124,8 @@ def test_gradients_that_vanish_are_found_and_a_scale_saves_them(
 ) -> None:
     file = planted(tmp_path, "1.0", "1e-8")
     _, out, _ = run(capsys, file, "--loss-scale", "1")
-    found = [rule for rule in Policy.loads(out).rules if rule.why.startswith("Calibrated")]
-    assert found and all("of the gradient at the" in rule.why for rule in found)
+    calibrated = [rule for rule in Policy.loads(out).rules if rule.why.startswith("Calibrated")]
+    assert calibrated and all("of the gradient at the" in rule.why for rule in calibrated)
     _, out, _ = run(capsys, file, "--loss-scale", "2097152")
     assert not [rule for rule in Policy.loads(out).rules if rule.why.startswith("Calibrated")]
     _, out, _ = run(capsys, file, "--loss-scale", "1", "--inference")
@@ -137,9 +137,9 @@ def test_the_loss_scale_is_lowered_until_no_gradient_overflows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, out, err = run(capsys, planted(tmp_path, "1.0", "1e3"))
-    found = re.search(r"lowered from 65536 to (\d+)", err)
-    assert found is not None
-    scale = float(found[1])
+    match = re.search(r"lowered from 65536 to (\d+)", err)
+    assert match is not None
+    scale = float(match[1])
     assert Policy.loads(out).loss_scale.init_scale == scale  # type: ignore[union-attr]
     assert "overflow" not in "".join(rule.why for rule in Policy.loads(out).rules if rule.why.startswith("Cal"))
     _, out, _ = run(capsys, planted(tmp_path, "1.0", "1e3"), "--loss-scale", str(2 * scale))
@@ -212,8 +212,8 @@ def test_bodies_are_watched_in_float32(tmp_path: Path, capsys: pytest.CaptureFix
     samples = gather(load_work(file, print), Policy.load("cpu-float16"), True).samples
     (result,) = [s.forward for s in samples if s.place.module == "side" and s.what == "result"]
     assert result.amax != torch.tensor(result.amax).half().item(), "the region would have rounded it"
-    wanted = {"aten::tanh.default", "aten::bmm.default", "aten::linear.default"}
-    assert wanted <= {sample.place.op for sample in samples if sample.gradient.count}
+    ops = {"aten::tanh.default", "aten::bmm.default", "aten::linear.default"}
+    assert ops <= {sample.place.op for sample in samples if sample.gradient.count}
 
 
 REFUSALS = {
@@ -283,25 +283,25 @@ NUMBERS = st.builds(
 @settings(max_examples=150)
 def test_shares_are_those_of_casting(dtype: torch.dtype, values: list[float], shift: int) -> None:
     whole = torch.tensor(values, dtype=torch.float64).float().double()
-    seen = Range(Format.of(dtype))
-    seen.add(whole[: len(values) // 2].float())
-    seen.add(whole[len(values) // 2 :].float())
+    counts = Range(Format.of(dtype))
+    counts.add(whole[: len(values) // 2].float())
+    counts.add(whole[len(values) // 2 :].float())
     known = whole[(whole != 0) & (whole.abs() != torch.finfo(torch.float32).max)]
     cast = (known * 2.0**shift).to(dtype)
     small = (known * 2.0**shift).abs() < torch.finfo(dtype).tiny
-    assert seen.count == len(values) and seen.nonzero == known.numel()
-    assert seen.overflow(shift) * known.numel() == pytest.approx(int(cast.isinf().sum()))
-    assert seen.underflow(shift) * known.numel() == pytest.approx(int(small.sum()))
-    most = seen.largest_shift()
+    assert counts.count == len(values) and counts.nonzero == known.numel()
+    assert counts.overflow(shift) * known.numel() == pytest.approx(int(cast.isinf().sum()))
+    assert counts.underflow(shift) * known.numel() == pytest.approx(int(small.sum()))
+    most = counts.largest_shift()
     if known.numel():
-        assert most is not None and seen.overflow(most) == 0 < seen.overflow(most + 1)
-        assert seen.amax == float(known.abs().max())
+        assert most is not None and counts.overflow(most) == 0 < counts.overflow(most + 1)
+        assert counts.amax == float(known.abs().max())
 
 
 def test_masks_and_infinities_are_no_overflow() -> None:
-    seen = Range(Format.of(torch.float16))
-    seen.add(torch.tensor([torch.finfo(torch.float32).min, -math.inf, 1.0]))
-    assert (seen.masked, seen.nonfinite, seen.overflow(), seen.amax) == (1, 1, 0.0, 1.0)
+    counts = Range(Format.of(torch.float16))
+    counts.add(torch.tensor([torch.finfo(torch.float32).min, -math.inf, 1.0]))
+    assert (counts.masked, counts.nonfinite, counts.overflow(), counts.amax) == (1, 1, 0.0, 1.0)
 
 
 @given(
@@ -310,8 +310,8 @@ def test_masks_and_infinities_are_no_overflow() -> None:
 )
 @settings(max_examples=150)
 def test_globs_cover_what_is_wanted_and_no_more_than_its_paths_do(known: list[str], data: st.DataObject) -> None:
-    wanted = [path for path in known if data.draw(st.booleans())]
-    globs = globs_for(wanted, known)
+    paths = [path for path in known if data.draw(st.booleans())]
+    globs = globs_for(paths, known)
     covered = {path for path in known if any(covers_module(glob, path) for glob in globs)}
-    below = {path for path in known if any(path == w or path.startswith(f"{w}.") for w in wanted)}
+    below = {path for path in known if any(path == w or path.startswith(f"{w}.") for w in paths)}
     assert covered == below

@@ -74,11 +74,11 @@ def test_a_product_whose_operand_underflows_leaves_fp8_and_that_cures_it(
     with torch.no_grad():
         exact = model.double()(x.double())
         model.float()
-        found = [
-            (fxamp.rewrite(model, (x,), policy=each)(x) - exact).norm()
-            for each in (policy, Policy.load("cpu-bfloat16-fp8"))
+        errors = [
+            (fxamp.rewrite(model, (x,), policy=candidate)(x) - exact).norm()
+            for candidate in (policy, Policy.load("cpu-bfloat16-fp8"))
         ]
-    assert found[0] < found[1]
+    assert errors[0] < errors[1]
 
 
 def test_scales_for_rows_keep_small_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,12 +144,14 @@ def test_operands_are_what_the_kernel_rounds(recipe: Recipe, op: str) -> None:
     input = torch.randn(2, 16, 32, requires_grad=True)
     weight = torch.randn(48, 32, requires_grad=True)
     gradient = torch.randn(2, 16, 48).bfloat16()
-    given = {"x": input, "w": weight if op == "linear" else weight.t(), product.name: gradient}
+    values_by_name = {"x": input, "w": weight if op == "linear" else weight.t(), product.name: gradient}
     with Rounded() as rounded:
         scaled_linear(input, weight, None, recipe, torch.bfloat16).backward(gradient)
-    wanted = [(each.dtype, each.scaled(given[each.value])) for each in operands(product, recipe)]
-    assert all(any(same(one, other) for other in rounded.values) for one in wanted)
-    assert all(any(same(one, other) for other in wanted) for one in rounded.values)
+    operand_values = [
+        (operand.dtype, operand.scaled(values_by_name[operand.value])) for operand in operands(product, recipe)
+    ]
+    assert all(any(same(one, other) for other in rounded.values) for one in operand_values)
+    assert all(any(same(one, other) for other in operand_values) for one in rounded.values)
 
 
 def same(one: tuple[torch.dtype, Tensor], other: tuple[torch.dtype, Tensor]) -> bool:

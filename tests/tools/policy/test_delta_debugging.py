@@ -32,9 +32,9 @@ def predicate(count: int, table: dict[frozenset[int], bool]) -> Callable[[tuple[
 def test_any_predicate_gives_a_minimal_set(case: tuple[int, dict[frozenset[int], bool]]) -> None:
     count, table = case
     passes = predicate(count, table)
-    found = ddmin(range(count), passes)
-    assert is_minimal(found, passes)
-    assert list(found) == sorted(found)
+    subset = ddmin(range(count), passes)
+    assert is_minimal(subset, passes)
+    assert list(subset) == sorted(subset)
 
 
 @given(st.integers(1, 40), st.data())
@@ -75,8 +75,8 @@ def test_trees_end_in_leaves_and_are_minimal(depth: int, data: st.DataObject) ->
     def passes(units: tuple[tuple[int, ...], ...]) -> bool:
         return all(any(leaf[: len(unit)] == unit for unit in units) for leaf in needed)
 
-    found = hierarchical([()], parts, passes)
-    assert set(found) == needed and is_minimal(found, passes)
+    subset = hierarchical([()], parts, passes)
+    assert set(subset) == needed and is_minimal(subset, passes)
 
 
 def test_a_unit_whose_parts_do_not_pass_stays_whole() -> None:
@@ -90,4 +90,4 @@ def test_a_unit_whose_parts_do_not_pass_stays_whole() -> None:
 
 @pytest.mark.parametrize(("units", "minimal"), [((1, 2), True), ((1, 2, 3), False), ((1,), False)])
 def test_minimality_is_told(units: tuple[int, ...], minimal: bool) -> None:
-    assert is_minimal(units, lambda given: {1, 2} <= set(given)) is minimal
+    assert is_minimal(units, lambda subset: {1, 2} <= set(subset)) is minimal

@@ -124,10 +124,10 @@ def test_explain_says_what_decides_and_what_became_of_the_others(
 
 
 def test_explain_takes_every_spelling_of_an_op(capsys: pytest.CaptureFixture[str]) -> None:
-    said = [run(capsys, "explain", op, "--policy", "cuda-float16") for op in ("linear", "aten::linear", "aten.linear")]
-    assert said[0][0] == 0 and said[0] == said[1] == said[2]
-    said = [run(capsys, "explain", op, "--policy", "cuda-float16") for op in ("linear.default", "aten.linear.default")]
-    assert said[0][0] == 0 and said[0] == said[1]
+    runs = [run(capsys, "explain", op, "--policy", "cuda-float16") for op in ("linear", "aten::linear", "aten.linear")]
+    assert runs[0][0] == 0 and runs[0] == runs[1] == runs[2]
+    runs = [run(capsys, "explain", op, "--policy", "cuda-float16") for op in ("linear.default", "aten.linear.default")]
+    assert runs[0][0] == 0 and runs[0] == runs[1]
 
 
 def test_explain_shows_overloads_and_the_nearest_op(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,8 +187,8 @@ def test_list_says_what_each_costs_as_the_figures_do(capsys: pytest.CaptureFixtu
     table, _, about = out.partition("\n\n")
     for line in table.splitlines()[2:]:
         ratios = [f"{ratio:.2f}" for ratio in figures["policies"][line.split()[0]].values()]
-        said = [word for word in line.split()[2:] if re.fullmatch(r"\d+\.\d\d", word)]
-        assert said == ratios, line
+        words = [word for word in line.split()[2:] if re.fullmatch(r"\d+\.\d\d", word)]
+        assert words == ratios, line
     assert " ".join(about.split()) == f"{figures['about']} Made by fxamp-bench policies."
 
 
