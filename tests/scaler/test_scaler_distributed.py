@@ -1,66 +1,132 @@
-"""Two processes under DistributedDataParallel: an overflow on one rank skips the step on both."""
+"""Two processes under DistributedDataParallel: an overflow on one rank skips the step on both, compiled or not."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import results_of_ranks
-from torch import nn
+from scaled_runs import compile_scaled, scaler
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from fxamp.scaler import GradScaler
+import fxamp
+from fxamp.backend import registry
 
 RANKS = 2
 BAD_RANK, BAD_ITERATION, ITERATIONS = 1, 1, 4
 
 
-def train(rank: int, mode: str) -> dict[str, Any]:
+def in_bfloat16(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """torch's hook, whose own name it accepts under NCCL only."""
+    return bf16_compress_hook(state, bucket)
+
+
+CASES = {
+    "the wrapped model": ("aot_eager", True, {}),
+    "the model inside": ("aot_eager", False, {}),
+    "buckets as gradients": ("aot_eager", True, {"gradient_as_bucket_view": True}),
+    "eager": ("eager", True, {}),
+    "a static graph": ("aot_eager", False, {"static_graph": True}),
+    "a static graph, wrapped": ("aot_eager", True, {"static_graph": True}),
+    "unused parameters": ("aot_eager", False, {"find_unused_parameters": True}),
+    "unused parameters, wrapped": ("aot_eager", True, {"find_unused_parameters": True}),
+    "summed in bfloat16": ("aot_eager", False, {"hook": in_bfloat16}),
+    "accumulated": ("aot_eager", False, {"parts": 2}),
+    "accumulated, wrapped": ("aot_eager", True, {"parts": 2}),
+    "several buckets": ("aot_eager", True, {"bucket_cap_mb": 5e-5}),
+}
+
+
+class Net(nn.Module):
+    def __init__(self, unused: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.unused = nn.Linear(2, 2) if unused else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def train(rank: int, lowering: str, outside: bool, arguments: dict[str, Any]) -> dict[str, Any]:
+    torch._dynamo.reset()
+    arguments = dict(arguments)
+    hook, parts = arguments.pop("hook", None), arguments.pop("parts", 1)
+    net = Net(unused="find_unused_parameters" in arguments)
+    given, before = scaler(2.0**10, growth_interval=2), registry.count()
+    if outside:
+        wrapped = DistributedDataParallel(net, **arguments)
+        forward = compile_scaled(wrapped, given, lowering)
+    else:
+        forward = wrapped = DistributedDataParallel(compile_scaled(net, given, lowering), **arguments)
+    if hook is not None:
+        wrapped.register_comm_hook(None, hook)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    skips, scales, gradients = [], [], []
+    for iteration in range(ITERATIONS):
+        optimizer.zero_grad()
+        bad = (rank, iteration) == (BAD_RANK, BAD_ITERATION)
+        # 1e36 is float32's, times the scale it is not: the overflow happens inside the backward of one rank.
+        x = torch.full((4, 3), 1.0 + rank)
+        for at, part in enumerate(x.chunk(parts)):
+            with wrapped.no_sync() if at < parts - 1 else nullcontext():
+                given.scale(forward(part).sum() * (1e36 if bad else 1.0)).backward()
+        gradients.append(net.first.weight.grad.clone())
+        skips.append(given.step(optimizer, return_skipped=True).skipped)
+        given.update()
+        scales.append(given.loss_scale)
+    weights, graphs = [p.detach() for p in net.parameters()], registry.count() - before
+    return {"skips": skips, "scales": scales, "weights": weights, "first": gradients[0], "graphs": graphs}
+
+
+MODES = ("step", "unscale", "fused", "alone")
+
+
+def train_uncompiled(rank: int, mode: str) -> dict[str, Any]:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(3, 2))
-    fused = mode == "fused"
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
-    scaler = GradScaler("cpu", init_scale=2.0**10, growth_interval=2, ranks=None if mode == "alone" else "world")
-    if mode == "graph":
-        scaler.attach()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=mode == "fused")
+    own = scaler(2.0**10, growth_interval=2, ranks=None if mode == "alone" else "world")
     skips, scales = [], []
     for iteration in range(ITERATIONS):
         optimizer.zero_grad()
         # Fixed, equal data: what is under test is who skips, and DDP averages what the ranks feed it.
-        scaler.scale(model(torch.ones(4, 3)).square().mean()).backward()
-        bad = (rank, iteration) == (BAD_RANK, BAD_ITERATION)
-        if mode == "graph":
-            own = list(model.parameters())
-            scaler.graphs.record(own, torch.full((len(own),), bad), [p.grad for p in own])
-        elif bad:
+        own.scale(model(torch.ones(4, 3)).square().mean()).backward()
+        if (rank, iteration) == (BAD_RANK, BAD_ITERATION):
             # After DDP has reduced: only this rank sees it, as in a hook, or with sharded gradients.
-            gradient = model.module.weight.grad
-            assert gradient is not None
-            gradient[0, 0] = float("inf")
+            model.module.weight.grad[0, 0] = float("inf")
         if mode == "unscale":
-            scaler.unscale_(optimizer)
-        skips.append(scaler.step(optimizer, return_skipped=True).skipped)
-        scaler.update()
-        scales.append(scaler.loss_scale)
-    return {"skips": skips, "scales": scales, "weight": model.module.weight.detach().clone()}
+            own.unscale_(optimizer)
+        skips.append(own.step(optimizer, return_skipped=True).skipped)
+        own.update()
+        scales.append(own.loss_scale)
+    return {"skips": skips, "scales": scales, "weights": [p.detach() for p in model.parameters()]}
+
+
+def step_without_gradients(rank: int) -> str:
+    """One rank without gradients takes part, and then refuses as it would alone."""
+    parameter, own = torch.ones(2, requires_grad=True), fxamp.GradScaler("cpu")
+    loss = own.scale(parameter.sum())
+    if rank == 0:
+        loss.backward()
+    try:
+        own.step(torch.optim.SGD([parameter], lr=0.1))
+    except AssertionError as error:
+        return str(error)
+    return "stepped"
 
 
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
+    # Otherwise the first bucket holds the whole model, and torch.compile never splits the graph between buckets.
+    dist._DEFAULT_FIRST_BUCKET_BYTES = 32
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    results = {mode: train(rank, mode) for mode in ("step", "unscale", "fused", "graph", "alone")}
-    # One rank without gradients takes part, and then refuses as it would alone.
-    idle = torch.ones(2, requires_grad=True)
-    scaler = GradScaler("cpu")
-    loss = scaler.scale(idle.sum())
-    if rank == 0:
-        loss.backward()
-    try:
-        scaler.step(torch.optim.SGD([idle], lr=0.1))
-        results["idle"] = "stepped"
-    except AssertionError as error:
-        results["idle"] = str(error)
-    torch.save(results, f"{folder}/{rank}.pt")
+    results: dict[str, Any] = {name: train(rank, *case) for name, case in CASES.items()}
+    results |= {mode: train_uncompiled(rank, mode) for mode in MODES}
+    torch.save(results | {"without gradients": step_without_gradients(rank)}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -69,22 +135,36 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return results_of_ranks(work, tmp_path_factory.mktemp("ranks"), RANKS)
 
 
-@pytest.mark.parametrize("mode", ["step", "unscale", "fused", "graph"])
-def test_both_ranks_skip_and_stay_equal(ranks: list[dict[str, Any]], mode: str) -> None:
-    first, second = (results[mode] for results in ranks)
+@pytest.mark.parametrize("case", [*CASES, "step", "unscale", "fused"])
+def test_both_ranks_skip_and_stay_equal(ranks: list[dict[str, Any]], case: str) -> None:
+    first, second = (results[case] for results in ranks)
     assert first["skips"] == second["skips"] == [i == BAD_ITERATION for i in range(ITERATIONS)]
     assert first["scales"] == second["scales"] == [1024.0, 512.0, 512.0, 1024.0]
-    assert torch.equal(first["weight"], second["weight"])
-    assert first["weight"].isfinite().all()
+    assert case != "several buckets" or first["graphs"] > 1
+    for one, other in zip(first["weights"], second["weights"], strict=True):
+        assert torch.equal(one, other) and one.isfinite().all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_the_mean_of_true_ones(ranks: list[dict[str, Any]], case: str) -> None:
+    wanted = []
+    for rank in range(RANKS):
+        net = Net()
+        net(torch.full((4, 3), 1.0 + rank)).sum().backward()
+        wanted.append(net.first.weight.grad)
+    # Four products of float16's precision between the loss and this weight, then three roundings of the sum.
+    bound = 4 * torch.finfo(torch.float16).eps
+    bound += 3 * torch.finfo(torch.bfloat16).eps if "bfloat16" in case else 0
+    torch.testing.assert_close(ranks[0][case]["first"], (wanted[0] + wanted[1]) / RANKS, rtol=bound, atol=bound)
 
 
 def test_ranks_that_decide_alone_part(ranks: list[dict[str, Any]]) -> None:
     first, second = (results["alone"] for results in ranks)
     assert first["skips"] == [False] * ITERATIONS
     assert any(second["skips"])
-    assert not torch.equal(first["weight"], second["weight"])
+    assert not torch.equal(first["weights"][0], second["weights"][0])
 
 
 def test_a_rank_without_gradients_takes_part(ranks: list[dict[str, Any]]) -> None:
-    assert ranks[0]["idle"] == "stepped"
-    assert ranks[1]["idle"] == "No inf checks were recorded for this optimizer."
+    assert ranks[0]["without gradients"] == "stepped"
+    assert ranks[1]["without gradients"] == "No inf checks were recorded for this optimizer."

@@ -15,9 +15,9 @@ from fxamp.policy import Policy
 from fxamp.scaler.contract import clipping
 from fxamp.scaler.contract.gradient_check import Squares, check_gradients
 from fxamp.scaler.contract.gradients import multiply_
-from fxamp.scaler.contract.names import OverflowLedger
 from fxamp.scaler.contract.optimizer_record import OptimizerRecord, StepResult, fresh_optimizer_state
 from fxamp.scaler.contract.outcomes import Outcomes
+from fxamp.scaler.contract.overflows import OverflowLedger
 from fxamp.scaler.contract.rank_agreement import Ranks, agree, require_ranks
 from fxamp.scaler.contract.settings import ScaleBounds, SkipChoice, require_device, scaler_settings
 from fxamp.scaler.contract.step_plan import StepCall, has_float16, plan_step, prepared
@@ -333,7 +333,7 @@ class GradScaler(torch.amp.GradScaler):
         Raises:
             OptionError: a parameter of another model has one of these names.
         """
-        self._ledger.names.give(model, prefix)
+        self._ledger.names.add(model, prefix)
 
     # ---- what compiled graphs use: these, and ``graphs``, to which their backwards report ----
 
@@ -399,10 +399,10 @@ class GradScaler(torch.amp.GradScaler):
         if record.stage is OptState.UNSCALED:
             return clipping.total_norm(clipping.squares_of(_parameters(optimizer)), scale.device)
         split = any(map(is_dtensor, parameters))  # of which a graph sums the squares of this rank's part alone
-        known = None if split else self.graphs.square(parameters, scale.device)
-        if known is not None:
+        square = None if split else self.graphs.square(parameters, scale.device)
+        if square is not None:
             self._check(optimizer, None)
-            norm = known.sqrt()
+            norm = square.sqrt()
         else:
             squares: Squares = []
             self._check(optimizer, None if later else self._inverse(), squares=squares)

@@ -85,7 +85,7 @@ def compiling_for(scaler: Any) -> Iterator[None]:
         _compiling_for.reset(token)
 
 
-def made_by_hand(node: Node) -> bool:
+def is_custom(node: Node) -> bool:
     """Whether ``node`` belongs to a custom autograd Function, not to an operator of torch."""
     return function_of(node) is not None
 
