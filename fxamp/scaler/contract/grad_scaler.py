@@ -172,11 +172,13 @@ class GradScaler(torch.amp.GradScaler):
             RuntimeError: called twice since the last update, or with a keyword ``closure``; or the last call raised
                 inside a fused optimizer, which may have unscaled some of the gradients.
         """
-        outcome = (
-            self._checked_step(optimizer, args, kwargs) if self._enabled else (optimizer.step(*args, **kwargs), False)
-        )
+        skipped: bool | Tensor = False
+        if self._enabled:
+            value, skipped = self._checked_step(optimizer, args, kwargs)
+        else:
+            value = optimizer.step(*args, **kwargs)
         stepped(optimizer)
-        return StepResult(outcome[0], bool(outcome[1])) if return_skipped else outcome[0]
+        return StepResult(value, bool(skipped)) if return_skipped else value
 
     def _checked_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
