@@ -344,6 +344,39 @@ def test_a_backward_that_was_not_scaled_stays_true(lowering: str) -> None:
         torch.testing.assert_close(got, wanted, rtol=4 * EPS, atol=0)
 
 
+def stem_and_head(scaler: Any, x: Tensor) -> tuple[nn.Module, Tensor, Tensor]:
+    """An eager module, its result, and the scaled loss of a compiled module after it."""
+    torch.manual_seed(0)
+    stem, head = nn.Linear(8, 8), nn.Linear(8, 1)
+    if isinstance(scaler, fxamp.GradScaler):
+        head.compile(backend="fxamp", options={"scaler": scaler, "policy": "cpu-float16", "lowering": "aot_eager"})
+    hidden = stem(x)
+    return stem, hidden, scaler.scale(head(hidden).float().square().mean())
+
+
+def test_a_use_that_is_not_scaled_stays_true_after_one_that_is() -> None:
+    """A probe of a graph through which a scaled backward has run: autograd.grad of what no scaler saw."""
+    gradients = []
+    for kind in (fxamp.GradScaler, torch.amp.GradScaler):
+        stem, hidden, loss = stem_and_head(kind("cpu", init_scale=2.0**10), data())
+        loss.backward(retain_graph=True)
+        gradients += torch.autograd.grad(hidden.sum(), stem.weight)
+    assert torch.equal(*gradients)
+
+
+def test_float32_gradients_on_the_way_are_true() -> None:
+    """Those that a hook sees, and autograd.grad's, of leaves and of all else, are the loss's times get_scale()."""
+    gradients: dict[type, list[Tensor]] = {fxamp.GradScaler: [], torch.amp.GradScaler: []}
+    for kind, tensors in gradients.items():
+        scaler = kind("cpu", init_scale=2.0**10)
+        stem, hidden, loss = stem_and_head(scaler, data())
+        hidden.register_hook(tensors.append)
+        tensors += torch.autograd.grad(loss, [hidden, stem.weight])
+        tensors[:] = [gradient / scaler.get_scale() for gradient in tensors]
+    for got, exact in zip(*gradients.values(), strict=True):
+        assert exact.any() and (got - exact).norm() <= 4 * EPS * exact.norm()
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_float16_crosses_the_borders_of_graphs_with_the_scale(lowering: str) -> None:
     """Programs that hand out float16 of their own will, one after the other; a float16 leaf keeps true gradients."""

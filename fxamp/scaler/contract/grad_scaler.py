@@ -15,9 +15,9 @@ from fxamp.reports.idle import stepped
 from fxamp.scaler.contract import clipping
 from fxamp.scaler.contract.gradient_check import Squares, check_gradients
 from fxamp.scaler.contract.gradients import multiply_
-from fxamp.scaler.contract.names import OverflowLedger
 from fxamp.scaler.contract.optimizer_record import OptimizerRecord, StepResult, fresh_optimizer_state
 from fxamp.scaler.contract.outcomes import Outcomes
+from fxamp.scaler.contract.overflows import OverflowLedger
 from fxamp.scaler.contract.rank_agreement import Ranks, agree, require_ranks
 from fxamp.scaler.contract.settings import ScaleBounds, SkipChoice, require_device, scaler_settings
 from fxamp.scaler.contract.step_plan import StepCall, has_float16, plan_step, prepared
@@ -172,11 +172,13 @@ class GradScaler(torch.amp.GradScaler):
             RuntimeError: called twice since the last update, or with a keyword ``closure``; or the last call raised
                 inside a fused optimizer, which may have unscaled some of the gradients.
         """
-        outcome = (
-            self._checked_step(optimizer, args, kwargs) if self._enabled else (optimizer.step(*args, **kwargs), False)
-        )
+        skipped: bool | Tensor = False
+        if self._enabled:
+            value, skipped = self._checked_step(optimizer, args, kwargs)
+        else:
+            value = optimizer.step(*args, **kwargs)
         stepped(optimizer)
-        return StepResult(outcome[0], bool(outcome[1])) if return_skipped else outcome[0]
+        return StepResult(value, bool(skipped)) if return_skipped else value
 
     def _checked_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -333,7 +335,7 @@ class GradScaler(torch.amp.GradScaler):
         Raises:
             OptionError: a parameter of another model has one of these names.
         """
-        self._ledger.names.give(model, prefix)
+        self._ledger.names.add(model, prefix)
 
     # ---- what compiled graphs use: these, and ``graphs``, to which their backwards report ----
 
@@ -399,10 +401,10 @@ class GradScaler(torch.amp.GradScaler):
         if record.stage is OptState.UNSCALED:
             return clipping.total_norm(clipping.squares_of(_parameters(optimizer)), scale.device)
         split = any(map(is_dtensor, parameters))  # of which a graph sums the squares of this rank's part alone
-        known = None if split else self.graphs.square(parameters, scale.device)
-        if known is not None:
+        square = None if split else self.graphs.square(parameters, scale.device)
+        if square is not None:
             self._check(optimizer, None)
-            norm = known.sqrt()
+            norm = square.sqrt()
         else:
             squares: Squares = []
             self._check(optimizer, None if later else self._inverse(), squares=squares)

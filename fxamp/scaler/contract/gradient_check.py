@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fxamp.optim.shards import Spread
 from fxamp.scaler.contract.gradients import GradientGroup, group_gradients
-from fxamp.scaler.contract.names import OverflowLedger
+from fxamp.scaler.contract.overflows import OverflowLedger
 from fxamp.scaler.graphs.graph_flags import GraphFlags
 from fxamp.torch_devices import moved
 

@@ -63,7 +63,7 @@ def plan_step(choice: SkipChoice, call: StepCall, attached: bool) -> StepPlan:
     ready, clipped = record.stage is OptState.READY, record.coefficient is not None
     scaled = ready and not attached
     # Hooks of the step read the gradients in memory.
-    hooks = scaled and not clipped and _wanted(choice, optimizer, parameters) and has_pre_hooks(optimizer)
+    hooks = scaled and not clipped and _runs_compiled(choice, optimizer, parameters) and has_pre_hooks(optimizer)
     arguments = any(value is not None for value in (*call.args, *call.kwargs.values()))
     compiled = prepared(choice, optimizer, parameters, scaled and not hooks, clipped, arguments)
     if compiled is not None:
@@ -97,12 +97,12 @@ def prepared(
         clipped: whether the step multiplies them by a clip coefficient.
         arguments: whether the caller passes arguments to the step, such as a closure.
     """
-    if not _wanted(choice, optimizer, parameters) or (scaled and has_pre_hooks(optimizer)):
+    if not _runs_compiled(choice, optimizer, parameters) or (scaled and has_pre_hooks(optimizer)):
         return None
     return guarded(optimizer, choice.lowering, choice.mode).prepare(scaled, clipped, arguments)
 
 
-def _wanted(choice: SkipChoice, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> bool:
+def _runs_compiled(choice: SkipChoice, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> bool:
     """Whether the optimizer's step should run compiled; :func:`prepared` says whether it can.
 
     False for a ``step`` from ``compile_optimizer`` that clips: that step itself must be called.

@@ -29,9 +29,9 @@ class _Refuse(torch.autograd.Function):
         raise DoubleBackwardError(_MESSAGE)
 
 
-def _refused(gradient: Tensor) -> Tensor:
-    refused: Tensor = _Refuse.apply(gradient)  # type: ignore[no-untyped-call]
-    return refused
+def _final(gradient: Tensor) -> Tensor:
+    same: Tensor = _Refuse.apply(gradient)  # type: ignore[no-untyped-call]
+    return same
 
 
 def explain_double_backward(node: Any) -> None:
@@ -45,6 +45,6 @@ def explain_double_backward(node: Any) -> None:
         handle.remove()
         if not torch.is_grad_enabled():
             return None
-        return tuple(_refused(g) if g is not None and g.requires_grad else g for g in gradients)
+        return tuple(_final(g) if g is not None and g.requires_grad else g for g in gradients)
 
     handle = node.register_hook(refuse)

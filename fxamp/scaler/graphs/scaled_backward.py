@@ -104,10 +104,10 @@ class _Halves:
     @staticmethod
     def of(gm: GraphModule) -> "_Halves":
         """Return those of a graph that the pass has rewritten."""
-        found = {node for node in tangents(gm) if in_float16(node)}
+        halves = {node for node in tangents(gm) if in_float16(node)}
         inputs, outputs = gm.graph.find_nodes(op="placeholder"), graph_output(gm.graph).args[0]
         return _Halves(
-            tuple(at for at, node in enumerate(inputs) if node in found),
+            tuple(at for at, node in enumerate(inputs) if node in halves),
             tuple(at for at in gradients(gm) if in_float16(outputs[at])),  # type: ignore[index]
         )
 
@@ -139,8 +139,8 @@ def _wrap(
         square = results.pop() if norm else None
         flags = results.pop()
         halves.leave(results, scale, node, scaled_outside)
-        made = [results[at] for at in flagged]
-        scaler.graphs.record(owners(node, len(results), flagged), flags, made, square)
+        outputs = [results[at] for at in flagged]
+        scaler.graphs.record(owners(node, len(results), flagged), flags, outputs, square)
         explain_double_backward(node)
         return results
 

@@ -69,7 +69,7 @@ def _now_scaled_by() -> ScaledBy:
     return ScaledBy(of_this_process("scaler"))
 
 
-def made_by_hand(node: Node) -> bool:
+def is_custom(node: Node) -> bool:
     """Whether ``node`` belongs to a custom autograd Function, not to an operator of torch."""
     return function_of(node) is not None
 

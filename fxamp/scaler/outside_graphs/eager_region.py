@@ -114,8 +114,8 @@ class _Enter(torch.autograd.Function):
         with torch.no_grad():
             # Of a DTensor only this rank's part: the ranks agree at the step.
             parts = [part._values() if part.is_sparse else part for part in inner_tensors(true)]
-            found = torch.stack([torch.isfinite(part).all().logical_not() for part in parts])
-        ctx.scaler.graphs.record([ctx.owner] * len(parts), found, parts)
+            flags = torch.stack([torch.isfinite(part).all().logical_not() for part in parts])
+        ctx.scaler.graphs.record([ctx.owner] * len(parts), flags, parts)
         return true, None, None, None
 
 

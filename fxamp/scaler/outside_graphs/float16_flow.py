@@ -27,7 +27,7 @@ from fxamp.scaler.outside_graphs.borders import (
     Border,
     border_of,
     compiled_by_others,
-    made_by_hand,
+    is_custom,
     note_crossed,
     note_hooked,
 )
@@ -69,22 +69,22 @@ def follow(root: Node, scaler: BackwardScaler) -> None:
             dtypes[node] = [dtype in HALVES for dtype in gradient_dtypes(node)]
         return dtypes[node]
 
-    left, seen = [(root, False)], {root}
-    while left:
-        node, inside = left.pop()
+    stack, nodes = [(root, False)], {root}
+    while stack:
+        node, inside = stack.pop()
         border, edges = border_of(node), node.next_functions
         # Inside an eager region every gradient is scaled. In backward order the region begins at its exit node.
         within = inside if border is None else border.way == "out"
         if not (inside and within):
             entering = [] if inside else halves(node)
             leaving = [None if within or function is None else halves(function)[at] for function, at in edges]
-            if border is not None or True in entering or True in leaving or made_by_hand(node):
+            if border is not None or True in entering or True in leaving or is_custom(node):
                 _prepare(_Site(node, border, entering, leaving, edges), scaler)
         for function, _ in edges:
-            if function is not None and function not in seen:
-                seen.add(function)
+            if function is not None and function not in nodes:
+                nodes.add(function)
                 if not is_leaf(function):
-                    left.append((function, within))
+                    stack.append((function, within))
 
 
 @dataclass(frozen=True)
@@ -127,12 +127,12 @@ def _prepare(site: _Site, scaler: BackwardScaler) -> None:
             _require_own(site.border, scaler)
             note_crossed(node)
         return
-    if made_by_hand(node):
+    if is_custom(node):
         refuse_reentrant(node, site.crossing)
         if not (site.crossing or _computes_in_float16(node)):
             return
     widens, narrows = bool(leaves) or False in site.leaving, False in site.entering
-    guarded = made_by_hand(node) and not compiled_by_others(node)
+    guarded = is_custom(node) and not compiled_by_others(node)
     if not (widens or narrows or guarded) or not note_hooked(node):
         return
     if guarded:
@@ -158,17 +158,17 @@ def _require_own(border: Border, scaler: BackwardScaler) -> None:
 
 @untraced
 def _scale_all(scaler: BackwardScaler, gradients: Gradients) -> Gradients:
-    return tuple(_scaled(each, scaler) for each in gradients)
+    return tuple(_scaled(gradient, scaler) for gradient in gradients)
 
 
 @untraced
 def _enter_all(scaler: BackwardScaler, gradients: Gradients) -> Gradients:
-    return tuple(_entering(each, scaler) for each in gradients)
+    return tuple(_entering(gradient, scaler) for gradient in gradients)
 
 
 @untraced
-def _leave_all(scaler: BackwardScaler, leaves: frozenset[int], made: Gradients, _: Gradients) -> Gradients:
-    return tuple(_leaving(gradient, scaler, at in leaves) for at, gradient in enumerate(made))
+def _leave_all(scaler: BackwardScaler, leaves: frozenset[int], results: Gradients, _: Gradients) -> Gradients:
+    return tuple(_leaving(gradient, scaler, at in leaves) for at, gradient in enumerate(results))
 
 
 def _entering(gradient: Tensor | None, scaler: BackwardScaler) -> Tensor | None:

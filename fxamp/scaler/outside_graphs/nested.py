@@ -35,7 +35,7 @@ def refuse_reentrant(node: Node, crossing: bool) -> None:
 
 def _recomputes_in_float16(node: Node) -> bool:
     settings = (node.device_autocast_kwargs, node.cpu_autocast_kwargs)
-    return any(each and each["enabled"] and each["dtype"] in HALVES for each in settings)
+    return any(setting and setting["enabled"] and setting["dtype"] in HALVES for setting in settings)
 
 
 def _compiled(function: Any) -> bool:
@@ -77,7 +77,7 @@ class _Backwards:
         with torch.inference_mode(False), torch.enable_grad():
             self._leaf = torch.zeros((), requires_grad=True)
             self._probe = self._leaf.clone()
-        self._probe.register_hook(self._told)  # type: ignore[no-untyped-call]
+        self._probe.register_hook(self._note)  # type: ignore[no-untyped-call]
 
     def count(self) -> int:
         """Return the count. Autograd numbers its backwards and tells each its number, so this runs one to read it."""
@@ -86,7 +86,7 @@ class _Backwards:
             self._probes += 1
             return self._last - self._probes
 
-    def _told(self, _: torch.Tensor) -> None:
+    def _note(self, _: torch.Tensor) -> None:
         self._last = running_backward()
 
 

@@ -13,36 +13,36 @@ from fxamp.scaler.graphs.flag_table import FlagTable
 class ParameterNames:
     """Names of parameters and optimizers, by identity; keeps neither alive.
 
-    A parameter's name is the first of these that exists: the name given by :meth:`give`; the name in its optimizer
+    A parameter's name is the first of these that exists: the name given by :meth:`add`; the name in its optimizer
     (``optim.AdamW(model.named_parameters())``); its position, ``"group0.param3"``. The last two are prefixed with
-    ``"optimizer1."`` for the second optimizer seen, and so on.
+    ``"optimizer1."`` for the second optimizer, and so on.
     """
 
     def __init__(self) -> None:
-        self._given: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._names: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
-        self._optimizers_seen = 0
+        self._optimizer_count = 0
 
-    def give(self, model: nn.Module, prefix: str) -> None:
+    def add(self, model: nn.Module, prefix: str) -> None:
         """Name the model's parameters as ``model.named_parameters(prefix)`` does.
 
         Raises:
             OptionError: a parameter of another model already has one of the names.
         """
-        taken = {name: parameter for parameter, name in self._living()}
+        parameters = {name: parameter for parameter, name in self._living()}
         for name, parameter in model.named_parameters(prefix=prefix):
-            if taken.get(name, parameter) is not parameter:
+            if parameters.get(name, parameter) is not parameter:
                 raise OptionError(
                     f"name_parameters: {name!r} already names a parameter of another model; "
                     f"give each model its own prefix, as in name_parameters(model, prefix='generator')"
                 )
-            self._given[id(parameter)] = weakref.ref(parameter), name
+            self._names[id(parameter)] = weakref.ref(parameter), name
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """Register an optimizer; its parameter groups are read when a name is asked for."""
         if optimizer not in self._optimizers:
-            self._optimizers[optimizer] = self._optimizers_seen
-            self._optimizers_seen += 1
+            self._optimizers[optimizer] = self._optimizer_count
+            self._optimizer_count += 1
 
     def all(self) -> dict[int, str]:
         """Return every known name, by the parameter's id."""
@@ -56,7 +56,7 @@ class ParameterNames:
         return names | {id(parameter): name for parameter, name in self._living()}
 
     def _living(self) -> Iterator[tuple[Tensor, str]]:
-        for reference, name in self._given.values():
+        for reference, name in self._names.values():
             parameter = reference()
             if parameter is not None:
                 yield parameter, name

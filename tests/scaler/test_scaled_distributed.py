@@ -1,4 +1,4 @@
-"""Two processes under DistributedDataParallel with compiled, scaled backwards: an overflow on one rank only."""
+"""Two processes under DistributedDataParallel: an overflow on one rank skips the step on both, compiled or not."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -81,12 +81,51 @@ def train(rank: int, lowering: str, outside: bool, arguments: dict[str, Any]) ->
     return {"skips": skips, "scales": scales, "weights": weights, "first": gradients[0], "graphs": graphs}
 
 
+MODES = ("step", "unscale", "fused", "alone")
+
+
+def train_uncompiled(rank: int, mode: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=mode == "fused")
+    own = scaler(2.0**10, growth_interval=2, ranks=None if mode == "alone" else "world")
+    skips, scales = [], []
+    for iteration in range(ITERATIONS):
+        optimizer.zero_grad()
+        # Fixed, equal data: what is under test is who skips, and DDP averages what the ranks feed it.
+        own.scale(model(torch.ones(4, 3)).square().mean()).backward()
+        if (rank, iteration) == (BAD_RANK, BAD_ITERATION):
+            # After DDP has reduced: only this rank sees it, as in a hook, or with sharded gradients.
+            model.module.weight.grad[0, 0] = float("inf")
+        if mode == "unscale":
+            own.unscale_(optimizer)
+        skips.append(own.step(optimizer, return_skipped=True).skipped)
+        own.update()
+        scales.append(own.loss_scale)
+    return {"skips": skips, "scales": scales, "weights": [p.detach() for p in model.parameters()]}
+
+
+def step_without_gradients(rank: int) -> str:
+    """One rank without gradients takes part, and then refuses as it would alone."""
+    parameter, own = torch.ones(2, requires_grad=True), scaler()
+    loss = own.scale(parameter.sum())
+    if rank == 0:
+        loss.backward()
+    try:
+        own.step(torch.optim.SGD([parameter], lr=0.1))
+    except AssertionError as error:
+        return str(error)
+    return "stepped"
+
+
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     # Otherwise the first bucket holds the whole model, and torch.compile never splits the graph between buckets.
     dist._DEFAULT_FIRST_BUCKET_BYTES = 32
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    torch.save({name: train(rank, *case) for name, case in CASES.items()}, f"{folder}/{rank}.pt")
+    results: dict[str, Any] = {name: train(rank, *case) for name, case in CASES.items()}
+    results |= {mode: train_uncompiled(rank, mode) for mode in MODES}
+    torch.save(results | {"without gradients": step_without_gradients(rank)}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -95,7 +134,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return results_of_ranks(work, tmp_path_factory.mktemp("ranks"), RANKS)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "step", "unscale", "fused"])
 def test_both_ranks_skip_and_stay_equal(ranks: list[dict[str, Any]], case: str) -> None:
     first, second = (results[case] for results in ranks)
     assert first["skips"] == second["skips"] == [i == BAD_ITERATION for i in range(ITERATIONS)]
@@ -116,3 +155,15 @@ def test_gradients_are_the_mean_of_true_ones(ranks: list[dict[str, Any]], case: 
     bound = 4 * torch.finfo(torch.float16).eps
     bound += 3 * torch.finfo(torch.bfloat16).eps if "bfloat16" in case else 0
     torch.testing.assert_close(ranks[0][case]["first"], (wanted[0] + wanted[1]) / RANKS, rtol=bound, atol=bound)
+
+
+def test_ranks_that_decide_alone_part(ranks: list[dict[str, Any]]) -> None:
+    first, second = (results["alone"] for results in ranks)
+    assert first["skips"] == [False] * ITERATIONS
+    assert any(second["skips"])
+    assert not torch.equal(first["weights"][0], second["weights"][0])
+
+
+def test_a_rank_without_gradients_takes_part(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["without gradients"] == "stepped"
+    assert ranks[1]["without gradients"] == "No inf checks were recorded for this optimizer."
