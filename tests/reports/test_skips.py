@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from breaking_loops import REASON, Loops, loops
 from torch import Tensor, nn
 
 import fxamp
@@ -28,18 +29,6 @@ class Graph(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.sparse.mm(x, self.head.weight.t()) if x.layout is torch.sparse_coo else self.head(x)
-
-
-class Loops(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-            torch._dynamo.graph_break()
-        return x
 
 
 class Outer(nn.Module):
@@ -83,13 +72,13 @@ def sparse() -> Tensor:
 CASES: dict[type[nn.Module], tuple[Callable[[], Tensor], str]] = {
     Recurrent: (lambda: torch.randn(2, 3, 8), "Dynamo does not support RNN, GRU, or LSTM."),
     Graph: (sparse, "torch.compile does not support sparse Tensors"),
-    Loops: (lambda: torch.randn(2, 8), "User-inserted graph break"),
-    Outer: (lambda: torch.randn(2, 8), "User-inserted graph break"),
-    Blocks: (lambda: torch.randn(2, 8), "User-inserted graph break"),
+    Loops: (lambda: torch.randn(2, 8), REASON),
+    Outer: (lambda: torch.randn(2, 8), REASON),
+    Blocks: (lambda: torch.randn(2, 8), REASON),
 }
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -107,7 +96,7 @@ def train(model: Callable[[Tensor], Tensor], x: Tensor, scaler: fxamp.GradScaler
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("kind", CASES)
-def test_the_reason_is_said_once(kind: type[nn.Module], scaled: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reason_is_logged_once(kind: type[nn.Module], scaled: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Twice for two models: Dynamo forgets its reasons in a reset, fxamp does not."""
     make, reason = CASES[kind]
     where = Loops if kind is Outer else kind
@@ -118,32 +107,31 @@ def test_the_reason_is_said_once(kind: type[nn.Module], scaled: bool, caplog: py
         model = kind()
         model.compile(backend="fxamp", options={**OPTIONS, **({"scaler": scaler} if scaled else {})})
         train(model, make(), scaler, model)
-        assert len(said(caplog)) == number + 1
-        line = f"{__file__}:{where.forward.__code__.co_firstlineno}: forward: {reason}"
-        assert said(caplog)[-1].startswith(f"{kind.__name__} is compiled with fxamp, but Dynamo skips a function of it")
-        assert line in said(caplog)[-1] and line in str(fxamp.report(model))
+        assert len(logged(caplog)) == number + 1
+        code = where.forward.__code__
+        line = f"{code.co_filename}:{code.co_firstlineno}: forward: {reason}"
+        assert logged(caplog)[-1].startswith(
+            f"{kind.__name__} is compiled with fxamp, but Dynamo skips a function of it"
+        )
+        assert line in logged(caplog)[-1] and line in str(fxamp.report(model))
         assert "never called" not in caplog.text and "Either it has not been called yet" not in str(fxamp.report(model))
         assert bool(fxamp.report(model).graphs) == (kind is Blocks)
 
 
-def test_it_is_said_in_the_first_forward(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_logged_in_the_first_forward(caplog: pytest.LogCaptureFixture) -> None:
     model = Recurrent()
     torch.compile(model, backend="fxamp", options=OPTIONS)(torch.randn(2, 3, 8))
-    assert len(said(caplog)) == 1
+    assert len(logged(caplog)) == 1
 
 
 def test_a_function_that_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    def loops(x: Tensor) -> Tensor:
-        for _ in range(2):
-            x = x @ x
-            torch._dynamo.graph_break()
-        return x
-
     compiled = torch.compile(loops, backend="fxamp", options=OPTIONS)
     compiled(torch.ones(4, 4))
-    (message,) = said(caplog)
-    assert "loops is compiled with fxamp" in message and f": loops: {CASES[Loops][1]}" in message
-    assert fxamp.report(compiled).skipped[0] in message
+    (message,) = logged(caplog)
+    assert "loops is compiled with fxamp" in message and f": loops: {REASON}" in message
+    (skipped,) = fxamp.report(compiled).skipped
+    assert skipped in message and "breaking_loops.py:" in skipped
+    assert str(fxamp.report(compiled)).startswith("0 graphs: fxamp compiled none of it.\n")
 
 
 def test_the_report_of_another_model_of_the_class_knows_it_too() -> None:
@@ -166,18 +154,18 @@ def test_a_reason_that_no_longer_holds_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "fxamp"])
-def test_nothing_is_said_of_other_backends_and_of_models_that_are_compiled(
+def test_nothing_is_logged_of_other_backends_and_of_models_that_are_compiled(
     backend: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Recurrent() if backend == "eager" else Dense()
     model.compile(backend=backend, **({} if backend == "eager" else {"options": OPTIONS}))
     train(model, torch.randn(2, 3, 8), None, model)
-    assert said(caplog) == []
+    assert logged(caplog) == []
 
 
-def test_a_whole_graph_that_is_refused_is_no_skip(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_whole_graph_that_raises_is_no_skip(caplog: pytest.LogCaptureFixture) -> None:
     model = Recurrent()
     model.compile(backend="fxamp", options=OPTIONS, fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported):
         model(torch.randn(2, 3, 8))
-    assert said(caplog) == []
+    assert logged(caplog) == []
