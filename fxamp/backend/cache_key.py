@@ -70,7 +70,11 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 
 def _annotations(node: Any) -> tuple[object, ...]:
-    made = decision(node)
-    ruled = None if made is None else (made.rule and made.rule.id, str(made.lower), made.captured, made.overruled)
+    ruling = decision(node)
+    ruled = (
+        None
+        if ruling is None
+        else (ruling.rule and ruling.rule.id, str(ruling.lower), ruling.captured, ruling.overruled)
+    )
     rest = sorted((key, repr(value)) for key, value in node.meta.items() if key not in _IRRELEVANT)
     return module_path(node), module_classes(node), ruled, rest

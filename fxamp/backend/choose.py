@@ -180,7 +180,7 @@ def _named(place: torch.device, dtype: torch.dtype, why: str) -> Choice:
 def device_of(inputs: Sequence[Any]) -> torch.device | None:
     """Return the graph's device: an accelerator among its tensors', else the CPU; None without tensors."""
     devices = {value.device for value in inputs if isinstance(value, torch.Tensor) and value.device.type != "meta"}
-    return min(devices, key=lambda each: (each.type == "cpu", each.type, each.index or 0), default=None)
+    return min(devices, key=lambda device: (device.type == "cpu", device.type, device.index or 0), default=None)
 
 
 def guard_policy(options: Options, choice: Choice, device: torch.device | None) -> None:

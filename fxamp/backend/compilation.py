@@ -42,7 +42,9 @@ class Compilation:
         """Return what the keys of torch's caches must contain for ``gm``."""
         if self.policy is None:
             return ""
-        return cache_key(gm, self.policy, [(type(each).__name__, each.key) for each in self.participants])
+        return cache_key(
+            gm, self.policy, [(type(participant).__name__, participant.key) for participant in self.participants]
+        )
 
     def partition(self, partitioner: Partitioner) -> Partitioner:
         """Return ``partitioner``, or what participants make of it."""

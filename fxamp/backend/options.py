@@ -35,25 +35,25 @@ class Options:
     dump: Path | None = None
 
 
-def parse_options(given: Mapping[str, Any] | None, mode: str | None = None) -> Options:
+def parse_options(options_by_name: Mapping[str, Any] | None, mode: str | None = None) -> Options:
     """Check ``given`` and fill in the defaults; ``mode`` is torch.compile's own argument.
 
     The environment variables ``FXAMP_POLICY`` and ``FXAMP_DUMP`` replace a missing "policy" and "dump". Raises
     OptionError for an unknown option, a value of the wrong type, or two different modes.
     """
-    named_in: object = os.environ if given is None or "policy" not in given else given
-    given = dict(given or {})
-    for name in given:
+    named_in: object = os.environ if options_by_name is None or "policy" not in options_by_name else options_by_name
+    options_by_name = dict(options_by_name or {})
+    for name in options_by_name:
         if name not in _CHECKS:
             raise OptionError(f"unknown option {name!r}{nearest(str(name), _CHECKS)}; accepted: {', '.join(_CHECKS)}")
     for name, variable in (("policy", "FXAMP_POLICY"), ("dump", "FXAMP_DUMP")):
-        if name not in given and os.environ.get(variable):
-            given[name] = os.environ[variable]
-    if mode is not None and given.get("mode", mode) != mode:
-        raise OptionError(f"mode={mode!r} and options={{'mode': {given['mode']!r}}} contradict each other")
+        if name not in options_by_name and os.environ.get(variable):
+            options_by_name[name] = os.environ[variable]
+    if mode is not None and options_by_name.get("mode", mode) != mode:
+        raise OptionError(f"mode={mode!r} and options={{'mode': {options_by_name['mode']!r}}} contradict each other")
     if mode is not None:
-        given["mode"] = mode
-    checked = {name: _CHECKS[name](value) for name, value in given.items()}
+        options_by_name["mode"] = mode
+    checked = {name: _CHECKS[name](value) for name, value in options_by_name.items()}
     policy = checked.get("policy")
     if isinstance(policy, str):
         checked |= {"policy": absolute(policy, named_in), "named": policy}

@@ -110,7 +110,7 @@ class Unchanged:
         started = time.time_ns()
         self._seen = _status(files)
         self._contents = _contents(files)
-        self._settled = all(each is None or max(each[:2]) + _TICK < started for each in self._seen)
+        self._settled = all(status is None or max(status[:2]) + _TICK < started for status in self._seen)
 
 
 def _status(files: Sequence[str]) -> list[tuple[int, ...] | None]:
@@ -119,10 +119,10 @@ def _status(files: Sequence[str]) -> list[tuple[int, ...] | None]:
 
 def _status_of(file: str) -> tuple[int, ...] | None:
     try:
-        found = os.stat(file)  # noqa: PTH116 (called in each call of a graph)
+        status = os.stat(file)  # noqa: PTH116 (called in each call of a graph)
     except OSError:
         return None
-    return found.st_ctime_ns, found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev
+    return status.st_ctime_ns, status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev
 
 
 def _contents(files: Sequence[str]) -> str:

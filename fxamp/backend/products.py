@@ -75,24 +75,24 @@ def products(captured: Captured, context: CastContext) -> Products:
 
     Dynamic sizes count as they are at compile time and are not guarded on: the graph keeps its policy when they change.
     """
-    found = [_product(node, context) for node in all_nodes(captured.module) if _in_16_bits(node)]
-    counted = [each for each in found if each.flops]
+    calls = [_product(node, context) for node in all_nodes(captured.module) if _in_16_bits(node)]
+    counted = [call for call in calls if call.flops]
     return Products(
         len(counted),
-        sum(each.flops for each in counted),
-        sum(each.elements for each in counted),
-        any(each.dynamic for each in counted),
+        sum(call.flops for call in counted),
+        sum(call.elements for call in counted),
+        any(call.dynamic for call in counted),
     )
 
 
 def _in_16_bits(node: Node) -> bool:
-    made = decision(node)
-    return made is not None and made.rule is not None and made.rule.cast is Category.LOWER_PRECISION_FP
+    ruling = decision(node)
+    return ruling is not None and ruling.rule is not None and ruling.rule.cast is Category.LOWER_PRECISION_FP
 
 
 def _product(node: Node, context: Context) -> Products:
     """Count one call; it has no FLOPs if it is no product."""
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda value: value.meta["val"])
     with context.computing(), FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
         node.target(*args, **kwargs)  # type: ignore[operator]
     sizes = [tensor.numel() for tensor in _floats((args, kwargs, node.meta["val"]))]
@@ -107,8 +107,8 @@ def _floats(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _known(number: Any) -> int:
-    found = hint(number)
-    return _UNKNOWN if found is None else found
+    known = hint(number)
+    return _UNKNOWN if known is None else known
 
 
 def _mega(flops: int) -> str:

@@ -38,8 +38,8 @@ MOST = 3
 
 def may_be_unused(gm: GraphModule) -> bool:
     """Whether Dynamo's graph ``gm`` has several differentiable results, of fixed sizes, and not only scalars."""
-    found = [node.meta.get("example_value") for node in graph_output(gm.graph).all_input_nodes]
-    values = [value for value in found if isinstance(value, Tensor) and value.requires_grad]
+    results = [node.meta.get("example_value") for node in graph_output(gm.graph).all_input_nodes]
+    values = [value for value in results if isinstance(value, Tensor) and value.requires_grad]
     fixed = all(type(size) is int for value in values for size in value.shape)
     return torch.is_grad_enabled() and fixed and len(values) > 1 and any(value.dim() for value in values)
 

@@ -22,27 +22,27 @@ def conversion(method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tens
     """
     tensor, *rest = args
     if method in ("cpu", "cuda"):
-        given = dict(zip(("device", "non_blocking") if method == "cuda" else ("memory_format",), rest, strict=False))
-        given = {"device": method, **given, **kwargs}
+        named = dict(zip(("device", "non_blocking") if method == "cuda" else ("memory_format",), rest, strict=False))
+        named = {"device": method, **named, **kwargs}
     elif method == "type_as":
-        given = {"other": rest[0]}
+        named = {"other": rest[0]}
     elif method == "to":
-        given = _to_arguments(rest, kwargs)
+        named = _to_arguments(rest, kwargs)
     else:
         return None
-    if given.get("dtype") is not None:
+    if named.get("dtype") is not None:
         return None
-    given = {name: value for name, value in given.items() if value is not None}
+    named = {name: value for name, value in named.items() if value is not None}
     result: Tensor
-    if "other" in given:
-        result = aten.to.other(tensor, given.pop("other"), **given)
+    if "other" in named:
+        result = aten.to.other(tensor, named.pop("other"), **named)
     else:
-        device = torch.device(given.pop("device", tensor.device))
-        if given.get("copy") and device in (tensor.device, torch.device(tensor.device.type)):
+        device = torch.device(named.pop("device", tensor.device))
+        if named.get("copy") and device in (tensor.device, torch.device(tensor.device.type)):
             # Functionalization takes a conversion to nothing else for its input, whatever "copy" says.
-            result = aten.clone(tensor, memory_format=given.get("memory_format", torch.preserve_format))
+            result = aten.clone(tensor, memory_format=named.get("memory_format", torch.preserve_format))
         else:
-            result = aten.to.dtype_layout(tensor, device=device, **given)
+            result = aten.to.dtype_layout(tensor, device=device, **named)
     return result
 
 

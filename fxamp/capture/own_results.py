@@ -49,20 +49,20 @@ class OwnResults(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
         set_proxy_slot(tensor, self.tracer, node)
 
     def _leave_out(self, tensor: Tensor, earlier: Any) -> Tensor:
-        made = self.node_of(tensor)
-        if earlier is not None and made is not earlier:
-            made.proxy.node.graph.erase_node(made.proxy.node)
+        entry = self.node_of(tensor)
+        if earlier is not None and entry is not earlier:
+            entry.proxy.node.graph.erase_node(entry.proxy.node)
             self.restore(tensor, earlier)
         return tensor
 
     def _own(self, tensor: Tensor, earlier: Any) -> Tensor:
-        made = self.node_of(tensor)
-        if earlier is None or made is earlier:
+        entry = self.node_of(tensor)
+        if earlier is None or entry is earlier:
             return tensor
         # torch forbids writes under grad mode to a view made in no_grad mode; a detached tensor has no such limit.
         own = torch.ops.aten.alias.default(tensor) if torch.is_grad_enabled() else tensor.detach()
         self.restore(tensor, earlier)
-        self.restore(own, made)
+        self.restore(own, entry)
         return own
 
 

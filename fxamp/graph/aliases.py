@@ -135,8 +135,10 @@ def given_back(node: Node) -> Node | None:
     before, after = tensor_value(source), tensor_value(node)
     if before is None or after is None or (before.dtype, before.device) != (after.dtype, after.device):
         return None
-    asked = {a.name: node.args[i] for i, a in enumerate(node.target._schema.arguments[: len(node.args)])} | node.kwargs
-    if asked.get("copy") or asked.get("memory_format") not in (None, torch.preserve_format):
+    by_name = {
+        a.name: node.args[i] for i, a in enumerate(node.target._schema.arguments[: len(node.args)])
+    } | node.kwargs
+    if by_name.get("copy") or by_name.get("memory_format") not in (None, torch.preserve_format):
         return None
     return source if isinstance(source, Node) else None
 

@@ -50,11 +50,11 @@ def _dense_order(value: Tensor, expanded: tuple[int, ...]) -> tuple[int, ...] | 
     if any(None in key for key in keys):
         return None
     order = tuple(sorted(range(value.dim()), key=lambda dim: keys[dim], reverse=True))
-    wanted: int | torch.SymInt = 1
+    stride: int | torch.SymInt = 1
     for dim in reversed(order):
-        if keys[dim][1] != 1 and not _equal(value.stride(dim), wanted):
+        if keys[dim][1] != 1 and not _equal(value.stride(dim), stride):
             return None
-        wanted = wanted * sizes[dim]
+        stride = stride * sizes[dim]
     return order
 
 

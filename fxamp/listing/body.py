@@ -191,13 +191,13 @@ class _Reader:
         return ListingError(f"{self._where}{self._first + line - 1}: {what}")
 
 
-def _parameters(given: ast.arguments) -> list[tuple[str, ast.arg]]:
+def _parameters(signature: ast.arguments) -> list[tuple[str, ast.arg]]:
     """Return the parameters after ``self``, each with its node's target: ``"*args"``, as torch names it."""
-    found = [("", argument) for argument in (*given.posonlyargs, *given.args)]
-    found += [("*", given.vararg)] if given.vararg else []
-    found += [("", argument) for argument in given.kwonlyargs]
-    found += [("**", given.kwarg)] if given.kwarg else []
-    return [(stars + argument.arg, argument) for stars, argument in found if argument.arg != "self"]
+    parameters = [("", argument) for argument in (*signature.posonlyargs, *signature.args)]
+    parameters += [("*", signature.vararg)] if signature.vararg else []
+    parameters += [("", argument) for argument in signature.kwonlyargs]
+    parameters += [("**", signature.kwarg)] if signature.kwarg else []
+    return [(stars + argument.arg, argument) for stars, argument in parameters if argument.arg != "self"]
 
 
 def _types(annotation: ast.expr | None) -> dict[str, Any]:

@@ -66,17 +66,17 @@ def operator_name(value: ast.AST) -> str:
 
 def names_in(value: ast.AST | None) -> list[str]:
     """Return every name that an expression reads, in the order of the text."""
-    found: list[str] = []
+    names: list[str] = []
     waiting: list[Any] = [value]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Name):
-            found.append(node.id)
+            names.append(node.id)
         elif isinstance(node, list):
             waiting += node[::-1]
         elif isinstance(node, ast.AST) and not isinstance(node, _LEAVES):
             waiting += [getattr(node, part) for part in node._fields[::-1]]
-    return found
+    return names
 
 
 def dotted(value: ast.expr) -> str | None:

@@ -62,8 +62,8 @@ def stage_of(title: str, file: str) -> str:
     for text in (title, name):
         match = _TITLE.search(text)
         if match:
-            found = (match[1] or match[2]).lower()
-            return "forward" if found == "inference" else found
+            stage = (match[1] or match[2]).lower()
+            return "forward" if stage == "inference" else stage
     return ""
 
 

@@ -120,5 +120,5 @@ def _parts(text: str) -> list[str]:
 
 
 def _types(text: str) -> tuple[TensorType, ...]:
-    found: Iterable[TensorType | None] = (tensor_type(part) for part in text.split("; "))
-    return tuple(each for each in found if each is not None)
+    types: Iterable[TensorType | None] = (tensor_type(part) for part in text.split("; "))
+    return tuple(kind for kind in types if kind is not None)

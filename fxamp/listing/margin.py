@@ -44,11 +44,11 @@ def read_margin(lines: list[str], ours: bool) -> Margin:
         text = line.strip()
         if text.startswith("#"):
             if text.startswith(PREFIX):
-                found = _fields(text, number, margin)
-                if found and found[0][0] == "input":
-                    inputs[found[0][1]] = found
+                entry_fields = _fields(text, number, margin)
+                if entry_fields and entry_fields[0][0] == "input":
+                    inputs[entry_fields[0][1]] = entry_fields
                 else:
-                    fields = found
+                    fields = entry_fields
             elif " File: " in text:
                 source = _source(text)
             elif "No stacktrace found" in text:

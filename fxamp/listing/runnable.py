@@ -52,7 +52,7 @@ def input_types(listing: Listing, text: str, file: str) -> Listing:
 def _inputs(function: ast.FunctionDef) -> list[TensorType | str | None]:
     """Return the type or number of each ``reader.tensor`` and ``reader.symint`` call, in order."""
     devices: dict[str, str] = {}
-    found: list[TensorType | str | None] = []
+    types: list[TensorType | str | None] = []
     for statement in function.body:
         call = getattr(statement, "value", None)
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
@@ -62,12 +62,12 @@ def _inputs(function: ast.FunctionDef) -> list[TensorType | str | None]:
         if kind == "storage" and isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             devices[statement.targets[0].id] = _device(keywords.get("device"))
         elif kind == "tensor":
-            found.append(_tensor(call, keywords, devices))
+            types.append(_tensor(call, keywords, devices))
         elif kind in ("symint", "symfloat", "symbool"):
-            found.append(_symbol(call, keywords))
+            types.append(_symbol(call, keywords))
         elif kind in _UNTYPED:
-            found.append(None)
-    return found
+            types.append(None)
+    return types
 
 
 def _tensor(call: ast.Call, keywords: dict[str | None, ast.expr], devices: dict[str, str]) -> TensorType | None:

@@ -72,13 +72,13 @@ def _traced(step: TracedPass[ContextT], gm: GraphModule, context: ContextT) -> R
 
 def _node_at(error: BaseException) -> Node | None:
     """Return the innermost fx node that the failing code was working on, from its frames' variable ``node``."""
-    found: Node | None = None
+    innermost: Node | None = None
     trace = error.__traceback__
     while trace is not None:
         value = trace.tb_frame.f_locals.get("node")
-        found = value if isinstance(value, Node) else found
+        innermost = value if isinstance(value, Node) else innermost
         trace = trace.tb_next
-    return found
+    return innermost
 
 
 def _message(step: Pass[Any], what: str, node: Node | None, before: list[str]) -> str:

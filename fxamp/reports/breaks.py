@@ -36,8 +36,8 @@ def why_ended(gm: GraphModule) -> str:
     if reason is None or not reason.graph_break:
         return ""
     where = f"{reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}: " if reason.user_stack else ""
-    given = str(reason.reason).strip()
-    explained = [given] if "Explanation:" in given else fresh or [given]
+    recorded = str(reason.reason).strip()
+    explained = [recorded] if "Explanation:" in recorded else fresh or [recorded]
     return where + " or ".join(dict.fromkeys(map(_first, explained)))
 
 

@@ -69,25 +69,25 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not compiles_with(is_fxamp) or runs_for_any(parameters):
         return None
-    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
-    idle = [each for each in modules if is_fxamp(backend_of(_entry(each))) and not records_of(each)]
-    classes = {type(_original(each)) for each in idle}
-    stepped = set(map(id, parameters))
+    modules = [module for module in gc.get_objects() if issubclass(type(module), torch.nn.Module)]
+    idle = [module for module in modules if is_fxamp(backend_of(_entry(module))) and not records_of(module)]
+    classes = {type(_original(module)) for module in idle}
+    trained = set(map(id, parameters))
     training = [
-        each for each in modules if type(each) in classes and not stepped.isdisjoint(map(id, each.parameters()))
+        module for module in modules if type(module) in classes and not trained.isdisjoint(map(id, module.parameters()))
     ]
-    for each in idle:
-        if _original(each) in training:
-            return warn_of(each)
-    for each in idle:
-        if any(_is_copy(other, _original(each)) for other in training):
-            return log.warning("%s is compiled with fxamp, but what trains is a copy of it: %s", _name(each), _COPY)
+    for module in idle:
+        if _original(module) in training:
+            return warn_of(module)
+    for module in idle:
+        if any(_is_copy(other, _original(module)) for other in training):
+            return log.warning("%s is compiled with fxamp, but what trains is a copy of it: %s", _name(module), _COPY)
     return None
 
 
 def _is_copy(module: torch.nn.Module, original: torch.nn.Module) -> bool:
     """Whether ``module`` is of the class of ``original``, names the same parameters, and is not compiled."""
-    names = [[name for name, _ in each.named_parameters()] for each in (module, original)]
+    names = [[name for name, _ in candidate.named_parameters()] for candidate in (module, original)]
     return type(module) is type(original) and names[0] == names[1] and _entry(module) is None
 
 

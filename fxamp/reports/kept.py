@@ -109,12 +109,12 @@ class _Run(Interpreter):
         function = autograd_function(n)
         if function is not None:
             return self._function(function.forward.module, self._operands(function.forward.operands))
-        found = bodies(n)
-        if not found:
+        known_bodies = bodies(n)
+        if not known_bodies:
             raise _Unknown
         if n.target is _CHECKPOINT:
-            return self._checkpoint(found[0].module, self._operands(found[0].operands))
-        return self._larger([(_Run(body.module), self._operands(body.operands)) for body in found])
+            return self._checkpoint(known_bodies[0].module, self._operands(known_bodies[0].operands))
+        return self._larger([(_Run(body.module), self._operands(body.operands)) for body in known_bodies])
 
     def _operands(self, operands: Sequence[Any]) -> list[Any]:
         return [self.env[value] if isinstance(value, Node) else value for value in operands]

@@ -65,7 +65,7 @@ def rule_ref(rule: Rule) -> RuleRef:
 
 def _entry(node: Node, inner: tuple[str, ...]) -> Entry:
     value = node.meta.get("val")
-    made = decision(node)
+    ruling = decision(node)
     where = source_line(node)
     return Entry(
         name=node.name,
@@ -83,18 +83,18 @@ def _entry(node: Node, inner: tuple[str, ...]) -> Entry:
         inserted=inserted_for(node) or "",
         verbatim=kept_verbatim(node),
         bodies=inner,
-        **({} if made is None else _decided(made)),
+        **({} if ruling is None else _decided(ruling)),
     )
 
 
-def _decided(made: Decision) -> dict[str, Any]:
+def _decided(ruling: Decision) -> dict[str, Any]:
     return {
-        "rule": None if made.rule is None else rule_ref(made.rule),
-        "lost": tuple(rule_ref(rule) for rule in made.lost),
-        "reason": made.reason,
-        "overruled": " ".join(made.overruled.split()),
-        "not_fp8": made.not_fp8,
-        "region": "off" if made.lower is None else dtype_name(made.lower),
+        "rule": None if ruling.rule is None else rule_ref(ruling.rule),
+        "lost": tuple(rule_ref(rule) for rule in ruling.lost),
+        "reason": ruling.reason,
+        "overruled": " ".join(ruling.overruled.split()),
+        "not_fp8": ruling.not_fp8,
+        "region": "off" if ruling.lower is None else dtype_name(ruling.lower),
     }
 
 
@@ -147,8 +147,8 @@ def _attribute(path: str) -> str:
 
 
 def _arguments(args: Iterable[Any], kwargs: dict[str, Any]) -> str:
-    given = [_argument(value) for value in args]
-    return ", ".join([*given, *(f"{key} = {_argument(value)}" for key, value in kwargs.items())])
+    positional = [_argument(value) for value in args]
+    return ", ".join([*positional, *(f"{key} = {_argument(value)}" for key, value in kwargs.items())])
 
 
 def _argument(value: Any) -> str:

@@ -48,7 +48,7 @@ def follows_autocast(caller: object, parameters: Sequence[torch.Tensor] = ()) ->
         if asked is None or asked() is not caller:
             follows = _follows(caller)
             _following[id(caller)] = weakref.ref(caller), follows
-        return follows or any(graph.reads(each) for graph in _under_autocast() for each in parameters)
+        return follows or any(graph.reads(parameter) for graph in _under_autocast() for parameter in parameters)
 
 
 def _follows(caller: object) -> bool:
@@ -105,5 +105,5 @@ def outside(compiled: Any) -> list[str]:
 
 def _graphs_of(compiled: Any) -> list[Runs]:
     names = ("_orig_mod", "_torchdynamo_orig_callable")
-    wanted = [compiled, *(getattr(compiled, name) for name in names if hasattr(compiled, name))]
-    return [graph for graph in _graphs if graph is not None and any(map(graph.ran_for, wanted))]
+    owners = [compiled, *(getattr(compiled, name) for name in names if hasattr(compiled, name))]
+    return [graph for graph in _graphs if graph is not None and any(map(graph.ran_for, owners))]

@@ -129,8 +129,8 @@ class Report:
 
     def _fp8(self) -> Iterator[tuple[str, list[str]]]:
         sums = [totals(graph.listing) for graph in self.graphs]
-        counted = sum((Counter(each.fp8) for each in sums), Counter())
-        out = [f"  graph {i}: {node}: {why}" for i, each in enumerate(sums) for node, why in each.not_fp8.items()]
+        counted = sum((Counter(total.fp8) for total in sums), Counter())
+        out = [f"  graph {i}: {node}: {why}" for i, total in enumerate(sums) for node, why in total.not_fp8.items()]
         if counted:
             yield "Products in fp8, by recipe:", [f"  {recipe}: {count}" for recipe, count in counted.items()]
         if out:
@@ -148,7 +148,7 @@ def _size(count: int) -> str:
 def _row(number: int, graph: GraphRecord, kept: bool) -> dict[str, Any]:
     dtypes = ", ".join(f"{dtype} {count}" for dtype, count in sorted(graph.ops_by_dtype.items()))
     after = totals_of(graph.kept)[1]
-    told = {"kept": "" if after is None else _size(after)} if kept else {}
+    kept_column = {"kept": "" if after is None else _size(after)} if kept else {}
     return {
         "graph": number,
         "policy": graph.policy,
@@ -158,7 +158,7 @@ def _row(number: int, graph: GraphRecord, kept: bool) -> dict[str, Any]:
         "casts": graph.casts,
         "shared": graph.shared,
         "folded": graph.folded,
-        **told,
+        **kept_column,
     }
 
 
