@@ -2,7 +2,7 @@
 
 In a graph a checkpoint is an op of torch's that leaves random numbers and writes to AOTAutograd and Inductor. Run
 without them, it draws new random numbers in the backward: gradients would belong to another dropout than the results.
-And it saves the buffers that Dynamo hands it as inputs: autograd refuses those that a batch norm has written to. Here
+And it saves the buffers that Dynamo hands it as inputs: autograd rejects those that a batch norm has written to. Here
 the backward reads them as they were before the forward, and what it writes is dropped, as AOTAutograd does.
 """
 

@@ -3,7 +3,7 @@
 1. An autocast region is recorded by its two marks, and its autocast state holds while it is traced: a program may be
    valid only there (``mm`` of float32 and bfloat16). ``torch.autocast`` is not used, because it raises for devices
    missing in this build of torch.
-2. ``torch.inference_mode`` becomes grad mode, off and on again: the tensors of the graph are none that autograd refuses
+2. ``torch.inference_mode`` becomes grad mode, off and on again: the tensors of the graph are none that autograd rejects
    later, and what decides on gradients has one state to follow.
 3. Inside a torch.func transform everything is kept verbatim, autocast regions included.
 """

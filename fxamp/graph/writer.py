@@ -97,5 +97,5 @@ def recompute(node: Node) -> str | None:
     try:
         node.meta["val"] = computed(node)
     except Exception as error:
-        return f"the op refuses: {(str(error) or type(error).__name__).splitlines()[0]}"
+        return f"the op rejects: {(str(error) or type(error).__name__).splitlines()[0]}"
     return None

@@ -1,6 +1,6 @@
 """Leave the values of a graph that AOTAutograd traced in the memory layouts that they were traced with.
 
-Ops of such a graph rely on the strides of what they read: a view refuses others, ``as_strided`` reads other elements,
+Ops of such a graph rely on the strides of what they read: a view rejects others, ``as_strided`` reads other elements,
 and some kernels read past the memory of a value that is expanded. A pass that removes or replaces a node changes them:
 where a sum had made a value dense, readers are left with the expanded term.
 

@@ -22,10 +22,10 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxamp.graph import GraphWriter, computed, dtype_name, op_name, recompute, tensor_value
 from fxamp.passes.base import CastContext, Result, TracedPass
+from fxamp.passes.shared.accepted_dtypes import rejection
 from fxamp.passes.shared.autocast_regions import marked_lower
 from fxamp.passes.shared.backward_ops import backward_edit, follow_input_dtype, lacks_kernel
 from fxamp.passes.shared.decision import Decision, decide, decision, inserted_for, overrule
-from fxamp.passes.shared.refusals import refusal
 from fxamp.passes.shared.sites import site_of
 from fxamp.passes.shared.widening import CASTS, VIEWS
 from fxamp.torch_private import without_autocast
@@ -110,7 +110,7 @@ class _Writer:
         for source, dtype in edit.casts.items():
             node.replace_input_with(source, self._in_dtype(source, dtype, node, made.rule.id))
         follow_input_dtype(node)
-        why = lacks_kernel(node, edit) or refusal(node, before) or recompute(node)
+        why = lacks_kernel(node, edit) or rejection(node, before) or recompute(node)
         if why is not None:
             node.args, node.kwargs = arguments
             node.meta["val"] = value

@@ -38,10 +38,10 @@ from fxamp.graph import (
 )
 from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
 from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.shared.accepted_dtypes import cast_back, lacks_kernel, may_write_opaquely, rejection
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import AutogradInfo, CastWriter
 from fxamp.passes.shared.decision import WAS, decision, overrule
-from fxamp.passes.shared.refusals import cast_back, lacks_kernel, may_write_opaquely, refusal
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class _Rewriter:
             if self._context.captured_autocast is not None:
                 recompute(node)  # the captured value is the one under autocast, not under this policy
             return
-        why = refusal(node, self._captured) or recompute(node)
+        why = rejection(node, self._captured) or recompute(node)
         if why is not None:
             node.args, node.kwargs, node.target = call
             self._restore_inputs(node, why)

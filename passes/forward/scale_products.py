@@ -83,7 +83,7 @@ def _scale(gm: GraphModule, context: CastContext, outer: Mapping[Node, Any]) -> 
     for node in list(gm.graph.nodes):
         made = _asked(node)
         if made is not None:
-            why = _refusal(node, made.lower, context, outer)
+            why = _why_16_bits(node, made.lower, context, outer)
             if why:
                 keep_out_of_fp8(node, why)
             else:
@@ -122,7 +122,7 @@ _PRODUCTS: Mapping[Any, Callable[[Node], Operands]] = {
 }
 
 
-def _refusal(node: Node, lower: torch.dtype | None, context: CastContext, outer: Mapping[Node, Any]) -> str:
+def _why_16_bits(node: Node, lower: torch.dtype | None, context: CastContext, outer: Mapping[Node, Any]) -> str:
     """Return why the product cannot run in fp8, or ""."""
     find = _PRODUCTS.get(node.target)
     if find is None:

@@ -67,7 +67,7 @@ def test_an_op_that_refuses_says_why_and_keeps_its_value(writer: GraphWriter) ->
     node.args = (x, y)
     with writer._mode:
         why = recompute(node)
-        assert why is not None and why.startswith("the op refuses: ") and "\n" not in why
+        assert why is not None and why.startswith("the op rejects: ") and "\n" not in why
         assert node.meta["val"] is before
         node.args = (x, x)
         assert recompute(node) is None and computed(node).shape == (2, 3)

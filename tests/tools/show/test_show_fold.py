@@ -70,7 +70,7 @@ CHANGES: dict[str, Callable[[Entry], Entry]] = {
     "place of the rule": lambda e: replace(e, rule=replace(NORMS, origin="mine.toml:3")),
     "lost rule": lambda e: replace(e, lost=(PRODUCTS,)),
     "reason": lambda e: replace(e, reason="because", inserted=""),
-    "overruled": lambda e: replace(e, overruled="the op refuses: half"),
+    "overruled": lambda e: replace(e, overruled="the op rejects: half"),
     "not in fp8": lambda e: replace(e, not_fp8="size 4 is not %16"),
     "kept as captured": lambda e: replace(e, verbatim="unknown"),
     "op": lambda e: replace(e, target="aten::neg.default"),

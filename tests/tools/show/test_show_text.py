@@ -199,6 +199,6 @@ def test_a_graph_without_nodes() -> None:
 
 
 def test_overruled_and_verbatim_nodes_say_so() -> None:
-    entry = Entry("f", "call_function", "mylib::f", reason="r", overruled="the op refuses: half", verbatim="unknown")
+    entry = Entry("f", "call_function", "mylib::f", reason="r", overruled="the op rejects: half", verbatim="unknown")
     text = shown(Document((Listing("G", (entry,)),)))
-    assert "r; overruled: the op refuses: half" in text and "f: unknown" in text
+    assert "r; overruled: the op rejects: half" in text and "f: unknown" in text

@@ -25,7 +25,7 @@ from fxamp.passes.shared.kernel_table import (
 from fxamp.torch_dtypes import NARROW
 
 
-def refusal(node: Node, captured: Mapping[Node, Any]) -> str | None:
+def rejection(node: Node, captured: Mapping[Node, Any]) -> str | None:
     """Return why the op would reject its inputs' current dtypes, or None if it accepts them.
 
     ``captured`` holds the values that nodes had when the program was captured.
