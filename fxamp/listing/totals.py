@@ -1,10 +1,10 @@
-"""Numbers about a listing: ops by dtype, casts and the bytes they move. Imports no torch."""
+"""Numbers about a listing: ops by dtype, casts and the bytes they move, what is kept. Imports no torch."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from fxamp.listing.model import FP8, Entry, Listing
+from fxamp.listing.model import FP8, Entry, KeptValue, Listing
 
 #: Calls that are not operations of the program: they select one of several results, or compute a size.
 _PICKS = frozenset({"_operator.getitem", "operator.getitem", "builtins.getitem", "getitem"})
@@ -116,3 +116,21 @@ class Index:
             return None
         read, written = sources[0].values[0].bytes, cast.values[0].bytes
         return None if read is None or written is None else read + written
+
+
+def total(sizes: Iterable[int | None]) -> int | None:
+    """Return the sum; None if one of ``sizes`` is unknown."""
+    every = list(sizes)
+    known = [size for size in every if size is not None]
+    return sum(known) if len(known) == len(every) else None
+
+
+def totals_of(values: Iterable[KeptValue]) -> tuple[int | None, int | None]:
+    """Return the bytes of all ``values`` before and after; None if unknown."""
+    listed = list(values)
+    return total(value.before for value in listed), total(value.after for value in listed)
+
+
+def largest_first(values: Iterable[KeptValue]) -> list[KeptValue]:
+    """Return ``values`` sorted by their bytes after, then by their bytes before, the largest first."""
+    return sorted(values, key=lambda value: (-(value.after or 0), -(value.before or 0)))

@@ -10,8 +10,7 @@ from tabulate import tabulate
 
 from fxamp.errors import OptionError
 from fxamp.listing import Document, RuleRef
-from fxamp.listing.kept import totals_of
-from fxamp.listing.totals import totals
+from fxamp.listing.totals import totals, totals_of
 from fxamp.reports import GraphRecord
 from fxamp.reports.breaks import skipped_functions
 from fxamp.reports.registry import outside, records_of

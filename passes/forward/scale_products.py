@@ -49,11 +49,6 @@ class ScaleProducts(Pass[CastContext]):
         return f"products left in 16 bits: {', '.join(left)}" if left else None
 
 
-def scaled_products(gm: GraphModule) -> int:
-    """Return the number of products that ``gm`` and its bodies run in fp8."""
-    return sum(node.target is SCALED for node in all_nodes(gm))
-
-
 @dataclass(frozen=True)
 class Operands:
     """Of ``input @ weight + bias``, or with a ``transposed`` weight of ``input @ weight.T + bias``."""

@@ -88,7 +88,6 @@ def _content(module: Module) -> tuple[object, ...]:
 
 
 _Ops = Mapping[tuple[str, ...], tuple[Listing, Entry]]
-_Pair = tuple[Listing, Listing]
 
 
 def ops_by_path(listing: Listing, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], tuple[Listing, Entry]]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from fxamp.listing import KeptValue, Listing
-from fxamp.listing.kept import largest_first, total, totals_of
+from fxamp.listing.totals import largest_first, total, totals_of
 from fxamp.tools.common.alike import Group, combined
 from fxamp.tools.common.columns import MODULE, REASON, RULE
 from fxamp.tools.common.table import Column, printable, render
