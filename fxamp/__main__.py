@@ -10,7 +10,7 @@ import fxamp
 from fxamp.backend import choose
 from fxamp.backend.options import Options
 from fxamp.devices import DEVICES
-from fxamp.tools.common.unlogged import unlogged
+from fxamp.tools.common.quiet import unlogged
 
 #: The commands, each with the question that it answers.
 TOOLS = {

@@ -1,4 +1,4 @@
-"""Silence torch's own log messages, and convert its exceptions to one-line errors of the tool."""
+"""Silence log messages that a tool reports itself, and convert its exceptions to one-line errors of the tool."""
 
 import contextlib
 import logging
@@ -24,6 +24,18 @@ def quiet() -> Iterator[None]:
     finally:
         for log, level in zip(logs, before, strict=True):
             log.setLevel(level)
+
+
+@contextlib.contextmanager
+def unlogged(name: str) -> Iterator[None]:
+    """Within the block, the logger ``name`` (such as ``"fxamp.optim"``) emits only errors."""
+    log = logging.getLogger(name)
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 @contextlib.contextmanager

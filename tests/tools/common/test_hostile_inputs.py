@@ -149,7 +149,7 @@ WRITERS: dict[str, tuple[Main, list[str]]] = {
     "explain": (policy.main, ["explain", "mm", "--policy", "cpu-bfloat16"]),
     "policy's help": (policy.main, ["--help"]),
     "bench's help": (bench.main, ["--help"]),
-    "a measurement's help": (bench.main, ["show", "--help"]),
+    "a measurement's help": (bench.main, ["cost", "--help"]),
     "demo's help": (demo.main, ["--help"]),
 }
 

@@ -6,28 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from small_model import MODEL, defined
 
 from fxamp.tools.diff.command import main
-
-MODEL = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = torch.nn.Linear(16, 64)
-        self.norm = torch.nn.LayerNorm(64)
-        self.lm_head = torch.nn.Linear(64, 8)
-
-    def forward(self, x, target):
-        hidden = self.norm(self.up(x)).relu()
-        return torch.nn.functional.cross_entropy(self.lm_head(hidden), target)
-
-torch.manual_seed(0)
-model = Net()
-inputs = (torch.randn(32, 16), torch.randint(8, (32,)))
-"""
 
 HEAD = """
 extends = ["cpu-bfloat16.toml"]
@@ -57,12 +38,6 @@ def effect(*arguments: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str
     assert main([*arguments, "--format", "json"]) in (0, 1)
     graphs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["graphs"]
     return graphs
-
-
-def defined(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    space: dict[str, Any] = {}
-    exec(compile(Path(name).read_text(), name, "exec"), space)
-    return space["model"], space["inputs"]
 
 
 def printed_by_dynamo() -> None:

@@ -6,31 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from small_model import MODEL, defined
 from torch import nn
 
 from fxamp.tools.diff.command import main
 from fxamp.tools.diff.diverge import _apart
 from fxamp.tools.diff.numbers import start
 from fxamp.tools.inputs.measurement import Batch, Copy
-
-MODEL = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = torch.nn.Linear(16, 64)
-        self.norm = torch.nn.LayerNorm(64)
-        self.head = torch.nn.Linear(64, 8)
-
-    def forward(self, x, target):
-        hidden = self.norm(self.up(x)).relu()
-        return torch.nn.functional.cross_entropy(self.head(hidden), target)
-
-torch.manual_seed(0)
-model = Net()
-inputs = (torch.randn(32, 16), torch.randint(8, (32,)))
-"""
 
 EXACT = """
 extends = ["cpu-bfloat16.toml"]
@@ -55,12 +37,6 @@ def numbers(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, An
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     assert isinstance(run, dict)
     return run
-
-
-def defined(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    space: dict[str, Any] = {}
-    exec(compile(Path(name).read_text(), name, "exec"), space)
-    return space["model"], space["inputs"]
 
 
 def error(values: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
@@ -93,11 +69,11 @@ def test_the_errors_are_those_of_eager_autocast_and_float32(capsys: pytest.Captu
 
 
 def test_where_they_first_diverge(capsys: pytest.CaptureFixture[str]) -> None:
-    text = EXACT.replace('ops = ["linear"]', 'ops = ["linear"]\nmodules = ["head"]')
+    text = EXACT.replace('ops = ["linear"]', 'ops = ["linear"]\nmodules = ["lm_head"]')
     Path("head.toml").write_text(text.replace("matrix-products", "head"))
     run = numbers("cpu-bfloat16", "head.toml", "--run", "model.py", capsys=capsys)
     where = run["diverges"]
-    assert (where["node"], where["module"], where["op"]) == ("linear_1", "head", "aten::linear.default")
+    assert (where["node"], where["module"], where["op"]) == ("linear_1", "lm_head", "aten::linear.default")
     assert where["source"].endswith("model.py:13")
     assert where["dtype"] == {"old": "bf16", "new": "f32"}
     assert 2**-12 < where["difference"] < 2**-6  # about bfloat16's roundoff, 2**-8

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from policy_runs import run, written
 
 from fxamp.policy import Policy
 from fxamp.tools.inputs.measurement import relative
@@ -49,52 +50,37 @@ def loss(output):
 """
 
 
-def written(tmp_path: Path, text: str) -> str:
-    path = tmp_path / "model.py"
-    path.write_text(text)
-    return str(path)
-
-
 def planted(tmp_path: Path, kinds: str, drop: str = "0.0") -> str:
     return written(tmp_path, MODEL.format(kinds=kinds, drop=drop))
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    try:
-        status = main(("bisect", *arguments))
-    except SystemExit as exit:
-        status = int(str(exit.code))
-    printed = capsys.readouterr()
-    return status, printed.out, printed.err
-
-
 def test_a_planted_loss_of_digits_is_found_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = planted(tmp_path, "Fine, Fine, Cancels, Fine")
-    status, out, err = run(capsys, file, "--tolerance", "0.02")
+    status, out, err = run(capsys, "bisect", file, "--tolerance", "0.02")
     assert status == 0
     (rule,) = Policy.loads(out).rules[len(Policy.load("cpu-float16").rules) :]
     assert (rule.ops, rule.modules) == (("aten::add.Tensor", "aten::sub.Tensor"), ("layers.2",))
     assert rule.why.startswith("Bisected; without this rule: output error 0.") and "at most 0.02." in rule.why
     assert "1 piece in float32" in err and "float32 for the whole model" in err
-    again, same, _ = run(capsys, file, "--tolerance", "0.02")
+    again, same, _ = run(capsys, "bisect", file, "--tolerance", "0.02")
     assert (again, same) == (0, out)
 
 
 def test_the_patch_meets_the_tolerance_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, patch = planted(tmp_path, "Cancels, Cancels"), tmp_path / "patch.toml"
-    status, out, _ = run(capsys, file, "--tolerance", "0.02", "--output", str(patch))
+    status, out, _ = run(capsys, "bisect", file, "--tolerance", "0.02", "--output", str(patch))
     assert (status, out) == (0, "")
     added = Policy.load(patch).rules[len(Policy.load("cpu-float16").rules) :]
     # The linear layer's own float32 result does as well as the sums after it: they follow their inputs.
     assert [rule.modules[0].removesuffix(".linear") for rule in added] == ["layers.0", "layers.1"]
-    status, out, err = run(capsys, file, "--tolerance", "0.02", "--policy", str(patch))
+    status, out, err = run(capsys, "bisect", file, "--tolerance", "0.02", "--policy", str(patch))
     assert status == 0 and "the policy meets the tolerance as it is" in err and "1 trial\n" in err
     assert "[[rule]]" not in out and "no rule is needed" in out
 
 
 def test_by_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = MODEL.format(kinds="Cancels, Fine", drop="0.0").replace("(torch.randn(16, 8),)]", '{"x": torch.ones(9, 8)}]')
-    status, out, err = run(capsys, written(tmp_path, text), "--tolerance", "0.01", "--by", "rules")
+    status, out, err = run(capsys, "bisect", written(tmp_path, text), "--tolerance", "0.01", "--by", "rules")
     policy = Policy.loads(out)
     changed = [rule.id for rule in policy.rules if rule.why.startswith("Bisected")]
     assert (status, changed) == (0, ["matrix-products"])
@@ -103,7 +89,9 @@ def test_by_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_float32_that_misses_the_tolerance_ends_the_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = run(capsys, planted(tmp_path, "Cancels"), "--tolerance", "1e-9", "--policy", "cpu-bfloat16")
+    status, out, err = run(
+        capsys, "bisect", planted(tmp_path, "Cancels"), "--tolerance", "1e-9", "--policy", "cpu-bfloat16"
+    )
     assert (status, out) == (1, "")
     assert "float32 everywhere misses the tolerance 1e-09 too: output error " in err and "trial 3" not in err
 
@@ -112,25 +100,25 @@ def test_another_devices_policy_is_refused_or_emulated(tmp_path: Path, capsys: p
     if torch.cuda.is_available():
         pytest.skip("the machine has the device")
     file = planted(tmp_path, "Cancels")
-    status, out, err = run(capsys, file, "--tolerance", "0.02", "--policy", "cuda-float16")
+    status, out, err = run(capsys, "bisect", file, "--tolerance", "0.02", "--policy", "cuda-float16")
     assert (status, out) == (2, "") and "is for cuda, but the model is on cpu; accepted: " in err
-    status, out, err = run(capsys, file, "--tolerance", "0.02", "--policy", "cuda-float16", "--emulate")
+    status, out, err = run(capsys, "bisect", file, "--tolerance", "0.02", "--policy", "cuda-float16", "--emulate")
     assert status == 0 and "cuda's casts, computed by cpu kernels" in err
     assert Policy.loads(out).device == "cuda" and 'modules = ["layers.0"]' in out
 
 
 def test_dropout_draws_the_same_in_all_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = planted(tmp_path, "Cancels, Fine", "0.5")
-    status, out, err = run(capsys, file, "--tolerance", "0.02", "--measure", "output", "--by", "rules")
+    status, out, err = run(capsys, "bisect", file, "--tolerance", "0.02", "--measure", "output", "--by", "rules")
     assert status == 0 and "the outputs are random: every run has the same fixed seeds" in err
     assert 'id = "matrix-products"' in out and "gradient error" not in err
-    assert "random" not in run(capsys, planted(tmp_path, "Fine"), "--tolerance", "1")[2]
+    assert "random" not in run(capsys, "bisect", planted(tmp_path, "Fine"), "--tolerance", "1")[2]
 
 
 def test_overflowing_gradients_lower_the_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = planted(tmp_path, "Fine").replace("model.py", "steep.py")
     Path(file).write_text(MODEL.format(kinds="Fine", drop="0.0").replace(".mean()", ".mean() * 1e4"))
-    status, _, err = run(capsys, file, "--tolerance", "0.01", "--measure", "gradient")
+    status, _, err = run(capsys, "bisect", file, "--tolerance", "0.01", "--measure", "gradient")
     assert status == 0 and "the policy meets the tolerance as it is" in err and "output error" not in err
 
 
@@ -154,7 +142,9 @@ REFUSALS = {
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     text, options, message = REFUSALS[name]
-    status, out, err = run(capsys, written(tmp_path, f"import torch\n{text}\n"), "--tolerance", "0.1", *options)
+    status, out, err = run(
+        capsys, "bisect", written(tmp_path, f"import torch\n{text}\n"), "--tolerance", "0.1", *options
+    )
     assert (status, out) == (2, "")
     assert message in err.splitlines()[-1] and "Traceback" not in err
 

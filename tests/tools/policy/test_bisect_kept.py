@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from policy_runs import run as run_policy
+from policy_runs import written
 
 from fxamp.policy import Policy
-from fxamp.tools.policy.command import main
 
 #: In a block with a large bias, small elements are rounded to zero, and their sines have other derivatives.
 MODEL = """
@@ -39,17 +40,11 @@ inputs = (torch.randn(64, 64),)
 """
 WIDE = "Block(1.0), Block(1e4)"
 SMALL = "import torch\nmodel = torch.nn.Linear(2, 2)\ninputs = torch.ones(1, 2)\n"
-ASKED = ("--region", "kept", "--tolerance", "0.03")
+OPTIONS = ("--region", "kept", "--tolerance", "0.03")
 
 
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, *options: str) -> tuple[int, str, str]:
-    (tmp_path / "model.py").write_text(text)
-    try:
-        status = main(("bisect", str(tmp_path / "model.py"), *ASKED, *options))
-    except SystemExit as ended:
-        status = int(str(ended.code))
-    printed = capsys.readouterr()
-    return status, printed.out, printed.err
+    return run_policy(capsys, "bisect", written(tmp_path, text), *OPTIONS, *options)
 
 
 def added(text: str) -> list[tuple[str, tuple[str, ...]]]:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_runs import run, written
 
 import fxamp
 from fxamp.policy import Category, Policy
 from fxamp.policy.model.module_globs import covers_module
 from fxamp.tools.policy.batches import load_work
 from fxamp.tools.policy.calibrate_rules import globs_for
-from fxamp.tools.policy.command import main
 from fxamp.tools.policy.evidence import gather
 from fxamp.tools.policy.ranges import Format, Range
 
@@ -54,23 +54,8 @@ def loss(output):
 """
 
 
-def written(tmp_path: Path, text: str) -> str:
-    path = tmp_path / "model.py"
-    path.write_text(text)
-    return str(path)
-
-
 def planted(tmp_path: Path, gains: str, factor: str = "1.0") -> str:
     return written(tmp_path, MODEL.format(gains=gains, factor=factor))
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    try:
-        status = main(("calibrate", *arguments))
-    except SystemExit as exit:
-        status = int(str(exit.code))
-    printed = capsys.readouterr()
-    return status, printed.out, printed.err
 
 
 def outputs(file: str, policy: Policy) -> list[torch.Tensor]:
@@ -81,7 +66,7 @@ def outputs(file: str, policy: Policy) -> list[torch.Tensor]:
 def test_a_planted_overflow_is_found_and_the_patch_cures_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, patch = planted(tmp_path, "1.0, 1e6, 1e6", "0.1"), tmp_path / "patch.toml"
     assert not all(bool(output.isfinite().all()) for output in outputs(file, Policy.load("cpu-float16")))
-    status, out, err = run(capsys, file, "--output", str(patch))
+    status, out, err = run(capsys, "calibrate", file, "--output", str(patch))
     assert (status, out) == (0, "")
     policy = Policy.load(patch)
     added = policy.rules[len(Policy.load("cpu-float16").rules) :]
@@ -98,7 +83,7 @@ def test_a_planted_overflow_is_found_and_the_patch_cures_it(tmp_path: Path, caps
 
 
 def test_siblings_that_agree_share_a_glob(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = run(capsys, planted(tmp_path, "1e6, 1e6, 1e6"))
+    status, out, _ = run(capsys, "calibrate", planted(tmp_path, "1e6, 1e6, 1e6"))
     assert status == 0
     assert {glob for rule in Policy.loads(out).rules for glob in rule.modules} == {"layers.*", "layers.*.down"}
 
@@ -109,7 +94,7 @@ def test_the_numbers_are_those_of_the_data(tmp_path: Path, capsys: pytest.Captur
     text += (
         "model = M()\nbatches = [(torch.tensor([[0.0, 1.0, 2.0, 7e4]]),), (torch.tensor([[1.0, 1.0, 1.0, 9e4]]),)]\n"
     )
-    status, out, err = run(capsys, written(tmp_path, text))
+    status, out, err = run(capsys, "calibrate", written(tmp_path, text))
     rule = Policy.loads(out).rules[-1]
     assert rule.why == (
         "Calibrated: matmul in the root module: 29% of 7 nonzero values of the input exceed float16's 65504, the "
@@ -123,12 +108,12 @@ def test_gradients_that_vanish_are_found_and_a_scale_saves_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = planted(tmp_path, "1.0", "1e-8")
-    _, out, _ = run(capsys, file, "--loss-scale", "1")
+    _, out, _ = run(capsys, "calibrate", file, "--loss-scale", "1")
     calibrated = [rule for rule in Policy.loads(out).rules if rule.why.startswith("Calibrated")]
     assert calibrated and all("of the gradient at the" in rule.why for rule in calibrated)
-    _, out, _ = run(capsys, file, "--loss-scale", "2097152")
+    _, out, _ = run(capsys, "calibrate", file, "--loss-scale", "2097152")
     assert not [rule for rule in Policy.loads(out).rules if rule.why.startswith("Calibrated")]
-    _, out, _ = run(capsys, file, "--loss-scale", "1", "--inference")
+    _, out, _ = run(capsys, "calibrate", file, "--loss-scale", "1", "--inference")
     assert not [rule for rule in Policy.loads(out).rules if rule.why.startswith("Calibrated")]
     assert "loss_scale" not in out
 
@@ -136,24 +121,24 @@ def test_gradients_that_vanish_are_found_and_a_scale_saves_them(
 def test_the_loss_scale_is_lowered_until_no_gradient_overflows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, out, err = run(capsys, planted(tmp_path, "1.0", "1e3"))
+    _, out, err = run(capsys, "calibrate", planted(tmp_path, "1.0", "1e3"))
     match = re.search(r"lowered from 65536 to (\d+)", err)
     assert match is not None
     scale = float(match[1])
     assert Policy.loads(out).loss_scale.init_scale == scale  # type: ignore[union-attr]
     assert "overflow" not in "".join(rule.why for rule in Policy.loads(out).rules if rule.why.startswith("Cal"))
-    _, out, _ = run(capsys, planted(tmp_path, "1.0", "1e3"), "--loss-scale", str(2 * scale))
+    _, out, _ = run(capsys, "calibrate", planted(tmp_path, "1.0", "1e3"), "--loss-scale", str(2 * scale))
     assert "exceed float16's 65504" in out
 
 
 def test_bfloat16_has_no_loss_scale_and_no_trouble_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = run(capsys, planted(tmp_path, "1e6"), "--policy", "cpu-bfloat16")
+    status, out, _ = run(capsys, "calibrate", planted(tmp_path, "1e6"), "--policy", "cpu-bfloat16")
     assert status == 0 and "[[rule]]" not in out and "loss_scale" not in out
     assert Policy.loads(out) == Policy.load("cpu-bfloat16")
 
 
 def test_another_devices_policy_is_judged_by_cpu_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = run(capsys, planted(tmp_path, "1e6"), "--policy", "cuda-float16")
+    status, out, err = run(capsys, "calibrate", planted(tmp_path, "1e6"), "--policy", "cuda-float16")
     assert status == 0 and Policy.loads(out).device == "cuda" and "[[rule]]" in out
     assert "what policy 'cuda-float16' casts on cuda, judged by float32 values that cpu kernels compute" in err
 
@@ -162,10 +147,10 @@ def test_a_policy_file_is_extended_from_beside_it(tmp_path: Path, capsys: pytest
     mine = tmp_path / "mine.toml"
     mine.write_text('extends = ["cpu-float16"]\n[loss_scale]\ninit_scale = 8.0\nmin_scale = 4.0\n')
     patch = tmp_path / "patch.toml"
-    status, _, _ = run(capsys, planted(tmp_path, "1.0"), "--policy", str(mine), "--output", str(patch))
+    status, _, _ = run(capsys, "calibrate", planted(tmp_path, "1.0"), "--policy", str(mine), "--output", str(patch))
     assert status == 0 and 'extends = ["mine.toml"]' in patch.read_text()
     assert Policy.load(patch).loss_scale == Policy.load(mine).loss_scale
-    status, _, err = run(capsys, planted(tmp_path, "1.0"), "--policy", str(mine), "--output", str(mine))
+    status, _, err = run(capsys, "calibrate", planted(tmp_path, "1.0"), "--policy", str(mine), "--output", str(mine))
     assert status == 2 and "mine.toml' is a file that is read" in err
 
 
@@ -204,7 +189,7 @@ model, inputs = Net(), torch.randn(4, 4)
 
 def test_bodies_are_watched_in_float32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, INSIDE)
-    status, out, err = run(capsys, file)
+    status, out, err = run(capsys, "calibrate", file)
     assert status == 0, err.splitlines()[-1]
     assert "mul.Tensor" in out and "exceed float16's 65504" in out
     line = next(line for line in err.splitlines() if "not watched" in line)
@@ -248,7 +233,7 @@ REFUSALS = {
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     text, message = REFUSALS[name]
-    status, out, err = run(capsys, written(tmp_path, f"import torch\n{text}\n"))
+    status, out, err = run(capsys, "calibrate", written(tmp_path, f"import torch\n{text}\n"))
     assert (status, out) == (2, "")
     assert message in err.splitlines()[-1] and "Traceback" not in err
 
@@ -265,7 +250,7 @@ def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ],
 )
 def test_wrong_options_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    status, out, err = run(capsys, *arguments)
+    status, out, err = run(capsys, "calibrate", *arguments)
     assert (status, out) == (2, "") and message in err.splitlines()[-1]
 
 

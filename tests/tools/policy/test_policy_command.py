@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from policy_runs import run
 
 from fxamp.policy import Policy
 from fxamp.policy.file.shipped import built_in_names, variant_names
-from fxamp.tools.policy.command import main
 
 ROOT = Path(__file__).parents[3]
 
@@ -47,15 +47,6 @@ def mine(tmp_path: Path) -> str:
     path = tmp_path / "mine.toml"
     path.write_text(MINE)
     return str(path)
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    try:
-        status = main(arguments)
-    except SystemExit as exit:
-        status = int(str(exit.code))
-    printed = capsys.readouterr()
-    return status, printed.out, printed.err
 
 
 def test_check_tells_all_mistakes_of_all_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], mine: str) -> None:
