@@ -92,18 +92,11 @@ class StepKernel:
             for aligned, table, blocks, scalars in self._prepared(columns).launches:
                 if self.scalars is not None:
                     rows = len(table) // (len(columns) + 1)
-                    self._function(SCALARS, self.scalars)[(rows,)](table, scalars, *shared, **SCALARS_OPTIONS)
+                    function = load_function(SCALARS, self.scalars, self._target.interpret)
+                    function[(rows,)](table, scalars, *shared, **SCALARS_OPTIONS)
                 prepared = [scalars] if self._cells else []
-                function = self._function(NAME, self.texts[aligned])
+                function = load_function(NAME, self.texts[aligned], self._target.interpret)
                 function[(len(blocks) // 2,)](table, blocks, *prepared, *shared, **STEP_OPTIONS)
-
-    def _function(self, name: str, text: str) -> Any:
-        function = load_function(name, text)
-        if not self._target.interpret:
-            return function
-        from fxamp.kernels.interpreter import Interpreted
-
-        return Interpreted(function)
 
     def _prepared(self, columns: list[list[int]]) -> _Tables:
         """Return the last launch's tables if no tensor has moved; not under capture, which has its own memory pool."""

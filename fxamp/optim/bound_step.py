@@ -36,10 +36,11 @@ class BoundStep:
         state: Sequence[Tensor] | None = None,
     ) -> None:
         """``state``: the layout's state tensors, where they are known from an earlier step."""
-        self._optimizer, self._run = optimizer, run
-        self._tensors, self._floats = layout.tensors(state), layout.floats()
-        self._owners, self._gradients = layout.owners, layout.active()
-        self._written = layout.with_gradients()
+        self._optimizer, self._run, self._owners = optimizer, run, layout.owners
+        self._gradients = layout.active()
+        self._tensors, self._floats = layout.tensors(state, self._gradients), layout.floats()
+        everywhere = len(self._gradients) == len(self._owners)
+        self._written = layout.owners if everywhere else layout.with_gradients()
 
     def squared_norm(self) -> Tensor:
         """Return the sum of squares of the gradients as stored: 0-dim float32; waits for no device."""

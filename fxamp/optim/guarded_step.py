@@ -39,9 +39,9 @@ MOST_MAKING = 16
 
 @dataclass(frozen=True, eq=False)
 class _LastStep:
-    """The last step with the same options; the next one reuses its layout if the snapshot is equal."""
+    """The last step with the same options; the next one reuses its layout if it ``serves`` its snapshot."""
 
-    snapshot: Snapshot
+    serves: Callable[[Snapshot], bool]
     layout: Layout
     state: list[Tensor]
     floats: list[float]
@@ -97,9 +97,9 @@ class GuardedStep:
             if inner is not None:
                 raise RefusedError(f"its step calls that of another optimizer, {type(inner).__name__}")
             precision = precision_of(optimizer)
-            return self._prepare(
-                optimizer, StepOptions(scaled, clipped, guarded, self._lowering, self._mode, precision)
-            )
+            options = StepOptions(scaled, clipped, guarded, self._lowering, self._mode, precision)
+            with torch.no_grad():  # tensors look different in the other mode
+                return self._prepare(optimizer, options)
         except MakesStateError as made:
             log.debug("%s: the host decides on this step: %s", type(optimizer).__name__, made)
         except RefusedError as refused:
@@ -114,7 +114,7 @@ class GuardedStep:
     def _prepare(self, optimizer: torch.optim.Optimizer, options: StepOptions) -> BoundStep:
         seen = Snapshot(optimizer)
         last = self._last.get(options)
-        if last is not None and last.snapshot == seen:
+        if last is not None and last.serves(seen):
             layout = replace(
                 last.layout,
                 gradients=seen.gradients,
@@ -132,7 +132,7 @@ class GuardedStep:
                 layout, found = self._compile_once(optimizer, layout, options, key)
         # Drop the gradients; otherwise they would stay alive after the user drops them.
         self._last[options] = _LastStep(
-            Snapshot(optimizer).release(),
+            Snapshot(optimizer).comparison(),
             replace(layout, gradients=[]),
             layout.state_tensors(),
             layout.floats(),

@@ -5,10 +5,13 @@ CPU Inductor compiles it for flat tensors of any size, and it is called for each
 "aot_eager" its graph runs op by op for each parameter.
 """
 
+import functools
 import keyword
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -40,7 +43,7 @@ from fxamp.reports.list_graph import list_graph
 SHARED = (INVERSE, COEFFICIENT, FLAG)
 
 Columns = Sequence[Sequence[Tensor]]
-Run = Callable[[Columns, list[list[Any]], tuple[int, ...], Sequence[Tensor]], None]
+Run = Callable[[Columns, list[list[Any]], Sequence[Tensor]], None]
 
 
 @dataclass(frozen=True)
@@ -74,16 +77,24 @@ class Members:
     def tensors(self, every: Sequence[Tensor]) -> list[Sequence[Tensor]]:
         """Return the columns, gradients in their parameters' memory order, and the parts of what is packed."""
         columns: list[Sequence[Tensor]] = []
-        for places in self.columns:
-            column = [every[place] for place in places]
+        for column in (read(every) for read in self._readers):
             packed = (
                 [each.parts for each in column if isinstance(each, Packed)] if isinstance(column[0], Packed) else []
             )
             columns += zip(*packed, strict=True) if packed else (column,)
+        if self.reordered:
+            columns[1] = list(columns[1])
         for at in self.reordered:
             parameter, gradient = columns[0][at], columns[1][at]
             columns[1][at] = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)  # type: ignore[index]
         return columns
+
+    @cached_property
+    def _readers(self) -> list[Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
+        return [
+            itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
+            for places in self.columns
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +103,7 @@ class KindStep:
 
     Attributes:
         shares: the kinds; the program is the first one's.
-        run: takes the columns of the members' tensors, each kind's numbers, each member's kind, and the factors and the
-            flag.
+        run: takes the columns of the members' tensors, each kind's numbers, and the factors and the flag.
         members: the parameters.
         numbers: for each kind, its lifted floats on the device; none if floats are passed as Python numbers.
         source: the generated source code; None for "aot_eager".
@@ -134,7 +144,7 @@ class KindStep:
             columns.append(self.streams)
         elements = None if self.source is None else sum(self.members.numels)
         with observed(CompiledStep(self.source, elements)):
-            self.run(columns, self.given(floats), self.members.kinds, extras)
+            self.run(columns, self.given(floats), extras)
 
 
 def lower_kinds(
@@ -164,7 +174,7 @@ def lower_kinds(
     members = Members.of(shares, places, tensors)
     interpret = implementation(device) is Implementation.INTERPRETER
     kernel_for = StepTarget(members.numels, device, interpret) if kernel else None
-    run, source = _lowered(gm, traced, options, kernel_for)
+    run, source = _lowered(gm, traced, options, kernel_for, members.kinds)
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
     by_chance = any(node.target == STREAM for node in gm.graph.find_nodes(op="placeholder"))
@@ -175,22 +185,22 @@ def lower_kinds(
 
 
 def _lowered(
-    gm: GraphModule, traced: Traced, options: StepOptions, target: StepTarget | None
+    gm: GraphModule, traced: Traced, options: StepOptions, target: StepTarget | None, kinds: tuple[int, ...]
 ) -> tuple[Run, str | None]:
     if target is not None:
         try:
             generated = StepKernel(gm, kernel_inputs(gm), target)
         except NotGeneratedError as why:
             raise RefusedError(f"no kernel can be generated: {why}") from why
-        return _all_at_once(generated), generated.source
+        return _all_at_once(generated, kinds), generated.source
     if options.lowering == "aot_eager":
-        return _for_each(gm), None
+        return _for_each(gm, kinds), None
     if device_type(gm) != "cpu":
         raise RefusedError(f"parameters on {device_type(gm)} need Triton for their own kernel")
     table = decompositions(options) | DECOMPOSITIONS
     sized = of_any_size(gm, traced.mode, table)
     compiled, source = by_inductor(sized, traced, options)
-    return _for_each(compiled, gm, serves_size(sized, traced.mode)), source
+    return _for_each(compiled, kinds, gm, serves_size(sized, traced.mode)), source
 
 
 def device_type(gm: GraphModule) -> str:
@@ -198,22 +208,28 @@ def device_type(gm: GraphModule) -> str:
     return str(next(iter(gm.graph.nodes)).meta["val"].device.type)
 
 
-def _all_at_once(generated: StepKernel) -> Run:
-    def run(columns: Columns, numbers: list[list[Any]], kinds: tuple[int, ...], extras: Sequence[Tensor]) -> None:
+def _all_at_once(generated: StepKernel, kinds: tuple[int, ...]) -> Run:
+    @functools.lru_cache(maxsize=1)
+    def spread(own: tuple[tuple[int, ...], ...]) -> list[list[int]]:
+        return [[own[kind][at] for kind in kinds] for at in range(len(own[0]))]
+
+    def run(columns: Columns, numbers: list[list[Any]], extras: Sequence[Tensor]) -> None:
         addresses = [list(map(Tensor.data_ptr, column)) for column in columns]
-        own = [[tensor.data_ptr() for tensor in tensors] for tensors in numbers]
-        addresses += ([own[kind][at] for kind in kinds] for at in range(len(own[0])))
-        generated(addresses, extras)
+        own = tuple(tuple(map(Tensor.data_ptr, tensors)) for tensors in numbers)
+        generated([*addresses, *spread(own)], extras)
 
     return run
 
 
 def _for_each(
-    compiled: Callable[..., Any], other: Callable[..., Any] | None = None, serves: Callable[[int], bool] | None = None
+    compiled: Callable[..., Any],
+    kinds: tuple[int, ...],
+    other: Callable[..., Any] | None = None,
+    serves: Callable[[int], bool] | None = None,
 ) -> Run:
     """Call ``compiled`` for each parameter, or ``other`` for the sizes that it does not serve."""
 
-    def run(columns: Columns, numbers: list[list[Any]], kinds: tuple[int, ...], extras: Sequence[Tensor]) -> None:
+    def run(columns: Columns, numbers: list[list[Any]], extras: Sequence[Tensor]) -> None:
         for row, kind in zip(zip(*columns, strict=True), kinds, strict=True):
             chosen = compiled if other is None or serves is None or serves(row[0].numel()) else other
             chosen(*map(in_memory_order, row), *numbers[kind], *extras)

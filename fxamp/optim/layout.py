@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import compress
 from typing import Any
 
@@ -107,8 +108,11 @@ class Layout:
 
     def setting_tensors(self) -> list[Tensor]:
         """Return every tensor among the settings, a learning rate for example, and among the attributes."""
-        found = [v for group in self.settings for v in _leaves(group.values()) if isinstance(v, Tensor)]
-        return [*found, *self.held_tensors().values()]
+        return [*(v for v in self._leaves if isinstance(v, Tensor)), *self.held_tensors().values()]
+
+    @cached_property
+    def _leaves(self) -> list[Any]:
+        return [leaf for group in self.settings for value in group.values() for leaf in _leaves(value)]
 
     def held_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that are attributes of the optimizer, by name; they are 0-dim."""
@@ -121,15 +125,15 @@ class Layout:
 
     def floats(self) -> list[float]:
         """Return every float among the settings, in order."""
-        return [v for group in self.settings for v in _leaves(group.values()) if type(v) is float]
+        return [value for value in self._leaves if type(value) is float]
 
-    def tensors(self, state: Sequence[Tensor] | None = None) -> list[Tensor]:
+    def tensors(self, state: Sequence[Tensor] | None = None, active: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Return all tensor inputs of the step, in the compiled step's order.
 
-        ``state``: its :meth:`state_tensors`, where they are known from an earlier step.
+        ``state``, ``active``: its :meth:`state_tensors` and :meth:`active`, where they are known.
         """
-        known = self.state_tensors() if state is None else state
-        return [*self.parameters, *self.active(), *self.setting_tensors(), *known]
+        known, gradients = self.state_tensors() if state is None else state, self.active() if active is None else active
+        return [*self.parameters, *gradients, *self.setting_tensors(), *known]
 
     def places(self) -> list[list[int]]:
         """Return, for each parameter, the indices in :meth:`tensors` of the tensors of ``only((position,))``."""
@@ -232,12 +236,8 @@ def with_values(
     return [{name: replaced(value) for name, value in group.items()} for group in settings]
 
 
-def _leaves(values: Any) -> Iterator[Any]:
-    for value in values:
-        if type(value) in (tuple, list):
-            yield from _leaves(value)
-        else:
-            yield value
+def _leaves(value: Any) -> Sequence[Any]:
+    return [leaf for item in value for leaf in _leaves(item)] if type(value) in (tuple, list) else (value,)
 
 
 def setting_look(value: Any) -> Hashable:

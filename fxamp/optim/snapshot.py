@@ -1,23 +1,23 @@
-"""What every step reads of its optimizer, column by column: the last step's layout serves while the columns are equal.
+"""What every step reads of its optimizer: the last step's layout serves while all of it is as it was.
 
-A column holds one property of all tensors. It is read and compared in C, in tens of nanoseconds a tensor; a loop in
-Python takes ten times as long, which is more than a GPU needs for the step itself.
+Objects are compared by identity and tensors by :func:`~fxamp.torch_private.comparison_with`, in C or C++: in tens of
+nanoseconds a tensor. A loop in Python takes ten times as long, which is more than a GPU needs for the step itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fxamp.optim.borrow import own_attributes
 from fxamp.optim.fingerprint import fingerprint
 from fxamp.optim.layout import gradients_of, setting_look
 from fxamp.optim.shards import all_plain, local
+from fxamp.torch_private import comparison_with
 
-_grad, _dtype, _shape, _device = map(attrgetter, ("grad", "dtype", "shape", "device"))
+_grad = attrgetter("grad")
 
 
 class Snapshot:
@@ -40,46 +40,40 @@ class Snapshot:
             entries = [entry if isinstance(entry, dict) else {"": entry} for entry in entries]  # type: ignore[assignment]
         state = list(chain.from_iterable(map(dict.values, entries)))
         self._objects: tuple[Sequence[Any], ...] = (owners, list(optimizer.state), state)
-        parts, self.gradients = owners, list(map(_grad, owners))
+        self._parts, self.gradients = owners, list(map(_grad, owners))
         if not all_plain(owners):
-            parts, self.gradients = list(map(local, owners)), gradients_of(owners)
-            self._objects += (parts, list(map(local, state)))
-        gradients = [gradient for gradient in self.gradients if gradient is not None]
-        self._columns = (
-            list(map(_dtype, parts)),
-            list(map(_shape, parts)),
-            list(map(_device, parts)),
-            [gradient is None for gradient in self.gradients],
-            list(map(type, gradients)),
-            list(map(_dtype, gradients)),
-            _strides(gradients),
+            self._parts, self.gradients = list(map(local, owners)), gradients_of(owners)
+            self._objects += (self._parts, list(map(local, state)))
+        self._active = [gradient for gradient in self.gradients if gradient is not None]
+        everywhere = len(self._active) == len(owners)
+        self._absent = [] if everywhere else [at for at, gradient in enumerate(self.gradients) if gradient is None]
+        self._settings = (
             [[(k, setting_look(v)) for k, v in group.items() if k != "params"] for group in optimizer.param_groups],
             fingerprint(own_attributes(optimizer)),
         )
 
-    def release(self) -> "Snapshot":
-        """Drop the gradients, which would stay alive after the user has dropped them; return the same object."""
-        self.gradients = []
-        return self
+    def comparison(self) -> "Callable[[Snapshot], bool]":
+        """Return whether a later snapshot is equal to this one; holds no gradient, which the user may drop.
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Snapshot)
-            and self._columns == other._columns
-            and len(self._objects) == len(other._objects)
-            and all(map(_same, self._objects, other._objects))
-        )
+        Parameters and gradients are dense.
+        """
+        objects, absent, settings, count = self._objects, self._absent, self._settings, len(self._active)
+        same_parts, same_gradients = comparison_with(self._parts), comparison_with(self._active)
 
-    __hash__ = None  # type: ignore[assignment]
+        def equal(now: "Snapshot") -> bool:
+            return (
+                len(now._objects) == len(objects)
+                and all(map(_same, now._objects, objects))
+                and len(now._active) == count
+                and now._absent == absent
+                and now._settings == settings
+                and same_parts(*now._parts)
+                and same_gradients(*now._active)
+            )
+
+        return equal
 
 
 def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Whether the same objects are in both. Equality would compare the tensors' elements."""
     return len(one) == len(other) and all(map(is_, one, other))
-
-
-def _strides(gradients: Sequence[Tensor]) -> list[tuple[int, ...] | torch.layout]:
-    try:
-        return list(map(Tensor.stride, gradients))
-    except RuntimeError:  # a sparse one has none
-        return [each.stride() if each.layout is torch.strided else each.layout for each in gradients]

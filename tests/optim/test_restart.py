@@ -186,17 +186,16 @@ def test_a_launch_that_is_replayed_with_its_arguments_draws_other_bits(monkeypat
 
     launches: list[Callable[[], Any]] = []
 
-    class Recorded(interpreter.Interpreted):
-        def __getitem__(self, grid: Any) -> Any:
-            launch = super().__getitem__(grid)
+    real = interpreter.Interpreted.__getitem__
 
-            def recorded(*args: Any, **more: Any) -> None:
-                launches.append(lambda: launch(*args, **more))
-                launches[-1]()
+    def recording(kernel: interpreter.Interpreted, grid: Any) -> Any:
+        def recorded(*args: Any, **more: Any) -> None:
+            launches.append(lambda: real(kernel, grid)(*args, **more))
+            launches[-1]()
 
-            return recorded
+        return recorded
 
-    monkeypatch.setattr(interpreter, "Interpreted", Recorded)
+    monkeypatch.setattr(interpreter.Interpreted, "__getitem__", recording)
     with forced(Implementation.INTERPRETER):
         run = Run("weights alone", "SGD", torch.bfloat16, lowering="inductor")
         run.step(0)

@@ -118,10 +118,11 @@ def test_the_table_names_the_gradients_of_this_step(launches: list[Any]) -> None
     [
         lambda p: setattr(p, "data", p.data.clone()),
         lambda p: setattr(p, "data", p.data.double()),
+        lambda p: setattr(p, "data", p.data.t().contiguous().t()),
         lambda p: setattr(p, "grad", None),
         lambda p: setattr(p, "grad", p.grad.t().contiguous().t()),
     ],
-    ids=["data moved", "data in another dtype", "no gradient", "gradient in another order"],
+    ids=["data moved", "data in another dtype", "data in another order", "no gradient", "gradient in another order"],
 )
 def test_what_changes_between_steps_is_noticed(change: Callable[[Tensor], None]) -> None:
     """Each step equals the optimizer's own after a parameter or its gradient was replaced in place."""
