@@ -33,7 +33,7 @@ Bytes of memory traffic per parameter, for float32 parameters, gradients and two
 from fxamp.optim.bound_step import BoundStep, Factors, has_pre_hooks
 from fxamp.optim.compile_optimizer import clips
 from fxamp.optim.guarded_step import GuardedStep
+from fxamp.optim.precision.state_dicts import packed_state_dict
 from fxamp.optim.registry import guarded
-from fxamp.optim.state_dicts import packed_state_dict
 
 __all__ = ["BoundStep", "Factors", "GuardedStep", "clips", "guarded", "has_pre_hooks", "packed_state_dict"]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fxamp.optim.clip import squared_norm
-from fxamp.optim.layout import Layout
-from fxamp.optim.step_parts import CompiledParts
+from fxamp.optim.programs.step_parts import CompiledParts
+from fxamp.optim.reading.layout import Layout
 from fxamp.torch_private import note_step, step_post_hooks, step_pre_hooks
 
 

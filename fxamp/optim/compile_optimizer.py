@@ -13,11 +13,11 @@ from torch import Tensor
 
 from fxamp.errors import OptionError, nearest
 from fxamp.lowerings import STEP_LOWERINGS
-from fxamp.optim.borrow import needs_arguments
 from fxamp.optim.bound_step import BoundStep, Factors
 from fxamp.optim.clip import coefficient, require_max_norm
-from fxamp.optim.precision import set_precision, unpack_state
+from fxamp.optim.precision.packing import set_precision, unpack_state
 from fxamp.optim.registry import guarded
+from fxamp.optim.tracing.stand_ins import needs_arguments
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
 

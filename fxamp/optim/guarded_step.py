@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.borrow import (
+from fxamp.optim.bound_step import BoundStep
+from fxamp.optim.precision.packing import precision_of
+from fxamp.optim.precision.state_dicts import plain_entry
+from fxamp.optim.programs.lowering import StepOptions
+from fxamp.optim.programs.step_parts import CompiledParts, compile_parts, pack_state
+from fxamp.optim.reading.layout import Layout, read_layout, settings_of
+from fxamp.optim.reading.snapshot import Snapshot
+from fxamp.optim.tracing.counters_as_tensors import complete_state
+from fxamp.optim.tracing.stand_ins import (
     MakesStateError,
     RefusedError,
     needs_arguments,
@@ -17,14 +25,6 @@ from fxamp.optim.borrow import (
     replaced_step,
     wrapped_optimizer,
 )
-from fxamp.optim.bound_step import BoundStep
-from fxamp.optim.complete import complete_state
-from fxamp.optim.layout import Layout, read_layout, settings_of
-from fxamp.optim.lower import StepOptions
-from fxamp.optim.precision import precision_of
-from fxamp.optim.snapshot import Snapshot
-from fxamp.optim.state_dicts import plain_entry
-from fxamp.optim.step_parts import CompiledParts, compile_parts, pack_state
 from fxamp.torch_private import compile_lock
 
 log = logging.getLogger(__name__)

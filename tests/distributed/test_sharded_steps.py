@@ -20,7 +20,7 @@ from user_optimizers import Counting
 import fxamp
 from fxamp.kernels import Implementation, forced
 from fxamp.optim import guarded
-from fxamp.optim.packed import Packed
+from fxamp.optim.precision.packed_tensor import Packed
 from fxamp.optim.shards import local
 from fxamp.tools.bench.host_syncs import HostReads
 

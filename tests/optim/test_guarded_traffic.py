@@ -13,10 +13,10 @@ from torch._inductor import config as inductor_config
 from torch._inductor.utils import run_and_get_code
 
 from fxamp.capture import Captured
-from fxamp.optim.complete import complete_state
-from fxamp.optim.layout import Layout, read_layout
-from fxamp.optim.lower import StepOptions, decompositions, lower_step, must_lift, step_passes
-from fxamp.optim.trace import Traced, trace_step
+from fxamp.optim.programs.lowering import StepOptions, decompositions, lower_step, must_lift, step_passes
+from fxamp.optim.reading.layout import Layout, read_layout
+from fxamp.optim.tracing.counters_as_tensors import complete_state
+from fxamp.optim.tracing.trace import Traced, trace_step
 from fxamp.passes.base import Context
 from fxamp.passes.step.fold_unscale import GRADIENT
 from fxamp.passes.step.guard_updates import updates

@@ -19,11 +19,11 @@ import fxamp
 from fxamp.errors import OptionError, UnsupportedOpError
 from fxamp.graph import inner_tensors
 from fxamp.kernels import Implementation, forced
-from fxamp.kernels.step_shape import STEP_OPTIONS, step_block
-from fxamp.kernels.step_source import NAME, step_parameters, step_text
 from fxamp.optim import guarded, packed_state_dict
-from fxamp.optim.kind_step import kernel_inputs
-from fxamp.optim.packed import Packed
+from fxamp.optim.kernels.launch_size import STEP_OPTIONS, step_block
+from fxamp.optim.kernels.source import NAME, step_parameters, step_text
+from fxamp.optim.precision.packed_tensor import Packed
+from fxamp.optim.programs.kind_step import kernel_inputs
 from fxamp.policy import Policy
 
 SHAPES = ((9, 40), (5,), (300,), (1,))
@@ -141,7 +141,7 @@ def test_the_kernel_keeps_the_same_bits(name: str, dtype: torch.dtype) -> None:
 
 def test_sizes_that_the_guards_exclude_are_not_served() -> None:
     """What Inductor assumes of the size, such as two blocks at least, is asked of every parameter's."""
-    from fxamp.optim.trace import fake_mode, of_any_size, serves_size
+    from fxamp.optim.tracing.trace import fake_mode, of_any_size, serves_size
 
     def blocks(value: Tensor) -> Tensor:
         count = -(-value.shape[0] // 256)

@@ -14,11 +14,11 @@ from user_optimizers import Counting
 
 import fxamp
 from fxamp.kernels import Implementation, forced
-from fxamp.kernels.codes import SCALES
-from fxamp.kernels.step_shape import STEP_OPTIONS, step_block
-from fxamp.kernels.step_source import NAME, step_parameters, step_text
+from fxamp.kernels.small_floats import SCALES
 from fxamp.optim import Factors, guarded
-from fxamp.optim.kind_step import kernel_inputs
+from fxamp.optim.kernels.launch_size import STEP_OPTIONS, step_block
+from fxamp.optim.kernels.source import NAME, step_parameters, step_text
+from fxamp.optim.programs.kind_step import kernel_inputs
 from fxamp.policy import Policy
 
 KERNELS = {name: OPTIMIZERS[name] for name in ARGUMENTS if name not in ("LBFGS", "Muon", "Adafactor")}
@@ -55,7 +55,7 @@ def test_values_are_those_of_eager_ops_bit_for_bit(name: str) -> None:
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    from fxamp.optim.layout import read_layout
+    from fxamp.optim.reading.layout import read_layout
 
     return read_layout(optimizer).tensors()
 
@@ -206,7 +206,7 @@ def test_an_op_without_an_expression_keeps_the_whole_step() -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
     from fxamp.optim import GuardedStep
-    from fxamp.optim.lower import WholeStep
+    from fxamp.optim.programs.lowering import WholeStep
 
     optimizer = Odd([parameter])
     with forced(Implementation.INTERPRETER):

@@ -12,9 +12,9 @@ from fxamp.tools.bench.cost.hooks import prepare_torch
 pretended = prepare_torch()
 import torch
 from torch import nn
-from fxamp.optim.layout import read_layout
-from fxamp.optim.lower import StepOptions, decompositions, lower_step
-from fxamp.optim.trace import trace_step
+from fxamp.optim.reading.layout import read_layout
+from fxamp.optim.programs.lowering import StepOptions, decompositions, lower_step
+from fxamp.optim.tracing.trace import trace_step
 from fxamp.tools.bench.cost.compiler import Counted, counting
 from fxamp.tools.bench.cost.gpu import compiling_for_gpu
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from user_optimizers import Counting
 
 from fxamp.capture import Captured
-from fxamp.optim.complete import complete_state
-from fxamp.optim.layout import Layout, read_layout
-from fxamp.optim.lower import StepOptions
-from fxamp.optim.step_parts import best_trace
-from fxamp.optim.trace import Traced
+from fxamp.optim.programs.lowering import StepOptions
+from fxamp.optim.programs.step_parts import best_trace
+from fxamp.optim.reading.layout import Layout, read_layout
+from fxamp.optim.tracing.counters_as_tensors import complete_state
+from fxamp.optim.tracing.trace import Traced
 from fxamp.passes.base import Context
 from fxamp.passes.step.lift_scalars import LiftScalars, liftable
 from fxamp.pipeline import run_passes

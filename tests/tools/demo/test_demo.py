@@ -15,7 +15,7 @@ import torch
 from exhaustive import exhaustive
 
 from fxamp.errors import FxampError
-from fxamp.optim.packed import Packed
+from fxamp.optim.precision.packed_tensor import Packed
 from fxamp.scaler import GradScaler
 from fxamp.tools.demo import command as demo
 from fxamp.tools.demo.model import GPT, Size

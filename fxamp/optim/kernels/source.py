@@ -1,7 +1,7 @@
 """Generate, from the graph of one parameter's step, a Triton kernel that steps all parameters of its kind.
 
 The elements are computed one by one, each read once and written once. 0-dim values (counters, powers of beta, settings)
-that the graph computes in float64 are left to the kernel of :mod:`fxamp.kernels.step_scalars`, which runs before and
+that the graph computes in float64 are left to the kernel of :mod:`fxamp.optim.kernels.scalars`, which runs before and
 writes the counters; every program computes the others. A step that is skipped handles no elements.
 """
 
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fxamp.kernels.codes import BLOCK, DECOMPOSITIONS, SCALES, block_scales, decode, draw_key, round_by_chance
 from fxamp.kernels.plan import ALIGNMENT, CHUNK
+from fxamp.kernels.small_floats import BLOCK, DECOMPOSITIONS, SCALES, block_scales, decode, draw_key, round_by_chance
 from fxamp.kernels.source import CARRIER, WIDEN
-from fxamp.kernels.step_codes import chance_lines, decode_lines, encode_lines, key_lines, scales_lines
-from fxamp.kernels.step_nodes import is_flat, is_numbers, prepared_nodes, skipping
-from fxamp.kernels.step_ops import ARITHMETIC, CARRIED, COMPARISONS, SAME, divide, power, root
+from fxamp.optim.kernels.expressions import ARITHMETIC, CARRIED, COMPARISONS, SAME, divide, power, root
+from fxamp.optim.kernels.nodes import is_flat, is_numbers, prepared_nodes, skipping
+from fxamp.optim.kernels.small_float_lines import chance_lines, decode_lines, encode_lines, key_lines, scales_lines
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ KERNEL_NAMES = frozenset(
 HEAD = '''\
 """An optimizer's step, for all parameters of one kind.
 
-Aligned to {alignment} bytes: {aligned}. Written by fxamp.kernels.step_source, not to be edited.
+Aligned to {alignment} bytes: {aligned}. Written by fxamp.optim.kernels, not to be edited.
 """
 
 import triton

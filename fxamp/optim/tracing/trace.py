@@ -24,10 +24,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 
-from fxamp.kernels.codes import BLOCK, SCALES
-from fxamp.optim.borrow import RefusedError, run_borrowed
+from fxamp.kernels.small_floats import BLOCK, SCALES
 from fxamp.optim.counters import widened
-from fxamp.optim.layout import Layout, with_values
+from fxamp.optim.reading.layout import Layout, with_values
+from fxamp.optim.tracing.stand_ins import RefusedError, run_borrowed
 from fxamp.passes.step.fold_unscale import GRADIENT
 from fxamp.passes.step.lift_scalars import NUMBERS
 from fxamp.passes.step.pack_state import ROLE

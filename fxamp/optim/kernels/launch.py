@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fxamp.kernels.codes import SCALES
 from fxamp.kernels.plan import ALIGNMENT, block_map
-from fxamp.kernels.step_nodes import prepared_nodes
-from fxamp.kernels.step_scalars import NAME as SCALARS
-from fxamp.kernels.step_scalars import scalars_text
-from fxamp.kernels.step_shape import SCALARS_OPTIONS, STEP_OPTIONS, step_block
-from fxamp.kernels.step_source import NAME, StepInputs, step_text
+from fxamp.kernels.small_floats import SCALES
 from fxamp.kernels.store import load_function
+from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_block
+from fxamp.optim.kernels.nodes import prepared_nodes
+from fxamp.optim.kernels.scalars import NAME as SCALARS
+from fxamp.optim.kernels.scalars import scalars_text
+from fxamp.optim.kernels.source import NAME, StepInputs, step_text
 from fxamp.torch_devices import moved, on_device
 
 MOST_TABLES = 16
@@ -49,7 +49,7 @@ class _Tables:
 
 
 class StepKernel:
-    """The kernel of one graph; see :func:`~fxamp.kernels.step_source.step_text`.
+    """The kernel of one graph; see :func:`~fxamp.optim.kernels.source.step_text`.
 
     While no tensor moves, a step reads addresses, compares them and launches. A gradient that moves changes one column
     of the table; the blocks depend on sizes alone.

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from fxamp.optim.borrow import own_attributes
-from fxamp.optim.fingerprint import fingerprint
-from fxamp.optim.layout import gradients_of, setting_look
+from fxamp.optim.reading.fingerprint import fingerprint
+from fxamp.optim.reading.layout import gradients_of, setting_look
 from fxamp.optim.shards import all_plain, local
+from fxamp.optim.tracing.stand_ins import own_attributes
 from fxamp.torch_private import comparison_with
 
 _grad = attrgetter("grad")

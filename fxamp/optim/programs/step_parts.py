@@ -10,15 +10,15 @@ from torch import Tensor
 
 from fxamp.devices import NO_FLOAT64
 from fxamp.kernels.request import Tables
-from fxamp.optim.borrow import RefusedError
-from fxamp.optim.kind_step import KindStep, lower_kinds
-from fxamp.optim.kinds import Kind, Split, split
-from fxamp.optim.layout import Layout
-from fxamp.optim.lower import StepOptions, WholeStep, decompositions, lower_step, must_lift
-from fxamp.optim.precision import packed_state, pass_for, require_names
-from fxamp.optim.share import Share, shared
-from fxamp.optim.signs import never_negative
-from fxamp.optim.trace import Traced, fakes_of, flat_fakes, trace_step, wide_fakes
+from fxamp.optim.grouping.parameter_kinds import Kind, Split, split
+from fxamp.optim.grouping.shared_programs import Share, shared
+from fxamp.optim.precision.never_negative import never_negative
+from fxamp.optim.precision.packing import packed_state, pass_for, require_names
+from fxamp.optim.programs.kind_step import KindStep, lower_kinds
+from fxamp.optim.programs.lowering import StepOptions, WholeStep, decompositions, lower_step, must_lift
+from fxamp.optim.reading.layout import Layout
+from fxamp.optim.tracing.stand_ins import RefusedError
+from fxamp.optim.tracing.trace import Traced, fakes_of, flat_fakes, trace_step, wide_fakes
 from fxamp.passes.step.lift_scalars import liftable, unliftable_inputs
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.packed import is_packed, plain
+from fxamp.optim.precision.packed_tensor import is_packed, plain
 from fxamp.passes.step.pack_state import COUNT
 
 
@@ -33,8 +33,8 @@ def plain_entry(entry: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str,
 def packed_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """``optimizer.state_dict()`` with state as it is kept, in fewer bits where a policy asks for it.
 
-    It holds :class:`~fxamp.optim.packed.Packed` tensors: only a program that has fxamp can load it, into an optimizer
-    compiled with any policy, or none.
+    It holds :class:`~fxamp.optim.precision.packed_tensor.Packed` tensors: only a program that has fxamp can load it,
+    into an optimizer compiled with any policy, or none.
     """
     saved = optimizer.state_dict()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

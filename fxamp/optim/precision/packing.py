@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError, nearest
-from fxamp.kernels.codes import MULTIPLIERS
-from fxamp.optim.layout import Layout
-from fxamp.optim.packed import Packed, is_packed, plain
-from fxamp.optim.signs import is_negative_somewhere
+from fxamp.kernels.small_floats import MULTIPLIERS
+from fxamp.optim.precision.never_negative import is_negative_somewhere
+from fxamp.optim.precision.packed_tensor import Packed, is_packed, plain
+from fxamp.optim.reading.layout import Layout
 from fxamp.passes.step.pack_state import COMPENSATION, COUNT, PackState
 from fxamp.policy import OptimizerPrecision
 from fxamp.policy.model.optimizer_precision import OTHERS
@@ -157,7 +157,7 @@ def streams(seed: int, members: Sequence[int]) -> Tensor:
 
 
 def _mixed(x: Any) -> Any:
-    """Return the hash of :func:`fxamp.kernels.codes.mixed`, for uint32."""
+    """Return the hash of :func:`fxamp.kernels.small_floats.mixed`, for uint32."""
     x = x ^ (x >> np.uint32(16))
     x = x * np.uint32(MULTIPLIERS[0])
     x = x ^ (x >> np.uint32(15))

@@ -12,8 +12,8 @@ from fxamp.capture import Captured
 from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.lowerings import mode_settings
 from fxamp.observe import CompiledStep, observed
-from fxamp.optim.precision import Precision
-from fxamp.optim.trace import Traced
+from fxamp.optim.precision.packing import Precision
+from fxamp.optim.tracing.trace import Traced
 from fxamp.passes.base import Context, PassSequence
 from fxamp.passes.sequences import step
 from fxamp.passes.step.fold_unscale import COEFFICIENT, GRADIENT, INVERSE

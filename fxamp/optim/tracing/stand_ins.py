@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.fingerprint import fingerprint
+from fxamp.optim.reading.fingerprint import fingerprint
 from fxamp.torch_private import compile_lock, compiling_flag
 
 #: Attributes of every optimizer; a step's result does not depend on them.

@@ -19,18 +19,26 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxamp.capture import Captured
-from fxamp.kernels.codes import DECOMPOSITIONS
 from fxamp.kernels.dispatch import Implementation, implementation
-from fxamp.kernels.step_launch import StepKernel, StepTarget
-from fxamp.kernels.step_source import KERNEL_NAMES, NotGeneratedError, StepInputs
+from fxamp.kernels.small_floats import DECOMPOSITIONS
 from fxamp.observe import CompiledStep, observed
-from fxamp.optim.borrow import RefusedError
-from fxamp.optim.kinds import same_order
-from fxamp.optim.lower import Numbers, StepOptions, by_inductor, decompositions, generates, must_lift, step_passes
-from fxamp.optim.packed import Packed, in_memory_order
-from fxamp.optim.precision import parts_of, streams
-from fxamp.optim.share import Share
-from fxamp.optim.trace import Traced, of_any_size, serves_size
+from fxamp.optim.grouping.parameter_kinds import same_order
+from fxamp.optim.grouping.shared_programs import Share
+from fxamp.optim.kernels.launch import StepKernel, StepTarget
+from fxamp.optim.kernels.source import KERNEL_NAMES, NotGeneratedError, StepInputs
+from fxamp.optim.precision.packed_tensor import Packed, in_memory_order
+from fxamp.optim.precision.packing import parts_of, streams
+from fxamp.optim.programs.lowering import (
+    Numbers,
+    StepOptions,
+    by_inductor,
+    decompositions,
+    generates,
+    must_lift,
+    step_passes,
+)
+from fxamp.optim.tracing.stand_ins import RefusedError
+from fxamp.optim.tracing.trace import Traced, of_any_size, serves_size
 from fxamp.passes.base import Context
 from fxamp.passes.step.fold_unscale import COEFFICIENT, INVERSE
 from fxamp.passes.step.guard_updates import FLAG

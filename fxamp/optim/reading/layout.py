@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.borrow import RefusedError, own_attributes
-from fxamp.optim.fingerprint import fingerprint, looks
+from fxamp.optim.reading.fingerprint import fingerprint, looks
 from fxamp.optim.shards import WHOLE, is_dtensor, joined, laid_out_alike, local, settle_gradient, spread_of
+from fxamp.optim.tracing.stand_ins import RefusedError, own_attributes
 
 _LIFTED = "a number that is given when the step runs"
 

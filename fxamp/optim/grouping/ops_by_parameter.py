@@ -12,9 +12,9 @@ import torch
 from torch import SymFloat, SymInt, Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxamp.optim.borrow import RefusedError
-from fxamp.optim.layout import Layout
-from fxamp.optim.trace import run_once, run_without_values
+from fxamp.optim.reading.layout import Layout
+from fxamp.optim.tracing.stand_ins import RefusedError
+from fxamp.optim.tracing.trace import run_once, run_without_values
 
 COUPLED = -1
 SIZES = "sizes"

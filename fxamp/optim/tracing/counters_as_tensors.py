@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.borrow import MakesStateError, RefusedError
-from fxamp.optim.layout import Layout
-from fxamp.optim.trace import run_once, run_without_values
+from fxamp.optim.reading.layout import Layout
+from fxamp.optim.tracing.stand_ins import MakesStateError, RefusedError
+from fxamp.optim.tracing.trace import run_once, run_without_values
 from fxamp.torch_devices import moved
 
 ROUNDS = 3

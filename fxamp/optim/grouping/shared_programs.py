@@ -16,9 +16,9 @@ import torch
 from torch import SymFloat, Tensor
 from torch.fx import Node
 
-from fxamp.optim.kinds import Kind
-from fxamp.optim.layout import Layout
-from fxamp.optim.trace import Traced
+from fxamp.optim.grouping.parameter_kinds import Kind
+from fxamp.optim.reading.layout import Layout
+from fxamp.optim.tracing.trace import Traced
 from fxamp.passes.step.pack_state import ROLE, PackState
 
 aten = torch.ops.aten

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from fxamp.kernels.plan import is_dense
-from fxamp.optim.borrow import RefusedError
-from fxamp.optim.fingerprint import fingerprint
-from fxamp.optim.layout import Layout
-from fxamp.optim.slices import slices
+from fxamp.optim.grouping.ops_by_parameter import slices
+from fxamp.optim.reading.fingerprint import fingerprint
+from fxamp.optim.reading.layout import Layout
+from fxamp.optim.tracing.stand_ins import RefusedError
 
 
 @dataclass(frozen=True)
