@@ -125,7 +125,7 @@ def test_bytes_of_the_generated_code() -> None:
     assert 4 * (loads + stores) == 28
 
 
-@pytest.mark.parametrize(("state", "bytes_"), [("bfloat16", 20.0), ("int8", 16 + 2 * 2 * 2 / 256)])
+@pytest.mark.parametrize(("state", "bytes_"), [("bfloat16", 20.0), ("8bit", 16 + 2 * 2 * 2 / 256)])
 def test_bytes_of_the_generated_code_with_state_in_fewer_bits(state: str, bytes_: float) -> None:
     """Of 8 bits two states have a scale of 2 bytes for 256 elements each, which is read and written."""
     policy = Policy.loads(f'extends = ["cpu-bfloat16"]\n[optimizer]\nstate = "{state}"\n')

@@ -33,7 +33,8 @@ with compiling_for_gpu(pretended), counting(counted):
     for mode in modes:
         options = StepOptions(scaled=True, clipped=True, mode=mode)
         floats = range(len(layout.floats()))
-        lower_step(trace_step(optimizer, layout, floats, True, decompositions(options), on_gpu), options)
+        traced = trace_step(optimizer, layout, floats, True, decompositions(options), on_gpu)
+        lower_step(traced, options, range(len(layout.tensors())))
 json.dump([text for _, text in counted.texts], sys.stdout)
 """
 

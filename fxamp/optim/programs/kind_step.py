@@ -22,11 +22,12 @@ from fxamp.capture import Captured
 from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.kernels.small_floats import DECOMPOSITIONS
 from fxamp.observe import CompiledStep, observed
+from fxamp.optim.errors import NotCompilableError
 from fxamp.optim.grouping.parameter_kinds import same_order
-from fxamp.optim.grouping.shared_programs import Share
+from fxamp.optim.grouping.shared_programs import ProgramUse
 from fxamp.optim.kernels.launch import StepKernel, StepTarget
 from fxamp.optim.kernels.source import KERNEL_NAMES, NotGeneratedError, StepInputs
-from fxamp.optim.precision.packed_tensor import Packed, in_memory_order
+from fxamp.optim.precision.packed_tensor import PackedTensor, in_memory_order
 from fxamp.optim.precision.packing import parts_of, streams
 from fxamp.optim.programs.lowering import (
     Numbers,
@@ -37,7 +38,6 @@ from fxamp.optim.programs.lowering import (
     must_lift,
     step_passes,
 )
-from fxamp.optim.tracing.stand_ins import RefusedError
 from fxamp.optim.tracing.trace import Traced, of_any_size, serves_size
 from fxamp.passes.base import Context
 from fxamp.passes.step.fold_unscale import COEFFICIENT, INVERSE
@@ -71,9 +71,9 @@ class Members:
     reordered: tuple[int, ...]
 
     @classmethod
-    def of(cls, shares: Sequence[Share], places: Sequence[Sequence[int]], tensors: Sequence[Tensor]) -> "Members":
+    def of(cls, uses: Sequence[ProgramUse], places: Sequence[Sequence[int]], tensors: Sequence[Tensor]) -> "Members":
         """``places``: for each parameter of the layout, the indices of its tensors among ``tensors``."""
-        rows = [(kind, places[at]) for kind, share in enumerate(shares) for at in share.kind.members]
+        rows = [(kind, places[at]) for kind, use in enumerate(uses) for at in use.kind.members]
         pairs = [(tensors[row[0]], tensors[row[1]]) for _, row in rows]
         return cls(
             tuple(kind for kind, _ in rows),
@@ -86,10 +86,8 @@ class Members:
         """Return the columns, gradients in their parameters' memory order, and the parts of what is packed."""
         columns: list[Sequence[Tensor]] = []
         for column in (read(every) for read in self._readers):
-            packed = (
-                [each.parts for each in column if isinstance(each, Packed)] if isinstance(column[0], Packed) else []
-            )
-            columns += zip(*packed, strict=True) if packed else (column,)
+            packed = isinstance(column[0], PackedTensor)  # as all of a column: they have one form
+            columns += zip(*(value.parts for value in column), strict=True) if packed else (column,)  # type: ignore[attr-defined]
         if self.reordered:
             columns[1] = list(columns[1])
         for at in self.reordered:
@@ -110,7 +108,7 @@ class KindStep:
     """The compiled step of the kinds that share a program.
 
     Attributes:
-        shares: the kinds; the program is the first one's.
+        uses: the kinds; the program is the first one's.
         run: takes the columns of the members' tensors, each kind's numbers, and the factors and the flag.
         members: the parameters.
         numbers: for each kind, its lifted floats on the device; none if floats are passed as Python numbers.
@@ -118,7 +116,7 @@ class KindStep:
         streams: for each member, 0-dim int32 on its device; none if nothing is rounded by chance.
     """
 
-    shares: tuple[Share, ...]
+    uses: tuple[ProgramUse, ...]
     run: Run
     members: Members
     numbers: "tuple[Numbers, ...]"
@@ -128,22 +126,22 @@ class KindStep:
     @property
     def traced(self) -> Traced:
         """The trace of one flat parameter that the program was generated from."""
-        return self.shares[0].traced
+        return self.uses[0].traced
 
     def serves(self, floats: Sequence[float]) -> bool:
         """Whether the program is valid for these settings."""
-        return all(share.serves(floats) for share in self.shares)
+        return all(use.serves(floats) for use in self.uses)
 
     def require_inputs(self, tensors: Sequence[Tensor]) -> None:
         """Raise AssertionError unless the program reads a parameter's tensors in the dtypes that they have."""
-        given = [part.dtype for part in parts_of(tensors)] + ([torch.int32] if self.streams else [])
-        values = [node.meta["val"] for node in self.traced.module.graph.find_nodes(op="placeholder")[: len(given)]]
-        assert given == [value.dtype for value in values], "a step's program reads other dtypes than it is given"
+        dtypes = [part.dtype for part in parts_of(tensors)] + ([torch.int32] if self.streams else [])
+        values = [node.meta["val"] for node in self.traced.module.graph.find_nodes(op="placeholder")[: len(dtypes)]]
+        assert dtypes == [value.dtype for value in values], "a step's program reads other dtypes than it gets"
 
-    def given(self, floats: Sequence[float]) -> list[list[Any]]:
+    def numbers_by_kind(self, floats: Sequence[float]) -> list[list[Any]]:
         """Return the numbers that the program reads, for each kind, in the form that it takes."""
-        lists = [self.traced.inputs(share.given(floats)) for share in self.shares]
-        return [[each.on_device(own)] for each, own in zip(self.numbers, lists, strict=True)] if self.numbers else lists
+        lists = [self.traced.inputs(use.translated(floats)) for use in self.uses]
+        return [[on.on_device(own)] for on, own in zip(self.numbers, lists, strict=True)] if self.numbers else lists
 
     @torch.no_grad()
     def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
@@ -152,11 +150,11 @@ class KindStep:
             columns.append(self.streams)
         elements = None if self.source is None else sum(self.members.numels)
         with observed(CompiledStep(self.source, elements)):
-            self.run(columns, self.given(floats), extras)
+            self.run(columns, self.numbers_by_kind(floats), extras)
 
 
 def lower_kinds(
-    shares: Sequence[Share],
+    uses: Sequence[ProgramUse],
     options: StepOptions,
     places: Sequence[Sequence[int]],
     tensors: Sequence[Tensor],
@@ -166,30 +164,30 @@ def lower_kinds(
     ``places``: for each parameter, the indices of its tensors among ``tensors``.
 
     Raises:
-        RefusedError: an op is not pointwise, or no kernel can be generated for it.
+        NotCompilableError: an op is not pointwise, or no kernel can be generated for it.
     """
-    traced = shares[0].traced
+    traced = uses[0].traced
     gm = traced.module
     lift = must_lift(gm, options)
     device = next(iter(gm.graph.nodes)).meta["val"].device
     kernel = options.lowering == "inductor" and generates(device)
-    passes = step_passes(options, lift, kind=True, for_kernel=kernel, packed=shares[0].packed)
+    passes = step_passes(options, lift, kind=True, for_kernel=kernel, packed=uses[0].packed)
     run_passes(Captured(gm, traced.mode), Context(traced.mode), passes)
     _require_pointwise(gm)
     stages = stages_by_environment()
     stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
-    numbers = tuple(Numbers(device) for _ in shares) if lift and traced.symbols else ()
-    members = Members.of(shares, places, tensors)
+    numbers = tuple(Numbers(device) for _ in uses) if lift and traced.symbols else ()
+    members = Members.of(uses, places, tensors)
     interpret = implementation(device) is Implementation.INTERPRETER
     kernel_for = StepTarget(members.numels, device, interpret) if kernel else None
     run, source = _lowered(gm, traced, options, kernel_for, members.kinds)
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
     by_chance = any(node.target == STREAM for node in gm.graph.find_nodes(op="placeholder"))
-    positions = [at for share in shares for at in share.kind.members]
+    positions = [at for use in uses for at in use.kind.members]
     seed = 0 if options.precision is None else options.precision.seed
-    drawn = streams(seed, positions).to(device).unbind() if by_chance else ()
-    return KindStep(tuple(shares), run, members, numbers, source, drawn)
+    random_streams = streams(seed, positions).to(device).unbind() if by_chance else ()
+    return KindStep(tuple(uses), run, members, numbers, source, random_streams)
 
 
 def _lowered(
@@ -199,12 +197,12 @@ def _lowered(
         try:
             generated = StepKernel(gm, kernel_inputs(gm), target)
         except NotGeneratedError as why:
-            raise RefusedError(f"no kernel can be generated: {why}") from why
+            raise NotCompilableError(f"no kernel can be generated: {why}") from why
         return _all_at_once(generated, kinds), generated.source
     if options.lowering == "aot_eager":
         return _for_each(gm, kinds), None
     if device_type(gm) != "cpu":
-        raise RefusedError(f"parameters on {device_type(gm)} need Triton for their own kernel")
+        raise NotCompilableError(f"parameters on {device_type(gm)} need Triton for their own kernel")
     table = decompositions(options) | DECOMPOSITIONS
     sized = of_any_size(gm, traced.mode, table)
     compiled, source = by_inductor(sized, traced, options)
@@ -262,7 +260,7 @@ def _cell_name(node: Node, taken: Collection[str]) -> str:
 
 
 def _require_pointwise(gm: GraphModule) -> None:
-    """Raise RefusedError unless each result element depends only on 0-dim values and elements at the same index."""
+    """Raise NotCompilableError unless elements depend only on 0-dim values and on elements at the same index."""
     for node in gm.graph.nodes:
         if node.op != "call_function" or node.target in _PLACED:
             continue
@@ -270,7 +268,7 @@ def _require_pointwise(gm: GraphModule) -> None:
         tags = getattr(node.target, "tags", ())
         pointwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
         if isinstance(value, Tensor) and not pointwise and _reads_flat(node):
-            raise RefusedError(f"its step calls {node.target}, which is not pointwise")
+            raise NotCompilableError(f"its step calls {node.target}, which is not pointwise")
 
 
 def _reads_flat(node: Node) -> bool:

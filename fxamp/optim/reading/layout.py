@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.reading.fingerprint import fingerprint, looks
+from fxamp.optim.errors import NotCompilableError
+from fxamp.optim.reading.fingerprint import fingerprint, own_attributes, setting_fingerprint, tensor_properties
 from fxamp.optim.shards import WHOLE, is_dtensor, joined, laid_out_alike, local, settle_gradient, spread_of
-from fxamp.optim.tracing.stand_ins import RefusedError, own_attributes
-
-_LIFTED = "a number that is given when the step runs"
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,13 +155,15 @@ class Layout:
             (at.get(id(o), o) if isinstance(o, Tensor) else o, fingerprint(entry)) for o, entry in self.state.items()
         )
         return (
-            tuple(looks(parameter) for parameter in self.parameters),
-            tuple(None if gradient is None else looks(gradient) for gradient in self.gradients),
-            tuple(tuple((name, setting_look(value)) for name, value in group.items()) for group in self.settings),
+            tuple(tensor_properties(parameter) for parameter in self.parameters),
+            tuple(None if gradient is None else tensor_properties(gradient) for gradient in self.gradients),
+            tuple(
+                tuple((name, setting_fingerprint(value)) for name, value in group.items()) for group in self.settings
+            ),
             self.sizes,
             state,
             fingerprint(self.attributes),
-            tuple(looks(each) for each in self.whole_tensors()) if self.wholes else (),
+            tuple(tensor_properties(each) for each in self.whole_tensors()) if self.wholes else (),
         )
 
 
@@ -171,8 +171,8 @@ def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
     """Read the layout of the optimizer's next step.
 
     Raises:
-        RefusedError: something that a compiled step does not support: sparse gradients, tensor subclasses, several
-            devices, state that is not a dict of tensors and constants.
+        NotCompilableError: something that a compiled step does not support: sparse gradients, tensor subclasses,
+            several devices, state that is not a dict of tensors and constants.
     """
     owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     settings = settings_of(optimizer)
@@ -193,13 +193,13 @@ def gradients_of(owners: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the gradients of an optimizer's parameters in the parameters' layout; of DTensors this rank's part.
 
     Raises:
-        RefusedError: a gradient cannot be laid out so.
+        NotCompilableError: a gradient cannot be laid out so.
     """
     found = []
     for owner in owners:
         gradient = settle_gradient(owner)
         if gradient is not None and not laid_out_alike(gradient, owner):
-            raise RefusedError("a gradient is a DTensor and its parameter is not, or the other way round")
+            raise NotCompilableError("a gradient is a DTensor and its parameter is not, or the other way round")
         found.append(local(gradient))
     return found
 
@@ -209,7 +209,9 @@ def _parts(owner: Any, entry: dict[str, Any], wholes: dict[int, Tensor]) -> dict
     found = {name: value for name, value in entry.items() if isinstance(value, Tensor) and is_dtensor(value)}
     for name, value in found.items():
         if not isinstance(owner, Tensor) or not laid_out_alike(value, owner):
-            raise RefusedError(f"{name!r} of its state is a DTensor that is laid out otherwise than its parameter")
+            raise NotCompilableError(
+                f"{name!r} of its state is a DTensor that is laid out otherwise than its parameter"
+            )
         wholes[id(local(value))] = value
     return {name: local(value) for name, value in entry.items()} if found else entry
 
@@ -240,21 +242,12 @@ def _leaves(value: Any) -> Sequence[Any]:
     return [leaf for item in value for leaf in _leaves(item)] if type(value) in (tuple, list) else (value,)
 
 
-def setting_look(value: Any) -> Hashable:
-    """Return what a trace depends on of a group's setting: everything but the values of floats."""
-    if type(value) is float:
-        return _LIFTED
-    if type(value) in (tuple, list):
-        return (type(value), *map(setting_look, value))
-    return fingerprint(value)
-
-
 def _require_held(attributes: Mapping[str, Any], owners: Sequence[Tensor]) -> None:
-    """Raise RefusedError for a tensor among the attributes that cannot be an input of the step, as a setting can."""
+    """Raise NotCompilableError for a tensor among the attributes that cannot be an input of the step."""
     devices = {owner.device for owner in owners}
     for name, value in attributes.items():
         if isinstance(value, Tensor) and (value.dim() or {value.device} != devices or type(value) is not Tensor):
-            raise RefusedError(
+            raise NotCompilableError(
                 f"its attribute {name!r} is a {type(value).__name__} of shape {list(value.shape)} on {value.device};"
                 " accepted as attributes: 0-dim tensors on the parameters' device. Keep others in state[parameter]"
             )
@@ -263,13 +256,13 @@ def _require_held(attributes: Mapping[str, Any], owners: Sequence[Tensor]) -> No
 def _require_plain(parameters: list[Tensor], gradients: list[Tensor | None], state: Mapping[Any, Any]) -> None:
     for tensor in (*parameters, *(gradient for gradient in gradients if gradient is not None)):
         if tensor.layout is not torch.strided:
-            raise RefusedError("a gradient is sparse")
+            raise NotCompilableError("a gradient is sparse")
         if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            raise RefusedError(f"a parameter or gradient is a {type(tensor).__name__}, not a plain tensor")
+            raise NotCompilableError(f"a parameter or gradient is a {type(tensor).__name__}, not a plain tensor")
         if tensor.is_complex():
-            raise RefusedError("a parameter is complex")
+            raise NotCompilableError("a parameter is complex")
     if len({parameter.device for parameter in parameters}) > 1:
-        raise RefusedError("its parameters are on several devices")
+        raise NotCompilableError("its parameters are on several devices")
     for entry in state.values():
         if not isinstance(entry, dict) or any(isinstance(v, (list, tuple, dict, set)) for v in entry.values()):
-            raise RefusedError("its state is not a dict of tensors and plain values for each parameter")
+            raise NotCompilableError("its state is not a dict of tensors and plain values for each parameter")

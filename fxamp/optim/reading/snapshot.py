@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from fxamp.optim.reading.fingerprint import fingerprint
-from fxamp.optim.reading.layout import gradients_of, setting_look
+from fxamp.optim.reading.fingerprint import fingerprint, own_attributes, setting_fingerprint
+from fxamp.optim.reading.layout import gradients_of
 from fxamp.optim.shards import all_plain, local
-from fxamp.optim.tracing.stand_ins import own_attributes
 from fxamp.torch_private import comparison_with
 
 _grad = attrgetter("grad")
@@ -30,7 +29,7 @@ class Snapshot:
         gradients: one for each parameter, None if it has none; of DTensors this rank's part.
 
     Raises:
-        RefusedError: a gradient is a DTensor and its parameter is not, or the other way round.
+        NotCompilableError: a gradient is a DTensor and its parameter is not, or the other way round.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -48,7 +47,10 @@ class Snapshot:
         everywhere = len(self._active) == len(owners)
         self._absent = [] if everywhere else [at for at, gradient in enumerate(self.gradients) if gradient is None]
         self._settings = (
-            [[(k, setting_look(v)) for k, v in group.items() if k != "params"] for group in optimizer.param_groups],
+            [
+                [(k, setting_fingerprint(v)) for k, v in group.items() if k != "params"]
+                for group in optimizer.param_groups
+            ],
             fingerprint(own_attributes(optimizer)),
         )
 

@@ -131,10 +131,10 @@ STEPS = {
     "SGD, momentum": Step(_sgd),
     "AdamW": Step(_adamw),
     "AdamW, bfloat16 state": Step(_adamw, table='state = "bfloat16"'),
-    "AdamW, int8 state": Step(_adamw, table='state = "int8"'),
+    "AdamW, 8bit state": Step(_adamw, table='state = "8bit"'),
     "AdamW, bfloat16 state, stochastic": Step(_adamw, table=f'state = "bfloat16"\n{_CHANCE}'),
-    "AdamW, int8 state, stochastic": Step(_adamw, table=f'state = "int8"\n{_CHANCE}'),
-    "AdamW, bfloat16, int8 state, stochastic": Step(_adamw, BF16, f'state = "int8"\n{_CHANCE}'),
+    "AdamW, 8bit state, stochastic": Step(_adamw, table=f'state = "8bit"\n{_CHANCE}'),
+    "AdamW, bfloat16, 8bit state, stochastic": Step(_adamw, BF16, f'state = "8bit"\n{_CHANCE}'),
 }
 
 
