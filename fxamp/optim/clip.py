@@ -44,7 +44,7 @@ def squared_norm(parameters: Sequence[Tensor], gradients: Sequence[Tensor], tabl
         return total
     for spread in spreads_of(parameters):
         square = torch.zeros_like(total)
-        parts = (local(settle_gradient(each)) for each in parameters if spread_of(each) == spread)
+        parts = (local(settle_gradient(parameter)) for parameter in parameters if spread_of(parameter) == spread)
         own = [gradient for gradient in parts if gradient is not None]
         if own:
             check_(own, None, squared_norm=square)

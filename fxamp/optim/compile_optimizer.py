@@ -20,6 +20,7 @@ from fxamp.optim.precision.packing import set_precision, unpack_state
 from fxamp.optim.tracing.stand_ins import needs_arguments
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
+from fxamp.torch_dtypes import widest_float
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
             result = original(*positional, **kwargs)
             stepped(self)
             return loss if loss is not None else result
-        inverse = None if scale is None else scale.double().reciprocal().float().reshape(())
+        wide = None if scale is None else scale.to(widest_float(scale.device))
+        inverse = None if wide is None else wide.reciprocal().float().reshape(())
         bound(None if found_inf is None else found_inf.reshape(()), bound.clipping(settings.clip_norm, inverse))
         stepped(self)
         return loss

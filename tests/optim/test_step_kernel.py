@@ -48,8 +48,8 @@ def test_values_are_those_of_eager_ops_bit_for_bit(name: str) -> None:
             assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
             continue
         rows = [[copies[place] for place in places] for places in zip(*part.members.columns, strict=True)]
-        (given,) = part.given(bound._floats)
-        by_eager_ops(part.traced.module, rows, [*given, inverse, coefficient, torch.tensor(flag)])
+        (numbers,) = part.numbers_by_kind(bound._floats)
+        by_eager_ops(part.traced.module, rows, [*numbers, inverse, coefficient, torch.tensor(flag)])
     for a, b in zip(tensors, copies, strict=True):
         assert torch.equal(a, b)
 
@@ -70,8 +70,8 @@ def test_other_dtypes_bit_for_bit(dtype: torch.dtype) -> None:
         assert bound is not None
         bound(torch.tensor(0.0), Factors(torch.tensor(0.125), torch.tensor(0.75)))
     rows = [[copies[place] for place in places] for places in zip(*part.members.columns, strict=True)]
-    (given,) = part.given(bound._floats)
-    shared = [*given, torch.tensor(0.125), torch.tensor(0.75), torch.tensor(0.0)]
+    (numbers,) = part.numbers_by_kind(bound._floats)
+    shared = [*numbers, torch.tensor(0.125), torch.tensor(0.75), torch.tensor(0.0)]
     by_eager_ops(part.traced.module, rows, shared)
     for a, b in zip(tensors, copies, strict=True):
         assert torch.equal(a, b)

@@ -85,7 +85,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         owners: set[int] = set()
-        line = (func, *(self._token(each, owners) for each in args), self._token(kwargs or {}, owners))
+        line = (func, *(self._token(item, owners) for item in args), self._token(kwargs or {}, owners))
         if len(owners) > 1:
             self.coupled |= owners
         owner = next(iter(owners), None)
@@ -94,11 +94,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ops = self.ops.setdefault(owner, [])
             ops.append(line)
             name = len(ops)
-        for at, each in enumerate(result if isinstance(result, (list, tuple)) else [result]):
-            if isinstance(each, Tensor):
-                self._known[id(each)] = (each, owner, (name, at))
-            elif isinstance(each, (SymFloat, SymInt)):
-                self._read[each.node.expr] = (owner, name)
+        for at, item in enumerate(result if isinstance(result, (list, tuple)) else [result]):
+            if isinstance(item, Tensor):
+                self._known[id(item)] = (item, owner, (name, at))
+            elif isinstance(item, (SymFloat, SymInt)):
+                self._read[item.node.expr] = (owner, name)
         if owner is None and func._schema.is_mutable:
             # A value that belongs to no single parameter changes: later reads of it depend on the order of ops.
             self.coupled.add(COUPLED)
@@ -113,10 +113,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 owners.add(known[1])
             return known[2]
         if isinstance(value, (list, tuple)):
-            sizes = bool(value) and all(type(each) is int for each in value)
-            return (SIZES, *value) if sizes else tuple(self._token(each, owners) for each in value)
+            sizes = bool(value) and all(type(item) is int for item in value)
+            return (SIZES, *value) if sizes else tuple(self._token(item, owners) for item in value)
         if isinstance(value, dict):
-            return tuple((key, self._token(each, owners)) for key, each in sorted(value.items()))
+            return tuple((key, self._token(item, owners)) for key, item in sorted(value.items()))
         if isinstance(value, (SymFloat, SymInt)):
             return self._expression(value.node.expr, owners)
         return (type(value), value)
@@ -140,4 +140,4 @@ def _shapeless(value: Any, shape: tuple[int, ...]) -> Any:
         return value
     if value == (SIZES, *shape):
         return SIZES
-    return tuple(_shapeless(each, shape) for each in value)
+    return tuple(_shapeless(item, shape) for item in value)

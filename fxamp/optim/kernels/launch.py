@@ -110,11 +110,11 @@ class StepKernel:
         aligned = (addresses[:, self._flat] % ALIGNMENT == 0).all(axis=1)
         rows = np.column_stack([addresses, self._target.numels])
         launches = []
-        for wanted in (True, False):
-            chosen = aligned == wanted
+        for is_aligned in (True, False):
+            chosen = aligned == is_aligned
             if chosen.any():
                 table = _sent(torch.from_numpy(rows[chosen].ravel()), self._target.device)
-                launches.append((wanted, table, *self._blocks_of(chosen, stream, capturing)))
+                launches.append((is_aligned, table, *self._blocks_of(chosen, stream, capturing)))
         tables = _Tables(columns, stream, tuple(launches))
         if not capturing:
             self._tables = tables

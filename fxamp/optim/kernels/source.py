@@ -288,7 +288,7 @@ class Writer:
 
     def _comparison(self, node: Node) -> str:
         a, b = node.args[:2]
-        values: list[Any] = [each.meta["val"] if isinstance(each, Node) else each for each in (a, b)]
+        values: list[Any] = [operand.meta["val"] if isinstance(operand, Node) else operand for operand in (a, b)]
         common = torch.result_type(*values)
         return f"({self._operand(a, common)} {COMPARISONS[node.target]} {self._operand(b, common)})"
 
@@ -317,10 +317,10 @@ class Writer:
         """A value in the type that ``dtype`` is computed in; values of 16-bit dtypes are exact in float32."""
         if not isinstance(value, Node):
             return _literal(value)
-        given = _dtype(value)
-        if given is torch.bool and not dtype.is_floating_point:
+        own = _dtype(value)
+        if own is torch.bool and not dtype.is_floating_point:
             return self.name(value)
-        return self.name(value) if CARRIED[given] == CARRIED[dtype] else f"{self.name(value)}.to(tl.{CARRIED[dtype]})"
+        return self.name(value) if CARRIED[own] == CARRIED[dtype] else f"{self.name(value)}.to(tl.{CARRIED[dtype]})"
 
     def _rounding(self, node: Node) -> list[str]:
         dtype = _dtype(node)

@@ -79,10 +79,10 @@ class Layout:
         """Return :meth:`tensors` with stand-ins of the whole's size for parts of DTensors: the same on all ranks."""
 
         def whole(tensor: Tensor, like: Tensor) -> Tensor:
-            found = self.wholes.get(id(like))
-            if found is None:
+            dtensor = self.wholes.get(id(like))
+            if dtensor is None:
                 return tensor
-            return torch.empty_strided(found.shape, found.stride(), dtype=tensor.dtype, device="meta")
+            return torch.empty_strided(dtensor.shape, dtensor.stride(), dtype=tensor.dtype, device="meta")
 
         pairs = zip(self.gradients, self.parameters, strict=True)
         gradients = [whole(gradient, parameter) for gradient, parameter in pairs if gradient is not None]
@@ -143,10 +143,10 @@ class Layout:
         positions = self._positions()
         state: list[list[int]] = [[] for _ in range(count)]
         for owner, entry in self.state.items():
-            found = [next(at) for value in entry.values() if isinstance(value, Tensor)]
+            own_state = [next(at) for value in entry.values() if isinstance(value, Tensor)]
             if id(owner) in positions:
-                state[positions[id(owner)]] += found
-        return [place + settings + found for place, found in zip(own, state, strict=True)]
+                state[positions[id(owner)]] += own_state
+        return [place + settings + own_state for place, own_state in zip(own, state, strict=True)]
 
     def key(self) -> Hashable:
         """Return everything that a trace of the step depends on, except the values of floats."""
@@ -163,7 +163,7 @@ class Layout:
             self.sizes,
             state,
             fingerprint(self.attributes),
-            tuple(tensor_properties(each) for each in self.whole_tensors()) if self.wholes else (),
+            tuple(tensor_properties(tensor) for tensor in self.whole_tensors()) if self.wholes else (),
         )
 
 
@@ -178,10 +178,12 @@ def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
     settings = settings_of(optimizer)
     known = {id(parameter): local(parameter) for parameter in owners}
     gradients = gradients_of(owners)
-    kept = {o: v for o, v in optimizer.state.items() if v and (not isinstance(o, Tensor) or id(o) in known)}
-    _require_plain([*known.values()], gradients, kept)
+    state_of_optimizer = {
+        o: v for o, v in optimizer.state.items() if v and (not isinstance(o, Tensor) or id(o) in known)
+    }
+    _require_plain([*known.values()], gradients, state_of_optimizer)
     wholes, state = {id(part): owner for owner in owners if (part := known[id(owner)]) is not owner}, {}
-    for owner, entry in kept.items():
+    for owner, entry in state_of_optimizer.items():
         state[known.get(id(owner), owner) if isinstance(owner, Tensor) else owner] = _parts(owner, entry, wholes)
     sizes = tuple(len(group["params"]) for group in optimizer.param_groups)
     own = own_attributes(optimizer)
@@ -195,25 +197,25 @@ def gradients_of(owners: Sequence[Tensor]) -> list[Tensor | None]:
     Raises:
         NotCompilableError: a gradient cannot be laid out so.
     """
-    found = []
+    gradients: list[Tensor | None] = []
     for owner in owners:
         gradient = settle_gradient(owner)
         if gradient is not None and not laid_out_alike(gradient, owner):
             raise NotCompilableError("a gradient is a DTensor and its parameter is not, or the other way round")
-        found.append(local(gradient))
-    return found
+        gradients.append(local(gradient))
+    return gradients
 
 
 def _parts(owner: Any, entry: dict[str, Any], wholes: dict[int, Tensor]) -> dict[str, Any]:
     """Return an entry with DTensors replaced by this rank's parts, recorded in ``wholes``; itself if it has none."""
-    found = {name: value for name, value in entry.items() if isinstance(value, Tensor) and is_dtensor(value)}
-    for name, value in found.items():
+    dtensors = {name: value for name, value in entry.items() if isinstance(value, Tensor) and is_dtensor(value)}
+    for name, value in dtensors.items():
         if not isinstance(owner, Tensor) or not laid_out_alike(value, owner):
             raise NotCompilableError(
                 f"{name!r} of its state is a DTensor that is laid out otherwise than its parameter"
             )
         wholes[id(local(value))] = value
-    return {name: local(value) for name, value in entry.items()} if found else entry
+    return {name: local(value) for name, value in entry.items()} if dtensors else entry
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
