@@ -2,7 +2,7 @@
 
 A new 16-bit dtype needs a name here, and then
 
-    its arithmetic in kernels      fxamp/kernels/source.py, fxamp/kernels/step_ops.py, fxamp/kernels/step_source.py
+    its arithmetic in kernels      fxamp/kernels/source.py; fxamp/optim/kernels: expressions.py, source.py
     a plan for its gradients       fxamp/kernels/plan.py
     its short name in listings     fxamp/graph/printing.py, fxamp/listing/model.py
     conditions on its name         fxamp/policy/model/conditions.py
@@ -11,8 +11,8 @@ A new 16-bit dtype needs a name here, and then
 
     products in fp8                fxamp/policy/model/recipe.py; their arithmetic is in fxamp/kernels/scaled_linear.py
     values kept for the backward   fxamp/policy/model/keep.py; their arithmetic is in passes/shared/packing.py
-    an optimizer's state           fxamp/policy/model/optimizer_precision.py, fxamp/optim/packed.py; its arithmetic is
-                                   in fxamp/kernels/codes.py
+    an optimizer's state           fxamp/policy/model/optimizer_precision.py, fxamp/optim/precision; its arithmetic:
+                                   fxamp/kernels/small_floats.py
 
 ``fxamp/torch_dtypes.py`` has torch's dtype for each name.
 """

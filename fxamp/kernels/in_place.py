@@ -47,34 +47,40 @@ def check_unscale_(
 @torch.no_grad()
 def check_(
     grads: Sequence[Tensor],
-    found_inf: Tensor,
+    found_inf: Tensor | None,
     flags: Tensor | None = None,
     squared_norm: Tensor | None = None,
     tables: Tables | None = None,
 ) -> None:
     """Check gradients for inf and NaN without changing them.
 
-    Arguments and errors are those of :func:`check_unscale_`; ``squared_norm`` is that of the unchanged gradients.
+    Arguments and errors are those of :func:`check_unscale_`; ``squared_norm`` is that of the unchanged gradients. It
+    alone may be requested: ``found_inf`` is None then.
     ``tables``: where the caller keeps the tables of gradients on one device that look alike in every call.
     """
     work = UnscaleRequest(grads, found_inf=found_inf, flags=flags, squared_norm=squared_norm)
     with observed(GradientCheck(grads, in_place=False)):
-        _clear(grads, found_inf, flags, squared_norm)
+        home = _clear(grads, found_inf, flags, squared_norm)
         if tables is None:
-            perform_everywhere(work, found_inf.device, keep=True)
+            perform_everywhere(work, home, keep=True)
         else:
             perform(work, tables)
 
 
-def _clear(grads: Sequence[Tensor], found_inf: Tensor, flags: Tensor | None, squared_norm: Tensor | None) -> None:
-    """Check the result tensors, and zero those that do not accumulate over calls."""
-    _expect("found_inf", found_inf, torch.float32, 1, found_inf.device)
+def _clear(
+    grads: Sequence[Tensor], found_inf: Tensor | None, flags: Tensor | None, squared_norm: Tensor | None
+) -> torch.device:
+    """Check the result tensors, and zero those that do not accumulate over calls; return their device."""
+    home = next(result.device for result in (found_inf, squared_norm) if result is not None)
+    if found_inf is not None:
+        _expect("found_inf", found_inf, torch.float32, 1, home)
     if flags is not None:
-        _expect("flags", flags, torch.int32, len(grads), found_inf.device)
+        _expect("flags", flags, torch.int32, len(grads), home)
         flags.zero_()
     if squared_norm is not None:
-        _expect("squared_norm", squared_norm, torch.float32, 1, found_inf.device)
+        _expect("squared_norm", squared_norm, torch.float32, 1, home)
         squared_norm.zero_()
+    return home
 
 
 def _expect(name: str, tensor: Tensor, dtype: torch.dtype, numel: int, device: torch.device) -> None:

@@ -103,7 +103,9 @@ def _perform(work: UnscaleRequest, keep: bool | Tables, interpret: bool) -> tupl
     partials = (
         torch.empty(sum(programs), dtype=torch.float32, device=work.device) if work.squared_norm is not None else None
     )
-    shares = [None] * len(programs) if partials is None else torch.split(partials, programs)
+    shares = [partials] * len(programs)
+    if partials is not None and len(programs) > 1:
+        shares = [*torch.split(partials, programs)]
     for launch, share in zip(prepared.launches, shares, strict=True):
         _launch(launch, work, share, interpret)
     if work.squared_norm is not None and partials is not None:
@@ -127,12 +129,7 @@ def _launch(launch: _Launch, work: UnscaleRequest, partials: Tensor | None, inte
 
 @functools.cache
 def _function(kernel: Kernel, interpret: bool) -> Any:
-    function = load_function(kernel_name(kernel), source_text(kernel))
-    if not interpret:
-        return function
-    from fxamp.kernels.interpreter import Interpreted
-
-    return Interpreted(function)
+    return load_function(kernel_name(kernel), source_text(kernel), interpret)
 
 
 def _prepare(work: UnscaleRequest, keep: bool | Tables) -> _Launches:

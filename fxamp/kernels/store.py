@@ -55,8 +55,8 @@ def _keep_private(folder: Path) -> None:
 
 
 @functools.cache
-def load_function(name: str, text: str) -> Any:
-    """Return the function ``name`` of the module whose source is ``text``.
+def load_function(name: str, text: str, interpret: bool = False) -> Any:
+    """Return the function ``name`` of the module whose source is ``text``; ``interpret``: for Triton's interpreter.
 
     What runs is ``text``, not what lies in its file, or compiled beside it, by then. Triton and tracebacks read the
     source by the path of the file, so Python's cache of lines has ``text`` for it.
@@ -70,4 +70,9 @@ def load_function(name: str, text: str) -> Any:
     sys.modules[module.__name__] = module
     linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))  # None: never read again
     exec(compile(text, str(path), "exec"), vars(module))
-    return getattr(module, name)
+    function = getattr(module, name)
+    if not interpret:
+        return function
+    from fxamp.kernels.interpreter import Interpreted
+
+    return Interpreted(function)

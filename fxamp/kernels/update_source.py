@@ -63,9 +63,4 @@ def update_function(
 ) -> Any:
     """Return the kernel of this rule, to launch on one program; ``interpret``: in Triton's interpreter."""
     text = update_text(growth_factor, backoff_factor, growth_interval, min_scale, max_scale)
-    function = load_function("update_scale", text)
-    if not interpret:
-        return function
-    from fxamp.kernels.interpreter import Interpreted
-
-    return Interpreted(function)
+    return load_function("update_scale", text, interpret)

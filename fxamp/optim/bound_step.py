@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.clip import squared_norm
-from fxamp.optim.layout import Layout
-from fxamp.optim.step_parts import CompiledParts
+from fxamp.optim.clip import coefficient, squared_norm
+from fxamp.optim.programs.step_parts import CompiledParts
+from fxamp.optim.reading.layout import Layout
 from fxamp.torch_private import note_step, step_post_hooks, step_pre_hooks
 
 
@@ -20,7 +20,7 @@ class Factors:
     inv_scale: Tensor | None = None
     coefficient: Tensor | None = None
 
-    def given(self) -> list[Tensor]:
+    def present(self) -> list[Tensor]:
         """Return the factors that are not None, in the compiled step's order."""
         return [factor for factor in (self.inv_scale, self.coefficient) if factor is not None]
 
@@ -36,14 +36,22 @@ class BoundStep:
         state: Sequence[Tensor] | None = None,
     ) -> None:
         """``state``: the layout's state tensors, where they are known from an earlier step."""
-        self._optimizer, self._run = optimizer, run
-        self._tensors, self._floats = layout.tensors(state), layout.floats()
-        self._owners, self._gradients = layout.owners, layout.active()
-        self._written = layout.with_gradients()
+        self._optimizer, self._run, self._owners = optimizer, run, layout.owners
+        self._gradients = layout.active()
+        self._tensors, self._floats = layout.tensors(state, self._gradients), layout.floats()
+        everywhere = len(self._gradients) == len(self._owners)
+        self._written = layout.owners if everywhere else layout.with_gradients()
 
-    def squared_norm(self) -> Tensor:
-        """Return the sum of squares of the gradients as stored: 0-dim float32; waits for no device."""
-        return squared_norm(self._owners, self._gradients, self._run.tables)
+    @torch.no_grad()
+    def clipping(self, max_norm: float | None, inv_scale: Tensor | None) -> Factors:
+        """Return the factors that clip the gradients, times ``inv_scale``, to ``max_norm``; waits for no device.
+
+        None: no clipping; ``inv_scale`` is 0-dim float32, or None if the gradients are not scaled.
+        """
+        if max_norm is None:
+            return Factors(inv_scale)
+        norm = squared_norm(self._owners, self._gradients, self._run.tables).sqrt()
+        return Factors(inv_scale, coefficient(norm if inv_scale is None else norm * inv_scale, max_norm))
 
     def __call__(self, found_inf: Tensor | None, factors: Factors) -> None:
         """Step unless ``found_inf`` (0-dim float32 on the parameters' device) is nonzero; calls the step's hooks.
@@ -59,7 +67,7 @@ class BoundStep:
                 raise RuntimeError(
                     f"a pre-hook passed arguments to the step, but a compiled step takes none: {result!r}"
                 )
-        self._run(self._tensors, self._floats, [*factors.given(), *([] if found_inf is None else [found_inf])])
+        self._run(self._tensors, self._floats, [*factors.present(), *([] if found_inf is None else [found_inf])])
         # Generated code writes through addresses. Tell autograd, which refuses a backward through changed weights.
         torch.autograd.graph.increment_version(self._written)
         for post in step_post_hooks(optimizer):

@@ -40,13 +40,13 @@ def squared_norm(parameters: Sequence[Tensor], gradients: Sequence[Tensor], tabl
     total = torch.zeros((), dtype=torch.float32, device=parameters[0].device)
     if all_plain(parameters):
         if gradients:
-            check_(gradients, torch.zeros_like(total), squared_norm=total, tables=tables)
+            check_(gradients, None, squared_norm=total, tables=tables)
         return total
     for spread in spreads_of(parameters):
-        found, square = (torch.zeros_like(total) for _ in range(2))
-        parts = (local(settle_gradient(each)) for each in parameters if spread_of(each) == spread)
+        square = torch.zeros_like(total)
+        parts = (local(settle_gradient(parameter)) for parameter in parameters if spread_of(parameter) == spread)
         own = [gradient for gradient in parts if gradient is not None]
         if own:
-            check_(own, found, squared_norm=square)
+            check_(own, None, squared_norm=square)
         total.add_(sum_over_ranks_(square, spread))
     return total

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from fxamp.errors import OptionError, nearest
 from fxamp.lowerings import STEP_LOWERINGS
-from fxamp.optim.borrow import needs_arguments
-from fxamp.optim.bound_step import BoundStep, Factors
-from fxamp.optim.clip import coefficient, require_max_norm
-from fxamp.optim.precision import set_precision, unpack_state
-from fxamp.optim.registry import guarded
+from fxamp.optim.bound_step import BoundStep
+from fxamp.optim.clip import require_max_norm
+from fxamp.optim.guarded_step import guarded
+from fxamp.optim.precision.packing import set_precision, unpack_state
+from fxamp.optim.tracing.stand_ins import needs_arguments
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
+from fxamp.torch_dtypes import widest_float
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,13 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
         if bound is None:
             unpack_state(self)
             _clip_in_memory(self, settings, scale)
-            given = (closure, *args) if closure is not None or args else ()
-            result = original(*given, **kwargs)
+            positional = (closure, *args) if closure is not None or args else ()
+            result = original(*positional, **kwargs)
             stepped(self)
             return loss if loss is not None else result
-        inverse = None if scale is None else scale.double().reciprocal().float().reshape(())
-        bound(
-            None if found_inf is None else found_inf.reshape(()),
-            Factors(inverse, _coefficient(bound, settings, inverse)),
-        )
+        wide = None if scale is None else scale.to(widest_float(scale.device))
+        inverse = None if wide is None else wide.reciprocal().float().reshape(())
+        bound(None if found_inf is None else found_inf.reshape(()), bound.clipping(settings.clip_norm, inverse))
         stepped(self)
         return loss
 
@@ -128,28 +127,13 @@ def _calls_closure_first(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer).__module__.startswith("torch.optim.") and not needs_arguments(optimizer)
 
 
-def _gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    gradients = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
-    return [gradient for gradient in gradients if gradient is not None]
-
-
-@torch.no_grad()
-def _coefficient(step: BoundStep, settings: StepSettings, inverse: Tensor | None) -> Tensor | None:
-    """Return the factor for unscaled gradients: 0-dim float32 on their device; waits for no device."""
-    if settings.clip_norm is None:
-        return None
-    norm = step.squared_norm().sqrt()
-    return coefficient(norm if inverse is None else norm * inverse, settings.clip_norm)
-
-
 @torch.no_grad()
 def _clip_in_memory(optimizer: torch.optim.Optimizer, settings: StepSettings, scale: Tensor | None) -> None:
     """Clip in memory before the optimizer steps by itself; gradients may still be multiplied by ``scale``."""
     if settings.clip_norm is None:
         return
-    gradients = _gradients(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if scale is not None:
-        torch._foreach_div_(gradients, scale)
+        torch._foreach_div_([p.grad for p in parameters], scale)
         optimizer.grad_scale = None  # type: ignore[attr-defined]
     torch.nn.utils.clip_grad_norm_(parameters, settings.clip_norm)

@@ -4,27 +4,23 @@ import logging
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fxamp.optim.borrow import (
-    MakesStateError,
-    RefusedError,
-    needs_arguments,
-    own_attributes,
-    replaced_step,
-    wrapped_optimizer,
-)
 from fxamp.optim.bound_step import BoundStep
-from fxamp.optim.complete import complete_state
-from fxamp.optim.layout import Layout, read_layout, settings_of
-from fxamp.optim.lower import StepOptions
-from fxamp.optim.precision import precision_of
-from fxamp.optim.snapshot import Snapshot
-from fxamp.optim.state_dicts import plain_entry
-from fxamp.optim.step_parts import CompiledParts, compile_parts, pack_state
+from fxamp.optim.errors import MakesStateError, NotCompilableError
+from fxamp.optim.precision.packing import precision_of
+from fxamp.optim.precision.state_dicts import plain_entry
+from fxamp.optim.programs.lowering import StepOptions
+from fxamp.optim.programs.step_parts import CompiledParts, compile_parts, pack_state
+from fxamp.optim.reading.fingerprint import own_attributes
+from fxamp.optim.reading.layout import Layout, read_layout, settings_of
+from fxamp.optim.reading.snapshot import Snapshot
+from fxamp.optim.tracing.counters_as_tensors import counters_as_tensors
+from fxamp.optim.tracing.stand_ins import needs_arguments, replaced_step, wrapped_optimizer
 from fxamp.torch_private import compile_lock
 
 log = logging.getLogger(__name__)
@@ -33,15 +29,15 @@ MANY_COMPILATIONS = 9
 """The number of compilations at which to warn: one more than torch.compile's recompile_limit."""
 HOST_DECIDES = "the host decides whether to skip, and waits for the device"
 UNCOMPILED = "its step runs uncompiled"
-MOST_MAKING = 16
+MOST_STATE_CREATIONS = 16
 """Kinds of steps that create state before the user is told: experts that get their first gradient late are normal."""
 
 
 @dataclass(frozen=True, eq=False)
 class _LastStep:
-    """The last step with the same options; the next one reuses its layout if the snapshot is equal."""
+    """The last step with the same options; the next one reuses its layout if it ``serves`` its snapshot."""
 
-    snapshot: Snapshot
+    serves: Callable[[Snapshot], bool]
     layout: Layout
     state: list[Tensor]
     floats: list[float]
@@ -66,10 +62,10 @@ class GuardedStep:
         self._optimizer = weakref.ref(optimizer)
         self._lowering, self._mode = lowering, mode
         self._compiled: dict[Hashable, list[CompiledParts]] = {}
-        self._refused: dict[Hashable, str] = {}
-        self._making: set[Hashable] = set()
+        self._uncompilable: dict[Hashable, str] = {}
+        self._creating: set[Hashable] = set()
         self._last: dict[StepOptions, _LastStep] = {}
-        self._said: list[str] = []
+        self._reasons: list[str] = []
         self._needs_arguments = needs_arguments(optimizer)
         self.compilations = 0
         own = weakref.ref(self)
@@ -90,34 +86,34 @@ class GuardedStep:
         assert optimizer is not None
         try:
             if arguments or self._needs_arguments:
-                raise RefusedError("its step is called with a closure or other arguments")
+                raise NotCompilableError("its step is called with a closure or other arguments")
             if replaced_step(optimizer):
-                raise RefusedError("its step was replaced by another function")
+                raise NotCompilableError("its step was replaced by another function")
             inner = wrapped_optimizer(optimizer)
             if inner is not None:
-                raise RefusedError(f"its step calls that of another optimizer, {type(inner).__name__}")
+                raise NotCompilableError(f"its step calls that of another optimizer, {type(inner).__name__}")
             precision = precision_of(optimizer)
-            return self._prepare(
-                optimizer, StepOptions(scaled, clipped, guarded, self._lowering, self._mode, precision)
-            )
-        except MakesStateError as made:
-            log.debug("%s: the host decides on this step: %s", type(optimizer).__name__, made)
-        except RefusedError as refused:
-            self._say(optimizer, str(refused), HOST_DECIDES if guarded else UNCOMPILED)
+            options = StepOptions(scaled, clipped, guarded, self._lowering, self._mode, precision)
+            with torch.no_grad():  # tensors look different in the other mode
+                return self._prepare(optimizer, options)
+        except MakesStateError as error:
+            log.debug("%s: the host decides on this step: %s", type(optimizer).__name__, error)
+        except NotCompilableError as error:
+            self._log_once(optimizer, str(error), HOST_DECIDES if guarded else UNCOMPILED)
         return None
 
     @property
-    def refusals(self) -> tuple[str, ...]:
+    def reasons(self) -> tuple[str, ...]:
         """Why steps ran uncompiled, or state stays as it is, each reason once, in order of occurrence."""
-        return tuple(self._said)
+        return tuple(self._reasons)
 
     def _prepare(self, optimizer: torch.optim.Optimizer, options: StepOptions) -> BoundStep:
-        seen = Snapshot(optimizer)
+        now = Snapshot(optimizer)
         last = self._last.get(options)
-        if last is not None and last.snapshot == seen:
+        if last is not None and last.serves(now):
             layout = replace(
                 last.layout,
-                gradients=seen.gradients,
+                gradients=now.gradients,
                 settings=settings_of(optimizer),
                 attributes=own_attributes(optimizer),
             )
@@ -126,50 +122,53 @@ class GuardedStep:
                 return BoundStep(optimizer, last.compiled, layout, last.state)
         layout = read_layout(optimizer)
         key = (options, layout.key())
-        found = self._find(key, layout)
-        if found is None:
+        compiled = self._known(key, layout)
+        if compiled is None:
             with compile_lock():
-                layout, found = self._compile_once(optimizer, layout, options, key)
+                layout, compiled = self._compile_once(optimizer, layout, options, key)
         # Drop the gradients; otherwise they would stay alive after the user drops them.
         self._last[options] = _LastStep(
-            Snapshot(optimizer).release(),
+            Snapshot(optimizer).comparison(),
             replace(layout, gradients=[]),
             layout.state_tensors(),
             layout.floats(),
-            found,
+            compiled,
         )
-        return BoundStep(optimizer, found, layout)
+        return BoundStep(optimizer, compiled, layout)
 
     def _compile_once(
         self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions, key: Hashable
     ) -> tuple[Layout, CompiledParts]:
         """Complete the state and compile; a step that failed to compile is not tried again."""
-        if key in self._refused:
-            raise RefusedError(self._refused[key])
-        if key in self._making:
+        if key in self._uncompilable:
+            raise NotCompilableError(self._uncompilable[key])
+        if key in self._creating:
             raise MakesStateError("it makes its state")
         try:
-            if _complete(optimizer, layout):
+            counters = counters_as_tensors(optimizer, layout)
+            for owner, entry in counters.items():
+                optimizer.state[layout.owner_of(owner)].update(entry)
+            if counters:
                 layout = read_layout(optimizer)
-            changed, unpacked = pack_state(optimizer, layout, options)
-            for why in unpacked:
-                self._say(optimizer, why, "the state of some parameters stays as it is")
+            changed, reasons = pack_state(optimizer, layout, options)
+            for why in reasons:
+                self._log_once(optimizer, why, "the state of some parameters stays as it is")
             if changed:
                 layout = read_layout(optimizer)
-            return layout, self._find((options, layout.key()), layout) or self._compile(optimizer, layout, options)
-        except RefusedError as refused:
-            self._refused[key] = str(refused)
+            return layout, self._known((options, layout.key()), layout) or self._compile(optimizer, layout, options)
+        except NotCompilableError as error:
+            self._uncompilable[key] = str(error)
             raise
         except MakesStateError:
-            self._making.add(key)
-            if len(self._making) > MOST_MAKING:
+            self._creating.add(key)
+            if len(self._creating) > MOST_STATE_CREATIONS:
                 consequence = HOST_DECIDES if options.guarded else UNCOMPILED
-                self._say(optimizer, "its steps make new state again and again", consequence)
+                self._log_once(optimizer, "its steps make new state again and again", consequence)
             raise
 
-    def _find(self, key: Hashable, layout: Layout) -> CompiledParts | None:
+    def _known(self, key: Hashable, layout: Layout) -> CompiledParts | None:
         floats = layout.floats()
-        return next((each for each in self._compiled.get(key, ()) if each.serves(floats)), None)
+        return next((compiled for compiled in self._compiled.get(key, ()) if compiled.serves(floats)), None)
 
     def _compile(self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> CompiledParts:
         self.compilations += 1
@@ -184,9 +183,9 @@ class GuardedStep:
         self._compiled.setdefault((options, layout.key()), []).append(compiled)
         return compiled
 
-    def _say(self, optimizer: torch.optim.Optimizer, why: str, consequence: str) -> None:
-        if why not in self._said:
-            self._said.append(why)
+    def _log_once(self, optimizer: torch.optim.Optimizer, why: str, consequence: str) -> None:
+        if why not in self._reasons:
+            self._reasons.append(why)
             log.warning("%s: %s: %s", type(optimizer).__name__, consequence, why)
 
     def _saved(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
@@ -201,9 +200,15 @@ def _call(own: "weakref.ref[GuardedStep]", method: Callable[..., Any], *args: An
     return None if step is None else method(step, *args)
 
 
-def _complete(optimizer: torch.optim.Optimizer, layout: Layout) -> bool:
-    """Replace the numbers in the state that the step changes by tensors; return whether there were any."""
-    changes = complete_state(optimizer, layout)
-    for owner, entry in changes.items():
-        optimizer.state[layout.owner_of(owner)].update(entry)
-    return bool(changes)
+_steps: "weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[str, str | None], GuardedStep]]"
+_steps = weakref.WeakKeyDictionary()
+_creating = RLock()
+
+
+def guarded(optimizer: torch.optim.Optimizer, lowering: str = "inductor", mode: str | None = None) -> GuardedStep:
+    """Return the optimizer's guarded step, which does not keep it alive; the same object each time."""
+    with _creating:
+        steps = _steps.setdefault(optimizer, {})
+        if (lowering, mode) not in steps:
+            steps[lowering, mode] = GuardedStep(optimizer, lowering, mode)
+        return steps[lowering, mode]

@@ -30,8 +30,8 @@ def local(value: Any) -> Any:
     """Return this rank's part of a DTensor, always the same object; anything else unchanged."""
     if not isinstance(value, Tensor) or not is_dtensor(value):
         return value
-    given: Any = value
-    part = given._local_tensor  # to_local() makes a new view of a parameter at each call
+    dtensor: Any = value
+    part = dtensor._local_tensor  # to_local() makes a new view of a parameter at each call
     return part.wait() if hasattr(part, "trigger_wait") else part
 
 
@@ -40,16 +40,16 @@ def joined(part: Tensor, whole: Tensor) -> Tensor:
 
     Not by ``from_local``, which takes a view.
     """
-    given: Any = whole
-    made: Tensor = type(given)(part, given._spec, requires_grad=False)
-    return made
+    dtensor: Any = whole
+    joint: Tensor = type(dtensor)(part, dtensor._spec, requires_grad=False)
+    return joint
 
 
 def laid_out_alike(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are DTensors of one mesh with equal placements, or are both no DTensors."""
     if not is_dtensor(one) or not is_dtensor(other):
         return is_dtensor(one) == is_dtensor(other)
-    first, second = ((each.device_mesh, each.placements) for each in (one, other))  # type: ignore[attr-defined]
+    first, second = ((tensor.device_mesh, tensor.placements) for tensor in (one, other))  # type: ignore[attr-defined]
     return bool(first == second)
 
 
@@ -61,9 +61,9 @@ def settle_gradient(parameter: Tensor) -> Tensor | None:
     gradient = parameter.grad
     if gradient is None or not (is_dtensor(gradient) and is_dtensor(parameter)) or laid_out_alike(gradient, parameter):
         return gradient
-    given: Any = parameter
+    dtensor: Any = parameter
     with torch.no_grad():
-        parameter.grad = gradient.redistribute(given.device_mesh, given.placements)  # type: ignore[attr-defined]
+        parameter.grad = gradient.redistribute(dtensor.device_mesh, dtensor.placements)  # type: ignore[attr-defined]
     return parameter.grad
 
 
@@ -82,9 +82,9 @@ def spread_of(tensor: Tensor) -> Spread:
     """Return how a tensor is split between ranks."""
     if not is_dtensor(tensor):
         return WHOLE
-    given: Any = tensor
-    split = tuple(at for at, placement in enumerate(given.placements) if not placement.is_replicate())
-    return Spread(given.device_mesh, split) if split else WHOLE
+    dtensor: Any = tensor
+    split = tuple(at for at, placement in enumerate(dtensor.placements) if not placement.is_replicate())
+    return Spread(dtensor.device_mesh, split) if split else WHOLE
 
 
 def spreads_of(parameters: Iterable[Tensor]) -> list[Spread]:

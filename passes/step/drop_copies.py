@@ -30,16 +30,16 @@ class DropCopies(Pass[Context]):
     name = "drop-copies"
 
     def run(self, gm: GraphModule, context: Context) -> Result:
-        found = 0
+        dropped = 0
         for node in list(gm.graph.nodes):
             source = _copied(node)
             if source is not None:
                 node.replace_all_uses_with(source)
                 gm.graph.erase_node(node)
-                found += 1
-        if found:
+                dropped += 1
+        if dropped:
             gm.recompile()
-        return Result(found)
+        return Result(dropped)
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
         left = [node.name for node in gm.graph.nodes if _copied(node) is not None]
@@ -53,8 +53,8 @@ def _copied(node: Node) -> Node | None:
     source = node.args[_COPIED[node.target]]
     if not isinstance(source, Node):
         return None
-    value, given = tensor_value(node), tensor_value(source)
-    if value is None or given is None:
+    value, original = tensor_value(node), tensor_value(source)
+    if value is None or original is None:
         return None
-    same = (value.dtype, value.shape, value.stride()) == (given.dtype, given.shape, given.stride())
+    same = (value.dtype, value.shape, value.stride()) == (original.dtype, original.shape, original.stride())
     return source if same else None

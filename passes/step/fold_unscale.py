@@ -38,14 +38,14 @@ class FoldUnscale(Pass[Context]):
     name = "fold-unscale"
 
     def run(self, gm: GraphModule, context: Context) -> Result:
-        found = [node for node in gradients(gm) if FOLDED not in node.meta]
+        bare = [node for node in gradients(gm) if FOLDED not in node.meta]
         names = [name for name, asked in ((INVERSE, self.scaled), (COEFFICIENT, self.clipped)) if asked]
-        if not found or not names:
+        if not bare or not names:
             return Result(0)
-        writer, device = GraphWriter(gm.graph, context.mode), found[0].meta["val"].device
+        writer, device = GraphWriter(gm.graph, context.mode), bare[0].meta["val"].device
         factors = [writer.input(name, dtype=torch.float32, device=device) for name in names]
         first = next(node for node in gm.graph.nodes if node.op != "placeholder")
-        for gradient in found:
+        for gradient in bare:
             users = list(gradient.users)
             with gm.graph.inserting_before(first):
                 true = gradient
@@ -55,7 +55,7 @@ class FoldUnscale(Pass[Context]):
                 user.replace_input_with(gradient, true)
             gradient.meta[FOLDED] = True
         gm.recompile()
-        return Result(len(found))
+        return Result(len(bare))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
         bare = [node.name for node in gradients(gm) if FOLDED not in node.meta]

@@ -41,20 +41,20 @@ class GuardUpdates(Pass[Context]):
         return None
 
     def run(self, gm: GraphModule, context: Context) -> Result:
-        found = [node for node in updates(gm) if not _guarded(node)]
-        if not found:
+        unguarded = [node for node in updates(gm) if not _guarded(node)]
+        if not unguarded:
             return Result(0)
         writer = GraphWriter(gm.graph, context.mode)
-        skip = _skip(writer, found[0].args[0])
-        for node in found:
-            kept, new = node.args[:2]
-            assert isinstance(kept, Node) and isinstance(new, Node)
+        skip = _skip(writer, unguarded[0].args[0])
+        for node in unguarded:
+            target, new = node.args[:2]
+            assert isinstance(target, Node) and isinstance(new, Node)
             with gm.graph.inserting_before(node):
-                chosen = writer.call(aten.where.self, skip, kept, writer.in_dtype(new, kept.meta["val"].dtype))
-            chosen.meta[GUARD] = True
-            node.args = (kept, chosen)
+                selected = writer.call(aten.where.self, skip, target, writer.in_dtype(new, target.meta["val"].dtype))
+            selected.meta[GUARD] = True
+            node.args = (target, selected)
         gm.recompile()
-        return Result(len(found))
+        return Result(len(unguarded))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
         bare = [node.name for node in updates(gm) if not _guarded(node)]
@@ -81,9 +81,9 @@ def _writes_elsewhere(node: Node) -> bool:
     return not (isinstance(target, Node) and target.op == "placeholder" and node.target is aten.copy_.default)
 
 
-def _skip(writer: GraphWriter, kept: object) -> Node:
+def _skip(writer: GraphWriter, target: object) -> Node:
     """Rule 1; the flag is on the device of the updates. Return the node of ``flag != 0``."""
-    assert isinstance(kept, Node)
-    flag = writer.input(FLAG, dtype=torch.float32, device=kept.meta["val"].device)
+    assert isinstance(target, Node)
+    flag = writer.input(FLAG, dtype=torch.float32, device=target.meta["val"].device)
     with writer.graph.inserting_before(flag.next):
         return writer.call(aten.ne.Scalar, flag, 0)

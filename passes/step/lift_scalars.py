@@ -183,8 +183,8 @@ class _Writer:
             self._of[node] = self._call(prims.convert_element_type.default, node.args[0], torch.float64)
             return
         if _is_scalar(node):
-            given = [self._number(value) for value in node.args]
-            self._of[node] = self._call(_ARITHMETIC[node.target], *given)
+            operands = [self._number(value) for value in node.args]
+            self._of[node] = self._call(_ARITHMETIC[node.target], *operands)
             return
         new = self._tensor_op(node)
         if "fxamp_each" in new.meta:
@@ -233,8 +233,8 @@ class _Writer:
         results = []
         for at in range(count):
             dtype = node.meta["val"][at].dtype
-            given = [self._rounded(column[at], dtype) for column in columns]
-            results.append(self._call(_EACH[node.target], *given))
+            operands = [self._rounded(column[at], dtype) for column in columns]
+            results.append(self._call(_EACH[node.target], *operands))
         for user in list(node.users):
             user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
             self._graph.erase_node(user)

@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
-from fxamp.kernels.codes import CODES, SCALES, block_scales, decode, draw_key, encode, round_by_chance
+from fxamp.kernels.small_floats import CODES, SCALES, block_scales, decode, draw_key, encode, round_by_chance
 from fxamp.passes.base import Context, Pass, Result
 
 aten = torch.ops.aten
@@ -53,15 +53,15 @@ class PackState(Pass[Context]):
     name = "pack-state"
 
     def run(self, gm: GraphModule, context: Context) -> Result:
-        found = self._bare(gm)
-        if not found:
+        bare = self._bare(gm)
+        if not bare:
             return Result(0)
         packer = _Packer(gm, GraphWriter(gm.graph, context.mode), self)
-        for node in found:
+        for node in bare:
             packer.pack(node, self.stored[node.meta[ROLE]])
         gm.graph.eliminate_dead_code()
         gm.recompile()
-        return Result(len(found))
+        return Result(len(bare))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
         left = [node.name for node in self._bare(gm)]
@@ -101,17 +101,17 @@ class _Packer:
     def _inputs(self, node: Node, form: str) -> list[Node]:
         count, device = node.meta["val"].numel(), node.meta["val"].device
         if form in HALVES:
-            made = [self._writer.input(f"{node.target}_stored", count, dtype=HALVES[form], device=device, before=node)]
+            parts = [self._writer.input(f"{node.target}_stored", count, dtype=HALVES[form], device=device, before=node)]
         else:
             codes = self._writer.input(f"{node.target}_codes", count, dtype=torch.uint8, device=device, before=node)
             scales = self._writer.input(
                 f"{node.target}_scales", -(-count // 256), dtype=SCALES, device=device, before=node
             )
-            made = [codes, scales]
-        for at, each in enumerate(made):
-            each.meta |= {key: value for key, value in node.meta.items() if key != "val"} | {STORED: True}
-            each.meta[ROLE] = node.meta[ROLE] + ("_scales" if at else "")
-        return made
+            parts = [codes, scales]
+        for at, part in enumerate(parts):
+            part.meta |= {key: value for key, value in node.meta.items() if key != "val"} | {STORED: True}
+            part.meta[ROLE] = node.meta[ROLE] + ("_scales" if at else "")
+        return parts
 
     def _read(self, parts: list[Node], form: str) -> Node:
         if form in HALVES:

@@ -35,16 +35,16 @@ class RealizeScalars(Pass[Context]):
     name = "realize-scalars"
 
     def run(self, gm: GraphModule, context: Context) -> Result:
-        found = _read_by_larger(gm)
+        read_by_larger = _read_by_larger(gm)
         writer = GraphWriter(gm.graph, context.mode)
-        for node, users in found.items():
+        for node, users in read_by_larger.items():
             with gm.graph.inserting_after(node):
                 realized = writer.call(aten.as_strided.default, node, [], [])
             for user in users:
                 user.replace_input_with(node, realized)
-        if found:
+        if read_by_larger:
             gm.recompile()
-        return Result(len(found))
+        return Result(len(read_by_larger))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
         left = [node.name for node in _read_by_larger(gm)]
@@ -54,7 +54,7 @@ class RealizeScalars(Pass[Context]):
 def _read_by_larger(gm: GraphModule) -> dict[Node, list[Node]]:
     """Return each costly 0-dim value without its own buffer, and the ops on larger tensors that read it."""
     costly: set[Node] = set()
-    found: dict[Node, list[Node]] = {}
+    read_by_larger: dict[Node, list[Node]] = {}
     for node in gm.graph.nodes:
         if node.op != "call_function" or _dimensions(node) != 0 or node.target is aten.as_strided.default:
             continue
@@ -63,8 +63,8 @@ def _read_by_larger(gm: GraphModule) -> dict[Node, list[Node]]:
         costly.add(node)
         users = [user for user in node.users if _dimensions(user)]
         if users:
-            found[node] = users
-    return found
+            read_by_larger[node] = users
+    return read_by_larger
 
 
 def _dimensions(node: Node) -> int | None:

@@ -36,19 +36,19 @@ class SpreadFills(Pass[Context]):
     name = "spread-fills"
 
     def run(self, gm: GraphModule, context: Context) -> Result:
-        found = _sized(gm)
+        fills = _sized(gm)
         writer = GraphWriter(gm.graph, context.mode)
-        for node in found:
+        for node in fills:
             value = node.meta["val"]
             with gm.graph.inserting_before(node):
                 number = _FILLED[node.target](node)
                 spread = writer.call(aten.full.default, [], number, dtype=value.dtype, device=value.device)
             node.replace_all_uses_with(spread)
             gm.graph.erase_node(node)
-        if found:
+        if fills:
             gm.graph.eliminate_dead_code()
             gm.recompile()
-        return Result(len(found))
+        return Result(len(fills))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
         left = [node.name for node in _sized(gm)]

@@ -20,7 +20,7 @@ from user_optimizers import Counting
 import fxamp
 from fxamp.kernels import Implementation, forced
 from fxamp.optim import guarded
-from fxamp.optim.packed import Packed
+from fxamp.optim.precision.packed_tensor import PackedTensor
 from fxamp.optim.shards import local
 from fxamp.tools.bench.host_syncs import HostReads
 
@@ -97,7 +97,7 @@ def stepped(mesh: DeviceMesh | None, make: Make, clip_norm: float | None, **how:
             reads.count = 0
             optimizer.step()
         counts = {"collectives": len(made), "reads": reads.count}
-    refusals = guarded(optimizer, how["lowering"]).refusals if how else ()
+    refusals = guarded(optimizer, how["lowering"]).reasons if how else ()
     weights = [whole(parameter) for parameter in own.values()]
     return {"weights": weights, "state": state(optimizer), "refusals": refusals, **counts}
 
@@ -153,7 +153,7 @@ def partial(mesh: DeviceMesh) -> Result:
 #: The table of a policy, the parameters' dtype, which parameters are stepped, and by what.
 FEWER_BITS = {
     "bfloat16": ('state = "bfloat16"', torch.float32, EVERY, "aot_eager"),
-    "int8, by the kernel": ('state = "int8"', torch.float32, IN_BLOCKS, "inductor"),
+    "8bit, by the kernel": ('state = "8bit"', torch.float32, IN_BLOCKS, "inductor"),
     "kahan": ('state = "float8_e4m3fn"\nweights = "kahan"', torch.bfloat16, IN_BLOCKS, "aot_eager"),
 }
 
@@ -176,7 +176,7 @@ def in_fewer_bits(mesh: DeviceMesh | None, name: str) -> Result:
             with forced(Implementation.INTERPRETER):
                 optimizer.step()
         held = [local(value) for entry in optimizer.state.values() for value in entry.values()]
-        kept |= {value.form for value in held if isinstance(value, Packed)}
+        kept |= {value.form for value in held if isinstance(value, PackedTensor)}
         saved = copy.deepcopy(optimizer.state_dict())
     assert saved is not None
     kinds = {type(value) for entry in saved["state"].values() for value in entry.values() if value.dim()}

@@ -159,7 +159,7 @@ def test_a_compiled_optimizer_steps_inside_of_accelerates(way: Any, monkeypatch:
     ours = Loop(way("bf16")).run(batches())
 
     assert guarded(compiled[0], "aot_eager").compilations == 1
-    assert not guarded(compiled[0], "aot_eager").refusals
+    assert not guarded(compiled[0], "aot_eager").reasons
     for name, value in ours.weights.items():
         torch.testing.assert_close(value, eager.weights[name], rtol=1e-5, atol=1e-6)
     assert ours.schedule.get_last_lr() == eager.schedule.get_last_lr()

@@ -166,7 +166,7 @@ def test_a_compiled_optimizer_steps_inside_of_lightnings(
     ours, _ = fit(way("bf16"), tmp_path)
 
     assert guarded(compiled[0], "aot_eager").compilations == 1
-    assert not guarded(compiled[0], "aot_eager").refusals
+    assert not guarded(compiled[0], "aot_eager").reasons
     for name, value in weights(ours).items():
         torch.testing.assert_close(value, weights(eager)[name], rtol=1e-5, atol=1e-6)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxamp.kernels.codes import BLOCK, CODES, block_scales, decode, encode, random_bits, round_by_chance
+from fxamp.kernels.small_floats import BLOCK, CODES, block_scales, decode, encode, random_bits, round_by_chance
 
 KEY = torch.tensor(12345, dtype=torch.int32)
 DRAWS = 300

@@ -59,7 +59,7 @@ def test_the_check(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_step(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from fxamp.kernels import step_launch
+    from fxamp.optim.kernels import launch as step_launch
 
     sent = (torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int32))
     monkeypatch.setattr(step_launch, "load_function", lambda *_: kernel(gpus))

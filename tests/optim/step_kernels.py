@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Interpreter
 from fxamp.kernels import Implementation, forced
 from fxamp.kernels.plan import CHUNK
 from fxamp.optim import GuardedStep
-from fxamp.optim.kind_step import KindStep
+from fxamp.optim.programs.kind_step import KindStep
 
 aten = torch.ops.aten
 

@@ -13,10 +13,10 @@ from torch._inductor import config as inductor_config
 from torch._inductor.utils import run_and_get_code
 
 from fxamp.capture import Captured
-from fxamp.optim.complete import complete_state
-from fxamp.optim.layout import Layout, read_layout
-from fxamp.optim.lower import StepOptions, decompositions, lower_step, must_lift, step_passes
-from fxamp.optim.trace import Traced, trace_step
+from fxamp.optim.programs.lowering import StepOptions, decompositions, lower_step, must_lift, step_passes
+from fxamp.optim.reading.layout import Layout, read_layout
+from fxamp.optim.tracing.counters_as_tensors import counters_as_tensors
+from fxamp.optim.tracing.trace import Traced, trace_step
 from fxamp.passes.base import Context
 from fxamp.passes.step.fold_unscale import GRADIENT
 from fxamp.passes.step.guard_updates import updates
@@ -35,7 +35,7 @@ def prepared(name: str = "AdamW", options: StepOptions = BOTH) -> tuple[Traced, 
         parameter.grad = torch.randn(SHAPE, generator=generator)
     optimizer = OPTIMIZERS[name](parameters)
     optimizer.step()
-    for owner, entry in complete_state(optimizer, read_layout(optimizer)).items():
+    for owner, entry in counters_as_tensors(optimizer, read_layout(optimizer)).items():
         optimizer.state[owner].update(entry)
     layout = read_layout(optimizer)
     return trace_step(optimizer, layout, range(len(layout.floats())), True, decompositions(options)), layout, optimizer
@@ -72,7 +72,7 @@ def test_generated_code_reads_every_gradient_in_one_kernel_and_keeps_nothing_in_
     # Names of the inputs, in the generated code, are those of the graph.
     gradients = [n.name for n in traced.module.graph.find_nodes(op="placeholder") if GRADIENT in n.meta]
     with inductor_config.patch(fx_graph_cache=False):
-        run, (code,) = run_and_get_code(lower_step, traced, BOTH)
+        run, (code,) = run_and_get_code(lower_step, traced, BOTH, range(len(layout.tensors())))
     run(layout.tensors(), layout.floats(), [torch.tensor(1.0)] * 2 + [torch.tensor(0.0)])
     calls = [line for line in code.splitlines() if re.match(r"\s+cpp_fused\w*\(", line)]
     assert calls and len(gradients) == COUNT
@@ -91,7 +91,7 @@ def test_a_guarded_step_that_is_not_skipped_is_the_unguarded_one_bit_for_bit(nam
         options = StepOptions(True, False, guarded, lowering)
         traced, layout, _ = prepared(name, options)
         flag = [torch.tensor(0.0)] if guarded else []
-        run = lower_step(traced, options)
+        run = lower_step(traced, options, range(len(layout.tensors())))
         for _ in range(3):
             run(layout.tensors(), layout.floats(), [torch.tensor(0.125), *flag])
         results.append(layout.tensors())
@@ -106,7 +106,7 @@ def test_a_skipped_step_changes_no_bit(lowering: str) -> None:
     tensors = layout.tensors()
     layout.active()[1].view(-1)[7] = float("nan")
     before = [tensor.clone() for tensor in tensors]
-    lower_step(traced, options)(tensors, layout.floats(), [torch.tensor(0.125), torch.tensor(1.0)])
+    lower_step(traced, options, range(len(tensors)))(tensors, layout.floats(), [torch.tensor(0.125), torch.tensor(1.0)])
     for a, b in zip(tensors, before, strict=True):
         assert torch.equal(a, b) or b.isnan().any()
 

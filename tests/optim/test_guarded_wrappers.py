@@ -78,7 +78,7 @@ def test_a_step_that_calls_another_optimizers_is_left_to_the_host_and_nothing_is
     wanted, _ = train(WRAPPERS[wrapper], "host")
     assert all(torch.equal(a, b) for a, b in zip(ours, wanted, strict=True))
     step = guarded(optimizer, "aot_eager")
-    assert step.refusals == ("its step calls that of another optimizer, AdamW",)
+    assert step.reasons == ("its step calls that of another optimizer, AdamW",)
     assert step.compilations == 0
 
 
@@ -94,4 +94,4 @@ def test_no_closure_is_no_argument(arguments: tuple[None, ...]) -> None:
         scaler.update()
         optimizer.zero_grad()
     step = guarded(optimizer, "aot_eager")
-    assert (step.refusals, step.compilations) == ((), 1)
+    assert (step.reasons, step.compilations) == ((), 1)

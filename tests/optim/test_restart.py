@@ -22,10 +22,10 @@ SHAPES = ((9, 40), (300,), (1,))
 INF = float("inf")
 TABLES = {
     "bfloat16": 'state = "bfloat16"\nrounding = "stochastic"',
-    "int8": 'state = "int8"\nrounding = "stochastic"',
+    "8bit": 'state = "8bit"\nrounding = "stochastic"',
     "8 bits and compensated": 'state = "float8_e4m3fn"\nrounding = "stochastic"\nweights = "kahan"',
     "weights alone": 'rounding = "stochastic"',
-    "nearest": 'state = "int8"',
+    "nearest": 'state = "8bit"',
 }
 MAKES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW": lambda own: torch.optim.AdamW(own, lr=1e-2),
@@ -116,7 +116,7 @@ def test_any_restart_continues_bit_for_bit(
 @pytest.mark.parametrize("how", ["inductor", "kernel"])
 def test_a_restart_of_generated_code_continues_bit_for_bit(how: str) -> None:
     with forced(Implementation.INTERPRETER if how == "kernel" else None):
-        run = Run("int8", scaled=True, lowering="inductor")
+        run = Run("8bit", scaled=True, lowering="inductor")
         for at in range(3):
             run.step(at, overflow=at == 1)
         other = run.restarted()
@@ -147,11 +147,11 @@ def test_a_state_that_was_saved_without_the_count_loads_and_starts_to_count() ->
         del entry[COUNT]
     run.optimizer.load_state_dict(state)
     run.step(2)
-    assert counts(run) == [1, 1, 1] and not guarded(run.optimizer, "aot_eager").refusals
+    assert counts(run) == [1, 1, 1] and not guarded(run.optimizer, "aot_eager").reasons
 
 
 def test_a_state_with_the_count_loads_into_an_ordinary_optimizer_and_comes_back() -> None:
-    run = Run("int8")
+    run = Run("8bit")
     run.step(0)
     run.step(1)
     plain = [nn.Parameter(parameter.detach().clone()) for parameter in run.parameters]
@@ -186,17 +186,16 @@ def test_a_launch_that_is_replayed_with_its_arguments_draws_other_bits(monkeypat
 
     launches: list[Callable[[], Any]] = []
 
-    class Recorded(interpreter.Interpreted):
-        def __getitem__(self, grid: Any) -> Any:
-            launch = super().__getitem__(grid)
+    real = interpreter.Interpreted.__getitem__
 
-            def recorded(*args: Any, **more: Any) -> None:
-                launches.append(lambda: launch(*args, **more))
-                launches[-1]()
+    def recording(kernel: interpreter.Interpreted, grid: Any) -> Any:
+        def recorded(*args: Any, **more: Any) -> None:
+            launches.append(lambda: real(kernel, grid)(*args, **more))
+            launches[-1]()
 
-            return recorded
+        return recorded
 
-    monkeypatch.setattr(interpreter, "Interpreted", Recorded)
+    monkeypatch.setattr(interpreter.Interpreted, "__getitem__", recording)
     with forced(Implementation.INTERPRETER):
         run = Run("weights alone", "SGD", torch.bfloat16, lowering="inductor")
         run.step(0)

@@ -14,11 +14,11 @@ from user_optimizers import Counting
 
 import fxamp
 from fxamp.kernels import Implementation, forced
-from fxamp.kernels.codes import SCALES
-from fxamp.kernels.step_shape import STEP_OPTIONS, step_block
-from fxamp.kernels.step_source import NAME, step_parameters, step_text
+from fxamp.kernels.small_floats import SCALES
 from fxamp.optim import Factors, guarded
-from fxamp.optim.kind_step import kernel_inputs
+from fxamp.optim.kernels.launch_size import STEP_OPTIONS, step_block
+from fxamp.optim.kernels.source import NAME, step_parameters, step_text
+from fxamp.optim.programs.kind_step import kernel_inputs
 from fxamp.policy import Policy
 
 KERNELS = {name: OPTIMIZERS[name] for name in ARGUMENTS if name not in ("LBFGS", "Muon", "Adafactor")}
@@ -48,14 +48,14 @@ def test_values_are_those_of_eager_ops_bit_for_bit(name: str) -> None:
             assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
             continue
         rows = [[copies[place] for place in places] for places in zip(*part.members.columns, strict=True)]
-        (given,) = part.given(bound._floats)
-        by_eager_ops(part.traced.module, rows, [*given, inverse, coefficient, torch.tensor(flag)])
+        (numbers,) = part.numbers_by_kind(bound._floats)
+        by_eager_ops(part.traced.module, rows, [*numbers, inverse, coefficient, torch.tensor(flag)])
     for a, b in zip(tensors, copies, strict=True):
         assert torch.equal(a, b)
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    from fxamp.optim.layout import read_layout
+    from fxamp.optim.reading.layout import read_layout
 
     return read_layout(optimizer).tensors()
 
@@ -70,8 +70,8 @@ def test_other_dtypes_bit_for_bit(dtype: torch.dtype) -> None:
         assert bound is not None
         bound(torch.tensor(0.0), Factors(torch.tensor(0.125), torch.tensor(0.75)))
     rows = [[copies[place] for place in places] for places in zip(*part.members.columns, strict=True)]
-    (given,) = part.given(bound._floats)
-    shared = [*given, torch.tensor(0.125), torch.tensor(0.75), torch.tensor(0.0)]
+    (numbers,) = part.numbers_by_kind(bound._floats)
+    shared = [*numbers, torch.tensor(0.125), torch.tensor(0.75), torch.tensor(0.0)]
     by_eager_ops(part.traced.module, rows, shared)
     for a, b in zip(tensors, copies, strict=True):
         assert torch.equal(a, b)
@@ -125,7 +125,7 @@ def test_bytes_of_the_generated_code() -> None:
     assert 4 * (loads + stores) == 28
 
 
-@pytest.mark.parametrize(("state", "bytes_"), [("bfloat16", 20.0), ("int8", 16 + 2 * 2 * 2 / 256)])
+@pytest.mark.parametrize(("state", "bytes_"), [("bfloat16", 20.0), ("8bit", 16 + 2 * 2 * 2 / 256)])
 def test_bytes_of_the_generated_code_with_state_in_fewer_bits(state: str, bytes_: float) -> None:
     """Of 8 bits two states have a scale of 2 bytes for 256 elements each, which is read and written."""
     policy = Policy.loads(f'extends = ["cpu-bfloat16"]\n[optimizer]\nstate = "{state}"\n')
@@ -206,7 +206,7 @@ def test_an_op_without_an_expression_keeps_the_whole_step() -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
     from fxamp.optim import GuardedStep
-    from fxamp.optim.lower import WholeStep
+    from fxamp.optim.programs.lowering import WholeStep
 
     optimizer = Odd([parameter])
     with forced(Implementation.INTERPRETER):

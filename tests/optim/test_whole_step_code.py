@@ -12,9 +12,9 @@ from fxamp.tools.bench.cost.hooks import prepare_torch
 pretended = prepare_torch()
 import torch
 from torch import nn
-from fxamp.optim.layout import read_layout
-from fxamp.optim.lower import StepOptions, decompositions, lower_step
-from fxamp.optim.trace import trace_step
+from fxamp.optim.reading.layout import read_layout
+from fxamp.optim.programs.lowering import StepOptions, decompositions, lower_step
+from fxamp.optim.tracing.trace import trace_step
 from fxamp.tools.bench.cost.compiler import Counted, counting
 from fxamp.tools.bench.cost.gpu import compiling_for_gpu
 
@@ -33,7 +33,8 @@ with compiling_for_gpu(pretended), counting(counted):
     for mode in modes:
         options = StepOptions(scaled=True, clipped=True, mode=mode)
         floats = range(len(layout.floats()))
-        lower_step(trace_step(optimizer, layout, floats, True, decompositions(options), on_gpu), options)
+        traced = trace_step(optimizer, layout, floats, True, decompositions(options), on_gpu)
+        lower_step(traced, options, range(len(layout.tensors())))
 json.dump([text for _, text in counted.texts], sys.stdout)
 """
 

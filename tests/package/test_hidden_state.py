@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fxamp.optim import borrow
+from fxamp.optim.tracing import stand_ins
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,7 +122,7 @@ def test_an_optimizer_is_borrowed_by_one_thread_at_a_time() -> None:
 
     def run() -> None:
         stand_in = torch.zeros(2)
-        borrow.run_borrowed(optimizer, [stand_in], [{"lr": 0.1}], [1], {}, {})
+        stand_ins.run_on_stand_ins(optimizer, [stand_in], [{"lr": 0.1}], [1], {}, {})
 
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:

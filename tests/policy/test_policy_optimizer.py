@@ -1,5 +1,6 @@
 """``[optimizer]``: read, merged, written back, compared, and its mistakes named."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -10,31 +11,31 @@ from fxamp.policy.diff.policy_diff import diff_policies
 
 HEAD = 'extends = ["cpu-bfloat16"]\n'
 TEXT = (
-    HEAD + '[optimizer]\nstate = { exp_avg = "int8", "*" = "bfloat16" }\nrounding = "stochastic"\nweights = "kahan"\n'
+    HEAD + '[optimizer]\nstate = { exp_avg = "8bit", "*" = "bfloat16" }\nrounding = "stochastic"\nweights = "kahan"\n'
 )
 
 
 def test_the_table_is_read_and_written_back() -> None:
     policy = Policy.loads(TEXT)
-    assert policy.optimizer == OptimizerPrecision({"exp_avg": "int8", "*": "bfloat16"}, "stochastic", "kahan")
-    assert [policy.optimizer.kept_as(name) for name in ("exp_avg", "exp_avg_sq")] == ["int8", "bfloat16"]
+    assert policy.optimizer == OptimizerPrecision({"exp_avg": "8bit", "*": "bfloat16"}, "stochastic", "kahan")
+    assert [policy.optimizer.stored_as(name) for name in ("exp_avg", "exp_avg_sq")] == ["8bit", "bfloat16"]
     assert Policy.loads(policy.dumps()) == policy
     assert "# policy:2" not in policy.dumps(origins=True) and "# policy:3" in policy.dumps(origins=True)
 
 
 def test_one_word_stands_for_all_states() -> None:
-    policy = Policy.loads(HEAD + '[optimizer]\nstate = "int8"\n')
-    assert policy.optimizer == OptimizerPrecision("int8")  # type: ignore[arg-type]
-    assert policy.optimizer is not None and policy.optimizer.kept_as("momentum_buffer") == "int8"
-    assert 'state = "int8"' in policy.dumps()
-    assert OptimizerPrecision({"exp_avg": "int8"}).kept_as("exp_avg_sq") == "float32"
+    policy = Policy.loads(HEAD + '[optimizer]\nstate = "8bit"\n')
+    assert policy.optimizer == OptimizerPrecision("8bit")  # type: ignore[arg-type]
+    assert policy.optimizer is not None and policy.optimizer.stored_as("momentum_buffer") == "8bit"
+    assert 'state = "8bit"' in policy.dumps()
+    assert OptimizerPrecision({"exp_avg": "8bit"}).stored_as("exp_avg_sq") == "float32"
 
 
 def test_later_files_win_key_by_key(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(TEXT)
     (tmp_path / "b.toml").write_text('extends = ["a.toml"]\n[optimizer]\nrounding = "nearest"\n')
     precision = Policy.load(tmp_path / "b.toml").optimizer
-    assert precision == OptimizerPrecision({"exp_avg": "int8", "*": "bfloat16"}, "nearest", "kahan")
+    assert precision == OptimizerPrecision({"exp_avg": "8bit", "*": "bfloat16"}, "nearest", "kahan")
 
 
 def test_it_counts_in_equality_and_differences() -> None:
@@ -49,7 +50,7 @@ def test_it_counts_in_equality_and_differences() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('state = "int9"', r":3: state = 'int9' is unknown; accepted: 'float32', .* \(did you mean 'int8'\?\)"),
+        ('state = "8bits"', r":3: state = '8bits' is unknown; accepted: 'float32', .* \(did you mean '8bit'\?\)"),
         ('state = { exp_avg = "fp8" }', r":3: state.exp_avg = 'fp8' is unknown"),
         ("state = 8", r":3: state = 8 has the wrong type; accepted: a string, or a table of strings"),
         ('rounding = "random"', r":3: rounding = 'random' is unknown; accepted: 'nearest', 'stochastic'"),
@@ -62,3 +63,11 @@ def test_mistakes_are_named_with_their_line(line: str, message: str) -> None:
         Policy.loads(HEAD + "[optimizer]\n" + line + "\n")
     with pytest.raises(PolicyError, match="optimizer: weights = 'x'"):
         OptimizerPrecision(weights="x")
+
+
+def test_the_old_word_is_accepted_with_a_note(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="fxamp.policy"):
+        policy = Policy.loads(HEAD + '[optimizer]\nstate = { exp_avg = "int8" }\n')
+        assert policy.optimizer == OptimizerPrecision({"exp_avg": "8bit"})
+    assert "'int8' is now called '8bit'" in caplog.text
+    assert 'exp_avg = "8bit"' in policy.dumps()

@@ -1,14 +1,23 @@
 """The ``[optimizer]`` table of a policy: the precision of a compiled step's state and weights."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fxamp.errors import PolicyError, nearest
 
-STATE = ("float32", "bfloat16", "int8", "float8_e4m3fn")
+log = logging.getLogger(__name__)
+
+EIGHT_BIT = "8bit"
+"""Small floats with a scale for each block; torchao's word, in ``OptimState8bit``. ``keep = "int8"`` are integers."""
+
+STATE = ("float32", "bfloat16", EIGHT_BIT, "float8_e4m3fn")
 ROUNDING = ("nearest", "stochastic")
 WEIGHTS = ("as-is", "kahan")
+
+OLD_WORDS = {"int8": EIGHT_BIT}
+"""Words for :data:`STATE` that are accepted, with a note that names the new one."""
 
 OTHERS = "*"
 """In a table of states, the name for all states that the table does not name."""
@@ -32,14 +41,18 @@ class OptimizerPrecision:
     def __post_init__(self) -> None:
         if isinstance(self.state, str):
             object.__setattr__(self, "state", {OTHERS: self.state})
-        found = list(mistakes(asdict(self)))
-        if found:
-            raise PolicyError("\n".join(f"optimizer: {message}" for _, message in found))
+        messages = [f"optimizer: {message}" for _, message in mistakes(asdict(self))]
+        if messages:
+            raise PolicyError("\n".join(messages))
+        for word in OLD_WORDS.keys() & set(self.state.values()):
+            log.warning("optimizer.state = %r is now called %r, and does the same", word, OLD_WORDS[word])
+        state = {name: OLD_WORDS.get(form, form) for name, form in self.state.items()}
+        object.__setattr__(self, "state", state)
 
     def __hash__(self) -> int:
         return hash((tuple(sorted(self.state.items())), self.rounding, self.weights))
 
-    def kept_as(self, name: str) -> str:
+    def stored_as(self, name: str) -> str:
         """Return the dtype in which the state of this name is stored."""
         return self.state.get(name, self.state.get(OTHERS, "float32"))
 
@@ -56,9 +69,9 @@ class OptimizerPrecision:
 def mistakes(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield ``(key, message)`` for every value that is not accepted; missing keys have their defaults."""
     state = given.get("state", {})
-    kept = state.items() if isinstance(state, Mapping) else [("", state)]
-    for name, value in kept:
-        if value not in STATE:
+    forms = state.items() if isinstance(state, Mapping) else [("", state)]
+    for name, value in forms:
+        if value not in STATE and value not in OLD_WORDS:
             yield "state", _unknown(f"state.{name}" if name else "state", value, STATE)
     for key, accepted in (("rounding", ROUNDING), ("weights", WEIGHTS)):
         if key in given and given[key] not in accepted:

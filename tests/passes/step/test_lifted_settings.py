@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from user_optimizers import Counting
 
 from fxamp.capture import Captured
-from fxamp.optim.complete import complete_state
-from fxamp.optim.layout import Layout, read_layout
-from fxamp.optim.lower import StepOptions
-from fxamp.optim.step_parts import best_trace
-from fxamp.optim.trace import Traced
+from fxamp.optim.programs.lowering import StepOptions
+from fxamp.optim.programs.step_parts import best_trace
+from fxamp.optim.reading.layout import Layout, read_layout
+from fxamp.optim.tracing.counters_as_tensors import counters_as_tensors
+from fxamp.optim.tracing.trace import Traced
 from fxamp.passes.base import Context
 from fxamp.passes.step.lift_scalars import LiftScalars, liftable
 from fxamp.pipeline import run_passes
@@ -45,7 +45,7 @@ def traced_for_inductor(make: Make) -> tuple[Traced, Layout]:
         for parameter in parameters:
             parameter.grad = torch.randn(4, 3, generator=generator)
         optimizer.step()
-    for owner, entry in complete_state(optimizer, read_layout(optimizer)).items():
+    for owner, entry in counters_as_tensors(optimizer, read_layout(optimizer)).items():
         optimizer.state[owner].update(entry)
     layout = read_layout(optimizer)
     return best_trace(optimizer, layout, StepOptions()), layout

@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fxamp.capture import Captured
 from fxamp.graph import format_graph
 from fxamp.optim import guarded
-from fxamp.optim.kind_step import KindStep
-from fxamp.optim.trace import fake_mode
+from fxamp.optim.programs.kind_step import KindStep
+from fxamp.optim.tracing.trace import fake_mode
 from fxamp.passes.base import Context, Result
 from fxamp.passes.step.realize_scalars import RealizeScalars
 from fxamp.pipeline import run_passes

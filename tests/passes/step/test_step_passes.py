@@ -10,8 +10,8 @@ from torch import nn
 from fxamp.capture import Captured
 from fxamp.errors import PassError
 from fxamp.graph import format_graph
-from fxamp.optim.layout import read_layout
-from fxamp.optim.trace import Traced, trace_step
+from fxamp.optim.reading.layout import read_layout
+from fxamp.optim.tracing.trace import Traced, trace_step
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.step.fold_unscale import FOLDED, FoldUnscale
 from fxamp.passes.step.guard_updates import GuardUpdates, updates

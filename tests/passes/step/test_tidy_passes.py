@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxamp.capture import Captured
 from fxamp.graph import format_graph
-from fxamp.optim.trace import fake_mode
+from fxamp.optim.tracing.trace import fake_mode
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.step.drop_copies import DropCopies
 from fxamp.passes.step.share_equal import ShareEqual

@@ -35,12 +35,12 @@ GOALS = {
     "SGD, momentum": 0.9,
     "AdamW": 0.9,
     "AdamW, bfloat16 state": 0.85,
-    "AdamW, int8 state": 0.85,
+    "AdamW, 8bit state": 0.85,
     "AdamW, bfloat16 state, stochastic": 0.75,
-    "AdamW, int8 state, stochastic": 0.75,
+    "AdamW, 8bit state, stochastic": 0.75,
 }
 #: Its 10 bytes an element leave no time for its random bits: what it can reach, and what forbids more.
-FORBIDDEN = {"AdamW, bfloat16, int8 state, stochastic": (0.4, "bytes in flight")}
+FORBIDDEN = {"AdamW, bfloat16, 8bit state, stochastic": (0.4, "bytes in flight")}
 #: Kernels that handle no elements.
 SMALL = ("scale update", "AdamW, 0-dim values")
 ALL = (*GOALS, *FORBIDDEN, *SMALL)

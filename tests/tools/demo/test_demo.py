@@ -15,7 +15,7 @@ import torch
 from exhaustive import exhaustive
 
 from fxamp.errors import FxampError
-from fxamp.optim.packed import Packed
+from fxamp.optim.precision.packed_tensor import PackedTensor
 from fxamp.scaler import GradScaler
 from fxamp.tools.demo import command as demo
 from fxamp.tools.demo.model import GPT, Size
@@ -79,16 +79,16 @@ def test_the_policy_s_table_decides_how_the_optimizer_s_state_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, made = tmp_path / "state.toml", []
-    policy.write_text('lower_precision_fp = "bfloat16"\n[match]\ndevice = "cpu"\n[optimizer]\nstate = "int8"\n')
+    policy.write_text('lower_precision_fp = "bfloat16"\n[match]\ndevice = "cpu"\n[optimizer]\nstate = "8bit"\n')
     real = demo.compile_optimizer
     monkeypatch.setattr(
         demo, "compile_optimizer", lambda *given, **named: made.append(real(*given, **named)) or made[0]
     )
     assert demo.main([*_QUICK, "--policy", str(policy), "--picture", str(tmp_path / "p.svg")]) == 0
-    assert "optimizer of fxamp's column: state int8, rounding nearest, weights as-is\n" in capsys.readouterr().err
+    assert "optimizer of fxamp's column: state 8bit, rounding nearest, weights as-is\n" in capsys.readouterr().err
     (optimizer,) = made
     kept = [value for entry in optimizer.state.values() for value in entry.values() if value.dim()]
-    assert kept and all(type(value) is Packed for value in kept)
+    assert kept and all(type(value) is PackedTensor for value in kept)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class Stepping(Training):
         """Why fxamp makes a step op by op, if it does."""
         if self.contender.compiler != "fxamp":
             return []
-        return list(guarded(self.optimizer, self.experiment.lowering).refusals)
+        return list(guarded(self.optimizer, self.experiment.lowering).reasons)
 
 
 def shapes_of_gpt2(width: int) -> Iterator[tuple[int, ...]]:

@@ -10,20 +10,20 @@ from torch import nn
 
 import fxamp
 from fxamp.kernels import Implementation, forced
-from fxamp.kernels.codes import BLOCK, SCALES
 from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.plan import CHUNK, Asked, Gradient, make_plan
+from fxamp.kernels.small_floats import BLOCK, SCALES
 from fxamp.kernels.source import kernel_name, parameters, source_text
-from fxamp.kernels.step_scalars import NAME as SCALARS
-from fxamp.kernels.step_scalars import scalars_parameters, scalars_text
-from fxamp.kernels.step_shape import SCALARS_OPTIONS, STEP_OPTIONS, step_block
-from fxamp.kernels.step_source import NAME, step_parameters, step_text
 from fxamp.kernels.update_source import update_text
-from fxamp.optim.kind_step import KindStep, kernel_inputs
-from fxamp.optim.layout import read_layout
-from fxamp.optim.lower import StepOptions
-from fxamp.optim.precision import precision_of
-from fxamp.optim.step_parts import compile_parts, pack_state
+from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_block
+from fxamp.optim.kernels.scalars import NAME as SCALARS
+from fxamp.optim.kernels.scalars import scalars_parameters, scalars_text
+from fxamp.optim.kernels.source import NAME, step_parameters, step_text
+from fxamp.optim.precision.packing import precision_of
+from fxamp.optim.programs.kind_step import KindStep, kernel_inputs
+from fxamp.optim.programs.lowering import StepOptions
+from fxamp.optim.programs.step_parts import compile_parts, pack_state
+from fxamp.optim.reading.layout import read_layout
 from fxamp.policy import Policy
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -131,10 +131,10 @@ STEPS = {
     "SGD, momentum": Step(_sgd),
     "AdamW": Step(_adamw),
     "AdamW, bfloat16 state": Step(_adamw, table='state = "bfloat16"'),
-    "AdamW, int8 state": Step(_adamw, table='state = "int8"'),
+    "AdamW, 8bit state": Step(_adamw, table='state = "8bit"'),
     "AdamW, bfloat16 state, stochastic": Step(_adamw, table=f'state = "bfloat16"\n{_CHANCE}'),
-    "AdamW, int8 state, stochastic": Step(_adamw, table=f'state = "int8"\n{_CHANCE}'),
-    "AdamW, bfloat16, int8 state, stochastic": Step(_adamw, BF16, f'state = "int8"\n{_CHANCE}'),
+    "AdamW, 8bit state, stochastic": Step(_adamw, table=f'state = "8bit"\n{_CHANCE}'),
+    "AdamW, bfloat16, 8bit state, stochastic": Step(_adamw, BF16, f'state = "8bit"\n{_CHANCE}'),
 }
 
 

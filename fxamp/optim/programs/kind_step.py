@@ -5,10 +5,13 @@ CPU Inductor compiles it for flat tensors of any size, and it is called for each
 "aot_eager" its graph runs op by op for each parameter.
 """
 
+import functools
 import keyword
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -16,18 +19,26 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxamp.capture import Captured
-from fxamp.kernels.codes import DECOMPOSITIONS
 from fxamp.kernels.dispatch import Implementation, implementation
-from fxamp.kernels.step_launch import StepKernel, StepTarget
-from fxamp.kernels.step_source import KERNEL_NAMES, NotGeneratedError, StepInputs
+from fxamp.kernels.small_floats import DECOMPOSITIONS
 from fxamp.observe import CompiledStep, observed
-from fxamp.optim.borrow import RefusedError
-from fxamp.optim.kinds import same_order
-from fxamp.optim.lower import Numbers, StepOptions, by_inductor, decompositions, generates, must_lift, step_passes
-from fxamp.optim.packed import Packed, in_memory_order
-from fxamp.optim.precision import parts_of, streams
-from fxamp.optim.share import Share
-from fxamp.optim.trace import Traced, of_any_size, serves_size
+from fxamp.optim.errors import NotCompilableError
+from fxamp.optim.grouping.parameter_kinds import same_order
+from fxamp.optim.grouping.shared_programs import ProgramUse
+from fxamp.optim.kernels.launch import StepKernel, StepTarget
+from fxamp.optim.kernels.source import KERNEL_NAMES, NotGeneratedError, StepInputs
+from fxamp.optim.precision.packed_tensor import PackedTensor, in_memory_order
+from fxamp.optim.precision.packing import parts_of, streams
+from fxamp.optim.programs.lowering import (
+    Numbers,
+    StepOptions,
+    by_inductor,
+    decompositions,
+    generates,
+    must_lift,
+    step_passes,
+)
+from fxamp.optim.tracing.trace import Traced, of_any_size, serves_size
 from fxamp.passes.base import Context
 from fxamp.passes.step.fold_unscale import COEFFICIENT, INVERSE
 from fxamp.passes.step.guard_updates import FLAG
@@ -40,7 +51,7 @@ from fxamp.reports.list_graph import list_graph
 SHARED = (INVERSE, COEFFICIENT, FLAG)
 
 Columns = Sequence[Sequence[Tensor]]
-Run = Callable[[Columns, list[list[Any]], tuple[int, ...], Sequence[Tensor]], None]
+Run = Callable[[Columns, list[list[Any]], Sequence[Tensor]], None]
 
 
 @dataclass(frozen=True)
@@ -60,9 +71,9 @@ class Members:
     reordered: tuple[int, ...]
 
     @classmethod
-    def of(cls, shares: Sequence[Share], places: Sequence[Sequence[int]], tensors: Sequence[Tensor]) -> "Members":
+    def of(cls, uses: Sequence[ProgramUse], places: Sequence[Sequence[int]], tensors: Sequence[Tensor]) -> "Members":
         """``places``: for each parameter of the layout, the indices of its tensors among ``tensors``."""
-        rows = [(kind, places[at]) for kind, share in enumerate(shares) for at in share.kind.members]
+        rows = [(kind, places[at]) for kind, use in enumerate(uses) for at in use.kind.members]
         pairs = [(tensors[row[0]], tensors[row[1]]) for _, row in rows]
         return cls(
             tuple(kind for kind, _ in rows),
@@ -74,16 +85,22 @@ class Members:
     def tensors(self, every: Sequence[Tensor]) -> list[Sequence[Tensor]]:
         """Return the columns, gradients in their parameters' memory order, and the parts of what is packed."""
         columns: list[Sequence[Tensor]] = []
-        for places in self.columns:
-            column = [every[place] for place in places]
-            packed = (
-                [each.parts for each in column if isinstance(each, Packed)] if isinstance(column[0], Packed) else []
-            )
-            columns += zip(*packed, strict=True) if packed else (column,)
+        for column in (read(every) for read in self._readers):
+            packed = isinstance(column[0], PackedTensor)  # as all of a column: they have one form
+            columns += zip(*(value.parts for value in column), strict=True) if packed else (column,)  # type: ignore[attr-defined]
+        if self.reordered:
+            columns[1] = list(columns[1])
         for at in self.reordered:
             parameter, gradient = columns[0][at], columns[1][at]
             columns[1][at] = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)  # type: ignore[index]
         return columns
+
+    @cached_property
+    def _readers(self) -> list[Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
+        return [
+            itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
+            for places in self.columns
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,16 +108,15 @@ class KindStep:
     """The compiled step of the kinds that share a program.
 
     Attributes:
-        shares: the kinds; the program is the first one's.
-        run: takes the columns of the members' tensors, each kind's numbers, each member's kind, and the factors and the
-            flag.
+        uses: the kinds; the program is the first one's.
+        run: takes the columns of the members' tensors, each kind's numbers, and the factors and the flag.
         members: the parameters.
         numbers: for each kind, its lifted floats on the device; none if floats are passed as Python numbers.
         source: the generated source code; None for "aot_eager".
         streams: for each member, 0-dim int32 on its device; none if nothing is rounded by chance.
     """
 
-    shares: tuple[Share, ...]
+    uses: tuple[ProgramUse, ...]
     run: Run
     members: Members
     numbers: "tuple[Numbers, ...]"
@@ -110,22 +126,22 @@ class KindStep:
     @property
     def traced(self) -> Traced:
         """The trace of one flat parameter that the program was generated from."""
-        return self.shares[0].traced
+        return self.uses[0].traced
 
     def serves(self, floats: Sequence[float]) -> bool:
         """Whether the program is valid for these settings."""
-        return all(share.serves(floats) for share in self.shares)
+        return all(use.serves(floats) for use in self.uses)
 
     def require_inputs(self, tensors: Sequence[Tensor]) -> None:
         """Raise AssertionError unless the program reads a parameter's tensors in the dtypes that they have."""
-        given = [part.dtype for part in parts_of(tensors)] + ([torch.int32] if self.streams else [])
-        values = [node.meta["val"] for node in self.traced.module.graph.find_nodes(op="placeholder")[: len(given)]]
-        assert given == [value.dtype for value in values], "a step's program reads other dtypes than it is given"
+        dtypes = [part.dtype for part in parts_of(tensors)] + ([torch.int32] if self.streams else [])
+        values = [node.meta["val"] for node in self.traced.module.graph.find_nodes(op="placeholder")[: len(dtypes)]]
+        assert dtypes == [value.dtype for value in values], "a step's program reads other dtypes than it gets"
 
-    def given(self, floats: Sequence[float]) -> list[list[Any]]:
+    def numbers_by_kind(self, floats: Sequence[float]) -> list[list[Any]]:
         """Return the numbers that the program reads, for each kind, in the form that it takes."""
-        lists = [self.traced.inputs(share.given(floats)) for share in self.shares]
-        return [[each.on_device(own)] for each, own in zip(self.numbers, lists, strict=True)] if self.numbers else lists
+        lists = [self.traced.inputs(use.translated(floats)) for use in self.uses]
+        return [[on.on_device(own)] for on, own in zip(self.numbers, lists, strict=True)] if self.numbers else lists
 
     @torch.no_grad()
     def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
@@ -134,11 +150,11 @@ class KindStep:
             columns.append(self.streams)
         elements = None if self.source is None else sum(self.members.numels)
         with observed(CompiledStep(self.source, elements)):
-            self.run(columns, self.given(floats), self.members.kinds, extras)
+            self.run(columns, self.numbers_by_kind(floats), extras)
 
 
 def lower_kinds(
-    shares: Sequence[Share],
+    uses: Sequence[ProgramUse],
     options: StepOptions,
     places: Sequence[Sequence[int]],
     tensors: Sequence[Tensor],
@@ -148,49 +164,49 @@ def lower_kinds(
     ``places``: for each parameter, the indices of its tensors among ``tensors``.
 
     Raises:
-        RefusedError: an op is not pointwise, or no kernel can be generated for it.
+        NotCompilableError: an op is not pointwise, or no kernel can be generated for it.
     """
-    traced = shares[0].traced
+    traced = uses[0].traced
     gm = traced.module
     lift = must_lift(gm, options)
     device = next(iter(gm.graph.nodes)).meta["val"].device
     kernel = options.lowering == "inductor" and generates(device)
-    passes = step_passes(options, lift, kind=True, for_kernel=kernel, packed=shares[0].packed)
+    passes = step_passes(options, lift, kind=True, for_kernel=kernel, packed=uses[0].packed)
     run_passes(Captured(gm, traced.mode), Context(traced.mode), passes)
     _require_pointwise(gm)
     stages = stages_by_environment()
     stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
-    numbers = tuple(Numbers(device) for _ in shares) if lift and traced.symbols else ()
-    members = Members.of(shares, places, tensors)
+    numbers = tuple(Numbers(device) for _ in uses) if lift and traced.symbols else ()
+    members = Members.of(uses, places, tensors)
     interpret = implementation(device) is Implementation.INTERPRETER
     kernel_for = StepTarget(members.numels, device, interpret) if kernel else None
-    run, source = _lowered(gm, traced, options, kernel_for)
+    run, source = _lowered(gm, traced, options, kernel_for, members.kinds)
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
     by_chance = any(node.target == STREAM for node in gm.graph.find_nodes(op="placeholder"))
-    positions = [at for share in shares for at in share.kind.members]
+    positions = [at for use in uses for at in use.kind.members]
     seed = 0 if options.precision is None else options.precision.seed
-    drawn = streams(seed, positions).to(device).unbind() if by_chance else ()
-    return KindStep(tuple(shares), run, members, numbers, source, drawn)
+    random_streams = streams(seed, positions).to(device).unbind() if by_chance else ()
+    return KindStep(tuple(uses), run, members, numbers, source, random_streams)
 
 
 def _lowered(
-    gm: GraphModule, traced: Traced, options: StepOptions, target: StepTarget | None
+    gm: GraphModule, traced: Traced, options: StepOptions, target: StepTarget | None, kinds: tuple[int, ...]
 ) -> tuple[Run, str | None]:
     if target is not None:
         try:
             generated = StepKernel(gm, kernel_inputs(gm), target)
         except NotGeneratedError as why:
-            raise RefusedError(f"no kernel can be generated: {why}") from why
-        return _all_at_once(generated), generated.source
+            raise NotCompilableError(f"no kernel can be generated: {why}") from why
+        return _all_at_once(generated, kinds), generated.source
     if options.lowering == "aot_eager":
-        return _for_each(gm), None
+        return _for_each(gm, kinds), None
     if device_type(gm) != "cpu":
-        raise RefusedError(f"parameters on {device_type(gm)} need Triton for their own kernel")
+        raise NotCompilableError(f"parameters on {device_type(gm)} need Triton for their own kernel")
     table = decompositions(options) | DECOMPOSITIONS
     sized = of_any_size(gm, traced.mode, table)
     compiled, source = by_inductor(sized, traced, options)
-    return _for_each(compiled, gm, serves_size(sized, traced.mode)), source
+    return _for_each(compiled, kinds, gm, serves_size(sized, traced.mode)), source
 
 
 def device_type(gm: GraphModule) -> str:
@@ -198,22 +214,28 @@ def device_type(gm: GraphModule) -> str:
     return str(next(iter(gm.graph.nodes)).meta["val"].device.type)
 
 
-def _all_at_once(generated: StepKernel) -> Run:
-    def run(columns: Columns, numbers: list[list[Any]], kinds: tuple[int, ...], extras: Sequence[Tensor]) -> None:
+def _all_at_once(generated: StepKernel, kinds: tuple[int, ...]) -> Run:
+    @functools.lru_cache(maxsize=1)
+    def spread(own: tuple[tuple[int, ...], ...]) -> list[list[int]]:
+        return [[own[kind][at] for kind in kinds] for at in range(len(own[0]))]
+
+    def run(columns: Columns, numbers: list[list[Any]], extras: Sequence[Tensor]) -> None:
         addresses = [list(map(Tensor.data_ptr, column)) for column in columns]
-        own = [[tensor.data_ptr() for tensor in tensors] for tensors in numbers]
-        addresses += ([own[kind][at] for kind in kinds] for at in range(len(own[0])))
-        generated(addresses, extras)
+        own = tuple(tuple(map(Tensor.data_ptr, tensors)) for tensors in numbers)
+        generated([*addresses, *spread(own)], extras)
 
     return run
 
 
 def _for_each(
-    compiled: Callable[..., Any], other: Callable[..., Any] | None = None, serves: Callable[[int], bool] | None = None
+    compiled: Callable[..., Any],
+    kinds: tuple[int, ...],
+    other: Callable[..., Any] | None = None,
+    serves: Callable[[int], bool] | None = None,
 ) -> Run:
     """Call ``compiled`` for each parameter, or ``other`` for the sizes that it does not serve."""
 
-    def run(columns: Columns, numbers: list[list[Any]], kinds: tuple[int, ...], extras: Sequence[Tensor]) -> None:
+    def run(columns: Columns, numbers: list[list[Any]], extras: Sequence[Tensor]) -> None:
         for row, kind in zip(zip(*columns, strict=True), kinds, strict=True):
             chosen = compiled if other is None or serves is None or serves(row[0].numel()) else other
             chosen(*map(in_memory_order, row), *numbers[kind], *extras)
@@ -238,7 +260,7 @@ def _cell_name(node: Node, taken: Collection[str]) -> str:
 
 
 def _require_pointwise(gm: GraphModule) -> None:
-    """Raise RefusedError unless each result element depends only on 0-dim values and elements at the same index."""
+    """Raise NotCompilableError unless elements depend only on 0-dim values and on elements at the same index."""
     for node in gm.graph.nodes:
         if node.op != "call_function" or node.target in _PLACED:
             continue
@@ -246,7 +268,7 @@ def _require_pointwise(gm: GraphModule) -> None:
         tags = getattr(node.target, "tags", ())
         pointwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
         if isinstance(value, Tensor) and not pointwise and _reads_flat(node):
-            raise RefusedError(f"its step calls {node.target}, which is not pointwise")
+            raise NotCompilableError(f"its step calls {node.target}, which is not pointwise")
 
 
 def _reads_flat(node: Node) -> bool:

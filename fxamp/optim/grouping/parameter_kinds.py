@@ -3,13 +3,13 @@
 A parameter belongs to a kind if
 
 1. it has a gradient, and its state consists of dense tensors of its shape and strides, and of 0-dim tensors;
-2. it has the same slice as the others of its group, and its step reads no other parameter's tensors;
+2. its step consists of the same ops as those of the others of its group, and reads no other parameter's tensors;
 3. the step performs the same ops on it alone, and on it as a one-dimensional tensor.
 
 So one trace of a flat parameter serves the whole kind. The other parameters' step is compiled as one program.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from fxamp.kernels.plan import is_dense
-from fxamp.optim.borrow import RefusedError
-from fxamp.optim.fingerprint import fingerprint
-from fxamp.optim.layout import Layout
-from fxamp.optim.slices import slices
+from fxamp.optim.errors import NotCompilableError
+from fxamp.optim.grouping.ops_by_parameter import ops_by_parameter
+from fxamp.optim.reading.fingerprint import fingerprint
+from fxamp.optim.reading.layout import Layout
 
 
 @dataclass(frozen=True)
-class Kind:
+class ParameterKind:
     """``members``: positions of the kind's parameters in the layout, all of one group. The first one is traced.
 
     It has elements if any of them has: the shard of a small parameter may be empty.
@@ -34,43 +34,43 @@ class Kind:
 
 
 @dataclass
-class Split:
+class SortedParameters:
     """The kinds of a layout's parameters; ``others``: by reason, the positions of the parameters without a kind."""
 
-    kinds: list[Kind]
+    kinds: list[ParameterKind]
     others: dict[str, list[int]] = field(default_factory=dict)
 
-    def exclude(self, position: int, why: str) -> None:
-        """Record why a parameter belongs to no kind."""
-        self.others.setdefault(why, []).append(position)
+    def exclude(self, positions: Iterable[int], why: str) -> None:
+        """Record why parameters belong to no kind."""
+        self.others.setdefault(why, []).extend(positions)
 
 
-def split(optimizer: torch.optim.Optimizer, layout: Layout) -> Split:
+def sort_parameters(optimizer: torch.optim.Optimizer, layout: Layout) -> SortedParameters:
     """Sort the parameters of a layout, whose state is complete, into kinds.
 
     Raises:
-        RefusedError: the step cannot be run on tensors without values.
+        NotCompilableError: the step cannot be run on tensors without values.
     """
-    found = slices(optimizer, layout)
-    groups, result = layout.group_of(), Split([])
+    ops = ops_by_parameter(optimizer, layout)
+    groups, result = layout.group_of(), SortedParameters([])
     members: dict[tuple[int, Hashable, Hashable], list[int]] = {}
     shared = any(not isinstance(owner, Tensor) for owner in layout.state)
     for at, gradient in enumerate(layout.gradients):
         if gradient is None:
             continue
         why = "its state has keys that are not parameters" if shared else _misfit(layout, at)
-        if why is None and found[at] is None:
+        if why is None and ops[at] is None:
             why = "the step reads other parameters too"
-        if why is not None:
-            result.exclude(at, why)
-            continue
-        members.setdefault((groups[at], _looks(layout, at), found[at]), []).append(at)
-    for (_, _, ops), positions in members.items():
-        if _alone(optimizer, layout, positions[0]) == ops:
-            result.kinds.append(Kind(tuple(sorted(positions, key=lambda at: not layout.parameters[at].numel()))))
+        if why is None:
+            members.setdefault((groups[at], _dtypes(layout, at), ops[at]), []).append(at)
         else:
-            for at in positions:
-                result.exclude(at, "the step depends on its shape, or on the other parameters")
+            result.exclude([at], why)
+    for (_, _, own_ops), positions in members.items():
+        if _ops_alone(optimizer, layout, positions[0]) == own_ops:
+            with_elements_first = sorted(positions, key=lambda at: not layout.parameters[at].numel())
+            result.kinds.append(ParameterKind(tuple(with_elements_first)))
+        else:
+            result.exclude(positions, "the step depends on its shape, or on the other parameters")
     return result
 
 
@@ -98,25 +98,25 @@ def same_order(one: Tensor, other: Tensor) -> bool:
     return one.stride() == other.stride() or (one.is_contiguous() and other.is_contiguous())
 
 
-def _looks(layout: Layout, at: int) -> Hashable:
+def _dtypes(layout: Layout, at: int) -> Hashable:
+    """Return what a flat tensor still shows of a parameter, its gradient and its state."""
     parameter, gradient = layout.parameters[at], layout.gradients[at]
     assert gradient is not None
     entry = layout.state.get(parameter, {})
-    state = tuple((name, _look(value)) for name, value in entry.items())
-    return parameter.dtype, gradient.dtype, state
+    return parameter.dtype, gradient.dtype, tuple((name, _flat_fingerprint(value)) for name, value in entry.items())
 
 
-def _look(value: Any) -> Hashable:
+def _flat_fingerprint(value: Any) -> Hashable:
     if not isinstance(value, Tensor):
         return fingerprint(value)
     return (value.dtype, value.dim() == 0, getattr(value, "form", None))
 
 
-def _alone(optimizer: torch.optim.Optimizer, layout: Layout, at: int) -> Hashable | None:
-    """Return the slice of one parameter, flat and alone; None if the step cannot be run so."""
+def _ops_alone(optimizer: torch.optim.Optimizer, layout: Layout, at: int) -> Hashable | None:
+    """Return the ops on one parameter, flat and alone; None if the step cannot be run so."""
     alone = layout.only((at,))
     flat = [torch.empty(t.numel() if t.dim() else (), dtype=t.dtype, device="meta") for t in alone.whole_tensors()]
     try:
-        return slices(optimizer, alone, flat)[0]
-    except RefusedError:
+        return ops_by_parameter(optimizer, alone, flat)[0]
+    except NotCompilableError:
         return None

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError, nearest
-from fxamp.kernels.codes import MULTIPLIERS
-from fxamp.optim.layout import Layout
-from fxamp.optim.packed import Packed, is_packed, plain
-from fxamp.optim.signs import is_negative_somewhere
+from fxamp.kernels.small_floats import MULTIPLIERS
+from fxamp.optim.precision.never_negative import is_negative_somewhere
+from fxamp.optim.precision.packed_tensor import PackedTensor, is_packed, unpacked
+from fxamp.optim.reading.layout import Layout
 from fxamp.passes.step.pack_state import COMPENSATION, COUNT, PackState
 from fxamp.policy import OptimizerPrecision
-from fxamp.policy.model.optimizer_precision import OTHERS
+from fxamp.policy.model.optimizer_precision import EIGHT_BIT, OTHERS
 from fxamp.torch_devices import moved
 from fxamp.torch_dtypes import NARROW
 
@@ -28,99 +28,96 @@ log = logging.getLogger(__name__)
 class Precision:
     """The precision requested for one optimizer; ``seed``: of stochastic rounding."""
 
-    asked: OptimizerPrecision
+    table: OptimizerPrecision
     seed: int = 0
-
-    @property
-    def changes(self) -> bool:
-        """Whether anything is stored in another form than the optimizer's own."""
-        return self.asked != OptimizerPrecision()
 
 
 _precisions: "weakref.WeakKeyDictionary[torch.optim.Optimizer, Precision]" = weakref.WeakKeyDictionary()
 
 
-def set_precision(optimizer: torch.optim.Optimizer, asked: OptimizerPrecision | None, seed: int) -> None:
+def set_precision(optimizer: torch.optim.Optimizer, table: OptimizerPrecision | None, seed: int) -> None:
     """Unpack the state, and request a precision from the next compiled step on; None: the optimizer's own."""
-    known = _precisions.pop(optimizer, None)
-    if known is not None and (asked is None or known.asked != asked):
+    last = _precisions.pop(optimizer, None)
+    if last is not None and (table is None or last.table != table):
         unpack_state(optimizer)
-    if asked is not None:
-        _precisions[optimizer] = Precision(asked, seed)
+    if table is not None:
+        _precisions[optimizer] = Precision(table, seed)
 
 
 def precision_of(optimizer: torch.optim.Optimizer) -> Precision | None:
-    """Return the precision requested for the optimizer; None if there is no request."""
-    found = _precisions.get(optimizer)
-    return found if found is not None and found.changes else None
+    """Return the precision requested for the optimizer; None if nothing is stored in another form than its own."""
+    precision = _precisions.get(optimizer)
+    return precision if precision is not None and precision.table != OptimizerPrecision() else None
 
 
 def unpack_state(optimizer: torch.optim.Optimizer) -> None:
     """Replace packed state by ordinary tensors, which the optimizer's own code can read and write."""
     for entry in optimizer.state.values():
         if isinstance(entry, dict):
-            entry.update({name: plain(value) for name, value in entry.items() if is_packed(value)})
+            entry.update({name: unpacked(value) for name, value in entry.items() if is_packed(value)})
 
 
-def require_names(layout: Layout, asked: OptimizerPrecision) -> None:
+def require_names(layout: Layout, table: OptimizerPrecision) -> None:
     """Raise OptionError if the table names a state that does not exist or cannot be packed."""
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     for owner, entry in layout.state.items():
         if isinstance(owner, Tensor) and owner.dim():
-            found |= {str(name): value for name, value in entry.items()}
-    for name, form in asked.state.items():
+            state |= {str(name): value for name, value in entry.items()}
+    for name, form in table.state.items():
         if name == OTHERS or form == "float32":
             continue
-        if name not in found:
-            accepted = ", ".join(map(repr, found)) or "none: this optimizer keeps no state"
-            raise OptionError(f"optimizer.state.{name}: no such state{nearest(name, found)}; accepted: {accepted}")
-        value = found[name]
+        if name not in state:
+            accepted = ", ".join(map(repr, state)) or "none: this optimizer keeps no state"
+            raise OptionError(f"optimizer.state.{name}: no such state{nearest(name, state)}; accepted: {accepted}")
+        value = state[name]
         if not isinstance(value, Tensor) or not value.dim():
             raise OptionError(
                 f"optimizer.state.{name} = {form!r}: it is a counter or another single number, which is kept as it is"
             )
 
 
-def packable(value: Any, kept: str) -> bool:
+def _is_packable(value: Any, stored: str) -> bool:
     """Whether a value of the state can be packed and is not packed yet."""
-    if not isinstance(value, Tensor) or isinstance(value, Packed) or not value.dim():
+    if not isinstance(value, Tensor) or isinstance(value, PackedTensor) or not value.dim():
         return False
-    return value.dtype is torch.float32 or (value.dtype in NARROW and NARROW[value.dtype] != kept)
+    return value.dtype is torch.float32 or (value.dtype in NARROW and NARROW[value.dtype] != stored)
 
 
 def packed_state(
-    layout: Layout, members: Sequence[int], asked: OptimizerPrecision, unsigned: Iterable[str]
+    layout: Layout, members: Sequence[int], table: OptimizerPrecision, unsigned: Iterable[str]
 ) -> dict[Any, dict[str, Tensor]]:
     """Return the packed form of the state to pack, for a kind's parameters; changes nothing.
 
     ``unsigned``: states that never become negative. One that is negative now is not trusted to be.
     """
     entries = [layout.state.get(layout.parameters[at], {}) for at in members]
-    found: dict[Any, dict[str, Tensor]] = {layout.parameters[at]: {} for at in members}
+    packed: dict[Any, dict[str, Tensor]] = {layout.parameters[at]: {} for at in members}
     for name in {name for entry in entries for name in entry}:
-        kept = asked.kept_as(str(name))
-        if kept == "float32" or name == COMPENSATION or not all(packable(entry.get(name), kept) for entry in entries):
+        stored = table.stored_as(str(name))
+        packable = stored != "float32" and name != COMPENSATION
+        if not packable or not all(_is_packable(entry.get(name), stored) for entry in entries):
             continue
+        # All of a kind's states have one form, because one program reads them.
         signed = name not in unsigned or any(is_negative_somewhere(entry[name]) for entry in entries)
-        form = {"bfloat16": "bfloat16", "float8_e4m3fn": "e4m3fn", "int8": "s3m4" if signed else "u5m3"}[kept]
+        form = {"bfloat16": "bfloat16", "float8_e4m3fn": "e4m3fn", EIGHT_BIT: "s3m4" if signed else "u5m3"}[stored]
         for at, entry in zip(members, entries, strict=True):
-            found[layout.parameters[at]][name] = Packed.of(entry[name], form)
+            packed[layout.parameters[at]][name] = PackedTensor.of(entry[name], form)
     for at, entry in zip(members, entries, strict=True):
         parameter = layout.parameters[at]
-        if asked.weights == "kahan" and parameter.dtype in NARROW and COMPENSATION not in entry and entry:
-            found[parameter][COMPENSATION] = torch.zeros_like(parameter, requires_grad=False)
-        if _rounds_by_chance(asked, parameter, {**entry, **found[parameter]}) and not _is_count(entry, parameter):
-            known = torch.as_tensor(entry.get(COUNT, 0)).to(torch.int32)
-            found[parameter][COUNT] = moved(known, parameter.device, copy=True)
-    return {owner: entry for owner, entry in found.items() if entry}
+        if table.weights == "kahan" and parameter.dtype in NARROW and COMPENSATION not in entry and entry:
+            packed[parameter][COMPENSATION] = torch.zeros_like(parameter, requires_grad=False)
+        if _rounds_by_chance(table, parameter, {**entry, **packed[parameter]}) and not _is_count(entry, parameter):
+            count = torch.as_tensor(entry.get(COUNT, 0)).to(torch.int32)
+            packed[parameter][COUNT] = moved(count, parameter.device, copy=True)
+    return {owner: entry for owner, entry in packed.items() if entry}
 
 
-def _rounds_by_chance(asked: OptimizerPrecision, parameter: Tensor, entry: Mapping[Any, Any]) -> bool:
+def _rounds_by_chance(table: OptimizerPrecision, parameter: Tensor, entry: Mapping[Any, Any]) -> bool:
     """Whether the step rounds by chance what it writes to a parameter or to its state."""
-    if asked.rounding != "stochastic":
+    if table.rounding != "stochastic":
         return False
     written = [value for name, value in entry.items() if isinstance(value, Tensor) and name != COMPENSATION]
-    written += [] if asked.weights == "kahan" else [parameter]
+    written += [] if table.weights == "kahan" else [parameter]
     return any(_form(value) not in ("", "float16") for value in written)
 
 
@@ -129,7 +126,7 @@ def _is_count(entry: Mapping[Any, Any], parameter: Tensor) -> bool:
     return isinstance(count, Tensor) and count.dtype is torch.int32 and count.device == parameter.device
 
 
-def pass_for(layout: Layout, at: int, asked: OptimizerPrecision) -> PackState:
+def pass_for(layout: Layout, at: int, table: OptimizerPrecision) -> PackState:
     """Return the pass that makes a kind's step read and write packed state; ``at``: one of its parameters."""
     parameter, gradient = layout.parameters[at], layout.gradients[at]
     assert gradient is not None
@@ -138,13 +135,13 @@ def pass_for(layout: Layout, at: int, asked: OptimizerPrecision) -> PackState:
     stored |= {str(n): _form(value) for n, value in entry.items() if isinstance(value, Tensor) and n != COMPENSATION}
     return PackState(
         {role: form for role, form in stored.items() if form},
-        asked.rounding == "stochastic",
-        asked.weights == "kahan" and COMPENSATION in entry,
+        table.rounding == "stochastic",
+        table.weights == "kahan" and COMPENSATION in entry,
     )
 
 
 def _form(value: Tensor) -> str:
-    if isinstance(value, Packed):
+    if isinstance(value, PackedTensor):
         return value.form
     return NARROW.get(value.dtype, "") if value.dim() else ""
 
@@ -157,7 +154,7 @@ def streams(seed: int, members: Sequence[int]) -> Tensor:
 
 
 def _mixed(x: Any) -> Any:
-    """Return the hash of :func:`fxamp.kernels.codes.mixed`, for uint32."""
+    """Return the hash of :func:`fxamp.kernels.small_floats.mixed`, for uint32."""
     x = x ^ (x >> np.uint32(16))
     x = x * np.uint32(MULTIPLIERS[0])
     x = x ^ (x >> np.uint32(15))
@@ -168,4 +165,4 @@ def _mixed(x: Any) -> Any:
 def parts_of(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield the tensors; in place of a packed one its parts."""
     for tensor in tensors:
-        yield from tensor.parts if isinstance(tensor, Packed) else (tensor,)
+        yield from tensor.parts if isinstance(tensor, PackedTensor) else (tensor,)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fxamp.kernels.codes import SCALES
 from fxamp.kernels.plan import ALIGNMENT, block_map
-from fxamp.kernels.step_nodes import prepared_nodes
-from fxamp.kernels.step_scalars import NAME as SCALARS
-from fxamp.kernels.step_scalars import scalars_text
-from fxamp.kernels.step_shape import SCALARS_OPTIONS, STEP_OPTIONS, step_block
-from fxamp.kernels.step_source import NAME, StepInputs, step_text
+from fxamp.kernels.small_floats import SCALES
 from fxamp.kernels.store import load_function
+from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_block
+from fxamp.optim.kernels.nodes import prepared_nodes
+from fxamp.optim.kernels.scalars import NAME as SCALARS
+from fxamp.optim.kernels.scalars import scalars_text
+from fxamp.optim.kernels.source import NAME, StepInputs, step_text
 from fxamp.torch_devices import moved, on_device
 
 MOST_TABLES = 16
@@ -49,7 +49,7 @@ class _Tables:
 
 
 class StepKernel:
-    """The kernel of one graph; see :func:`~fxamp.kernels.step_source.step_text`.
+    """The kernel of one graph; see :func:`~fxamp.optim.kernels.source.step_text`.
 
     While no tensor moves, a step reads addresses, compares them and launches. A gradient that moves changes one column
     of the table; the blocks depend on sizes alone.
@@ -92,18 +92,11 @@ class StepKernel:
             for aligned, table, blocks, scalars in self._prepared(columns).launches:
                 if self.scalars is not None:
                     rows = len(table) // (len(columns) + 1)
-                    self._function(SCALARS, self.scalars)[(rows,)](table, scalars, *shared, **SCALARS_OPTIONS)
+                    function = load_function(SCALARS, self.scalars, self._target.interpret)
+                    function[(rows,)](table, scalars, *shared, **SCALARS_OPTIONS)
                 prepared = [scalars] if self._cells else []
-                function = self._function(NAME, self.texts[aligned])
+                function = load_function(NAME, self.texts[aligned], self._target.interpret)
                 function[(len(blocks) // 2,)](table, blocks, *prepared, *shared, **STEP_OPTIONS)
-
-    def _function(self, name: str, text: str) -> Any:
-        function = load_function(name, text)
-        if not self._target.interpret:
-            return function
-        from fxamp.kernels.interpreter import Interpreted
-
-        return Interpreted(function)
 
     def _prepared(self, columns: list[list[int]]) -> _Tables:
         """Return the last launch's tables if no tensor has moved; not under capture, which has its own memory pool."""
@@ -117,11 +110,11 @@ class StepKernel:
         aligned = (addresses[:, self._flat] % ALIGNMENT == 0).all(axis=1)
         rows = np.column_stack([addresses, self._target.numels])
         launches = []
-        for wanted in (True, False):
-            chosen = aligned == wanted
+        for is_aligned in (True, False):
+            chosen = aligned == is_aligned
             if chosen.any():
                 table = _sent(torch.from_numpy(rows[chosen].ravel()), self._target.device)
-                launches.append((wanted, table, *self._blocks_of(chosen, stream, capturing)))
+                launches.append((is_aligned, table, *self._blocks_of(chosen, stream, capturing)))
         tables = _Tables(columns, stream, tuple(launches))
         if not capturing:
             self._tables = tables

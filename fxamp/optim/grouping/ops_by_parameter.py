@@ -1,8 +1,8 @@
-"""Slices: the ops that a step performs on each parameter, recorded in one run over all parameters on fake tensors.
+"""The ops that a step performs on each parameter, recorded in one run over all parameters on fake tensors.
 
-One program steps all parameters with equal slices. A value computed from two parameters' tensors couples the two:
-neither has a slice. Sizes equal to the parameter's shape are replaced by a marker, so that slices of different shapes
-are equal unless the ops depend on the shape.
+One program steps all parameters with equal ops. A value computed from two parameters' tensors couples the two: neither
+has ops of its own. Sizes equal to the parameter's shape are replaced by a marker, so that the ops on different shapes
+are equal unless they depend on the shape.
 """
 
 from collections.abc import Hashable, Sequence
@@ -12,29 +12,31 @@ import torch
 from torch import SymFloat, SymInt, Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxamp.optim.borrow import RefusedError
-from fxamp.optim.layout import Layout
-from fxamp.optim.trace import run_once, run_without_values
+from fxamp.optim.errors import NotCompilableError
+from fxamp.optim.reading.layout import Layout
+from fxamp.optim.tracing.trace import run_once, run_without_values
 
 COUPLED = -1
 SIZES = "sizes"
 
 
-def slices(optimizer: torch.optim.Optimizer, layout: Layout, stand_ins: Sequence[Tensor] = ()) -> list[Hashable | None]:
-    """Return the slice of each parameter; None without a gradient, or if the step couples it to another parameter.
+def ops_by_parameter(
+    optimizer: torch.optim.Optimizer, layout: Layout, stand_ins: Sequence[Tensor] = ()
+) -> list[Hashable | None]:
+    """Return the ops on each parameter; None without a gradient, or if the step couples it to another parameter.
 
     ``stand_ins``: tensors with the shapes to run with, instead of the layout's own, which are those of whole DTensors.
 
     Raises:
-        RefusedError: the step cannot be run on fake tensors.
+        NotCompilableError: the step cannot be run on fake tensors.
     """
     tensors = stand_ins or layout.whole_tensors()
-    recorder = run_without_values(tensors, lambda given: _recorded(optimizer, layout, given))
-    found: list[Hashable | None] = []
+    recorder = run_without_values(tensors, lambda fakes: _recorded(optimizer, layout, fakes))
+    result: list[Hashable | None] = []
     for at, (parameter, gradient) in enumerate(zip(tensors, layout.gradients, strict=False)):
         free = gradient is not None and not {at, COUPLED} & recorder.coupled
-        found.append(_shapeless(tuple(recorder.ops.get(at, [])), tuple(parameter.shape)) if free else None)
-    return found
+        result.append(_shapeless(tuple(recorder.ops.get(at, [])), tuple(parameter.shape)) if free else None)
+    return result
 
 
 def _recorded(optimizer: torch.optim.Optimizer, layout: Layout, tensors: list[Tensor]) -> "_Recorder":
@@ -46,11 +48,11 @@ def _recorded(optimizer: torch.optim.Optimizer, layout: Layout, tensors: list[Te
 
 def _owned(layout: Layout, fakes: Sequence[Tensor]) -> dict[int, tuple[Tensor, int | None, Hashable]]:
     """Return, by id, each input, the parameter that it belongs to (None: to all), and its name."""
-    left = iter(fakes)
+    remaining = iter(fakes)
     owned: dict[int, tuple[Tensor, int | None, Hashable]] = {}
 
     def note(owner: int | None, name: Hashable) -> None:
-        tensor = next(left)
+        tensor = next(remaining)
         owned[id(tensor)] = (tensor, owner, (name, tensor.dtype))
 
     for at in range(len(layout.parameters)):
@@ -83,7 +85,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         owners: set[int] = set()
-        line = (func, *(self._token(each, owners) for each in args), self._token(kwargs or {}, owners))
+        line = (func, *(self._token(item, owners) for item in args), self._token(kwargs or {}, owners))
         if len(owners) > 1:
             self.coupled |= owners
         owner = next(iter(owners), None)
@@ -92,11 +94,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ops = self.ops.setdefault(owner, [])
             ops.append(line)
             name = len(ops)
-        for at, each in enumerate(result if isinstance(result, (list, tuple)) else [result]):
-            if isinstance(each, Tensor):
-                self._known[id(each)] = (each, owner, (name, at))
-            elif isinstance(each, (SymFloat, SymInt)):
-                self._read[each.node.expr] = (owner, name)
+        for at, item in enumerate(result if isinstance(result, (list, tuple)) else [result]):
+            if isinstance(item, Tensor):
+                self._known[id(item)] = (item, owner, (name, at))
+            elif isinstance(item, (SymFloat, SymInt)):
+                self._read[item.node.expr] = (owner, name)
         if owner is None and func._schema.is_mutable:
             # A value that belongs to no single parameter changes: later reads of it depend on the order of ops.
             self.coupled.add(COUPLED)
@@ -111,17 +113,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 owners.add(known[1])
             return known[2]
         if isinstance(value, (list, tuple)):
-            sizes = bool(value) and all(type(each) is int for each in value)
-            return (SIZES, *value) if sizes else tuple(self._token(each, owners) for each in value)
+            sizes = bool(value) and all(type(item) is int for item in value)
+            return (SIZES, *value) if sizes else tuple(self._token(item, owners) for item in value)
         if isinstance(value, dict):
-            return tuple((key, self._token(each, owners)) for key, each in sorted(value.items()))
+            return tuple((key, self._token(item, owners)) for key, item in sorted(value.items()))
         if isinstance(value, (SymFloat, SymInt)):
             return self._expression(value.node.expr, owners)
         return (type(value), value)
 
     def _constant(self, value: Tensor) -> Hashable:
         if value.numel() != 1 or value.is_meta:
-            raise RefusedError("its step reads a tensor that is neither a parameter nor state")
+            raise NotCompilableError("its step reads a tensor that is neither a parameter nor state")
         return ("constant", value.dtype, tuple(value.shape), value.item())
 
     def _expression(self, expression: Any, owners: set[int]) -> Hashable:
@@ -138,4 +140,4 @@ def _shapeless(value: Any, shape: tuple[int, ...]) -> Any:
         return value
     if value == (SIZES, *shape):
         return SIZES
-    return tuple(_shapeless(each, shape) for each in value)
+    return tuple(_shapeless(item, shape) for item in value)

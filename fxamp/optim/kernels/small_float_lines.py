@@ -1,6 +1,6 @@
-"""The ops of :mod:`fxamp.kernels.codes` as lines of generated Triton code, with the same results bit for bit."""
+"""The ops of :mod:`fxamp.kernels.small_floats` as lines of generated Triton code, with the same results bit for bit."""
 
-from fxamp.kernels.codes import BLOCK, CODES, LARGEST, MULTIPLIERS, NEXT, STRIDE
+from fxamp.kernels.small_floats import BLOCK, CODES, LARGEST, MULTIPLIERS, NEXT, STRIDE
 
 
 def mixed_lines(name: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Generate, from the graph of one parameter's step, a Triton kernel that steps all parameters of its kind.
 
 The elements are computed one by one, each read once and written once. 0-dim values (counters, powers of beta, settings)
-that the graph computes in float64 are left to the kernel of :mod:`fxamp.kernels.step_scalars`, which runs before and
+that the graph computes in float64 are left to the kernel of :mod:`fxamp.optim.kernels.scalars`, which runs before and
 writes the counters; every program computes the others. A step that is skipped handles no elements.
 """
 
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fxamp.kernels.codes import BLOCK, DECOMPOSITIONS, SCALES, block_scales, decode, draw_key, round_by_chance
 from fxamp.kernels.plan import ALIGNMENT, CHUNK
+from fxamp.kernels.small_floats import BLOCK, DECOMPOSITIONS, SCALES, block_scales, decode, draw_key, round_by_chance
 from fxamp.kernels.source import CARRIER, WIDEN
-from fxamp.kernels.step_codes import chance_lines, decode_lines, encode_lines, key_lines, scales_lines
-from fxamp.kernels.step_nodes import is_flat, is_numbers, prepared_nodes, skipping
-from fxamp.kernels.step_ops import ARITHMETIC, CARRIED, COMPARISONS, SAME, divide, power, root
+from fxamp.optim.kernels.expressions import ARITHMETIC, CARRIED, COMPARISONS, SAME, divide, power, root
+from fxamp.optim.kernels.nodes import is_flat, is_numbers, prepared_nodes, skipping
+from fxamp.optim.kernels.small_float_lines import chance_lines, decode_lines, encode_lines, key_lines, scales_lines
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ KERNEL_NAMES = frozenset(
 HEAD = '''\
 """An optimizer's step, for all parameters of one kind.
 
-Aligned to {alignment} bytes: {aligned}. Written by fxamp.kernels.step_source, not to be edited.
+Aligned to {alignment} bytes: {aligned}. Written by fxamp.optim.kernels, not to be edited.
 """
 
 import triton
@@ -288,7 +288,7 @@ class Writer:
 
     def _comparison(self, node: Node) -> str:
         a, b = node.args[:2]
-        values: list[Any] = [each.meta["val"] if isinstance(each, Node) else each for each in (a, b)]
+        values: list[Any] = [operand.meta["val"] if isinstance(operand, Node) else operand for operand in (a, b)]
         common = torch.result_type(*values)
         return f"({self._operand(a, common)} {COMPARISONS[node.target]} {self._operand(b, common)})"
 
@@ -317,10 +317,10 @@ class Writer:
         """A value in the type that ``dtype`` is computed in; values of 16-bit dtypes are exact in float32."""
         if not isinstance(value, Node):
             return _literal(value)
-        given = _dtype(value)
-        if given is torch.bool and not dtype.is_floating_point:
+        own = _dtype(value)
+        if own is torch.bool and not dtype.is_floating_point:
             return self.name(value)
-        return self.name(value) if CARRIED[given] == CARRIED[dtype] else f"{self.name(value)}.to(tl.{CARRIED[dtype]})"
+        return self.name(value) if CARRIED[own] == CARRIED[dtype] else f"{self.name(value)}.to(tl.{CARRIED[dtype]})"
 
     def _rounding(self, node: Node) -> list[str]:
         dtype = _dtype(node)

@@ -1,19 +1,19 @@
 """The kernel that runs before a generated step: it computes each parameter's 0-dim values, and writes its counters.
 
 One program serves one parameter. Values that the step's own kernel reads go to cells of 8 bytes, as many for each
-parameter as :func:`~fxamp.kernels.step_nodes.prepared_nodes` returns. So float64 arithmetic, for which most GPUs have
+parameter as :func:`~fxamp.optim.kernels.nodes.prepared_nodes` returns. So float64 arithmetic, for which most GPUs have
 few units, runs once instead of in each thread of the step.
 """
 
 from torch.fx import GraphModule
 
-from fxamp.kernels.step_nodes import counters, is_flat, prepared_nodes
-from fxamp.kernels.step_source import StepInputs, Writer, indented
+from fxamp.optim.kernels.nodes import counters, is_flat, prepared_nodes
+from fxamp.optim.kernels.source import StepInputs, Writer, indented
 
 NAME = "step_scalars"
 
 HEAD = '''\
-"""The values that an optimizer's step computes once for each parameter. Written by fxamp.kernels.step_scalars.
+"""The values that an optimizer's step computes once for each parameter. Written by fxamp.optim.kernels.
 
 Not to be edited.
 """
@@ -39,7 +39,7 @@ def scalars_text(gm: GraphModule, inputs: StepInputs) -> str | None:
     """Return the Python module that defines the kernel :data:`NAME`; None if the step needs none.
 
     Args:
-        gm, inputs: as for :func:`~fxamp.kernels.step_source.step_text`.
+        gm, inputs: as for :func:`~fxamp.optim.kernels.source.step_text`.
 
     Raises:
         NotGeneratedError: an op or a dtype is not in the tables.

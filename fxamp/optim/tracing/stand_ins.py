@@ -9,24 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.fingerprint import fingerprint
+from fxamp.optim.errors import NotCompilableError
+from fxamp.optim.reading.fingerprint import fingerprint, own_attributes
 from fxamp.torch_private import compile_lock, compiling_flag
-
-#: Attributes of every optimizer; a step's result does not depend on them.
-COMMON = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_opt_called", "step", "grad_scale", "found_inf"}
-
-
-class RefusedError(Exception):
-    """A step cannot be compiled so that the device can skip it; the message says why. Never reaches the user."""
-
-
-class MakesStateError(Exception):
-    """A step creates state, which only the optimizer itself can do; the message says what. Never reaches the user."""
-
-
-def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the attributes that this optimizer has besides those of every optimizer."""
-    return {name: value for name, value in vars(optimizer).items() if name not in COMMON}
 
 
 def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], Any]:
@@ -38,8 +23,8 @@ def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimi
 def needs_arguments(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the step has required arguments: LBFGS's needs a closure."""
     _, *parameters = inspect.signature(plain_step(optimizer)).parameters.values()
-    kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    return any(each.default is each.empty and each.kind not in kinds for each in parameters)
+    optional = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return any(argument.default is argument.empty and argument.kind not in optional for argument in parameters)
 
 
 def replaced_step(optimizer: torch.optim.Optimizer) -> bool:
@@ -54,8 +39,7 @@ def wrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
     Its step would call that optimizer's step. The inner optimizer's parameters and state are not replaced, so a trace
     would change the real ones.
     """
-    held = [value for name, value in vars(optimizer).items() if name not in COMMON]
-    for value in held:
+    for value in own_attributes(optimizer).values():
         items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
         for item in items:
             if isinstance(item, torch.optim.Optimizer) and item is not optimizer:
@@ -63,7 +47,7 @@ def wrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
     return None
 
 
-def run_borrowed(
+def run_on_stand_ins(
     optimizer: torch.optim.Optimizer,
     parameters: Sequence[Tensor],
     groups: Sequence[Mapping[str, Any]],
@@ -82,36 +66,38 @@ def run_borrowed(
         attributes: stand-ins for tensors that the optimizer holds as attributes.
 
     Raises:
-        RefusedError: the step changes more than parameters and state.
+        NotCompilableError: the step changes more than parameters and state.
     """
-    borrowed, at = [], 0
+    groups_of_stand_ins, at = [], 0
     for size, settings in zip(sizes, groups, strict=True):
-        borrowed.append({**settings, "params": list(parameters[at : at + size]), **_device_step(settings)})
+        own = list(parameters[at : at + size])
+        groups_of_stand_ins.append({**settings, "params": own, **_device_step(settings)})
         at += size
-    before = [dict(group) for group in borrowed]
+    before = [dict(group) for group in groups_of_stand_ins]
     with compile_lock():  # a second trace would restore the stand-ins of the first
-        kept = {
+        attributes_before = {
             name: copy.copy(value) if isinstance(value, (list, dict, set)) else value
             for name, value in own_attributes(optimizer).items()
         }
         vars(optimizer).update(attributes)
         prints = {name: _identified(value) for name, value in own_attributes(optimizer).items()}
         own_groups, own_state = optimizer.param_groups, optimizer.state
-        optimizer.param_groups, optimizer.state = borrowed, defaultdict(dict, state)
+        optimizer.param_groups, optimizer.state = groups_of_stand_ins, defaultdict(dict, state)
         try:
             with compiling_flag(), torch.no_grad():
                 plain_step(optimizer)(optimizer)
             result = dict(optimizer.state)
             changed = [n for n, v in own_attributes(optimizer).items() if prints.get(n) != _identified(v)]
-            changed += [k for old, new in zip(before, borrowed, strict=True) for k in new if new[k] is not old.get(k)]
+            pairs = zip(before, groups_of_stand_ins, strict=True)
+            changed += [name for old, new in pairs for name in new if new[name] is not old.get(name)]
         finally:
             optimizer.param_groups, optimizer.state = own_groups, own_state
             for name in own_attributes(optimizer):
-                if name not in kept:
+                if name not in attributes_before:
                     delattr(optimizer, name)
-            vars(optimizer).update(kept)
+            vars(optimizer).update(attributes_before)
     if changed:
-        raise RefusedError(f"its step replaces {changed[0]!r}, which is neither a parameter nor state")
+        raise NotCompilableError(f"its step replaces {changed[0]!r}, which is neither a parameter nor state")
     return result
 
 

@@ -5,29 +5,27 @@ floats of the settings are symbols, so a scheduler that changes a learning rate 
 conditions on them that the step tested (``weight_decay != 0``) are recorded: the graph is valid only while the results
 stay the same.
 
-State that the step creates is not an input, so a layout's state must be complete; see ``complete``.
+State that the step creates is not an input, so a layout's state must be complete; see ``counters_as_tensors``.
 """
 
 import functools
 import logging
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import SymFloat, Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter
-from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from fxamp.kernels.codes import BLOCK, SCALES
-from fxamp.optim.borrow import RefusedError, run_borrowed
-from fxamp.optim.counters import widened
-from fxamp.optim.layout import Layout, with_values
+from fxamp.kernels.small_floats import BLOCK, SCALES
+from fxamp.optim.errors import NotCompilableError, explaining_failures
+from fxamp.optim.reading.layout import Layout, with_values
+from fxamp.optim.tracing.stand_ins import run_on_stand_ins
 from fxamp.passes.step.fold_unscale import GRADIENT
 from fxamp.passes.step.lift_scalars import NUMBERS
 from fxamp.passes.step.pack_state import ROLE
@@ -74,8 +72,8 @@ class Traced:
             return True
         import sympy  # type: ignore[import-untyped]
 
-        given = {symbol: sympy.Float(value) for symbol, value in zip(self.symbols, self.inputs(floats), strict=True)}
-        return all(bool(guard.xreplace(given) == sympy.true) for guard in self.guards)
+        values = {symbol: sympy.Float(value) for symbol, value in zip(self.symbols, self.inputs(floats), strict=True)}
+        return all(bool(guard.xreplace(values) == sympy.true) for guard in self.guards)
 
 
 def fake_mode() -> FakeTensorMode:
@@ -92,16 +90,16 @@ def run_without_values(tensors: Sequence[Tensor], run: Callable[[list[Tensor]], 
     """Return ``run`` of stand-ins without values for ``tensors``: meta tensors, which are cheap, or else fakes.
 
     Raises:
-        RefusedError: it fails on fakes too.
+        NotCompilableError: it fails on fakes too.
     """
     try:
-        with torch.no_grad(), refusing():
+        with torch.no_grad(), explaining_failures():
             return run([torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors])
-    except RefusedError as refused:
-        log.debug("not run on meta tensors: %s", refused)
+    except NotCompilableError as error:
+        log.debug("not run on meta tensors: %s", error)
     mode = fake_mode()
     fakes = fakes_of(tensors, mode)
-    with mode, torch.no_grad(), refusing():
+    with mode, torch.no_grad(), explaining_failures():
         return run(fakes)
 
 
@@ -116,39 +114,48 @@ def run_once(
 
     ``wide``: counters are float64.
     """
-    left = iter(tensors)
-    parameters = [next(left) for _ in layout.parameters]
+    remaining = iter(tensors)
+    parameters = [next(remaining) for _ in layout.parameters]
     for parameter, gradient in zip(parameters, layout.gradients, strict=True):
         # A copy: a step that writes to the gradient must not change what the user, or the other run, sees.
-        parameter.grad = None if gradient is None else next(left).clone()
-    settings = with_values(layout.settings, iter(floats), left)
-    attributes = {name: next(left) for name in layout.held_tensors()}
+        parameter.grad = None if gradient is None else next(remaining).clone()
+    settings = with_values(layout.settings, iter(floats), remaining)
+    attributes = {name: next(remaining) for name in layout.held_tensors()}
     owners = {id(p): stand_in for p, stand_in in zip(layout.parameters, parameters, strict=True)}
     originals = {id(stand_in): p for p, stand_in in zip(layout.parameters, parameters, strict=True)}
     state = {}
     for owner, entry in layout.state.items():
-        given = {name: next(left) if isinstance(value, Tensor) else value for name, value in entry.items()}
+        values = {name: next(remaining) if isinstance(value, Tensor) else value for name, value in entry.items()}
         if wide and isinstance(owner, Tensor) and owner.dim():
-            given = {name: widened(value) for name, value in given.items()}
-        if given:
-            state[owners.get(id(owner), owner) if isinstance(owner, Tensor) else owner] = given
-    after = run_borrowed(optimizer, parameters, settings, layout.sizes, state, attributes)
+            values = {name: _widened(value) for name, value in values.items()}
+        if values:
+            state[owners.get(id(owner), owner) if isinstance(owner, Tensor) else owner] = values
+    after = run_on_stand_ins(optimizer, parameters, settings, layout.sizes, state, attributes)
     named = {originals.get(id(o), o) if isinstance(o, Tensor) else o: entry for o, entry in after.items()}
     return parameters, named
+
+
+def _widened(value: Any) -> Any:
+    """Return a 0-dim float32 tensor in float64; anything else unchanged.
+
+    An eager optimizer reads its counter on the host, and computes ``1 - beta ** step`` in Python's float64. Computed in
+    float32 it loses four digits in the first steps: 1 - 0.999 is 1e-3, and 0.999 in float32 is off by 6e-8.
+    """
+    narrow = isinstance(value, Tensor) and value.dim() == 0 and value.dtype == torch.float32
+    return value.double() if narrow else value
 
 
 def flat_fakes(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
     """Return one-dimensional fakes for tensors with dimensions, plain fakes for 0-dim tensors."""
     with mode:
-        sizes = [(each.numel(),) if each.dim() else () for each in tensors]
-        return [torch.empty(n, dtype=each.dtype, device=each.device) for n, each in zip(sizes, tensors, strict=True)]
+        return [torch.empty(t.numel() if t.dim() else (), dtype=t.dtype, device=t.device) for t in tensors]
 
 
 def wide_fakes(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
     """Flat fakes, of which those for 16-bit floats are float32: they are converted as they are read and written."""
     flat = flat_fakes(tensors, mode)
     with mode:
-        return [torch.empty_like(each, dtype=torch.float32) if each.dtype in NARROW else each for each in flat]
+        return [torch.empty_like(fake, dtype=torch.float32) if fake.dtype in NARROW else fake for fake in flat]
 
 
 def of_any_size(gm: GraphModule, mode: FakeTensorMode, decompositions: dict[Any, Any]) -> GraphModule:
@@ -199,7 +206,7 @@ def trace_step(
     ``make_fx``. ``fakes``: creates the inputs from the layout's tensors.
 
     Raises:
-        RefusedError: the step reads values of tensors on the host, or does something that a graph cannot express.
+        NotCompilableError: the step reads values of tensors on the host, or does something that a graph cannot express.
     """
     mode = fake_mode()
     constants = layout.floats()
@@ -208,13 +215,13 @@ def trace_step(
     inputs = fakes(layout.tensors(), mode)
 
     def flat(*values: Any) -> tuple[()]:
-        given: list[Any] = list(constants)
+        settings: list[Any] = list(constants)
         for at, number in zip(lifted, values[len(inputs) :], strict=True):
-            given[at] = number
-        _step(optimizer, layout, list(values[: len(inputs)]), given, wide)
+            settings[at] = number
+        _step(optimizer, layout, list(values[: len(inputs)]), settings, wide)
         return ()
 
-    with mode, torch.no_grad(), refusing():
+    with mode, torch.no_grad(), explaining_failures():
         functional = torch.func.functionalize(flat, remove="mutations")
         gm = make_fx(functional, decompositions)(*inputs, *floats)
     _describe(gm, layout, [*inputs, *floats])
@@ -245,7 +252,7 @@ def _step(
 
 def _require_same(name: str, before: Any, after: Any) -> None:
     if after is not before and after != before:
-        raise RefusedError(f"its step changes {name!r} of the state, which is a {type(before).__name__}")
+        raise NotCompilableError(f"its step changes {name!r} of the state, which is a {type(before).__name__}")
 
 
 def _fit(value: Any, like: Tensor, name: str) -> Tensor:
@@ -257,7 +264,7 @@ def _fit(value: Any, like: Tensor, name: str) -> Tensor:
         or value.shape != like.shape
         or value.is_floating_point() != like.is_floating_point()
     ):
-        raise RefusedError(f"{name!r} of its state changes its shape or kind from step to step")
+        raise NotCompilableError(f"{name!r} of its state changes its shape or kind from step to step")
     return value.to(device=like.device, dtype=like.dtype)
 
 
@@ -279,8 +286,8 @@ def _describe(gm: GraphModule, layout: Layout, values: Sequence[Any]) -> None:
     gm.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _writes(node))
     start, end = len(layout.parameters), len(layout.parameters) + len(layout.active())
     settings = [f"setting{at}" for at in range(len(layout.setting_tensors()))]
-    kept = [str(name) for entry in layout.state.values() for name, v in entry.items() if isinstance(v, Tensor)]
-    roles = ["parameter"] * start + ["gradient"] * (end - start) + settings + kept
+    state = [str(name) for entry in layout.state.values() for name, v in entry.items() if isinstance(v, Tensor)]
+    roles = ["parameter"] * start + ["gradient"] * (end - start) + settings + state
     for at, (node, value) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), values, strict=True)):
         node.meta["val"] = value
         node.meta[ROLE] = roles[at] if at < len(roles) else "number"
@@ -298,32 +305,3 @@ def _is_unchanged(value: Any, node: torch.fx.Node) -> bool:
 
 def _writes(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-class refusing:
-    """Turn any exception of a trace into a RefusedError that names the line of the step's code that raised it."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, RefusedError):
-            raise RefusedError(f"{_reason(error)}{_place(trace)}") from error
-
-
-def _reason(error: Exception) -> str:
-    line = "".join(str(error).strip().splitlines()[:1])
-    if isinstance(error, (GuardOnDataDependentSymNode, DataDependentOutputException)):
-        return "it reads the value of a tensor on the host, as float(), .item() and if do; accepted: ops on the tensor"
-    if "FakeTensor" in line:
-        return "it reads a tensor that is neither a parameter, a gradient, its state nor an attribute of it"
-    return f"it cannot be traced: {type(error).__name__}: {line}"
-
-
-def _place(trace: Any) -> str:
-    """Return where the step's own code raised: its last line outside of torch and fxamp."""
-    frames = [f for f in traceback.extract_tb(trace) if f.line and not _LIBRARIES & {*Path(f.filename).parents}]
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
-
-
-_LIBRARIES = {Path(torch.__file__).parent, Path(__file__).parents[1]}

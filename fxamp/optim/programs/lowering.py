@@ -12,8 +12,8 @@ from fxamp.capture import Captured
 from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.lowerings import mode_settings
 from fxamp.observe import CompiledStep, observed
-from fxamp.optim.precision import Precision
-from fxamp.optim.trace import Traced
+from fxamp.optim.precision.packing import Precision
+from fxamp.optim.tracing.trace import Traced
 from fxamp.passes.base import Context, PassSequence
 from fxamp.passes.sequences import step
 from fxamp.passes.step.fold_unscale import COEFFICIENT, GRADIENT, INVERSE
@@ -54,37 +54,31 @@ def decompositions(options: StepOptions) -> dict[Any, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Lowered:
-    """A compiled step. ``source`` is the module that Inductor generated, None for other lowerings.
+class WholeStep:
+    """The step of some parameters, compiled as one program.
 
-    ``lowered(tensors, floats, extras)`` writes to ``tensors`` in place; ``extras`` are the factors and the flag.
+    ``places``: indices of its tensors among the layout's. ``source``: the module that Inductor generated, None for
+    other lowerings.
     """
 
     compiled: Callable[..., Any]
     traced: Traced
+    places: tuple[int, ...]
     numbers: "Numbers | None" = None
     source: str | None = None
 
-    @torch.no_grad()
-    def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
-        given = self.traced.inputs(floats)
-        with observed(CompiledStep(self.source)):
-            self.compiled(*tensors, *(given if self.numbers is None else [self.numbers.on_device(given)]), *extras)
-
-
-@dataclass(frozen=True, eq=False)
-class WholeStep:
-    """The step of some parameters, compiled as one program. ``places``: indices of its tensors in the layout's."""
-
-    lowered: Lowered
-    places: tuple[int, ...]
-
     def serves(self, floats: Sequence[float]) -> bool:
         """Whether the program is valid for these settings."""
-        return self.lowered.traced.serves(floats)
+        return self.traced.serves(floats)
 
+    @torch.no_grad()
     def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
-        self.lowered([tensors[place] for place in self.places], floats, extras)
+        """Write to the layout's ``tensors`` in place; ``extras`` are the factors and the flag."""
+        inputs: list[Any] = self.traced.inputs(floats)
+        if self.numbers is not None:
+            inputs = [self.numbers.on_device(inputs)]
+        with observed(CompiledStep(self.source)):
+            self.compiled(*(tensors[place] for place in self.places), *inputs, *extras)
 
 
 def generates(device: torch.device) -> bool:
@@ -92,8 +86,8 @@ def generates(device: torch.device) -> bool:
     return implementation(device) in (Implementation.TRITON, Implementation.INTERPRETER)
 
 
-def lower_step(traced: Traced, options: StepOptions) -> Lowered:
-    """Rewrite the graph and compile it."""
+def lower_step(traced: Traced, options: StepOptions, places: Sequence[int]) -> WholeStep:
+    """Rewrite the graph and compile it; ``places``: see :class:`WholeStep`."""
     gm = traced.module
     lift = must_lift(gm, options)
     run_passes(Captured(gm, traced.mode), Context(traced.mode), step_passes(options, lift))
@@ -102,11 +96,11 @@ def lower_step(traced: Traced, options: StepOptions) -> Lowered:
     device = next(iter(gm.graph.nodes)).meta["val"].device
     numbers = Numbers(device) if lift and traced.symbols else None
     if options.lowering == "aot_eager":
-        return Lowered(gm, traced, numbers)
+        return WholeStep(gm, traced, tuple(places), numbers)
     compiled, source = by_inductor(gm, traced, options)
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
-    return Lowered(compiled, traced, numbers, source)
+    return WholeStep(compiled, traced, tuple(places), numbers, source)
 
 
 def step_passes(
@@ -175,12 +169,13 @@ class Numbers:
         self._tensor = torch.empty(0)
 
     def on_device(self, floats: Sequence[float]) -> Tensor:
-        given = tuple(floats)
-        if given != self._sent or self._tensor.numel() != len(given):
-            host = torch.tensor(given, dtype=torch.float64, pin_memory=self._device.type == "cuda")
-            if self._tensor.numel() == len(given):
+        """Return them on the device; waits for no device."""
+        values = tuple(floats)
+        if values != self._sent or self._tensor.numel() != len(values):
+            host = torch.tensor(values, dtype=torch.float64, pin_memory=self._device.type == "cuda")
+            if self._tensor.numel() == len(values):
                 copy_across_(self._tensor, host)
             else:
                 self._tensor = moved(host, self._device)
-            self._sent = given
+            self._sent = values
         return self._tensor

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.borrow import MakesStateError, RefusedError
-from fxamp.optim.layout import Layout
-from fxamp.optim.trace import run_once, run_without_values
+from fxamp.optim.errors import MakesStateError, NotCompilableError
+from fxamp.optim.reading.layout import Layout
+from fxamp.optim.tracing.trace import run_once, run_without_values
 from fxamp.torch_devices import moved
 
 ROUNDS = 3
@@ -22,21 +22,21 @@ ROUNDS = 3
 Entries = dict[Any, dict[str, Any]]
 
 
-def complete_state(optimizer: torch.optim.Optimizer, layout: Layout) -> Entries:
-    """Return the replacements for the state's entries; changes nothing.
+def counters_as_tensors(optimizer: torch.optim.Optimizer, layout: Layout) -> Entries:
+    """Return tensors for the numbers in the state that the step changes, by owner and name; changes nothing.
 
     Raises:
         MakesStateError: the step adds to the state.
-        RefusedError: the step cannot be run on fake tensors.
+        NotCompilableError: the step cannot be run on fake tensors.
     """
     changes: Entries = _counters_on_device(layout)
     for _ in range(ROUNDS):
-        found = _replaced(optimizer, _applied(layout, changes))
-        if not found:
+        numbers = _changed_numbers(optimizer, _applied(layout, changes))
+        if not numbers:
             return changes
-        for owner, entry in found.items():
+        for owner, entry in numbers.items():
             changes.setdefault(owner, {}).update(entry)
-    raise RefusedError("what it keeps in its state changes its kind from step to step")
+    raise NotCompilableError("what it keeps in its state changes its kind from step to step")
 
 
 def _applied(layout: Layout, changes: Entries) -> Layout:
@@ -46,22 +46,22 @@ def _applied(layout: Layout, changes: Entries) -> Layout:
     return replace(layout, state=state)
 
 
-def _replaced(optimizer: torch.optim.Optimizer, layout: Layout) -> Entries:
+def _changed_numbers(optimizer: torch.optim.Optimizer, layout: Layout) -> Entries:
     """Run the step on fake tensors, and return tensors for the numbers that it changes."""
     tensors = layout.tensors()
-    _, after = run_without_values(tensors, lambda given: run_once(optimizer, layout, given, layout.floats()))
-    found: Entries = {}
+    _, after = run_without_values(tensors, lambda fakes: run_once(optimizer, layout, fakes, layout.floats()))
+    numbers: Entries = {}
     for owner, entry in after.items():
         if not isinstance(entry, dict):
-            raise RefusedError("its state is not a dict for each parameter")
+            raise NotCompilableError("its state is not a dict for each parameter")
         known = layout.state.get(owner, {})
         for name, value in entry.items():
             if name not in known or (known[name] is None and value is not None):
                 raise MakesStateError(f"it makes {name!r} of the state")
             number = _number(name, known[name], value, owner)
             if number is not None:
-                found.setdefault(owner, {})[name] = number
-    return found
+                numbers.setdefault(owner, {})[name] = number
+    return numbers
 
 
 def _number(name: str, before: Any, after: Any, owner: Any) -> Tensor | None:
@@ -72,15 +72,15 @@ def _number(name: str, before: Any, after: Any, owner: Any) -> Tensor | None:
         device = owner.device if isinstance(owner, Tensor) else torch.device("cpu")
         dtype = torch.int64 if isinstance(before, int) and isinstance(after, int) else torch.float32
         return torch.full((), before, dtype=dtype, device=device)
-    raise RefusedError(f"its step changes {name!r} of the state, which is a {type(before).__name__}")
+    raise NotCompilableError(f"its step changes {name!r} of the state, which is a {type(before).__name__}")
 
 
 def _counters_on_device(layout: Layout) -> Entries:
-    found: Entries = {}
+    counters: Entries = {}
     for owner, entry in layout.state.items():
         for name, value in entry.items():
             if not isinstance(owner, Tensor) or not isinstance(value, Tensor) or value.dim() or not value.is_cpu:
                 continue
             if owner.device.type != "cpu":
-                found.setdefault(owner, {})[name] = moved(value, owner.device)
-    return found
+                counters.setdefault(owner, {})[name] = moved(value, owner.device)
+    return counters

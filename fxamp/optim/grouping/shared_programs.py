@@ -16,9 +16,9 @@ import torch
 from torch import SymFloat, Tensor
 from torch.fx import Node
 
-from fxamp.optim.kinds import Kind
-from fxamp.optim.layout import Layout
-from fxamp.optim.trace import Traced
+from fxamp.optim.grouping.parameter_kinds import ParameterKind
+from fxamp.optim.reading.layout import Layout
+from fxamp.optim.tracing.trace import Traced
 from fxamp.passes.step.pack_state import ROLE, PackState
 
 aten = torch.ops.aten
@@ -27,34 +27,34 @@ Path = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
-    """How one kind uses a shared program.
+class ProgramUse:
+    """How one kind uses a program, its own or that of another kind.
 
     Attributes:
         kind, traced, packed: as it would be compiled alone.
-        takes: for floats of the settings that the program reads, the index of the kind's own, or its value.
+        sources: for floats of the settings that the program reads, the index of the kind's own, or its value.
         zeros: the kind's floats that must be zero for the program to be its own.
     """
 
-    kind: Kind
+    kind: ParameterKind
     traced: Traced
     packed: PackState | None = None
-    takes: Mapping[int, int | float] = field(default_factory=dict)
+    sources: Mapping[int, int | float] = field(default_factory=dict)
     zeros: tuple[int, ...] = ()
 
     def serves(self, floats: Sequence[float]) -> bool:
         """Whether the program is valid for these settings."""
         return self.traced.serves(floats) and all(floats[at] == 0 for at in self.zeros)
 
-    def given(self, floats: Sequence[float]) -> list[float]:
+    def translated(self, floats: Sequence[float]) -> list[float]:
         """Return the floats of all settings as the program reads them for this kind."""
         result = list(floats)
-        for at, own in self.takes.items():
+        for at, own in self.sources.items():
             result[at] = floats[own] if isinstance(own, int) else own
         return result
 
 
-def shared(kinds: Sequence[Share], layout: Layout) -> list[list[Share]]:
+def group_by_program(kinds: Sequence[ProgramUse], layout: Layout) -> list[list[ProgramUse]]:
     """Group a layout's kinds by the program that serves them; the first one of each list is compiled.
 
     A kind whose settings hold tensors shares no program.
@@ -62,16 +62,16 @@ def shared(kinds: Sequence[Share], layout: Layout) -> list[list[Share]]:
     if layout.setting_tensors():
         return [[kind] for kind in kinds]
     numbers, groups = _numbers(layout.settings), layout.group_of()
-    programs: list[list[Share]] = []
+    programs: list[list[ProgramUse]] = []
     for kind in kinds:
         for program in programs:
             joined = _joined(program[0], kind, groups, numbers)
             if joined is not None:
                 program.append(joined)
                 break
-            others = [_joined(kind, each, groups, numbers) for each in program]
+            others = [_joined(kind, member, groups, numbers) for member in program]
             if all(others):
-                program[:] = [kind, *(each for each in others if each is not None)]
+                program[:] = [kind, *(other for other in others if other is not None)]
                 break
         else:
             programs.append([kind])
@@ -90,16 +90,16 @@ def _numbers(settings: Sequence[Mapping[str, Any]]) -> list[dict[Path, _Number]]
     """Return each group's numbers by their place in its settings, in the order of ``Layout.floats``."""
     count = 0
 
-    def visit(value: Any, path: Path, found: dict[Path, _Number]) -> None:
+    def visit(value: Any, path: Path, numbers: dict[Path, _Number]) -> None:
         nonlocal count
         if type(value) in (tuple, list):
             for at, item in enumerate(value):
-                visit(item, (*path, at), found)
+                visit(item, (*path, at), numbers)
         elif type(value) is float:
-            found[path] = _Number(count, value)
+            numbers[path] = _Number(count, value)
             count += 1
         elif type(value) is int:
-            found[path] = _Number(None, float(value))
+            numbers[path] = _Number(None, float(value))
 
     result: list[dict[Path, _Number]] = []
     for group in settings:
@@ -109,23 +109,30 @@ def _numbers(settings: Sequence[Mapping[str, Any]]) -> list[dict[Path, _Number]]
     return result
 
 
-def _joined(base: Share, kind: Share, groups: Sequence[int], numbers: list[dict[Path, _Number]]) -> Share | None:
-    """Return how the kind uses the program of ``base``; None if it needs another program."""
-    own, other = (numbers[groups[each.kind.members[0]]] for each in (base, kind))
+def _joined(
+    base: ProgramUse, kind: ProgramUse, groups: Sequence[int], numbers: list[dict[Path, _Number]]
+) -> ProgramUse | None:
+    """Return how the kind uses the program of ``base``; None if it needs another program.
+
+    Both traces are read with the values of their ops numbered in one table, so that equal values have equal numbers
+    (value numbering). A float of the base is read as the kind's float at the same place of its group's settings.
+    """
+    own, other = (numbers[groups[use.kind.members[0]]] for use in (base, kind))
     floats = {path: number.index for path, number in own.items() if number.index is not None}
     if base.packed != kind.packed or not floats.keys() <= other.keys():
         return None
     places = {at: other[path] for path, at in floats.items()}
     fixed = _fixed(kind.traced)
-    zeros = {at: each for at, each in places.items() if each.value == 0 and (each.index is None or each.index in fixed)}
+    # Rule 2: where the kind's number is zero for good, the base's symbol is zero too. 1 - lr * 0 is then the literal 1.
+    zeros = {at: n for at, n in places.items() if n.value == 0 and (n.index is None or n.index in fixed)}
     values: dict[Hashable, int] = {}
     names = {number.index: at for at, number in places.items() if number.index is not None}
-    wanted = _Values(kind.traced, values, names).writes()
-    if _Values(base.traced, values, {at: at for at in places}, frozenset(zeros)).writes() != wanted:
+    writes = _Values(kind.traced, values, names).writes()
+    if _Values(base.traced, values, {at: at for at in places}, frozenset(zeros)).writes() != writes:
         return None
-    takes = {at: number.value if number.index is None else number.index for at, number in places.items()}
-    kept = tuple(number.index for number in zeros.values() if number.index is not None)
-    return Share(kind.kind, kind.traced, kind.packed, takes, kept)
+    sources = {at: number.value if number.index is None else number.index for at, number in places.items()}
+    own_zeros = tuple(number.index for number in zeros.values() if number.index is not None)
+    return ProgramUse(kind.kind, kind.traced, kind.packed, sources, own_zeros)
 
 
 def _fixed(traced: Traced) -> set[int]:
@@ -159,7 +166,7 @@ class _Values:
 
     def writes(self) -> dict[Hashable, Hashable]:
         """Return the value that is written to each input."""
-        found: dict[Hashable, Hashable] = {}
+        written: dict[Hashable, Hashable] = {}
         tensors, floats = 0, iter(self._traced.lifted)
         for node in self._traced.module.graph.nodes:
             value = node.meta.get("val")
@@ -171,10 +178,10 @@ class _Values:
                 name = ("float", self._names[at]) if at in self._names else ("another group's float", at)
                 self._of[node] = self._literal(value) or name
             elif node.op == "call_function" and node.target is aten.copy_.default:
-                found[self._of[node.args[0]]] = self._of[node.args[1]]
+                written[self._of[node.args[0]]] = self._of[node.args[1]]
             elif node.op == "call_function":
                 self._of[node] = self._value(node)
-        return found
+        return written
 
     def _literal(self, value: Any) -> Hashable | None:
         """Return a number that is known when the graph is made; None for anything else."""
@@ -200,7 +207,7 @@ class _Values:
         if isinstance(value, (list, tuple)):
             return "size" if tuple(value) == self._size else tuple(map(self._token, value))
         if isinstance(value, dict):
-            return tuple((name, self._token(each)) for name, each in sorted(value.items()))
+            return tuple((name, self._token(item)) for name, item in sorted(value.items()))
         return ("number", float(value)) if type(value) is float else (type(value), value)
 
 
@@ -209,9 +216,6 @@ _ONE = ("number", 1.0)
 
 def _alike(one: Node, other: Node) -> bool:
     first, second = one.meta.get("val"), other.meta.get("val")
-    return (
-        isinstance(first, Tensor)
-        and isinstance(second, Tensor)
-        and first.dtype == second.dtype
-        and (first.shape == second.shape)
-    )
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return False
+    return first.dtype == second.dtype and first.shape == second.shape

@@ -2,17 +2,16 @@
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fxamp.optim.borrow import RefusedError, own_attributes
-from fxamp.optim.fingerprint import fingerprint, looks
+from fxamp.optim.errors import NotCompilableError
+from fxamp.optim.reading.fingerprint import fingerprint, own_attributes, setting_fingerprint, tensor_properties
 from fxamp.optim.shards import WHOLE, is_dtensor, joined, laid_out_alike, local, settle_gradient, spread_of
-
-_LIFTED = "a number that is given when the step runs"
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +79,10 @@ class Layout:
         """Return :meth:`tensors` with stand-ins of the whole's size for parts of DTensors: the same on all ranks."""
 
         def whole(tensor: Tensor, like: Tensor) -> Tensor:
-            found = self.wholes.get(id(like))
-            if found is None:
+            dtensor = self.wholes.get(id(like))
+            if dtensor is None:
                 return tensor
-            return torch.empty_strided(found.shape, found.stride(), dtype=tensor.dtype, device="meta")
+            return torch.empty_strided(dtensor.shape, dtensor.stride(), dtype=tensor.dtype, device="meta")
 
         pairs = zip(self.gradients, self.parameters, strict=True)
         gradients = [whole(gradient, parameter) for gradient, parameter in pairs if gradient is not None]
@@ -107,8 +106,11 @@ class Layout:
 
     def setting_tensors(self) -> list[Tensor]:
         """Return every tensor among the settings, a learning rate for example, and among the attributes."""
-        found = [v for group in self.settings for v in _leaves(group.values()) if isinstance(v, Tensor)]
-        return [*found, *self.held_tensors().values()]
+        return [*(v for v in self._leaves if isinstance(v, Tensor)), *self.held_tensors().values()]
+
+    @cached_property
+    def _leaves(self) -> list[Any]:
+        return [leaf for group in self.settings for value in group.values() for leaf in _leaves(value)]
 
     def held_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that are attributes of the optimizer, by name; they are 0-dim."""
@@ -121,15 +123,15 @@ class Layout:
 
     def floats(self) -> list[float]:
         """Return every float among the settings, in order."""
-        return [v for group in self.settings for v in _leaves(group.values()) if type(v) is float]
+        return [value for value in self._leaves if type(value) is float]
 
-    def tensors(self, state: Sequence[Tensor] | None = None) -> list[Tensor]:
+    def tensors(self, state: Sequence[Tensor] | None = None, active: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Return all tensor inputs of the step, in the compiled step's order.
 
-        ``state``: its :meth:`state_tensors`, where they are known from an earlier step.
+        ``state``, ``active``: its :meth:`state_tensors` and :meth:`active`, where they are known.
         """
-        known = self.state_tensors() if state is None else state
-        return [*self.parameters, *self.active(), *self.setting_tensors(), *known]
+        known, gradients = self.state_tensors() if state is None else state, self.active() if active is None else active
+        return [*self.parameters, *gradients, *self.setting_tensors(), *known]
 
     def places(self) -> list[list[int]]:
         """Return, for each parameter, the indices in :meth:`tensors` of the tensors of ``only((position,))``."""
@@ -141,10 +143,10 @@ class Layout:
         positions = self._positions()
         state: list[list[int]] = [[] for _ in range(count)]
         for owner, entry in self.state.items():
-            found = [next(at) for value in entry.values() if isinstance(value, Tensor)]
+            own_state = [next(at) for value in entry.values() if isinstance(value, Tensor)]
             if id(owner) in positions:
-                state[positions[id(owner)]] += found
-        return [place + settings + found for place, found in zip(own, state, strict=True)]
+                state[positions[id(owner)]] += own_state
+        return [place + settings + own_state for place, own_state in zip(own, state, strict=True)]
 
     def key(self) -> Hashable:
         """Return everything that a trace of the step depends on, except the values of floats."""
@@ -153,13 +155,15 @@ class Layout:
             (at.get(id(o), o) if isinstance(o, Tensor) else o, fingerprint(entry)) for o, entry in self.state.items()
         )
         return (
-            tuple(looks(parameter) for parameter in self.parameters),
-            tuple(None if gradient is None else looks(gradient) for gradient in self.gradients),
-            tuple(tuple((name, setting_look(value)) for name, value in group.items()) for group in self.settings),
+            tuple(tensor_properties(parameter) for parameter in self.parameters),
+            tuple(None if gradient is None else tensor_properties(gradient) for gradient in self.gradients),
+            tuple(
+                tuple((name, setting_fingerprint(value)) for name, value in group.items()) for group in self.settings
+            ),
             self.sizes,
             state,
             fingerprint(self.attributes),
-            tuple(looks(each) for each in self.whole_tensors()) if self.wholes else (),
+            tuple(tensor_properties(tensor) for tensor in self.whole_tensors()) if self.wholes else (),
         )
 
 
@@ -167,17 +171,19 @@ def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
     """Read the layout of the optimizer's next step.
 
     Raises:
-        RefusedError: something that a compiled step does not support: sparse gradients, tensor subclasses, several
-            devices, state that is not a dict of tensors and constants.
+        NotCompilableError: something that a compiled step does not support: sparse gradients, tensor subclasses,
+            several devices, state that is not a dict of tensors and constants.
     """
     owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     settings = settings_of(optimizer)
     known = {id(parameter): local(parameter) for parameter in owners}
     gradients = gradients_of(owners)
-    kept = {o: v for o, v in optimizer.state.items() if v and (not isinstance(o, Tensor) or id(o) in known)}
-    _require_plain([*known.values()], gradients, kept)
+    state_of_optimizer = {
+        o: v for o, v in optimizer.state.items() if v and (not isinstance(o, Tensor) or id(o) in known)
+    }
+    _require_plain([*known.values()], gradients, state_of_optimizer)
     wholes, state = {id(part): owner for owner in owners if (part := known[id(owner)]) is not owner}, {}
-    for owner, entry in kept.items():
+    for owner, entry in state_of_optimizer.items():
         state[known.get(id(owner), owner) if isinstance(owner, Tensor) else owner] = _parts(owner, entry, wholes)
     sizes = tuple(len(group["params"]) for group in optimizer.param_groups)
     own = own_attributes(optimizer)
@@ -189,25 +195,27 @@ def gradients_of(owners: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the gradients of an optimizer's parameters in the parameters' layout; of DTensors this rank's part.
 
     Raises:
-        RefusedError: a gradient cannot be laid out so.
+        NotCompilableError: a gradient cannot be laid out so.
     """
-    found = []
+    gradients: list[Tensor | None] = []
     for owner in owners:
         gradient = settle_gradient(owner)
         if gradient is not None and not laid_out_alike(gradient, owner):
-            raise RefusedError("a gradient is a DTensor and its parameter is not, or the other way round")
-        found.append(local(gradient))
-    return found
+            raise NotCompilableError("a gradient is a DTensor and its parameter is not, or the other way round")
+        gradients.append(local(gradient))
+    return gradients
 
 
 def _parts(owner: Any, entry: dict[str, Any], wholes: dict[int, Tensor]) -> dict[str, Any]:
     """Return an entry with DTensors replaced by this rank's parts, recorded in ``wholes``; itself if it has none."""
-    found = {name: value for name, value in entry.items() if isinstance(value, Tensor) and is_dtensor(value)}
-    for name, value in found.items():
+    dtensors = {name: value for name, value in entry.items() if isinstance(value, Tensor) and is_dtensor(value)}
+    for name, value in dtensors.items():
         if not isinstance(owner, Tensor) or not laid_out_alike(value, owner):
-            raise RefusedError(f"{name!r} of its state is a DTensor that is laid out otherwise than its parameter")
+            raise NotCompilableError(
+                f"{name!r} of its state is a DTensor that is laid out otherwise than its parameter"
+            )
         wholes[id(local(value))] = value
-    return {name: local(value) for name, value in entry.items()} if found else entry
+    return {name: local(value) for name, value in entry.items()} if dtensors else entry
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -232,29 +240,16 @@ def with_values(
     return [{name: replaced(value) for name, value in group.items()} for group in settings]
 
 
-def _leaves(values: Any) -> Iterator[Any]:
-    for value in values:
-        if type(value) in (tuple, list):
-            yield from _leaves(value)
-        else:
-            yield value
-
-
-def setting_look(value: Any) -> Hashable:
-    """Return what a trace depends on of a group's setting: everything but the values of floats."""
-    if type(value) is float:
-        return _LIFTED
-    if type(value) in (tuple, list):
-        return (type(value), *map(setting_look, value))
-    return fingerprint(value)
+def _leaves(value: Any) -> Sequence[Any]:
+    return [leaf for item in value for leaf in _leaves(item)] if type(value) in (tuple, list) else (value,)
 
 
 def _require_held(attributes: Mapping[str, Any], owners: Sequence[Tensor]) -> None:
-    """Raise RefusedError for a tensor among the attributes that cannot be an input of the step, as a setting can."""
+    """Raise NotCompilableError for a tensor among the attributes that cannot be an input of the step."""
     devices = {owner.device for owner in owners}
     for name, value in attributes.items():
         if isinstance(value, Tensor) and (value.dim() or {value.device} != devices or type(value) is not Tensor):
-            raise RefusedError(
+            raise NotCompilableError(
                 f"its attribute {name!r} is a {type(value).__name__} of shape {list(value.shape)} on {value.device};"
                 " accepted as attributes: 0-dim tensors on the parameters' device. Keep others in state[parameter]"
             )
@@ -263,13 +258,13 @@ def _require_held(attributes: Mapping[str, Any], owners: Sequence[Tensor]) -> No
 def _require_plain(parameters: list[Tensor], gradients: list[Tensor | None], state: Mapping[Any, Any]) -> None:
     for tensor in (*parameters, *(gradient for gradient in gradients if gradient is not None)):
         if tensor.layout is not torch.strided:
-            raise RefusedError("a gradient is sparse")
+            raise NotCompilableError("a gradient is sparse")
         if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            raise RefusedError(f"a parameter or gradient is a {type(tensor).__name__}, not a plain tensor")
+            raise NotCompilableError(f"a parameter or gradient is a {type(tensor).__name__}, not a plain tensor")
         if tensor.is_complex():
-            raise RefusedError("a parameter is complex")
+            raise NotCompilableError("a parameter is complex")
     if len({parameter.device for parameter in parameters}) > 1:
-        raise RefusedError("its parameters are on several devices")
+        raise NotCompilableError("its parameters are on several devices")
     for entry in state.values():
         if not isinstance(entry, dict) or any(isinstance(v, (list, tuple, dict, set)) for v in entry.values()):
-            raise RefusedError("its state is not a dict of tensors and plain values for each parameter")
+            raise NotCompilableError("its state is not a dict of tensors and plain values for each parameter")

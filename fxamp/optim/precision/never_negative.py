@@ -31,10 +31,10 @@ def never_negative(gm: GraphModule) -> frozenset[str]:
     assumed = {node for node in inputs if node in written and node.meta.get(ROLE) not in ("parameter", "gradient")}
     while True:
         known = _known(gm, assumed)
-        kept = {node for node in assumed if written[node] in known}
-        if kept == assumed:
-            return frozenset(str(node.meta[ROLE]) for node in kept)
-        assumed = kept
+        remaining = {node for node in assumed if written[node] in known}
+        if remaining == assumed:
+            return frozenset(str(node.meta[ROLE]) for node in remaining)
+        assumed = remaining
 
 
 def _known(gm: GraphModule, assumed: set[Node]) -> set[Node]:

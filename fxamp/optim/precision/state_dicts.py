@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.packed import is_packed, plain
+from fxamp.optim.precision.packed_tensor import is_packed, unpacked
 from fxamp.passes.step.pack_state import COUNT
 
 
@@ -21,7 +21,7 @@ def plain_entry(entry: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str,
         group: the owner's settings. Unless they enable "capturable" or "fused", torch keeps ``step`` on the CPU.
     """
     on_device = group.get("capturable") or group.get("fused")
-    shown = {name: plain(value) for name, value in entry.items()}
+    shown = {name: unpacked(value) for name, value in entry.items()}
     if isinstance(shown.get(COUNT), Tensor):
         shown[COUNT] = int(shown[COUNT])
     return {
@@ -33,15 +33,15 @@ def plain_entry(entry: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str,
 def packed_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """``optimizer.state_dict()`` with state as it is kept, in fewer bits where a policy asks for it.
 
-    It holds :class:`~fxamp.optim.packed.Packed` tensors: only a program that has fxamp can load it, into an optimizer
-    compiled with any policy, or none.
+    It holds ``PackedTensor``: only a program that has fxamp can load it, into an optimizer compiled with any policy, or
+    none.
     """
     saved = optimizer.state_dict()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     places = [at for packed in saved["param_groups"] for at in packed["params"]]
-    kept = {at: optimizer.state.get(parameter, {}) for at, parameter in zip(places, parameters, strict=True)}
+    stored = {at: optimizer.state.get(parameter, {}) for at, parameter in zip(places, parameters, strict=True)}
     state = {
-        at: {n: kept[at][n] if at in kept and is_packed(kept[at].get(n)) else v for n, v in entry.items()}
+        at: {n: stored[at][n] if at in stored and is_packed(stored[at].get(n)) else v for n, v in entry.items()}
         for at, entry in saved["state"].items()
     }
     return {**saved, "state": state}

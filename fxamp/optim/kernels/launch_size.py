@@ -9,8 +9,8 @@ are spilled, a lane handles four.
 import torch
 from torch.fx import GraphModule
 
-from fxamp.kernels.codes import encode, round_by_chance
 from fxamp.kernels.launch import OPTIONS
+from fxamp.kernels.small_floats import encode, round_by_chance
 
 WARPS = 4
 STEP_OPTIONS = {**OPTIONS, "num_warps": WARPS}

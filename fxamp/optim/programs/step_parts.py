@@ -10,15 +10,15 @@ from torch import Tensor
 
 from fxamp.devices import NO_FLOAT64
 from fxamp.kernels.request import Tables
-from fxamp.optim.borrow import RefusedError
-from fxamp.optim.kind_step import KindStep, lower_kinds
-from fxamp.optim.kinds import Kind, Split, split
-from fxamp.optim.layout import Layout
-from fxamp.optim.lower import StepOptions, WholeStep, decompositions, lower_step, must_lift
-from fxamp.optim.precision import packed_state, pass_for, require_names
-from fxamp.optim.share import Share, shared
-from fxamp.optim.signs import never_negative
-from fxamp.optim.trace import Traced, fakes_of, flat_fakes, trace_step, wide_fakes
+from fxamp.optim.errors import NotCompilableError
+from fxamp.optim.grouping.parameter_kinds import ParameterKind, SortedParameters, sort_parameters
+from fxamp.optim.grouping.shared_programs import ProgramUse, group_by_program
+from fxamp.optim.precision.never_negative import never_negative
+from fxamp.optim.precision.packing import packed_state, pass_for, require_names
+from fxamp.optim.programs.kind_step import KindStep, lower_kinds
+from fxamp.optim.programs.lowering import StepOptions, WholeStep, decompositions, lower_step, must_lift
+from fxamp.optim.reading.layout import Layout
+from fxamp.optim.tracing.trace import Traced, fakes_of, flat_fakes, trace_step, wide_fakes
 from fxamp.passes.step.lift_scalars import liftable, unliftable_inputs
 
 log = logging.getLogger(__name__)
@@ -47,96 +47,89 @@ class CompiledParts:
 
 
 def compile_parts(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> CompiledParts:
-    """Trace and compile the step of ``layout``. Raises RefusedError or MakesStateError if it cannot be compiled."""
+    """Trace and compile the step of ``layout``; raises NotCompilableError or MakesStateError if that is impossible."""
     return CompiledParts(tuple(_parts(optimizer, layout, options)))
 
 
 def pack_state(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> tuple[bool, tuple[str, ...]]:
     """Pack the state as the policy asks. Return whether there was anything to pack, and why some state stays as it is.
 
-    Raises RefusedError if the policy asks for what the optimizer does not have.
+    Raises NotCompilableError if the policy asks for what the optimizer does not have.
     """
     precision = options.precision
     if precision is None:
         return False, ()
-    require_names(layout, precision.asked)
-    found, changed = _split(optimizer, layout, options), False
-    for kind in found.kinds:
+    require_names(layout, precision.table)
+    parameters, changed = _sorted(optimizer, layout, options), False
+    for kind in parameters.kinds:
         first = layout.only(kind.members[:1])
-        plain = StepOptions(guarded=False, lowering="aot_eager")
-        traced = best_trace(optimizer, first, plain, wide_fakes, lifted=())
-        new = packed_state(layout, kind.members, precision.asked, never_negative(traced.module))
+        traced = best_trace(optimizer, first, StepOptions(guarded=False, lowering="aot_eager"), wide_fakes, lifted=())
+        new = packed_state(layout, kind.members, precision.table, never_negative(traced.module))
         for owner, entry in new.items():
             whole = {name: layout.kept_by(owner, value) if value.dim() else value for name, value in entry.items()}
             optimizer.state[layout.owner_of(owner)].update(whole)
         changed |= bool(new)
-    return changed, tuple(found.others)
+    return changed, tuple(parameters.others)
 
 
 def _parts(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> Iterator[Part]:
     """Yield the step of the kinds that share a program, then one step for the parameters that belong to none."""
-    found = _split(optimizer, layout, options)
+    parameters = _sorted(optimizer, layout, options)
     kinds = []
-    for kind in found.kinds:
+    for kind in parameters.kinds:
         try:
-            kinds.append(_alone(optimizer, layout, kind, options))
-        except RefusedError as refused:
-            for at in kind.members:
-                found.exclude(at, str(refused))
-    for shares in shared(kinds, layout):
+            kinds.append(_program_alone(optimizer, layout, kind, options))
+        except NotCompilableError as error:
+            parameters.exclude(kind.members, str(error))
+    for uses in group_by_program(kinds, layout):
         try:
-            step = _together(layout, shares, options)
-        except RefusedError as refused:
-            for at in (at for share in shares for at in share.kind.members):
-                found.exclude(at, str(refused))
+            step = _kind_step(layout, uses, options)
+        except NotCompilableError as error:
+            parameters.exclude((at for use in uses for at in use.kind.members), str(error))
         else:
             yield step
-    for why, members in found.others.items():
-        log.info(
-            "%s: %d of %d parameters do not share a program: %s",
-            type(optimizer).__name__,
-            len(members),
-            len(layout.parameters),
-            why,
-        )
-    rest = sorted(at for members in found.others.values() for at in members)
+    name, others = type(optimizer).__name__, parameters.others
+    for why, members in others.items():
+        log.info("%s: %d of %d parameters do not share a program: %s", name, len(members), len(layout.parameters), why)
+    rest = sorted(at for members in others.values() for at in members)
     if any(layout.is_split(at) for at in rest):
-        why = next(iter(found.others))
-        raise RefusedError(f"some parameters are shards, on which only an elementwise step is right: {why}")
+        why = next(iter(others))
+        raise NotCompilableError(f"some parameters are shards, on which only an elementwise step is right: {why}")
     if rest:
         own = layout.only(rest)
         index = {id(tensor): place for place, tensor in enumerate(layout.tensors())}
-        traced = best_trace(optimizer, own, options)
-        yield WholeStep(lower_step(traced, options), tuple(index[id(tensor)] for tensor in own.tensors()))
+        yield lower_step(best_trace(optimizer, own, options), options, [index[id(t)] for t in own.tensors()])
 
 
-def _alone(optimizer: torch.optim.Optimizer, layout: Layout, kind: Kind, options: StepOptions) -> Share:
+def _program_alone(
+    optimizer: torch.optim.Optimizer, layout: Layout, kind: ParameterKind, options: StepOptions
+) -> ProgramUse:
     precision, first = options.precision, kind.members[0]
-    packed = None if precision is None else pass_for(layout, first, precision.asked)
+    packed = None if precision is None else pass_for(layout, first, precision.table)
     fakes = wide_fakes if packed is not None else flat_fakes
-    return Share(kind, best_trace(optimizer, layout.only((first,)), options, fakes), packed)
+    return ProgramUse(kind, best_trace(optimizer, layout.only((first,)), options, fakes), packed)
 
 
-def _together(layout: Layout, shares: Sequence[Share], options: StepOptions) -> KindStep:
+def _kind_step(layout: Layout, uses: Sequence[ProgramUse], options: StepOptions) -> KindStep:
     places, tensors = layout.places(), layout.tensors()
-    step = lower_kinds(shares, options, places, tensors)
-    for share in shares:
-        step.require_inputs([tensors[place] for place in places[share.kind.members[0]]])
+    step = lower_kinds(uses, options, places, tensors)
+    for use in uses:
+        step.require_inputs([tensors[place] for place in places[use.kind.members[0]]])
     return step
 
 
-def _split(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> Split:
+def _sorted(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> SortedParameters:
     active = [at for at, gradient in enumerate(layout.gradients) if gradient is not None]
     if options.mode is not None:
-        return Split([], {f"mode={options.mode!r} is Inductor's, for the step as a whole": active})
+        return SortedParameters([], {f"mode={options.mode!r} is Inductor's, for the step as a whole": active})
     try:
-        found = split(optimizer, layout)
-    except RefusedError as refused:
-        return Split([], {str(refused): active})
-    if any("other parameters" in why for why in found.others):
+        parameters = sort_parameters(optimizer, layout)
+    except NotCompilableError as error:
+        return SortedParameters([], {str(error): active})
+    if any("other parameters" in why for why in parameters.others):
         # Parameters that one program updates must not be read by another program.
-        return Split([], dict.fromkeys(list(found.others)[:1], active))
-    return found
+        return SortedParameters([], dict.fromkeys(list(parameters.others)[:1], active))
+    return parameters
 
 
 def best_trace(
@@ -147,7 +140,7 @@ def best_trace(
     lifted: Sequence[int] | None = None,
 ) -> Traced:
     """Return the best possible trace: floats as inputs, else constants; float64 counters, else float32."""
-    why = RefusedError("its step reads values on the host")
+    why = NotCompilableError("its step reads values on the host")
     wides = (True, False) if layout.parameters[0].device.type not in NO_FLOAT64 else (False,)
     every = tuple(range(len(layout.floats()))) if lifted is None else tuple(lifted)
     # A kind's graph is decomposed where it is given to Inductor.
@@ -159,9 +152,9 @@ def best_trace(
             if stuck:
                 free = [at for at in every if at not in stuck]
                 traced = trace_step(optimizer, layout, free, wide, table, fakes)
-        except RefusedError as refused:
-            log.debug("not traced with floats %s as inputs, wide=%s: %s", lifted, wide, refused)
-            why = refused
+        except NotCompilableError as error:
+            log.debug("not traced with floats %s as inputs, wide=%s: %s", lifted, wide, error)
+            why = error
             continue
         if not must_lift(traced.module, options) or liftable(traced.module):
             return traced

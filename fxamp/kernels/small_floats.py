@@ -97,8 +97,10 @@ def _spread(scales: Tensor, like: Tensor) -> Tensor:
 
 def _encode(value: Tensor, scales: Tensor, key: Tensor, code: str, slot: int) -> Tensor:
     form = CODES[code]
+    # A power of two makes the block's largest magnitude 1.xxx, so x is exact, and a code's exponent is relative to it.
     exponents = _spread(scales, value).clamp(max=LARGEST)
     x = value.abs() * ((254 - exponents) << 23).view(torch.float32)
+    # What is added before the bits below a code are cut off: a half, or random bits of the same weight.
     shift = 23 - form.mantissa
     if slot < 0:
         share: Any = 0.5
@@ -107,12 +109,13 @@ def _encode(value: Tensor, scales: Tensor, key: Tensor, code: str, slot: int) ->
         bits = random_bits(value, key, slot)
         share = ((bits >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24
         part = (bits >> (32 - shift)) & ((1 << shift) - 1)
+    # Below the smallest normal value codes count multiples of the quantum; above, they are float32's leading bits.
     small = torch.floor(x * (1.0 / form.quantum) + share).to(torch.int32)
     large = ((x.view(torch.int32) - form.normal + part) >> shift) + (1 << form.mantissa)
-    found = torch.where(x < form.least, small, large).clamp(max=form.top)
+    magnitude = torch.where(x < form.least, small, large).clamp(max=form.top)
     if form.signed:
-        return (found | torch.where((value < 0) & (found > 0), 0x80, 0)).to(torch.uint8)
-    return torch.where(value > 0, found.clamp(min=1), 0).to(torch.uint8)
+        return (magnitude | torch.where((value < 0) & (magnitude > 0), 0x80, 0)).to(torch.uint8)
+    return torch.where(value > 0, magnitude.clamp(min=1), 0).to(torch.uint8)
 
 
 def _decode(codes: Tensor, scales: Tensor, code: str) -> Tensor:
@@ -123,11 +126,13 @@ def _decode(codes: Tensor, scales: Tensor, code: str) -> Tensor:
     large = (((magnitude - (1 << form.mantissa)) << (23 - form.mantissa)) + form.normal).view(torch.float32)
     exponents = _spread(scales, codes)
     exponents = torch.where(exponents == 255, exponents, exponents.clamp(max=LARGEST))
+    # The scale 255 makes the whole block inf or NaN, so that an overflow is not lost.
     value = torch.where(magnitude < (1 << form.mantissa), small, large) * (exponents << 23).view(torch.float32)
     return torch.where(wide >= 0x80, -value, value) if form.signed else value
 
 
 def _round_by_chance(value: Tensor, key: Tensor, slot: int) -> Tensor:
+    # Sixteen random bits carry into the upper half as often as the lower half is large.
     bits = value.view(torch.int32)
     rounded = ((bits + (random_bits(value, key, slot) & 0xFFFF)) >> 16).to(torch.int16).view(torch.bfloat16)
     return torch.where(value.isnan(), torch.full((), float("nan"), dtype=torch.bfloat16, device=value.device), rounded)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fxamp.errors import UnsupportedOpError
-from fxamp.kernels.codes import block_scales, decode, encode
+from fxamp.kernels.small_floats import block_scales, decode, encode
 from fxamp.optim.shards import joined, local
 
 BFLOAT16 = "bfloat16"
@@ -21,26 +21,26 @@ BFLOAT16 = "bfloat16"
 aten = torch.ops.aten
 
 
-class Packed(Tensor):
+class PackedTensor(Tensor):
     """``parts`` hold the elements in the order of memory: bfloat16 values, or codes and scales.
 
-    ``form``: "bfloat16", or one of :data:`fxamp.kernels.codes.CODES`.
+    ``form``: "bfloat16", or one of :data:`fxamp.kernels.small_floats.CODES`.
     """
 
     parts: tuple[Tensor, ...]
     form: str
 
     @staticmethod
-    def __new__(cls, like: Tensor, form: str, parts: tuple[Tensor, ...]) -> "Packed":
+    def __new__(cls, like: Tensor, form: str, parts: tuple[Tensor, ...]) -> "PackedTensor":
         """``like``: a dense tensor, of which dtype, size and strides are taken."""
-        made: Packed = Tensor._make_wrapper_subclass(
+        packed: PackedTensor = Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=parts[0].device
         )
-        made.form, made.parts = form, parts
-        return made
+        packed.form, packed.parts = form, parts
+        return packed
 
     @classmethod
-    def of(cls, value: Tensor, form: str) -> "Packed":
+    def of(cls, value: Tensor, form: str) -> "PackedTensor":
         """Return the dense tensor ``value`` packed, rounded to nearest."""
         return cls(value, form, packed_parts(in_memory_order(value).float(), form))
 
@@ -54,13 +54,8 @@ class Packed(Tensor):
         for part, new in zip(self.parts, packed_parts(in_memory_order(values).float(), self.form), strict=True):
             part.copy_(new)
 
-    @property
-    def nbytes_kept(self) -> int:
-        """The bytes that it occupies."""
-        return sum(part.nbytes for part in self.parts)
-
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"Packed({self.form!r}, {self.unpacked()!r})"
+        return f"PackedTensor({self.form!r}, {self.unpacked()!r})"
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -78,42 +73,44 @@ class Packed(Tensor):
                 f"{func} of an optimizer's state that is kept as {args[0].form} would be a view of 8- or 16-bit codes; "
                 "accepted: ops that compute new values, and any op on what .unpacked() returns"
             )
-        held: list[tuple[Packed, Tensor]] = []
+        values: list[tuple[PackedTensor, Tensor]] = []
 
-        def plain(value: Any) -> Any:
-            if not isinstance(value, Packed):
-                return value
-            known = next((tensor for each, tensor in held if each is value), None)
-            if known is None:
-                known = value.unpacked()
-                held.append((value, known))
-            return known
+        def value_of(leaf: Any) -> Any:
+            # The same tensor twice is unpacked once: an op that writes to one argument must see it in the other.
+            if not isinstance(leaf, PackedTensor):
+                return leaf
+            value = next((tensor for packed, tensor in values if packed is leaf), None)
+            if value is None:
+                value = leaf.unpacked()
+                values.append((leaf, value))
+            return value
 
-        result = func(*pytree.tree_map(plain, args), **pytree.tree_map(plain, kwargs))
+        result = func(*pytree.tree_map(value_of, args), **pytree.tree_map(value_of, kwargs))
         if not func._schema.is_mutable:
             return result
-        for value in _written(func, args, kwargs):
-            value.store(next(tensor for each, tensor in held if each is value))
-        back = {id(tensor): value for value, tensor in held}
-        return pytree.tree_map(lambda each: back.get(id(each), each), result)
+        for packed in _written(func, args, kwargs):
+            packed.store(next(tensor for other, tensor in values if other is packed))
+        packed_by_value = {id(tensor): packed for packed, tensor in values}
+        return pytree.tree_map(lambda leaf: packed_by_value.get(id(leaf), leaf), result)
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Packed]:
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[PackedTensor]:
     """Return the arguments that the op writes to."""
-    given = {each.name: value for each, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-    changed = [given.get(each.name) for each in func._schema.arguments if each.is_write]
-    return [leaf for leaf in pytree.tree_leaves(changed) if isinstance(leaf, Packed)]
+    arguments = func._schema.arguments
+    values = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | kwargs
+    changed = [values.get(argument.name) for argument in arguments if argument.is_write]
+    return [leaf for leaf in pytree.tree_leaves(changed) if isinstance(leaf, PackedTensor)]
 
 
 def is_packed(value: Any) -> bool:
     """Whether a value of the state, or this rank's part of it, is kept in fewer bits."""
-    return isinstance(local(value), Packed)
+    return isinstance(local(value), PackedTensor)
 
 
-def plain(value: Any) -> Any:
+def unpacked(value: Any) -> Any:
     """Return a packed tensor or DTensor as an ordinary one; anything else unchanged."""
     part = local(value)
-    if not isinstance(part, Packed):
+    if not isinstance(part, PackedTensor):
         return value
     return part.unpacked() if part is value else joined(part.unpacked(), value)
 

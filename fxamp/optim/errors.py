@@ -1,0 +1,46 @@
+"""Why a step does not run compiled. The log tells the user; nothing here is raised to them."""
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+
+class NotCompilableError(Exception):
+    """A step cannot be compiled; the message says why. Never reaches the user."""
+
+
+class MakesStateError(Exception):
+    """A step creates state, which only the optimizer itself can do; the message says what. Never reaches the user."""
+
+
+class explaining_failures:
+    """Turn any exception of a trace into a NotCompilableError that names the line of the step's code that raised it."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, NotCompilableError):
+            raise NotCompilableError(f"{_reason(error)}{_place(trace)}") from error
+
+
+def _reason(error: Exception) -> str:
+    line = "".join(str(error).strip().splitlines()[:1])
+    if isinstance(error, (GuardOnDataDependentSymNode, DataDependentOutputException)):
+        return "it reads the value of a tensor on the host, as float(), .item() and if do; accepted: ops on the tensor"
+    if "FakeTensor" in line:
+        return "it reads a tensor that is neither a parameter, a gradient, its state nor an attribute of it"
+    return f"it cannot be traced: {type(error).__name__}: {line}"
+
+
+def _place(trace: Any) -> str:
+    """Return where the step's own code raised: its last line outside of torch and fxamp."""
+    frames = [f for f in traceback.extract_tb(trace) if f.line and not _LIBRARIES & {*Path(f.filename).parents}]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
+
+
+_LIBRARIES = {Path(torch.__file__).parent, Path(__file__).parents[1]}

@@ -1,0 +1,1 @@
+"""Which parameters one program can step."""

@@ -1,0 +1,1 @@
+"""State in fewer bits, as a policy's ``[optimizer]`` asks for it."""

@@ -1,0 +1,1 @@
+"""What the optimizer's next step will read."""

@@ -1,0 +1,1 @@
+"""Run the optimizer's own code on tensors without values, and record the ops."""

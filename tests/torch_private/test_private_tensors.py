@@ -1,0 +1,43 @@
+"""The comparison of many tensors in C++ sees what fxamp relies on."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxamp import torch_private as private
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "class": lambda x: nn.Parameter(x, requires_grad=False),
+    "dtype": lambda x: x.double(),
+    "device": lambda x: x.to("meta"),
+    "sizes": lambda x: x[:2],
+    "strides": lambda x: x.t(),
+    "layout": lambda x: x.to_sparse(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
+def test_a_comparison_sees_every_property(change: Callable[[Tensor], Tensor]) -> None:
+    first, second = torch.ones(3, 3), torch.ones(())
+    equal = private.comparison_with([first, second])
+    assert equal(first, second)
+    assert equal(torch.zeros(3, 3), torch.zeros(()))
+    assert not equal(change(torch.ones(3, 3)), second)
+
+
+def test_a_comparison_sees_what_a_parameter_became() -> None:
+    parameter = nn.Parameter(torch.ones(3, 3))
+    equal = private.comparison_with([parameter])
+    parameter.data = torch.zeros(3, 3)
+    assert equal(parameter)
+    parameter.data = torch.zeros(3, 3).t()
+    assert not equal(parameter)
+
+
+def test_a_comparison_takes_as_many_tensors() -> None:
+    equal = private.comparison_with([torch.ones(2)])
+    with pytest.raises(TypeError):
+        equal(torch.ones(2), torch.ones(2))
+    assert private.comparison_with([])()
