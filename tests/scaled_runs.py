@@ -22,13 +22,13 @@ def leaf(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + seed)).div(2).requires_grad_()
 
 
-def scaler(scale: float = SCALE, **arguments: Any) -> fxamp.GradScaler:
+def make_scaler(scale: float = SCALE, **arguments: Any) -> fxamp.GradScaler:
     return fxamp.GradScaler("cpu", init_scale=scale, **arguments)
 
 
-def compile_scaled(program: Program, given: fxamp.GradScaler, lowering: str, **options: Any) -> Program:
+def compile_scaled(program: Program, scaler: fxamp.GradScaler, lowering: str, **options: Any) -> Program:
     """``program`` itself, compiled for float16 with a scaled backward; modules share their parameters."""
-    choices = {"policy": "cpu-float16", "scaler": given, "lowering": lowering} | options
+    choices = {"policy": "cpu-float16", "scaler": scaler, "lowering": lowering} | options
     return torch.compile(program, backend="fxamp", options=choices)
 
 
@@ -67,15 +67,15 @@ def by_fxamp(
     torch._dynamo.reset()
     program, inputs = copy.deepcopy(program), fresh(inputs)
     torch.manual_seed(7)
-    given = scaler()
-    compiled = compile_scaled(program, given, lowering, **options)
-    given.scale(loss(compiled(*inputs))).backward()
+    scaler = make_scaler()
+    compiled = compile_scaled(program, scaler, lowering, **options)
+    scaler.scale(loss(compiled(*inputs))).backward()
     return named(program, inputs)
 
 
-def assert_same_gradients(got: Gradients, wanted: Gradients) -> None:
-    assert wanted, "a test without gradients shows nothing"
-    assert got.keys() == wanted.keys()
-    for name, gradient in wanted.items():
+def assert_same_gradients(got: Gradients, reference: Gradients) -> None:
+    assert reference, "a test without gradients shows nothing"
+    assert got.keys() == reference.keys()
+    for name, gradient in reference.items():
         assert gradient.isfinite().all() and gradient.any(), name
         assert torch.equal(got[name], gradient), f"{name}: {(got[name] - gradient).abs().max()}"

@@ -13,12 +13,12 @@ from fxamp.backend.compilation import Compilation
 from fxamp.backend.lowering import lower_graph
 from fxamp.backend.options import parse_options
 from fxamp.backend.participants import participants
-from fxamp.backend.unscaled import warn_unscaled
 from fxamp.errors import BannedOpError, CaptureError, MachineError, OptionError, PolicyError
 from fxamp.observe import CompileStage, observed
 from fxamp.reports.breaks import why_ended
 from fxamp.reports.dumps import Stages
 from fxamp.reports.registry import forget_autocast, remember
+from fxamp.scaler.graphs.unscaled import warn_unscaled
 from fxamp.torch_private import raised_through_dynamo
 
 
@@ -50,7 +50,8 @@ def _compile(
     parsed = parse_options(options, mode)
     choice = choose_policy(parsed, example_inputs, gm)
     guard_policy(parsed, choice, device_of(example_inputs))
-    warn_unscaled(choice.policy, parsed, example_inputs)
+    if parsed.scaler is None:
+        warn_unscaled(choice.policy, parsed.policy != "auto", example_inputs)
     ended = why_ended(gm)
     taking_part = participants(choice.policy, parsed, gm, ended)
     stages = Stages(parsed.dump)

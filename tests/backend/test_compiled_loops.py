@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from exhaustive import each_once
-from scaled_runs import compile_scaled, scaler
+from scaled_runs import compile_scaled, make_scaler
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -36,37 +36,37 @@ class Net(nn.Module):
         return self.last(torch.tanh(self.first(x)))
 
 
-def plain(net: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer, given: Any) -> Tensor:
+def plain(net: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer, scaler: Any) -> Tensor:
     loss = net(x).float().square().mean()
-    given.scale(loss).backward()
-    given.step(optimizer)
-    given.update()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
     optimizer.zero_grad()
     return loss
 
 
-def clipped(net: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer, given: Any) -> tuple[Tensor, Tensor]:
+def clipped(net: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer, scaler: Any) -> tuple[Tensor, Tensor]:
     loss = net(x).float().square().mean()
-    given.scale(loss).backward()
-    given.unscale_(optimizer)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
     norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
-    given.step(optimizer)
-    given.update()
+    scaler.step(optimizer)
+    scaler.update()
     optimizer.zero_grad()
     return loss, norm
 
 
-def accumulated(net: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer, given: Any) -> Tensor:
+def accumulated(net: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer, scaler: Any) -> Tensor:
     for part in x.chunk(2):
         loss = net(part).float().square().mean() / 2
-        given.scale(loss).backward()
-    given.step(optimizer)
-    given.update()
+        scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
     optimizer.zero_grad()
     return loss
 
 
-def run(loop: Loop, given: Any, compiled: Any = None) -> tuple[list[Tensor], list[Any]]:
+def run(loop: Loop, scaler: Any, compiled: Any = None) -> tuple[list[Tensor], list[Any]]:
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     step = loop if compiled is None else compiled(loop)
@@ -76,38 +76,38 @@ def run(loop: Loop, given: Any, compiled: Any = None) -> tuple[list[Tensor], lis
         if number == 2:
             x[0] = INF
         with torch.autocast("cpu", torch.float16, enabled=compiled is None):
-            results.append(step(net, x, optimizer, given))
-        scales.append(getattr(given, "loss_scale", None) or given.get_scale())
+            results.append(step(net, x, optimizer, scaler))
+        scales.append(getattr(scaler, "loss_scale", None) or scaler.get_scale())
     return [p.detach() for p in net.parameters()], [results, scales]
 
 
 @each_once("attached, loop", [True, False], [plain, clipped, accumulated])
 def test_the_loop_trains_as_autocast_with_torchs_scaler_does(loop: Loop, attached: bool) -> None:
-    wanted, told = run(loop, torch.amp.GradScaler("cpu", init_scale=2.0**8))
-    given = scaler()
+    reference, told = run(loop, torch.amp.GradScaler("cpu", init_scale=2.0**8))
+    scaler = make_scaler()
     options: dict[str, Any] = {"policy": "cpu-float16", "lowering": "aot_eager"}
     if attached:
-        options["scaler"] = given
-    got, said = run(loop, given, lambda body: torch.compile(body, backend="fxamp", options=options))
-    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+        options["scaler"] = scaler
+    got, said = run(loop, scaler, lambda body: torch.compile(body, backend="fxamp", options=options))
+    torch.testing.assert_close(got, reference, rtol=0, atol=0)
     torch.testing.assert_close(said, told, rtol=0, atol=0, equal_nan=True)
-    assert given.skipped_steps == 1 and told[1][-1] == 2.0**7
+    assert scaler.skipped_steps == 1 and told[1][-1] == 2.0**7
 
 
 def test_everything_that_a_scaler_tells_may_be_asked_for_in_a_compiled_function() -> None:
-    given, net = scaler(), Net()
+    scaler, net = make_scaler(), Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
 
     def body(x: Tensor) -> list[Any]:
-        given.scale(net(x).sum()).backward()
-        norm = given.clip_grad_norm_(optimizer, 1.0)
-        skipped = given.step(optimizer, return_skipped=True).skipped
-        given.update()
-        given.name_parameters(net)
-        told = [given.get_scale(), given.loss_scale, given.skipped_steps, given.overflowed(), given.poll_steps()]
+        scaler.scale(net(x).sum()).backward()
+        norm = scaler.clip_grad_norm_(optimizer, 1.0)
+        skipped = scaler.step(optimizer, return_skipped=True).skipped
+        scaler.update()
+        scaler.name_parameters(net)
+        told = [scaler.get_scale(), scaler.loss_scale, scaler.skipped_steps, scaler.overflowed(), scaler.poll_steps()]
         return [norm.isfinite().item(), skipped, *told]
 
-    step = compile_scaled(body, given, "aot_eager")
+    step = compile_scaled(body, scaler, "aot_eager")
     assert step(torch.ones(2, 4)) == [True, False, 1.0, 2.0**8, 0, {}, [True]]
     bad = step(torch.full((2, 4), INF))
     assert bad[:5] == [False, True, 1.0, 2.0**7, 1]
@@ -116,11 +116,11 @@ def test_everything_that_a_scaler_tells_may_be_asked_for_in_a_compiled_function(
 
 
 def test_another_compilers_function_breaks_at_the_scaler_too() -> None:
-    wanted, told = run(plain, torch.amp.GradScaler("cpu", init_scale=2.0**8))
-    given = fxamp.GradScaler("cpu", init_scale=2.0**8)
+    reference, told = run(plain, torch.amp.GradScaler("cpu", init_scale=2.0**8))
+    scaler = fxamp.GradScaler("cpu", init_scale=2.0**8)
     net_loop = torch.compile(plain, backend="eager")
-    got, said = run(net_loop, given)
-    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    got, said = run(net_loop, scaler)
+    torch.testing.assert_close(got, reference, rtol=0, atol=0)
     torch.testing.assert_close(said, told, rtol=0, atol=0, equal_nan=True)
 
 
@@ -145,33 +145,33 @@ def outside(x: Tensor, w: Tensor) -> Tensor:
     return Exact.apply(x, w)
 
 
-def with_outside(net: nn.Module, x: Tensor, given: Any) -> None:
+def with_outside(net: nn.Module, x: Tensor, scaler: Any) -> None:
     """Gradients of 1e-7, which float16 cannot hold unscaled."""
     result = net(x)
     loss = outside(result, net.last.weight).float().square().mean() * 1e-7
-    given.scale(loss).backward()
+    scaler.scale(loss).backward()
 
 
-def with_unused_results(net: nn.Module, x: Tensor, given: Any) -> None:
+def with_unused_results(net: nn.Module, x: Tensor, scaler: Any) -> None:
     used, _ = net.first(x), net.last(torch.tanh(net.first(x)))
     torch._dynamo.graph_break()
-    given.scale(used.float().square().mean()).backward(retain_graph=True)
+    scaler.scale(used.float().square().mean()).backward(retain_graph=True)
 
 
-def with_a_penalty(net: nn.Module, x: Tensor, given: Any) -> None:
+def with_a_penalty(net: nn.Module, x: Tensor, scaler: Any) -> None:
     x.requires_grad_()
     result = net(x).float()
     (slope,) = torch.autograd.grad(result.sum(), x, create_graph=True)
-    given.scale((slope.norm(dim=1) - 1).square().mean() + result.mean()).backward()
+    scaler.scale((slope.norm(dim=1) - 1).square().mean() + result.mean()).backward()
 
 
-def gradients(step: Any, given: Any, dtype: torch.dtype | None) -> dict[str, Tensor | None]:
+def gradients(step: Any, scaler: Any, dtype: torch.dtype | None) -> dict[str, Tensor | None]:
     """True gradients of one step, under an ambient autocast unless ``dtype`` is None."""
     net = Net()
     x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
-        step(net, x, given)
-    given.unscale_(torch.optim.SGD(net.parameters(), lr=0.1))
+        step(net, x, scaler)
+    scaler.unscale_(torch.optim.SGD(net.parameters(), lr=0.1))
     return {name: parameter.grad for name, parameter in net.named_parameters()}
 
 
@@ -195,15 +195,15 @@ def test_a_gradient_penalty_inside_a_compiled_step() -> None:
 
 def check_gradients(step: Any, lowering: str, ambient: torch.dtype | None) -> None:
     """Gradients are those of autocast and torch's scaler, and no graph holds code of fxamp."""
-    wanted = gradients(step, torch.amp.GradScaler("cpu", init_scale=2.0**8), torch.float16)
-    given, traced = scaler(), []
+    reference = gradients(step, torch.amp.GradScaler("cpu", init_scale=2.0**8), torch.float16)
+    scaler, traced = make_scaler(), []
 
     def compiler(gm: GraphModule, inputs: list[Any]) -> Any:
         traced.extend(trace for node in gm.graph.nodes if (trace := node.meta.get("stack_trace")))
-        return fxamp_backend(gm, inputs, options={"policy": "cpu-float16", "scaler": given, "lowering": lowering})
+        return fxamp_backend(gm, inputs, options={"policy": "cpu-float16", "scaler": scaler, "lowering": lowering})
 
-    got = gradients(torch.compile(step, backend=compiler), given, ambient)
-    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    got = gradients(torch.compile(step, backend=compiler), scaler, ambient)
+    torch.testing.assert_close(got, reference, rtol=0, atol=0)
     assert any(gradient is not None and gradient.any() for gradient in got.values())
     assert traced and not [trace for trace in traced if str(PACKAGE) in trace]
 

@@ -225,7 +225,7 @@ def test_float16_without_a_scaler_is_said_once(caplog: pytest.LogCaptureFixture)
     warn_once.cache_clear()
     for _ in range(2):
         compiled(policy="cpu-float16")(X)
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "fxamp.backend.unscaled"]
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "fxamp.scaler.graphs.unscaled"]
     assert "cpu-float16 runs in float16" in said and "options={'scaler': scaler}" in said
 
 
@@ -233,7 +233,7 @@ def test_float16_without_a_scaler_is_said_once(caplog: pytest.LogCaptureFixture)
 def test_nothing_is_said_where_nothing_underflows(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     warn_once.cache_clear()
     compiled(**options, lowering="aot_eager")(X)
-    assert not [record for record in caplog.records if record.name == "fxamp.backend.unscaled"]
+    assert not [record for record in caplog.records if record.name == "fxamp.scaler.graphs.unscaled"]
 
 
 @pytest.mark.parametrize("model", [Net(), copy.deepcopy(compiled())], ids=["never compiled", "a copy"])

@@ -100,4 +100,4 @@ def test_a_training_graph_without_a_scaler_is_warned_of_once(
         for _ in range(2):
             torch._dynamo.reset()
             torch.compile(lambda x: x * 2, backend="fxamp", options=options)(torch.ones(2, requires_grad=trains))
-    assert [record.name for record in caplog.records] == ["fxamp.backend.unscaled"] * warned
+    assert [record.name for record in caplog.records] == ["fxamp.scaler.graphs.unscaled"] * warned

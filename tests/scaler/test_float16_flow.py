@@ -129,30 +129,30 @@ def loss_of(result: Tensor) -> Tensor:
     return result.float().square().mean() * TINY
 
 
-def once(net: nn.Module, given: Any, x: Tensor) -> None:
-    given.scale(loss_of(forward(net, x))).backward()
+def once(net: nn.Module, scaler: Any, x: Tensor) -> None:
+    scaler.scale(loss_of(forward(net, x))).backward()
 
 
 def by_torch(net: nn.Module, run: Run = once, scale: float = SCALE) -> dict[str, Tensor]:
-    net, given, x = copy.deepcopy(net), torch.amp.GradScaler("cpu", init_scale=scale), data().requires_grad_()
-    run(net, given, x)
-    given.unscale_(torch.optim.SGD([*net.parameters(), x], lr=0.1))
+    net, scaler, x = copy.deepcopy(net), torch.amp.GradScaler("cpu", init_scale=scale), data().requires_grad_()
+    run(net, scaler, x)
+    scaler.unscale_(torch.optim.SGD([*net.parameters(), x], lr=0.1))
     return named(net, [x])
 
 
 def by_fxamp(net: Any, which: str, lowering: str, run: Run = once, scale: float = SCALE) -> dict[str, Tensor]:
-    net, given, x = copy.deepcopy(net), fxamp.GradScaler("cpu", init_scale=scale), data().requires_grad_()
-    compile_stages(net, which, scaler=given, lowering=lowering)
-    given.attach()
-    run(net, given, x)
-    given.unscale_(torch.optim.SGD([*net.parameters(), x], lr=0.1))
+    net, scaler, x = copy.deepcopy(net), fxamp.GradScaler("cpu", init_scale=scale), data().requires_grad_()
+    compile_stages(net, which, scaler=scaler, lowering=lowering)
+    scaler.attach()
+    run(net, scaler, x)
+    scaler.unscale_(torch.optim.SGD([*net.parameters(), x], lr=0.1))
     return named(net, [x])
 
 
-def assert_close(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+def assert_close(got: dict[str, Tensor], reference: dict[str, Tensor]) -> None:
     """Within a few roundings to float16, where a graph's border in float32 spares one."""
-    assert wanted and got.keys() == wanted.keys()
-    for name, gradient in wanted.items():
+    assert reference and got.keys() == reference.keys()
+    for name, gradient in reference.items():
         assert gradient.any() and gradient.abs().max() < 2.0**-18, name
         assert (got[name] - gradient).norm() <= 8 * EPS * gradient.norm(), name
 
@@ -160,9 +160,9 @@ def assert_close(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 @each_once("which, lowering", ["ec", "ce", "ece", "cec", "ecec", "eee", "oco", "cco"], LOWERINGS)
 def test_a_chain_has_torchs_gradients_bit_for_bit(which: str, lowering: str) -> None:
     chain = Chain([Linear] * len(which))
-    wanted = by_torch(chain)
-    assert_same_gradients(by_fxamp(chain, which, lowering), wanted)
-    assert all(gradient.abs().max() < 2.0**-18 for gradient in wanted.values())
+    reference = by_torch(chain)
+    assert_same_gradients(by_fxamp(chain, which, lowering), reference)
+    assert all(gradient.abs().max() < 2.0**-18 for gradient in reference.values())
 
 
 @each_once("kind, which, lowering", STAGES, ["cec", "ece", "eee", "coc"], LOWERINGS)
@@ -173,67 +173,67 @@ def test_every_kind_of_stage(kind: str, which: str, lowering: str) -> None:
     assert_close(by_fxamp(chain, which, lowering), by_torch(chain))
 
 
-def accumulated(net: nn.Module, given: Any, x: Tensor) -> None:
+def accumulated(net: nn.Module, scaler: Any, x: Tensor) -> None:
     for seed in range(3):
-        given.scale(loss_of(forward(net, x * (1 + seed)))).backward()
+        scaler.scale(loss_of(forward(net, x * (1 + seed)))).backward()
 
 
-def two_losses_one_after_the_other(net: nn.Module, given: Any, x: Tensor) -> None:
+def two_losses_one_after_the_other(net: nn.Module, scaler: Any, x: Tensor) -> None:
     result = forward(net, x)
-    given.scale(loss_of(result)).backward(retain_graph=True)
-    given.scale(loss_of(result[1:])).backward()
+    scaler.scale(loss_of(result)).backward(retain_graph=True)
+    scaler.scale(loss_of(result[1:])).backward()
 
 
-def two_losses_at_once(net: nn.Module, given: Any, x: Tensor) -> None:
+def two_losses_at_once(net: nn.Module, scaler: Any, x: Tensor) -> None:
     result = forward(net, x)
-    losses = given.scale([loss_of(result), loss_of(result[1:] * 2)])
+    losses = scaler.scale([loss_of(result), loss_of(result[1:] * 2)])
     torch.autograd.backward(losses)
 
 
-def a_sum_of_scaled_losses(net: nn.Module, given: Any, x: Tensor) -> None:
+def a_sum_of_scaled_losses(net: nn.Module, scaler: Any, x: Tensor) -> None:
     one, two = forward(net, x), forward(net, x * 2)
-    ((given.scale(loss_of(one)) + given.scale(loss_of(two))) / 2).backward()
+    ((scaler.scale(loss_of(one)) + scaler.scale(loss_of(two))) / 2).backward()
 
 
-def scaled_twice_run_once(net: nn.Module, given: Any, x: Tensor) -> None:
+def scaled_twice_run_once(net: nn.Module, scaler: Any, x: Tensor) -> None:
     loss = loss_of(forward(net, x))
-    given.scale(loss)
-    given.scale(loss).backward()
+    scaler.scale(loss)
+    scaler.scale(loss).backward()
 
 
-def only_some_inputs(net: nn.Module, given: Any, x: Tensor) -> None:
-    given.scale(loss_of(forward(net, x))).backward(inputs=[x, *net.parameters()])
+def only_some_inputs(net: nn.Module, scaler: Any, x: Tensor) -> None:
+    scaler.scale(loss_of(forward(net, x))).backward(inputs=[x, *net.parameters()])
 
 
-def a_float16_loss(net: nn.Module, given: Any, x: Tensor) -> None:
+def a_float16_loss(net: nn.Module, scaler: Any, x: Tensor) -> None:
     with torch.autocast("cpu", torch.float16):
         loss = (torch.nn.functional.linear(net(x), torch.full((1, 8), 2.0**-14)) * 2.0**-6).sum()
     assert loss.dtype == torch.float16
-    given.scale(loss).backward()
+    scaler.scale(loss).backward()
 
 
-def float16_results(net: nn.Module, given: Any, x: Tensor) -> None:
+def float16_results(net: nn.Module, scaler: Any, x: Tensor) -> None:
     with torch.autocast("cpu", torch.float16):
         results = torch.nn.functional.linear(net(x), torch.full((3, 8), 0.25))
     assert results.dtype == torch.float16
-    given.scale(results).backward(torch.full((4, 3), 2.0**-20, dtype=torch.float16))
+    scaler.scale(results).backward(torch.full((4, 3), 2.0**-20, dtype=torch.float16))
 
 
-def inside_of_autocast(net: nn.Module, given: Any, x: Tensor) -> None:
+def inside_of_autocast(net: nn.Module, scaler: Any, x: Tensor) -> None:
     with torch.autocast("cpu", torch.float16):
-        given.scale(net(x).float().square().mean() * TINY).backward()
+        scaler.scale(net(x).float().square().mean() * TINY).backward()
 
 
-def checkpointed(net: Any, given: Any, x: Tensor) -> None:
+def checkpointed(net: Any, scaler: Any, x: Tensor) -> None:
     with torch.autocast("cpu", torch.float16):
         for stage in net.stages:
             x = checkpoint(stage, x, use_reentrant=False)
-    given.scale(loss_of(x)).backward()
+    scaler.scale(loss_of(x)).backward()
 
 
-def two_calls(net: nn.Module, given: Any, x: Tensor) -> None:
+def two_calls(net: nn.Module, scaler: Any, x: Tensor) -> None:
     one, two = forward(net, x), forward(net, x + 1)
-    given.scale(loss_of(one * two)).backward()
+    scaler.scale(loss_of(one * two)).backward()
 
 
 RUNS = [
@@ -291,37 +291,37 @@ def test_clipping_and_training(max_norm: float) -> None:
     for mine in (True, False):
         torch._dynamo.reset()
         net = Chain([Linear] * 3)
-        given: Any = (fxamp.GradScaler if mine else torch.amp.GradScaler)("cpu", init_scale=SCALE, growth_interval=2)
+        scaler: Any = (fxamp.GradScaler if mine else torch.amp.GradScaler)("cpu", init_scale=SCALE, growth_interval=2)
         if mine:
-            compile_stages(net, "ece", scaler=given, lowering="aot_eager")
+            compile_stages(net, "ece", scaler=scaler, lowering="aot_eager")
         optimizer = torch.optim.SGD(net.parameters(), lr=2.0**25, momentum=0.9)
         told = []
         for step in range(6):
             loss = loss_of(forward(net, data(step))) * (2.0**30 if step in (1, 4) else 1.0)
-            given.scale(loss).backward()
+            scaler.scale(loss).backward()
             if not mine:
-                given.unscale_(optimizer)
+                scaler.unscale_(optimizer)
             norm = nn.utils.clip_grad_norm_(net.parameters(), max_norm)
-            given.step(optimizer)
-            given.update()
+            scaler.step(optimizer)
+            scaler.update()
             optimizer.zero_grad()
-            told.append((given.loss_scale if mine else given.get_scale(), norm.isfinite().item()))
+            told.append((scaler.loss_scale if mine else scaler.get_scale(), norm.isfinite().item()))
         results.append((told, [p.detach() for p in net.parameters()]))
-    (told, got), (wanted_told, wanted) = results
+    (told, got), (wanted_told, reference) = results
     assert told == wanted_told and not all(finite for _, finite in told)
-    for a, b in zip(got, wanted, strict=True):
+    for a, b in zip(got, reference, strict=True):
         torch.testing.assert_close(a, b, rtol=8 * EPS, atol=1e-6)
 
 
 @pytest.mark.parametrize("which", ["ece", "cec"])
 def test_an_overflow_outside_skips_the_step(which: str) -> None:
-    net, given = Chain([Linear] * 3), fxamp.GradScaler("cpu", init_scale=2.0**4)
-    compile_stages(net, which, scaler=given, lowering="aot_eager")
+    net, scaler = Chain([Linear] * 3), fxamp.GradScaler("cpu", init_scale=2.0**4)
+    compile_stages(net, which, scaler=scaler, lowering="aot_eager")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for factor, skipped in ((1.0, False), (2.0**16, True), (1.0, False)):
-        given.scale(forward(net, data()).float().sum() * factor).backward()
-        assert given.step(optimizer, return_skipped=True).skipped is skipped
-        given.update()
+        scaler.scale(forward(net, data()).float().sum() * factor).backward()
+        assert scaler.step(optimizer, return_skipped=True).skipped is skipped
+        scaler.update()
         optimizer.zero_grad()
 
 
@@ -332,16 +332,16 @@ def test_a_backward_that_was_not_scaled_stays_true(lowering: str) -> None:
     def program(x: Tensor, w: Tensor) -> Tensor:
         return (x.half() @ w.half()).half()
 
-    given = fxamp.GradScaler("cpu", init_scale=2.0**4)
-    call = torch.compile(program, backend="fxamp", options={"scaler": given, "lowering": lowering})
+    scaler = fxamp.GradScaler("cpu", init_scale=2.0**4)
+    call = torch.compile(program, backend="fxamp", options={"scaler": scaler, "lowering": lowering})
     gradients = []
     for each in (call, program):
         x, w = data().half().requires_grad_(), torch.full((8, 8), 0.5, requires_grad=True)
         inner = x * 1
         each(inner, w).float().sum().backward()
         gradients.append((x.grad, w.grad))
-    for got, wanted in zip(*gradients, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=4 * EPS, atol=0)
+    for got, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, reference, rtol=4 * EPS, atol=0)
 
 
 def stem_and_head(scaler: Any, x: Tensor) -> tuple[nn.Module, Tensor, Tensor]:
@@ -384,17 +384,17 @@ def test_float16_crosses_the_borders_of_graphs_with_the_scale(lowering: str) -> 
     def program(x: Tensor, w: Tensor) -> Tensor:
         return (x.half() @ w.half()).half()
 
-    given = fxamp.GradScaler("cpu", init_scale=2.0**10)
-    call = torch.compile(program, backend="fxamp", options={"scaler": given, "lowering": lowering})
-    wanted = []
+    scaler = fxamp.GradScaler("cpu", init_scale=2.0**10)
+    call = torch.compile(program, backend="fxamp", options={"scaler": scaler, "lowering": lowering})
+    reference = []
     for each in (program, call):
         x, one, two = data().half().requires_grad_(), *(torch.eye(8).requires_grad_() for _ in range(2))
         loss = each(each(x, one) * 1, two).float().sum()
-        (loss * 2.0**-20 if each is program else given.scale(loss * 2.0**-30)).backward()
+        (loss * 2.0**-20 if each is program else scaler.scale(loss * 2.0**-30)).backward()
         if each is program:
-            wanted = [one.grad * 2.0**-10, two.grad * 2.0**-10]
+            reference = [one.grad * 2.0**-10, two.grad * 2.0**-10]
         else:
-            assert torch.equal(one.grad, wanted[0]) and torch.equal(two.grad, wanted[1]) and one.grad.any()
+            assert torch.equal(one.grad, reference[0]) and torch.equal(two.grad, reference[1]) and one.grad.any()
             assert x.grad.dtype == torch.float16 and not x.grad.any(), "2**-30 is below float16's smallest"
 
 
@@ -404,14 +404,14 @@ def test_the_gradient_of_a_gradient() -> None:
     for mine in (True, False):
         torch._dynamo.reset()
         net, x = Chain([Linear] * 3), data().requires_grad_()
-        given = fxamp.GradScaler("cpu", init_scale=2.0**4)
+        scaler = fxamp.GradScaler("cpu", init_scale=2.0**4)
         if mine:
-            compile_stages(net, "ece", scaler=given, lowering="eager", policy="cpu-float16")
+            compile_stages(net, "ece", scaler=scaler, lowering="eager", policy="cpu-float16")
         with torch.autocast("cpu", torch.float16, enabled=mine):
             loss = net(x).float().square().sum()
-            (gradient,) = torch.autograd.grad(given.scale(loss) if mine else loss, x, create_graph=True)
+            (gradient,) = torch.autograd.grad(scaler.scale(loss) if mine else loss, x, create_graph=True)
             total = loss + gradient.square().sum()
-        (given.scale(total) if mine else total).backward()
+        (scaler.scale(total) if mine else total).backward()
         results.append([p.grad for p in net.parameters()])
     for got, exact in zip(*results, strict=True):
         assert (got - exact).norm() <= 64 * EPS * exact.norm()
@@ -463,11 +463,11 @@ REFUSED: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_followed_is_refused_and_names_what_can(case: str) -> None:
     between, message = REFUSED[case]
-    net, given = Ends(between), fxamp.GradScaler("cpu", init_scale=SCALE)
-    net.three.compile(backend="fxamp", options={"scaler": given, "lowering": "aot_eager"})
+    net, scaler = Ends(between), fxamp.GradScaler("cpu", init_scale=SCALE)
+    net.three.compile(backend="fxamp", options={"scaler": scaler, "lowering": "aot_eager"})
     loss = loss_of(forward(net, data().requires_grad_()))
     with pytest.raises(UnscaledError, match=message) as raised:
-        given.scale(loss).backward()
+        scaler.scale(loss).backward()
     assert "leave 'scaler' out of the options" in str(raised.value).lower()
 
 
@@ -478,29 +478,29 @@ class Wide(Linear):
 
 def test_a_reentrant_checkpoint_of_a_compiled_module_goes_on_between_float32() -> None:
     chain = Chain([Wide])
-    net, given = copy.deepcopy(chain), fxamp.GradScaler("cpu", init_scale=SCALE)
-    compile_stages(net, "c", scaler=given, lowering="aot_eager")
+    net, scaler = copy.deepcopy(chain), fxamp.GradScaler("cpu", init_scale=SCALE)
+    compile_stages(net, "c", scaler=scaler, lowering="aot_eager")
     x = data().requires_grad_()
     with torch.autocast("cpu", torch.float16):
         result = checkpoint(net.stages[0], x, use_reentrant=True)
-    given.scale(loss_of(result)).backward()
+    scaler.scale(loss_of(result)).backward()
     assert_same_gradients(named(net, [x]), by_torch(chain))
 
 
 def test_two_scalers_do_not_meet_in_float16() -> None:
-    net, given, other = Chain([Linear] * 2), *(fxamp.GradScaler("cpu", init_scale=SCALE) for _ in range(2))
+    net, scaler, other = Chain([Linear] * 2), *(fxamp.GradScaler("cpu", init_scale=SCALE) for _ in range(2))
     compile_stages(net, "ec", scaler=other, lowering="aot_eager")
-    given.attach()
+    scaler.attach()
     loss = loss_of(forward(net, data()))
     with pytest.raises(UnscaledError, match="another"):
-        given.scale(loss)
+        scaler.scale(loss)
     other.scale(loss).backward()
 
 
 def test_a_graph_that_is_not_recognised_is_not_scaled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Should a later torch keep its metadata elsewhere."""
     monkeypatch.setattr("fxamp.scaler.outside_graphs.borders.graph_metadata", lambda function: [])
-    net, given = Chain([Linear] * 2), fxamp.GradScaler("cpu", init_scale=SCALE)
-    compile_stages(net, "ec", scaler=given, lowering="aot_eager")
+    net, scaler = Chain([Linear] * 2), fxamp.GradScaler("cpu", init_scale=SCALE)
+    compile_stages(net, "ec", scaler=scaler, lowering="aot_eager")
     with pytest.raises(RuntimeError, match="does not recognise its own graphs"):
-        once(net, given, data())
+        once(net, scaler, data())

@@ -63,8 +63,8 @@ def test_the_backward_makes_the_norm_and_nothing_else_reads_the_gradients(
     for _ in range(3):
         setting.optimizer.zero_grad()
         setting.backward()
-        wanted = setting.true_norm()
-        assert setting.norm() == pytest.approx(wanted, rel=1e-6) and wanted > 0
+        reference = setting.true_norm()
+        assert setting.norm() == pytest.approx(reference, rel=1e-6) and reference > 0
         setting.scaler.step(setting.optimizer)
         setting.scaler.update()
     assert setting.scaler.skipped_steps == 0

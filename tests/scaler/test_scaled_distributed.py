@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import results_of_ranks
-from scaled_runs import compile_scaled, scaler
+from scaled_runs import compile_scaled, make_scaler
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -55,12 +55,12 @@ def train(rank: int, lowering: str, outside: bool, arguments: dict[str, Any]) ->
     arguments = dict(arguments)
     hook, parts = arguments.pop("hook", None), arguments.pop("parts", 1)
     net = Net(unused="find_unused_parameters" in arguments)
-    given, before = scaler(2.0**10, growth_interval=2), registry.count()
+    scaler, before = make_scaler(2.0**10, growth_interval=2), registry.count()
     if outside:
         wrapped = DistributedDataParallel(net, **arguments)
-        forward = compile_scaled(wrapped, given, lowering)
+        forward = compile_scaled(wrapped, scaler, lowering)
     else:
-        forward = wrapped = DistributedDataParallel(compile_scaled(net, given, lowering), **arguments)
+        forward = wrapped = DistributedDataParallel(compile_scaled(net, scaler, lowering), **arguments)
     if hook is not None:
         wrapped.register_comm_hook(None, hook)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -72,11 +72,11 @@ def train(rank: int, lowering: str, outside: bool, arguments: dict[str, Any]) ->
         x = torch.full((4, 3), 1.0 + rank)
         for at, part in enumerate(x.chunk(parts)):
             with wrapped.no_sync() if at < parts - 1 else nullcontext():
-                given.scale(forward(part).sum() * (1e36 if bad else 1.0)).backward()
+                scaler.scale(forward(part).sum() * (1e36 if bad else 1.0)).backward()
         gradients.append(net.first.weight.grad.clone())
-        skips.append(given.step(optimizer, return_skipped=True).skipped)
-        given.update()
-        scales.append(given.loss_scale)
+        skips.append(scaler.step(optimizer, return_skipped=True).skipped)
+        scaler.update()
+        scales.append(scaler.loss_scale)
     weights, graphs = [p.detach() for p in net.parameters()], registry.count() - before
     return {"skips": skips, "scales": scales, "weights": weights, "first": gradients[0], "graphs": graphs}
 
@@ -88,7 +88,7 @@ def train_uncompiled(rank: int, mode: str) -> dict[str, Any]:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(3, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=mode == "fused")
-    own = scaler(2.0**10, growth_interval=2, ranks=None if mode == "alone" else "world")
+    own = make_scaler(2.0**10, growth_interval=2, ranks=None if mode == "alone" else "world")
     skips, scales = [], []
     for iteration in range(ITERATIONS):
         optimizer.zero_grad()
@@ -107,7 +107,7 @@ def train_uncompiled(rank: int, mode: str) -> dict[str, Any]:
 
 def step_without_gradients(rank: int) -> str:
     """One rank without gradients takes part, and then refuses as it would alone."""
-    parameter, own = torch.ones(2, requires_grad=True), scaler()
+    parameter, own = torch.ones(2, requires_grad=True), make_scaler()
     loss = own.scale(parameter.sum())
     if rank == 0:
         loss.backward()
@@ -146,15 +146,15 @@ def test_both_ranks_skip_and_stay_equal(ranks: list[dict[str, Any]], case: str) 
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_the_mean_of_true_ones(ranks: list[dict[str, Any]], case: str) -> None:
-    wanted = []
+    reference = []
     for rank in range(RANKS):
         net = Net()
         net(torch.full((4, 3), 1.0 + rank)).sum().backward()
-        wanted.append(net.first.weight.grad)
+        reference.append(net.first.weight.grad)
     # Four products of float16's precision between the loss and this weight, then three roundings of the sum.
     bound = 4 * torch.finfo(torch.float16).eps
     bound += 3 * torch.finfo(torch.bfloat16).eps if "bfloat16" in case else 0
-    torch.testing.assert_close(ranks[0][case]["first"], (wanted[0] + wanted[1]) / RANKS, rtol=bound, atol=bound)
+    torch.testing.assert_close(ranks[0][case]["first"], (reference[0] + reference[1]) / RANKS, rtol=bound, atol=bound)
 
 
 def test_ranks_that_decide_alone_part(ranks: list[dict[str, Any]]) -> None:

@@ -7,7 +7,17 @@ import pytest
 import torch
 from amp_examples import Matmul
 from exhaustive import each_once, exhaustive
-from scaled_runs import SCALE, assert_same_gradients, by_fxamp, by_torch, compile_scaled, leaf, named, scaler, total
+from scaled_runs import (
+    SCALE,
+    assert_same_gradients,
+    by_fxamp,
+    by_torch,
+    compile_scaled,
+    leaf,
+    make_scaler,
+    named,
+    total,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -129,30 +139,32 @@ def test_a_sparse_gradient_is_true_and_checked(lowering: str, check: str, monkey
     with_check(check, monkeypatch)
     torch.manual_seed(0)
     table = nn.Embedding(5, 4, sparse=True)
-    wanted, got, given = copy.deepcopy(table), copy.deepcopy(table), scaler()
+    reference, got, scaler = copy.deepcopy(table), copy.deepcopy(table), make_scaler()
     at, factor = torch.tensor([[1, 2], [1, 4]]), torch.tensor(1.0, requires_grad=True)
 
     def program(table: nn.Module, factor: Tensor) -> Tensor:
         return (table(at) @ torch.ones(4, 4)).float().square().mean() * factor
 
     with torch.autocast("cpu", torch.float16):
-        (program(wanted, factor) * SCALE).backward()
-    compiled = compile_scaled(program, given, lowering)
-    given.scale(compiled(got, factor)).backward()
-    assert got.weight.grad.is_sparse and torch.equal(got.weight.grad.to_dense() * SCALE, wanted.weight.grad.to_dense())
+        (program(reference, factor) * SCALE).backward()
+    compiled = compile_scaled(program, scaler, lowering)
+    scaler.scale(compiled(got, factor)).backward()
+    assert got.weight.grad.is_sparse and torch.equal(
+        got.weight.grad.to_dense() * SCALE, reference.weight.grad.to_dense()
+    )
 
     optimizer = torch.optim.SGD(got.parameters(), lr=0.1)
-    assert not given.step(optimizer, return_skipped=True).skipped
-    given.update()
-    given.scale(compiled(got, torch.tensor(float("inf"), requires_grad=True))).backward()
-    assert given.step(optimizer, return_skipped=True).skipped
+    assert not scaler.step(optimizer, return_skipped=True).skipped
+    scaler.update()
+    scaler.scale(compiled(got, torch.tensor(float("inf"), requires_grad=True))).backward()
+    assert scaler.step(optimizer, return_skipped=True).skipped
 
 
 def test_inductor_refuses_a_sparse_gradient_by_name() -> None:
-    table, given = nn.Embedding(5, 4, sparse=True), scaler()
-    compiled = compile_scaled(lambda at: table(at).sum(), given, "inductor")
+    table, scaler = nn.Embedding(5, 4, sparse=True), make_scaler()
+    compiled = compile_scaled(lambda at: table(at).sum(), scaler, "inductor")
     with pytest.raises(OptionError, match="sparse=False"):
-        given.scale(compiled(torch.tensor([1]))).backward()
+        scaler.scale(compiled(torch.tensor([1]))).backward()
 
 
 @pytest.mark.parametrize("program", [in_place, several, doubles, broken])
@@ -182,10 +194,10 @@ def test_inductor_is_no_further_from_the_truth_than_eager_autocast(check: str, m
 @pytest.mark.parametrize("check", exhaustive(CHECKS, always=["ops"]))
 def test_inductor_flags_an_overflow(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with_check(check, monkeypatch)
-    net, given = Net(), scaler()
-    compiled, optimizer = compile_scaled(net, given, "inductor"), torch.optim.SGD(net.parameters(), lr=0.1)
+    net, scaler = Net(), make_scaler()
+    compiled, optimizer = compile_scaled(net, scaler, "inductor"), torch.optim.SGD(net.parameters(), lr=0.1)
     for bad in (False, True, False):
         optimizer.zero_grad()
-        given.scale(compiled(leaf(4, 8)).sum() * (1e36 if bad else 1.0)).backward(retain_graph=True)
-        assert given.step(optimizer, return_skipped=True).skipped is bad
-        given.update()
+        scaler.scale(compiled(leaf(4, 8)).sum() * (1e36 if bad else 1.0)).backward(retain_graph=True)
+        assert scaler.step(optimizer, return_skipped=True).skipped is bad
+        scaler.update()

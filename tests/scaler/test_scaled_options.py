@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scaled_runs import SCALE, leaf, scaler
+from scaled_runs import SCALE, leaf, make_scaler
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 
@@ -27,33 +27,33 @@ def compiled(**options: object) -> object:
     return torch.compile(product, backend="fxamp", options={"lowering": "aot_eager"} | options)(leaf(4, 4), leaf(4, 4))
 
 
-@pytest.mark.parametrize("given", [torch.amp.GradScaler("cpu"), 2.0**16, fxamp.GradScaler])
-def test_anything_else_than_a_scaler_of_fxamp_is_refused(given: object) -> None:
+@pytest.mark.parametrize("scaler", [torch.amp.GradScaler("cpu"), 2.0**16, fxamp.GradScaler])
+def test_anything_else_than_a_scaler_of_fxamp_is_refused(scaler: object) -> None:
     with pytest.raises(OptionError, match=r"option 'scaler' is .*accepted: an fxamp\.GradScaler"):
-        parse_options({"scaler": given})
+        parse_options({"scaler": scaler})
 
 
 def test_a_disabled_scaler_counts_as_none() -> None:
-    given = scaler(enabled=False)
-    assert parse_options({"scaler": given}).scaler is None
+    scaler = make_scaler(enabled=False)
+    assert parse_options({"scaler": scaler}).scaler is None
     assert parse_options({"scaler": None}).scaler is None
-    assert parse_options({"scaler": (enabled := scaler())}).scaler is enabled
-    output = compiled(scaler=given, policy="cpu-float16")
+    assert parse_options({"scaler": (enabled := make_scaler())}).scaler is enabled
+    output = compiled(scaler=scaler, policy="cpu-float16")
     output.sum().backward()
-    assert (given.get_scale(), given.loss_scale, given.graphs.attached) == (1.0, 1.0, False)
+    assert (scaler.get_scale(), scaler.loss_scale, scaler.graphs.attached) == (1.0, 1.0, False)
 
 
 def test_auto_is_float16_with_a_scaler_and_an_ambient_autocast_still_wins() -> None:
-    def policy(given: fxamp.GradScaler | None) -> str:
+    def policy(scaler: fxamp.GradScaler | None) -> str:
         torch._dynamo.reset()
-        function = torch.compile(product, backend="fxamp", options={"lowering": "eager", "scaler": given})
+        function = torch.compile(product, backend="fxamp", options={"lowering": "eager", "scaler": scaler})
         function(leaf(4, 4), leaf(4, 4))
         return fxamp.report(function).graphs[-1].policy
 
-    assert policy(scaler()) == "cpu-float16"
+    assert policy(make_scaler()) == "cpu-float16"
     with torch.autocast("cpu", torch.bfloat16):
-        assert policy(scaler()) == "cpu-bfloat16"
-    assert policy(scaler(enabled=False)) != "cpu-float16"
+        assert policy(make_scaler()) == "cpu-bfloat16"
+    assert policy(make_scaler(enabled=False)) != "cpu-float16"
 
 
 @pytest.mark.parametrize("lowering", ["aot_eager", "eager"])
@@ -66,12 +66,12 @@ def test_a_policy_may_hand_float16_from_graph_to_graph(lowering: str) -> None:
         torch._dynamo.graph_break()
         return hidden.to(w.dtype) @ w if hidden.dtype != w.dtype else hidden @ w
 
-    given = scaler(2.0**20)
-    function = torch.compile(program, backend="fxamp", options={"policy": keep, "scaler": given, "lowering": lowering})
+    scaler = make_scaler(2.0**20)
+    function = torch.compile(program, backend="fxamp", options={"policy": keep, "scaler": scaler, "lowering": lowering})
     x, v, w = leaf(4, 4), leaf(4, 4), leaf(4, 4)
     output = function(x, v, w)
     assert output.dtype is torch.float16 and len(fxamp.report(function).graphs) == 2
-    given.scale(output.float().sum() * 2.0**-29).backward()
+    scaler.scale(output.float().sum() * 2.0**-29).backward()
     expected = torch.autograd.grad((x @ v @ w).sum() * 2.0**-29, (x, v, w))
     for tensor, gradient in zip((x, v, w), expected, strict=True):
         assert tensor.grad is not None
@@ -80,38 +80,38 @@ def test_a_policy_may_hand_float16_from_graph_to_graph(lowering: str) -> None:
 
 def test_the_scaler_is_attached_when_it_is_given_to_torch_compile() -> None:
     """Whether or not a graph is ever compiled."""
-    given, loss = scaler(), torch.ones(())
-    assert given.scale(loss).item() == SCALE
-    given.update(SCALE)
-    torch.compile(product, backend="fxamp", options={"scaler": given, "lowering": "aot_eager"})
-    assert given.scale(loss) is loss
+    scaler, loss = make_scaler(), torch.ones(())
+    assert scaler.scale(loss).item() == SCALE
+    scaler.update(SCALE)
+    torch.compile(product, backend="fxamp", options={"scaler": scaler, "lowering": "aot_eager"})
+    assert scaler.scale(loss) is loss
 
 
 def test_a_loss_scaled_before_the_backend_was_called_is_refused() -> None:
-    given = scaler()
-    given.scale(torch.ones(()))
+    scaler = make_scaler()
+    scaler.scale(torch.ones(()))
     with pytest.raises(OptionError, match="after it had scaled a loss itself"):
-        given.attach()
+        scaler.attach()
     with pytest.raises(BackendCompilerFailed, match="after it had scaled a loss itself"):
-        compiled(scaler=given)
+        compiled(scaler=scaler)
 
 
 def test_numbers_read_right_in_both_modes() -> None:
-    alone, given = scaler(), scaler()
-    compiled(scaler=given)
-    for each in (alone, given):
+    alone, scaler = make_scaler(), make_scaler()
+    compiled(scaler=scaler)
+    for each in (alone, scaler):
         each.scale(torch.ones(()))
     assert (alone.get_scale(), alone.loss_scale) == (SCALE, SCALE)
-    assert (given.get_scale(), given.loss_scale) == (1.0, SCALE)
-    assert given.state_dict() == alone.state_dict()
-    again = scaler(2.0)
-    again.load_state_dict(given.state_dict())
+    assert (scaler.get_scale(), scaler.loss_scale) == (1.0, SCALE)
+    assert scaler.state_dict() == alone.state_dict()
+    again = make_scaler(2.0)
+    again.load_state_dict(scaler.state_dict())
     assert again.loss_scale == SCALE
 
 
 def test_differentiating_a_compiled_backward_names_the_lowering_that_can() -> None:
-    given = scaler()
-    function = torch.compile(product, backend="fxamp", options={"scaler": given, "lowering": "aot_eager"})
+    scaler = make_scaler()
+    function = torch.compile(product, backend="fxamp", options={"scaler": scaler, "lowering": "aot_eager"})
     x, w = leaf(4, 4), leaf(4, 4)
     (gradient,) = torch.autograd.grad(function(x, w).square().sum(), [w], create_graph=True)
     with pytest.raises(fxamp.errors.DoubleBackwardError, match="'lowering': 'eager'"):
@@ -124,8 +124,8 @@ def test_differentiating_a_compiled_backward_names_the_lowering_that_can() -> No
 @pytest.mark.parametrize("depth", [2, 3])
 def test_the_eager_lowering_can_be_differentiated_again(depth: int) -> None:
     """Powers of a small matrix of small whole numbers: float16 holds all values, scaled and not, exactly."""
-    given = scaler(2.0**2)
-    function = torch.compile(power, backend="fxamp", options={"scaler": given, "lowering": "eager"})
+    scaler = make_scaler(2.0**2)
+    function = torch.compile(power, backend="fxamp", options={"scaler": scaler, "lowering": "eager"})
     results = []
     for call in (function, power):
         x = torch.tensor([[1.0, 2.0], [0.0, 1.0]], requires_grad=True)
@@ -152,14 +152,14 @@ def test_results_leave_as_autocast_s_would_and_their_gradients_hold_the_scale(in
         with torch.autocast("cpu", torch.float16, enabled=inside):
             return x @ w
 
-    given = scaler(2.0**20)
-    options = {"policy": "cpu-float16", "scaler": given, "lowering": "aot_eager"}
+    scaler = make_scaler(2.0**20)
+    options = {"policy": "cpu-float16", "scaler": scaler, "lowering": "aot_eager"}
     function = torch.compile(program if inside else product, backend="fxamp", options=options)
     x, w = leaf(4, 4), leaf(4, 4)
     with torch.autocast("cpu", torch.float16, enabled=not inside):
         output = function(x, w)
     assert output.dtype is torch.float16
-    given.scale(output.float().sum() * 2.0**-30).backward()
+    scaler.scale(output.float().sum() * 2.0**-30).backward()
     expected = x.detach().sum(0)[:, None].expand(4, 4) * 2.0**-30
     assert w.grad is not None
     torch.testing.assert_close(w.grad, expected, rtol=1e-2, atol=1e-2 * 2.0**-30)
@@ -167,4 +167,4 @@ def test_results_leave_as_autocast_s_would_and_their_gradients_hold_the_scale(in
 
 def test_compiled_autograd_is_refused_as_it_passes_the_scaling_by() -> None:
     with torch._dynamo.config.patch(compiled_autograd=True), pytest.raises(OptionError, match="compiled_autograd"):
-        Scaling(scaler(), fxamp.Policy.load("cpu-float16")).refuse("aot_eager", {})
+        Scaling(make_scaler(), fxamp.Policy.load("cpu-float16")).refuse("aot_eager", {})

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from exhaustive import exhaustive
-from scaled_runs import compile_scaled, leaf, scaler
+from scaled_runs import compile_scaled, leaf, make_scaler
 from torch import Tensor, nn
 
 import fxamp
@@ -56,14 +56,14 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for module in modules for p in module.parameters()], lr=0.1)
 
 
-def backward(given: fxamp.GradScaler, output: Tensor, bad: bool = False) -> None:
+def backward(scaler: fxamp.GradScaler, output: Tensor, bad: bool = False) -> None:
     """A tangent of 1e36 is fine, but not times the scale."""
-    given.scale(output.sum() * (1e38 if bad else 1.0)).backward()
+    scaler.scale(output.sum() * (1e38 if bad else 1.0)).backward()
 
 
-def finish(given: fxamp.GradScaler, *optimizers: torch.optim.Optimizer) -> list[bool]:
-    skips = [given.step(optimizer, return_skipped=True).skipped for optimizer in optimizers]
-    given.update()
+def finish(scaler: fxamp.GradScaler, *optimizers: torch.optim.Optimizer) -> list[bool]:
+    skips = [scaler.step(optimizer, return_skipped=True).skipped for optimizer in optimizers]
+    scaler.update()
     for optimizer in optimizers:
         optimizer.zero_grad()
     return skips
@@ -75,36 +75,36 @@ def lowering(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def test_nothing_is_read_twice_in_a_plain_loop(lowering: str, read: Read) -> None:
-    net, given = model(), scaler()
-    compiled, optimizer = compile_scaled(net, given, lowering), sgd(net)
+    net, scaler = model(), make_scaler()
+    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
     for bad in (False, True, False):
-        backward(given, compiled(leaf(2, 4)), bad)
-        assert finish(given, optimizer) == [bad]
+        backward(scaler, compiled(leaf(2, 4)), bad)
+        assert finish(scaler, optimizer) == [bad]
         assert read() == 0
-    assert given.overflowed() == {"group0.param0": 1, "group0.param1": 1}
-    assert (given.loss_scale, given.get_scale(), given.skipped_steps) == (2.0**7, 1.0, 1)
+    assert scaler.overflowed() == {"group0.param0": 1, "group0.param1": 1}
+    assert (scaler.loss_scale, scaler.get_scale(), scaler.skipped_steps) == (2.0**7, 1.0, 1)
 
 
 def test_accumulation_is_read_again_and_one_bad_batch_skips_the_step(lowering: str, read: Read) -> None:
-    net, given = model(), scaler()
-    compiled, optimizer = compile_scaled(net, given, lowering), sgd(net)
+    net, scaler = model(), make_scaler()
+    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
     for batches in ([False, False], [True, False], [False, True], [False, False]):
         for bad in batches:
-            backward(given, compiled(leaf(2, 4)), bad)
-        assert finish(given, optimizer) == [any(batches)]
+            backward(scaler, compiled(leaf(2, 4)), bad)
+        assert finish(scaler, optimizer) == [any(batches)]
         assert read() == 2
 
 
 def test_a_bad_batch_is_known_though_its_gradient_was_thrown_away(lowering: str) -> None:
-    net, given = model(), scaler()
-    compiled, optimizer = compile_scaled(net, given, lowering), sgd(net)
+    net, scaler = model(), make_scaler()
+    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
     x = leaf(2, 4).detach()
     for batches_after in (1, 2):
-        backward(given, compiled(x), bad=True)
+        backward(scaler, compiled(x), bad=True)
         optimizer.zero_grad()
         for _ in range(batches_after):
-            backward(given, compiled(x))
-        assert finish(given, optimizer) == [True]
+            backward(scaler, compiled(x))
+        assert finish(scaler, optimizer) == [True]
 
 
 def write_inf(gradient: Tensor) -> None:
@@ -127,83 +127,83 @@ TOUCHES: dict[str, Callable[[nn.Module], object]] = {
 
 @pytest.mark.parametrize("touch", TOUCHES)
 def test_an_overflow_from_elsewhere_is_seen(touch: str, lowering: str, read: Read) -> None:
-    net, given = model(), scaler()
-    compiled, optimizer = compile_scaled(net, given, lowering), sgd(net)
+    net, scaler = model(), make_scaler()
+    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
     before = net.linear.bias.detach().clone()
-    backward(given, compiled(leaf(2, 4)))
+    backward(scaler, compiled(leaf(2, 4)))
     TOUCHES[touch](net)
-    assert finish(given, optimizer) == [True]
+    assert finish(scaler, optimizer) == [True]
     assert read() >= 1
     assert torch.equal(net.linear.bias, before)
 
 
 def test_memory_that_is_used_again_is_not_taken_for_what_was_checked() -> None:
     """An allocator hands out freed memory again: same address, same version, another gradient."""
-    memory, given, parameter = bytearray(16), scaler(), nn.Parameter(torch.ones(4))
-    given.attach()
-    given.scale(torch.ones(()))
+    memory, scaler, parameter = bytearray(16), make_scaler(), nn.Parameter(torch.ones(4))
+    scaler.attach()
+    scaler.scale(torch.ones(()))
     parameter.grad = torch.frombuffer(memory, dtype=torch.float32)
     address, version = parameter.grad.data_ptr(), parameter.grad._version
-    given.graphs.record([parameter], torch.zeros(1, dtype=torch.bool), [parameter.grad])
+    scaler.graphs.record([parameter], torch.zeros(1, dtype=torch.bool), [parameter.grad])
     parameter.grad = None
     memory[:] = torch.full((4,), INF).numpy().tobytes()
     parameter.grad = torch.frombuffer(memory, dtype=torch.float32)
     assert (parameter.grad.data_ptr(), parameter.grad._version) == (address, version)
-    assert finish(given, torch.optim.SGD([parameter], lr=0.1)) == [True]
+    assert finish(scaler, torch.optim.SGD([parameter], lr=0.1)) == [True]
 
 
 def test_a_hook_that_hides_an_overflow_does_not_hide_the_flag(lowering: str) -> None:
-    net, given = model(), scaler()
+    net, scaler = model(), make_scaler()
     net.linear.bias.register_hook(torch.nan_to_num)
     net.linear.weight.register_hook(torch.nan_to_num)
-    compiled, optimizer = compile_scaled(net, given, lowering), sgd(net)
-    backward(given, compiled(leaf(2, 4).detach()), bad=True)
+    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
+    backward(scaler, compiled(leaf(2, 4).detach()), bad=True)
     assert net.linear.bias.grad.isfinite().all()
-    assert finish(given, optimizer) == [True]
+    assert finish(scaler, optimizer) == [True]
 
 
 def test_a_parameter_shared_with_eager_code_has_the_sum_of_true_gradients(lowering: str, read: Read) -> None:
-    net, given = model(), scaler()
-    compiled, optimizer = compile_scaled(net, given, lowering), sgd(net)
+    net, scaler = model(), make_scaler()
+    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
     x = leaf(2, 4).detach()
     (compiled(x).sum()).backward()
     alone = net.linear.weight.grad.clone()
     optimizer.zero_grad()
-    given.scale(compiled(x).sum() + 3 * net.linear.weight.sum()).backward()
+    scaler.scale(compiled(x).sum() + 3 * net.linear.weight.sum()).backward()
     torch.testing.assert_close(net.linear.weight.grad, alone + 3)
-    assert finish(given, optimizer) == [False]
+    assert finish(scaler, optimizer) == [False]
     assert read() == 1
 
 
 def test_one_compiled_graph_serves_two_modules_and_knows_them_apart(lowering: str, read: Read) -> None:
-    first, second, given = model(0), model(1), scaler()
+    first, second, scaler = model(0), model(1), make_scaler()
     for net in (first, second):
-        net.compile(backend="fxamp", options={"policy": "cpu-float16", "scaler": given, "lowering": lowering})
+        net.compile(backend="fxamp", options={"policy": "cpu-float16", "scaler": scaler, "lowering": lowering})
     optimizers = sgd(first), sgd(second)
     graphs = registry.count()
     for bad in ([False, False], [False, True], [True, False]):
         for net, each in zip((first, second), bad, strict=True):
-            backward(given, net(leaf(2, 4).detach()), each)
-        assert finish(given, *optimizers) == bad
+            backward(scaler, net(leaf(2, 4).detach()), each)
+        assert finish(scaler, *optimizers) == bad
         assert read() == 0
     assert registry.count() == graphs + 1
 
 
 def test_a_parameter_in_two_graphs(lowering: str, read: Read) -> None:
-    net, given = model(), scaler()
-    compiled, optimizer = compile_scaled(net, given, lowering), sgd(net)
+    net, scaler = model(), make_scaler()
+    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
     for bad in ([False, False], [True, False], [False, True]):
         outputs = [compiled(leaf(2, 4, seed=seed)).sum() * (1e38 if each else 1) for seed, each in enumerate(bad)]
-        given.scale(outputs[0] + outputs[1]).backward()
-        assert finish(given, optimizer) == [any(bad)]
+        scaler.scale(outputs[0] + outputs[1]).backward()
+        assert finish(scaler, optimizer) == [any(bad)]
         assert read() == 2
 
 
 def test_an_overflow_between_graphs_skips_though_it_reaches_no_parameter(lowering: str) -> None:
     """The second graph's input gradient overflows; a hook in eager code clamps it, and all parameters look fine."""
-    first, given = model(0), scaler()
-    lower = compile_scaled(first, given, lowering)
-    upper = compile_scaled(lambda hidden: hidden.half() * 4, given, lowering)
+    first, scaler = model(0), make_scaler()
+    lower = compile_scaled(first, scaler, lowering)
+    upper = compile_scaled(lambda hidden: hidden.half() * 4, scaler, lowering)
     optimizer, untouched = sgd(first), sgd(model(1))
     untouched.param_groups[0]["params"][0].grad = torch.ones(4, 4)
     for bad in (True, False):
@@ -211,22 +211,22 @@ def test_an_overflow_between_graphs_skips_though_it_reaches_no_parameter(lowerin
         hidden.register_hook(lambda gradient: gradient.clamp(-1, 1))
         output = upper(hidden)
         # 200 * 2**8 is float16's, four times that is not.
-        given.scale(output.float().sum() * (200 if bad else 1)).backward()
+        scaler.scale(output.float().sum() * (200 if bad else 1)).backward()
         assert all(p.grad.isfinite().all() for p in first.parameters())
-        assert finish(given, optimizer, untouched) == [bad, bad]
+        assert finish(scaler, optimizer, untouched) == [bad, bad]
         untouched.param_groups[0]["params"][0].grad = torch.ones(4, 4)
 
 
 def test_the_scale_is_read_when_the_backward_runs(lowering: str) -> None:
-    weight, given = leaf(4, 4), scaler(1.0)
-    compiled = compile_scaled(lambda x, w: x @ w, given, lowering)
+    weight, scaler = leaf(4, 4), make_scaler(1.0)
+    compiled = compile_scaled(lambda x, w: x @ w, scaler, lowering)
     tiny = 2.0**-30
-    given.attach()
-    given.scale(torch.ones(()))
+    scaler.attach()
+    scaler.scale(torch.ones(()))
     output = compiled(leaf(4, 4), weight)
     (output.sum() * tiny).backward(retain_graph=True)
     assert not weight.grad.any(), "2**-30 is below float16's smallest: unscaled it must vanish"
-    given.update(2.0**20)
+    scaler.update(2.0**20)
     weight.grad = None
     (output.sum() * tiny).backward()
     assert weight.grad.all()
@@ -234,8 +234,8 @@ def test_the_scale_is_read_when_the_backward_runs(lowering: str) -> None:
 
 def test_a_graph_may_be_retained_though_its_backward_was_compiled_for_one_use(lowering: str) -> None:
     """AOTAutograd lets a backward write over what it is thought to use once; the first run here is such a one."""
-    weight, x, given = leaf(4, 4), leaf(4, 4), scaler()
-    compiled = compile_scaled(lambda x, w: torch.tanh(torch.tanh(x @ w) @ w), given, lowering)
+    weight, x, scaler = leaf(4, 4), leaf(4, 4), make_scaler()
+    compiled = compile_scaled(lambda x, w: torch.tanh(torch.tanh(x @ w) @ w), scaler, lowering)
     gradients = []
     for retain in (False, True, False):
         output = compiled(x, weight)
@@ -247,57 +247,53 @@ def test_a_graph_may_be_retained_though_its_backward_was_compiled_for_one_use(lo
 
 
 def test_two_losses_over_one_graph(lowering: str) -> None:
-    weight, x, given = leaf(4, 4), leaf(4, 4), scaler()
-    compiled = compile_scaled(lambda x, w: (torch.tanh(x @ w), (x @ w) * 3), given, lowering)
+    weight, x, scaler = leaf(4, 4), leaf(4, 4), make_scaler()
+    compiled = compile_scaled(lambda x, w: (torch.tanh(x @ w), (x @ w) * 3), scaler, lowering)
     one, two = compiled(x, weight)
-    given.scale(one.sum()).backward(retain_graph=True)
-    given.scale(two.sum()).backward()
-    wanted = leaf(4, 4)
-    (torch.tanh(x @ wanted).sum() + ((x @ wanted) * 3).sum()).backward()
-    torch.testing.assert_close(weight.grad, wanted.grad, rtol=0, atol=4 * torch.finfo(torch.float16).eps * 8)
+    scaler.scale(one.sum()).backward(retain_graph=True)
+    scaler.scale(two.sum()).backward()
+    reference = leaf(4, 4)
+    (torch.tanh(x @ reference).sum() + ((x @ reference) * 3).sum()).backward()
+    torch.testing.assert_close(weight.grad, reference.grad, rtol=0, atol=4 * torch.finfo(torch.float16).eps * 8)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zeroed_gradients_are_summed_into_and_read_again(lowering: str, set_to_none: bool, read: Read) -> None:
-    net, given = model(), scaler()
-    compiled, optimizer = compile_scaled(net, given, lowering), sgd(net)
+    net, scaler = model(), make_scaler()
+    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
     for _ in range(2):
-        backward(given, compiled(leaf(2, 4)))
-        given.step(optimizer)
-        given.update()
+        backward(scaler, compiled(leaf(2, 4)))
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad(set_to_none)
     assert read() == (0 if set_to_none else 2)
 
 
 def test_a_frozen_parameter_gets_no_gradient_and_no_flag(lowering: str) -> None:
-    net, given = model(), scaler()
+    net, scaler = model(), make_scaler()
     net.linear.weight.requires_grad_(False)
-    compiled, optimizer = compile_scaled(net, given, lowering), sgd(net)
-    backward(given, compiled(leaf(2, 4)), bad=True)
+    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
+    backward(scaler, compiled(leaf(2, 4)), bad=True)
     assert net.linear.weight.grad is None
-    assert finish(given, optimizer) == [True]
-    assert given.overflowed() == {"group0.param1": 1}
+    assert finish(scaler, optimizer) == [True]
+    assert scaler.overflowed() == {"group0.param1": 1}
 
 
 def test_sizes_may_change(lowering: str) -> None:
-    net, given = model(), scaler()
-    compiled, optimizer = (
-        torch.compile(
-            net, backend="fxamp", options={"policy": "cpu-float16", "scaler": given, "lowering": lowering}, dynamic=True
-        ),
-        sgd(net),
-    )
+    net, scaler = model(), make_scaler()
+    options = {"policy": "cpu-float16", "scaler": scaler, "lowering": lowering}
+    compiled, optimizer = torch.compile(net, backend="fxamp", options=options, dynamic=True), sgd(net)
     for rows in (3, 5, 7):
         for bad in (True, False):
             x = leaf(rows, 4)
-            backward(given, compiled(x), bad)
+            backward(scaler, compiled(x), bad)
             if not bad:
                 exact = x.detach().clone().requires_grad_()
                 net(exact).sum().backward()
                 torch.testing.assert_close(x.grad, exact.grad, rtol=0, atol=8 * torch.finfo(torch.float16).eps)
                 net.zero_grad()
-                backward(given, compiled(leaf(rows, 4)))
-            assert finish(given, optimizer) == [bad]
+                backward(scaler, compiled(leaf(rows, 4)))
+            assert finish(scaler, optimizer) == [bad]
 
 
 def test_a_graph_that_writes_to_its_input_gets_that_tangent_scaled_too() -> None:
@@ -305,15 +301,15 @@ def test_a_graph_that_writes_to_its_input_gets_that_tangent_scaled_too() -> None
         x.mul_(2)
         return x @ w
 
-    given, gradients = scaler(), []
-    for call in (compile_scaled(program, given, "aot_eager"), program):
+    scaler, gradients = make_scaler(), []
+    for call in (compile_scaled(program, scaler, "aot_eager"), program):
         x, w = leaf(4, 4), leaf(4, 4, seed=1)
         inner = x * 1
         output = call(inner, w)
         (output.sum() + 3 * inner.sum()).backward()
         gradients.append([x.grad, w.grad])
-    for got, wanted in zip(*gradients, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=2 * torch.finfo(torch.float16).eps, atol=1e-3)
+    for got, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, reference, rtol=2 * torch.finfo(torch.float16).eps, atol=1e-3)
 
 
 def test_the_eager_lowering_refuses_a_graph_that_writes_to_its_input() -> None:
@@ -322,21 +318,21 @@ def test_the_eager_lowering_refuses_a_graph_that_writes_to_its_input() -> None:
         return x @ w
 
     with pytest.raises(fxamp.FxampError, match=r"writes in place to its input 'l_x_'.*aot_eager"):
-        compile_scaled(program, scaler(), "eager")(leaf(4, 4) * 1, leaf(4, 4))
+        compile_scaled(program, make_scaler(), "eager")(leaf(4, 4) * 1, leaf(4, 4))
 
 
 def test_what_comes_out_may_be_written_to(lowering: str) -> None:
-    given, gradients = scaler(), []
+    scaler, gradients = make_scaler(), []
 
     def program(x: Tensor, w: Tensor) -> Tensor:
         return x @ w
 
-    for call in (compile_scaled(program, given, lowering), program):
+    for call in (compile_scaled(program, scaler, lowering), program):
         x, w = leaf(4, 4), leaf(4, 4, seed=1)
         output = call(x, w)
         output += 1
         output.mul_(2)
         output.sum().backward()
         gradients.append([x.grad, w.grad])
-    for got, wanted in zip(*gradients, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=4 * torch.finfo(torch.float16).eps, atol=1e-3)
+    for got, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, reference, rtol=4 * torch.finfo(torch.float16).eps, atol=1e-3)

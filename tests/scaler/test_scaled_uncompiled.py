@@ -109,7 +109,7 @@ def fresh(model: nn.Module) -> nn.Module:
 
 
 def trained(model: nn.Module, call: nn.Module, scaler: fxamp.GradScaler | None, half: bool) -> list[Any]:
-    """Norms and weights of three steps; with torch's scaler and ``unscale_`` unless ``scaler`` is given."""
+    """Norms and weights of three steps; with torch's scaler and ``unscale_`` unless there is a ``scaler``."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -168,7 +168,7 @@ def test_a_later_step_that_raises_may_not_be_repeated(kind: Any) -> None:
             call(optimizer)
     scaler.update()
     optimizer.zero_grad()
-    for parameters, given in ((own, scaler), (alone := [p.detach().clone().requires_grad_() for p in own], None)):
-        backward(parameters, given)
+    for parameters, divisor in ((own, scaler), (alone := [p.detach().clone().requires_grad_() for p in own], None)):
+        backward(parameters, divisor)
     scaler.step(optimizer)
     assert_same([p.grad for p in own], [p.grad for p in alone])

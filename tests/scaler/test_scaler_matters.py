@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from scaled_runs import compile_scaled, scaler
+from scaled_runs import compile_scaled, make_scaler
 from torch import Tensor, nn
 
 import fxamp
@@ -53,20 +53,20 @@ def train(own: fxamp.GradScaler, factor: float, way: str) -> tuple[list[float], 
 @pytest.mark.parametrize("way", ["compiled", "eager"])
 def test_gradients_that_underflow_train_only_when_scaled(way: str) -> None:
     factor = SMALLEST / 8
-    losses, net, _ = train(scaler(enabled=False), factor, way)
+    losses, net, _ = train(make_scaler(enabled=False), factor, way)
     # A graph sums the gradient of the last bias in float32, past every float16 product.
     exempt = "2.bias" if way == "compiled" else "none"
     start = dict(Net().named_parameters())
     assert all(torch.equal(p, start[name]) for name, p in net.named_parameters() if exempt not in name)
     assert way == "compiled" or losses == losses[:1] * STEPS
-    losses, _, skips = train(scaler(2.0**16), factor, way)
+    losses, _, skips = train(make_scaler(2.0**16), factor, way)
     assert losses[-1] < losses[0] / 2
     assert not any(skips)
 
 
 @pytest.mark.parametrize("way", ["compiled", "eager"])
 def test_a_scale_that_overflows_backs_off_until_training_goes_on(way: str) -> None:
-    own = scaler(2.0**16)
+    own = make_scaler(2.0**16)
     losses, net, skips = train(own, 1.0, way)
     overflows = sum(skips)
     assert 0 < overflows < STEPS / 2
@@ -113,8 +113,8 @@ OVERFLOWS = 200
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_hundreds_of_overflows_change_nothing_on_a_skipped_step(kind: str) -> None:
     """At random steps and places; parameters and state must not move by a bit."""
-    net, given, chance = Chain(), scaler(2.0**4, growth_interval=3, min_scale=1.0), random.Random(5)
-    compiled = compile_scaled(net, given, "aot_eager")
+    net, scaler, chance = Chain(), make_scaler(2.0**4, growth_interval=3, min_scale=1.0), random.Random(5)
+    compiled = compile_scaled(net, scaler, "aot_eager")
     make = {"sgd": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9), "adamw": lambda p: torch.optim.AdamW(p, 0.01)}
     optimizer, overflows = make[kind](net.parameters()), 0
     x = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
@@ -125,13 +125,13 @@ def test_hundreds_of_overflows_change_nothing_on_a_skipped_step(kind: str) -> No
             boosts[chance.randrange(Chain.DEPTH)] = chance.choice([float("inf"), float("nan"), -float("inf")])
         before = copy.deepcopy((list(net.parameters()), optimizer.state_dict()["state"]))
         optimizer.zero_grad()
-        given.scale(compiled(x, boosts).square().sum()).backward()
-        assert given.step(optimizer, return_skipped=True).skipped is bad
-        given.update()
+        scaler.scale(compiled(x, boosts).square().sum()).backward()
+        assert scaler.step(optimizer, return_skipped=True).skipped is bad
+        scaler.update()
         after = list(net.parameters()), optimizer.state_dict()["state"]
         assert same(before, after) is bad
         overflows += bad
-    assert given.skipped_steps == OVERFLOWS
+    assert scaler.skipped_steps == OVERFLOWS
     assert all(p.isfinite().all() for p in net.parameters())
 
 

@@ -60,7 +60,7 @@ def trained(
     return [parameter.detach().to(HOST) for parameter in parameters], scaler.get_scale()
 
 
-def wanted(bad: bool, count: int, max_norm: float | None, **arguments: Any) -> tuple[list[Tensor], float]:
+def reference(bad: bool, count: int, max_norm: float | None, **arguments: Any) -> tuple[list[Tensor], float]:
     """The same by torch, with everything on the CPU."""
     scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
     return trained(scaler, HOST, (HOST,) * count, HOST if bad else None, max_norm, **arguments)
@@ -71,7 +71,7 @@ def wanted(bad: bool, count: int, max_norm: float | None, **arguments: Any) -> t
 @pytest.mark.parametrize("max_norm", [None, 0.5])
 def test_parameters_on_both(home: torch.device, bad: torch.device | None, max_norm: float | None) -> None:
     ours = trained(fxamp.GradScaler("cpu", init_scale=SCALE), home, (GPU, HOST), bad, max_norm)
-    torch.testing.assert_close(ours, wanted(bad is not None, 2, max_norm))
+    torch.testing.assert_close(ours, reference(bad is not None, 2, max_norm))
 
 
 @pytest.mark.parametrize("bad", [HOST, None], ids=["bad", "all-good"])
@@ -85,7 +85,7 @@ def test_parameters_on_the_cpu_and_the_scale_on_a_gpu(
     bad: torch.device | None, max_norm: float | None, choice: dict[str, str], arguments: dict[str, bool]
 ) -> None:
     ours = trained(fxamp.GradScaler("cpu", init_scale=SCALE, **choice), GPU, (HOST, HOST), bad, max_norm, **arguments)
-    torch.testing.assert_close(ours, wanted(bad is not None, 2, max_norm, **arguments))
+    torch.testing.assert_close(ours, reference(bad is not None, 2, max_norm, **arguments))
 
 
 def test_a_loss_on_the_cpu_and_the_scale_on_a_gpu() -> None:
@@ -171,4 +171,4 @@ def test_a_gpu_that_is_late(bad: str | None, max_norm: float | None) -> None:
     scaler._check_scale_growth_tracker = delayed  # type: ignore[method-assign]
     where = home if bad == "cuda" else HOST if bad == "cpu" else None
     ours = trained(scaler, home, (home, HOST), where, max_norm)
-    torch.testing.assert_close(ours, wanted(bad is not None, 2, max_norm))
+    torch.testing.assert_close(ours, reference(bad is not None, 2, max_norm))

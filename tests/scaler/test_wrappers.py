@@ -62,12 +62,12 @@ WRAPPERS: dict[str, tuple[Callable[[nn.Module], nn.Module], str | None]] = {
 }
 
 
-def gradients(net: nn.Module, given: Any, precision: bool) -> list[Tensor]:
+def gradients(net: nn.Module, scaler: Any, precision: bool) -> list[Tensor]:
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
     with torch.autocast("cpu", torch.float16, enabled=precision):
         loss = net(x).float().square().mean() * TINY
-    given.scale(loss).backward()
-    given.unscale_(torch.optim.SGD(net.parameters(), lr=0.1))
+    scaler.scale(loss).backward()
+    scaler.unscale_(torch.optim.SGD(net.parameters(), lr=0.1))
     found = [p.grad for p in net.parameters() if p.grad is not None]
     return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in found]
 
@@ -79,12 +79,12 @@ def run(name: str) -> dict[str, Any]:
     for way in ("inside", "remedy", "torch"):
         torch._dynamo.reset()
         kind = torch.amp.GradScaler if way == "torch" else fxamp.GradScaler
-        net, given = Net(), kind("cpu", init_scale=SCALE)
+        net, scaler = Net(), kind("cpu", init_scale=SCALE)
         if way != "torch":
             options = {"lowering": "aot_eager", "policy": "cpu-float16"}
-            net.compile(backend="fxamp", options=options | ({"scaler": given} if way == "inside" else {}))
+            net.compile(backend="fxamp", options=options | ({"scaler": scaler} if way == "inside" else {}))
         try:
-            results[way] = gradients(wrap(net), given, way == "torch")
+            results[way] = gradients(wrap(net), scaler, way == "torch")
         except UnscaledError as error:
             results[way] = str(error)
     return results
@@ -109,8 +109,8 @@ def test_what_underflows_is_refused_and_all_else_is_torchs(ranks: list[dict[str,
         assert all(gradient.any() for gradient in results["torch"])
         ways = ("remedy",) if message else ("inside", "remedy")
         for way in ways:
-            for got, wanted in zip(results[way], results["torch"], strict=True):
-                assert (got - wanted).norm() <= 8 * torch.finfo(torch.float16).eps * wanted.norm()
+            for got, reference in zip(results[way], results["torch"], strict=True):
+                assert (got - reference).norm() <= 8 * torch.finfo(torch.float16).eps * reference.norm()
         if message:
             with pytest.raises(UnscaledError, match=message):
                 raise UnscaledError(results["inside"])

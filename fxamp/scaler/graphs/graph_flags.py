@@ -172,9 +172,10 @@ class GraphFlags:
 
         ``trusted``: False says of no gradient that it is unchanged, so that all are read.
         """
-        unchanged, others = self._split(parameters) if trusted else ([], [*range(len(parameters))])
+        every = [*range(len(parameters))]
         if not self.attached:
-            return [Report(others, None, False)] if others else []
+            return [Report(every, None, False)] if every else []
+        unchanged, others = self._split(parameters) if trusted else ([], every)
         return [
             Report(places, self._read([parameters[at] for at in places], device), same)
             for places, same in ((unchanged, True), (others, False))

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from fxamp.backend.options import Options
 from fxamp.policy import Policy
 from fxamp.reports.warnings import warn_once
 
@@ -20,16 +19,16 @@ _FLOAT16 = (
 )
 
 
-def warn_unscaled(policy: Policy | None, options: Options, inputs: Sequence[Any]) -> None:
+def warn_unscaled(policy: Policy | None, chosen: bool, inputs: Sequence[Any]) -> None:
     """Log that gradients are not scaled, if they will flow through the graph and the policy asks for a scale.
 
-    It does so by its ``[loss_scale]``, or, without one, if the caller named a policy in float16; under "auto" an
-    existing script has a scaler of its own.
+    It does so by its ``[loss_scale]``, or, without one, if it was named and computes in float16; under "auto" an
+    existing script has a scaler of its own. ``chosen``: whether a caller named the policy.
     """
-    if policy is None or options.scaler is not None:
+    if policy is None:
         return
     if policy.loss_scale is None:
-        message = _FLOAT16 if options.policy != "auto" and policy.lower_precision_fp == "float16" else ""
+        message = _FLOAT16 if chosen and policy.lower_precision_fp == "float16" else ""
     else:
         message = _UNSCALED if policy.loss_scale.enabled else ""
     if not message:
