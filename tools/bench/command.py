@@ -54,10 +54,6 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
         "fxamp.tools.bench.cost.kernels.command",
         "the machine code of generated kernels: the most of a GPU's bandwidth that it permits, counted without one",
     ),
-    "all": (
-        "fxamp.tools.bench.all",
-        "all of it, into a folder: JSON, Markdown, charts",
-    ),
 }
 
 #: A name that is no subcommand, and what answers its question.
@@ -65,6 +61,7 @@ ELSEWHERE = {
     "optimizers": "fxamp-bench step times an optimizer's step; fxamp-bench check --only step compares it with torch's",
     "passes": "fxamp-bench train compares the time of compiling with torch.compile's",
     "show": "fxamp-show is timed by no command",
+    "all": "call check, train, step, cost, policies and kernels, each with --json or --markdown",
 }
 
 

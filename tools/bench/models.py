@@ -63,8 +63,9 @@ def build(
 
 
 def _gpt2(layers: int, width: int, heads: int, vocabulary: int, length: int, **_: int) -> nn.Module:
-    hf = _transformers()
-    config = hf.GPT2Config(
+    return _from_config(
+        "GPT2",
+        "LMHeadModel",
         n_layer=layers,
         n_embd=width,
         n_head=heads,
@@ -77,13 +78,12 @@ def _gpt2(layers: int, width: int, heads: int, vocabulary: int, length: int, **_
         embd_pdrop=0.0,
         resid_pdrop=0.0,
     )
-    model: nn.Module = hf.GPT2LMHeadModel(config)
-    return model
 
 
 def _bert(layers: int, width: int, heads: int, vocabulary: int, length: int, **_: int) -> nn.Module:
-    hf = _transformers()
-    config = hf.BertConfig(
+    return _from_config(
+        "Bert",
+        "ForMaskedLM",
         num_hidden_layers=layers,
         hidden_size=width,
         num_attention_heads=heads,
@@ -93,13 +93,12 @@ def _bert(layers: int, width: int, heads: int, vocabulary: int, length: int, **_
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    model: nn.Module = hf.BertForMaskedLM(config)
-    return model
 
 
 def _llama(layers: int, width: int, heads: int, vocabulary: int, length: int, hidden: int = 0, **_: int) -> nn.Module:
-    hf = _transformers()
-    config = hf.LlamaConfig(
+    return _from_config(
+        "Llama",
+        "ForCausalLM",
         num_hidden_layers=layers,
         hidden_size=width,
         num_attention_heads=heads,
@@ -109,13 +108,12 @@ def _llama(layers: int, width: int, heads: int, vocabulary: int, length: int, hi
         max_position_embeddings=length,
         use_cache=False,
     )
-    model: nn.Module = hf.LlamaForCausalLM(config)
-    return model
 
 
 def _vit(layers: int, width: int, heads: int, image: int, patch: int, classes: int, **_: int) -> nn.Module:
-    hf = _transformers()
-    config = hf.ViTConfig(
+    return _from_config(
+        "ViT",
+        "ForImageClassification",
         num_hidden_layers=layers,
         hidden_size=width,
         num_attention_heads=heads,
@@ -126,21 +124,18 @@ def _vit(layers: int, width: int, heads: int, image: int, patch: int, classes: i
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    model: nn.Module = hf.ViTForImageClassification(config)
-    return model
 
 
 def _resnet(width: int, depth: int, classes: int, **_: int) -> nn.Module:
     """ResNet-50 (He et al. 2015) with ``depth`` of its four stages, of 3, 4, 6 and 3 bottleneck blocks."""
-    hf = _transformers()
-    config = hf.ResNetConfig(
+    return _from_config(
+        "ResNet",
+        "ForImageClassification",
         embedding_size=width,
         hidden_sizes=[4 * width * 2**stage for stage in range(depth)],
         depths=[3, 4, 6, 3][:depth],
         num_labels=classes,
     )
-    model: nn.Module = hf.ResNetForImageClassification(config)
-    return model
 
 
 class MLP(nn.Module):
@@ -193,9 +188,11 @@ def _experts(width: int, hidden: int, experts: int, classes: int, **_: int) -> n
     return Experts(width, hidden, experts, classes)
 
 
-def _transformers() -> Any:
-    """Imported when a model needs it; untyped, as its own types do not fit its arguments."""
-    return import_module("transformers")
+def _from_config(family: str, head: str, **settings: Any) -> nn.Module:
+    """A model of transformers with random weights. It is untyped, as its own types do not fit its arguments."""
+    hf: Any = import_module("transformers")
+    model: nn.Module = getattr(hf, family + head)(getattr(hf, f"{family}Config")(**settings))
+    return model
 
 
 def _text(batch: int, length: int, vocabulary: int, **_: int) -> Batch:

@@ -17,27 +17,20 @@ from fxamp.tools.common.command_line import Parser, one_of
 class Report:
     """One measurement.
 
-    ``document``: JSON's values, as ``--json`` prints them. ``table`` and ``markdown``: the same as text. ``chart``: an
-    SVG image, None where there is nothing to draw. ``failed``: the names of what did not work, which make the command's
-    status 1.
+    ``document``: JSON's values, as ``--json`` prints them. ``table`` and ``markdown``: the same as text. ``failed``:
+    the names of what did not work, which make the command's status 1.
     """
 
     document: Mapping[str, Any]
     table: str
     markdown: str
-    chart: str | None = None
     failed: tuple[str, ...] = ()
 
-    @property
-    def json(self) -> str:
-        """The document as indented JSON."""
-        return json.dumps(self.document, indent=2)
-
     def text(self, options: argparse.Namespace) -> str:
-        """Return what to print for the options of :func:`add_styles`, if the command has them."""
-        if getattr(options, "json", False):
-            return self.json
-        return self.markdown if getattr(options, "markdown", False) else self.table
+        """Return what to print for the options of :func:`add_styles`."""
+        if options.json:
+            return json.dumps(self.document, indent=2)
+        return self.markdown if options.markdown else self.table
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""fxamp-bench train and all on tiny sizes: the numbers fit together, and wrong options are refused."""
+"""fxamp-bench train on tiny sizes: the numbers fit together, and wrong options are refused."""
 
 import json
 import sys
@@ -15,7 +15,8 @@ import fxamp
 from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.models import MODELS, SIZES, build
 from fxamp.tools.bench.process import ContenderFailed
-from fxamp.tools.bench.report import spread
+from fxamp.tools.bench.report import Report, spread
+from fxamp.tools.bench.train import command
 from fxamp.tools.bench.train.experiment import CONTENDERS, Experiment
 from fxamp.tools.bench.train.measure import compare, start_process
 from fxamp.tools.bench.train.observe import observe
@@ -34,19 +35,22 @@ def _reset() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What ``fxamp-bench all`` wrote for one model in float16, three contenders in processes of their own."""
-    made = tmp_path_factory.mktemp("bench") / "all"
-    options = "--size tiny --models mlp --dtypes float16 --parts train --lowering eager --steps 2 --rounds 3"
+def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bench") / "chart.svg"
+
+
+@pytest.fixture(scope="module")
+def report(chart: Path) -> Report:
+    """One model in float16, three contenders in processes of their own."""
+    line = f"--model mlp --dtype float16 --lowering eager --steps 2 --rounds 3 --contenders {_NAMES} --chart {chart}"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("fxamp.tools.bench.process.subprocess.Popen", ForkedWorker)
-        assert bench.main(["all", "--output", str(made), *options.split(), "--contenders", _NAMES]) == 0
-    return made
+        return command.run(command.parser("train").parse_args(line.split()), lambda _: None)
 
 
 @pytest.fixture
-def document(folder: Path) -> dict[str, object]:
-    loaded: dict[str, object] = json.loads((folder / "train-mlp-float16.json").read_text())
+def document(report: Report) -> dict[str, object]:
+    loaded: dict[str, object] = json.loads(json.dumps(report.document))
     return loaded
 
 
@@ -111,8 +115,8 @@ def test_every_contender_trained_as_many_steps(document: dict) -> None:
     assert all(each["losses"][-1] < each["losses"][0] for each in document["contenders"])
 
 
-def test_the_markdown_holds_the_numbers_of_the_json(folder: Path, document: dict) -> None:
-    text = (folder / "train-mlp-float16.md").read_text()
+def test_the_markdown_holds_the_numbers_of_the_json(report: Report, document: dict) -> None:
+    text = report.markdown
     assert document["machine"]["device"] in text.splitlines()[0]
     rows = {cells[0]: cells[1:] for cells in (_cells(line) for line in text.splitlines()) if len(cells) > 1}
     contenders = document["contenders"]
@@ -126,25 +130,16 @@ def test_the_markdown_holds_the_numbers_of_the_json(folder: Path, document: dict
     (ratio, amount, unit) = rows["peak memory"][0].replace("(", "").replace(")", "").split()
     shown = float(amount) * {"kB": 1e3, "MB": 1e6}[unit]
     assert ratio == "1.00" and shown == pytest.approx(contenders[0]["observed"]["memory_peak"], rel=5e-3)
-    assert text in (folder / "summary.md").read_text() + "\n"
 
 
 def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
 
 
-def test_the_chart_names_each_contender_with_its_ratio(folder: Path, document: dict) -> None:
-    texts = [each.text for each in ET.parse(folder / "train-mlp-float16.svg").iter() if each.text]
+def test_the_chart_names_each_contender_with_its_ratio(chart: Path, document: dict) -> None:
+    texts = [element.text for element in ET.parse(chart).iter() if element.text]
     for contender in document["contenders"]:
         assert contender["label"] in texts and f"{contender['step_ratio']['median']:.2f}" in texts
-
-
-def test_a_folder_that_is_full_is_not_measured_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = folder / "train-mlp-float16.json"
-    before = path.stat().st_mtime_ns
-    options = "--size tiny --models mlp --dtypes float16 --parts train"
-    assert bench.main(["all", "--output", str(folder), *options.split()]) == 0
-    assert path.stat().st_mtime_ns == before and "has it already" in capsys.readouterr().err
 
 
 def test_casts_are_those_of_fxamps_report() -> None:
@@ -220,9 +215,6 @@ def test_ratios_are_taken_round_by_round() -> None:
         (["train", "--clip", "-1"], "'-1'"),
         (["train", "--contenders", "fxamp-skip-device"], "float16"),
         (["train", "--chart", "/nowhere/at/all.svg"], "/nowhere/at"),
-        (["all"], "--output"),
-        (["all", "--output", "/dev/null/x"], "/dev/null/x"),
-        (["all", "--output", "x", "--models", "mpl"], "'mlp'"),
     ],
 )
 def test_a_wrong_option_is_one_clear_message(

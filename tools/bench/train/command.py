@@ -66,9 +66,9 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     experiment = Experiment(size=size, changed=changed, **{name: getattr(options, name) for name in fields})
     names = _taking_part(options.contenders, experiment)
     comparison = compare(experiment, names, _baseline(options, names), say)
-    report = reported(comparison, experiment.rounds, _chart(comparison) if charts.available() else None)
-    if options.chart is not None and report.chart is not None:
-        write_text(report.chart, str(options.chart))
+    report = reported(comparison, experiment.rounds)
+    if options.chart is not None:
+        write_text(_chart(comparison), str(options.chart))
         say(f"the bar chart is in {options.chart}")
     return report
 

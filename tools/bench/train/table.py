@@ -19,12 +19,12 @@ def table(comparison: Comparison, markdown: bool = False) -> str:
     return "\n\n".join([title(comparison), lines, _notes(comparison, markdown)])
 
 
-def reported(comparison: Comparison, rounds: int, chart: str | None = None) -> Report:
+def reported(comparison: Comparison, rounds: int) -> Report:
     """Return the report of a comparison. Raises SoFar with the table if it has fewer rounds than planned."""
     if comparison.experiment.rounds < rounds:
         raise SoFar(table(comparison))
     failed = tuple(each.name for each in comparison.contenders if each.failed)
-    return Report(comparison.as_dict(), table(comparison), table(comparison, markdown=True), chart, failed)
+    return Report(comparison.as_dict(), table(comparison), table(comparison, markdown=True), failed)
 
 
 def title(comparison: Comparison) -> str:
