@@ -46,9 +46,9 @@ _SETTINGS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """TrainingResult the command line; returns the exit status: 0, or 2 after a user's mistake."""
-    given = _parser().parse_args(arguments)
-    return guarded("fxamp-demo", lambda: _demo(given))
+    """Run the command line; returns the exit status: 0, or 2 after a user's mistake."""
+    options = _parser().parse_args(arguments)
+    return guarded("fxamp-demo", lambda: _demo(options))
 
 
 def _parser() -> Parser:
@@ -72,14 +72,14 @@ def _parser() -> Parser:
     return parser
 
 
-def _demo(given: argparse.Namespace) -> None:
-    settings, policy = _chosen(given)
-    with joined(given.kind or "", settings.device, settings.batch) as ranks, _output(ranks) as stream:
-        lowering = given.lowering or _usable_lowering(settings.device, stream)
+def _demo(arguments: argparse.Namespace) -> None:
+    settings, policy = _chosen(arguments)
+    with joined(arguments.kind or "", settings.device, settings.batch) as ranks, _output(ranks) as stream:
+        lowering = arguments.lowering or _usable_lowering(settings.device, stream)
         text = standard_library()
         _describe(settings, policy, text, ranks, stream)
         before = torch.get_num_threads()
-        torch.set_num_threads(given.threads)
+        torch.set_num_threads(arguments.threads)
         try:
             reference = train("float32", settings, text, {"backend": lowering}, stream, None, ranks)
             options: dict[str, Any] = {"policy": policy, "lowering": lowering}
@@ -94,7 +94,7 @@ def _demo(given: argparse.Namespace) -> None:
             torch.set_num_threads(before)
         if ranks.first:
             put(f"{table(reference, other)}\n\n{verdict(reference, other, settings.device)}")
-            put(_pictured(given.picture, reference, other))
+            put(_pictured(arguments.picture, reference, other))
 
 
 def _output(ranks: Ranks) -> AbstractContextManager[TextIO]:
@@ -111,22 +111,22 @@ def _describe(settings: TrainingSettings, policy: str, text: Text, ranks: Ranks,
     )
     precision = _precision(policy)
     if precision is not None:
-        kept = ", ".join(f"{name} {value}" for name, value in precision.content().items())
-        print(f"optimizer of fxamp's column: {kept}", file=stream)
+        choices = ", ".join(f"{name} {value}" for name, value in precision.content().items())
+        print(f"optimizer of fxamp's column: {choices}", file=stream)
     if ranks.kind:
         print(f"processes: {ranks.count} ({ranks.kind}), {batch // ranks.count} passages a step each", file=stream)
 
 
-def _chosen(given: argparse.Namespace) -> tuple[TrainingSettings, str]:
+def _chosen(arguments: argparse.Namespace) -> tuple[TrainingSettings, str]:
     """Return the settings and the policy, checked before training starts."""
-    settings, policy = _SETTINGS[given.device]
-    changes: dict[str, Any] = {"steps": given.steps or settings.steps, "seed": given.seed}
-    policy = given.policy or policy
-    if given.device == "cuda" and not torch.cuda.is_available():
+    settings, policy = _SETTINGS[arguments.device]
+    changes: dict[str, Any] = {"steps": arguments.steps or settings.steps, "seed": arguments.seed}
+    policy = arguments.policy or policy
+    if arguments.device == "cuda" and not torch.cuda.is_available():
         raise OptionError("--device cuda: this machine has no CUDA device that torch can use; accepted here: cpu")
     if policy != "auto":
-        Policy.load(policy).resolve(given.device)
-    require_folder(str(given.picture), given.policy, option="--picture")
+        Policy.load(policy).resolve(arguments.device)
+    require_folder(str(arguments.picture), arguments.policy, option="--picture")
     return TrainingSettings(**{**vars(settings), **changes}), policy
 
 
@@ -139,8 +139,8 @@ def _scaler(policy: str, device: str) -> GradScaler | None:
 
 def _precision(policy: str) -> OptimizerPrecision | None:
     """Return how the policy wants the optimizer's state and the weights kept, if not as the optimizer makes them."""
-    found = None if policy == "auto" else Policy.load(policy).optimizer
-    return None if found == OptimizerPrecision() else found
+    precision = None if policy == "auto" else Policy.load(policy).optimizer
+    return None if precision == OptimizerPrecision() else precision
 
 
 def _prepared(policy: str, lowering: str, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

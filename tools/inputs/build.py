@@ -52,15 +52,15 @@ class _Text:
     exact_gradients: bool
     warnings: list[str] = field(default_factory=list)
 
-    def tensor(self, given: TensorType, needs_grad: bool, what: str) -> torch.Tensor:
+    def tensor(self, type_: TensorType, needs_grad: bool, what: str) -> torch.Tensor:
         """Return an empty, contiguous FakeTensor on the CPU."""
-        if given.dtype not in _DTYPES:
-            raise ListingError(f"{self.file}: {what} has the unknown dtype {given.dtype!r}")
+        if type_.dtype not in _DTYPES:
+            raise ListingError(f"{self.file}: {what} has the unknown dtype {type_.dtype!r}")
         try:
-            shape = [self.symbols.value(size) if isinstance(size, str) else size for size in given.shape]
+            shape = [self.symbols.value(size) if isinstance(size, str) else size for size in type_.shape]
         except ValueError as error:
             raise ListingError(f"{self.file}: {what}: size {error}") from error
-        dtype = _DTYPES[given.dtype]
+        dtype = _DTYPES[type_.dtype]
         with self.mode:
             fresh = torch.empty(shape, dtype=dtype, device="cpu")
         return fresh.requires_grad_(needs_grad and (dtype.is_floating_point or dtype.is_complex))
@@ -88,12 +88,14 @@ def build(listing: Listing, file: str) -> Built:
 def _disagreements(listing: Listing, module: GraphModule) -> list[str]:
     """Return one warning if values get other dtypes than the text says, as in a program captured under autocast."""
     nodes = {node.name: node for node in module.graph.nodes}
-    found = []
+    differences = []
     for entry in listing.entries:
         value = nodes[entry.name].meta.get("example_value") if entry.is_call and entry.name in nodes else None
         if isinstance(value, torch.Tensor) and len(entry.values) == 1 and dtype_name(value.dtype) != entry.dtype:
-            found.append(f"{entry.name} is {dtype_name(value.dtype)}, the text says {entry.dtype}")
-    return [f"{len(found)} values come out in other dtypes than the text says: {found[0]}"] if found else []
+            differences.append(f"{entry.name} is {dtype_name(value.dtype)}, the text says {entry.dtype}")
+    if not differences:
+        return []
+    return [f"{len(differences)} values come out in other dtypes than the text says: {differences[0]}"]
 
 
 def _symbolic(listing: Listing) -> Iterator[str]:
@@ -232,12 +234,12 @@ def _annotated(entry: Entry, picks: Mapping[int, TensorType], text: _Text) -> Ca
 
 def _picks(listing: Listing) -> dict[str, dict[int, TensorType]]:
     """Return, for each node, the types that the text gives for its selected results, by position."""
-    found: dict[str, dict[int, TensorType]] = defaultdict(dict)
+    types: dict[str, dict[int, TensorType]] = defaultdict(dict)
     for entry in listing.entries:
         index = _PICK.fullmatch(entry.call)
         if index is not None and len(entry.values) == 1 and len(entry.inputs) == 1:
-            found[entry.inputs[0]][int(index[1] or index[2])] = entry.values[0]
-    return found
+            types[entry.inputs[0]][int(index[1] or index[2])] = entry.values[0]
+    return types
 
 
 def prepare_listing(listing: Listing, file: str) -> ProgramGraph:

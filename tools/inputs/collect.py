@@ -51,15 +51,15 @@ def collect(program: Program, file: str, notice: Callable[[str], None]) -> list[
 
 
 def _misfit(file: str, error: Exception, more: str = "") -> ListingError:
-    found = _FOUND.search(str(error)) if isinstance(error, TorchRuntimeError) else None
-    what = found[1] if found is not None else one_line(error)
+    wording = _MESSAGE.search(str(error)) if isinstance(error, TorchRuntimeError) else None
+    what = wording[1] if wording is not None else one_line(error)
     stack = [frame for frame in getattr(error, "real_stack", None) or () if frame.filename == file]
     where = f"{file}:{stack[-1].lineno}" if stack else place(file, error)
     return ListingError(f"{where}: calling model on inputs failed{more}: {what}")
 
 
 #: The part of Dynamo's message that names an error inside an operation.
-_FOUND = re.compile(r"got (\w+\(.*\))", re.MULTILINE)
+_MESSAGE = re.compile(r"got (\w+\(.*\))", re.MULTILINE)
 
 
 def _compiled(program: Program, device: str) -> list[ProgramGraph]:
@@ -100,19 +100,19 @@ def _device(program: Program) -> str:
 def _tensors(program: Program) -> list[Tensor]:
     model = program.model
     state = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
-    given = pytree.tree_leaves((program.args, dict(program.kwargs)))
-    return [*state, *(value for value in given if isinstance(value, Tensor))]
+    leaves = pytree.tree_leaves((program.args, dict(program.kwargs)))
+    return [*state, *(value for value in leaves if isinstance(value, Tensor))]
 
 
 @contextlib.contextmanager
 def _faked(program: Program, mode: FakeTensorMode) -> Iterator[Program]:
     """Replace all tensors of the program by FakeTensors on the CPU; restore those of its modules on exit."""
-    made: dict[int, Any] = {}
+    fakes: dict[int, Any] = {}
 
     def fake(value: Any) -> Any:
-        if id(value) not in made:
-            made[id(value)] = on_cpu(value, mode)
-        return made[id(value)]
+        if id(value) not in fakes:
+            fakes[id(value)] = on_cpu(value, mode)
+        return fakes[id(value)]
 
     before: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for state in [store for module in set(modules_in(program.model)) for store in tensor_stores(module)]:

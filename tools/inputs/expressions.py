@@ -62,10 +62,10 @@ class Reader:
     def node(self, call: str, name: str) -> Node:
         """Return the node for ``call``, named ``name``. Raises Unreadable."""
         tree = _statement(call)
-        made = self._written(tree, name) if isinstance(tree, ast.stmt) else self._call(tree, name)
-        if made is None:
+        node = self._written(tree, name) if isinstance(tree, ast.stmt) else self._call(tree, name)
+        if node is None:
             raise Unreadable(f"{call[:80]!r} is not a call")
-        return made
+        return node
 
     def value(self, text: str) -> Any:
         """Return the fx argument for ``text``: nodes, numbers, tuples, dtypes. Raises Unreadable."""

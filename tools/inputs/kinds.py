@@ -103,7 +103,7 @@ def bound_names(tree: ast.Module) -> set[str]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
         else:
-            names |= {found.id for found in ast.walk(node) if isinstance(found, ast.Name) and _stored(found)}
+            names |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and _stored(name)}
     return names
 
 
@@ -130,8 +130,10 @@ def _stored(name: ast.Name) -> bool:
 
 
 def _required(function: ast.FunctionDef) -> bool:
-    given = function.args
-    return len(given.posonlyargs) + len(given.args) > len(given.defaults) or any(d is None for d in given.kw_defaults)
+    parameters = function.args
+    return len(parameters.posonlyargs) + len(parameters.args) > len(parameters.defaults) or any(
+        d is None for d in parameters.kw_defaults
+    )
 
 
 def _returns_pair(function: ast.FunctionDef) -> bool:

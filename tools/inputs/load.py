@@ -142,10 +142,10 @@ def _prepare_model(file: str, request: Request) -> "list[ProgramGraph]":
 
     tree = syntax(file)
     assert tree is not None
-    found = program(file, tree, _notice(request))
+    defined = program(file, tree, _notice(request))
     from fxamp.tools.inputs.collect import collect
 
-    graphs = collect(found, file, _notice(request))
+    graphs = collect(defined, file, _notice(request))
     if not graphs:
         raise ListingError(f"{file}: Dynamo makes no graph of model(inputs): nothing of it would be compiled")
     return graphs

@@ -31,13 +31,13 @@ def kept_values(gm: GraphModule, inputs: Sequence[Any], policy: Policy) -> tuple
 
     rules, values = KeptRules(policy), list[KeptValue]()
 
-    def partition(joint: GraphModule, given: Sequence[Any], **more: Any) -> tuple[GraphModule, GraphModule]:
+    def partition(joint: GraphModule, inputs: Sequence[Any], **more: Any) -> tuple[GraphModule, GraphModule]:
         more = {**more, "compiler": "inductor"}
         if policy.has_rules_for(KEPT):
-            pair = rules.partition(min_cut, "aot_eager")(joint, given, **more)
+            pair = rules.partition(min_cut, "aot_eager")(joint, inputs, **more)
             values.extend(rules.kept)
         else:
-            pair = min_cut(joint, given, **more)
+            pair = min_cut(joint, inputs, **more)
             values.extend(kept_as_they_are(pair[0], more["num_fwd_outputs"]))
         return pair
 

@@ -61,15 +61,15 @@ class ProgramGraph:
         before = kept_bytes(captured.module, captured.mode)
         record = apply_policy(captured, policy, None, chosen, every_device=True, ended=self.ended)
         after = kept_bytes(captured.module, captured.mode)
-        kept = kept_values(captured.module, self.inputs, policy) if partitioned else ()
-        listing = replace(record.listing, name=self.name, kept_before=before, kept_after=after, kept=kept)
+        values = kept_values(captured.module, self.inputs, policy) if partitioned else ()
+        listing = replace(record.listing, name=self.name, kept_before=before, kept_after=after, kept=values)
         return self._in_its_words(listing, policy.device)
 
     def plain_listing(self) -> Listing:
         """Return the listing of the captured graph, without a policy."""
         captured = self.captured()
-        kept = kept_bytes(captured.module, captured.mode)
-        listing = list_graph(captured.module, self.name, ended=self.ended, kept_before=kept)
+        nbytes = kept_bytes(captured.module, captured.mode)
+        listing = list_graph(captured.module, self.name, ended=self.ended, kept_before=nbytes)
         return self._in_its_words(listing, self.device or "cpu")
 
     def _in_its_words(self, listing: Listing, device: str) -> Listing:

@@ -61,7 +61,7 @@ class Symbols:
 
     def original(self, text: str) -> str:
         """Return ``text`` with this environment's symbol names replaced by the dump's."""
-        return re.sub(r"\b[a-z]+\d+\b", lambda found: self._names.get(found[0], found[0]), text)
+        return re.sub(r"\b[a-z]+\d+\b", lambda match: self._names.get(match[0], match[0]), text)
 
     def fixed(self) -> list[str]:
         """Return the symbols that became their hints, because the program needed the number: ``"s77 as 64"``."""

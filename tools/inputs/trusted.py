@@ -168,18 +168,18 @@ def _tensor_function(owner: str, name: str) -> Callable[..., Any] | None:
     module = _MODULES.get(owner)
     if module is None or name in _REFUSED or name.startswith("__"):
         return None
-    found: Callable[..., Any] | None = getattr(module, name, None)
-    if found is None or not callable(found) or isinstance(found, type):
+    value: Callable[..., Any] | None = getattr(module, name, None)
+    if value is None or not callable(value) or isinstance(value, type):
         return None
     native = owner in _NATIVE or hasattr(torch._C._VariableFunctions, name)
     functional = owner == "torch.nn.functional" and not name.startswith("_")
-    return found if native or functional or found in _overridable() else None
+    return value if native or functional or value in _overridable() else None
 
 
 @cache
 def _overridable() -> frozenset[Any]:
     modules = torch.overrides.get_overridable_functions()
-    return frozenset(found for owner in _MODULES.values() for found in modules.get(owner, ()))
+    return frozenset(overridable for owner in _MODULES.values() for overridable in modules.get(owner, ()))
 
 
 def _operator(parts: list[str]) -> Callable[..., Any] | None:
@@ -188,18 +188,18 @@ def _operator(parts: list[str]) -> Callable[..., Any] | None:
         return None
     if parts[0] == "prims":
         importlib.import_module("torch._inductor.inductor_prims")  # registers those of Inductor, which its graphs hold
-    found: Any = torch.ops
+    value: Any = torch.ops
     for part in parts:
         try:
-            found = getattr(found, part)
+            value = getattr(value, part)
         except (AttributeError, RuntimeError):
             return None
-    if isinstance(found, HigherOrderOperator):
-        return found
-    if isinstance(found, OpOverloadPacket):
-        names = found.overloads()  # type: ignore[no-untyped-call]
-        return found if any(_harmless(getattr(found, name)) for name in names) else None
-    return found if isinstance(found, OpOverload) and _harmless(found) else None
+    if isinstance(value, HigherOrderOperator):
+        return value
+    if isinstance(value, OpOverloadPacket):
+        names = value.overloads()  # type: ignore[no-untyped-call]
+        return value if any(_harmless(getattr(value, name)) for name in names) else None
+    return value if isinstance(value, OpOverload) and _harmless(value) else None
 
 
 def _harmless(op: OpOverload[..., Any]) -> bool:

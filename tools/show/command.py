@@ -24,9 +24,9 @@ FORMATS = ("text", "json", "html", "model-explorer")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``fxamp-show``; returns 0, or 1 if ``--check`` found something, or 2 after a user's mistake."""
     options = _parser().parse_args(argv)
-    found: list[bool] = []
-    status = guarded(PROG, lambda: found.append(_show(options)))
-    return status or int(any(found))
+    problems: list[bool] = []
+    status = guarded(PROG, lambda: problems.append(_show(options)))
+    return status or int(any(problems))
 
 
 def _parser() -> Parser:
@@ -58,22 +58,22 @@ def _show(options: Namespace) -> bool:
     for warning in document.warnings:
         notice(f"{PROG}: warning: {warning}")
     selection = select(document, options.graph, options.only, options.module)
-    text, found = (
+    text, problems = (
         _check(document, selection, options) if options.check else (_text(document, selection, options), False)
     )
     write_text(text, options.output)
-    return found
+    return problems
 
 
 def _refuse_mixtures(options: Namespace) -> None:
-    given = {"--why": options.why is not None, "--check": options.check, "--kept": options.kept}
+    flags = {"--why": options.why is not None, "--check": options.check, "--kept": options.kept}
     accepted = {"--why": ("text",), "--check": ("text", "json"), "--kept": ("text",)}
     for name, formats in accepted.items():
-        if given[name] and options.format not in formats:
+        if flags[name] and options.format not in formats:
             raise OptionError(
                 f"{name} cannot be written as {options.format}; accepted: --format {' or '.join(formats)}"
             )
-    both = [name for name, chosen in given.items() if chosen]
+    both = [name for name, chosen in flags.items() if chosen]
     if len(both) > 1:
         raise OptionError(f"{' and '.join(both)} exclude each other; give one of them")
 
@@ -84,8 +84,8 @@ def _load(options: Namespace) -> Document:
     from fxamp.tools.inputs.load import Request, load
 
     try:
-        kept = options.kept or options.sort == "kept"
-        return load(options.source, Request(options.policy, options.device, options.trust, kept=kept))
+        with_kept = options.kept or options.sort == "kept"
+        return load(options.source, Request(options.policy, options.device, options.trust, kept=with_kept))
     except OSError as error:
         raise ListingError(f"{options.source}: {error.strerror or error}") from error
 
@@ -108,12 +108,12 @@ def _load_json(source: str, policy: str | None) -> Document:
 def _check(document: Document, selection: Selection, options: Namespace) -> tuple[str, bool]:
     from fxamp.tools.show.findings import finding_lines, findings
 
-    found = findings(selection.graphs, selection.shows, rules=not selection.narrows)
+    results = findings(selection.graphs, selection.shows, rules=not selection.narrows)
     if options.format == "text":
-        return _joined(finding_lines(found)), bool(found)
+        return _joined(finding_lines(results)), bool(results)
     from fxamp.tools.show.json_format import to_json
 
-    return to_json(document, selection, found), bool(found)
+    return to_json(document, selection, results), bool(results)
 
 
 def _text(document: Document, selection: Selection, options: Namespace) -> str:

@@ -52,7 +52,7 @@ class Finding:
 def findings(graphs: Sequence[tuple[int, Listing]], keep: Keep = everything, rules: bool = True) -> list[Finding]:
     """Return the findings at the nodes of ``graphs`` that ``keep`` accepts, in order, then (``rules``) the rules that
     matched nothing. Each graph comes with its number."""
-    found: list[Finding] = []
+    results: list[Finding] = []
     for number, listing in graphs:
         index = Index()
         checks_range = listing.stage in _STAGES and not _is_backward(listing)
@@ -60,20 +60,20 @@ def findings(graphs: Sequence[tuple[int, Listing]], keep: Keep = everything, rul
             if not keep(entry):
                 continue
             if entry.is_cast:
-                found += _back_and_forth(number, where, entry, index)
+                results += _back_and_forth(number, where, entry, index)
             elif checks_range and entry.dtype == "f16" and is_op(entry):
-                found += _out_of_range(number, where, entry, index, listing.device)
-    return found + list(_unmatched(graphs) if rules else ())
+                results += _out_of_range(number, where, entry, index, listing.device)
+    return results + list(_unmatched(graphs) if rules else ())
 
 
-def finding_lines(found: Sequence[Finding]) -> Iterator[str]:
+def finding_lines(results: Sequence[Finding]) -> Iterator[str]:
     """Yield the findings as text."""
-    for finding in found:
+    for finding in results:
         where = [place(finding.source), finding.module and f"module {finding.module}", finding.node]
         yield f"{finding.kind} in graph {finding.graph}: {', '.join(part for part in where if part)}".rstrip(": ")
         yield f"  {finding.what}"
         yield f"  {finding.advice}"
-    count = len(found)
+    count = len(results)
     yield "no findings" if not count else f"{count} finding{'s' if count > 1 else ''}"
 
 
@@ -153,12 +153,12 @@ def _is_backward(listing: Listing) -> bool:
 
 def _unmatched(graphs: Sequence[tuple[int, Listing]]) -> Iterator[Finding]:
     decides = {entry.rule.id for _, listing in graphs for _, entry in listing.walk() if entry.rule is not None}
-    said: set[str] = set()
+    rules: set[str] = set()
     for number, listing in graphs:
         for rule in listing.unmatched:
-            if rule.id in decides | said:
+            if rule.id in decides | rules:
                 continue
-            said.add(rule.id)
+            rules.add(rule.id)
             yield Finding(
                 "unmatched-rule",
                 number,

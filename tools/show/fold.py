@@ -92,12 +92,12 @@ class _Blocks:
         """Yield the nodes from ``start`` to ``stop``; folds modules with more than ``depth`` parts in their paths."""
         at = start
         while at < stop:
-            found = self._alike(at, stop, depth)
-            if found is None:
+            run = self._alike(at, stop, depth)
+            if run is None:
                 yield self._entries[at]
                 at += 1
                 continue
-            alike, length = found
+            alike, length = run
             yield alike
             at += length * alike.count
 

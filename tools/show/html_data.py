@@ -121,14 +121,14 @@ def _rule(rule: RuleRef | None) -> dict[str, str] | None:
 
 def _sources(document: Document) -> dict[str, dict[str, str]]:
     """Return, by file, the text of the lines around those that created nodes, by line number."""
-    wanted: dict[str, set[int]] = {}
+    places: dict[str, set[int]] = {}
     for listing in document.graphs:
         for _, entry in listing.walk():
             if entry.source is not None:
-                lines = wanted.setdefault(entry.source.file, set())
+                lines = places.setdefault(entry.source.file, set())
                 lines.update(range(entry.source.line - _AROUND, entry.source.line + _AROUND + 1))
-    found = {file: _lines(file, numbers) for file, numbers in sorted(wanted.items())}
-    return {file: lines or _quoted(document, file) for file, lines in found.items()}
+    texts = {file: _lines(file, numbers) for file, numbers in sorted(places.items())}
+    return {file: lines or _quoted(document, file) for file, lines in texts.items()}
 
 
 def _lines(file: str, numbers: set[int]) -> dict[str, str]:

@@ -30,8 +30,8 @@ def to_json(document: Document, selection: Selection | None = None, findings: Se
     for number, listing in chosen.graphs:
         data = _graph(listing, Index(), chosen.shows)
         graphs.append({"number": number, **data, "totals": _totals(listing, chosen.scope)})
-    found = {} if findings is None else {"findings": list(map(_finding, findings))}
-    data = {"schema": VERSION, **found, "graphs": graphs, "warnings": list(document.warnings)}
+    problems = {} if findings is None else {"findings": list(map(_finding, findings))}
+    data = {"schema": VERSION, **problems, "graphs": graphs, "warnings": list(document.warnings)}
     return json.dumps(data, ensure_ascii=False, indent=1) + "\n"
 
 
@@ -58,7 +58,7 @@ def from_json(text: str, name: str = "JSON") -> Document:
 def _graph(listing: Listing, index: Index, keep: Keep) -> dict[str, Any]:
     bodies = {name: _graph(body, index, keep) for name, body in listing.bodies.items()}
     filled = {name for name, body in bodies.items() if body["nodes"]}
-    kept = [entry for entry in listing.entries if keep(entry) or filled.intersection(entry.bodies)]
+    shown = [entry for entry in listing.entries if keep(entry) or filled.intersection(entry.bodies)]
     data = {
         **vars(listing),
         "counts": dict(listing.counts),
@@ -67,7 +67,7 @@ def _graph(listing: Listing, index: Index, keep: Keep) -> dict[str, Any]:
         "entries": (),
         "bodies": bodies,
     }
-    return {"name": listing.name, **_some(data), "nodes": [_node(listing, entry, index) for entry in kept]}
+    return {"name": listing.name, **_some(data), "nodes": [_node(listing, entry, index) for entry in shown]}
 
 
 def _node(listing: Listing, entry: Entry, index: Index) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def _check_object(data: dict[str, Any], rule: dict[str, Any], at: str) -> Iterat
 
 def _is_a(data: object, kind: str | list[str]) -> bool:
     if isinstance(kind, list):
-        return any(_is_a(data, each) for each in kind)
+        return any(_is_a(data, one) for one in kind)
     if isinstance(data, bool):
         return kind == "boolean"
     return isinstance(data, _KINDS[kind])

@@ -42,8 +42,10 @@ def summary(listing: Listing, number: int, selection: Selection) -> list[tuple[s
     if whole:
         lines += [("rule that matched nothing", rule_name(rule)) for rule in listing.unmatched]
         lines += [("the graph ends here", listing.ended)]
-    found = findings([(number, listing)], selection.scope, rules=False)
-    lines += [("looks wrong", f"{plural(len(found), 'place')}: --check says where, and what to do")] if found else []
+    problems = findings([(number, listing)], selection.scope, rules=False)
+    lines += (
+        [("looks wrong", f"{plural(len(problems), 'place')}: --check says where, and what to do")] if problems else []
+    )
     return [(label, text) for label, text in lines if text]
 
 

@@ -121,10 +121,10 @@ class _Rows:
                 yield from self._of(body, self._parts(body), depth + 1)
 
     def _title(self, where: Listing, alike: Alike) -> str:
-        inside = [(at, each, times) for entry, times in alike.entries() for at, each in _with_bodies(where, entry)]
-        shown = [(at, each, times) for at, each, times in inside if self._selection.shows(each)]
-        ops = sum(times for _, each, times in shown if is_op(each))
-        casts = [(self._names.bytes_cast(at, each), times) for at, each, times in shown if each.is_cast]
+        inside = [(at, inner, times) for entry, times in alike.entries() for at, inner in _with_bodies(where, entry)]
+        shown = [(at, inner, times) for at, inner, times in inside if self._selection.shows(inner)]
+        ops = sum(times for _, inner, times in shown if is_op(inner))
+        casts = [(self._names.bytes_cast(at, inner), times) for at, inner, times in shown if inner.is_cast]
         count = sum(times for _, times in casts)
         known = sum(moved * times for moved, times in casts if moved is not None)
         least = "at least " if any(moved is None for moved, _ in casts) else ""
@@ -154,8 +154,8 @@ def _sorted_rows(listing: Listing, selection: Selection) -> list[tuple[str, ...]
 def _counted(listing: Listing) -> Iterator[tuple[Listing, Entry, int]]:
     """Yield the calls of a graph and its bodies, each with its number of equals in sibling blocks."""
     for entry, times in repeated(folded(listing, [entry for entry in listing.entries if entry.is_call])):
-        for where, each in _with_bodies(listing, entry):
-            yield where, each, times
+        for where, inner in _with_bodies(listing, entry):
+            yield where, inner, times
 
 
 def _row(where: Listing, entry: Entry, names: Index, records: bool, times: int = 1) -> tuple[str, ...]:
@@ -182,6 +182,6 @@ def _before(where: Listing, entry: Entry, names: Index, records: bool) -> str:
 
 
 def _reason(entry: Entry) -> str:
-    kept = f"kept as captured: {entry.verbatim}" if entry.verbatim else ""
+    verbatim = f"kept as captured: {entry.verbatim}" if entry.verbatim else ""
     parts = [entry.inserted or entry.reason, entry.overruled and f"overruled: {entry.overruled}"]
-    return "; ".join(part for part in parts if part) or kept
+    return "; ".join(part for part in parts if part) or verbatim

@@ -17,7 +17,7 @@ _MOST_USERS = 20
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Place:
     """A node with the graph and body that contain it."""
 
     number: int
@@ -31,15 +31,15 @@ def why_lines(graphs: tuple[tuple[int, Listing], ...], asked: str) -> Iterator[s
 
     Raises OptionError with the nearest match if there is no such node.
     """
-    all_nodes = [found for number, listing in graphs for found in _walk(number, listing, "")]
-    found = [node for node in all_nodes if _is_named(node, asked)]
-    if not found:
+    all_nodes = [node for number, listing in graphs for node in _walk(number, listing, "")]
+    matches = [node for node in all_nodes if _is_named(node, asked)]
+    if not matches:
         names = {node.entry.name for node in all_nodes} | {node.path + node.entry.name for node in all_nodes}
         hint = nearest(asked.partition(":")[2] or asked, sorted(names))
         raise OptionError(f"--why {asked!r}: no node has this name{hint}; accepted: NODE, BODY/NODE or GRAPH:NODE")
     several = len(graphs) > 1
     index = Index()
-    for at, node in enumerate(found):
+    for at, node in enumerate(matches):
         yield from [""] if at else []
         where = f" in graph {node.number}" if several else ""
         yield printable(f"{node.path}{node.entry.name}{where}")
@@ -47,26 +47,26 @@ def why_lines(graphs: tuple[tuple[int, Listing], ...], asked: str) -> Iterator[s
             yield f"  {label:<9}  {printable(text)}".rstrip()
 
 
-def _walk(number: int, listing: Listing, path: str) -> Iterator[_Found]:
+def _walk(number: int, listing: Listing, path: str) -> Iterator[_Place]:
     for entry in listing.entries:
-        yield _Found(number, path, listing, entry)
+        yield _Place(number, path, listing, entry)
     for name, body in listing.bodies.items():
         yield from _walk(number, body, f"{path}{name}/")
 
 
-def _is_named(node: _Found, asked: str) -> bool:
+def _is_named(node: _Place, asked: str) -> bool:
     number, colon, rest = asked.partition(":")
     if colon and number.isdecimal():
         return node.number == int(number) and _is_named_here(node, rest)
     return _is_named_here(node, asked)
 
 
-def _is_named_here(node: _Found, asked: str) -> bool:
+def _is_named_here(node: _Place, asked: str) -> bool:
     whole = node.path + node.entry.name
     return asked in (whole, node.entry.name) or ("/" in asked and whole.endswith("/" + asked))
 
 
-def _facts(node: _Found, index: Index) -> Iterator[tuple[str, str]]:
+def _facts(node: _Place, index: Index) -> Iterator[tuple[str, str]]:
     entry = node.entry
     yield "is", entry.call or f"{entry.kind} {entry.target}"
     if entry.source is not None:
@@ -84,7 +84,7 @@ def _facts(node: _Found, index: Index) -> Iterator[tuple[str, str]]:
         yield from _chain(node, index)
 
 
-def _dtype(node: _Found, index: Index) -> Iterator[tuple[str, str]]:
+def _dtype(node: _Place, index: Index) -> Iterator[tuple[str, str]]:
     entry = node.entry
     before = was_dtype(entry)
     if entry.is_cast:
@@ -113,14 +113,14 @@ def _decision(entry: Entry) -> Iterator[tuple[str, str]]:
         yield "region", "autocast is off here" if off else f"autocast's lower precision here is {entry.region}"
 
 
-def _cast(node: _Found, index: Index) -> Iterator[tuple[str, str]]:
+def _cast(node: _Place, index: Index) -> Iterator[tuple[str, str]]:
     moved = index.bytes_cast(node.listing, node.entry)
     yield "bytes", "unknown: its size is symbolic or not in the dump" if moved is None else f"{size(moved)} per step"
     for source in index.inputs(node.listing, node.entry):
         yield "casts", _line(source)
 
 
-def _used_by(node: _Found) -> Iterator[tuple[str, str]]:
+def _used_by(node: _Place) -> Iterator[tuple[str, str]]:
     users = [entry for entry in node.listing.entries if node.entry.name in entry.inputs]
     for user in users[:_MOST_USERS]:
         yield "used by", _line(user)
@@ -128,19 +128,19 @@ def _used_by(node: _Found) -> Iterator[tuple[str, str]]:
         yield "", f"... and {len(users) - _MOST_USERS} more"
 
 
-def _chain(node: _Found, index: Index) -> Iterator[tuple[str, str]]:
+def _chain(node: _Place, index: Index) -> Iterator[tuple[str, str]]:
     """Yield the inputs that gave the node its dtype, each node once, back to where that dtype starts."""
-    seen = {node.entry.name}
+    names = {node.entry.name}
     waiting = [(1, source) for source in reversed(_forced_by(node.listing, node.entry, index))]
     label, shown = "follows", 0
     while waiting:
         depth, entry = waiting.pop()
-        if entry.name in seen:
+        if entry.name in names:
             continue
         if shown == _LONGEST:
             yield "", f"... and on from {entry.name}: --why {entry.name}"
             return
-        seen.add(entry.name)
+        names.add(entry.name)
         shown += 1
         yield label, "  " * (depth - 1) + _line(entry)
         label = ""

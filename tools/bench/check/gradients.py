@@ -31,13 +31,15 @@ def _gradients(policy: str, device: str, lowering: str, scaled: bool, **more: An
     def run() -> str:
         exact = policy in built_in_names()
         draws = [draw(seed) for seed in range(DRAWS)]
-        truths = [each.truth() for each in draws]
+        truths = [sample.truth() for sample in draws]
         try:
             ours, report = _compiled(policy, device, lowering, scaled, draws, **more)
         except (MachineError, PolicyError) as refused:
             raise SkippedError(str(refused).splitlines()[0]) from refused
         theirs = _eager(policy, device, draws) if exact else _compiled(policy, device, "aot_eager", scaled, draws)[0]
-        require(all(each.keys() == true.keys() for each, true in zip(ours, truths, strict=True)), "a gradient is None")
+        require(
+            all(sample.keys() == true.keys() for sample, true in zip(ours, truths, strict=True)), "a gradient is None"
+        )
         if "fp8" in policy:
             require("Products in fp8" in str(report), "no product ran in fp8")
         errors = [[relative_error(g, t) for g, t in zip(way, truths, strict=True)] for way in (ours, theirs)]
@@ -57,11 +59,11 @@ def _compiled(
     if scaled:
         scaler = fxamp.GradScaler(device, init_scale=SCALE)
         compiled = torch.compile(model, backend="fxamp", options=options | {"scaler": scaler})
-        gradients = [each.gradients(model, lambda *batch: scaler.scale(compiled(*batch))) for each in draws]
+        gradients = [sample.gradients(model, lambda *batch: scaler.scale(compiled(*batch))) for sample in draws]
     else:
         compiled = torch.compile(model, backend="fxamp", options=options)
         scale = SCALE if "-float16" in policy else 1.0
-        gradients = [each.gradients(model, compiled, scale) for each in draws]
+        gradients = [sample.gradients(model, compiled, scale) for sample in draws]
     return gradients, fxamp.report(compiled)
 
 
@@ -74,7 +76,7 @@ def _eager(policy: str, device: str, draws: list[Draw]) -> list[dict[str, torch.
             loss: torch.Tensor = model(*batch)
         return loss
 
-    return [each.gradients(model, call, SCALE) for each in draws]
+    return [sample.gradients(model, call, SCALE) for sample in draws]
 
 
 def _graphed(policy: str, device: str, lowering: str) -> Callable[[], str]:

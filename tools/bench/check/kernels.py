@@ -59,7 +59,7 @@ def _unscale(device: str, dtype: torch.dtype) -> Callable[[], str]:
             ours = _gradients(device, dtype)
             if bad is not None:
                 ours[1][7] = bad
-            theirs = [each.float() if dtype is torch.bfloat16 else each.clone() for each in ours]
+            theirs = [gradient.float() if dtype is torch.bfloat16 else gradient.clone() for gradient in ours]
             flag, torchs = (torch.zeros((), device=device) for _ in range(2))
             flags = torch.zeros(len(ours), dtype=torch.int32, device=device)
             kernels.check_unscale_(ours, inverse, flag, flags)
@@ -79,9 +79,9 @@ def _update(device: str) -> Callable[[], str]:
             (torch.full((), 1024.0, device=device), torch.zeros((), dtype=torch.int32, device=device)) for _ in range(2)
         ]
         for step in range(12):
-            found = torch.tensor(float(step in (3, 4, 8)), device=device)
-            kernels.update_scale_(*pairs[0], found, 2.0, 0.5, 2)
-            torch._amp_update_scale_(*pairs[1], found, 2.0, 0.5, 2)
+            flag = torch.tensor(float(step in (3, 4, 8)), device=device)
+            kernels.update_scale_(*pairs[0], flag, 2.0, 0.5, 2)
+            torch._amp_update_scale_(*pairs[1], flag, 2.0, 0.5, 2)
             require(all(torch.equal(a, b) for a, b in zip(*pairs, strict=True)), f"update {step}: other than torch's")
         return "12 updates as torch's"
 
@@ -182,8 +182,8 @@ def _offloaded(device: str) -> Callable[[], str]:
             torch.cuda._sleep(10_000_000)  # type: ignore[no-untyped-call]
             scaler.step(optimizer)
             scaler.update()
-            wanted = 0.0 if bad is None else 1.0
-            require(all(bool((p == wanted).all()) for p in parameters), f"overflow on {bad}: weights are not {wanted}")
+            weight = 0.0 if bad is None else 1.0
+            require(all(bool((p == weight).all()) for p in parameters), f"overflow on {bad}: weights are not {weight}")
         return "overflows on either side skip both"
 
     return run

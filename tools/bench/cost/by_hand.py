@@ -52,19 +52,19 @@ def step_kernels(workload: Workload, way: Way, scaled: bool, parameters: Sequenc
         return Kernel("step", "by hand", ops, sides[0], sides[1], launches=count)
 
     theirs = scaled and not way.policy
-    made = []
+    kernels = []
     if theirs:
-        made.append(kernel("scaler checks and unscales", 1, 1, launches(_PLAIN)))
+        kernels.append(kernel("scaler checks and unscales", 1, 1, launches(_PLAIN)))
     if workload.clip:
-        made.append(kernel("norm of the gradients", 1, 0, launches(_PLAIN) + 3))
-        made.append(kernel("gradients times the clip coefficient", 1, 1, launches(_PLAIN)))
+        kernels.append(kernel("norm of the gradients", 1, 0, launches(_PLAIN) + 3))
+        kernels.append(kernel("gradients times the clip coefficient", 1, 1, launches(_PLAIN)))
     back = int(theirs and not workload.clip)
-    made.append(
+    kernels.append(
         kernel(f"fused {workload.optimizer}", optimizer.reads, optimizer.writes + back, launches(optimizer.tensors))
     )
     if scaled:
-        made.append(kernel("scaler's own scalars", 0, 0, 6))
-    return made
+        kernels.append(kernel("scaler's own scalars", 0, 0, 6))
+    return kernels
 
 
 def _launches(parameters: Sequence[Tensor]) -> Callable[[int], int]:

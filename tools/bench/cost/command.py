@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Count every way of training. Raises FxampError for a user's mistake, and where this machine cannot count."""
     rates = Rates(1e9 * options.bandwidth, 1e12 * options.tflops, 1e12 * options.tflops / 12)
     plan = plan_of_every(options, rates) if options.every else _plan(options, rates)
-    made: list[Count] = []
+    results: list[Count] = []
 
     def announced() -> Iterator[tuple[Workload, Way]]:
         for workload, way in plan.requests:
@@ -86,12 +86,12 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
 
     with (
         bar("counted", len(plan.requests), "way") as shown,
-        so_far(lambda: plan.report(made).table if made else ""),
+        so_far(lambda: plan.report(results).table if results else ""),
     ):
         for count in counts(announced()):
-            made.append(count)
+            results.append(count)
             shown.update()
-    return plan.report(made)
+    return plan.report(results)
 
 
 @dataclass(frozen=True)

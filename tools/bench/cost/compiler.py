@@ -49,8 +49,8 @@ def counting(counted: Counted) -> Iterator[None]:
     """
     whole, inner = compile_fx.compile_fx, _counting_inner(counted, compile_fx.compile_fx_inner)
 
-    def outer(*given: Any, inner_compile: Any = inner, **more: Any) -> Any:
-        return whole(*given, **{**more, "inner_compile": inner_compile})
+    def outer(*args: Any, inner_compile: Any = inner, **options: Any) -> Any:
+        return whole(*args, **{**options, "inner_compile": inner_compile})
 
     with (
         patch.object(compile_fx, "compile_fx_inner", inner),
@@ -66,8 +66,8 @@ def _counting_inner(counted: Counted, real: Callable[..., Any]) -> Callable[...,
         results = _results(gm)
         if stage == "forward":
             counted.graphs += 1
-            kept = _kept(gm)
-            counted.kept += kept
+            values = _kept(gm)
+            counted.kept += values
 
         def scheduled(self: GraphLowering) -> Any:
             _count(self, stage, counted)
@@ -80,7 +80,7 @@ def _counting_inner(counted: Counted, real: Callable[..., Any]) -> Callable[...,
                 if not _caused_by_counting(error):
                     raise
         if stage == "forward":
-            counted.waiting.append(sum(each.bytes for each in kept))
+            counted.waiting.append(sum(value.bytes for value in values))
         return _empty(results)
 
     return inner
@@ -123,7 +123,7 @@ def _strides(result: Any) -> tuple[int, ...] | None:
 
 def _results(gm: GraphModule) -> list[Any]:
     (output,) = gm.graph.find_nodes(op="output")
-    return [each.meta.get("val") if isinstance(each, Node) else each for each in output.args[0]]
+    return [value.meta.get("val") if isinstance(value, Node) else value for value in output.args[0]]
 
 
 def _empty(results: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
@@ -154,4 +154,4 @@ def _kept(gm: GraphModule) -> list[Kept]:
             dtype, storage = str(value.dtype).removeprefix("torch."), value.untyped_storage()
             where = schedule.module_of(node), schedule.source(node)
             storages[storage._cdata] = Kept(storage.nbytes(), dtype, tuple(value.shape), schedule.op(node), *where)
-    return sorted(storages.values(), key=lambda kept: -kept.bytes)
+    return sorted(storages.values(), key=lambda value: -value.bytes)

@@ -42,7 +42,7 @@ class Kernel:
 
     @property
     def bytes(self) -> int:
-        return sum(each.bytes for each in (*self.reads, *self.writes))
+        return sum(access.bytes for access in (*self.reads, *self.writes))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Count:
 
     @property
     def kept_bytes(self) -> int:
-        return sum(each.bytes for each in self.kept)
+        return sum(value.bytes for value in self.kept)
 
     @property
     def syncs(self) -> int:
@@ -91,18 +91,18 @@ class Count:
         return asdict(self)
 
     @staticmethod
-    def from_dict(given: Mapping[str, Any]) -> "Count":
+    def from_dict(document: Mapping[str, Any]) -> "Count":
         """The inverse of :meth:`as_dict`; lists may stand for tuples."""
         kernels = (
             Kernel(
-                **{**each, "reads": _accesses(each["reads"]), "writes": _accesses(each["writes"])}
-                | {"sources": tuple(each["sources"])}
+                **{**fields, "reads": _accesses(fields["reads"]), "writes": _accesses(fields["writes"])}
+                | {"sources": tuple(fields["sources"])}
             )
-            for each in given["kernels"]
+            for fields in document["kernels"]
         )
-        kept = (Kept(**{**each, "shape": tuple(each["shape"])}) for each in given["kept"])
-        return Count(**{**given, "kernels": tuple(kernels), "kept": tuple(kept)})
+        values = (Kept(**{**fields, "shape": tuple(fields["shape"])}) for fields in document["kept"])
+        return Count(**{**document, "kernels": tuple(kernels), "kept": tuple(values)})
 
 
-def _accesses(given: Sequence[Mapping[str, Any]]) -> tuple[Access, ...]:
-    return tuple(Access(**each) for each in given)
+def _accesses(documents: Sequence[Mapping[str, Any]]) -> tuple[Access, ...]:
+    return tuple(Access(**fields) for fields in documents)

@@ -43,8 +43,8 @@ def _accesses(values: Any) -> tuple[Access, ...]:
 
 def _leaves_device(args: Any, result: Any) -> bool:
     """Whether a copy of a tensor on the GPU is made for the host, which then waits for it."""
-    given, made = (
+    sources, targets = (
         {leaf.device.type for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)}
         for values in (args, result)
     )
-    return made == {"cpu"} and bool(given - {"cpu"})
+    return targets == {"cpu"} and bool(sources - {"cpu"})

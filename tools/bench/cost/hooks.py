@@ -50,9 +50,9 @@ def prepare_torch() -> bool:
 
 def torch_home() -> Path:
     """Where torch is installed."""
-    found = importlib.util.find_spec("torch")
-    assert found is not None and found.origin is not None
-    home = Path(found.origin).parent
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None
+    home = Path(spec.origin).parent
     if not (home / "lib" / "libtorch_cpu.so").exists():
         raise OptionError(
             f"counting for an absent GPU needs torch's libraries for Linux; there are none in {home / 'lib'}"
@@ -65,11 +65,11 @@ def compiled_hooks(home: Path, version: str) -> Path:
     compiler = _compiler()
     text = _SOURCE.read_text()
     key = hashlib.sha256(f"{text} {home} {version} {compiler}".encode()).hexdigest()[:16]
-    made = _folder() / f"absent_gpu_{key}.so"
-    if made.exists():
-        return made
-    with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-        fresh = Path(folder) / made.name
+    library = _folder() / f"absent_gpu_{key}.so"
+    if library.exists():
+        return library
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        fresh = Path(folder) / library.name
         flags = ["-std=c++20", "-O1", "-shared", "-fPIC", f"-I{home}/include", f"-L{home}/lib", "-lc10", "-ltorch_cpu"]
         done = subprocess.run(
             [compiler, str(_SOURCE), *flags, "-o", str(fresh)], capture_output=True, text=True, check=False
@@ -77,17 +77,17 @@ def compiled_hooks(home: Path, version: str) -> Path:
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
             raise OptionError(f"torch {version} cannot be made to compile for an absent GPU: {errors[0].strip()}")
-        fresh.replace(made)
-    return made
+        fresh.replace(library)
+    return library
 
 
 def _compiler() -> str:
-    wanted = os.environ.get("CXX")
-    for name in (wanted,) if wanted else _COMPILERS:
-        found = shutil.which(name)
-        if found:
-            return found
-    tried = f"CXX is {wanted!r}, which is not there" if wanted else f"there is none of {', '.join(_COMPILERS)}"
+    named = os.environ.get("CXX")
+    for name in (named,) if named else _COMPILERS:
+        path = shutil.which(name)
+        if path:
+            return path
+    tried = f"CXX is {named!r}, which is not there" if named else f"there is none of {', '.join(_COMPILERS)}"
     raise OptionError(f"counting for an absent GPU needs a C++ compiler, and {tried}")
 
 

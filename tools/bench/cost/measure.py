@@ -55,9 +55,9 @@ def _losses(result: Any) -> list[Tensor]:
     loss = getattr(result, "loss", None)
     if isinstance(loss, Tensor) and loss.requires_grad:
         return [loss]
-    found = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    scalars = [tensor for tensor in found if tensor.dim() == 0]
-    return scalars if len(scalars) == 1 else found
+    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    scalars = [tensor for tensor in tensors if tensor.dim() == 0]
+    return scalars if len(scalars) == 1 else tensors
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ def build(workload: Workload, mode: FakeTensorMode) -> Called:
 
     Raises ListingError if a file of the user's defines no model and inputs.
     """
-    made = _of_table(workload) if workload.model in MODELS else _of_file(workload.model)
+    program = _of_table(workload) if workload.model in MODELS else _of_file(workload.model)
     fakes: dict[int, Any] = {}
 
     def fake(value: Any) -> Any:
@@ -42,12 +42,12 @@ def build(workload: Workload, mode: FakeTensorMode) -> Called:
             fakes[id(value)] = _on_gpu(value, mode)
         return fakes[id(value)]
 
-    for module in set(modules_in(made.model)):
+    for module in set(modules_in(program.model)):
         for store in tensor_stores(module):
             store.update({name: fake(value) for name, value in store.items() if isinstance(value, Tensor)})
-    args, kwargs = pytree.tree_map(fake, (made.args, dict(made.kwargs)))
-    parameters = tuple(made.model.parameters()) if isinstance(made.model, nn.Module) else ()
-    model = _LossOnly(made.model) if workload.loss_only else made.model
+    args, kwargs = pytree.tree_map(fake, (program.args, dict(program.kwargs)))
+    parameters = tuple(program.model.parameters()) if isinstance(program.model, nn.Module) else ()
+    model = _LossOnly(program.model) if workload.loss_only else program.model
     return Called(model, args, kwargs, tuple(p for p in parameters if p.requires_grad))
 
 

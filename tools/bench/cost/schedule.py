@@ -61,15 +61,15 @@ def _in_registers(node: Scheduled, buffer: Any) -> bool:
 
 def flops(gm: GraphModule) -> dict[str, int]:
     """FLOPs of the products of a lowered graph, by the dtype of their first operand."""
-    found: dict[str, int] = defaultdict(int)
+    result: dict[str, int] = defaultdict(int)
     for node in gm.graph.nodes:
         packet = getattr(node.target, "overloadpacket", None)
         if node.op != "call_function" or packet not in flop_registry or "val" not in node.meta:
             continue
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
         first = next(leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor))
-        found[_word(first.dtype)] += int(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))
-    return dict(found)
+        result[_word(first.dtype)] += int(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))
+    return dict(result)
 
 
 def _is_kernel(node: Scheduled) -> bool:
@@ -85,8 +85,8 @@ def _is_library(node: Scheduled) -> bool:
 def _kernel(graph: Lowering, node: Scheduled, stage: str) -> Kernel:
     sides = []
     for reads in (True, False):
-        found = node.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads)
-        moved = dict(found) if _is_library(node) else _moved(graph, node, found, "reads" if reads else "writes")
+        accesses = node.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads)
+        moved = dict(accesses) if _is_library(node) else _moved(graph, node, accesses, "reads" if reads else "writes")
         sides.append(tuple(Access(name, int(size), _dtype(graph, name)) for name, size in moved.items()))
     origins = list(_origins(node))
     ops = _overload(node) if _is_library(node) else "+".join(sorted({op(origin) for origin in origins}))
@@ -137,7 +137,7 @@ def module_of(node: Node) -> str:
     return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", re.sub(r"_modules\['(\w+)'\]", r"\1", path)).removeprefix("L.self.")
 
 
-def _moved(graph: Lowering, node: Scheduled, found: Mapping[str, int], side: str) -> dict[str, int]:
+def _moved(graph: Lowering, node: Scheduled, accesses: Mapping[str, int], side: str) -> dict[str, int]:
     """Bytes by buffer as Inductor has them, but of a gather or scatter no more than the elements that it asks for.
 
     Inductor counts all of the buffer there wherever the kernel is fused. What the kernel has made itself is in
@@ -145,18 +145,18 @@ def _moved(graph: Lowering, node: Scheduled, found: Mapping[str, int], side: str
     """
     parts = list(node.get_nodes())
     if side == "reads":
-        made = {name for part in parts for name in part.get_buffer_names()}
-        found = {name: size for name, size in found.items() if name not in made}
+        own = {name for part in parts for name in part.get_buffer_names()}
+        accesses = {name: size for name, size in accesses.items() if name not in own}
     if not all(hasattr(part, "get_ranges") for part in parts):
-        return dict(found)
+        return dict(accesses)
     asked: dict[str, dict[str, int]] = defaultdict(dict)
     for part in parts:
         elements = prod(int(size) for sizes in part.get_ranges() for size in sizes)
         for dependency in getattr(part.read_writes, side):
-            if dependency.name in found:
+            if dependency.name in accesses:
                 index, count = _asked(graph, dependency, elements)
                 asked[dependency.name][index] = count * graph.get_dtype(dependency.name).itemsize
-    return {name: min(size, sum(asked[name].values())) if asked[name] else size for name, size in found.items()}
+    return {name: min(size, sum(asked[name].values())) if asked[name] else size for name, size in accesses.items()}
 
 
 def _asked(graph: Lowering, dependency: Any, elements: int) -> tuple[str, int]:

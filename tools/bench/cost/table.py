@@ -21,18 +21,18 @@ def ways(rows: Sequence[Row], rates: Rates, markdown: bool) -> str:
     base = rows[0].milliseconds(rates)
     cells = [
         (
-            each.label,
-            *(f"{value / _GB:.4g}" for value in (each.forward, each.backward, each.step, each.bytes)),
-            *(f"{value:.0f}" for value in (each.triton, each.library, each.outside)),
-            ", ".join(f"{dtype} {flops / 1e12:.4g}" for dtype, flops in sorted(each.flops.items())),
-            f"{each.kept / _MB:.4g}",
-            f"{each.peak / _MB:.4g}",
-            f"{each.syncs:.0f}",
-            each.graphs,
-            f"{each.milliseconds(rates):.4g}",
-            f"{each.milliseconds(rates) / base:.3f}" if base else "-",
+            row.label,
+            *(f"{value / _GB:.4g}" for value in (row.forward, row.backward, row.step, row.bytes)),
+            *(f"{value:.0f}" for value in (row.triton, row.library, row.outside)),
+            ", ".join(f"{dtype} {flops / 1e12:.4g}" for dtype, flops in sorted(row.flops.items())),
+            f"{row.kept / _MB:.4g}",
+            f"{row.peak / _MB:.4g}",
+            f"{row.syncs:.0f}",
+            row.graphs,
+            f"{row.milliseconds(rates):.4g}",
+            f"{row.milliseconds(rates) / base:.3f}" if base else "-",
         )
-        for each in rows
+        for row in rows
     ]
     return drawn(cells, headers, markdown)
 
@@ -45,15 +45,15 @@ def every(cases: Sequence[tuple[str, str, str, Sequence[Row]]], rates: Rates, ma
             f"`{model}`" if markdown else model,
             dtype,
             leaves,
-            _side_by_side(f"{each.bytes / _GB:.2f}" for each in rows),
-            _side_by_side(f"{each.triton + each.library + each.outside:.0f}" for each in rows),
-            _side_by_side(f"{each.kept / _MB:.0f}" for each in rows),
-            _side_by_side(f"{each.peak / _MB:.0f}" for each in rows),
-            _side_by_side(f"{each.milliseconds(rates):.2f}" for each in rows),
+            _side_by_side(f"{row.bytes / _GB:.2f}" for row in rows),
+            _side_by_side(f"{row.triton + row.library + row.outside:.0f}" for row in rows),
+            _side_by_side(f"{row.kept / _MB:.0f}" for row in rows),
+            _side_by_side(f"{row.peak / _MB:.0f}" for row in rows),
+            _side_by_side(f"{row.milliseconds(rates):.2f}" for row in rows),
         )
         for model, dtype, leaves, rows in cases
     ]
-    labels = list(dict.fromkeys(" / ".join(each.label for each in rows) for _, _, _, rows in cases))
+    labels = list(dict.fromkeys(" / ".join(row.label for row in rows) for _, _, _, rows in cases))
     return "\n\n".join([drawn(cells, headers, markdown), *[f"In each cell: {label}." for label in labels]])
 
 
@@ -86,24 +86,24 @@ def heaviest(count: Count, most: int, markdown: bool) -> str:
 
 def kept(count: Count, most: int, markdown: bool) -> str:
     """The largest tensors that the forward keeps for the backward."""
-    ranked = sorted(count.kept, key=lambda each: -each.bytes)[:most]
+    ranked = sorted(count.kept, key=lambda value: -value.bytes)[:most]
     cells = [
         (
-            f"{each.bytes / _MB:.4g}",
-            each.dtype,
-            "x".join(map(str, each.shape)),
-            each.op,
-            each.module,
-            _short(each.source),
+            f"{value.bytes / _MB:.4g}",
+            value.dtype,
+            "x".join(map(str, value.shape)),
+            value.op,
+            value.module,
+            _short(value.source),
         )
-        for each in ranked
+        for value in ranked
     ]
     return drawn(cells, ("kept MB", "dtype", "shape", "op", "module", "from"), markdown)
 
 
 def _operands(accesses: Sequence[Access]) -> str:
     """The large operands of a kernel: dtype and MB of each."""
-    return " ".join(f"{each.dtype or '?'}:{each.bytes / _MB:.4g}" for each in accesses if each.bytes > 1e5)
+    return " ".join(f"{access.dtype or '?'}:{access.bytes / _MB:.4g}" for access in accesses if access.bytes > 1e5)
 
 
 def _short(source: str) -> str:

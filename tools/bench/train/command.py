@@ -84,10 +84,10 @@ def _require_chart(file: Path | None) -> None:
 def _chart(comparison: Comparison) -> str:
     """The time of a step as an SVG bar chart, one bar a contender, with its quartiles."""
     bars = []
-    for each in comparison.contenders:
-        ratio = comparison.step_ratio(each)
+    for contender in comparison.contenders:
+        ratio = comparison.step_ratio(contender)
         if ratio is not None:
-            bars.append(Bar(each.label, ratio.median, ratio.low, ratio.high))
+            bars.append(Bar(contender.label, ratio.median, ratio.low, ratio.high))
     base = comparison.named(comparison.baseline)
     return bar_chart(title(comparison), bars, f"time of a step; {base.label if base else comparison.baseline} = 1")
 
@@ -100,7 +100,9 @@ def _taking_part(named: Sequence[str] | None, experiment: Experiment) -> Sequenc
             raise OptionError(f"--contenders {name}: needs --dtype float16, since other dtypes' losses are not scaled")
         if CONTENDERS[name].fp8:
             require_fp8(name, experiment)
-    return named or [name for name, each in CONTENDERS.items() if not each.fp8 and (scaled or not each.scaled)]
+    return named or [
+        name for name, contender in CONTENDERS.items() if not contender.fp8 and (scaled or not contender.scaled)
+    ]
 
 
 def _baseline(options: argparse.Namespace, names: Sequence[str]) -> str:

@@ -55,7 +55,9 @@ class Comparison:
 
     def named(self, name: str) -> Measured | None:
         """The contender of that name, None if it is not there or failed."""
-        return next((each for each in self.contenders if each.name == name and not each.failed), None)
+        return next(
+            (contender for contender in self.contenders if contender.name == name and not contender.failed), None
+        )
 
     def step_ratio(self, measured: Measured) -> Spread | None:
         """Time of a step over the baseline's, taken round by round: both were measured within seconds of each other."""
@@ -82,17 +84,17 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """What ``--json`` prints."""
-        contenders = [asdict(each) | self._derived(each) for each in self.contenders]
+        contenders = [asdict(contender) | self._derived(contender) for contender in self.contenders]
         return {"version": 1, **asdict(self), "contenders": contenders}
 
-    def _derived(self, each: Measured) -> dict[str, Any]:
-        ratio, cpu_ratio = self.step_ratio(each), self.cpu_ratio(each)
+    def _derived(self, contender: Measured) -> dict[str, Any]:
+        ratio, cpu_ratio = self.step_ratio(contender), self.cpu_ratio(contender)
         return {
-            "step": None if each.failed else asdict(spread(each.seconds)),
+            "step": None if contender.failed else asdict(spread(contender.seconds)),
             "step_ratio": None if ratio is None else asdict(ratio),
             "cpu_ratio": None if cpu_ratio is None else asdict(cpu_ratio),
-            "ratios": {name: self.ratio(each, name) for name in RATIOS},
-            "loss_distance": self.loss_distance(each),
+            "ratios": {name: self.ratio(contender, name) for name in RATIOS},
+            "loss_distance": self.loss_distance(contender),
         }
 
 

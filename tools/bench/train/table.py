@@ -12,10 +12,10 @@ MISSING = "-"
 
 def table(comparison: Comparison, markdown: bool = False) -> str:
     """Return title, table and notes. Each contender is a column; ``-`` marks a number that cannot be measured."""
-    working = [each for each in comparison.contenders if not each.failed]
-    rows = [(name, *(cell(comparison, each) for each in working)) for name, cell in _ROWS.items()]
+    working = [contender for contender in comparison.contenders if not contender.failed]
+    rows = [(name, *(cell(comparison, contender) for contender in working)) for name, cell in _ROWS.items()]
     known = [row for row in rows if set(row[1:]) != {MISSING}]
-    lines = drawn(known, ("", *(each.label for each in working)), markdown)
+    lines = drawn(known, ("", *(contender.label for contender in working)), markdown)
     return "\n\n".join([title(comparison), lines, _notes(comparison, markdown)])
 
 
@@ -23,7 +23,7 @@ def reported(comparison: Comparison, rounds: int) -> Report:
     """Return the report of a comparison. Raises SoFar with the table if it has fewer rounds than planned."""
     if comparison.experiment.rounds < rounds:
         raise SoFar(table(comparison))
-    failed = tuple(each.name for each in comparison.contenders if each.failed)
+    failed = tuple(contender.name for contender in comparison.contenders if contender.failed)
     return Report(comparison.as_dict(), table(comparison), table(comparison, markdown=True), failed)
 
 
@@ -48,29 +48,31 @@ def _notes(comparison: Comparison, markdown: bool) -> str:
         if base
         else f"No ratios: the baseline {comparison.baseline} gave no numbers.",
     ]
-    how = {each.observed["memory_how"] for each in comparison.contenders if each.observed}
+    how = {contender.observed["memory_how"] for contender in comparison.contenders if contender.observed}
     notes += [f"Memory: tensors, by {', '.join(sorted(how))}."] if how else []
-    notes += [f"{each.label}: {note}" for each in comparison.contenders for note in each.notes]
-    notes += [f"{each.label} failed: {each.failed}" for each in comparison.contenders if each.failed]
+    notes += [f"{contender.label}: {note}" for contender in comparison.contenders for note in contender.notes]
+    notes += [
+        f"{contender.label} failed: {contender.failed}" for contender in comparison.contenders if contender.failed
+    ]
     return "\n".join(f"- {note}" if markdown else note for note in notes)
 
 
-def _step_ratio(comparison: Comparison, each: Measured) -> str:
-    ratio = comparison.step_ratio(each)
+def _step_ratio(comparison: Comparison, contender: Measured) -> str:
+    ratio = comparison.step_ratio(contender)
     return MISSING if ratio is None else str(ratio)
 
 
-def _cpu_ratio(comparison: Comparison, each: Measured) -> str:
-    ratio = comparison.cpu_ratio(each)
+def _cpu_ratio(comparison: Comparison, contender: Measured) -> str:
+    ratio = comparison.cpu_ratio(contender)
     return MISSING if ratio is None else str(ratio)
 
 
-def _step(comparison: Comparison, each: Measured) -> str:
-    return _milliseconds(each.seconds)
+def _step(comparison: Comparison, contender: Measured) -> str:
+    return _milliseconds(contender.seconds)
 
 
-def _cpu(comparison: Comparison, each: Measured) -> str:
-    return _milliseconds(each.cpu_seconds) if each.cpu_seconds else MISSING
+def _cpu(comparison: Comparison, contender: Measured) -> str:
+    return _milliseconds(contender.cpu_seconds) if contender.cpu_seconds else MISSING
 
 
 def _milliseconds(seconds: Sequence[float]) -> str:
@@ -80,8 +82,8 @@ def _milliseconds(seconds: Sequence[float]) -> str:
 def _ratio(name: str, show: Callable[[float], str]) -> _Cell:
     """Return a formatter: a ratio, with the number itself in brackets."""
 
-    def cell(comparison: Comparison, each: Measured) -> str:
-        value, ratio = value_of(each, name), comparison.ratio(each, name)
+    def cell(comparison: Comparison, contender: Measured) -> str:
+        value, ratio = value_of(contender, name), comparison.ratio(contender, name)
         if value is None:
             return MISSING
         return show(value) if ratio is None else f"{ratio:.2f} ({show(value)})"
@@ -90,28 +92,28 @@ def _ratio(name: str, show: Callable[[float], str]) -> _Cell:
 
 
 def _plain(name: str, show: Callable[[float], str]) -> _Cell:
-    def cell(comparison: Comparison, each: Measured) -> str:
-        value = value_of(each, name)
+    def cell(comparison: Comparison, contender: Measured) -> str:
+        value = value_of(contender, name)
         return MISSING if value is None else show(value)
 
     return cell
 
 
-def _graphs(comparison: Comparison, each: Measured) -> str:
-    later = each.graphs - each.graphs_at_first
-    return f"{each.graphs}" + (f", {later} of them late" if later else "")
+def _graphs(comparison: Comparison, contender: Measured) -> str:
+    later = contender.graphs - contender.graphs_at_first
+    return f"{contender.graphs}" + (f", {later} of them late" if later else "")
 
 
-def _found(comparison: Comparison, each: Measured) -> str:
-    return f"{each.hits} of {each.hits + each.misses}" if each.hits + each.misses else MISSING
+def _cached(comparison: Comparison, contender: Measured) -> str:
+    return f"{contender.hits} of {contender.hits + contender.misses}" if contender.hits + contender.misses else MISSING
 
 
-def _loss(comparison: Comparison, each: Measured) -> str:
-    return f"{each.losses[-1]:.4f}, step {len(each.losses)}" if each.losses else MISSING
+def _loss(comparison: Comparison, contender: Measured) -> str:
+    return f"{contender.losses[-1]:.4f}, step {len(contender.losses)}" if contender.losses else MISSING
 
 
-def _distance(comparison: Comparison, each: Measured) -> str:
-    distance = comparison.loss_distance(each)
+def _distance(comparison: Comparison, contender: Measured) -> str:
+    distance = comparison.loss_distance(contender)
     return MISSING if distance is None else f"{distance:+.1e}" if distance else "0"
 
 
@@ -143,7 +145,7 @@ _ROWS: dict[str, _Cell] = {
     "compiling, warm caches": _ratio("warm", _seconds),
     "CPU time until then, empty": _ratio("cold_cpu", _seconds),
     "CPU time until then, warm": _ratio("warm_cpu", _seconds),
-    "found in warm caches": _found,
+    "found in warm caches": _cached,
     "graphs": _graphs,
     "graph breaks": _plain("breaks", _count),
     "casts in the forward": _plain("casts", _count),

@@ -63,7 +63,7 @@ def bound(count: Count, device: Device) -> Bound:
 
 
 def _slots(code: tuple[Instruction, ...]) -> float:
-    return sum(each.slots for each in code)
+    return sum(instruction.slots for instruction in code)
 
 
 def _warps(count: Count, device: Device) -> int:
@@ -85,11 +85,11 @@ def _duration(count: Count, device: Device) -> float:
         (count.whole, round(count.program.chunk / count.elements), device.far),
     ]
     for code, times, answer in order:
-        for each in code * times:
-            for counter, still in each.waits:
+        for instruction in code * times:
+            for counter, still in instruction.waits:
                 if len(raised[counter]) > still:
                     now = max(now, raised[counter][-1 - still])
-            for counter in each.signals:
-                raised[counter].append(now + (answer * LOADED if each.far else _ANSWER))
-            now += each.clocks
+            for counter in instruction.signals:
+                raised[counter].append(now + (answer * LOADED if instruction.far else _ANSWER))
+            now += instruction.clocks
     return now

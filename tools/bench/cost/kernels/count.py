@@ -53,7 +53,7 @@ class Count:
     @property
     def elements(self) -> int:
         """How many elements the code of whole blocks handles: several blocks if the compiler unrolled the loop."""
-        own = sum(each.width for each in self.code[Section.WHOLE] if each.far) * self.threads
+        own = sum(instruction.width for instruction in self.code[Section.WHOLE] if instruction.far) * self.threads
         return self.program.block * max(1, round(own / self.moved / self.program.block)) if self.moved else 0
 
     @property
@@ -69,7 +69,7 @@ class Count:
 
     def once(self, unit: Unit) -> int:
         """Return the instructions of a unit that each thread executes once a program."""
-        return sum(each.unit is unit for each in self.code[Section.ONCE])
+        return sum(instruction.unit is unit for instruction in self.code[Section.ONCE])
 
 
 def compiled(program: Program, arch: str) -> tuple[Any, Binary]:
@@ -95,7 +95,7 @@ def count(program: Program, arch: str) -> Count:
     lines = sections(program.text)
     code = by_section(binary.blocks, lines)
     moved = bytes_of_a_block(result.asm["ttgir"], lines) / program.block if program.block else 0.0
-    moving = [each.width for each in code[Section.WHOLE] if each.far]
+    moving = [instruction.width for instruction in code[Section.WHOLE] if instruction.far]
     return Count(
         program,
         int(program.options["num_warps"]) * TARGETS[arch].warp_size,

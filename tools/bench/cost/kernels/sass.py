@@ -71,8 +71,8 @@ def _blocks(text: str, source: str, wide: bool) -> Iterator[Block]:
             label, current = target[1], []
         elif row.startswith("$"):
             break
-        elif found := _INSTRUCTION.search(row):
-            first = found["text"].strip()
+        elif match := _INSTRUCTION.search(row):
+            first = match["text"].strip()
         elif first and (upper := _UPPER.match(row)):
             current.append(_instruction(first, line, int(upper[1], 16), wide))
             if current[-1].opcode.startswith(("BRA", "EXIT")):
@@ -84,7 +84,9 @@ def _blocks(text: str, source: str, wide: bool) -> Iterator[Block]:
 
 
 def _block(instructions: list[Instruction], label: str, jump: str) -> Block:
-    return Block(tuple(instructions), label, jump, any(each.opcode.startswith("CALL") for each in instructions))
+    return Block(
+        tuple(instructions), label, jump, any(instruction.opcode.startswith("CALL") for instruction in instructions)
+    )
 
 
 def _instruction(text: str, line: int, upper: int, wide: bool) -> Instruction:

@@ -66,7 +66,7 @@ def by_section(blocks: Sequence[Block], lines: Mapping[int, Section]) -> Mapping
 
 
 def _section(instructions: Sequence[Instruction], lines: Mapping[int, Section]) -> Section:
-    ((chosen, _),) = Counter(lines.get(each.line, Section.ONCE) for each in instructions).most_common(1)
+    ((chosen, _),) = Counter(lines.get(instruction.line, Section.ONCE) for instruction in instructions).most_common(1)
     return chosen
 
 
