@@ -54,11 +54,6 @@ def test_the_command_prints_outcomes_and_a_sum(capsys: pytest.CaptureFixture[str
     assert "2 ok, 1 skipped" in table and "a CPU runs torch's own ops" in table
 
 
-def test_an_unknown_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["check", "--device", "cpu", "--only", "gradient cpu-bfloat16"]) == 2
-    assert "gradients cpu-bfloat16" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["update of the scale", "skip on the device, scaled by the scaler"])
 def test_a_wrong_update_of_the_scale_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     from fxamp import kernels

@@ -231,27 +231,6 @@ def _squeezed(line: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--every", "--model", "mlp"], "--every counts all models"),
-        (["--policy", "cuda-flot16"], "cuda-float16"),
-        (["nowhere.py"], "nowhere.py: there is no such file"),
-        (["nowhere.py", "--layers", "2"], "--layers are for the models"),
-        (["--optimizer", "AdamX"], "AdamW"),
-    ],
-)
-def test_mistakes_are_one_line(
-    uncompiled: list[tuple[Workload, Way]], arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        status = bench.main(["cost", *arguments])
-    except SystemExit as end:
-        status = int(str(end.code))
-    captured = capsys.readouterr()
-    assert status == 2 and expected in captured.err and captured.err.count("\n") == 1 and not uncompiled
-
-
-@pytest.mark.parametrize(
     ("compiler", "expected"),
     [
         ("/nowhere/g++", "needs a C\\+\\+ compiler, and CXX is '/nowhere/g\\+\\+'"),

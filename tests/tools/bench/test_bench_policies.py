@@ -35,12 +35,6 @@ def test_a_policy_without_figures_has_a_row_and_an_empty_record(
     assert set(written) == set(SHIPPED) and written["about"] == SHIPPED["about"]
 
 
-def test_an_unknown_policy_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["policies", "--policy", "cuda-bfloat16-laen"])
-    assert stopped.value.code == 2 and "did you mean 'cuda-bfloat16-lean'" in capsys.readouterr().err
-
-
 def test_ratios_have_three_digits() -> None:
     assert Figures(bytes=1.03849, kept=0.56).content() == {"bytes": 1.038, "kept": 0.56}
     assert Figures().content() == {}

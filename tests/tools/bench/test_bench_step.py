@@ -59,28 +59,3 @@ def test_a_contender_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr("fxamp.tools.bench.train.measure.WORKER", "fxamp.no_such_worker")
     assert bench.main(["step", "--parameters", "6", "--contenders", "fused", "--markdown"]) == 1
     assert "torch, fused=True failed: its process ended: status 1" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--contenders", "fussed"], "(did you mean 'fused'?)"),
-        (["--optimizer", "AdamsW"], "(did you mean 'AdamW'?)"),
-        (["--parameters", "0"], "'0' is not a whole number of 1 or more"),
-        (["--lowering", "eager"], "'eager'"),
-        pytest.param(
-            ["--device", "cuda"],
-            "no CUDA device",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
-        ),
-    ],
-)
-def test_a_wrong_option_is_one_clear_message(
-    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        status = bench.main(["step", *arguments])
-    except SystemExit as stop:
-        status = int(str(stop.code))
-    printed, message = capsys.readouterr()
-    assert status == 2 and named in message and not printed and message.count("\n") == 1

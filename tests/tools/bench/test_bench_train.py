@@ -201,33 +201,6 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert vars(spread([4.0, 1.0, 3.0, 2.0, 5.0])) == {"low": 2.0, "median": 3.0, "high": 4.0}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["train", "--model", "gpt2"], "'gpt2-124m'"),
-        (["train", "--contenders", "fxamp,compile-autocst"], "'compile-autocast'"),
-        (["train", "--set", "widht=3"], "'width'"),
-        (["train", "--set", "width"], "NAME=N"),
-        (["train", "--contenders", "fxamp", "--baseline", "eager-float32"], "none of the contenders"),
-        (["train", "--steps", "0"], "'0'"),
-        (["train", "--dtype", "float61"], "'float16'"),
-        (["train", "--optimizer", "NAdem"], "'NAdam'"),
-        (["train", "--clip", "-1"], "'-1'"),
-        (["train", "--contenders", "fxamp-skip-device"], "float16"),
-        (["train", "--chart", "/nowhere/at/all.svg"], "/nowhere/at"),
-    ],
-)
-def test_a_wrong_option_is_one_clear_message(
-    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        status = bench.main(arguments)
-    except SystemExit as stop:
-        status = int(str(stop.code))
-    printed, message = capsys.readouterr()
-    assert status == 2 and named in message and not printed and message.count("\n") == 1
-
-
 def test_a_missing_package_is_one_clear_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,8 +110,3 @@ def test_the_command_prints_a_table_or_json(
     assert all(row["registers"] > 0 and row["spills"] == 0 and row["bound"] is None for row in document["rows"])
     assert bench.main(arguments) == 0
     assert "scale update" in capsys.readouterr().out
-
-
-def test_a_wrong_architecture_is_one_clear_message(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["kernels", "--count", "--arch", "sm90"]) == 2
-    assert "did you mean 'sm_90'" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import mistake
 from exhaustive import exhaustive
 
 from fxamp.errors import FxampError
@@ -106,13 +107,8 @@ def test_the_policy_s_table_decides_how_the_optimizer_s_state_is_kept(
 def test_a_wrong_option_is_one_clear_message(
     arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        status = demo.main([*_QUICK, *arguments])
-    except SystemExit as stop:
-        status = int(str(stop.code))
-    message = capsys.readouterr().err
-    assert status == 2
-    assert message.startswith("fxamp-demo: ") and named in message and "Traceback" not in message
+    message = mistake(demo.main, [*_QUICK, *arguments], capsys)
+    assert message.startswith("fxamp-demo: ") and named in message
 
 
 _TORCHRUN = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import mistake
 from golden_text import assert_golden
 
 from fxamp.policy import Policy
@@ -205,14 +206,7 @@ def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixt
     Path("later.toml").write_text('extends = ["cuda-float16.toml"]\n[match]\ntorch = ">=9"\n')
     Path("broken.toml").write_text('extends = ["cuda-float16.toml"]\ncasts = "fp32"\n')
     Path("table.toml").write_text('[[rule]]\nid = "a"\ncast = "fp32"\nops = ["mm"]\n')
-    try:
-        status: object = main(arguments)
-    except SystemExit as error:
-        status = error.code
-    out, err = capsys.readouterr()
-    assert (status, out) == (2, "")
-    assert err.startswith(f"fxamp-diff: {message}"), err
-    assert err.count("\n") == 1
+    assert mistake(main, arguments, capsys).startswith(f"fxamp-diff: {message}")
 
 
 def test_every_mistake_of_a_policy_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from fcntl import ioctl
 from pathlib import Path
 
 import pytest
+from commands import run_command
 from show_samples import document, given, op, plain
 
 from fxamp.listing import Document, Listing
@@ -183,11 +184,7 @@ MISTAKES: list[tuple[list[str], str]] = [
 def test_a_mistake_is_one_line_and_status_2(
     gpt: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        status = main([gpt, *arguments])
-    except SystemExit as exit:
-        status = int(str(exit.code))
-    out, err = capsys.readouterr()
+    status, out, err = run_command(main, [gpt, *arguments], capsys)
     lines = [line for line in err.splitlines() if "warning" not in line]
     assert (status, out) == (2, "") and len(lines) == 1
     assert lines[0].startswith(f"fxamp-show: {message.replace('FILE', gpt)}")
