@@ -8,6 +8,6 @@ from cost_counting import Counting
 
 @pytest.fixture(scope="session")
 def counting() -> Iterator[Counting]:
-    made = Counting()
-    yield made
-    made.close()
+    process = Counting()
+    yield process
+    process.close()

@@ -43,9 +43,9 @@ def test_it_covers_every_policy_and_way_of_the_device() -> None:
 def test_the_command_prints_outcomes_and_a_sum(capsys: pytest.CaptureFixture[str]) -> None:
     status = bench.main(["check", "--device", "cpu", "--only", "unscale, float", "--only", "2**31", "--json"])
     document = json.loads(capsys.readouterr().out)
-    found = {each["name"]: each["status"] for each in document["checks"]}
+    statuses = {outcome["name"]: outcome["status"] for outcome in document["checks"]}
     assert status == 0
-    assert found == {
+    assert statuses == {
         "check and unscale, float32": OK,
         "check and unscale, float16": OK,
         "more than 2**31 elements": SKIPPED,
@@ -58,8 +58,8 @@ def test_the_command_prints_outcomes_and_a_sum(capsys: pytest.CaptureFixture[str
 def test_a_wrong_update_of_the_scale_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     from fxamp import kernels
 
-    def never_grows(scale: Any, tracker: Any, found: Any, *factors: Any, **more: Any) -> None:
-        scale.mul_(torch.where(found != 0, 0.5, 1.0))
+    def never_grows(scale: Any, tracker: Any, flag: Any, *factors: Any, **more: Any) -> None:
+        scale.mul_(torch.where(flag != 0, 0.5, 1.0))
 
     monkeypatch.setattr(kernels, "update_scale_", never_grows)
     assert outcome(name)["status"] == WRONG
@@ -69,9 +69,9 @@ def test_a_scaler_that_skips_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -
     ours = training._ours
 
     def unscaled(*args: Any) -> Any:
-        made = ours(*args)
-        made.scaler.step = lambda optimizer: optimizer.step()
-        return made
+        run = ours(*args)
+        run.scaler.step = lambda optimizer: optimizer.step()
+        return run
 
     monkeypatch.setattr(training, "_ours", unscaled)
     assert outcome("skip on the host, scaled by the scaler")["status"] == WRONG
@@ -159,7 +159,7 @@ def test_every_counted_kernel_is_timed_beside_its_bound(monkeypatch: pytest.Monk
     gpu = bandwidth.known_gpu("NVIDIA H200")
     assert gpu is not None and gpu.arch == "sm_90" and bandwidth.known_gpu("NVIDIA T4") is None
     names = {"check float16", "float16 to float32", "SGD, momentum"}
-    monkeypatch.setattr(bandwidth, "subjects", lambda: [each for each in subjects() if each.name in names])
+    monkeypatch.setattr(bandwidth, "subjects", lambda: [subject for subject in subjects() if subject.name in names])
     rows = bandwidth.speeds("cpu", 4096, 1, gpu)
     assert {row["kernel"] for row in rows} == names
     assert all(row["bandwidth"] > 0 and 0 < row["counted"] <= 1 for row in rows)

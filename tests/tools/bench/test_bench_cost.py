@@ -80,7 +80,7 @@ def kernels(count: Count, stage: str, kind: str) -> list[Kernel]:
 
 
 def moved(accesses: Iterable[Access]) -> list[tuple[int, str]]:
-    return sorted((each.bytes, each.dtype) for each in accesses)
+    return sorted((access.bytes, access.dtype) for access in accesses)
 
 
 @pytest.mark.parametrize("way", ["torch", "fxamp"])
@@ -92,7 +92,7 @@ def test_forward_of_a_small_program_is_what_pen_and_paper_say(counted: dict[str,
         ([(64 * 8, "int64"), (ROWS * 4, "float32")], [(ROWS * 2, "float16")])
     ]
     (product,) = kernels(count, "forward", "matmul")
-    read = {each.bytes for each in product.reads}
+    read = {access.bytes for access in product.reads}
     assert {ROWS * 2, WEIGHT * 2} <= read and moved(product.writes) == [(LOGITS * 2, "float16")]
     assert count.flops == {"float16": 2 * 64 * 128 * 32 * 3}  # forward, the gradients of rows and weight
     assert (count.parameters, count.tensors, count.graphs) == (PARAMETERS, 3, 1)
@@ -100,10 +100,10 @@ def test_forward_of_a_small_program_is_what_pen_and_paper_say(counted: dict[str,
 
 @pytest.mark.parametrize("way", ["torch", "fxamp"])
 def test_what_is_kept_says_what_it_is_and_where_it_comes_from(counted: dict[str, Count], way: str) -> None:
-    kept = counted[way].kept
-    assert (ROWS * 2, "float16", (64, 128)) in [(each.bytes, each.dtype, each.shape) for each in kept]
-    assert all(each.source.rpartition(":")[0].endswith("net.py") for each in kept if each.bytes > 1000)
-    assert any(each.module == "linear" for each in kept)
+    values = counted[way].kept
+    assert (ROWS * 2, "float16", (64, 128)) in [(value.bytes, value.dtype, value.shape) for value in values]
+    assert all(value.source.rpartition(":")[0].endswith("net.py") for value in values if value.bytes > 1000)
+    assert any(value.module == "linear" for value in values)
 
 
 def test_step_is_counted_by_hand(counted: dict[str, Count]) -> None:
@@ -131,7 +131,7 @@ def test_a_backward_with_nothing_to_unscale_is_lighter_too(tmp_path: Path, count
     workload = Workload(str(file), dtype="bfloat16", optimizer="none")
     theirs, ours = (counting(workload, Way(policy)) for policy in ("", "auto"))
     backward, forward = (
-        [sum(kernel.bytes for kernel in each.kernels if kernel.stage == stage) for each in (theirs, ours)]
+        [sum(kernel.bytes for kernel in count.kernels if kernel.stage == stage) for count in (theirs, ours)]
         for stage in ("backward", "forward")
     )
     assert forward[0] == forward[1] and backward[1] < backward[0]
@@ -165,8 +165,8 @@ def test_numbers_extrapolate_over_layers() -> None:
 
 
 def test_estimate_takes_products_by_flops_and_the_rest_by_bytes() -> None:
-    found = row("torch", "", _count(1))
-    assert found.milliseconds(Rates(bandwidth=1000, flops16=100)) == pytest.approx(1e3 * (300 / 1000 + 50 / 100))
+    numbers = row("torch", "", _count(1))
+    assert numbers.milliseconds(Rates(bandwidth=1000, flops16=100)) == pytest.approx(1e3 * (300 / 1000 + 50 / 100))
 
 
 def _count(layers: int) -> Count:
@@ -175,8 +175,8 @@ def _count(layers: int) -> Count:
         Kernel("forward", "matmul", "mm", (Access("b", 10, "float16"),), ()),
         Kernel("step", "by hand", "AdamW", (Access("c", 100, "float32"),), (), launches=2),
     )
-    kept = (Kept(10, "float16", (5,), "mm", "head", "n.py:4"),)
-    return Count(kernels * layers, {"float16": 50 * layers}, kept * layers, 7, 2, 1, 30 * layers)
+    values = (Kept(10, "float16", (5,), "mm", "head", "n.py:4"),)
+    return Count(kernels * layers, {"float16": 50 * layers}, values * layers, 7, 2, 1, 30 * layers)
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_json_and_tables_hold_every_way_and_the_whole_model(
     arguments = ["cost", "--layers", "2", "4", "--kernels", "1", "--kept", "1"]
     assert bench.main([*arguments, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert [each["layers"] for each in document["tables"]] == [2, 4, 12]
+    assert [part["layers"] for part in document["tables"]] == [2, 4, 12]
     assert [r["policy"] for r in document["tables"][0]["rows"]] == ["", "auto", "cuda-float16"]
     assert document["tables"][2]["rows"][0]["bytes"] == 12 * 310
     assert [workload.sizes["layers"] for workload, _ in uncompiled] == [2, 2, 2, 4, 4, 4]
@@ -218,9 +218,9 @@ def test_every_model_dtype_and_way_is_in_one_table(
     assert len(lines) == len(set(lines)) == 5 * 2 * 2 and len(set(map(repr, uncompiled))) == len(uncompiled) == 80
     asked = {way.policy for workload, way in uncompiled if workload.dtype == "bfloat16"}
     assert asked == {"", "auto", "cuda-bfloat16", "cuda-bfloat16-fast"}
-    made = _count(3)
-    peak, kept = f"{made.peak / 1e6:.0f}", f"{made.kept_bytes / 1e6:.0f}"
-    four = [" / ".join([cell] * 4) for cell in ("0.00", "12", kept, peak)]
+    count = _count(3)
+    peak, held = f"{count.peak / 1e6:.0f}", f"{count.kept_bytes / 1e6:.0f}"
+    four = [" / ".join([cell] * 4) for cell in ("0.00", "12", held, peak)]
     assert any(
         line.startswith("| `bert-base` | bfloat16 | loss | " + " | ".join(four)) for line in map(_squeezed, lines)
     )

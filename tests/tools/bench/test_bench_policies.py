@@ -20,8 +20,8 @@ SHIPPED = json.loads(FILE.read_text())
 
 def test_the_readme_says_what_lean_keeps() -> None:
     text = " ".join((FILE.parents[1] / "README.md").read_text(encoding="utf-8").split())
-    kept = SHIPPED["policies"]["cuda-bfloat16-lean"]["kept"]
-    assert f"Under `cuda-bfloat16-lean`, GPT-2 keeps {kept:.2f} of what it keeps under autocast" in text
+    share = SHIPPED["policies"]["cuda-bfloat16-lean"]["kept"]
+    assert f"Under `cuda-bfloat16-lean`, GPT-2 keeps {share:.2f} of what it keeps under autocast" in text
 
 
 def test_a_policy_without_figures_has_a_row_and_an_empty_record(
@@ -66,11 +66,11 @@ def test_the_shipped_figures_are_what_is_counted(policy: str) -> None:
     here = {name: version(name).partition("+")[0] for name in SHIPPED["versions"]}
     if here != SHIPPED["versions"]:
         pytest.skip(f"the figures are for {SHIPPED['versions']}, and here are {here}")
-    ((_, found),) = figures([policy])
-    assert found.content() == SHIPPED["policies"][policy], "run fxamp-bench policies --output policies/figures.json"
+    ((_, ratios),) = figures([policy])
+    assert ratios.content() == SHIPPED["policies"][policy], "run fxamp-bench policies --output policies/figures.json"
 
 
 @pytest.mark.parametrize("policy", exhaustive(("cpu-bfloat16",), always=()))
 def test_the_policy_that_equals_autocast_has_its_error(policy: str) -> None:
-    ((_, found),) = figures([policy])
-    assert found.error == 1.0
+    ((_, ratios),) = figures([policy])
+    assert ratios.error == 1.0

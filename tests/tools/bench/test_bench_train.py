@@ -55,7 +55,7 @@ def document(report: Report) -> dict[str, object]:
 
 
 def _contender(document: dict, name: str) -> dict:
-    return next(each for each in document["contenders"] if each["name"] == name)
+    return next(contender for contender in document["contenders"] if contender["name"] == name)
 
 
 def test_the_first_loss_is_the_same_wherever_float32_computes_it(document: dict) -> None:
@@ -76,11 +76,11 @@ def test_fxamp_counts_the_casts_that_eager_autocast_runs(document: dict) -> None
 
 def test_medians_lie_within_the_spread_and_the_baselines_ratios_are_one(document: dict) -> None:
     assert document["baseline"] == "eager-float32"
-    for each in document["contenders"]:
-        assert len(each["seconds"]) == 3
-        for values in (each["step"], each["step_ratio"], each["cpu_ratio"]):
+    for contender in document["contenders"]:
+        assert len(contender["seconds"]) == 3
+        for values in (contender["step"], contender["step_ratio"], contender["cpu_ratio"]):
             assert 0 < values["low"] <= values["median"] <= values["high"]
-        assert min(each["seconds"]) <= each["step"]["median"] <= max(each["seconds"])
+        assert min(contender["seconds"]) <= contender["step"]["median"] <= max(contender["seconds"])
     base = _contender(document, "eager-float32")
     assert set(base["step_ratio"].values()) == set(base["cpu_ratio"].values()) == {1.0}
     assert {value for value in base["ratios"].values() if value is not None} == {1.0}
@@ -92,27 +92,29 @@ def test_a_model_may_have_other_sizes() -> None:
     training = Training(changed, CONTENDERS["eager-float32"])
     assert {parameter.shape[-1] for parameter in training.module.parameters()} == {24, 10}
     assert Experiment(**json.loads(json.dumps(changed.as_dict()))) == changed
-    found = Comparison(changed, machine("cpu", 1), "", "", (Measured("a", "a", seconds=(1.0,), losses=(1.0,)),))
-    assert "mlp (tiny, width 24, layers 2)" in table(found)
+    comparison = Comparison(changed, machine("cpu", 1), "", "", (Measured("a", "a", seconds=(1.0,), losses=(1.0,)),))
+    assert "mlp (tiny, width 24, layers 2)" in table(comparison)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.inductor
 def test_a_warm_start_finds_every_graph_in_the_caches() -> None:
     experiment = replace(PLAN, lowering="inductor", steps=1, rounds=1)
-    found = compare(experiment, ["eager-autocast", "compile-autocast", "fxamp"], "compile-autocast", lambda _: None)
-    eager, torchs, ours = found.contenders
+    comparison = compare(
+        experiment, ["eager-autocast", "compile-autocast", "fxamp"], "compile-autocast", lambda _: None
+    )
+    eager, torchs, ours = comparison.contenders
     assert eager.hits == eager.misses == 0 and eager.cold_cpu is None
-    for each in (torchs, ours):
-        assert each.hits > 0 and each.misses == 0, each.label
-        assert each.cold_cpu > 0 and each.warm_cpu > 0
-    assert f"{ours.hits} of {ours.hits}" in table(found)
+    for contender in (torchs, ours):
+        assert contender.hits > 0 and contender.misses == 0, contender.label
+        assert contender.cold_cpu > 0 and contender.warm_cpu > 0
+    assert f"{ours.hits} of {ours.hits}" in table(comparison)
 
 
 def test_every_contender_trained_as_many_steps(document: dict) -> None:
     """Three to warm up, and in each round one to refill the caches."""
-    assert {len(each["losses"]) for each in document["contenders"]} == {3 + 3 * (2 + 1)}
-    assert all(each["losses"][-1] < each["losses"][0] for each in document["contenders"])
+    assert {len(contender["losses"]) for contender in document["contenders"]} == {3 + 3 * (2 + 1)}
+    assert all(contender["losses"][-1] < contender["losses"][0] for contender in document["contenders"])
 
 
 def test_the_markdown_holds_the_numbers_of_the_json(report: Report, document: dict) -> None:
@@ -120,12 +122,12 @@ def test_the_markdown_holds_the_numbers_of_the_json(report: Report, document: di
     assert document["machine"]["device"] in text.splitlines()[0]
     rows = {cells[0]: cells[1:] for cells in (_cells(line) for line in text.splitlines()) if len(cells) > 1}
     contenders = document["contenders"]
-    assert rows[""] == [each["label"] for each in contenders]
-    assert rows["casts in the forward"] == [str(each["observed"]["casts"]) for each in contenders]
-    steps = [f"{1e3 * each['step']['median']:.2f}" for each in contenders]
+    assert rows[""] == [contender["label"] for contender in contenders]
+    assert rows["casts in the forward"] == [str(contender["observed"]["casts"]) for contender in contenders]
+    steps = [f"{1e3 * contender['step']['median']:.2f}" for contender in contenders]
     assert [cell.split()[0] for cell in rows["step, ms"]] == steps
     assert [cell.split()[0] for cell in rows["step, ratio"]] == [
-        f"{each['step_ratio']['median']:.2f}" for each in contenders
+        f"{contender['step_ratio']['median']:.2f}" for contender in contenders
     ]
     (ratio, amount, unit) = rows["peak memory"][0].replace("(", "").replace(")", "").split()
     shown = float(amount) * {"kB": 1e3, "MB": 1e6}[unit]
@@ -158,9 +160,9 @@ def test_memory_is_that_of_the_tensors_and_of_what_the_forward_keeps() -> None:
     batches = 4 * (32 * 64 * 4 + 32 * 8)
     # Parameters, two moments, gradients at the end of the backward, and the batches; the rest are activations.
     assert observed["memory_peak"] >= 4 * parameters + batches
-    kept = {"x": 32 * 64 * 4}
+    sizes = {"x": 32 * 64 * 4}
     # GELU keeps its input in each of three layers, the layers after the first their own, the norm its own.
-    assert observed["memory_activations"] >= 6 * kept["x"]
+    assert observed["memory_activations"] >= 6 * sizes["x"]
     assert observed["memory_peak"] <= 4 * parameters + batches + 2 * observed["memory_activations"]
 
 
@@ -243,5 +245,5 @@ def test_fp8_that_cannot_run_here_is_refused_by_name(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert bench.main(["train", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert message in said and arguments[1] in said and said.count("\n") == 1
+    answer = capsys.readouterr().err
+    assert message in answer and arguments[1] in answer and answer.count("\n") == 1

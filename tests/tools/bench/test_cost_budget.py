@@ -34,7 +34,7 @@ def counted(counting: Counting, model: str, *ways: Way) -> list[dict[str, int]]:
     sizes = dict(MODELS[model].sizes["full"])
     sizes["depth" if "depth" in sizes else "layers"] = 2
     rows = [asdict(row(way.label, way.policy, counting(Workload(model, sizes=sizes), way))) for way in ways]
-    return [{column: each[column] for column in COLUMNS} for each in rows]
+    return [{column: numbers[column] for column in COLUMNS} for numbers in rows]
 
 
 @pytest.mark.parametrize("model", exhaustive(("mlp", *HEAVY), always=("mlp",)))
@@ -79,7 +79,7 @@ def test_the_readme_shows_what_was_accepted(model: str) -> None:
     )
     for cell, (summed, unit, form) in zip(cells, columns, strict=False):
         accepted = [BUDGET["models"][model][who] for who in ("torch", "fxamp")]
-        assert cell[:2] == [form.format(sum(each[column] for column in summed) / unit) for each in accepted]
+        assert cell[:2] == [form.format(sum(numbers[column] for column in summed) / unit) for numbers in accepted]
 
 
 @pytest.mark.parametrize(

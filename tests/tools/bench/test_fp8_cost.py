@@ -62,7 +62,7 @@ def test_all_products_are_in_fp8_and_no_weight_is_kept_in_it(counted: dict[str, 
     flops, plain = counted[policy].flops, counted["cuda-bfloat16"]
     assert {dtype.partition("_")[0] for dtype in flops} == {"float8"}
     assert sum(flops.values()) == sum(plain.flops.values()) == 3 * 3 * 2 * 8192 * WEIGHT
-    sizes = {tuple(sorted(each.shape)) for each in counted[policy].kept if each.dtype.startswith("float8")}
+    sizes = {tuple(sorted(value.shape)) for value in counted[policy].kept if value.dtype.startswith("float8")}
     assert (4096, 14336) not in sizes
     assert counted[policy].kept_bytes < plain.kept_bytes
 
@@ -72,12 +72,12 @@ def test_gpt2_takes_no_longer(counting: Counting) -> None:
     sizes = dict(MODELS["gpt2-124m"].sizes["full"]) | {"layers": 1}
     workload = Workload("gpt2-124m", dtype="bfloat16", sizes=sizes)
     plain, *others = (milliseconds(counting(workload, Way(policy))) for policy in ("cuda-bfloat16", *FP8))
-    assert all(each <= plain for each in others)
+    assert all(time <= plain for time in others)
 
 
 @pytest.mark.parametrize("policy", exhaustive(FP8, always=()))
 def test_the_generated_kernels_compile_for_an_h100(policy: str, layer: Path, tmp_path: Path) -> None:
-    found = {name: text for module in generated(layer, policy) for name, text in kernels(module)}
-    assert any("float8" in text or "fp8" in text for text in found.values())
-    for name, text in found.items():
+    texts = {name: text for module in generated(layer, policy) for name, text in kernels(module)}
+    assert any("float8" in text or "fp8" in text for text in texts.values())
+    for name, text in texts.items():
         assert machine_code(name, text, tmp_path), name

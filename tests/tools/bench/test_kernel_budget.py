@@ -51,9 +51,9 @@ def every() -> list[Subject]:
     return subjects()
 
 
-def accepted(arch: str, **wanted: Any) -> list[dict[str, Any]]:
+def accepted(arch: str, **values: Any) -> list[dict[str, Any]]:
     own = [row for row in BUDGET["rows"] if row["arch"] == arch]
-    return [row for row in own if all(row[name] == value for name, value in wanted.items())]
+    return [row for row in own if all(row[name] == value for name, value in values.items())]
 
 
 @pytest.mark.parametrize("arch", exhaustive(ARCHS, always=("sm_90",)))
@@ -62,7 +62,7 @@ def test_machine_code_is_what_was_accepted(every: list[Subject], kernel: str, ar
     if not ACCEPTING and BUDGET["versions"] != versions():
         pytest.skip(f"the budget is for {BUDGET['versions']}, and here are {versions()}")
     devices = [device for device in DEVICES if device.arch == arch]
-    documents = [row.document() for row in rows([each for each in every if each.name == kernel], devices)]
+    documents = [row.document() for row in rows([subject for subject in every if subject.name == kernel], devices)]
     counted = sorted(documents, key=_order)
     if ACCEPTING:
         others = [row for row in BUDGET["rows"] if (row["kernel"], row["arch"]) != (kernel, arch)]

@@ -33,8 +33,8 @@ USE = Instruction("FADD", 6, Unit.FP32, waits=(("barrier 0", 0),))
 
 
 def test_sections_are_told_by_indentation() -> None:
-    found = [section.value for section in sections(TEXT).values()]
-    assert found == ["once", "once", "loop", "loop", "loop", "whole", "loop", "part", "once"]
+    names = [section.value for section in sections(TEXT).values()]
+    assert names == ["once", "once", "loop", "loop", "loop", "whole", "loop", "part", "once"]
 
 
 def test_a_block_belongs_where_most_of_it_comes_from_and_runs_once_outside_of_the_loop() -> None:

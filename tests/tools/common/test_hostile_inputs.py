@@ -170,7 +170,7 @@ def test_a_standard_output_that_takes_nothing(
     writer: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main, arguments = WRITERS[writer]
-    for stream, status, words in (
+    for stream, expected, words in (
         (None, 2, "standard output is closed"),
         (_Broken(errno.ENOSPC), 2, "standard output: No space left on device"),
         (_Broken(errno.EPIPE), 0, ""),

@@ -79,17 +79,17 @@ def test_columns_agree_where_nothing_is_cast(tmp_path: Path, capsys: pytest.Capt
 def test_the_policy_s_table_decides_how_the_optimizer_s_state_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy, made = tmp_path / "state.toml", []
+    policy, optimizers = tmp_path / "state.toml", []
     policy.write_text('lower_precision_fp = "bfloat16"\n[match]\ndevice = "cpu"\n[optimizer]\nstate = "8bit"\n')
     real = demo.compile_optimizer
     monkeypatch.setattr(
-        demo, "compile_optimizer", lambda *given, **named: made.append(real(*given, **named)) or made[0]
+        demo, "compile_optimizer", lambda *args, **named: optimizers.append(real(*args, **named)) or optimizers[0]
     )
     assert demo.main([*_QUICK, "--policy", str(policy), "--picture", str(tmp_path / "p.svg")]) == 0
     assert "optimizer of fxamp's column: state 8bit, rounding nearest, weights as-is\n" in capsys.readouterr().err
-    (optimizer,) = made
-    kept = [value for entry in optimizer.state.values() for value in entry.values() if value.dim()]
-    assert kept and all(type(value) is PackedTensor for value in kept)
+    (optimizer,) = optimizers
+    values = [value for entry in optimizer.state.values() for value in entry.values() if value.dim()]
+    assert values and all(type(value) is PackedTensor for value in values)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +254,6 @@ def test_ctrl_c_prints_what_was_trained_and_writes_no_picture(
 
     monkeypatch.setattr(train, "_step", third)
     assert demo.main([*_QUICK, "--picture", str(tmp_path / "loss.svg")]) == 130
-    printed, said = capsys.readouterr()
+    printed, messages = capsys.readouterr()
     assert printed.startswith("float32: 4 steps, loss ") and "\nfxamp: 2 steps, loss " in printed
-    assert said.endswith("fxamp-demo: interrupted\n") and not list(tmp_path.iterdir())
+    assert messages.endswith("fxamp-demo: interrupted\n") and not list(tmp_path.iterdir())

@@ -40,13 +40,13 @@ def traced() -> GraphModule:
 @pytest.mark.parametrize("trust", [False, True], ids=["read", "run"])
 def test_the_types_that_the_text_does_not_hold(trust: bool, traced: GraphModule, tmp_path: Path) -> None:
     (listing,) = load(str(_runnable(tmp_path, traced)), Request(trust=trust)).graphs
-    found = {entry.name: [(value.dtype, value.shape) for value in entry.values] for entry in listing.entries}
-    made = {
+    types = {entry.name: [(value.dtype, value.shape) for value in entry.values] for entry in listing.entries}
+    expected = {
         node.name: node.meta["val"] for node in traced.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)
     }
     short = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int64: "i64", torch.bool: "b8"}
-    for name, value in made.items():
-        assert found[name] == [(short[value.dtype], tuple(value.shape))]
+    for name, value in expected.items():
+        assert types[name] == [(short[value.dtype], tuple(value.shape))]
 
 
 @pytest.mark.parametrize("trust", [False, True], ids=["read", "run"])

@@ -60,7 +60,7 @@ def test_the_sample_has_its_unmatched_rule_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("listing", "found"),
+    ("listing", "wrong"),
     [
         (there_and_back(), True),
         (there_and_back(op("t", "aten::t.default", ("wide",), "f32[4, 4]")), True),
@@ -71,8 +71,8 @@ def test_the_sample_has_its_unmatched_rule_only() -> None:
     ],
     ids=["at once", "through a view", "through a pick", "through an op", "to another dtype", "the user's own cast"],
 )  # fmt: skip
-def test_casts_back_and_forth(listing: Listing, found: bool) -> None:
-    assert [(finding.kind, finding.node) for finding in check(listing)] == [("casts-back-and-forth", "back")] * found
+def test_casts_back_and_forth(listing: Listing, wrong: bool) -> None:
+    assert [(finding.kind, finding.node) for finding in check(listing)] == [("casts-back-and-forth", "back")] * wrong
 
 
 def in_float16(target: str, **about: object) -> Listing:
@@ -81,7 +81,7 @@ def in_float16(target: str, **about: object) -> Listing:
 
 
 @pytest.mark.parametrize(
-    ("listing", "found"),
+    ("listing", "wrong"),
     [
         (in_float16("aten::exp.default"), True),
         (in_float16("aten::softmax.int"), True),
@@ -97,8 +97,8 @@ def in_float16(target: str, **about: object) -> Listing:
         (in_float16("aten::exp.default", device="vulkan"), True),
     ],
 )
-def test_ops_that_autocast_keeps_in_float32(listing: Listing, found: bool) -> None:
-    assert [finding.kind for finding in check(listing)] == ["float16-range"] * found
+def test_ops_that_autocast_keeps_in_float32(listing: Listing, wrong: bool) -> None:
+    assert [finding.kind for finding in check(listing)] == ["float16-range"] * wrong
 
 
 def test_an_op_in_float16_from_float32_inputs_is_the_programs_own_wish() -> None:
@@ -106,11 +106,11 @@ def test_an_op_in_float16_from_float32_inputs_is_the_programs_own_wish() -> None
     assert check(replace(listing, entries=(given("x", "f32[4]"), listing.entries[1]))) == []
 
 
-@pytest.mark.parametrize(("rule", "found"), [(MINE, False), (RuleRef("r", "p.toml:3", "fp32"), True)])
-def test_a_rule_that_asks_for_16_bits_explains_it(rule: RuleRef, found: bool) -> None:
+@pytest.mark.parametrize(("rule", "wrong"), [(MINE, False), (RuleRef("r", "p.toml:3", "fp32"), True)])
+def test_a_rule_that_asks_for_16_bits_explains_it(rule: RuleRef, wrong: bool) -> None:
     listing = in_float16("aten::exp.default")
     entries = (listing.entries[0], replace(listing.entries[1], rule=rule))
-    assert bool(check(replace(listing, entries=entries))) is found
+    assert bool(check(replace(listing, entries=entries))) is wrong
 
 
 def test_sums_of_a_backward_are_not_autocasts_business() -> None:

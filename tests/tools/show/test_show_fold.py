@@ -25,22 +25,18 @@ def block(at: int, widths: tuple[int, ...], gap: bool) -> list[Entry]:
     """One layer: a norm, products with casts, a residual; ``gap``: its last op is in the code of the module around."""
     path, before = f"net.h.{at}", f"add_{at - 1}" if at else "x"
     here = line(10, "x = layer(x)")
-    found = [op(f"norm_{at}", "aten::layer_norm.default", (before,), "f32[4, 8]", module=f"{path}.ln", rule=NORMS,
+    ops = [op(f"norm_{at}", "aten::layer_norm.default", (before,), "f32[4, 8]", module=f"{path}.ln", rule=NORMS,
                 reason=NORMS.why, source=here)]  # fmt: skip
     for number, width in enumerate(widths):
-        product, weight, source = f"linear_{at}_{number}", f"w_{at}_{number}", found[-1].name
+        product, weight, source = f"linear_{at}_{number}", f"w_{at}_{number}", ops[-1].name
         asked = {"module": f"{path}.mlp.{number}", "source": here}
-        found.append(cast(f"{source}_f16", source, "f16[4, 8]", f"for {product}: rule matrix-products", **asked))
-        found.append(cast(f"{weight}_f16", weight, f"f16[{width}, 8]", f"for {product}: rule matrix-products", **asked))
-        reads = (found[-2].name, found[-1].name)
-        found.append(
-            op(product, "aten::linear.default", reads, f"f16[4, {width}]", was=("f32",), rule=PRODUCTS, **asked)
-        )
+        ops.append(cast(f"{source}_f16", source, "f16[4, 8]", f"for {product}: rule matrix-products", **asked))
+        ops.append(cast(f"{weight}_f16", weight, f"f16[{width}, 8]", f"for {product}: rule matrix-products", **asked))
+        reads = (ops[-2].name, ops[-1].name)
+        ops.append(op(product, "aten::linear.default", reads, f"f16[4, {width}]", was=("f32",), rule=PRODUCTS, **asked))
     tail = "net" if gap else path
-    found.append(
-        op(f"add_{at}", "aten::add.Tensor", (before, found[-1].name), "f32[4, 8]", reason=FOLLOWS, module=tail)
-    )
-    return found
+    ops.append(op(f"add_{at}", "aten::add.Tensor", (before, ops[-1].name), "f32[4, 8]", reason=FOLLOWS, module=tail))
+    return ops
 
 
 def network(count: int, widths: tuple[int, ...], gap: bool) -> list[list[Entry]]:
@@ -139,14 +135,14 @@ def test_bodies_are_compared_too() -> None:
         return outside, Listing(body, (given("x", "f32[4]"), inside))
 
     for dtypes, count in ((["f16", "f16", "f16"], 3), (["f16", "f16", "f32"], 2)):
-        made = [layer(at, dtype) for at, dtype in enumerate(dtypes)]
+        layers = [layer(at, dtype) for at, dtype in enumerate(dtypes)]
         listing = Listing(
             "G",
             (
                 given("x", "f32[4]"),
-                *sum(((Entry(body.name, "get_attr", body.name), entry) for entry, body in made), ()),
+                *sum(((Entry(body.name, "get_attr", body.name), entry) for entry, body in layers), ()),
             ),
-            {body.name: body for _, body in made},
+            {body.name: body for _, body in layers},
         )
         first = folded(listing, calls(listing))[0]
         assert isinstance(first, Alike) and first.count == count

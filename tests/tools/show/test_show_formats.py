@@ -128,8 +128,8 @@ def test_json_that_is_something_else_is_refused_with_its_place(text: str, messag
 def test_findings_are_in_the_json_only_when_asked_for() -> None:
     doc = Document((plain(),))
     assert "findings" not in json.loads(to_json(doc))
-    (found,) = json.loads(to_json(doc, findings=findings(select(doc).graphs)))["findings"]
-    assert found["kind"] == "float16-range" and found["node"] == "exp"
+    (finding,) = json.loads(to_json(doc, findings=findings(select(doc).graphs)))["findings"]
+    assert finding["kind"] == "float16-range" and finding["node"] == "exp"
 
 
 #: The fields of Model Explorer's GraphCollection, Graph and GraphNode (input_graph.ts): required, then optional.

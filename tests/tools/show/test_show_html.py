@@ -124,7 +124,7 @@ in_browser = pytest.mark.skipif(BROWSER is None, reason="there is no chromium or
 
 @in_browser
 def test_a_module_opens_and_closes(tmp_path: Path) -> None:
-    found = after(
+    page = after(
         tmp_path,
         """
         setAll(false);
@@ -139,13 +139,13 @@ def test_a_module_opens_and_closes(tmp_path: Path) -> None:
         result = {closed, opened, again, all: drawn(), ops: state.model.graph.nodes.filter(isDrawn).length};
         """,
     )
-    assert found["opened"] is True and found["again"] is False
-    assert found["closed"] < found["all"] == found["ops"]
+    assert page["opened"] is True and page["again"] is False
+    assert page["closed"] < page["all"] == page["ops"]
 
 
 @in_browser
 def test_searching_opens_chooses_and_counts(tmp_path: Path) -> None:
-    found = after(
+    page = after(
         tmp_path,
         """
         setAll(false);
@@ -160,13 +160,13 @@ def test_searching_opens_chooses_and_counts(tmp_path: Path) -> None:
                   seen: Boolean(state.model.byId.get('softmax').box.open)};
         """,
     )
-    assert found["first"] == "softmax" and found["seen"] is True
-    assert found["second"].startswith("2 of ") and found["none"] == "0 found"
+    assert page["first"] == "softmax" and page["seen"] is True
+    assert page["second"].startswith("2 of ") and page["none"] == "0 found"
 
 
 @in_browser
 def test_the_panel_tells_the_reason_of_an_op_and_of_a_cast(tmp_path: Path) -> None:
-    found = after(
+    page = after(
         tmp_path,
         """
         setAll(true);
@@ -183,15 +183,15 @@ def test_the_panel_tells_the_reason_of_an_op_and_of_a_cast(tmp_path: Path) -> No
         result = {op, tip, cast, tag: tag.textContent, linked: document.querySelector('#panel h2').textContent};
         """,
     )
-    assert "matrix-products: lower_precision_fp" in found["op"] and "policies/accelerators.toml" in found["op"]
-    assert "Matrix products run on 16-bit units." in found["op"] and "rule matrix-products" in found["tip"]
-    assert "cast, inserted by fxamp" in found["cast"] and "f32→f16" in found["tag"]
-    assert found["linked"] in {entry.name for entry in gpt().entries}
+    assert "matrix-products: lower_precision_fp" in page["op"] and "policies/accelerators.toml" in page["op"]
+    assert "Matrix products run on 16-bit units." in page["op"] and "rule matrix-products" in page["tip"]
+    assert "cast, inserted by fxamp" in page["cast"] and "f32→f16" in page["tag"]
+    assert page["linked"] in {entry.name for entry in gpt().entries}
 
 
 @in_browser
 def test_the_list_and_the_filters_show_what_they_say(tmp_path: Path) -> None:
-    found = after(
+    page = after(
         tmp_path,
         """
         document.getElementById('view').click();
@@ -203,18 +203,18 @@ def test_the_list_and_the_filters_show_what_they_say(tmp_path: Path) -> None:
         result = {all, casts, back: rows(), hidden: document.getElementById('stage').hidden};
         """,
     )
-    assert found["hidden"] is True and found["back"] == found["all"] > found["casts"] > 0
+    assert page["hidden"] is True and page["back"] == page["all"] > page["casts"] > 0
 
 
 @in_browser
 def test_evil_names_are_only_text_in_the_page(tmp_path: Path) -> None:
-    found = after(
+    page = after(
         tmp_path,
         "setAll(true); showBox([...state.model.boxes.values()][1]);"
         "result = {images: document.images.length, title: document.getElementById('title').textContent};",
         evil(),
     )
-    assert found == {"images": 0, "title": "gpt"}
+    assert page == {"images": 0, "title": "gpt"}
 
 
 def test_it_opens_on_the_summary_that_the_text_prints() -> None:

@@ -27,12 +27,12 @@ class Layers(torch.nn.Module):
 
 def _both(model: torch.nn.Module, *inputs: torch.Tensor) -> tuple[list[int | None], list[int | None]]:
     """What fxamp counts without and with casts, and what eager torch saves without and with autocast."""
-    found: list[ProgramGraph] = []
+    graphs: list[ProgramGraph] = []
     policy = Policy.load("cpu-bfloat16").resolve("cpu")
 
-    def take(gm: GraphModule, given: list[Any]) -> Callable[..., Any]:
-        found.append(ProgramGraph("graph", gm, list(given)))
-        counted.append(found[-1].listing(policy, ""))
+    def take(gm: GraphModule, values: list[Any]) -> Callable[..., Any]:
+        graphs.append(ProgramGraph("graph", gm, list(values)))
+        counted.append(graphs[-1].listing(policy, ""))
         return gm.forward
 
     counted: list[Any] = []
@@ -40,12 +40,12 @@ def _both(model: torch.nn.Module, *inputs: torch.Tensor) -> tuple[list[int | Non
     torch.compile(model, backend=take, dynamic=False)(*inputs)
     torch._dynamo.reset()
     (listing,) = counted
-    given = [*model.parameters(), *model.buffers(), *inputs]
+    arguments = [*model.parameters(), *model.buffers(), *inputs]
     eager: list[int | None] = []
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             _, saved = saved_tensors(lambda: model(*inputs))
-        eager.append(total_bytes(saved, given))
+        eager.append(total_bytes(saved, arguments))
     return [listing.kept_before, listing.kept_after], eager
 
 

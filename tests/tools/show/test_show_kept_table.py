@@ -152,11 +152,11 @@ def test_the_table_of_a_model_is_that_of_its_compilation(
     net: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (graph,) = json.loads(shown(capsys, net[0], "--policy", net[1], "--format", "json"))["graphs"]
-    made: dict[str, Any] = {}
-    exec(MODEL, made)
+    scope: dict[str, Any] = {}
+    exec(MODEL, scope)
     torch._dynamo.reset()
-    compiled = torch.compile(made["model"], backend="fxamp", options={"policy": net[1]})
-    compiled(*made["inputs"]).backward()
-    told = [(v.op, v.module, v.dtype, v.form, v.before, v.after) for v in fxamp.report(compiled).graphs[0].kept]
+    compiled = torch.compile(scope["model"], backend="fxamp", options={"policy": net[1]})
+    compiled(*scope["inputs"]).backward()
+    expected = [(v.op, v.module, v.dtype, v.form, v.before, v.after) for v in fxamp.report(compiled).graphs[0].kept]
     keys = ("op", "module", "dtype", "form", "before", "after")
-    assert told and [tuple(value.get(key, "") for key in keys) for value in graph["kept"]] == told
+    assert expected and [tuple(value.get(key, "") for key in keys) for value in graph["kept"]] == expected
