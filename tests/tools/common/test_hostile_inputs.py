@@ -179,7 +179,7 @@ def test_a_standard_output_that_takes_nothing(
             patch.setattr(sys, "stdout", stream)
             exit_status = status_of(main, arguments)
         err = capsys.readouterr().err
-        assert (exit_status, words in err, "Traceback" in err) == (status, True, False), err
+        assert (exit_status, words in err, "Traceback" in err) == (expected, True, False), err
 
 
 @pytest.mark.parametrize("writer", ["show", "diff", "check"])
