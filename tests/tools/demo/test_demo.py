@@ -234,7 +234,7 @@ def test_without_matplotlib_the_demo_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fxamp.tools.common.charts.available", lambda: False)
-    assert demo.main([*_QUICK, "--picture", str(tmp_path / "loss.svg")]) == 0
+    assert demo.main(["--lowering", "eager", "--steps", "1", "--picture", str(tmp_path / "loss.svg")]) == 0
     assert "No picture of the loss curves: matplotlib is not installed; pip install" in capsys.readouterr().out
     assert not (tmp_path / "loss.svg").exists()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import mistake
+from exhaustive import exhaustive
 from golden_text import assert_golden
 
 from fxamp.policy import Policy
@@ -93,7 +94,11 @@ def test_formats(name: str, format: str, old: str, new: str, capsys: pytest.Capt
     assert err == ""
 
 
-@pytest.mark.parametrize("variant", variant_names())
+#: One policy of each variant, whatever its device and dtype.
+VARIANTS = {name.split("-", 2)[2]: name for name in variant_names()}
+
+
+@pytest.mark.parametrize("variant", exhaustive(variant_names(), always=[*VARIANTS.values()]))
 def test_every_shipped_variant_differs_from_what_it_varies(variant: str, capsys: pytest.CaptureFixture[str]) -> None:
     policy = Policy.load(variant)
     base = f"{policy.device}-{policy.lower_precision_fp}"
