@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from commands import run_command
 
 from fxamp.tools.policy.command import main
 
@@ -15,9 +16,4 @@ def written(tmp_path: Path, text: str) -> str:
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Return the exit status, and what was printed on standard output and standard error."""
-    try:
-        status = main(arguments)
-    except SystemExit as end:
-        status = int(str(end.code))
-    printed = capsys.readouterr()
-    return status, printed.out, printed.err
+    return run_command(main, arguments, capsys)
