@@ -43,13 +43,15 @@ class CastContext(Context):
     ``policy`` is resolved for this device and this torch. ``captured_autocast`` is the dtype of the autocast that the
     program was captured under, None if there was none. ``every_device`` makes tensors of all devices eligible, so that
     a GPU's policy can be inspected on a machine without a GPU. ``only_regions``: None, or the policy holds only in the
-    autocast regions of the program, and this is the dtype of a region that names none.
+    autocast regions of the program, and this is the dtype of a region that names none. ``lstm_kernel``: nn.LSTM may run
+    in oneDNN's kernel, as eager mode runs it; AOTAutograd cannot trace its backward.
     """
 
     policy: Policy
     captured_autocast: torch.dtype | None = None
     every_device: bool = False
     only_regions: torch.dtype | None = None
+    lstm_kernel: bool = True
 
     @property
     def lower(self) -> torch.dtype:

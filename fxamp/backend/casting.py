@@ -56,7 +56,8 @@ def _cast(
     stages.graph("captured", lambda: list_graph(captured.module, stage="captured", kept_before=kept))
     # Before a graph break, and in such a model, what follows was or will be traced with the graph's 16-bit dtypes.
     graph_output(captured.module.graph).meta[NARROW_OUTPUTS] = bool(ended) or _has_16_bits(inputs)
-    record = apply_policy(captured, policy, ambient, choice.why, ended=ended, only_regions=choice.only_regions)
+    regions, kernel = choice.only_regions, choice.lstm_kernel
+    record = apply_policy(captured, policy, ambient, choice.why, ended=ended, only_regions=regions, lstm_kernel=kernel)
     if choice.if_it_pays:
         choice = choice.settled(products(captured, CastContext(captured.mode, policy, ambient)))
         record = replace(record, listing=replace(record.listing, chosen=choice.why))

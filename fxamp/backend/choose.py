@@ -75,7 +75,7 @@ class Choice:
     """A resolved policy, or None for plain float32; and the reason as text.
 
     ``if_it_pays``: the policy is taken only if the graph's products gain from it (:meth:`settled`).
-    ``under_autocast``: it follows a torch.autocast around the graph or in it. ``only_regions``: as in
+    ``under_autocast``: it follows a torch.autocast around the graph or in it. ``only_regions``, ``lstm_kernel``: as in
     :class:`~fxamp.passes.base.CastContext`. ``surroundings``: those that it holds for; None: for any.
     ``place``: where the graph's code is, for a warning.
     """
@@ -87,6 +87,7 @@ class Choice:
     only_regions: torch.dtype | None = None
     surroundings: Surroundings | None = None
     place: str = ""
+    lstm_kernel: bool = True
 
     def settled(self, counted: Products) -> "Choice":
         """Return the choice for a graph with these products, and log if it is float32 in spite of some."""

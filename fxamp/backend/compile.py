@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from fxamp.backend.casting import cast_graph
@@ -55,6 +56,7 @@ def _compile(
     ended = why_ended(gm)
     taking_part = participants(choice.policy, parsed, gm, ended)
     stages = Stages(parsed.dump)
+    choice = replace(choice, lstm_kernel=parsed.lowering == "eager" or not torch.is_grad_enabled())
     module, record, choice = cast_graph(gm, example_inputs, choice, stages, ended)
     taking_part = () if choice.policy is None else taking_part
     compilation = Compilation(choice.policy, parsed.lowering, stages, taking_part)

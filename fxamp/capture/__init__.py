@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from fxamp.capture.autocast_state import AUTOCAST, in_autocast_states
 from fxamp.capture.autograd_functions import CustomAutocast, custom_autocast, inlined_request
 from fxamp.capture.fakes import fake_inputs, fake_like
 from fxamp.capture.lower import lower
@@ -73,7 +74,8 @@ def _lower_tree(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> 
     lowered = lower(gm, fakes, mode)
     for node in list(lowered.graph.nodes):
         for body in bodies(node):
-            body.replace(_lower_tree(body.module, _values(body.operands, mode), mode))
+            with in_autocast_states(node.meta[AUTOCAST]):
+                body.replace(_lower_tree(body.module, _values(body.operands, mode), mode))
         function = autograd_function(node)
         if function is not None:
             _lower_function(node, function, mode)

@@ -1,13 +1,20 @@
 """torch.autocast's state as a context, for any device; ``torch.autocast`` raises for devices missing in this build."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch.fx import GraphModule
 
+from fxamp.devices import DEVICES
 from fxamp.graph import ENTER_AUTOCAST, all_nodes
 from fxamp.torch_dtypes import NARROW
+
+#: For each device: whether autocast is on, and its dtype.
+AutocastStates = dict[str, tuple[bool, torch.dtype]]
+
+#: Key of ``node.meta`` of a node kept verbatim: the :data:`AutocastStates` of its call, which hold in its bodies.
+AUTOCAST = "fxamp_autocast"
 
 
 def ambient_autocast(device: str) -> torch.dtype | None:
@@ -30,6 +37,20 @@ def region_dtypes(gm: GraphModule, device: str) -> list[torch.dtype]:
         mark.args[1] or torch.get_autocast_dtype(device) for mark in marks if mark.args[0] == device and mark.args[2]
     ]
     return [dtype for dtype in opened if isinstance(dtype, torch.dtype) and casts_to(device, dtype)]
+
+
+def autocast_states() -> AutocastStates:
+    """Return the current state for every device."""
+    return {device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in DEVICES}
+
+
+@contextmanager
+def in_autocast_states(states: AutocastStates) -> Iterator[None]:
+    """Set ``states``; restore those before on exit."""
+    with ExitStack() as stack:
+        for device, (enabled, dtype) in states.items():
+            stack.enter_context(autocast_state(device, enabled, dtype))
+        yield
 
 
 @contextmanager

@@ -7,7 +7,7 @@ because a naive retrace drops custom gradients, and anything that fails to trace
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -21,13 +21,12 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import py_sym_types
 from torch.utils import _pytree as pytree
 
-from fxamp.capture.autocast_state import autocast_state
+from fxamp.capture.autocast_state import AUTOCAST, autocast_state, autocast_states, in_autocast_states
 from fxamp.capture.conversions import conversion
 from fxamp.capture.fakes import fake_like
 from fxamp.capture.held_tensors import HeldTensors
 from fxamp.capture.own_results import tracing_mode
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
-from fxamp.devices import DEVICES
 from fxamp.errors import CaptureError
 from fxamp.graph import fake_mode_of, follows_input, inherit_provenance, is_answered, register
 from fxamp.torch_private import make_fx, rebind_sizes, size_tables
@@ -185,6 +184,7 @@ class _Lowering(Interpreter):
         args, kwargs = pytree.tree_map(self._graph_argument, (args, kwargs))
         node = tracer.graph.create_node(n.op, n.target, tuple(args), dict(kwargs), n.name)
         inherit_provenance(node, n)
+        node.meta[AUTOCAST] = autocast_states()
         if reason:
             node.meta[VERBATIM] = reason
         node.meta["val"] = value
@@ -252,8 +252,5 @@ def _adopt_placeholders(gm: GraphModule, lowered: GraphModule, fakes: Sequence[A
 @contextmanager
 def _preserved_global_state() -> Iterator[None]:
     """Restore grad mode and every device's autocast state on exit, whatever the traced program sets."""
-    with ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
-        for device in DEVICES:
-            stack.enter_context(autocast_state(device, torch.is_autocast_enabled(device)))
+    with torch.set_grad_enabled(torch.is_grad_enabled()), in_autocast_states(autocast_states()):
         yield

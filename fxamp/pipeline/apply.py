@@ -19,14 +19,15 @@ def apply_policy(
     every_device: bool = False,
     ended: str = "",
     only_regions: torch.dtype | None = None,
+    lstm_kernel: bool = True,
 ) -> GraphRecord:
     """Run the passes over ``captured``, in place.
 
     ``policy`` is resolved. ``ambient`` is the dtype of the autocast that the program was captured under, if any.
-    ``ended`` is the reason for the graph break that ended the graph, if there was one. ``every_device`` and
-    ``only_regions`` are as in :class:`CastContext`.
+    ``ended`` is the reason for the graph break that ended the graph, if there was one. ``every_device``,
+    ``only_regions`` and ``lstm_kernel`` are as in :class:`CastContext`.
     """
-    context = CastContext(captured.mode, policy, ambient, every_device, only_regions)
+    context = CastContext(captured.mode, policy, ambient, every_device, only_regions, lstm_kernel)
     with observed(CompileStage("passes")):
         passes = run_passes(captured, context, FORWARD)
         return record_graph(captured.module, policy, why, passes, ended=ended)

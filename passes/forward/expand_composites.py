@@ -38,6 +38,8 @@ from fxamp.passes.shared.sites import site_of
 #: The kernel that eager mode runs. ``OpOverload.decompose`` would prefer a Python decomposition if one is registered.
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
+_LSTM = (torch.ops.aten.lstm.input, torch.ops.aten.lstm.data)
+
 
 @dataclass(frozen=True)
 class ExpandComposites(Pass[CastContext]):
@@ -127,7 +129,7 @@ class _Expander:
             with torch._C.DisableTorchFunction():  # a function mode would call the composite op itself again
                 return node.target._op_dk(_COMPOSITE, *args, **kwargs)  # type: ignore[union-attr]
 
-        with tracing(None), self._autocast(region), torch.no_grad():
+        with tracing(None), self._autocast(region), self._lstm_kernel(node), torch.no_grad():
             try:
                 inner = make_fx(call, tracing_mode="fake", pre_dispatch=True)(*values)
             except RuntimeError:
@@ -136,6 +138,13 @@ class _Expander:
             if is_answered(part) and not part.users:
                 inner.graph.erase_node(part)
         return inner
+
+    def _lstm_kernel(self, node: Node) -> AbstractContextManager[None]:
+        """Decompose nn.LSTM to cells where its kernel must not run."""
+        if self._context.lstm_kernel or node.target not in _LSTM:
+            return nullcontext()
+        flags: AbstractContextManager[None] = torch.backends.mkldnn.flags(enabled=False)
+        return flags
 
     def _autocast(self, region: AutocastRegion) -> AbstractContextManager[None]:
         """Set the autocast state that the program was captured under: it may be valid only there."""

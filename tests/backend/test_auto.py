@@ -133,6 +133,19 @@ class InCheckpoint(Plain):
             return self.first(x).relu().float()
 
 
+class AroundCheckpoint(Plain):
+    """The checkpoint's body is valid only in the region around it: Dynamo captured its dtype there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    def inner(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        rows = torch.zeros(hidden.shape, dtype=torch.int64)
+        return self.last(torch.zeros_like(hidden).scatter_add(0, rows, x.to(hidden.dtype)))
+
+
 class Siblings(nn.Module):
     """Eager autocast casts a weight once for each outermost region, and sums the gradients of the casts in float32."""
 
@@ -147,7 +160,7 @@ class Siblings(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("kind", [Wrapped, Exact, Current, InCheckpoint, Siblings])
+@pytest.mark.parametrize("kind", [Wrapped, Exact, Current, InCheckpoint, AroundCheckpoint, Siblings])
 @LOWERINGS
 def test_regions_of_all_kinds(kind: type[nn.Module], lowering: str) -> None:
     twin = assert_as_eager(kind(), torch.randn(4, 16 if kind is Exact else 8), lowering=lowering)

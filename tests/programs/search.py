@@ -71,10 +71,9 @@ def _one(number: int, kinds: Sequence[str], shrink: Shrink) -> Tally:
         tally.programs = 0
         tally.refused[str(reason).splitlines()[0][:100]] += 1
     except Mismatch as mismatch:
-        if shrink is Shrink.ALL:
-            case = _shrunk(number, kinds, case)
-        smaller = case if shrink is Shrink.NO else reduce(case, _fails)
-        tally.failures[str(mismatch) if shrink is Shrink.NO else _message(smaller)] += 1
+        shrunk = _shrunk(number, kinds, case) if shrink is Shrink.ALL else case
+        smaller = shrunk if shrink is Shrink.NO else reduce(shrunk, _fails)
+        tally.failures[str(mismatch) if smaller is case else _message(smaller)] += 1
         tally.numbers.append(number)
     return tally
 

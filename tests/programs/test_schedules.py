@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from threading import current_thread, main_thread
 from typing import Any
 
 import pytest
 import torch
 from exhaustive import each_once
-from programs.compare import differences
+from programs.compare import Refused, differences
 from programs.program import ALL, SCHEDULES, Declaration, Line, Program, Setting, Text
 from programs.search import Shrink, Tally
 from programs.workers import Task, run_all
@@ -85,6 +86,20 @@ def test_threads_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", compile_)
     assert differences(NORMED, Setting()) == []
     assert any(one.startswith("result 0") for one in differences(NORMED, Setting(schedule="threads")))
+
+
+#: A buffer that each call changes, and no version counter shows.
+AVERAGED = replace(
+    NORMED,
+    declarations=(*NORMED.declarations, Declaration("b0", "buffer", (8,))),
+    statements=(*NORMED.statements, Line("data_buffer", Text("self.b0.data.lerp_(x0.detach()[0, 0], 0.5)"))),
+)
+
+
+def test_threads_that_race_are_refused() -> None:
+    assert differences(AVERAGED, Setting()) == []
+    with pytest.raises(Refused, match="writes to what two threads share"):
+        differences(AVERAGED, Setting(schedule="threads"))
 
 
 def _die_at_three(task: Task) -> Tally:

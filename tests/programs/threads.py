@@ -21,7 +21,7 @@ def observe_in_threads(run: Run, setting: Setting) -> Outcome:
     Eager autocast has one cache of casts for all threads. Raises RuntimeError if the program writes to what both share.
     """
     shared = dict(run.module.named_parameters()) | dict(run.module.named_buffers())
-    versions = {name: tensor._version for name, tensor in shared.items()}
+    versions = {name: (tensor._version, _number(tensor)) for name, tensor in shared.items()}
     barrier = Barrier(_THREADS)
 
     def work(number: int) -> _Call:
@@ -30,12 +30,17 @@ def observe_in_threads(run: Run, setting: Setting) -> Outcome:
         return _call(run, setting, number)
 
     calls = _at_once(work) if run.afresh is not None else [work(number) for number in range(_THREADS)]
-    if any(tensor._version != versions[name] for name, tensor in shared.items()):
+    if any((tensor._version, _number(tensor)) != versions[name] for name, tensor in shared.items()):
         raise RuntimeError("the program writes to what two threads share")
     results = tuple(result for ours, _ in calls for result in ours)
     gradients = {f"{name} in thread {i}": g for i, (_, ours) in enumerate(calls) for name, g in ours.items()}
     state = {name: tensor.detach().clone() for name, tensor in shared.items()}
     return Outcome(results, gradients, state, None, frozenset(), frozenset(), frozenset())
+
+
+def _number(tensor: Tensor) -> float:
+    """A number that a write through ``.data`` changes: no version counts it."""
+    return float(tensor.detach().double().nan_to_num().norm())
 
 
 def _at_once(work: Callable[[int], _Call]) -> list[_Call]:

@@ -27,15 +27,18 @@ def expanded(d: Draft) -> None:
     d.let(d.pick(_EXPANDED).replace("{}", d.value(lambda v: v.dim() >= 2)))
 
 
-_SUMMED_PRODUCTS = ("torch.einsum('bti,ij->bj', {}, {})", "torch.einsum('bti,ij->tj', {}, {})", "({} @ {}).sum(1)")
+_SUMMED = ("torch.einsum('bti,ij->bj', {}, {})", "torch.einsum('bti,ij->tj', {}, {})")
 
 
 @statement()
 def summed_product(d: Draft) -> None:
-    """A product whose gradient is expanded."""
+    """A product whose gradient is expanded. ``einsum`` adds before it casts: the oracle cannot mark its operands."""
     x = d.ranked(3)
-    code = d.pick(_SUMMED_PRODUCTS)
-    d.let(code.format(d.lowered(x), d.weight(d.shape(x)[-1], d.pick((8, 4)))))
+    sizes = d.shape(x)[-1], d.pick((8, 4))
+    if d.chance() or d.place.body or d.place.region:
+        d.let(f"({d.lowered(x)} @ {d.weight(*sizes)}).sum(1)")
+    else:
+        d.let(d.pick(_SUMMED).format(x, d.parameter(*sizes)))
 
 
 @statement(weight=2)

@@ -1,0 +1,59 @@
+"""Recurrent layers inside of a graph, where Dynamo is told to capture them."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*")
+
+
+class Net(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer = kind(4, 4, num_layers=2, bidirectional=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layer(x)[0])
+        return out
+
+
+def trained(model: nn.Module, x: Tensor, autocast: bool, **how: object) -> list[Tensor]:
+    """The result and the gradients of a copy of ``model``, compiled as ``how`` says."""
+    torch._dynamo.reset()
+    twin = copy.deepcopy(model)
+    call = torch.compile(twin, **how) if how else twin  # type: ignore[call-overload]
+    with (
+        torch._dynamo.config.patch(allow_rnn=True),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+    ):
+        result = call(x)
+    result.float().square().sum().backward()
+    return [result.detach().float(), *(parameter.grad for parameter in twin.parameters() if parameter.grad is not None)]
+
+
+KINDS = pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+
+
+@KINDS
+def test_a_recurrent_layer_runs_in_the_kernels_of_eager_mode(kind: type[nn.RNNBase]) -> None:
+    model, x = Net(kind), torch.randn(3, 2, 4)
+    ours = trained(model, x, False, backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": "eager"})
+    theirs = trained(model, x, True)
+    assert len(ours) == len(theirs) == 1 + len([*model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@KINDS
+@pytest.mark.parametrize("lowering", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+def test_a_recurrent_layer_trains_through_aotautograd(kind: type[nn.RNNBase], lowering: str) -> None:
+    """No further from float32 than twice the error of eager autocast without oneDNN's kernel."""
+    model, x = Net(kind), torch.randn(3, 2, 4)
+    ours = trained(model, x, False, backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
+    with torch.backends.mkldnn.flags(enabled=False):
+        theirs, exact = trained(model, x, True), trained(model, x, False)
+    assert len(ours) == len(exact)
+    for a, b, c in zip(ours, theirs, exact, strict=True):
+        assert (a - c).norm() <= 2 * (b - c).norm()
