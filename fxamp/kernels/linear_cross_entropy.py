@@ -1,0 +1,276 @@
+"""The cross entropy of a linear layer's results, a chunk of rows at a time: ``torch.ops.fxamp.linear_cross_entropy``.
+
+It is differentiable, and made of ATen ops that AOTAutograd traces. No tensor of rows x classes ever exists: the logits of
+one chunk are gone before those of the next are computed, in the forward and in the backward. torch's chunked
+``functional.linear_cross_entropy`` cannot be compiled, and makes its gradients unscaled.
+
+1. Products run in the dtype that the policy gives them; log-sum-exp, losses and their sum in float32.
+2. The gradient of a weight accumulates in float32 over the chunks and is rounded once.
+3. ``Gradients.IN_FORWARD``: the forward makes the gradients of the sum of all losses, whose size does not depend on the
+   batch, and the backward multiplies them by the gradient of the loss in float32. So float16 needs no loss scale in the
+   forward. It costs no product more, and keeps one gradient for each operand.
+4. ``Gradients.IN_BACKWARD``: the backward computes the logits of each chunk again. It costs one product more and keeps
+   only the operands. ``reduction="none"`` needs it: each row has a gradient of its own.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fxamp.torch_private import untraced
+
+NONE, MEAN, SUM = range(3)
+"""The reductions, as ATen numbers them (``at::Reduction``)."""
+
+
+class Gradients(StrEnum):
+    """Where the gradients of a chunk are made."""
+
+    IN_FORWARD = "forward"
+    IN_BACKWARD = "backward"
+
+
+_LIBRARY = torch.library.Library("fxamp", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "linear_cross_entropy(Tensor input, Tensor weight, Tensor? bias, Tensor target, Tensor? class_weight, "
+    "int reduction, SymInt ignore_index, float label_smoothing, ScalarType dtype, int chunks, str gradients) -> Tensor"
+)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """The form of the loss, as ``functional.cross_entropy`` names it, and how it is cut."""
+
+    reduction: int
+    ignore_index: int | torch.SymInt
+    label_smoothing: float
+    dtype: torch.dtype
+    chunks: int
+    gradients: Gradients
+
+
+@torch.library.impl(_LIBRARY, "linear_cross_entropy", "CompositeImplicitAutograd")
+def linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    class_weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    label_smoothing: float,
+    dtype: torch.dtype,
+    chunks: int,
+    gradients: str,
+) -> Tensor:
+    """Return ``cross_entropy(linear(input, weight, bias), target, ...)`` in float32.
+
+    Args:
+        input: floating ``[N, K]``.
+        weight: floating ``[C, K]``.
+        bias: floating ``[C]``, or None.
+        target: classes, an integer tensor ``[N]``; or probabilities, a floating one ``[N, C]``.
+        class_weight: floating ``[C]``, or None.
+        reduction: 0 for none, 1 for mean, 2 for sum, as ATen has it.
+        ignore_index: rows with this class do not count; for classes only.
+        label_smoothing: from 0 to 1.
+        dtype: what ``input``, ``weight`` and ``bias`` are cast to for the products.
+        chunks: how many chunks the rows are cut into, of equal size but for rounding.
+        gradients: one of :class:`Gradients`.
+
+    Returns:
+        A number, or with reduction 0 ``[N]``. The gradients of all operands have the dtypes of these tensors. A second
+        derivative raises.
+    """
+    place = Gradients.IN_BACKWARD if reduction == NONE else Gradients(gradients)
+    form = _Form(reduction, ignore_index, label_smoothing, dtype, chunks, place)
+    losses: Tensor = _Losses.apply(input, weight, bias, target, class_weight, form)  # type: ignore[no-untyped-call]
+    return losses / _count(target, class_weight, form) if reduction == MEAN else losses
+
+
+def _count(target: Tensor, class_weight: Tensor | None, form: _Form) -> Tensor | int | torch.SymInt:
+    """What the mean divides by: the rows; of those that count, their weights."""
+    if target.is_floating_point():
+        return target.shape[0]
+    counts = target != form.ignore_index
+    if class_weight is None:
+        return counts.sum()
+    return torch.where(counts, class_weight.float()[torch.where(counts, target, 0)], 0.0).sum()
+
+
+class _Losses(torch.autograd.Function):
+    """The sum of the losses of all rows, or each; :class:`_Form` says where the gradients are made."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        class_weight: Tensor | None,
+        form: _Form,
+    ) -> Tensor:
+        ctx.form = form
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (input, weight, bias)]
+        head = _Head.of(weight, bias, class_weight, form)
+        early = form.gradients is Gradients.IN_FORWARD and any(ctx.needs_input_grad[:3])
+        sums = _Sums(head, ctx.needs_input_grad) if early else None
+        losses = []
+        for rows, classes in _chunks(input, target, form):
+            chunk = _Chunk.of(head, rows, classes)
+            losses.append(chunk.losses())
+            if sums is not None:
+                sums.add(chunk, None)
+        if sums is None:
+            ctx.save_for_backward(input, weight, bias, target, class_weight)
+        else:
+            ctx.save_for_backward(*sums.gradients())
+        if form.reduction == NONE:
+            return torch.cat(losses)
+        return torch.stack([chunk_losses.sum() for chunk_losses in losses]).sum()
+
+    @staticmethod
+    @untraced
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        form: _Form = ctx.form
+        if form.gradients is Gradients.IN_FORWARD:
+            results = [None if t is None else t.float() * gradient for t in ctx.saved_tensors]
+        else:
+            input, weight, bias, target, class_weight = ctx.saved_tensors
+            head = _Head.of(weight, bias, class_weight, form)
+            sums = _Sums(head, ctx.needs_input_grad)
+            of_rows = gradient.expand(input.shape[0])
+            for (rows, classes), scale in zip(_chunks(input, target, form), _cut(of_rows, form.chunks), strict=True):
+                sums.add(_Chunk.of(head, rows, classes), scale)
+            results = sums.gradients()
+        given = [None if r is None else r.to(dtype) for r, dtype in zip(results, ctx.dtypes, strict=True)]
+        return *given, None, None, None
+
+
+def _cut(rows: Tensor, chunks: int) -> list[Tensor]:
+    count = rows.shape[0]
+    ends = [count * i // chunks for i in range(chunks + 1)]
+    return [rows[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+
+
+def _chunks(input: Tensor, target: Tensor, form: _Form) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(_cut(input, form.chunks), _cut(target, form.chunks), strict=True))
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The linear layer in the dtype of its products, and the weights of classes in float32."""
+
+    weight: Tensor
+    bias: Tensor | None
+    class_weight: Tensor | None
+    form: _Form
+
+    @staticmethod
+    def of(weight: Tensor, bias: Tensor | None, class_weight: Tensor | None, form: _Form) -> "_Head":
+        lower = None if bias is None else bias.to(form.dtype)
+        return _Head(weight.to(form.dtype), lower, None if class_weight is None else class_weight.float(), form)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The rows of one chunk ``[n, K]`` in the products' dtype, their logits ``[n, C]`` in float32, and ``[n, 1]`` sums."""
+
+    head: _Head
+    rows: Tensor
+    logits: Tensor
+    log_sums: Tensor
+    target: Tensor
+
+    @staticmethod
+    def of(head: _Head, rows: Tensor, target: Tensor) -> "_Chunk":
+        rows = rows.to(head.form.dtype)
+        logits = functional.linear(rows, head.weight, head.bias).float()
+        return _Chunk(head, rows, logits, torch.logsumexp(logits, -1, keepdim=True), target)
+
+    def losses(self) -> Tensor:
+        """``[n]``: minus the logarithm of each row's probability of its target, by the formulas of ``cross_entropy``."""
+        form, weight = self.head.form, self.head.class_weight
+        if self.target.is_floating_point():
+            shares = self._shares()
+            return ((self.log_sums - self.logits) * shares).sum(-1)
+        index, counts = self._index()
+        of_target = (self.log_sums - self.logits.gather(1, index)).squeeze(1)
+        if weight is not None:
+            of_target = of_target * weight[index.squeeze(1)]
+        if form.label_smoothing:
+            differences = self.log_sums - self.logits
+            of_all = (differences if weight is None else differences * weight).sum(-1)
+            share = form.label_smoothing / self.logits.shape[1]
+            of_target = of_target * (1 - form.label_smoothing) + of_all * share
+        return torch.where(counts, of_target, 0.0)
+
+    def gradients(self) -> Tensor:
+        """``[n, C]``: the gradient of the sum of :meth:`losses` for each logit, in float32."""
+        shares = self._shares()
+        return torch.exp(self.logits - self.log_sums) * shares.sum(-1, keepdim=True) - shares
+
+    def _index(self) -> tuple[Tensor, Tensor]:
+        counts = self.target != self.head.form.ignore_index
+        return torch.where(counts, self.target, 0).unsqueeze(1), counts
+
+    def _shares(self) -> Tensor:
+        """``[n, C]``: by how much each class counts in a row's loss."""
+        form, weight = self.head.form, self.head.class_weight
+        classes = self.logits.shape[1]
+        if self.target.is_floating_point():
+            shares = self.target.float()
+        else:
+            index, counts = self._index()
+            hit = torch.arange(classes, device=index.device) == index
+            shares = torch.where(hit & counts.unsqueeze(1), 1.0, 0.0)
+        if form.label_smoothing:
+            uniform = form.label_smoothing / classes
+            shares = shares * (1 - form.label_smoothing) + uniform
+            if not self.target.is_floating_point():
+                shares = torch.where(counts.unsqueeze(1), shares, 0.0)
+        return shares if weight is None else shares * weight
+
+
+class _Sums:
+    """The gradients of a head's operands while the chunks go by; ``wanted`` says which are needed."""
+
+    def __init__(self, head: _Head, wanted: tuple[bool, ...]) -> None:
+        self._head = head
+        self._wanted = wanted
+        self._rows: list[Tensor] = []
+        self._weight: Tensor | None = None
+        self._bias: Tensor | None = None
+
+    def add(self, chunk: _Chunk, scale: Tensor | None) -> None:
+        """Add those of one chunk, each row's multiplied by ``scale``, ``[n]``."""
+        exact = chunk.gradients()
+        gradients = (exact if scale is None else exact * scale.unsqueeze(1)).to(self._head.form.dtype)
+        of_input, of_weight, of_bias = self._wanted[:3]
+        if of_input:
+            self._rows.append(gradients @ self._head.weight)
+        if of_weight:
+            self._weight = _add_product(self._weight, gradients.t(), chunk.rows)
+        if of_bias:
+            total = gradients.float().sum(0)
+            self._bias = total if self._bias is None else self._bias + total
+
+    def gradients(self) -> list[Tensor | None]:
+        """Those of the input in the products' dtype, of weight and bias in float32; None where none is needed."""
+        return [torch.cat(self._rows) if self._rows else None, self._weight, self._bias]
+
+
+def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """``total + left @ right`` in float32, which no partial sum leaves."""
+    if left.device.type == "cuda" and left.dtype is not torch.float32:
+        if total is None:
+            return torch.mm(left, right, out_dtype=torch.float32)
+        return torch.addmm(total, left, right, out_dtype=torch.float32)
+    product = left.float() @ right.float()
+    return product if total is None else total + product
