@@ -4,6 +4,7 @@ from fxamp.passes.backward.realize_casts import RealizeCasts
 from fxamp.passes.backward.realize_sums import RealizeSums
 from fxamp.passes.base import CastContext, Context, PassSequence
 from fxamp.passes.forward.annotate_rules import AnnotateRules
+from fxamp.passes.forward.chunk_losses import ChunkLosses
 from fxamp.passes.forward.drop_regions import DropRegions
 from fxamp.passes.forward.expand_composites import ExpandComposites
 from fxamp.passes.forward.fit_constants import FitConstants
@@ -34,6 +35,7 @@ FORWARD: PassSequence[CastContext] = PassSequence(
         FitConstants(),
         RestoreOutputs(),
         FoldCasts(),
+        ChunkLosses(),
         ScaleProducts(),
         KeepAutocast(),
         DropRegions(),

@@ -27,7 +27,7 @@ from fxamp.passes.shared.argument_names import require_arguments
 from fxamp.passes.shared.autocast_regions import ENTER, EXIT, AutocastRegion, mark_region, outermost, walk
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.sites import site_of
-from fxamp.policy import Category, Ruling
+from fxamp.policy import Category, Policy, Ruling
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,18 @@ def rule_on(node: Node, context: CastContext) -> Ruling:
         return Ruling(None)
     policy = context.policy
     ruling = policy.plain_ruling(op_name(node)) or policy.ruling(site_of(node))
+    if ruling.rule is None and node.target is torch.ops.aten.cross_entropy_loss.default:
+        ruling = _inner_ruling(policy, ruling)
     if ruling.rule is None and policy.default_rule is not None and site_of(node).computes:
         return replace(ruling, rule=policy.default_rule)
     return ruling
+
+
+def _inner_ruling(policy: Policy, ruling: Ruling) -> Ruling:
+    """Return the ruling for a cross entropy that stays whole, by its parts: float32 if one of them has a rule for it."""
+    rules = (policy.rule_for(part) for part in ("aten::log_softmax.int", "aten::nll_loss_nd"))
+    exact = [rule for rule in rules if rule is not None and rule.cast is Category.FP32]
+    return replace(ruling, rule=exact[0]) if exact else ruling
 
 
 def _joined(*parts: str) -> str:

@@ -3,7 +3,7 @@
 In eager mode an op that autocast does not list, such as ``einsum``, runs as its decomposition, and autocast acts on
 those ops. So a composite op without a rule is replaced by its decomposition, one level at a time, but only if an op
 inside has a rule. Every other composite stays whole, for readability and for compilers. So does a composite that occurs
-in its own decomposition.
+in its own decomposition, and a loss that chunk-losses cuts.
 """
 
 from collections.abc import Hashable
@@ -33,6 +33,7 @@ from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.autocast_regions import AutocastRegion, outermost, walk
+from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
 from fxamp.passes.shared.sites import site_of
 
 #: The kernel that eager mode runs. ``OpOverload.decompose`` would prefer a Python decomposition if one is registered.
@@ -73,6 +74,8 @@ class _Expander:
             gm.recompile()
 
     def _node(self, gm: GraphModule, node: Node, region: AutocastRegion) -> bool:
+        if isinstance(linear_loss(node, self._context), LinearLoss):
+            return False
         inner = self._decomposed(node, region) if self._hides_rule(node, region, node) else None
         if inner is None:
             return False

@@ -7,12 +7,13 @@ from fxamp.policy.file import schema
 from fxamp.policy.file.checker import Checker
 from fxamp.policy.file.lines import Path
 from fxamp.policy.model.category import Category
+from fxamp.policy.model.chunks import chunk_problems, chunks_of
 from fxamp.policy.model.comparisons import parse_version, size_condition
 from fxamp.policy.model.conditions import ArgCondition
 from fxamp.policy.model.keep import keep_problems
 from fxamp.policy.model.module_globs import module_glob
 from fxamp.policy.model.op_names import canonical
-from fxamp.policy.model.rule import Rule, needed_key, problems
+from fxamp.policy.model.rule import Rule, implied_region, needed_key, problems
 from fxamp.policy.model.settings import UNLISTED_ID
 
 
@@ -38,17 +39,19 @@ def check_rule(checker: Checker, path: Path, table: dict[str, Any], ids: dict[st
     parsed = {**good, **_conditions(checker, path, good)}
     checker.valid((*path, "torch"), parse_version, good.get("torch"))
     _cast(checker, path, table, {**good, "ops": parsed["ops"]})
-    for key, problem in keep_problems({**good, "ops": parsed["ops"]}):
+    checker.valid((*path, "chunks"), chunks_of, good.get("chunks"))
+    whole = {**good, "ops": parsed["ops"]}
+    for key, problem in (*keep_problems(whole), *chunk_problems(whole)):
         checker.mistake((*path, *key), problem)
     if len(checker.mistakes) > before:
         return None
     if not enabled:
-        return Removal(good["id"], checker.lines.line(path), own="cast" in good or "keep" in good)
+        return Removal(good["id"], checker.lines.line(path), own=bool({"cast", "keep", "chunks"} & good.keys()))
     return Rule(**parsed, origin=checker.origin(path))
 
 
 def _needs(checker: Checker, path: Path, table: dict[str, Any], enabled: bool) -> None:
-    decision = needed_key(table.get("region", "forward"))
+    decision = needed_key(implied_region(table.get("region", "forward"), table.get("chunks")))
     for key in ("id", decision) if enabled else ("id",):
         if key not in table:
             message = f"this [[rule]] has no {key}; a rule needs id, {decision}, and a condition such as ops"

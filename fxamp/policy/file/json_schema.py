@@ -9,6 +9,7 @@ from typing import Any
 
 from fxamp.policy.file import schema
 from fxamp.policy.model.conditions import DTYPES
+from fxamp.policy.model.chunks import LOSS
 from fxamp.policy.model.keep import KEPT, SMALLEST_BLOCK
 from fxamp.policy.model.match import ARCHITECTURE, CPU_FEATURES
 from fxamp.policy.model.optimizer_precision import ROUNDING, STATE, WEIGHTS
@@ -33,6 +34,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     schema.NUMBER: {"type": "number"},
     schema.COUNT: {"type": "integer", "minimum": 1},
     schema.SIZE: _SIZE_CONDITION,
+    schema.COUNT_OR_WORD: {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]},
 }
 
 _ARGUMENT = {
@@ -95,6 +97,8 @@ _DESCRIPTIONS = {
     "reduces": "How many elements go into one result of a reduction: '>4096'.",
     "region": "Whether the rule is for ops of the forward, the backward, or both, or for what is kept between them.",
     "keep": "How the forward keeps a value for the backward; in place of cast, with region = 'kept'.",
+    "chunks": "How many rows of logits exist at a time, or 'auto'; in place of cast, for losses of linear layers.",
+    "gradients": "Whether the forward or the backward makes a chunk's gradients.",
     "block": "How many elements share a scale in 8 bits.",
     "elements": "How many elements the kept value has: '>=4096'.",
     "read_by": "Ops of which one at least reads the kept value in the forward.",
@@ -119,11 +123,15 @@ def _rule() -> dict[str, Any]:
         "inputs": {"type": "object", "additionalProperties": {"enum": list(INPUT_DTYPES)}},
         "block": {"type": "integer", "minimum": SMALLEST_BLOCK},
     }
-    on_ops = [region for region in RULE_REGIONS if region != KEPT]
+    on_ops = [region for region in RULE_REGIONS if region not in (KEPT, LOSS)]
     whole = {
         "anyOf": [{"required": [key]} for key in schema.CONDITIONS],
-        "if": {"properties": {"region": {"const": KEPT}}, "required": ["region", "keep"]},
-        "else": {"properties": {"region": {"enum": on_ops}}, "required": ["cast"]},
+        "if": {"required": ["chunks"]},
+        "then": {"properties": {"region": {"const": LOSS}}},
+        "else": {
+            "if": {"properties": {"region": {"const": KEPT}}, "required": ["region", "keep"]},
+            "else": {"properties": {"region": {"enum": on_ops}}, "required": ["cast"]},
+        },
     }
     off = {"properties": {"enabled": {"const": False}}, "required": ["enabled"]}
     return _object(schema.RULE_KEYS, special) | {"required": ["id"], "if": off, "else": whole}

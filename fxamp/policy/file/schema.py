@@ -1,6 +1,7 @@
 """The keys of a policy file, the kinds of their values, and the accepted values, as tables."""
 
 from fxamp.policy.model.category import Category
+from fxamp.policy.model.chunks import GRADIENTS
 from fxamp.policy.model.conditions import CHECKS
 from fxamp.policy.model.keep import Keep
 from fxamp.policy.model.recipe import Recipe
@@ -9,6 +10,7 @@ from fxamp.policy.model.settings import ACCEPTED_VALUES
 
 STRING, STRINGS, TABLE, LIST = "a string", "a list of strings", "a table", "a list of tables, each [[rule]]"
 SWITCH, NUMBER, COUNT, SIZE = "true or false", "a number", "a whole number", "a whole number, or a string such as '>64'"
+COUNT_OR_WORD = "a whole number, or a string"
 ANY = "a value, or a table of conditions"
 WORD_OR_TABLE = "a string, or a table of strings"
 
@@ -50,6 +52,8 @@ RULE_KEYS = {
     "region": STRING,
     "keep": STRING,
     "block": COUNT,
+    "chunks": COUNT_OR_WORD,
+    "gradients": STRING,
     "elements": SIZE,
     "read_by": STRINGS,
     "torch": STRING,
@@ -66,6 +70,7 @@ ARG_KEYS = tuple(CHECKS)
 CHOICES = {
     **ACCEPTED_VALUES,
     "cast": tuple(category.value for category in Category),
+    "gradients": GRADIENTS,
     "keep": tuple(keep.value for keep in Keep),
     "recipe": tuple(recipe.value for recipe in Recipe),
     "region": RULE_REGIONS,
@@ -92,4 +97,5 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     NUMBER: (int, float),
     COUNT: int,
     SIZE: (int, str),
+    COUNT_OR_WORD: (int, str),
 }

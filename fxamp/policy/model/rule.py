@@ -7,6 +7,7 @@ from fxamp.errors import nearest
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.comparisons import size_condition
 from fxamp.policy.model.conditions import ArgCondition, Objection, number_objection
+from fxamp.policy.model.chunks import LOSS, Chunks, chunk_problems, chunks_of
 from fxamp.policy.model.keep import BLOCK, EIGHT_BITS, KEPT, Keep, keep_problems
 from fxamp.policy.model.module_globs import covers_class, covers_module, module_glob
 from fxamp.policy.model.op_names import canonical, covers
@@ -14,7 +15,7 @@ from fxamp.policy.model.recipe import Recipe
 from fxamp.policy.model.settings import unknown_value
 from fxamp.policy.model.site import Site
 
-RULE_REGIONS = ("forward", "backward", "both", KEPT)
+RULE_REGIONS = ("forward", "backward", "both", KEPT, LOSS)
 INPUT_DTYPES = ("lower_precision_fp", "fp32", "follow")
 PRODUCTS = ("aten::linear", "aten::mm", "aten::addmm", "aten::matmul")
 """The ops that rules with ``cast = "fp8"`` may name."""
@@ -42,12 +43,16 @@ class Rule:
     ``"aten::sum.dim_IntList"`` another one; globs are fnmatch's; without ``ops`` every op that computes is covered.
     ``modules`` are globs on dotted module paths, ``module_classes`` on class names. ``args`` are conditions by argument
     name, ``reduces`` one on the number of elements that go into one result of a reduction. ``region``: "forward",
-    "backward", "both" or "kept". ``torch`` is a version condition such as ``">=2.12"``. ``inputs`` overrides ``cast``
+    "backward", "both", "kept" or "loss". ``torch`` is a version condition such as ``">=2.12"``. ``inputs`` overrides ``cast``
     for single arguments: "lower_precision_fp", "fp32" or "follow".
 
     A rule of region "kept" has no cast. ``keep`` says how the calls' results are stored for the backward; ``block``
     elements share a scale, 0 without scales. ``elements`` is a condition on the size of the result. At least one of
     the ops in ``read_by`` must read it in the forward.
+
+    A rule of region "loss" has no cast either. ``chunks``: how many rows of logits exist at a time, or "auto";
+    ``gradients``: whether the forward or the backward makes the gradients of a chunk. A rule with ``chunks`` is of that
+    region without saying so; ``elements`` is a condition on the number of logits.
 
     ``recipe`` is how ``cast = "fp8"`` scales, one of :class:`Recipe`. ``advice`` is the hint in a banned op's error.
     ``why`` and ``origin`` explain the rule and do not count in equality.
@@ -73,6 +78,8 @@ class Rule:
     elements: str = ""
     read_by: tuple[str, ...] = ()
     recipe: str = ""
+    chunks: Chunks | None = None
+    gradients: str = ""
 
     def __post_init__(self) -> None:
         args = {name: ArgCondition.of(condition) for name, condition in dict(self.args).items()}
@@ -87,6 +94,8 @@ class Rule:
             "args": tuple(sorted(args.items(), key=lambda item: item[0])),
             "reduces": size_condition(self.reduces) if self.reduces else "",
             "inputs": tuple(sorted(dict(self.inputs).items())),
+            "chunks": None if self.chunks is None else chunks_of(self.chunks),
+            "region": implied_region(self.region, self.chunks),
         }
         for name, value in tidy.items():
             object.__setattr__(self, name, value)
@@ -94,18 +103,20 @@ class Rule:
             raise ValueError(
                 f"rule {self.id!r}: region = {self.region!r} is unknown; accepted: {', '.join(RULE_REGIONS)}"
             )
-        if (self.cast if self.region != KEPT else self.keep) is None:
+        if getattr(self, needed_key(self.region)) is None:
             raise ValueError(f"rule {self.id!r}: region = {self.region!r} goes with {needed_key(self.region)}")
         for _, problem in problems(self.cast, self.region, dict(self.inputs), self.recipe, self.ops):
             raise ValueError(f"rule {self.id!r}: {problem}")
-        for _, problem in keep_problems(self.content()):
+        for _, problem in (*keep_problems(self.content()), *chunk_problems(self.content())):
             raise ValueError(f"rule {self.id!r}: {problem}")
         if self.keep in EIGHT_BITS and not self.block:
             object.__setattr__(self, "block", BLOCK)
 
     @property
     def asks(self) -> str:
-        """What the rule requests: its cast, with its recipe, or its keep."""
+        """What the rule requests: its cast, with its recipe, its keep, or its chunks."""
+        if self.chunks is not None:
+            return f"chunks of {self.chunks}"
         return f"{self.cast} {self.recipe}" if self.recipe else str(self.keep or self.cast)
 
     @property
@@ -153,13 +164,15 @@ class Rule:
             "recipe": str(self.recipe),
             "keep": self.keep and self.keep.value,
             "block": self.block,
+            "chunks": self.chunks,
+            "gradients": self.gradients,
             "ops": list(self.ops),
             "modules": list(self.modules),
             "module_classes": list(self.module_classes),
             "reduces": self.reduces,
             "elements": self.elements,
             "read_by": list(self.read_by),
-            "region": "" if self.region == "forward" else self.region,
+            "region": "" if self.region in ("forward", LOSS) else self.region,
             "torch": self.torch,
             "advice": self.advice,
             "args": {name: ArgCondition.of(condition).content() for name, condition in dict(self.args).items()},
@@ -170,12 +183,17 @@ class Rule:
 
 def holds_in(rule_region: str, region: str) -> bool:
     """Whether a rule of ``rule_region`` holds in ``region``; "both" is the forward and the backward."""
-    return rule_region == region or (rule_region == "both" and region != KEPT)
+    return rule_region == region or (rule_region == "both" and region in ("forward", "backward"))
 
 
 def needed_key(region: str) -> str:
     """The key that a rule of ``region`` must have."""
-    return "keep" if region == KEPT else "cast"
+    return {KEPT: "keep", LOSS: "chunks"}.get(region, "cast")
+
+
+def implied_region(region: str, chunks: object) -> str:
+    """Return the region of a rule: one with ``chunks`` need not name it."""
+    return LOSS if chunks is not None and region == "forward" else region
 
 
 def problems(

@@ -1,0 +1,125 @@
+"""chunk-losses: compute the logits of a loss a chunk of rows at a time, where the policy's rules with ``chunks`` say so.
+
+1. A linear layer whose results only a cross entropy reads, and the loss, become one
+   :mod:`fxamp.kernels.linear_cross_entropy`, which AOTAutograd traces through.
+2. Views and slices of the logits' rows become those of the layer's inputs.
+3. The products keep the dtype that the casts gave the layer; it reads the weight before fxamp's cast, so that the weight's
+   gradient is rounded once.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxamp.graph import INSERTED, GraphWriter, argument, tensor_value
+from fxamp.passes.base import CastContext, Pass, Result, all_graphs
+from fxamp.passes.shared.decision import Decision, decide, decision
+from fxamp.passes.shared.linear_losses import SIZED, LinearLoss, linear_loss
+from fxamp.policy.model.chunks import LOSS
+
+aten = torch.ops.aten
+
+CHUNKED = torch.ops.fxamp.linear_cross_entropy.default
+
+
+@dataclass(frozen=True)
+class ChunkLosses(Pass[CastContext]):
+    """Requires inserted casts; ensures that every loss with a rule for chunks is cut, or cannot be."""
+
+    name = "chunk-losses"
+
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
+        if not context.policy.has_rules_for(LOSS):
+            return Result(0)
+        with context.computing():
+            cut = sum(_cut(graph, context) for graph in all_graphs(gm))
+        return Result(cut, {"chunked": cut})
+
+    def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
+        left = [n.name for graph in all_graphs(gm) for n in graph.graph.nodes if _chunkable(n, context) is not None]
+        return f"losses left whole: {', '.join(left)}" if left else None
+
+
+def _chunkable(node: Node, context: CastContext) -> LinearLoss | None:
+    match = linear_loss(node, context)
+    return match if isinstance(match, LinearLoss) else None
+
+
+def _cut(gm: GraphModule, context: CastContext) -> int:
+    matches = [match for node in gm.graph.nodes if (match := _chunkable(node, context)) is not None]
+    for match in matches:
+        _replace(match, GraphWriter(gm.graph, context.mode))
+    if matches:
+        gm.recompile()
+    return len(matches)
+
+
+def _replace(match: LinearLoss, writer: GraphWriter) -> None:
+    loss, linear = match.loss, match.linear
+    before, dtype = tensor_value(loss), tensor_value(linear)
+    assert before is not None and dtype is not None
+    why = f"for {loss.name}: a chunk of its logits at a time"
+    with loss.graph.inserting_before(loss):
+        rows = _rows(match, writer, why)
+        target = argument(loss, "target")
+        if match.classes_second:
+            target = writer.call(aten.reshape.default, target, [-1], near=loss, why=why)
+        form = [argument(loss, name) for name in ("weight", "reduction", "ignore_index", "label_smoothing")]
+        weight, bias = (_before_cast(argument(linear, name)) for name in ("weight", "bias"))
+        result = writer.call(
+            CHUNKED, rows, weight, bias, target, *form, dtype.dtype, match.chunks, match.rule.gradients or "forward",
+            near=loss, why=why, name="linear_cross_entropy",
+        )  # fmt: skip
+        decide(result, _decision(match))
+        if tensor_value(result).shape != before.shape:  # type: ignore[union-attr]
+            result = writer.call(aten.reshape.default, result, list(before.shape), near=loss, why=why)
+        if before.dtype is not torch.float32:
+            result = writer.call(aten.to.dtype, result, before.dtype, near=loss, why=why)
+    loss.replace_all_uses_with(result)
+    _erase(loss, linear)
+
+
+def _decision(match: LinearLoss) -> Decision:
+    made = decision(match.loss) or Decision(None, None, "")
+    return replace(made, rule=match.rule, reason=f"{match.chunks} chunks; {match.rule.why}", overruled="", lost=())
+
+
+def _rows(match: LinearLoss, writer: GraphWriter, why: str) -> Node:
+    """Write the layer's inputs as ``[N, K]``, in the order of the loss's rows."""
+    rows: Node = argument(match.linear, "input")
+    hidden = tensor_value(rows)
+    assert hidden is not None
+    for op in match.row_ops:
+        args: list[Any] = list(op.args)
+        args[0] = rows
+        if op.target in SIZED:
+            args[1] = [*args[1][:-1], hidden.shape[-1]]
+        rows = writer.call(op.target, *args, near=match.loss, why=why, **op.kwargs)  # type: ignore[arg-type]
+    value = tensor_value(rows)
+    if value is not None and value.dim() != 2:
+        rows = writer.call(aten.reshape.default, rows, [-1, hidden.shape[-1]], near=match.loss, why=why)
+    return rows
+
+
+def _before_cast(operand: Any) -> Any:
+    """Return the input of fxamp's cast from float32."""
+    if not isinstance(operand, Node) or INSERTED not in operand.meta or operand.target is not aten.to.dtype:
+        return operand
+    value = tensor_value(operand.args[0])
+    return operand.args[0] if value is not None and value.dtype is torch.float32 else operand
+
+
+def _erase(loss: Node, linear: Node) -> None:
+    """Erase the loss, the layer, what stands between them, and the casts that only they read."""
+    operands = linear.all_input_nodes
+    node: Any = loss
+    while node is not linear:
+        source = node.args[0]
+        loss.graph.erase_node(node)
+        node = source
+    loss.graph.erase_node(linear)
+    for operand in operands:
+        if INSERTED in operand.meta and not operand.users:
+            loss.graph.erase_node(operand)
