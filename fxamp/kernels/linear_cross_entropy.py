@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.flop_counter import register_flop_formula
 
-from fxamp.torch_private import untraced
+from fxamp.torch_private import kept_exactly, untraced
 
 NONE, MEAN, SUM = range(3)
 """The reductions, as ATen numbers them (``at::Reduction``)."""
@@ -119,17 +120,19 @@ class _Losses(torch.autograd.Function):
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (input, weight, bias)]
         head = _Head.of(weight, bias, class_weight, form)
         early = form.gradients is Gradients.IN_FORWARD and any(ctx.needs_input_grad[:3])
-        sums = _Sums(head, ctx.needs_input_grad) if early else None
         losses = []
-        for rows, classes in _chunks(input, target, form):
-            chunk = _Chunk.of(head, rows, classes)
-            losses.append(chunk.losses())
-            if sums is not None:
-                sums.add(chunk, None)
+        with kept_exactly():
+            sums = _Sums(head, ctx.needs_input_grad) if early else None
+            for rows, classes in _chunks(input, target, form):
+                chunk = _Chunk.of(head, rows, classes)
+                losses.append(chunk.losses())
+                if sums is not None:
+                    sums.add(chunk, None)
+            gradients = [] if sums is None else sums.gradients()
         if sums is None:
             ctx.save_for_backward(input, weight, bias, target, class_weight)
         else:
-            ctx.save_for_backward(*sums.gradients())
+            ctx.save_for_backward(*gradients)
         if form.reduction == NONE:
             return torch.cat(losses)
         return torch.stack([chunk_losses.sum() for chunk_losses in losses]).sum()
@@ -195,21 +198,10 @@ class _Chunk:
         return _Chunk(head, rows, logits, torch.logsumexp(logits, -1, keepdim=True), target)
 
     def losses(self) -> Tensor:
-        """``[n]``: minus the logarithm of each row's probability of its target, by the formulas of ``cross_entropy``."""
-        form, weight = self.head.form, self.head.class_weight
-        if self.target.is_floating_point():
-            shares = self._shares()
-            return ((self.log_sums - self.logits) * shares).sum(-1)
-        index, counts = self._index()
-        of_target = (self.log_sums - self.logits.gather(1, index)).squeeze(1)
-        if weight is not None:
-            of_target = of_target * weight[index.squeeze(1)]
-        if form.label_smoothing:
-            differences = self.log_sums - self.logits
-            of_all = (differences if weight is None else differences * weight).sum(-1)
-            share = form.label_smoothing / self.logits.shape[1]
-            of_target = of_target * (1 - form.label_smoothing) + of_all * share
-        return torch.where(counts, of_target, 0.0)
+        """``[n]``: by the formulas of ``cross_entropy``, as sums over the logits: one kernel makes these and log-sums."""
+        shares = self._shares()
+        chosen = torch.where(shares != 0, self.logits * shares, 0.0).sum(-1)
+        return self.log_sums.squeeze(1) * shares.sum(-1) - chosen
 
     def gradients(self) -> Tensor:
         """``[n, C]``: the gradient of the sum of :meth:`losses` for each logit, in float32."""
@@ -245,18 +237,18 @@ class _Sums:
         self._head = head
         self._wanted = wanted
         self._rows: list[Tensor] = []
-        self._weight: Tensor | None = None
+        self._weight = torch.zeros_like(head.weight, dtype=torch.float32) if wanted[1] else None
         self._bias: Tensor | None = None
 
     def add(self, chunk: _Chunk, scale: Tensor | None) -> None:
         """Add those of one chunk, each row's multiplied by ``scale``, ``[n]``."""
         exact = chunk.gradients()
         gradients = (exact if scale is None else exact * scale.unsqueeze(1)).to(self._head.form.dtype)
-        of_input, of_weight, of_bias = self._wanted[:3]
+        of_input, _, of_bias = self._wanted[:3]
         if of_input:
             self._rows.append(gradients @ self._head.weight)
-        if of_weight:
-            self._weight = _add_product(self._weight, gradients.t(), chunk.rows)
+        if self._weight is not None:
+            add_product(self._weight, gradients.t(), chunk.rows)
         if of_bias:
             total = gradients.float().sum(0)
             self._bias = total if self._bias is None else self._bias + total
@@ -266,11 +258,28 @@ class _Sums:
         return [torch.cat(self._rows) if self._rows else None, self._weight, self._bias]
 
 
-def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-    """``total + left @ right`` in float32, which no partial sum leaves."""
-    if left.device.type == "cuda" and left.dtype is not torch.float32:
-        if total is None:
-            return torch.mm(left, right, out_dtype=torch.float32)
-        return torch.addmm(total, left, right, out_dtype=torch.float32)
-    product = left.float() @ right.float()
-    return product if total is None else total + product
+@torch.library.custom_op("fxamp::add_product", mutates_args=("total",))
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add ``left @ right`` to ``total`` in place, in float32, which no partial sum leaves.
+
+    Inductor has no lowering for ``addmm`` with a wider result, and would keep all products to sum them in one kernel.
+
+    Args:
+        total: float32 ``[N, K]``.
+        left: ``[N, M]``, float16, bfloat16 or float32.
+        right: ``[M, K]`` in the dtype of ``left``.
+    """
+    if total.is_cuda and left.dtype is not torch.float32:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total.addmm_(left.float(), right.float())
+
+
+@add_product.register_fake
+def _(total: Tensor, left: Tensor, right: Tensor) -> None:
+    return None
+
+
+@register_flop_formula(torch.ops.fxamp.add_product)  # type: ignore[no-untyped-call]
+def _flops(total: Any, left: Any, right: Any, *_: Any, **__: Any) -> int:
+    return 2 * int(left[0]) * int(left[1]) * int(right[1])

@@ -6,6 +6,7 @@ Semi-public modules (``torch.utils._pytree``, ``torch._ops``, FakeTensorMode) ar
 """
 
 from fxamp.torch_private.aot import (
+    KEPT_EXACTLY,
     compiled_by_aot,
     compiling_again,
     computed_again,
@@ -14,6 +15,7 @@ from fxamp.torch_private.aot import (
     graph_metadata,
     keep_if_retained,
     keep_saved_tensors,
+    kept_exactly,
     running_metadata,
     subclass_metadata,
 )
@@ -54,6 +56,7 @@ from fxamp.torch_private.tracing import compile_lock, compiling_flag, make_fx, r
 from fxamp.torch_private.wrappers import running_wrapper
 
 __all__ = [
+    "KEPT_EXACTLY",
     "Node",
     "adopt_sources",
     "autocast_dtype_of",
@@ -84,6 +87,7 @@ __all__ = [
     "keep_if_retained",
     "keep_saved_tensors",
     "keeps_graph",
+    "kept_exactly",
     "load_graph",
     "make_fx",
     "note_step",

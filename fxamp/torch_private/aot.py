@@ -120,8 +120,25 @@ def computed_again() -> Iterator[None]:
 
     Marks that a checkpoint has set do not change. If torch changes the marks, the backward may keep the results.
     """
+    with _marked({"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}):
+        yield
+
+
+#: Key of ``node.meta``: rules on kept values leave the node's result as it is.
+KEPT_EXACTLY = "fxamp_kept_exactly"
+
+
+def kept_exactly() -> AbstractContextManager[None]:
+    """Mark ops that AOTAutograd traces inside: what the backward needs of their results is kept as it is.
+
+    If torch changes how marks are copied, a policy's rules may round gradients that a forward makes.
+    """
+    return _marked({KEPT_EXACTLY: True})
+
+
+@contextmanager
+def _marked(marks: dict[str, Any]) -> Iterator[None]:
     meta: dict[str, Any] = fx_traceback.get_current_meta()
-    marks = {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
     if not fx_traceback.has_preserved_node_meta() or meta.keys() & marks.keys():
         yield
         return

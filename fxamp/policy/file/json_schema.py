@@ -8,8 +8,8 @@ import json
 from typing import Any
 
 from fxamp.policy.file import schema
-from fxamp.policy.model.conditions import DTYPES
 from fxamp.policy.model.chunks import LOSS
+from fxamp.policy.model.conditions import DTYPES
 from fxamp.policy.model.keep import KEPT, SMALLEST_BLOCK
 from fxamp.policy.model.match import ARCHITECTURE, CPU_FEATURES
 from fxamp.policy.model.optimizer_precision import ROUNDING, STATE, WEIGHTS

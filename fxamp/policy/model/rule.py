@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from fxamp.errors import nearest
 from fxamp.policy.model.category import Category
+from fxamp.policy.model.chunks import LOSS, Chunks, chunk_problems, chunks_of
 from fxamp.policy.model.comparisons import size_condition
 from fxamp.policy.model.conditions import ArgCondition, Objection, number_objection
-from fxamp.policy.model.chunks import LOSS, Chunks, chunk_problems, chunks_of
 from fxamp.policy.model.keep import BLOCK, EIGHT_BITS, KEPT, Keep, keep_problems
 from fxamp.policy.model.module_globs import covers_class, covers_module, module_glob
 from fxamp.policy.model.op_names import canonical, covers
