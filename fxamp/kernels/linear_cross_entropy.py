@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.flop_counter import register_flop_formula
 
-from fxamp.torch_private import kept_exactly, untraced
+from fxamp.torch_private import computed_again, kept_exactly, untraced
 
 NONE, MEAN, SUM = range(3)
 """The reductions, as ATen numbers them (``at::Reduction``)."""
@@ -121,7 +121,7 @@ class _Losses(torch.autograd.Function):
         head = _Head.of(weight, bias, class_weight, form)
         early = form.gradients is Gradients.IN_FORWARD and any(ctx.needs_input_grad[:3])
         losses = []
-        with kept_exactly():
+        with kept_exactly() if early else computed_again():
             sums = _Sums(head, ctx.needs_input_grad) if early else None
             for rows, classes in _chunks(input, target, form):
                 chunk = _Chunk.of(head, rows, classes)
@@ -237,18 +237,18 @@ class _Sums:
         self._head = head
         self._wanted = wanted
         self._rows: list[Tensor] = []
-        self._weight = torch.zeros_like(head.weight, dtype=torch.float32) if wanted[1] else None
+        self._weight: Tensor | None = None
         self._bias: Tensor | None = None
 
     def add(self, chunk: _Chunk, scale: Tensor | None) -> None:
         """Add those of one chunk, each row's multiplied by ``scale``, ``[n]``."""
         exact = chunk.gradients()
         gradients = (exact if scale is None else exact * scale.unsqueeze(1)).to(self._head.form.dtype)
-        of_input, _, of_bias = self._wanted[:3]
+        of_input, of_weight, of_bias = self._wanted[:3]
         if of_input:
             self._rows.append(gradients @ self._head.weight)
-        if self._weight is not None:
-            add_product(self._weight, gradients.t(), chunk.rows)
+        if of_weight:
+            self._weight = add_product(gradients.t(), chunk.rows, self._weight)
         if of_bias:
             total = gradients.float().sum(0)
             self._bias = total if self._bias is None else self._bias + total
@@ -258,28 +258,30 @@ class _Sums:
         return [torch.cat(self._rows) if self._rows else None, self._weight, self._bias]
 
 
-@torch.library.custom_op("fxamp::add_product", mutates_args=("total",))
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add ``left @ right`` to ``total`` in place, in float32, which no partial sum leaves.
+@torch.library.custom_op("fxamp::add_product", mutates_args=())
+def add_product(left: Tensor, right: Tensor, total: Tensor | None) -> Tensor:
+    """Return ``left @ right``, added to ``total`` if there is one, in float32, which no partial sum leaves.
 
     Inductor has no lowering for ``addmm`` with a wider result, and would keep all products to sum them in one kernel.
 
     Args:
-        total: float32 ``[N, K]``.
         left: ``[N, M]``, float16, bfloat16 or float32.
         right: ``[M, K]`` in the dtype of ``left``.
+        total: float32 ``[N, K]``, or None.
     """
-    if total.is_cuda and left.dtype is not torch.float32:
-        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
-    else:
-        total.addmm_(left.float(), right.float())
+    if not left.is_cuda or left.dtype is torch.float32:
+        left, right = left.float(), right.float()
+        return left @ right if total is None else torch.addmm(total, left, right)
+    if total is None:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return torch.addmm(total, left, right, out_dtype=torch.float32)
 
 
 @add_product.register_fake
-def _(total: Tensor, left: Tensor, right: Tensor) -> None:
-    return None
+def _(left: Tensor, right: Tensor, total: Tensor | None) -> Tensor:
+    return left.new_empty(left.shape[0], right.shape[1], dtype=torch.float32)
 
 
 @register_flop_formula(torch.ops.fxamp.add_product)  # type: ignore[no-untyped-call]
-def _flops(total: Any, left: Any, right: Any, *_: Any, **__: Any) -> int:
+def _flops(left: Any, right: Any, *_: Any, **__: Any) -> int:
     return 2 * int(left[0]) * int(left[1]) * int(right[1])

@@ -6,13 +6,13 @@ Semi-public modules (``torch.utils._pytree``, ``torch._ops``, FakeTensorMode) ar
 """
 
 from fxamp.torch_private.aot import (
-    KEPT_EXACTLY,
     compiled_by_aot,
     compiling_again,
     computed_again,
     current_metadata,
     donated_inputs,
     graph_metadata,
+    is_kept_exactly,
     keep_if_retained,
     keep_saved_tensors,
     kept_exactly,
@@ -56,7 +56,6 @@ from fxamp.torch_private.tracing import compile_lock, compiling_flag, make_fx, r
 from fxamp.torch_private.wrappers import running_wrapper
 
 __all__ = [
-    "KEPT_EXACTLY",
     "Node",
     "adopt_sources",
     "autocast_dtype_of",
@@ -83,6 +82,7 @@ __all__ = [
     "hint",
     "is_cacheable",
     "is_dynamic",
+    "is_kept_exactly",
     "is_leaf",
     "keep_if_retained",
     "keep_saved_tensors",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
 from torch.fx import traceback as fx_traceback
 from torch.utils.checkpoint import CheckpointPolicy
@@ -120,24 +121,7 @@ def computed_again() -> Iterator[None]:
 
     Marks that a checkpoint has set do not change. If torch changes the marks, the backward may keep the results.
     """
-    with _marked({"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}):
-        yield
-
-
-#: Key of ``node.meta``: rules on kept values leave the node's result as it is.
-KEPT_EXACTLY = "fxamp_kept_exactly"
-
-
-def kept_exactly() -> AbstractContextManager[None]:
-    """Mark ops that AOTAutograd traces inside: what the backward needs of their results is kept as it is.
-
-    If torch changes how marks are copied, a policy's rules may round gradients that a forward makes.
-    """
-    return _marked({KEPT_EXACTLY: True})
-
-
-@contextmanager
-def _marked(marks: dict[str, Any]) -> Iterator[None]:
+    marks = {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
     meta: dict[str, Any] = fx_traceback.get_current_meta()
     if not fx_traceback.has_preserved_node_meta() or meta.keys() & marks.keys():
         yield
@@ -148,3 +132,19 @@ def _marked(marks: dict[str, Any]) -> Iterator[None]:
     finally:
         for key in marks:
             meta.pop(key, None)
+
+
+_EXACTLY = "fxamp_kept_exactly"
+
+
+def kept_exactly() -> AbstractContextManager[None]:
+    """Mark ops that AOTAutograd traces inside: what the backward needs of their results is kept as it is.
+
+    If torch no longer copies annotations to traced nodes, a policy's rules round gradients that a forward makes.
+    """
+    return fx_traceback.annotate({_EXACTLY: True})
+
+
+def is_kept_exactly(node: torch.fx.Node) -> bool:
+    """Whether :func:`kept_exactly` marks the node."""
+    return _EXACTLY in node.meta.get("custom", {})

@@ -22,7 +22,7 @@ from fxamp.passes.shared.sites import facts_of, site_of
 from fxamp.passes.shared.widening import CASTS
 from fxamp.policy import Rule
 from fxamp.policy.model.keep import KEPT, RESULT
-from fxamp.torch_private import KEPT_EXACTLY, hint
+from fxamp.torch_private import hint, is_kept_exactly
 
 #: Views whose schemas have no alias annotations.
 _HIDDEN_VIEWS = frozenset({torch.ops.aten._unsafe_view.default, torch.ops.aten.unsafe_split.Tensor})
@@ -123,7 +123,7 @@ def judge(memory: Memory, context: CastContext) -> Verdict:
     made = maker(memory.owner)
     if not isinstance(made.target, OpOverload):
         return Verdict(None, f"{op_name(made)} made it, of which no rule can tell")
-    if KEPT_EXACTLY in made.meta:
+    if is_kept_exactly(made):
         return Verdict(None, "it is a gradient that the forward makes")
     value = tensor_value(memory.owner)
     elements = None if value is None else hint(value.numel())
