@@ -7,7 +7,8 @@
     torch.ops.fxamp.check_unscale_norm(gradients, inv_scale, dtype)
     torch.ops.fxamp.check(gradients)
 
-There is also ``torch.ops.fxamp.scaled_linear``, a linear layer in 8-bit floats, made only of ATen ops.
+There are also ``torch.ops.fxamp.scaled_linear``, a linear layer in 8-bit floats, and
+``torch.ops.fxamp.linear_cross_entropy``, a loss in chunks of rows, made of ops that AOTAutograd traces.
 
 On a CUDA device this is a generated Triton kernel; elsewhere, or without Triton, it is the reference in ATen ops. One
 launch handles any number of gradients of one dtype pair, and reads each gradient once. Bytes of memory traffic per
@@ -52,6 +53,7 @@ __all__ = [
     "check_unscale_",
     "check_unscale_norm",
     "forced",
+    "linear_cross_entropy",
     "scaled_linear",
     "update_scale_",
 ]

@@ -1,20 +1,23 @@
 """The cross entropy of a linear layer's results, a chunk of rows at a time: ``torch.ops.fxamp.linear_cross_entropy``.
 
-It is differentiable, and made of ATen ops that AOTAutograd traces. No tensor of rows x classes ever exists: the logits of
-one chunk are gone before those of the next are computed, in the forward and in the backward. torch's chunked
+It is differentiable, and made of ops that AOTAutograd traces. No tensor of rows x classes ever exists: the logits of
+one chunk are gone before those of the next are computed, in the forward and in the backward. torch's own chunked
 ``functional.linear_cross_entropy`` cannot be compiled, and makes its gradients unscaled.
 
 1. Products run in the dtype that the policy gives them; log-sum-exp, losses and their sum in float32.
 2. The gradient of a weight accumulates in float32 over the chunks and is rounded once.
-3. ``Gradients.IN_FORWARD``: the forward makes the gradients of the sum of all losses, whose size does not depend on the
-   batch, and the backward multiplies them by the gradient of the loss in float32. So float16 needs no loss scale in the
-   forward. It costs no product more, and keeps one gradient for each operand.
+3. ``Gradients.IN_FORWARD``: the forward makes the gradients of the sum of all losses, which do not shrink as the batch
+   grows, and the backward multiplies them by the gradient of the loss in float32. So float16 needs no loss scale in the
+   forward. There are no more products than without chunks, and a gradient is kept for each operand.
 4. ``Gradients.IN_BACKWARD``: the backward computes the logits of each chunk again. It costs one product more and keeps
    only the operands. ``reduction="none"`` needs it: each row has a gradient of its own.
+5. A chunk reads what the chunk before makes last, so that a compiler cannot mix them and keep the logits of both.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -47,7 +50,7 @@ class _Form:
     """The form of the loss, as ``functional.cross_entropy`` names it, and how it is cut."""
 
     reduction: int
-    ignore_index: int | torch.SymInt
+    ignore_index: int
     label_smoothing: float
     dtype: torch.dtype
     chunks: int
@@ -97,10 +100,10 @@ def _count(target: Tensor, class_weight: Tensor | None, form: _Form) -> Tensor |
     """What the mean divides by: the rows; of those that count, their weights."""
     if target.is_floating_point():
         return target.shape[0]
-    counts = target != form.ignore_index
+    counts = target.ne(form.ignore_index)
     if class_weight is None:
         return counts.sum()
-    return torch.where(counts, class_weight.float()[torch.where(counts, target, 0)], 0.0).sum()
+    return class_weight.float()[target.where(counts, 0)].where(counts, 0.0).sum()
 
 
 class _Losses(torch.autograd.Function):
@@ -123,25 +126,26 @@ class _Losses(torch.autograd.Function):
         losses = []
         with kept_exactly() if early else computed_again():
             sums = _Sums(head, ctx.needs_input_grad) if early else None
+            earlier = None
             for rows, classes in _chunks(input, target, form):
-                chunk = _Chunk.of(head, rows, classes)
+                chunk = _Chunk.of(head, rows, classes, earlier)
                 losses.append(chunk.losses())
-                if sums is not None:
-                    sums.add(chunk, None)
-            gradients = [] if sums is None else sums.gradients()
-        if sums is None:
-            ctx.save_for_backward(input, weight, bias, target, class_weight)
-        else:
-            ctx.save_for_backward(*gradients)
+                earlier = losses[-1] if sums is None else sums.add(chunk, None)
+            saved = [input, weight, bias, target, class_weight] if sums is None else sums.gradients()
+        ctx.save_for_backward(*saved)
         if form.reduction == NONE:
             return torch.cat(losses)
         return torch.stack([chunk_losses.sum() for chunk_losses in losses]).sum()
 
     @staticmethod
     @untraced
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         form: _Form = ctx.form
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "a loss that a policy's rule cuts into chunks has no second derivative (create_graph=True); accepted: "
+                "a policy without chunks for this loss"
+            )
         if form.gradients is Gradients.IN_FORWARD:
             results = [None if t is None else t.float() * gradient for t in ctx.saved_tensors]
         else:
@@ -149,21 +153,22 @@ class _Losses(torch.autograd.Function):
             head = _Head.of(weight, bias, class_weight, form)
             sums = _Sums(head, ctx.needs_input_grad)
             of_rows = gradient.expand(input.shape[0])
+            earlier = None
             for (rows, classes), scale in zip(_chunks(input, target, form), _cut(of_rows, form.chunks), strict=True):
-                sums.add(_Chunk.of(head, rows, classes), scale)
+                earlier = sums.add(_Chunk.of(head, rows, classes, earlier), scale)
             results = sums.gradients()
-        given = [None if r is None else r.to(dtype) for r, dtype in zip(results, ctx.dtypes, strict=True)]
-        return *given, None, None, None
+        gradients = [None if r is None else r.to(dtype) for r, dtype in zip(results, ctx.dtypes, strict=True)]
+        return *gradients, None, None, None
 
 
 def _cut(rows: Tensor, chunks: int) -> list[Tensor]:
     count = rows.shape[0]
     ends = [count * i // chunks for i in range(chunks + 1)]
-    return [rows[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return [rows[start:end] for start, end in pairwise(ends)]
 
 
-def _chunks(input: Tensor, target: Tensor, form: _Form) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(_cut(input, form.chunks), _cut(target, form.chunks), strict=True))
+def _chunks(input: Tensor, target: Tensor, form: _Form) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(_cut(input, form.chunks), _cut(target, form.chunks), strict=True)
 
 
 @dataclass(frozen=True)
@@ -183,7 +188,7 @@ class _Head:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """The rows of one chunk ``[n, K]`` in the products' dtype, their logits ``[n, C]`` in float32, and ``[n, 1]`` sums."""
+    """Rows ``[n, K]`` in the products' dtype, their logits ``[n, C]`` in float32, and the log-sums of these."""
 
     head: _Head
     rows: Tensor
@@ -192,13 +197,15 @@ class _Chunk:
     target: Tensor
 
     @staticmethod
-    def of(head: _Head, rows: Tensor, target: Tensor) -> "_Chunk":
+    def of(head: _Head, rows: Tensor, target: Tensor, earlier: Tensor | None) -> "_Chunk":
+        """``earlier``: what the chunk before makes last; None for the first."""
         rows = rows.to(head.form.dtype)
+        rows = rows if earlier is None else copy_after(rows, earlier)
         logits = functional.linear(rows, head.weight, head.bias).float()
         return _Chunk(head, rows, logits, torch.logsumexp(logits, -1, keepdim=True), target)
 
     def losses(self) -> Tensor:
-        """``[n]``: by the formulas of ``cross_entropy``, as sums over the logits: one kernel makes these and log-sums."""
+        """``[n]``: as ``cross_entropy`` has them, by sums over the logits, which one kernel makes with the log-sums."""
         shares = self._shares()
         chosen = torch.where(shares != 0, self.logits * shares, 0.0).sum(-1)
         return self.log_sums.squeeze(1) * shares.sum(-1) - chosen
@@ -208,10 +215,6 @@ class _Chunk:
         shares = self._shares()
         return torch.exp(self.logits - self.log_sums) * shares.sum(-1, keepdim=True) - shares
 
-    def _index(self) -> tuple[Tensor, Tensor]:
-        counts = self.target != self.head.form.ignore_index
-        return torch.where(counts, self.target, 0).unsqueeze(1), counts
-
     def _shares(self) -> Tensor:
         """``[n, C]``: by how much each class counts in a row's loss."""
         form, weight = self.head.form, self.head.class_weight
@@ -219,56 +222,61 @@ class _Chunk:
         if self.target.is_floating_point():
             shares = self.target.float()
         else:
-            index, counts = self._index()
-            hit = torch.arange(classes, device=index.device) == index
-            shares = torch.where(hit & counts.unsqueeze(1), 1.0, 0.0)
+            counts = self.target.ne(form.ignore_index).unsqueeze(1)
+            every = torch.arange(classes, device=self.target.device)
+            index = every.gather(0, self.target.where(counts.squeeze(1), 0))  # raises for what is no class
+            shares = torch.where(every.eq(index.unsqueeze(1)) & counts, 1.0, 0.0)
         if form.label_smoothing:
             uniform = form.label_smoothing / classes
             shares = shares * (1 - form.label_smoothing) + uniform
             if not self.target.is_floating_point():
-                shares = torch.where(counts.unsqueeze(1), shares, 0.0)
+                shares = shares.where(counts, 0.0)
         return shares if weight is None else shares * weight
 
 
 class _Sums:
-    """The gradients of a head's operands while the chunks go by; ``wanted`` says which are needed."""
+    """The gradients of a head's operands while the chunks go by; ``needed``: which of the op's arguments need one."""
 
-    def __init__(self, head: _Head, wanted: tuple[bool, ...]) -> None:
+    def __init__(self, head: _Head, needed: tuple[bool, ...]) -> None:
         self._head = head
-        self._wanted = wanted
+        self._needed = needed
         self._rows: list[Tensor] = []
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
 
-    def add(self, chunk: _Chunk, scale: Tensor | None) -> None:
-        """Add those of one chunk, each row's multiplied by ``scale``, ``[n]``."""
+    def add(self, chunk: _Chunk, scale: Tensor | None) -> Tensor:
+        """Add those of one chunk, each row's multiplied by ``scale``, ``[n]``. Return what is made last."""
         exact = chunk.gradients()
         gradients = (exact if scale is None else exact * scale.unsqueeze(1)).to(self._head.form.dtype)
-        of_input, of_weight, of_bias = self._wanted[:3]
+        of_input, of_weight, of_bias = self._needed[:3]
         if of_input:
             self._rows.append(gradients @ self._head.weight)
         if of_weight:
-            self._weight = add_product(gradients.t(), chunk.rows, self._weight)
+            self._weight = add_product(gradients, chunk.rows, self._weight)
         if of_bias:
             total = gradients.float().sum(0)
             self._bias = total if self._bias is None else self._bias + total
+        last = self._weight if of_weight else self._rows[-1] if of_input else self._bias
+        assert last is not None, "nothing needs a gradient"
+        return last
 
     def gradients(self) -> list[Tensor | None]:
         """Those of the input in the products' dtype, of weight and bias in float32; None where none is needed."""
         return [torch.cat(self._rows) if self._rows else None, self._weight, self._bias]
 
 
-@torch.library.custom_op("fxamp::add_product", mutates_args=())
+@torch.library.custom_op("fxamp::add_product", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def add_product(left: Tensor, right: Tensor, total: Tensor | None) -> Tensor:
-    """Return ``left @ right``, added to ``total`` if there is one, in float32, which no partial sum leaves.
+    """Return ``left.T @ right``, added to ``total`` if there is one, in float32, which no partial sum leaves.
 
     Inductor has no lowering for ``addmm`` with a wider result, and would keep all products to sum them in one kernel.
 
     Args:
-        left: ``[N, M]``, float16, bfloat16 or float32.
+        left: ``[M, N]``, float16, bfloat16 or float32.
         right: ``[M, K]`` in the dtype of ``left``.
         total: float32 ``[N, K]``, or None.
     """
+    left = left.t()
     if not left.is_cuda or left.dtype is torch.float32:
         left, right = left.float(), right.float()
         return left @ right if total is None else torch.addmm(total, left, right)
@@ -279,9 +287,20 @@ def add_product(left: Tensor, right: Tensor, total: Tensor | None) -> Tensor:
 
 @add_product.register_fake
 def _(left: Tensor, right: Tensor, total: Tensor | None) -> Tensor:
-    return left.new_empty(left.shape[0], right.shape[1], dtype=torch.float32)
+    return left.new_empty(left.shape[1], right.shape[1], dtype=torch.float32)
 
 
-@register_flop_formula(torch.ops.fxamp.add_product)  # type: ignore[no-untyped-call]
+@register_flop_formula(torch.ops.fxamp.add_product)
 def _flops(left: Any, right: Any, *_: Any, **__: Any) -> int:
     return 2 * int(left[0]) * int(left[1]) * int(right[1])
+
+
+@torch.library.custom_op("fxamp::copy_after", mutates_args=(), tags=(torch.Tag.flexible_layout,))
+def copy_after(values: Tensor, earlier: Tensor) -> Tensor:
+    """Return a copy of ``values``, made when ``earlier`` exists: a compiler cannot begin what reads it before."""
+    return values.clone(memory_format=torch.contiguous_format)
+
+
+@copy_after.register_fake
+def _(values: Tensor, earlier: Tensor) -> Tensor:
+    return torch.empty_like(values, memory_format=torch.contiguous_format)

@@ -118,7 +118,7 @@ def rule_on(node: Node, context: CastContext) -> Ruling:
 
 
 def _inner_ruling(policy: Policy, ruling: Ruling) -> Ruling:
-    """Return the ruling for a cross entropy that stays whole, by its parts: float32 if one of them has a rule for it."""
+    """Return the ruling for a cross entropy that stays whole: float32 if one of its parts has a rule for it."""
     rules = (policy.rule_for(part) for part in ("aten::log_softmax.int", "aten::nll_loss_nd"))
     exact = [rule for rule in rules if rule is not None and rule.cast is Category.FP32]
     return replace(ruling, rule=exact[0]) if exact else ruling

@@ -1,10 +1,10 @@
-"""chunk-losses: compute the logits of a loss a chunk of rows at a time, where the policy's rules with ``chunks`` say so.
+"""chunk-losses: compute the logits of a loss a chunk of rows at a time, where a rule with ``chunks`` says so.
 
 1. A linear layer whose results only a cross entropy reads, and the loss, become one
    :mod:`fxamp.kernels.linear_cross_entropy`, which AOTAutograd traces through.
 2. Views and slices of the logits' rows become those of the layer's inputs.
-3. The products keep the dtype that the casts gave the layer; it reads the weight before fxamp's cast, so that the weight's
-   gradient is rounded once.
+3. The products keep the dtype that the casts gave the layer; it reads the weight before fxamp's cast, so that the
+   weight's gradient is rounded once.
 """
 
 from dataclasses import dataclass, replace

@@ -6,6 +6,7 @@ inside has a rule. Every other composite stays whole, for readability and for co
 in its own decomposition, and a loss that chunk-losses cuts.
 """
 
+import logging
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.graph import (
+    describe_source,
     fake_tensors,
     inherit_provenance,
     is_answered,
@@ -35,6 +37,8 @@ from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.autocast_regions import AutocastRegion, outermost, walk
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
 from fxamp.passes.shared.sites import site_of
+
+log = logging.getLogger(__name__)
 
 #: The kernel that eager mode runs. ``OpOverload.decompose`` would prefer a Python decomposition if one is registered.
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -74,8 +78,11 @@ class _Expander:
             gm.recompile()
 
     def _node(self, gm: GraphModule, node: Node, region: AutocastRegion) -> bool:
-        if isinstance(linear_loss(node, self._context), LinearLoss):
+        loss = linear_loss(node, self._context)
+        if isinstance(loss, LinearLoss):
             return False
+        if isinstance(loss, str):
+            log.warning("%s at %s is not cut into chunks: %s", node.name, describe_source(node), loss)
         inner = self._decomposed(node, region) if self._hides_rule(node, region, node) else None
         if inner is None:
             return False

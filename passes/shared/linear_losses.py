@@ -3,7 +3,7 @@
 Between the two may stand what neither mixes classes nor computes: views and slices of rows, copies and conversions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,13 +45,14 @@ class LinearLoss:
 
 
 def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
-    """Return the loss that a rule cuts into chunks; why it stays whole, as text; None if no rule is for it."""
+    """Return the loss that a rule cuts; why it stays whole, as text; None without a rule, or if one chunk is all."""
     if node.target is not aten.cross_entropy_loss.default or not context.policy.has_rules_for(LOSS):
         return None
-    rule = context.policy.ruling(site_of(node, LOSS)).rule
+    logits = tensor_value(node.args[0])
+    elements = None if logits is None else hint(logits.numel())
+    rule = context.policy.ruling(replace(site_of(node, LOSS), elements=elements)).rule
     if rule is None:
         return None
-    logits = tensor_value(node.args[0])
     if logits is None or is_wrapper(logits) or logits.dim() < 2:
         return "its logits are no plain matrix"
     path = _path(node, logits)
@@ -64,7 +65,7 @@ def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
     chunks = _chunks(rule, linear, logits)
     if isinstance(chunks, str):
         return chunks
-    return LinearLoss(node, linear, row_ops, classes_second, rule, chunks)
+    return LinearLoss(node, linear, row_ops, classes_second, rule, chunks) if chunks > 1 else None
 
 
 def _path(loss: Node, logits: torch.Tensor) -> tuple[Node, tuple[Node, ...], bool] | str:
@@ -120,6 +121,5 @@ def _chunks(rule: Rule, linear: Node, logits: torch.Tensor) -> int | str:
     elements, classes, hidden = counts
     if elements is None or not classes or hidden is None:
         return "the number of its rows is not known before it runs"
-    rows = 1 << (hidden - 1).bit_length() if rule.chunks == AUTO else int(rule.chunks or 1)
-    chunks = -(-elements // classes // rows)
-    return chunks if chunks > 1 else "one chunk holds all of its rows"
+    rows = 2 << (hidden - 1).bit_length() if rule.chunks == AUTO else int(rule.chunks or 1)
+    return -(-elements // classes // rows)

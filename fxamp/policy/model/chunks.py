@@ -6,7 +6,8 @@ LOSS = "loss"
 """The region of rules on losses that a linear layer's results go into."""
 
 AUTO = "auto"
-"""As many rows as the hidden size, rounded up to a power of two: a chunk's logits are as large as the layer's weight."""
+"""Twice the hidden size, rounded up to a power of two: a chunk's logits are two to four times the layer's weight, and
+the weight's gradient, which each chunk reads and writes, costs less time than the products."""
 
 Chunks = int | str
 """The rows of a chunk, or "auto"."""

@@ -43,8 +43,8 @@ class Rule:
     ``"aten::sum.dim_IntList"`` another one; globs are fnmatch's; without ``ops`` every op that computes is covered.
     ``modules`` are globs on dotted module paths, ``module_classes`` on class names. ``args`` are conditions by argument
     name, ``reduces`` one on the number of elements that go into one result of a reduction. ``region``: "forward",
-    "backward", "both", "kept" or "loss". ``torch`` is a version condition such as ``">=2.12"``. ``inputs`` overrides ``cast``
-    for single arguments: "lower_precision_fp", "fp32" or "follow".
+    "backward", "both", "kept" or "loss". ``torch`` is a version condition such as ``">=2.12"``. ``inputs`` overrides
+    ``cast`` for single arguments: "lower_precision_fp", "fp32" or "follow".
 
     A rule of region "kept" has no cast. ``keep`` says how the calls' results are stored for the backward; ``block``
     elements share a scale, 0 without scales. ``elements`` is a condition on the size of the result. At least one of

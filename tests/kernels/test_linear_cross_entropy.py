@@ -1,0 +1,211 @@
+"""The chunked loss beside torch's own in float64: every form, whoever makes the gradients, eagerly and traced."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from exhaustive import exhaustive
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxamp.kernels.linear_cross_entropy import NONE, Gradients
+
+CHUNKED = torch.ops.fxamp.linear_cross_entropy
+ROWS, WIDTH, CLASSES = 10, 6, 13
+REDUCTIONS = ("none", "mean", "sum")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A form of the loss, and how its gradients are made."""
+
+    reduction: str = "mean"
+    label_smoothing: float = 0.0
+    weighted: bool = False
+    probabilities: bool = False
+    gradients: Gradients = Gradients.IN_FORWARD
+
+    def target(self) -> Tensor:
+        generator = torch.Generator().manual_seed(1)
+        if self.probabilities:
+            return torch.rand(ROWS, CLASSES, generator=generator).softmax(-1)
+        target = torch.randint(0, CLASSES, (ROWS,), generator=generator)
+        target[3] = 5  # what both ignore
+        return target
+
+    def settings(self, dtype: torch.dtype) -> dict[str, Any]:
+        weight = torch.arange(1.0, CLASSES + 1, dtype=dtype) / CLASSES if self.weighted else None
+        return {"weight": weight, "label_smoothing": self.label_smoothing}
+
+    def chunked(self, x: Tensor, w: Tensor, b: Tensor | None, compiled: bool = False) -> Tensor:
+        def loss(x: Tensor, w: Tensor, b: Tensor | None, target: Tensor, weight: Tensor | None) -> Tensor:
+            return CHUNKED(x, w, b, target, weight, reduction, 5, smoothing, x.dtype, 3, gradients)
+
+        reduction, smoothing, gradients = REDUCTIONS.index(self.reduction), self.label_smoothing, str(self.gradients)
+        call = torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss
+        result: Tensor = call(x, w, b, self.target(), self.settings(torch.float32)["weight"])
+        return result
+
+    def whole(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        target = self.target()
+        target = target.double() if self.probabilities else target
+        ignored = -100 if self.probabilities else 5
+        return F.cross_entropy(
+            F.linear(x, w, b), target, reduction=self.reduction, ignore_index=ignored, **self.settings(x.dtype)
+        )
+
+
+FORMS = [
+    Loss(reduction, smoothing, weighted, probabilities, gradients)
+    for reduction in REDUCTIONS
+    for smoothing in (0.0, 0.1)
+    for weighted in (False, True)
+    for probabilities in (False, True)
+    for gradients in Gradients
+]
+
+
+def operands(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = (ROWS, WIDTH), (CLASSES, WIDTH), (CLASSES,)
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+def outcome(loss: Callable[..., Tensor], tensors: list[Tensor]) -> list[Tensor]:
+    result = loss(*tensors)
+    (result * torch.arange(2.0, 2 + result.numel(), dtype=result.dtype).view_as(result)).sum().backward()
+    return [result.detach(), *(tensor.grad for tensor in tensors if tensor.grad is not None)]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("form", exhaustive(FORMS, always=[FORMS[0], FORMS[5], FORMS[14], FORMS[19], FORMS[30]]))
+def test_every_form_is_that_of_torch(form: Loss, compiled: bool) -> None:
+    torch._dynamo.reset()
+    chunked = outcome(lambda *tensors: form.chunked(*tensors, compiled), operands())
+    for ours, exact in zip(chunked, outcome(form.whole, operands(torch.float64)), strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def errors(gradients: Gradients, dtype: torch.dtype, repeats: int, scale: float) -> list[list[float]]:
+    """Of loss and gradients, against float64: of the chunked loss, then of the whole one as autocast computes it."""
+
+    def chunked(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = CHUNKED(x, w, None, target, None, 1, -100, 0.0, dtype, 3, str(gradients))
+        return loss
+
+    def whole(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+        logits = F.linear(x, w)
+        return F.cross_entropy(logits if x.dtype is torch.float64 else logits.float(), target)
+
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(size, 32, generator=generator).to(dtype) for size in (64, 50))
+    target = torch.randint(0, 50, (64,), generator=generator).repeat(repeats)
+    results = []
+    for loss, computing in ((whole, torch.float64), (chunked, dtype), (whole, dtype)):
+        rows, weight = (t.to(computing).requires_grad_() for t in (x.repeat(repeats, 1), w))
+        result = loss(rows, weight, target) * scale
+        result.backward()
+        assert rows.grad is not None and weight.grad is not None
+        results.append([result.detach().double(), rows.grad.double(), weight.grad.double()])
+    exact, *others = results
+    return [[(a - b).norm().item() for a, b in zip(other, exact, strict=True)] for other in others]
+
+
+#: One rounding to 16 bits more than autocast, of as many.
+ROUNDING = 2**0.5
+
+
+@pytest.mark.parametrize("gradients", Gradients)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_error_is_that_of_autocast(dtype: torch.dtype, gradients: Gradients) -> None:
+    for ours, autocast in zip(*errors(gradients, dtype, 1, 1.0), strict=True):
+        assert ours <= ROUNDING * autocast + 1e-6
+
+
+@pytest.mark.parametrize("gradients", Gradients)
+def test_a_loss_scale_keeps_small_gradients_in_float16(gradients: Gradients) -> None:
+    """The mean over many rows makes gradients of 1e-8, which need the scale; those made in the forward do not."""
+    for ours, autocast in zip(*errors(gradients, torch.float16, 400, 2.0**16), strict=True):
+        assert ours <= ROUNDING * autocast + 2.0**16 * 1e-6
+
+
+def test_gradients_that_the_forward_makes_need_no_loss_scale() -> None:
+    """Unscaled, autocast's float16 gradients underflow."""
+    (_, rows, weight), (_, of_rows, of_weight) = errors(Gradients.IN_FORWARD, torch.float16, 400, 1.0)
+    assert rows <= ROUNDING * of_rows and weight < 0.5 * of_weight
+
+
+class Largest(TorchDispatchMode):
+    """The largest number of elements that any op returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        for leaf in torch.utils._pytree.tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.elements = max(self.elements, leaf.untyped_storage().nbytes() // leaf.itemsize)
+        return result
+
+
+@pytest.mark.parametrize("gradients", Gradients)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_no_tensor_of_all_logits_exists(reduction: str, gradients: Gradients) -> None:
+    with Largest() as largest:
+        outcome(Loss(reduction, 0.1, True, gradients=gradients).chunked, operands())
+    assert largest.elements < ROWS * CLASSES
+    with Largest() as whole:
+        outcome(Loss(reduction).whole, operands())
+    assert whole.elements >= ROWS * CLASSES
+
+
+@pytest.mark.parametrize("gradients", Gradients)
+@pytest.mark.parametrize("frozen", [(0,), (1,), (0, 1), (0, 1, 2)])
+def test_what_is_frozen_has_no_gradient(frozen: tuple[int, ...], gradients: Gradients) -> None:
+    form, tensors = Loss(gradients=gradients), operands()
+    for at in frozen:
+        tensors[at].requires_grad_(False)
+    loss = form.chunked(*tensors)
+    assert loss.requires_grad == (len(frozen) < 3)
+    if loss.requires_grad:
+        loss.backward()
+    reference = [t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
+    exact = form.whole(*reference)
+    if exact.requires_grad:
+        exact.backward()
+    for ours, theirs in zip(tensors, reference, strict=True):
+        assert (ours.grad is None) == (theirs.grad is None)
+        if ours.grad is not None and theirs.grad is not None:
+            torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("lowering", [None, "aot_eager", "inductor"])
+@pytest.mark.parametrize("target", [CLASSES, -1])
+def test_what_is_no_class_raises(target: int, lowering: str | None) -> None:
+    def loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+        return CHUNKED(x, w, None, target, None, 1, -100, 0.0, torch.float32, 2, "forward")
+
+    torch._dynamo.reset()
+    x, w, _ = operands()
+    call = loss if lowering is None else torch.compile(loss, backend=lowering)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        call(x, w, torch.full((ROWS,), target))
+
+
+def test_a_second_derivative_raises() -> None:
+    x, w, b = operands()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(Loss().chunked(x, w, b), x, create_graph=True)
+
+
+def test_each_row_has_its_own_gradient_without_a_reduction() -> None:
+    """The forward cannot make them: it does not know what the rows are multiplied by."""
+    form = Loss("none", gradients=Gradients.IN_FORWARD)
+    assert REDUCTIONS.index("none") == NONE
+    for ours, exact in zip(
+        outcome(form.chunked, operands()), outcome(form.whole, operands(torch.float64)), strict=True
+    ):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
