@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import INSERTED, GraphWriter, argument, tensor_value
-from fxamp.passes.base import CastContext, Pass, Result, all_graphs
+from fxamp.graph import INSERTED, GraphWriter, all_graphs, argument, tensor_value
+from fxamp.kernels.linear_cross_entropy import Gradients
+from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import SIZED, LinearLoss, linear_loss
 from fxamp.policy.model.chunks import LOSS
@@ -68,8 +69,9 @@ def _replace(match: LinearLoss, writer: GraphWriter) -> None:
             target = writer.call(aten.reshape.default, target, [-1], near=loss, why=why)
         form = [argument(loss, name) for name in ("weight", "reduction", "ignore_index", "label_smoothing")]
         weight, bias = (_before_cast(argument(linear, name)) for name in ("weight", "bias"))
+        gradients = match.rule.gradients or str(Gradients.IN_FORWARD)
         result = writer.call(
-            CHUNKED, rows, weight, bias, target, *form, dtype.dtype, match.chunks, match.rule.gradients or "forward",
+            CHUNKED, rows, weight, bias, target, *form, dtype.dtype, match.chunks, gradients,
             near=loss, why=why, name="linear_cross_entropy",
         )  # fmt: skip
         decide(result, _decision(match))
@@ -92,11 +94,12 @@ def _rows(match: LinearLoss, writer: GraphWriter, why: str) -> Node:
     hidden = tensor_value(rows)
     assert hidden is not None
     for op in match.row_ops:
-        args: list[Any] = list(op.args)
-        args[0] = rows
-        if op.target in SIZED:
-            args[1] = [*args[1][:-1], hidden.shape[-1]]
-        rows = writer.call(op.target, *args, near=match.loss, why=why, **op.kwargs)  # type: ignore[arg-type]
+        args: list[Any] = [rows, *op.args[1:]]
+        target: Any = op.target
+        if target in SIZED:
+            # A copy of the logits may have made a view possible.
+            args[1], target = [*args[1][:-1], hidden.shape[-1]], aten.reshape.default
+        rows = writer.call(target, *args, near=match.loss, why=why, **op.kwargs)  # type: ignore[arg-type]
     value = tensor_value(rows)
     if value is not None and value.dim() != 2:
         rows = writer.call(aten.reshape.default, rows, [-1, hidden.shape[-1]], near=match.loss, why=why)

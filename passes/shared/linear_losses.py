@@ -71,16 +71,13 @@ def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
 def _path(loss: Node, logits: torch.Tensor) -> tuple[Node, tuple[Node, ...], bool] | str:
     """Walk from the loss to the linear layer."""
     node, row_ops, classes_second = _source(loss), list[Node](), False
-    if isinstance(node, Node) and node.target is aten.transpose.int and {*node.args[1:]} in ({1, 2}, {1, -1}):
-        classes_second = logits.dim() == 3
-        if not classes_second or len(node.users) > 1:
-            return "it transposes its logits in another way"
-        node = _source(node)
     while isinstance(node, Node) and node.target is not aten.linear.default:
         if len(node.users) > 1:
             return f"{_others(node)} reads its logits too"
         if node.target in _ROW_OPS and _keeps_last(node):
             row_ops.append(node)
+        elif _moves_classes(node) and logits.dim() == 3 and not classes_second and not row_ops:
+            classes_second = True
         elif node.target not in CONVERSIONS | _COPIES:
             return f"between it and a linear layer stands {node.name}"
         node = _source(node)
@@ -99,6 +96,11 @@ def _source(node: Node) -> Any:
 
 def _others(node: Node) -> str:
     return " and ".join(user.name for user in list(node.users)[1:])
+
+
+def _moves_classes(node: Node) -> bool:
+    """Whether the op moves the last of three dimensions to the second place."""
+    return node.target is aten.transpose.int and {*node.args[1:]} in ({1, 2}, {1, -1})
 
 
 def _keeps_last(node: Node) -> bool:

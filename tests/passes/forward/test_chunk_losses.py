@@ -1,0 +1,193 @@
+"""chunk-losses: which losses are cut, why the others stay whole, and that results are those of the whole loss."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from bench_graph import Workbench, policy, workbench
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import fxamp
+from fxamp.graph import all_graphs, op_name
+from fxamp.passes.forward.annotate_rules import AnnotateRules
+from fxamp.passes.forward.chunk_losses import ChunkLosses
+from fxamp.passes.forward.expand_composites import ExpandComposites
+from fxamp.passes.forward.insert_casts import InsertCasts
+from fxamp.policy import Category, Policy, Rule
+
+CLASSES = 12
+PRODUCTS = Rule("products", Category.LOWER_PRECISION_FP, ("linear",))
+SOFTMAX = Rule("softmax", Category.FP32, ("log_softmax", "nll_loss_nd"))
+
+
+def chunks_of(rows: int | str = 4, **conditions: Any) -> Policy:
+    return policy(PRODUCTS, SOFTMAX, Rule("cut", ops=("cross_entropy_loss",), chunks=rows, **conditions))
+
+
+class Head(nn.Module):
+    """A linear layer and its loss; ``between`` is what a program does to the logits."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor] | None = None, **loss: Any) -> None:
+        super().__init__()
+        self.linear, self.between, self.loss = nn.Linear(8, CLASSES), between, loss
+
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        logits = self.linear(x)
+        return F.cross_entropy(logits if self.between is None else self.between(logits), target, **self.loss)
+
+
+class Shifted(Head):
+    """As language models shift: all rows but the last predict all targets but the first."""
+
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        logits = self.linear(x)[:, :-1].contiguous().float()
+        return F.cross_entropy(logits.view(-1, CLASSES), target[:, 1:].reshape(-1), **self.loss)
+
+
+class Returning(Head):
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        logits = self.linear(x)
+        return F.cross_entropy(logits, target), logits
+
+
+class Checkpointed(Head):
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        return checkpoint(super().forward, x, target, use_reentrant=False)
+
+
+ROWS = torch.arange(80.0).view(10, 8) / 40
+TARGET = torch.arange(10) % CLASSES
+
+
+def bench_of(program: Callable[..., Any], *inputs: Any, under: Policy | None = None) -> Workbench:
+    bench = workbench(program, *inputs, under=under or chunks_of())
+    bench.run(ExpandComposites(), AnnotateRules(), InsertCasts())
+    return bench
+
+
+def cut(bench: Workbench) -> int:
+    nodes = (node for graph in all_graphs(bench.captured.module) for node in graph.graph.nodes)
+    calls = [node for node in nodes if node.op == "call_function"]
+    return sum(op_name(node) == "fxamp::linear_cross_entropy.default" for node in calls)
+
+
+def test_a_loss_of_shifted_logits() -> None:
+    bench = bench_of(Shifted(), ROWS.view(2, 5, 8), TARGET.view(2, 5))
+    assert bench.golden("chunk-losses", ChunkLosses()).modified == 1
+    assert bench.run(ChunkLosses()).modified == 0
+
+
+WHOLE = {
+    "reads its logits too": Returning(),
+    "stands tanh": Head(torch.tanh),
+    "stands t": Head(lambda logits: logits.t().contiguous().t()),
+}
+
+
+@pytest.mark.parametrize("why", WHOLE)
+def test_what_stays_whole_says_why(why: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fxamp"):
+        bench = bench_of(WHOLE[why], ROWS, TARGET)
+    assert bench.run(ChunkLosses()).modified == 0 and cut(bench) == 0
+    assert "is not cut into chunks" in caplog.text and why in caplog.text
+
+
+@pytest.mark.parametrize(
+    "under", [policy(PRODUCTS, SOFTMAX), chunks_of(10), chunks_of(elements=">1000"), chunks_of(modules=["other"])]
+)
+def test_without_a_rule_or_with_one_chunk_nothing_changes(under: Policy, caplog: pytest.LogCaptureFixture) -> None:
+    bench = bench_of(Head(), ROWS, TARGET, under=under)
+    before = bench.text
+    assert bench.run(ChunkLosses()).modified == 0
+    assert bench.text == before and "log_softmax" in before and not caplog.text
+
+
+def outcome(module: nn.Module, x: Tensor, target: Tensor, under: Policy | None, lowering: str) -> list[Tensor]:
+    torch._dynamo.reset()
+    rows = x.clone().requires_grad_()
+    run = (
+        module
+        if under is None
+        else torch.compile(module, backend="fxamp", options={"policy": under, "lowering": lowering})
+    )
+    module.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=under is None):
+        loss = run(rows, target)
+    (loss.float() * torch.arange(1.0, 1 + loss.numel()).view_as(loss)).sum().backward()
+    return [loss.detach().float(), *(p.grad.clone() for p in (rows, *module.parameters()) if p.grad is not None)]
+
+
+PROGRAMS = {
+    "plain": (Head(), ROWS, TARGET),
+    "shifted": (Shifted(ignore_index=3, label_smoothing=0.1), ROWS.view(2, 5, 8), TARGET.view(2, 5)),
+    "sum": (Head(reduction="sum"), ROWS, TARGET),
+    "none": (Head(reduction="none"), ROWS, TARGET),
+    "classes second": (Head(lambda logits: logits.transpose(1, 2)), ROWS.view(2, 5, 8), TARGET.view(2, 5)),
+    "classes second, none": (
+        Head(lambda logits: logits.transpose(1, 2), reduction="none"), ROWS.view(2, 5, 8), TARGET.view(2, 5)
+    ),
+    "probabilities": (Head(), ROWS, torch.arange(120.0).view(10, CLASSES).softmax(-1)),
+    "checkpoint": (Checkpointed(), ROWS, TARGET),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+@pytest.mark.parametrize("gradients", ["forward", "backward"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results_are_those_of_the_whole_loss(name: str, gradients: str, lowering: str) -> None:
+    """Up to the rounding of 16 bits, beside eager autocast."""
+    module, x, target = PROGRAMS[name]
+    assert cut_by_compiling(module, x, target)
+    ours = outcome(module, x, target, chunks_of(gradients=gradients), lowering)
+    for one, autocast in zip(ours, outcome(module, x, target, None, ""), strict=True):
+        torch.testing.assert_close(one, autocast, rtol=2**-6, atol=2**-6 * float(autocast.abs().max()))
+
+
+def cut_by_compiling(module: nn.Module, x: Tensor, target: Tensor) -> int:
+    bench = bench_of(module, x, target)
+    bench.run(ChunkLosses())
+    return cut(bench)
+
+
+def test_a_scaler_and_tied_frozen_weights() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.middle = nn.Embedding(CLASSES, 8), nn.Linear(8, 8)
+            self.head = nn.Linear(8, CLASSES, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, target: Tensor) -> Tensor:
+            return F.cross_entropy(self.head(self.middle(self.embedding(target))), target)
+
+    def gradients(rows: int) -> list[Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, scaler = Tied(), fxamp.GradScaler("cpu", init_scale=1024.0)
+        model.middle.bias.requires_grad_(False)
+        options = {"policy": chunks_of(rows), "lowering": "aot_eager", "scaler": scaler}
+        loss = torch.compile(model, backend="fxamp", options=options)(TARGET)
+        scaler.scale(loss).backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    chunked, whole = gradients(4), gradients(10)
+    assert len(chunked) == len(whole) == 2
+    for ours, theirs in zip(chunked, whole, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2**-5, atol=2**-7)
+
+
+def test_dynamic_rows() -> None:
+    module, losses = Head(), []
+    options = {"policy": chunks_of(), "lowering": "aot_eager"}
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="fxamp", options=options, dynamic=True)
+    for size in (10, 7, 9):
+        losses.append(
+            (compiled(ROWS[:size], TARGET[:size]), F.cross_entropy(module.linear(ROWS[:size]), TARGET[:size]))
+        )
+    for ours, exact in losses:
+        torch.testing.assert_close(ours, exact, rtol=2**-6, atol=2**-6)
