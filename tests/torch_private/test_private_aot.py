@@ -116,3 +116,20 @@ def test_what_is_computed_again_is_not_kept() -> None:
     assert kept(again=False) == [torch.float16] and kept(again=True) == [torch.float32]
     with private.computed_again():  # outside of tracing nothing happens
         assert not torch.fx.traceback.has_preserved_node_meta()
+
+
+def test_what_is_kept_exactly_is_marked() -> None:
+    marked: list[bool] = []
+
+    def keep(gm: torch.fx.GraphModule, _: Any) -> Any:
+        marked.extend(private.is_kept_exactly(n) for n in gm.graph.nodes if n.op == "call_function")
+        return make_boxed_func(gm.forward)
+
+    def program(x: Tensor) -> Tensor:
+        with private.kept_exactly():
+            y = x.sin()
+        return y.cos()
+
+    with torch.fx.traceback.preserve_node_meta():  # as while AOTAutograd traces what Dynamo captured
+        aot_function(program, keep)(torch.ones(4))
+    assert marked == [True, False]

@@ -33,6 +33,7 @@ BEYOND = {
         *("fp8 without ops", "fp8 of a softmax"),
     ),
     "keys that do not go together": (
+        *("gradients alone", "chunks in the backward", "chunks with cast"),
         *("keep without region", "elements of an op", "readers of an op", "cast of a kept value"),
         *(
             "inputs of a kept value",

@@ -12,6 +12,7 @@ HEAD = 'lower_precision_fp = "float16"\n[match]\ndevice = "cpu"\n'  # three line
 RULE = '[[rule]]\nid = "a"\ncast = "fp32"\nops = ["exp"]\n'  # four lines
 KEPT = '[[rule]]\nid = "a"\nkeep = "int8"\nregion = "kept"\nops = ["mm"]\n'  # five lines
 
+CHUNKS = '[[rule]]\nid = "cut"\nops = ["cross_entropy_loss"]\nchunks = 64\n'
 BROKEN = {
     "unknown key": ('outptus = "keep"\n' + HEAD, 1, "unknown key 'outptus' in a policy file; .*did you mean 'outputs'"),
     "unknown match key": (HEAD + 'devcie = "cpu"\n', 4, r"unknown key 'devcie' in \[match\]; .*did you mean 'device'"),
@@ -54,6 +55,28 @@ BROKEN = {
     "empty id": (HEAD + RULE.replace('"a"', '""'), 5, "id = '' is empty"),
     "no id": (HEAD + RULE.replace('id = "a"\n', ""), 4, r"this \[\[rule\]\] has no id; a rule needs id, cast, and"),
     "no cast": (HEAD + RULE.replace('cast = "fp32"\n', ""), 4, "has no cast"),
+    "chunks is a word": (
+        HEAD + CHUNKS.replace("64", '"some"'),
+        7,
+        "chunks = 'some' is not accepted; accepted: 'auto', or",
+    ),
+    "no chunks": (
+        HEAD + CHUNKS.replace("64", "0"),
+        7,
+        "chunks = 0 is not accepted; accepted: 'auto', or a whole number",
+    ),
+    "chunks with cast": (HEAD + CHUNKS + 'cast = "fp32"\n', 8, "cast does not go with chunks"),
+    "chunks in the backward": (
+        HEAD + CHUNKS + 'region = "backward"\n',
+        8,
+        "region = 'backward' does not go with chunks",
+    ),
+    "gradients alone": (HEAD + RULE + 'gradients = "forward"\n', 8, "gradients goes with chunks"),
+    "unknown gradients": (
+        HEAD + CHUNKS + 'gradients = "forwards"\n',
+        8,
+        "gradients = 'forwards' .*did you mean 'forward'",
+    ),
     "no ops": (
         HEAD + RULE.replace('ops = ["exp"]\n', ""),
         4,
