@@ -38,7 +38,6 @@ norm has one partial sum per program, so results do not depend on the order of p
 
 from fxamp.kernels.dispatch import Implementation, forced
 from fxamp.kernels.in_place import check_, check_unscale_
-from fxamp.kernels.linear_cross_entropy import linear_cross_entropy
 from fxamp.kernels.ops import check, check_unscale, check_unscale_norm
 from fxamp.kernels.plan import bytes_moved
 from fxamp.kernels.scaled_linear import scaled_linear
@@ -53,7 +52,6 @@ __all__ = [
     "check_unscale_",
     "check_unscale_norm",
     "forced",
-    "linear_cross_entropy",
     "scaled_linear",
     "update_scale_",
 ]

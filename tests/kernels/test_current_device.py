@@ -85,6 +85,7 @@ def test_the_outcome_of_a_step(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch, "empty", lambda *sizes, dtype, pin_memory: plain(*sizes, dtype=dtype))
     outcomes = Outcomes()
     outcomes._stepped = torch.ones((), dtype=torch.bool).as_subclass(OnSecond)
+    outcomes._skipped_on_device = torch.zeros((), dtype=torch.int64).as_subclass(OnSecond)
     outcomes.record(torch.zeros(()).as_subclass(OnSecond), SECOND)
     require_second(gpus, "capturing", "event")
 

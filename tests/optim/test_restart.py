@@ -113,7 +113,9 @@ def test_any_restart_continues_bit_for_bit(
         assert_equal(restarted, whole)
 
 
-@pytest.mark.parametrize("how", ["inductor", "kernel"])
+@pytest.mark.parametrize(
+    "how", ["kernel", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])]
+)
 def test_a_restart_of_generated_code_continues_bit_for_bit(how: str) -> None:
     with forced(Implementation.INTERPRETER if how == "kernel" else None):
         run = Run("8bit", scaled=True, lowering="inductor")
