@@ -194,6 +194,7 @@ def test_autograd_holds_the_bytes_that_are_told(program: str) -> None:
     assert after < 0.75 * before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.inductor
 def test_under_inductor_the_forward_is_the_same_and_less_is_held() -> None:
     model = Perceptron(depth=1)

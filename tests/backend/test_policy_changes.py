@@ -96,6 +96,7 @@ def test_the_environment_names_a_policy(monkeypatch: pytest.MonkeyPatch) -> None
     assert torch.equal(compiled(X), EXACT)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.inductor
 def test_warm_caches_of_another_process_are_not_stale(tmp_path: Path) -> None:
     path, edited = tmp_path / "mine.toml", tmp_path / "edited.toml"

@@ -19,6 +19,7 @@ def token() -> float:
     return random.SystemRandom().random()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.inductor
 def test_with_without_and_with_again(token: float) -> None:
     assert [cached_training.train(each, token) for each in (SCALE, None)] == [SCALED, UNSCALED]

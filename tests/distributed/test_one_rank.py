@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from exhaustive import exhaustive
 from parallel_programs import PROGRAMS, WIDTH
 from parallel_runs import by_autocast, by_fxamp
 from torch import Tensor
@@ -35,8 +34,9 @@ def first_of_two() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.inductor
-@pytest.mark.parametrize("scaled", exhaustive([False, True], always=[True]))
+@pytest.mark.parametrize("scaled", [False, True])
 def test_inductor(mesh: DeviceMesh, scaled: bool) -> None:
     wanted, got = (
         by_autocast(PROGRAMS["sequence"], mesh, scaled),
