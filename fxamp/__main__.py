@@ -7,10 +7,10 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 import fxamp
-from fxamp.backend import choose
+from fxamp.backend import policy_choice
 from fxamp.backend.options import Options
 from fxamp.devices import DEVICES
-from fxamp.tools.common.quiet import unlogged
+from fxamp.tools.common.silence import unlogged
 
 #: The commands, each with the question that it answers.
 TOOLS = {
@@ -32,8 +32,8 @@ def overview() -> Iterator[str]:
     yield ""
     yield 'options={"policy": "auto"} takes here'
     for device in devices():
-        with unlogged(choose.__name__):
-            choice = choose.choose_policy(Options(), [torch.empty(0, device=device)])
+        with unlogged(policy_choice.__name__):
+            choice = policy_choice.choose_policy(Options(), [torch.empty(0, device=device)])
         name = "float32, no casts" if choice.policy is None else choice.policy.name
         small = "; float32 for a graph whose products are too small to gain" if choice.if_it_pays else ""
         yield f"  {device:6}  {name}: {choice.why}{small}"

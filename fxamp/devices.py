@@ -11,7 +11,7 @@ class Device:
     """A device type that autocast supports.
 
     ``float64``: whether it computes in float64. ``bfloat16``: whether it computes in bfloat16 natively; None if that
-    depends on the machine, which ``fxamp/backend/choose.py`` then checks.
+    depends on the machine, which ``fxamp/backend/policy_choice.py`` then checks.
     """
 
     float64: bool = True

@@ -2,16 +2,16 @@
 
 A new 16-bit dtype needs a name here, and then
 
-    its arithmetic in kernels      fxamp/kernels/source.py; fxamp/optim/kernels: expressions.py, source.py
-    a plan for its gradients       fxamp/kernels/plan.py
+    its arithmetic in kernels      fxamp/kernels/gradient_source.py; fxamp/optim/kernels: expressions.py, source.py
+    a plan for its gradients       fxamp/kernels/launch_plan.py
     its short name in listings     fxamp/graph/printing.py, fxamp/listing/model.py
     conditions on its name         fxamp/policy/model/conditions.py
 
 8-bit dtypes are not targets of casts. Each of their uses has its own list:
 
     products in fp8                fxamp/policy/model/recipe.py; their arithmetic is in fxamp/kernels/scaled_linear.py
-    values kept for the backward   fxamp/policy/model/keep.py; their arithmetic is in passes/shared/packing.py
-    an optimizer's state           fxamp/policy/model/optimizer_precision.py, fxamp/optim/precision; its arithmetic:
+    values kept for the backward   fxamp/policy/model/keep.py; their arithmetic is in passes/shared/kept_packing.py
+    an optimizer's state           fxamp/policy/model/optimizer_table.py, fxamp/optim/precision; its arithmetic:
                                    fxamp/kernels/small_floats.py
 
 ``fxamp/torch_dtypes.py`` has torch's dtype for each name.

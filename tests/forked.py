@@ -17,7 +17,7 @@ PRELOADED = [
     "torch._dynamo",
     "torch._inductor.compile_fx",
     "torch.nn.parallel",
-    "fxamp.backend.compile",
+    "fxamp.backend.entry_point",
     "fxamp.scaler",
 ]
 

@@ -1,6 +1,6 @@
 """The torch.compile backend: options, policy selection, capture, passes, lowering."""
 
-from fxamp.backend.compile import fxamp
+from fxamp.backend.entry_point import fxamp
 from fxamp.backend.rewrite import rewrite
 
 __all__ = ["fxamp", "rewrite"]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from fxamp.backend.choose import Choice
-from fxamp.backend.products import products
+from fxamp.backend.auto_products import products
+from fxamp.backend.policy_choice import Choice
 from fxamp.capture import NARROW_OUTPUTS, capture
 from fxamp.capture.autocast_state import ambient_autocast
 from fxamp.graph import graph_output, strip_values

@@ -19,7 +19,7 @@ from fxamp.backend.compilation import Compilation
 from fxamp.backend.options import Options
 from fxamp.backend.stored_backward import StoredBackward
 from fxamp.backend.unused_results import UnusedResults
-from fxamp.lowerings import mode_settings
+from fxamp.lowering_names import mode_settings
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Partitioner
 from fxamp.policy.model.keep import KEPT
 from fxamp.torch_private import donated_inputs, is_cacheable, is_dynamic, stores_backwards, storing_backwards

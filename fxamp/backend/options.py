@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fxamp.backend.policy_here import absolute
+from fxamp.backend.policy_in_force import absolute
 from fxamp.errors import OptionError, nearest
-from fxamp.lowerings import LOWERINGS, inductor_modes
+from fxamp.lowering_names import LOWERINGS, inductor_modes
 from fxamp.policy import Policy
 from fxamp.reports.dumps import check_folder
 
@@ -21,7 +21,7 @@ class Options:
     """The user's options, named as in ``torch.compile(..., options=...)``.
 
     ``policy``: "auto", a built-in name, an absolute path, or a Policy; ``named``: the name or path as it was given.
-    ``lowering``: one of :data:`fxamp.lowerings.LOWERINGS`.
+    ``lowering``: one of :data:`fxamp.lowering_names.LOWERINGS`.
     ``inductor``: Inductor config patches. ``mode``: Inductor's mode. ``scaler``: the backward graphs scale, unscale and
     check with it; a disabled one counts as none. ``dump``: the graph of every stage is written to this folder as text.
     """

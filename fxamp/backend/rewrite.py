@@ -10,9 +10,9 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxamp.backend.choose import choose_policy
+from fxamp.backend.auto_products import products
 from fxamp.backend.options import parse_options
-from fxamp.backend.products import products
+from fxamp.backend.policy_choice import choose_policy
 from fxamp.capture import Captured, capture, is_kept
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.capture.dynamo import Traced, trace

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fxamp.graph import graph_output
-from fxamp.passes.backward.drop_unused import DropUnused
+from fxamp.passes.backward.drop_unused_results import DropUnused
 from fxamp.passes.backward.scale_backward import tangents
 from fxamp.pipeline import run_traced
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, takes_list

@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 from fxamp.capture.autocast_state import AUTOCAST, in_autocast_states
 from fxamp.capture.autograd_functions import CustomAutocast, custom_autocast, inlined_request
 from fxamp.capture.fakes import fake_inputs, fake_like
+from fxamp.capture.leaked_tensors import require_own_tensors
 from fxamp.capture.lower import lower
-from fxamp.capture.own_tensors import require_own_tensors
 from fxamp.capture.regions import VERBATIM
 from fxamp.graph import graph_output, tensor_value
 from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies

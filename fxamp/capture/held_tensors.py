@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Proxy
 from torch.fx.experimental import proxy_tensor
 
-from fxamp.capture.own_results import OwnResults
+from fxamp.capture.distinct_results import OwnResults
 from fxamp.graph import hold
 
 

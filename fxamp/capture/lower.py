@@ -23,9 +23,9 @@ from torch.utils import _pytree as pytree
 
 from fxamp.capture.autocast_state import AUTOCAST, autocast_state, autocast_states, in_autocast_states
 from fxamp.capture.conversions import conversion
+from fxamp.capture.distinct_results import tracing_mode
 from fxamp.capture.fakes import fake_like
 from fxamp.capture.held_tensors import HeldTensors
-from fxamp.capture.own_results import tracing_mode
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
 from fxamp.errors import CaptureError
 from fxamp.graph import fake_mode_of, follows_input, inherit_provenance, is_answered, register

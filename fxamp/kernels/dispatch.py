@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from fxamp.kernels import host, reference
-from fxamp.kernels.request import Tables, UnscaleRequest
+from fxamp.kernels.gradient_request import Tables, UnscaleRequest
 
 SMALLEST_CAPABILITY = (7, 0)  # the oldest CUDA capability that Triton compiles for
 

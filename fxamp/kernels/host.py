@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fxamp.kernels import reference
-from fxamp.kernels.request import UnscaleRequest
+from fxamp.kernels.gradient_request import UnscaleRequest
 from fxamp.torch_dtypes import NARROW
 
 

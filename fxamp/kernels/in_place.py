@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fxamp.errors import OptionError
 from fxamp.kernels.dispatch import perform
+from fxamp.kernels.gradient_request import Tables, UnscaleRequest
 from fxamp.kernels.per_device import perform_everywhere
-from fxamp.kernels.request import Tables, UnscaleRequest
 from fxamp.observe import GradientCheck, observed
 
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fxamp.kernels.plan import ALIGNMENT, WARPS, Asked, Gradient, Group, Kernel, is_dense, make_plan
-from fxamp.kernels.request import Tables, UnscaleRequest
-from fxamp.kernels.source import kernel_name, parameters, source_text
+from fxamp.kernels.gradient_request import Tables, UnscaleRequest
+from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
+from fxamp.kernels.launch_plan import ALIGNMENT, WARPS, Asked, Gradient, Group, Kernel, is_dense, make_plan
 from fxamp.kernels.store import load_function
 from fxamp.torch_devices import moved, on_device
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fxamp.kernels.gradient_request import UnscaleRequest
 from fxamp.kernels.per_device import perform_everywhere
-from fxamp.kernels.request import UnscaleRequest
 
 
 @torch.library.custom_op("fxamp::check_unscale", mutates_args=())

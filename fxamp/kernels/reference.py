@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxamp.kernels.request import UnscaleRequest
+from fxamp.kernels.gradient_request import UnscaleRequest
 from fxamp.torch_dtypes import widest_float
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fxamp.errors import OptionError
 from fxamp.kernels import check_
-from fxamp.kernels.request import Tables
+from fxamp.kernels.gradient_request import Tables
 from fxamp.optim.shards import all_plain, local, settle_gradient, spread_of, spreads_of, sum_over_ranks_
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError, nearest
-from fxamp.lowerings import STEP_LOWERINGS
+from fxamp.lowering_names import STEP_LOWERINGS
 from fxamp.optim.bound_step import BoundStep
 from fxamp.optim.clip import require_max_norm
 from fxamp.optim.guarded_step import guarded
-from fxamp.optim.precision.packing import set_precision, unpack_state
+from fxamp.optim.precision.state_precision import set_precision, unpack_state
 from fxamp.optim.tracing.stand_ins import needs_arguments
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fxamp.optim.bound_step import BoundStep
 from fxamp.optim.errors import MakesStateError, NotCompilableError
-from fxamp.optim.precision.packing import precision_of
 from fxamp.optim.precision.state_dicts import plain_entry
+from fxamp.optim.precision.state_precision import precision_of
 from fxamp.optim.programs.lowering import StepOptions
 from fxamp.optim.programs.step_parts import CompiledParts, compile_parts, pack_state
 from fxamp.optim.reading.fingerprint import own_attributes

@@ -14,7 +14,7 @@ from fxamp.policy.model.category import Category
 from fxamp.policy.model.comparisons import holds
 from fxamp.policy.model.loss_scale import LossScale
 from fxamp.policy.model.match import Match, machine
-from fxamp.policy.model.optimizer_precision import OptimizerPrecision
+from fxamp.policy.model.optimizer_table import OptimizerPrecision
 from fxamp.policy.model.rule import Origin, Rule
 from fxamp.policy.model.rulings import RuleIndex, Ruling
 from fxamp.policy.model.settings import ACCEPTED_VALUES, UNLISTED_ID, unknown_value

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from fxamp.graph import GraphWriter, dtype_name, graph_output, module_path, tensor_value
 from fxamp.listing import KeptValue, RuleRef
 from fxamp.passes.base import CastContext, Result, TracedPass
-from fxamp.passes.shared.packing import Packing, PackWriter, plan_packing
+from fxamp.passes.shared.kept_packing import Packing, PackWriter, plan_packing
 from fxamp.passes.shared.saved_values import (
     Memory,
     Verdict,

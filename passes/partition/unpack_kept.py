@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from fxamp.graph import GraphWriter, graph_output, tensor_value
 from fxamp.passes.base import Context, Result, TracedPass
 from fxamp.passes.partition.pack_kept import Restore
-from fxamp.passes.shared.packing import Packing, PackWriter
+from fxamp.passes.shared.kept_packing import Packing, PackWriter
 from fxamp.torch_private import calls_kernel
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fxamp
-from fxamp.backend import products
+from fxamp.backend import auto_products
 
 UNITS = {"plain": {"avx512_bf16": False}, "bfloat16": {"avx512_bf16": True}}
 LOWERINGS = pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
@@ -21,8 +21,8 @@ LOWERINGS = pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
 def cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A CPU on which "auto" alone casts nothing, and one on which it casts whatever the size of the products."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: UNITS[request.param])
-    monkeypatch.setattr(products, "FLOPS_PER_ELEMENT", 0)
-    monkeypatch.setattr(products, "FLOPS_PER_CALL", 0)
+    monkeypatch.setattr(auto_products, "FLOPS_PER_ELEMENT", 0)
+    monkeypatch.setattr(auto_products, "FLOPS_PER_CALL", 0)
     kind: str = request.param
     return kind
 

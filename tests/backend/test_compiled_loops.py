@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import fxamp
-from fxamp.backend.compile import fxamp as fxamp_backend
+from fxamp.backend.entry_point import fxamp as fxamp_backend
 
 INF = float("inf")
 PACKAGE = Path(fxamp.__file__).parent

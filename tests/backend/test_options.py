@@ -9,8 +9,8 @@ from like_autocast import compile_with
 from torch import nn
 
 import fxamp
-from fxamp.backend.choose import choose_policy
 from fxamp.backend.options import parse_options
+from fxamp.backend.policy_choice import choose_policy
 from fxamp.errors import OptionError, PolicyError
 
 WRONG = {

@@ -9,7 +9,7 @@ import torch
 from like_autocast import compile_with
 from test_policy_changes import EXACT, LOW, X, program
 
-from fxamp.backend import policy_here
+from fxamp.backend import policy_in_force
 from fxamp.reports import registry
 from fxamp.reports.warnings import warn_once
 
@@ -60,7 +60,9 @@ def test_contents_decide_where_size_and_times_are_equal(tmp_path: Path, monkeypa
     compiled = compile_with(program, "eager", policy=str(path))
     assert not torch.equal(compiled(X), EXACT)
     before = path.stat()
-    monkeypatch.setattr(policy_here, "_status_of", lambda _: (before.st_ctime_ns, before.st_mtime_ns, before.st_size))
+    monkeypatch.setattr(
+        policy_in_force, "_status_of", lambda _: (before.st_ctime_ns, before.st_mtime_ns, before.st_size)
+    )
     path.write_text(SAME_SIZE)
     assert path.stat().st_size == before.st_size
     assert torch.equal(compiled(X), EXACT)
@@ -69,10 +71,10 @@ def test_contents_decide_where_size_and_times_are_equal(tmp_path: Path, monkeypa
 def test_an_old_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(NARROW)
-    monkeypatch.setattr(policy_here, "_TICK", -(10**12))  # as if it had been written long ago
+    monkeypatch.setattr(policy_in_force, "_TICK", -(10**12))  # as if it had been written long ago
     compiled = compile_with(program, "eager", policy=str(path))
     compiled(X)
-    monkeypatch.setattr(policy_here, "_contents", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr(policy_in_force, "_contents", lambda _: pytest.fail("read again"))
     compiled(X)
 
 
@@ -92,7 +94,7 @@ def test_a_file_that_breaks_holds_as_it_was(
         assert registry.count() == graphs
         larger = torch.full((3, 3), 1 + 2**-10)
         assert not torch.equal(compiled(larger), larger @ larger)  # compiled anew, while the file is broken
-    (record,) = (record for record in caplog.records if record.name == policy_here.__name__)
+    (record,) = (record for record in caplog.records if record.name == policy_in_force.__name__)
     assert "mine.toml" in record.getMessage() and "stays in force" in record.getMessage()
     path.write_text(WIDE)
     assert torch.equal(compiled(X), EXACT)
@@ -112,6 +114,6 @@ def test_a_new_comment_compiles_nothing(tmp_path: Path) -> None:
 def test_a_change_while_the_graph_is_compiled_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(NARROW)
-    policy = policy_here.load_here(str(path), torch.device("cpu"))
+    policy = policy_in_force.load_here(str(path), torch.device("cpu"))
     path.write_text(WIDE)
-    assert not policy_here.Unchanged(str(path), torch.device("cpu"), policy)()
+    assert not policy_in_force.Unchanged(str(path), torch.device("cpu"), policy)()

@@ -13,8 +13,8 @@ from kernel_cases import SCALES, expected, inverse, random_gradients, same_bits
 from fxamp.errors import OptionError
 from fxamp.kernels import Implementation, check_unscale, check_unscale_, dispatch, forced
 from fxamp.kernels.dispatch import implementation
+from fxamp.kernels.gradient_request import UnscaleRequest
 from fxamp.kernels.per_device import _perform_share, perform_everywhere
-from fxamp.kernels.request import UnscaleRequest
 
 CPU = torch.device("cpu")
 WITHOUT_TRITON = """

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fxamp.kernels import Implementation, check_, check_unscale, check_unscale_, check_unscale_norm, update_scale_
 from fxamp.kernels.dispatch import implementation
-from fxamp.kernels.plan import DTYPES
+from fxamp.kernels.launch_plan import DTYPES
 from fxamp.tools.common.cuda_syncs import no_cuda_syncs
 
 pytestmark = [

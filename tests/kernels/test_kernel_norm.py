@@ -6,8 +6,8 @@ from kernel_cases import finite_bits
 
 from fxamp.kernels import check_, check_unscale_, check_unscale_norm
 from fxamp.kernels.dispatch import perform
-from fxamp.kernels.plan import CHUNK, block_size
-from fxamp.kernels.request import UnscaleRequest
+from fxamp.kernels.gradient_request import UnscaleRequest
+from fxamp.kernels.launch_plan import CHUNK, block_size
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

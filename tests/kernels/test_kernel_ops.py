@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torch.library import opcheck
 
 import fxamp.kernels  # noqa: F401  registers the ops
-from fxamp.kernels.plan import DTYPES
+from fxamp.kernels.launch_plan import DTYPES
 
 OPS = torch.ops.fxamp
 INV_SCALE = torch.tensor(0.25)

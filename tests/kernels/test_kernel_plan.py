@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fxamp.kernels.plan import CHUNK, Asked, Gradient, bytes_moved, is_dense, make_plan
+from fxamp.kernels.launch_plan import CHUNK, Asked, Gradient, bytes_moved, is_dense, make_plan
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 FLAGS = Asked(flags=True)

@@ -5,7 +5,7 @@ import torch
 from kernel_cases import SCALES, expected, inverse, random_gradients, same_bits
 
 from fxamp.kernels import check_, check_unscale, check_unscale_
-from fxamp.kernels.plan import DTYPES
+from fxamp.kernels.launch_plan import DTYPES
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

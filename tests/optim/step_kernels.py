@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter
 
 from fxamp.kernels import Implementation, forced
-from fxamp.kernels.plan import CHUNK
+from fxamp.kernels.launch_plan import CHUNK
 from fxamp.optim import GuardedStep
 from fxamp.optim.programs.kind_step import KindStep
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._dynamo.output_graph import OutputGraph
 
 import fxamp
-from fxamp.backend import products
+from fxamp.backend import auto_products
 from fxamp.errors import OptionError
 
 #: Far from overflow and underflow for gradients around 1.
@@ -257,8 +257,8 @@ def _casting_alone() -> Iterator[None]:
     """On a CPU on which "auto" casts every program that says nothing."""
     with (
         patch.object(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}),
-        patch.object(products, "FLOPS_PER_ELEMENT", 0),
-        patch.object(products, "FLOPS_PER_CALL", 0),
+        patch.object(auto_products, "FLOPS_PER_ELEMENT", 0),
+        patch.object(auto_products, "FLOPS_PER_CALL", 0),
     ):
         yield
 

@@ -12,8 +12,8 @@ from programs.program import Declaration, Line, Program, Setting, Text
 from programs.search import Shrink, search
 from torch._dynamo.backends import common
 
-from fxamp.backend import choose
-from fxamp.backend.choose import Choice
+from fxamp.backend import policy_choice
+from fxamp.backend.policy_choice import Choice
 from fxamp.passes.forward import insert_casts
 from fxamp.passes.shared import autocast_regions
 from fxamp.passes.shared.cast_rules import Edit, edit_for
@@ -68,12 +68,12 @@ def leave_strides(patch: pytest.MonkeyPatch) -> None:
 
 def overlook_regions(patch: pytest.MonkeyPatch) -> None:
     """ "auto" does not see the regions of a graph."""
-    patch.setattr(choose, "region_dtypes", lambda gm, device: [])
+    patch.setattr(policy_choice, "region_dtypes", lambda gm, device: [])
 
 
 def forget_the_training(patch: pytest.MonkeyPatch) -> None:
     """ "auto" does not know in an evaluation that the model trains under autocast."""
-    patch.setattr(choose, "follows_autocast", lambda caller, parameters=(): False)
+    patch.setattr(policy_choice, "follows_autocast", lambda caller, parameters=(): False)
 
 
 SABOTAGES = (remove_a_cast, scale_a_gradient, skip_a_region, overlook_regions)
@@ -112,7 +112,7 @@ def test_a_shared_cast_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_forgotten_training_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the same program, evaluated outside of autocast after its backward; "auto" would cast on such a device."""
     setting = Setting(ambient=True, schedule="evaluated")
-    monkeypatch.setattr(choose, "native_bfloat16", lambda *given: True)
+    monkeypatch.setattr(policy_choice, "native_bfloat16", lambda *given: True)
     monkeypatch.setattr(Choice, "settled", lambda choice, *given: choice)
     assert differences(SHARED, setting) == []
     forget_the_training(monkeypatch)

@@ -16,7 +16,7 @@ from programs.workers import Task, run_all
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.passes.backward.drop_unused import DropUnused
+from fxamp.passes.backward.drop_unused_results import DropUnused
 from fxamp.passes.base import Context, Result
 
 NORMED = Program(

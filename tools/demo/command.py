@@ -18,7 +18,7 @@ import torch
 
 from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import OptionError
-from fxamp.lowerings import LOWERINGS
+from fxamp.lowering_names import LOWERINGS
 from fxamp.optim.compile_optimizer import compile_optimizer
 from fxamp.policy import OptimizerPrecision, Policy
 from fxamp.scaler import GradScaler

@@ -19,7 +19,7 @@ from fxamp.listing.model import Entry
 from fxamp.listing.totals import is_op
 from fxamp.policy import Policy
 from fxamp.reports.list_graph import list_graph
-from fxamp.tools.common.quiet import in_one_line
+from fxamp.tools.common.silence import in_one_line
 from fxamp.tools.inputs.measurement import Batch, Copy
 from fxamp.tools.inputs.model_file import Program
 

@@ -11,7 +11,7 @@ from fxamp.errors import BannedOpError, PolicyError
 from fxamp.listing.model import Entry, Listing
 from fxamp.listing.totals import Totals, totals
 from fxamp.tools.common.output import notice
-from fxamp.tools.common.quiet import in_one_line, quiet
+from fxamp.tools.common.silence import in_one_line, quiet
 from fxamp.tools.diff.side_by_side import ops_by_path
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.inputs.load import Request, prepare

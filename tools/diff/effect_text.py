@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from fxamp.listing.totals import Totals
-from fxamp.tools.common.alike import combined
 from fxamp.tools.common.columns import MODULE, NODE, OP, RULE, SOURCE, painter
+from fxamp.tools.common.formatting import bytes_cast, counted, op_name, place, plural, size_or
+from fxamp.tools.common.numbered_rows import combined
 from fxamp.tools.common.table import Column, labelled, printable, render
 from fxamp.tools.common.terminal import Look
-from fxamp.tools.common.words import bytes_cast, counted, op_name, place, plural, size_or
 from fxamp.tools.diff.effect import Effect, OpEffect
 
 _TIMES = Column("times", right=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxamp.listing.totals import Totals
+from fxamp.tools.common.formatting import bytes_cast, counted, plural, size, size_or
 from fxamp.tools.common.page import colour, colours, escaped
 from fxamp.tools.common.table import printable
-from fxamp.tools.common.words import bytes_cast, counted, plural, size, size_or
 from fxamp.tools.diff.result import Comparison
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.diff.words import op_rows, ops_counted, rule_rows, setting_rows, verdict

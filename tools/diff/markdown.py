@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from fxamp.tools.common.formatting import plural
 from fxamp.tools.common.table import printable
-from fxamp.tools.common.words import plural
 from fxamp.tools.diff.result import Comparison
 from fxamp.tools.diff.words import op_rows, ops_counted, rule_rows, setting_rows, verdict
 

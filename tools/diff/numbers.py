@@ -16,7 +16,7 @@ from fxamp.errors import ListingError, PolicyError
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.output import notice
 from fxamp.tools.common.progress import bar
-from fxamp.tools.common.quiet import one_line, quiet
+from fxamp.tools.common.silence import one_line, quiet
 from fxamp.tools.diff.diverge import Divergence, copied, first_divergence
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.inputs.kinds import program_syntax

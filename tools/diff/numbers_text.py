@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from fxamp.tools.common.formatting import op_name, place
 from fxamp.tools.common.table import Column, printable, render
 from fxamp.tools.common.terminal import Look
-from fxamp.tools.common.words import op_name, place
 from fxamp.tools.diff.diverge import Divergence
 from fxamp.tools.diff.numbers import Errors, Numbers
 

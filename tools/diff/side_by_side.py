@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from fxamp.listing.model import Entry, Listing, RuleRef
 from fxamp.listing.totals import Index, Totals, is_op, totals
-from fxamp.tools.common.alike import combined
-from fxamp.tools.common.words import op_name, overruled, place, size_or
+from fxamp.tools.common.formatting import op_name, overruled, place, size_or
+from fxamp.tools.common.numbered_rows import combined
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 import textwrap
 from collections.abc import Iterator
 
+from fxamp.tools.common.formatting import plural
 from fxamp.tools.common.table import printable
 from fxamp.tools.common.terminal import Look
-from fxamp.tools.common.words import plural
 from fxamp.tools.diff.result import Comparison
 from fxamp.tools.diff.words import groups, ops_counted, rule_rows, setting_rows, verdict
 

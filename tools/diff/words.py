@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fxamp.policy.diff.op_changes import OpChange
 from fxamp.policy.diff.rule_changes import LISTS, KeyChange, RuleChange
 from fxamp.policy.model.rule import Rule
-from fxamp.tools.common.words import plural
+from fxamp.tools.common.formatting import plural
 from fxamp.tools.diff.result import Comparison
 
 SIGNS = {"added": "+", "removed": "-", "changed": "~", "renamed": "~", "moved": "~"}

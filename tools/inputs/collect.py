@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 
 from fxamp.errors import ListingError
 from fxamp.reports.breaks import why_ended
-from fxamp.tools.common.quiet import one_line
-from fxamp.tools.common.restored import modules_in, restored, tensor_stores, tensors_beside_modules
+from fxamp.tools.common.restoration import modules_in, restored, tensor_stores, tensors_beside_modules
+from fxamp.tools.common.silence import one_line
 from fxamp.tools.inputs.model_file import Program, place
 from fxamp.tools.inputs.prepare import ProgramGraph
 from fxamp.torch_private import dropped_sizes

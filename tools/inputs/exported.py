@@ -12,7 +12,7 @@ from torch.fx.node import map_aggregate
 
 from fxamp.errors import ListingError
 from fxamp.graph import all_graphs
-from fxamp.tools.common.quiet import one_line
+from fxamp.tools.common.silence import one_line
 from fxamp.tools.inputs.prepare import ProgramGraph
 
 

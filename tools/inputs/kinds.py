@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fxamp.errors import ListingError, nearest
 from fxamp.policy.file.paths import is_file, is_folder
-from fxamp.tools.common.quiet import one_line
+from fxamp.tools.common.silence import one_line
 
 ACCEPTED = (
     "a graph as text (GraphModule.print_readable, TORCH_COMPILE_DEBUG, tlparse, fxamp's dumps), fx_graph_runnable.py, "

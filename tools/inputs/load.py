@@ -17,7 +17,7 @@ from fxamp.errors import ListingError
 from fxamp.listing import Document, Listing
 from fxamp.policy.model.keep import KEPT
 from fxamp.tools.common.output import notice
-from fxamp.tools.common.quiet import in_one_line, quiet
+from fxamp.tools.common.silence import in_one_line, quiet
 from fxamp.tools.inputs.apply import Request, choose, is_lowered, refuse
 from fxamp.tools.inputs.kinds import existing, kind_of, syntax
 

@@ -16,8 +16,8 @@ from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import FxampError, ListingError
 from fxamp.policy import LossScale, Policy
 from fxamp.scaler import GradScaler
-from fxamp.tools.common.quiet import one_line, quiet
-from fxamp.tools.common.restored import restored
+from fxamp.tools.common.restoration import restored
+from fxamp.tools.common.silence import one_line, quiet
 from fxamp.tools.inputs.model_file import place
 
 #: Give up below this loss scale: a gradient that overflows there would overflow unscaled.

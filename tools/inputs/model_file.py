@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fxamp.errors import ListingError, nearest
-from fxamp.tools.common.quiet import one_line
+from fxamp.tools.common.silence import one_line
 from fxamp.tools.inputs.kinds import bound_names, pair_functions
 
 _NAME = "__fxamp_model__"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import ListingError, nearest
-from fxamp.tools.common.quiet import quiet
+from fxamp.tools.common.silence import quiet
 from fxamp.tools.inputs.kinds import program_syntax
 from fxamp.tools.inputs.measurement import Batch, floating
 from fxamp.tools.inputs.model_file import arguments, as_module, callable_model, guarded

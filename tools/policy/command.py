@@ -19,8 +19,14 @@ _SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "check": ("fxamp.tools.policy.check", "validate policy files: all mistakes at once, each with its line"),
     "show": ("fxamp.tools.policy.show", "print a resolved policy, with the place where each line was written"),
     "explain": ("fxamp.tools.policy.explain", "say which rule decides a call, and what became of the others"),
-    "calibrate": ("fxamp.tools.policy.calibrate", "propose a patch from the ranges of a model's values and gradients"),
-    "bisect": ("fxamp.tools.policy.bisect", "find the fewest modules or rules that must be float32 for a tolerance"),
+    "calibrate": (
+        "fxamp.tools.policy.calibrate.command",
+        "propose a patch from the ranges of values and gradients",
+    ),
+    "bisect": (
+        "fxamp.tools.policy.bisect.command",
+        "find the fewest modules or rules to widen for a tolerance",
+    ),
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fxamp.backend.policy_here import resolve_here
+from fxamp.backend.policy_in_force import resolve_here
 from fxamp.errors import OptionError, PolicyError
 from fxamp.policy import LossScale, Policy, Rule
 from fxamp.tools.common.command_line import Parser, positive

@@ -15,7 +15,7 @@ from fxamp.errors import PolicyError
 from fxamp.listing.model import Entry, Listing, Source
 from fxamp.listing.totals import Index, is_op, is_pick
 from fxamp.policy import Category, Policy, Rule
-from fxamp.tools.common.words import op_name, place, rule_name
+from fxamp.tools.common.formatting import op_name, place, rule_name
 from fxamp.tools.show.select import Keep, everything
 
 #: Ops that return their input's values in another shape or order.

@@ -6,8 +6,8 @@ from typing import Any
 
 from fxamp.listing import Document, Entry, Listing, RuleRef, Source
 from fxamp.listing.totals import Index, changed, is_op, is_pick, totals, was_dtype
-from fxamp.tools.common.alike import combined
-from fxamp.tools.common.words import op_name, overruled, place
+from fxamp.tools.common.formatting import op_name, overruled, place
+from fxamp.tools.common.numbered_rows import combined
 from fxamp.tools.show.select import select
 from fxamp.tools.show.summary import summary
 

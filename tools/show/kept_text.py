@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from fxamp.listing import KeptValue, Listing
 from fxamp.listing.totals import largest_first, total, totals_of
-from fxamp.tools.common.alike import Group, combined
 from fxamp.tools.common.columns import MODULE, REASON, RULE
+from fxamp.tools.common.formatting import size_or
+from fxamp.tools.common.numbered_rows import Group, combined
 from fxamp.tools.common.table import Column, printable, render
 from fxamp.tools.common.terminal import Look
-from fxamp.tools.common.words import size_or
 
 _COLUMNS = (
     Column("kept", "middle", least=8, good=20),

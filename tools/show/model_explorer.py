@@ -11,7 +11,7 @@ from typing import Any
 
 from fxamp.listing.model import Document, Entry, Listing
 from fxamp.listing.totals import Index, is_pick, was_dtype
-from fxamp.tools.common.words import op_name, place, rule_name
+from fxamp.tools.common.formatting import op_name, place, rule_name
 
 #: Background colours by dtype, and the border of inserted casts.
 _BACKGROUND = {"f16": "#cfe8fc", "bf16": "#cfe8fc", "f32": "#fdf0c8", "f64": "#f9d5d3"}

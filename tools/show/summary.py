@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 
 from fxamp.listing.model import Entry, Listing
 from fxamp.listing.totals import Index, Totals, totals
-from fxamp.tools.common.alike import combined
+from fxamp.tools.common.formatting import counted, plural, rule_name, size
+from fxamp.tools.common.numbered_rows import combined
 from fxamp.tools.common.table import cut
-from fxamp.tools.common.words import counted, plural, rule_name, size
 from fxamp.tools.show.findings import findings
 from fxamp.tools.show.kept_text import kept_groups
 from fxamp.tools.show.select import Selection

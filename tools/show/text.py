@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from fxamp.listing.model import Entry, Listing
 from fxamp.listing.totals import Index, is_op, is_step, was_dtype
 from fxamp.tools.common.columns import MODULE, NODE, OP, REASON, RULE, SOURCE, painter
+from fxamp.tools.common.formatting import op_name, place, plural, size
 from fxamp.tools.common.table import Column, labelled, printable, render
 from fxamp.tools.common.terminal import Look
-from fxamp.tools.common.words import op_name, place, plural, size
 from fxamp.tools.show.fold import Alike, folded, repeated
 from fxamp.tools.show.kept_text import kept_lines
 from fxamp.tools.show.select import Selection

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fxamp.errors import OptionError, nearest
 from fxamp.listing.model import FLOATS, Entry, Listing
 from fxamp.listing.totals import Index, is_pick, was_dtype
+from fxamp.tools.common.formatting import op_name, place, rule_name, size
 from fxamp.tools.common.table import printable
-from fxamp.tools.common.words import op_name, place, rule_name, size
 
 #: The maximum number of nodes in a chain.
 _LONGEST = 60

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.kernels.plan import is_dense
+from fxamp.kernels.launch_plan import is_dense
 from fxamp.optim.errors import NotCompilableError
 from fxamp.optim.grouping.ops_by_parameter import ops_by_parameter
 from fxamp.optim.reading.fingerprint import fingerprint

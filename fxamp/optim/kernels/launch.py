@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fxamp.kernels.plan import ALIGNMENT, block_map
+from fxamp.kernels.launch_plan import ALIGNMENT, block_map
 from fxamp.kernels.small_floats import SCALES
 from fxamp.kernels.store import load_function
 from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_block

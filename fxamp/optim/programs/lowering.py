@@ -10,9 +10,9 @@ from torch.fx import GraphModule
 
 from fxamp.capture import Captured
 from fxamp.kernels.dispatch import Implementation, implementation
-from fxamp.lowerings import mode_settings
+from fxamp.lowering_names import mode_settings
 from fxamp.observe import CompiledStep, observed
-from fxamp.optim.precision.packing import Precision
+from fxamp.optim.precision.state_precision import Precision
 from fxamp.optim.tracing.trace import Traced
 from fxamp.passes.base import Context, PassSequence
 from fxamp.passes.sequences import step
@@ -32,7 +32,7 @@ class StepOptions:
     """How one step is compiled, and what its graph does besides the step.
 
     ``scaled``: gradients are scaled. ``clipped``: a clip coefficient is given. ``guarded``: a flag can skip the step.
-    ``lowering``: one of :data:`fxamp.lowerings.STEP_LOWERINGS`. ``mode``: one of Inductor's modes, or None.
+    ``lowering``: one of :data:`fxamp.lowering_names.STEP_LOWERINGS`. ``mode``: one of Inductor's modes, or None.
     ``precision``: in which state is kept; None: as the optimizer makes it.
     """
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fxamp.devices import NO_FLOAT64
-from fxamp.kernels.request import Tables
+from fxamp.kernels.gradient_request import Tables
 from fxamp.optim.errors import NotCompilableError
 from fxamp.optim.grouping.parameter_kinds import ParameterKind, SortedParameters, sort_parameters
 from fxamp.optim.grouping.shared_programs import ProgramUse, group_by_program
 from fxamp.optim.precision.never_negative import never_negative
-from fxamp.optim.precision.packing import packed_state, pass_for, require_names
+from fxamp.optim.precision.state_precision import packed_state, pass_for, require_names
 from fxamp.optim.programs.kind_step import KindStep, lower_kinds
 from fxamp.optim.programs.lowering import StepOptions, WholeStep, decompositions, lower_step, must_lift
 from fxamp.optim.reading.layout import Layout

@@ -9,7 +9,7 @@ from fxamp.policy.diff.op_changes import OpChange, op_changes
 from fxamp.policy.diff.rule_changes import RuleChange, rule_changes
 from fxamp.policy.model.comparisons import parse
 from fxamp.policy.model.loss_scale import LossScale
-from fxamp.policy.model.optimizer_precision import OptimizerPrecision
+from fxamp.policy.model.optimizer_table import OptimizerPrecision
 from fxamp.policy.model.settings import UNLISTED_ID
 from fxamp.policy.policy import Policy
 

@@ -9,7 +9,7 @@ from fxamp.policy.file.check_rule import Removal, check_rule
 from fxamp.policy.file.checker import Checker
 from fxamp.policy.file.lines import LineIndex
 from fxamp.policy.file.paths import is_built_in
-from fxamp.policy.model import optimizer_precision
+from fxamp.policy.model import optimizer_table
 from fxamp.policy.model.comparisons import parse_version
 from fxamp.policy.model.loss_scale import mistakes
 from fxamp.policy.model.match import architecture, capability_condition, cpu_feature
@@ -98,5 +98,5 @@ def _settings(
 _TABLES = {
     "match": _match,
     "loss_scale": _settings("loss_scale", lambda table: mistakes(table, alone=True)),
-    "optimizer": _settings("optimizer", optimizer_precision.mistakes),
+    "optimizer": _settings("optimizer", optimizer_table.mistakes),
 }

@@ -12,7 +12,7 @@ from fxamp.policy.model.chunks import LOSS
 from fxamp.policy.model.conditions import DTYPES
 from fxamp.policy.model.keep import KEPT, SMALLEST_BLOCK
 from fxamp.policy.model.match import ARCHITECTURE, CPU_FEATURES
-from fxamp.policy.model.optimizer_precision import ROUNDING, STATE, WEIGHTS
+from fxamp.policy.model.optimizer_table import ROUNDING, STATE, WEIGHTS
 from fxamp.policy.model.rule import INPUT_DTYPES, RULE_REGIONS
 
 _TERM = r"\s*(>=|<=|==|!=|>|<)\s*{}\s*"

@@ -7,7 +7,7 @@ from fxamp.policy.file.check_file import PolicyFile
 from fxamp.policy.file.check_rule import Removal
 from fxamp.policy.model.loss_scale import LossScale, mistakes
 from fxamp.policy.model.match import Match
-from fxamp.policy.model.optimizer_precision import OptimizerPrecision
+from fxamp.policy.model.optimizer_table import OptimizerPrecision
 from fxamp.policy.model.rule import Origin, Rule
 
 

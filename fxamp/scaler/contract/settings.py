@@ -10,7 +10,7 @@ import torch
 from fxamp.devices import DEVICES
 from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import OptionError, nearest
-from fxamp.lowerings import STEP_LOWERINGS, inductor_modes
+from fxamp.lowering_names import STEP_LOWERINGS, inductor_modes
 from fxamp.policy import Policy
 
 SKIPS = ("host", "device")

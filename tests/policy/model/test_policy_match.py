@@ -9,7 +9,7 @@ import torch
 from pretended_gpus import PretendedGpus
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fxamp.backend import choose, policy_here
+from fxamp.backend import policy_choice, policy_in_force
 from fxamp.backend.options import parse_options
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
@@ -92,9 +92,9 @@ def test_the_features_are_those_that_torch_documents() -> None:
 def test_the_backend_checks_this_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": False, "cpu_name": "x"})
     cpu = torch.device("cpu")
-    assert policy_here.resolve_here(policy(device="cpu", cpu_features=("avx2",)), cpu).unchecked == ()
+    assert policy_in_force.resolve_here(policy(device="cpu", cpu_features=("avx2",)), cpu).unchecked == ()
     with pytest.raises(PolicyError, match="lacks amx_bf16"):
-        policy_here.resolve_here(policy(device="cpu", cpu_features=("amx_bf16",)), cpu)
+        policy_in_force.resolve_here(policy(device="cpu", cpu_features=("amx_bf16",)), cpu)
 
 
 @pytest.fixture
@@ -112,21 +112,23 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two_gpus")
 def test_the_backend_checks_the_gpu_of_the_graph() -> None:
     new = policy(capability=">=8.9")
-    assert policy_here.resolve_here(new, torch.device("cuda", 1)).unchecked == ()
+    assert policy_in_force.resolve_here(new, torch.device("cuda", 1)).unchecked == ()
     with pytest.raises(PolicyError, match=r"has 7\.5"):
-        policy_here.resolve_here(new, torch.device("cuda", 0))
-    assert policy_here.resolve_here(new, torch.device("cuda", 2)).unchecked  # a fake tensor's
+        policy_in_force.resolve_here(new, torch.device("cuda", 0))
+    assert policy_in_force.resolve_here(new, torch.device("cuda", 2)).unchecked  # a fake tensor's
     with FakeTensorMode():
         inputs = [torch.ones(2), torch.ones(2, device="meta"), torch.ones(2, device="cuda:1"), 3]
-    assert choose.device_of(inputs) == torch.device("cuda", 1)
-    assert choose.choose_policy(parse_options({"policy": new}), inputs).policy == new
+    assert policy_choice.device_of(inputs) == torch.device("cuda", 1)
+    assert policy_choice.choose_policy(parse_options({"policy": new}), inputs).policy == new
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_bfloat16_is_asked_of_the_gpu_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = PretendedGpus(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: gpus.current == 1)
-    assert choose.native_bfloat16(torch.device("cuda", 1)) and not choose.native_bfloat16(torch.device("cuda", 0))
+    assert policy_choice.native_bfloat16(torch.device("cuda", 1)) and not policy_choice.native_bfloat16(
+        torch.device("cuda", 0)
+    )
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -144,13 +146,13 @@ def test_fp8_on_amds_gpus(arch: str, reasons: list[str], monkeypatch: pytest.Mon
     properties = SimpleNamespace(gcnArchName=f"{arch}:sramecc+:xnack-")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     device = torch.device("cuda", 1)
-    assert policy_here.resolve_here(Policy.load("cuda-bfloat16"), device).unchecked == ()
+    assert policy_in_force.resolve_here(Policy.load("cuda-bfloat16"), device).unchecked == ()
     for name in ("cuda-bfloat16-fp8", "cuda-float16-fp8-rowwise"):
         if not reasons:
-            assert policy_here.resolve_here(Policy.load(name), device).unchecked == ()
+            assert policy_in_force.resolve_here(Policy.load(name), device).unchecked == ()
             continue
         with pytest.raises(PolicyError) as raised:
-            policy_here.resolve_here(Policy.load(name), device)
+            policy_in_force.resolve_here(Policy.load(name), device)
         assert [reason for reason in reasons if reason not in str(raised.value)] == []
     own = replace(Policy.load("cuda-bfloat16-fp8"), capability="", arch=())
     assert (not reasons) is (_refusal(own, device) == "")
@@ -158,7 +160,7 @@ def test_fp8_on_amds_gpus(arch: str, reasons: list[str], monkeypatch: pytest.Mon
 
 def _refusal(policy: Policy, device: torch.device) -> str:
     try:
-        policy_here.resolve_here(policy, device)
+        policy_in_force.resolve_here(policy, device)
     except PolicyError as refused:
         return str(refused)
     return ""

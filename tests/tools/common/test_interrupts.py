@@ -128,7 +128,7 @@ def test_diff_prints_the_errors_of_the_policy_that_ran(
 def test_bisect_prints_the_smallest_set_so_far(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fxamp.tools.policy.bisect_trials import Trials
+    from fxamp.tools.policy.bisect.trials import Trials
 
     passes, calls = Trials.passes, itertools.count(1)
 
@@ -146,6 +146,6 @@ def test_bisect_prints_the_smallest_set_so_far(
 def test_calibrate_proposes_what_the_batches_until_then_say(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopping(monkeypatch, "fxamp.tools.policy.evidence._run", 2)
+    stopping(monkeypatch, "fxamp.tools.policy.calibrate.evidence._run", 2)
     out = interrupted(policy.main, "calibrate model.py --policy cpu-float16 --output patch.toml", capsys)
     assert "from 1 batch" in out and 'extends = ["cpu-float16"]' in out

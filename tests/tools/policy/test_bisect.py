@@ -8,7 +8,7 @@ from policy_runs import run, written
 
 from fxamp.policy import Policy
 from fxamp.tools.inputs.measurement import relative
-from fxamp.tools.policy.bisect_units import FLOAT32, OUT_OF_FP8, ModuleTree, rule_units, with_units
+from fxamp.tools.policy.bisect.units import FLOAT32, OUT_OF_FP8, ModuleTree, rule_units, with_units
 from fxamp.tools.policy.command import main
 from fxamp.tools.policy.places import ModuleOp
 

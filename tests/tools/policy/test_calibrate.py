@@ -14,9 +14,9 @@ import fxamp
 from fxamp.policy import Category, Policy
 from fxamp.policy.model.module_globs import covers_module
 from fxamp.tools.policy.batches import load_work
-from fxamp.tools.policy.calibrate_rules import globs_for
-from fxamp.tools.policy.evidence import gather
-from fxamp.tools.policy.ranges import Format, Range
+from fxamp.tools.policy.calibrate.evidence import gather
+from fxamp.tools.policy.calibrate.ranges import Format, Range
+from fxamp.tools.policy.calibrate.rules import globs_for
 
 MODEL = """
 import torch

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxamp.tools.policy.delta import ddmin, hierarchical, is_minimal
+from fxamp.tools.policy.bisect.delta import ddmin, hierarchical, is_minimal
 
 Sets = list[frozenset[int]]
 

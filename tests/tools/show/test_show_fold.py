@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from show_samples import FOLLOWS, NORMS, PRODUCTS, cast, given, line, op, tensor
 
 from fxamp.listing import Document, Entry, KeptValue, Listing
-from fxamp.tools.common.alike import glob
+from fxamp.tools.common.numbered_rows import glob
 from fxamp.tools.common.terminal import Look
 from fxamp.tools.show.command import main
 from fxamp.tools.show.fold import Alike, folded, repeated

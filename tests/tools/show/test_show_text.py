@@ -119,7 +119,7 @@ def test_no_control_character_of_a_dump_reaches_the_terminal() -> None:
 
 
 def test_files_are_named_from_the_working_directory_or_their_package_on() -> None:
-    from fxamp.tools.common.words import short_file
+    from fxamp.tools.common.formatting import short_file
 
     assert short_file(str(Path.cwd() / "models/net.py")) == "models/net.py"
     assert short_file("/env/lib/python3.11/site-packages/torch/nn/linear.py") == "torch/nn/linear.py"

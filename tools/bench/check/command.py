@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fxamp.errors import OptionError, nearest
-from fxamp.lowerings import LOWERINGS
+from fxamp.lowering_names import LOWERINGS
 from fxamp.tools.bench.check.outcome import WRONG, Outcome
 from fxamp.tools.bench.process import ContenderFailed, Process
 from fxamp.tools.bench.report import Report, add_styles, drawn, require_device

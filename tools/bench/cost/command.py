@@ -9,8 +9,8 @@ from typing import Any
 from fxamp.errors import OptionError
 from fxamp.policy import Policy
 from fxamp.tools.bench.cost import table
+from fxamp.tools.bench.cost.all_models import plan_of_every
 from fxamp.tools.bench.cost.count import Count
-from fxamp.tools.bench.cost.every import plan_of_every
 from fxamp.tools.bench.cost.process import counts
 from fxamp.tools.bench.cost.row import Rates, Row, extrapolated, row
 from fxamp.tools.bench.cost.workload import DTYPES, OPTIMIZERS, Plan, Way, Workload

@@ -17,7 +17,7 @@ from fxamp.tools.bench.cost.eager import EagerOps
 from fxamp.tools.bench.cost.gpu import compiling_for_gpu
 from fxamp.tools.bench.cost.program import as_unpadded_text, build
 from fxamp.tools.bench.cost.workload import Way, Workload
-from fxamp.tools.common.quiet import quiet
+from fxamp.tools.common.silence import quiet
 
 
 def measure(workload: Workload, way: Way, pretended: bool, counted: Counted | None = None) -> Count:

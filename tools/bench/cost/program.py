@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.tools.bench.cost.workload import Workload
 from fxamp.tools.bench.models import MODELS
-from fxamp.tools.common.restored import modules_in, tensor_stores
+from fxamp.tools.common.restoration import modules_in, tensor_stores
 from fxamp.tools.inputs.kinds import program_syntax
 from fxamp.tools.inputs.model_file import Program, program
 

@@ -18,7 +18,7 @@ from fxamp.tools.common.output import write_text
 
 def parser(prog: str) -> Parser:
     """The options of this command."""
-    from fxamp.lowerings import LOWERINGS
+    from fxamp.lowering_names import LOWERINGS
     from fxamp.tools.bench.models import MODELS, SIZES
 
     usual = ", ".join(f"{name} on {device}" for device, name in BASELINES.items())

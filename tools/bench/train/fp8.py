@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 import torch
 from torch import nn
 
-from fxamp.backend.policy_here import resolve_here
+from fxamp.backend.policy_in_force import resolve_here
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.errors import OptionError, PolicyError
 from fxamp.policy import Policy, variant_names

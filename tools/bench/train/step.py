@@ -11,7 +11,7 @@ from fxamp.tools.common.command_line import Parser, one_of, positive
 
 def parser(prog: str) -> Parser:
     """The options of this command."""
-    from fxamp.lowerings import STEP_LOWERINGS
+    from fxamp.lowering_names import STEP_LOWERINGS
 
     result = Parser(prog, "Step parameters as GPT-2 has them by one optimizer in several ways, in turn, and compare.")
     add = result.add_argument

@@ -10,16 +10,16 @@ from torch import nn
 
 import fxamp
 from fxamp.kernels import Implementation, forced
+from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch import OPTIONS
-from fxamp.kernels.plan import CHUNK, Asked, Gradient, make_plan
+from fxamp.kernels.launch_plan import CHUNK, Asked, Gradient, make_plan
+from fxamp.kernels.scale_update_source import update_text
 from fxamp.kernels.small_floats import BLOCK, SCALES
-from fxamp.kernels.source import kernel_name, parameters, source_text
-from fxamp.kernels.update_source import update_text
 from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_block
 from fxamp.optim.kernels.scalars import NAME as SCALARS
 from fxamp.optim.kernels.scalars import scalars_parameters, scalars_text
 from fxamp.optim.kernels.source import NAME, step_parameters, step_text
-from fxamp.optim.precision.packing import precision_of
+from fxamp.optim.precision.state_precision import precision_of
 from fxamp.optim.programs.kind_step import KindStep, kernel_inputs
 from fxamp.optim.programs.lowering import StepOptions
 from fxamp.optim.programs.step_parts import compile_parts, pack_state

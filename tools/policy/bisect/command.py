@@ -14,9 +14,10 @@ from fxamp.tools.common.command_line import Parser, one_of
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.output import write_text
 from fxamp.tools.common.progress import say
-from fxamp.tools.policy.bisect_report import best, head, hopeless, lines, rules
-from fxamp.tools.policy.bisect_trials import Trials
-from fxamp.tools.policy.bisect_units import (
+from fxamp.tools.policy.bisect.delta import hierarchical, is_minimal
+from fxamp.tools.policy.bisect.report import best, head, hopeless, lines, rules
+from fxamp.tools.policy.bisect.trials import Trials
+from fxamp.tools.policy.bisect.units import (
     KEPT_AS_IS,
     OUT_OF_FP8,
     ModuleTree,
@@ -26,7 +27,6 @@ from fxamp.tools.policy.bisect_units import (
     rule_units,
     widening,
 )
-from fxamp.tools.policy.delta import hierarchical, is_minimal
 from fxamp.tools.policy.patch import add_model, base_policy, load_model, patch_text
 from fxamp.tools.policy.places import ModuleOp
 

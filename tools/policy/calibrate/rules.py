@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fxamp.policy import Category, Rule
 from fxamp.policy.model.module_globs import covers_module
+from fxamp.tools.policy.calibrate.troubles import Trouble
 from fxamp.tools.policy.places import ModuleOp
-from fxamp.tools.policy.troubles import Trouble
 
 #: A part of a module path that is a number.
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")

@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
 from fxamp.graph import GraphWriter
-from fxamp.passes.shared import float8_bits, packing
-from fxamp.passes.shared.packing import Packing, PackWriter, plan_packing
+from fxamp.passes.shared import float8_bits, kept_packing
+from fxamp.passes.shared.kept_packing import Packing, PackWriter, plan_packing
 from fxamp.policy import Rule
 from fxamp.policy.model.keep import EIGHT_BITS
 
@@ -53,7 +53,7 @@ def of_codes(codes: Tensor, plan: Packing) -> Tensor:
 @pytest.fixture
 def without_float8(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU before capability 8.9."""
-    monkeypatch.setattr(packing, "converts_float8", lambda _: False)
+    monkeypatch.setattr(kept_packing, "converts_float8", lambda _: False)
 
 
 @pytest.mark.usefixtures("without_float8")
@@ -66,7 +66,7 @@ def test_codes_by_bits_are_those_of_the_conversion(dtype: torch.dtype, monkeypat
     back, (codes, scale), plan = round_trip(value, "float8_e4m3fn")
     assert codes.dtype is torch.uint8 and plan.has_signs and plan.words == "float8_e4m3fn/128"
     signs = of_codes(codes, plan)
-    monkeypatch.setattr(packing, "converts_float8", lambda _: True)
+    monkeypatch.setattr(kept_packing, "converts_float8", lambda _: True)
     wanted, (floats, scales), other = round_trip(value, "float8_e4m3fn")
     bits, nans = floats.view(torch.uint8), floats.float().isnan()
     assert torch.equal(codes[~nans], bits[~nans]) and (codes[nans] & 0x7F == 0x7F).all() and torch.equal(scale, scales)

@@ -12,10 +12,10 @@ from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
 from fxamp.reports import registry
 from fxamp.tools.common.progress import bar
-from fxamp.tools.common.quiet import quiet, unlogged
+from fxamp.tools.common.silence import quiet, unlogged
 from fxamp.tools.inputs.measurement import Batch, Copy, Results, Start, failure, relative, run_compiled, under_policy
 from fxamp.tools.policy.batches import Workload
-from fxamp.tools.policy.bisect_units import KEPT_AS_IS, OUT_OF_FP8, Unit, Widening, with_units
+from fxamp.tools.policy.bisect.units import KEPT_AS_IS, OUT_OF_FP8, Unit, Widening, with_units
 from fxamp.tools.policy.places import ModuleOp, watched
 
 

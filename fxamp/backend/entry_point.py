@@ -9,11 +9,11 @@ import torch
 from torch.fx import GraphModule
 
 from fxamp.backend.casting import cast_graph
-from fxamp.backend.choose import choose_policy, device_of, guard_policy
 from fxamp.backend.compilation import Compilation
 from fxamp.backend.lowering import lower_graph
 from fxamp.backend.options import parse_options
 from fxamp.backend.participants import participants
+from fxamp.backend.policy_choice import choose_policy, device_of, guard_policy
 from fxamp.errors import BannedOpError, CaptureError, MachineError, OptionError, PolicyError
 from fxamp.observe import CompileStage, observed
 from fxamp.reports.breaks import why_ended

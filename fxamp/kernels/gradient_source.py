@@ -6,7 +6,7 @@ exact in compiled code and in Triton's interpreter, whose own bfloat16 casts tru
 
 import torch
 
-from fxamp.kernels.plan import ALIGNMENT, CHUNK, Kernel
+from fxamp.kernels.launch_plan import ALIGNMENT, CHUNK, Kernel
 
 ROW = 4  # int64 columns of the table of gradients: source address, target address, numel, position in the caller's list
 
@@ -42,7 +42,7 @@ NARROW = {
 HEAD = '''\
 """{title}.
 
-Aligned to {alignment} bytes: {aligned}. Written by fxamp.kernels.source, not to be edited.
+Aligned to {alignment} bytes: {aligned}. Written by fxamp.kernels.gradient_source, not to be edited.
 """
 
 import triton

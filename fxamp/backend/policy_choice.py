@@ -17,9 +17,9 @@ import torch
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointFunction
 
+from fxamp.backend.auto_products import Products
 from fxamp.backend.options import Options
-from fxamp.backend.policy_here import Unchanged, load_here, resolve_here
-from fxamp.backend.products import Products
+from fxamp.backend.policy_in_force import Unchanged, load_here, resolve_here
 from fxamp.capture.autocast_state import ambient_autocast, autocast_depth, region_dtypes
 from fxamp.errors import PolicyError
 from fxamp.graph import source_frames
@@ -113,8 +113,8 @@ def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | Non
     regions in the graph, outside of which nothing is cast; no policy where the program has switched autocast off, or
     ran the model under it before and does not now. If the program says nothing, it selects float16 if a scaler was
     given and gradients are on; bfloat16 if the device computes in it natively (:func:`native_bfloat16`), on a CPU only
-    if the graph's products gain from it (:mod:`fxamp.backend.products`); else no policy, which is logged once. A hook,
-    and the backward of a Function that no graph holds, get none, whatever the options say.
+    if the graph's products gain from it (:mod:`fxamp.backend.auto_products`); else no policy, which is logged once. A
+    hook, and the backward of a Function that no graph holds, get none, whatever the options say.
     Raises PolicyError if a named policy is for another device than the graph's tensors, or for another machine.
     """
     if called_by_backward():

@@ -10,13 +10,13 @@ import torch
 
 import fxamp
 from fxamp.policy import Policy
-from fxamp.tools.common.restored import restored
+from fxamp.tools.common.restoration import restored
 from fxamp.tools.inputs.load import Request, load
 from fxamp.tools.inputs.measurement import Copy
 from fxamp.tools.policy.batches import Workload, load_work
-from fxamp.tools.policy.bisect_trials import Trials
-from fxamp.tools.policy.bisect_units import FLOAT32
-from fxamp.tools.policy.evidence import gather
+from fxamp.tools.policy.bisect.trials import Trials
+from fxamp.tools.policy.bisect.units import FLOAT32
+from fxamp.tools.policy.calibrate.evidence import gather
 
 FILE = """
 import torch

@@ -8,17 +8,17 @@ from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import OptionError
 from fxamp.policy import Category, LossScale, Policy, Rule
 from fxamp.tools.common.command_line import Parser
+from fxamp.tools.common.formatting import plural
 from fxamp.tools.common.interrupt import SoFar
 from fxamp.tools.common.output import notice, write_text
-from fxamp.tools.common.words import plural
 from fxamp.tools.policy.batches import Workload
-from fxamp.tools.policy.calibrate_rules import globs_for, rules_for, short
-from fxamp.tools.policy.calibrate_table import fp8_summary, summary
-from fxamp.tools.policy.evidence import Evidence, Sample, gather
+from fxamp.tools.policy.calibrate.evidence import Evidence, Sample, gather
+from fxamp.tools.policy.calibrate.ranges import Format
+from fxamp.tools.policy.calibrate.rules import globs_for, rules_for, short
+from fxamp.tools.policy.calibrate.table import fp8_summary, summary
+from fxamp.tools.policy.calibrate.troubles import UNDERFLOW, Limits, exponent, fitting_shift, share
 from fxamp.tools.policy.patch import add_model, base_policy, load_model, patch_text
 from fxamp.tools.policy.places import ModuleOp
-from fxamp.tools.policy.ranges import Format
-from fxamp.tools.policy.troubles import UNDERFLOW, Limits, exponent, fitting_shift, share
 
 PROG = "fxamp-policy calibrate"
 

@@ -17,7 +17,7 @@ from fxamp.optim.precision.packed_tensor import PackedTensor, is_packed, unpacke
 from fxamp.optim.reading.layout import Layout
 from fxamp.passes.step.pack_state import COMPENSATION, COUNT, PackState
 from fxamp.policy import OptimizerPrecision
-from fxamp.policy.model.optimizer_precision import EIGHT_BIT, OTHERS
+from fxamp.policy.model.optimizer_table import EIGHT_BIT, OTHERS
 from fxamp.torch_devices import moved
 from fxamp.torch_dtypes import NARROW
 

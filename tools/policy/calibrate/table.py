@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from fxamp.tools.policy.calibrate_rules import NUMBER, short
-from fxamp.tools.policy.evidence import Sample, Scaled
-from fxamp.tools.policy.ranges import Range
-from fxamp.tools.policy.troubles import Limits, share
+from fxamp.tools.policy.calibrate.evidence import Sample, Scaled
+from fxamp.tools.policy.calibrate.ranges import Range
+from fxamp.tools.policy.calibrate.rules import NUMBER, short
+from fxamp.tools.policy.calibrate.troubles import Limits, share
 
 _FP8_HEADERS = ("module", "op", "operand of fp8", "dtype", "values", "under", "proposed")
 

@@ -1,7 +1,7 @@
 """The lowerings and modes are those that the backend and Inductor have."""
 
 from fxamp.backend.lowering import _LOWERINGS
-from fxamp.lowerings import LOWERINGS, inductor_modes, mode_settings
+from fxamp.lowering_names import LOWERINGS, inductor_modes, mode_settings
 
 
 def test_every_lowering_is_one_that_the_backend_has() -> None:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fxamp.policy import Rule
-from fxamp.tools.common.words import plural
-from fxamp.tools.policy.bisect_trials import Trials
-from fxamp.tools.policy.bisect_units import KEPT_AS_IS, Unit, unit_rules
+from fxamp.tools.common.formatting import plural
+from fxamp.tools.policy.bisect.trials import Trials
+from fxamp.tools.policy.bisect.units import KEPT_AS_IS, Unit, unit_rules
 
 Units = tuple[Unit, ...]
 

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fxamp
-from fxamp.backend.choose import choose_policy
+from fxamp.backend.auto_products import FLOPS_PER_CALL, FLOPS_PER_ELEMENT, Products, products
 from fxamp.backend.options import parse_options
-from fxamp.backend.products import FLOPS_PER_CALL, FLOPS_PER_ELEMENT, Products, products
+from fxamp.backend.policy_choice import choose_policy
 from fxamp.capture import capture
 from fxamp.capture.dynamo import trace
 from fxamp.passes.base import CastContext

@@ -14,14 +14,14 @@ from fxamp.errors import ListingError
 from fxamp.graph import all_graphs
 from fxamp.policy import Policy, Recipe
 from fxamp.tools.common.progress import bar
-from fxamp.tools.common.quiet import quiet
-from fxamp.tools.common.restored import restored
+from fxamp.tools.common.restoration import restored
+from fxamp.tools.common.silence import quiet
 from fxamp.tools.inputs.measurement import Batch, calling, failure, unlimited_recompiles
 from fxamp.tools.policy.batches import Workload
+from fxamp.tools.policy.calibrate.ranges import Format, Range
+from fxamp.tools.policy.calibrate.watch import Show, Watch
 from fxamp.tools.policy.operands import Operand
 from fxamp.tools.policy.places import ModuleOp, Use, Watched, watched
-from fxamp.tools.policy.ranges import Format, Range
-from fxamp.tools.policy.watch import Show, Watch
 
 
 @dataclass(frozen=True)

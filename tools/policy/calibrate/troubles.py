@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from fxamp.policy.model.loss_scale import FLOAT32_MAX
-from fxamp.tools.policy.evidence import Sample, Scaled
+from fxamp.tools.policy.calibrate.evidence import Sample, Scaled
+from fxamp.tools.policy.calibrate.ranges import Format, Range
 from fxamp.tools.policy.places import ModuleOp
-from fxamp.tools.policy.ranges import Format, Range
 
 #: Up to this share of values below the normal numbers, underflow adds no more error than rounding. Let u be half of
 #: the dtype's eps. Rounding a normal number x has an error of up to u|x|; rounding one below the smallest normal number

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from fxamp.capture import Captured
 from fxamp.errors import PassError
-from fxamp.passes.backward.drop_unused import DropUnused
+from fxamp.passes.backward.drop_unused_results import DropUnused
 from fxamp.passes.backward.scale_backward import tangents
 from fxamp.passes.base import Context
 from fxamp.pipeline import run_passes

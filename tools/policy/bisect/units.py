@@ -11,7 +11,7 @@ from fxamp.listing import KeptValue
 from fxamp.policy import Category, Policy, Rule
 from fxamp.policy.model.keep import KEPT, Keep
 from fxamp.policy.model.rule import PRODUCTS
-from fxamp.tools.policy.calibrate_rules import exact, short
+from fxamp.tools.policy.calibrate.rules import exact, short
 from fxamp.tools.policy.places import ModuleOp
 
 

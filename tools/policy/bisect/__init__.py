@@ -1,0 +1,1 @@
+"""fxamp-policy bisect: the smallest set of modules, or rules, to widen."""
