@@ -12,6 +12,7 @@ from fxamp.backend.options import Options
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.errors import MachineError
 from fxamp.pipeline.participant import Boxed, boxed
+from fxamp.torch_private import keep_saved_tensors
 
 #: A device type that autocast supports and that user tensors never have.
 _UNUSED_DEVICE = "ipu"
@@ -70,8 +71,12 @@ def _aot_eager(
     def as_it_is(graph: GraphModule, _: Sequence[Any]) -> Boxed:
         return boxed(graph)
 
+    def forward(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
+        keep_saved_tensors()  # no kernel here would overwrite one
+        return as_it_is(graph, inputs)
+
     lowered = aot_autograd(
-        fw_compiler=compilation.forward(as_it_is),
+        fw_compiler=compilation.forward(forward),
         bw_compiler=compilation.backward(as_it_is),
         partition_fn=compilation.partition(min_cut_rematerialization_partition),
         keep_inference_input_mutations=True,

@@ -138,10 +138,12 @@ def test_no_zeros_are_written_for_unused_results(scaled: bool) -> None:
     assert {(5, 3), (4, 6)} <= set(plain.shapes), "this is what torch writes; else the test sees nothing"
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_a_retained_graph_runs_for_one_result_and_then_for_another(scaled: bool) -> None:
+@pytest.mark.parametrize("scaled, dynamic", [(False, False), (False, True), (True, False)])
+def test_a_retained_graph_runs_for_one_result_and_then_for_another(scaled: bool, dynamic: bool) -> None:
     net, reference = twins()
     x = torch.randn(5, 4)
+    if dynamic:
+        torch._dynamo.mark_dynamic(x, 0)
     function, scale = compiled(net, scaled, lowering="aot_eager")
     ours, theirs = function(x), reference(x)
     for at in (0, 2, 0):
