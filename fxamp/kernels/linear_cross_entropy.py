@@ -12,6 +12,8 @@ one chunk are gone before those of the next are computed, in the forward and in 
 4. ``Gradients.IN_BACKWARD``: the backward computes the logits of each chunk again. It costs one product more and keeps
    only the operands. ``reduction="none"`` needs it: each row has a gradient of its own.
 5. A chunk reads what the chunk before makes last, so that a compiler cannot mix them and keep the logits of both.
+6. Where targets or weights of classes need a gradient, which has as many elements as the logits, there are no chunks.
+7. Rows that do not count have gradients of zero, even if the mean divides by no rows at all, as torch has it.
 """
 
 from collections.abc import Iterator
@@ -88,20 +90,43 @@ def linear_cross_entropy(
 
     Returns:
         A number, or with reduction 0 ``[N]``. The gradients of all operands have the dtypes of these tensors. A second
-        derivative raises.
+        derivative raises, unless ``target`` or ``class_weight`` needs a gradient.
     """
-    place = Gradients.IN_BACKWARD if reduction == NONE else Gradients(gradients)
+    late = reduction == NONE or not torch.is_grad_enabled()
+    place = Gradients.IN_BACKWARD if late else Gradients(gradients)
     form = _Form(reduction, ignore_index, label_smoothing, dtype, chunks, place)
+    if torch.is_grad_enabled() and (target.requires_grad or (class_weight is not None and class_weight.requires_grad)):
+        return _whole(input, weight, bias, target, class_weight, form)
     losses: Tensor = _Losses.apply(input, weight, bias, target, class_weight, form)  # type: ignore[no-untyped-call]
     return losses / _count(target, class_weight, form) if reduction == MEAN else losses
 
 
-def _count(target: Tensor, class_weight: Tensor | None, form: _Form) -> Tensor | int | torch.SymInt:
-    """What the mean divides by: the rows; of those that count, their weights."""
+def _whole(
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, form: _Form
+) -> Tensor:
+    """Return the loss by torch's own ops: all operands can have gradients."""
+    operands = (None if tensor is None else tensor.to(form.dtype) for tensor in (input, weight, bias))
+    return functional.cross_entropy(
+        functional.linear(*operands).float(),  # type: ignore[arg-type]
+        target.float() if target.is_floating_point() else target,
+        None if class_weight is None else class_weight.float(),
+        ignore_index=form.ignore_index,
+        reduction=("none", "mean", "sum")[form.reduction],
+        label_smoothing=form.label_smoothing,
+    )
+
+
+def _counting(target: Tensor, form: _Form) -> Tensor:
+    """``[N]``: whether each row counts."""
     if target.is_floating_point():
-        return target.shape[0]
-    counts = target.ne(form.ignore_index)
-    if class_weight is None:
+        return target.new_ones(target.shape[:1], dtype=torch.bool)
+    return target.ne(form.ignore_index)
+
+
+def _count(target: Tensor, class_weight: Tensor | None, form: _Form) -> Tensor:
+    """What the mean divides by: the number of rows that count; with weights of classes, the sum of theirs."""
+    counts = _counting(target, form)
+    if class_weight is None or target.is_floating_point():
         return counts.sum()
     return class_weight.float()[target.where(counts, 0)].where(counts, 0.0).sum()
 
@@ -131,7 +156,8 @@ class _Losses(torch.autograd.Function):
                 chunk = _Chunk.of(head, rows, classes, earlier)
                 losses.append(chunk.losses())
                 earlier = losses[-1] if sums is None else sums.add(chunk, None)
-            saved = [input, weight, bias, target, class_weight] if sums is None else sums.gradients()
+            operands = [input, weight, bias, target, class_weight]
+            saved = operands if sums is None else [*sums.gradients(), _counting(target, form).any()]
         ctx.save_for_backward(*saved)
         if form.reduction == NONE:
             return torch.cat(losses)
@@ -147,12 +173,14 @@ class _Losses(torch.autograd.Function):
                 "a policy without chunks for this loss"
             )
         if form.gradients is Gradients.IN_FORWARD:
-            results = [None if t is None else t.float() * gradient for t in ctx.saved_tensors]
+            *results, counts = ctx.saved_tensors
+            gradient = gradient.where(counts, 0.0)
+            results = [None if t is None else t.float() * gradient for t in results]
         else:
             input, weight, bias, target, class_weight = ctx.saved_tensors
             head = _Head.of(weight, bias, class_weight, form)
             sums = _Sums(head, ctx.needs_input_grad)
-            of_rows = gradient.expand(input.shape[0])
+            of_rows = gradient.where(_counting(target, form), 0.0)
             earlier = None
             for (rows, classes), scale in zip(_chunks(input, target, form), _cut(of_rows, form.chunks), strict=True):
                 earlier = sums.add(_Chunk.of(head, rows, classes, earlier), scale)
@@ -222,7 +250,7 @@ class _Chunk:
         if self.target.is_floating_point():
             shares = self.target.float()
         else:
-            counts = self.target.ne(form.ignore_index).unsqueeze(1)
+            counts = _counting(self.target, form).unsqueeze(1)
             every = torch.arange(classes, device=self.target.device)
             index = every.gather(0, self.target.where(counts.squeeze(1), 0))  # raises for what is no class
             shares = torch.where(every.eq(index.unsqueeze(1)) & counts, 1.0, 0.0)

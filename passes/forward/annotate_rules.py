@@ -7,6 +7,7 @@
    their inputs, whatever a rule says.
 4. The backward of a custom autograd.Function is in the same region as its forward, unless ``custom_fwd``'s
    ``cast_inputs`` turned autocast off in both. If Dynamo inlined such a forward, its ops keep their captured dtypes.
+5. A loss that a rule cuts into chunks has that rule if no other covers it: it is computed in float32.
 """
 
 from collections.abc import Callable
@@ -26,8 +27,9 @@ from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.argument_names import require_arguments
 from fxamp.passes.shared.autocast_regions import ENTER, EXIT, AutocastRegion, mark_region, outermost, walk
 from fxamp.passes.shared.decision import Decision, decide, decision
+from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
 from fxamp.passes.shared.sites import site_of
-from fxamp.policy import Category, Policy, Ruling
+from fxamp.policy import Category, Ruling
 
 
 @dataclass(frozen=True)
@@ -105,23 +107,16 @@ def _ruled(
 
 
 def rule_on(node: Node, context: CastContext) -> Ruling:
-    """Return the policy's ruling for a call: by its rules, else by ``unlisted``; an empty one if it is no op."""
+    """Return the policy's ruling for a call: by its rules (5), else by ``unlisted``; an empty one if it is no op."""
     if not isinstance(node.target, OpOverload):
         return Ruling(None)
     policy = context.policy
     ruling = policy.plain_ruling(op_name(node)) or policy.ruling(site_of(node))
-    if ruling.rule is None and node.target is torch.ops.aten.cross_entropy_loss.default:
-        ruling = _inner_ruling(policy, ruling)
+    if ruling.rule is None and isinstance(loss := linear_loss(node, context), LinearLoss):
+        return replace(ruling, rule=loss.rule)
     if ruling.rule is None and policy.default_rule is not None and site_of(node).computes:
         return replace(ruling, rule=policy.default_rule)
     return ruling
-
-
-def _inner_ruling(policy: Policy, ruling: Ruling) -> Ruling:
-    """Return the ruling for a cross entropy that stays whole: float32 if one of its parts has a rule for it."""
-    rules = (policy.rule_for(part) for part in ("aten::log_softmax.int", "aten::nll_loss_nd"))
-    exact = [rule for rule in rules if rule is not None and rule.cast is Category.FP32]
-    return replace(ruling, rule=exact[0]) if exact else ruling
 
 
 def _joined(*parts: str) -> str:

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from fxamp.graph import INSERTED, GraphWriter, all_graphs, argument, tensor_value
 from fxamp.kernels.linear_cross_entropy import Gradients
 from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.shared.cast_writer import before_cast
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import SIZED, LinearLoss, linear_loss
 from fxamp.policy.model.chunks import LOSS
@@ -64,11 +65,9 @@ def _replace(match: LinearLoss, writer: GraphWriter) -> None:
     why = f"for {loss.name}: a chunk of its logits at a time"
     with loss.graph.inserting_before(loss):
         rows = _rows(match, writer, why)
-        target = argument(loss, "target")
-        if match.classes_second:
-            target = writer.call(aten.reshape.default, target, [-1], near=loss, why=why)
+        target = _target(match, writer, why)
         form = [argument(loss, name) for name in ("weight", "reduction", "ignore_index", "label_smoothing")]
-        weight, bias = (_before_cast(argument(linear, name)) for name in ("weight", "bias"))
+        weight, bias = (before_cast(argument(linear, name)) for name in ("weight", "bias"))
         gradients = match.rule.gradients or str(Gradients.IN_FORWARD)
         result = writer.call(
             CHUNKED, rows, weight, bias, target, *form, dtype.dtype, match.chunks, gradients,
@@ -106,12 +105,16 @@ def _rows(match: LinearLoss, writer: GraphWriter, why: str) -> Node:
     return rows
 
 
-def _before_cast(operand: Any) -> Any:
-    """Return the input of fxamp's cast from float32."""
-    if not isinstance(operand, Node) or INSERTED not in operand.meta or operand.target is not aten.to.dtype:
-        return operand
-    value = tensor_value(operand.args[0])
-    return operand.args[0] if value is not None and value.dtype is torch.float32 else operand
+def _target(match: LinearLoss, writer: GraphWriter, why: str) -> Node:
+    """Write the classes as ``[N]``, or the probabilities as ``[N, C]``."""
+    target: Node = argument(match.loss, "target")
+    if not match.classes_second:
+        return target
+    value, sizes = tensor_value(target), [-1]
+    if value is not None and value.dim() == 3:
+        target = writer.call(aten.transpose.int, target, 1, 2, near=match.loss, why=why)
+        sizes = [-1, value.shape[1]]
+    return writer.call(aten.reshape.default, target, sizes, near=match.loss, why=why)
 
 
 def _erase(loss: Node, linear: Node) -> None:

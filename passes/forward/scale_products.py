@@ -19,6 +19,7 @@ from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.kernels.scaled_linear import MULTIPLE
 from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.shared.cast_writer import CONVERSIONS, before_cast
 from fxamp.passes.shared.decision import Decision, decision, keep_out_of_fp8
 from fxamp.policy import Category
 from fxamp.torch_private import hint
@@ -159,7 +160,8 @@ def _wrong_sizes(input: torch.Tensor, weight: torch.Tensor) -> str:
 def _is_weight(node: Node, outer: Mapping[Node, Any]) -> bool:
     """Whether ``node`` is an input of the program that is a leaf, or a constant; or a view or cast of one."""
     while node.op not in ("placeholder", "get_attr"):
-        if not (is_view(node) or node.target in _CONVERSIONS) or not isinstance(node.args[0], Node):
+        passes_on = is_view(node) or node.target in CONVERSIONS or node.target is aten.contiguous.default
+        if not passes_on or not isinstance(node.args[0], Node):
             return False
         node = node.args[0]
     if node in outer:
@@ -168,12 +170,9 @@ def _is_weight(node: Node, outer: Mapping[Node, Any]) -> bool:
     return value is not None and value.is_leaf
 
 
-_CONVERSIONS = frozenset({aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, aten.contiguous.default})
-
-
 def _replace(node: Node, made: Decision, context: CastContext) -> None:
     operands = operands_of(node)
-    weight = _before_cast(operands.weight)
+    weight = before_cast(operands.weight)
     if not operands.transposed:
         with node.graph.inserting_before(node):
             why = f"for {node.name}: its weight, transposed"
@@ -184,10 +183,3 @@ def _replace(node: Node, made: Decision, context: CastContext) -> None:
     node.kwargs = {}
     if operands.weight is not weight and INSERTED in operands.weight.meta and not operands.weight.users:
         node.graph.erase_node(operands.weight)
-
-
-def _before_cast(weight: Node) -> Node:
-    """Return the input of fxamp's cast from float32: converting it to 8 bits directly rounds only once."""
-    source = weight.args[0] if INSERTED in weight.meta and weight.target is aten.to.dtype else None
-    value = tensor_value(source)
-    return source if isinstance(source, Node) and value is not None and value.dtype is torch.float32 else weight

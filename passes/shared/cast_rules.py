@@ -29,6 +29,8 @@ class Edit:
 
 def edit_for(rule: Rule, node: Node, lower: torch.dtype, context: CastContext) -> Edit:
     """Return the edit that ``rule`` asks for at ``node``, given the current values of its inputs."""
+    if rule.chunks is not None:
+        return _cast_all(node, torch.float32, context)
     assert rule.cast is not None, "a rule on kept values casts nothing"
     if rule.cast in _EDITS:
         return _EDITS[rule.cast](node, lower, context)

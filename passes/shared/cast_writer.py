@@ -22,7 +22,12 @@ from fxamp.graph import (
 )
 from fxamp.graph.aliases import alias_of, given_back
 
-_DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.detach_.default})
+aten = torch.ops.aten
+
+CONVERSIONS = frozenset({aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default})
+"""Ops that only convert."""
+
+_DETACHING = frozenset({aten.detach.default, aten.detach_.default})
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,14 @@ class AutogradInfo:
 
     needs_grad: bool
     leaf: bool
+
+
+def before_cast(operand: Any) -> Any:
+    """Return the input of fxamp's cast from float32, so that what reads it rounds only once; else ``operand``."""
+    if not isinstance(operand, Node) or INSERTED not in operand.meta or operand.target is not aten.to.dtype:
+        return operand
+    value = tensor_value(operand.args[0])
+    return operand.args[0] if value is not None and value.dtype is torch.float32 else operand
 
 
 def _origin(value: torch.Tensor | None) -> AutogradInfo:
@@ -119,7 +132,7 @@ class CastWriter:
         # A cast inside a torch.func transform would be a value of that transform: insert it before the outermost one.
         with self._graph.inserting_before(self._transforms[0] if self._transforms else user):
             cast = GraphWriter(self._graph, mode).call(
-                torch.ops.aten.to.dtype,
+                aten.to.dtype,
                 source,
                 dtype,
                 near=user,
@@ -137,7 +150,7 @@ class CastWriter:
     def erase_unused(self) -> None:
         """Remove unused casts."""
         for node in reversed(self._graph.nodes):
-            if node.target is torch.ops.aten.to.dtype and INSERTED in node.meta and not node.users:
+            if node.target is aten.to.dtype and INSERTED in node.meta and not node.users:
                 self._graph.erase_node(node)
                 self.inserted -= 1
 

@@ -1,6 +1,10 @@
 """Find the losses that a policy's rules cut into chunks: a cross entropy that alone reads a linear layer's results.
 
-Between the two may stand what neither mixes classes nor computes: views and slices of rows, copies and conversions.
+1. Between the two may stand what neither mixes classes nor computes: views and slices of rows, copies, and conversions
+   that lose nothing and stay on the device.
+2. The layer computes later than in the program, beside its loss. So nothing may write to its operands, and it must not
+   stand where gradients are off unless the loss does.
+3. A loss whose operands torch would reject stays whole, so that torch raises its own error.
 """
 
 from dataclasses import dataclass, replace
@@ -9,23 +13,26 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fxamp.graph import argument, is_wrapper, tensor_value
+from fxamp.graph import INSERTED, AliasSets, argument, is_wrapper, tensor_value
 from fxamp.passes.base import CastContext
+from fxamp.passes.shared.cast_writer import CONVERSIONS, before_cast
 from fxamp.passes.shared.sites import site_of
 from fxamp.policy import Category, Rule
 from fxamp.policy.model.chunks import AUTO, LOSS
+from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import hint
 
 aten = torch.ops.aten
-
-CONVERSIONS = frozenset({aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default})
-"""Ops that only convert."""
 
 SIZED = frozenset({aten.view.default, aten.reshape.default, aten._unsafe_view.default})
 """Row ops whose second argument is the new shape."""
 
 _COPIES = frozenset({aten.contiguous.default, aten.clone.default, aten.alias.default})
 _ROW_OPS = SIZED | {aten.slice.Tensor, aten.flatten.using_ints}
+
+
+_COMPUTED = (torch.float32, *NARROW)
+"""The dtypes that autocast computes a loss of in float32."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,9 @@ def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
     if isinstance(path, str):
         return path
     linear, row_ops, classes_second = path
+    why = _wrong_operands(node, logits, classes_second) or _why_in_place(node, linear)
+    if why:
+        return why
     ruling = context.policy.ruling(site_of(linear))
     if ruling.rule is not None and ruling.rule.cast is Category.FP8:
         return "its product runs in fp8"
@@ -78,7 +88,10 @@ def _path(loss: Node, logits: torch.Tensor) -> tuple[Node, tuple[Node, ...], boo
             row_ops.append(node)
         elif _moves_classes(node) and logits.dim() == 3 and not classes_second and not row_ops:
             classes_second = True
-        elif node.target not in CONVERSIONS | _COPIES:
+        elif node.target in CONVERSIONS:
+            if INSERTED not in node.meta and not _keeps_values(node):
+                return f"{node.name} rounds or moves its logits, or makes them float64"
+        elif node.target not in _COPIES:
             return f"between it and a linear layer stands {node.name}"
         node = _source(node)
     if not isinstance(node, Node):
@@ -87,6 +100,8 @@ def _path(loss: Node, logits: torch.Tensor) -> tuple[Node, tuple[Node, ...], boo
         return f"{_others(node)} reads its logits too"
     if not classes_second and logits.dim() != 2:
         return "its logits are no plain matrix"
+    if logits.dtype not in _COMPUTED:
+        return f"its logits are {logits.dtype}".replace("torch.", "")
     return node, tuple(reversed(row_ops)), classes_second
 
 
@@ -96,6 +111,51 @@ def _source(node: Node) -> Any:
 
 def _others(node: Node) -> str:
     return " and ".join(user.name for user in list(node.users)[1:])
+
+
+def _keeps_values(node: Node) -> bool:
+    """Whether a conversion loses nothing, stays on its device, and makes no dtype wider than float32."""
+    source, result = tensor_value(node.args[0]), tensor_value(node)
+    if source is None or result is None or source.device != result.device or source.layout != result.layout:
+        return False
+    return result.dtype is torch.float32 or (result.dtype is source.dtype and result.dtype in NARROW)
+
+
+def _wrong_operands(loss: Node, logits: torch.Tensor, classes_second: bool) -> str:
+    """Rule 3: return why torch would reject target, weights or settings, or ""."""
+    target, weight = (tensor_value(argument(loss, name)) for name in ("target", "weight"))
+    if target is None or is_wrapper(target) or is_wrapper(weight):
+        return "its target and weights are no plain tensors"
+    rows = (logits.shape[0], *logits.shape[2:])
+    shape = logits.shape if target.is_floating_point() else rows
+    if target.dtype not in (torch.int64, *_COMPUTED) or tuple(target.shape) != tuple(shape):
+        return f"its target is {target.dtype} of {tuple(target.shape)}".replace("torch.", "")
+    if weight is not None and (weight.dtype not in _COMPUTED or tuple(weight.shape) != (logits.shape[1],)):
+        return f"its weights of classes are {weight.dtype} of {tuple(weight.shape)}".replace("torch.", "")
+    if len({value.device for value in (logits, target, weight) if value is not None}) > 1:
+        return "its operands are on several devices"
+    return "" if 0 <= argument(loss, "label_smoothing") <= 1 else "its label smoothing is not from 0 to 1"
+
+
+def _why_in_place(loss: Node, linear: Node) -> str:
+    """Rule 2: return why the layer cannot compute beside its loss, or ""."""
+    aliases = AliasSets(loss.graph)
+    operands = [source for operand in linear.all_input_nodes for source in (operand, before_cast(operand))]
+    written = [operand.name for operand in operands if aliases.mutated(operand)]
+    if written:
+        return f"the program writes to {written[0]}, which the linear layer reads"
+    return "" if _gradients_on(linear) or not _gradients_on(loss) else "gradients are off where its logits are made"
+
+
+def _gradients_on(node: Node) -> bool:
+    """Whether no ``torch.no_grad()`` of the graph is around ``node``."""
+    on = True
+    for earlier in node.graph.nodes:
+        if earlier is node:
+            break
+        if earlier.target is torch._C._set_grad_enabled:
+            on = bool(earlier.args[0])
+    return on
 
 
 def _moves_classes(node: Node) -> bool:

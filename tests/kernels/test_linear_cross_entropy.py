@@ -209,3 +209,69 @@ def test_each_row_has_its_own_gradient_without_a_reduction() -> None:
         outcome(form.chunked, operands()), outcome(form.whole, operands(torch.float64)), strict=True
     ):
         torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def with_learned_operands(loss: Callable[..., Tensor], target: Tensor, dtype: torch.dtype) -> list[Tensor | None]:
+    """The gradients of all operands, of which all but classes need one."""
+    tensors = [*operands(dtype), target, (torch.arange(1.0, CLASSES + 1, dtype=dtype) / CLASSES).requires_grad_()]
+    if target.is_floating_point():
+        tensors[3] = target.to(dtype).requires_grad_()
+    loss(*tensors).sum().backward()
+    return [tensor.grad for tensor in tensors]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_targets_and_weights_that_need_a_gradient_have_one(reduction: str) -> None:
+    def chunked(x: Tensor, w: Tensor, b: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+        number = REDUCTIONS.index(reduction)
+        loss: Tensor = CHUNKED(x, w, b, target, weights, number, -100, 0.1, torch.float32, 3, "forward")
+        return loss
+
+    def whole(x: Tensor, w: Tensor, b: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(x, w, b), target, weights, reduction=reduction, label_smoothing=0.1)
+
+    target = Loss(probabilities=True).target()
+    exact = with_learned_operands(whole, target, torch.float64)
+    for ours, gradient in zip(with_learned_operands(chunked, target, torch.float32), exact, strict=True):
+        assert ours is not None and gradient is not None
+        torch.testing.assert_close(ours.double(), gradient, rtol=1e-5, atol=1e-5)
+    for loss in (chunked, whole):
+        with pytest.raises(RuntimeError, match="not differentiable with respect to argument 'weight'"):
+            with_learned_operands(loss, Loss().target(), torch.float32)
+
+
+@pytest.mark.parametrize("gradients", Gradients)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("rows", [0, ROWS])
+def test_without_rows_that_count_gradients_are_zero_as_torch_has_it(
+    rows: int, reduction: str, gradients: Gradients
+) -> None:
+    """Fine-tuning meets batches of which every label is ignored; the loss is nan, and the weights must not be."""
+
+    def outcome(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Tensor | None]:
+        x, w, _ = operands()
+        x = x.detach()[:rows].requires_grad_()
+        result = loss(x, w, torch.full((rows,), 5))
+        (result / (1 if reduction == "mean" else 0)).backward()
+        return [result.detach(), x.grad, w.grad]
+
+    number = REDUCTIONS.index(reduction)
+    ours = outcome(lambda x, w, t: CHUNKED(x, w, None, t, None, number, 5, 0.0, x.dtype, 3, str(gradients)))
+    theirs = outcome(lambda x, w, t: F.cross_entropy(F.linear(x, w), t, ignore_index=5, reduction=reduction))
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+def test_without_gradients_none_are_made() -> None:
+    class Products(TorchDispatchMode):
+        weights = 0
+
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.weights += op is torch.ops.fxamp.add_product.default
+            return op(*args, **(kwargs or {}))
+
+    with Products() as products:
+        with torch.no_grad():
+            Loss().chunked(*operands())
+        assert not products.weights
+        Loss().chunked(*operands())
+    assert products.weights

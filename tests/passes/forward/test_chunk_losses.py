@@ -1,13 +1,16 @@
 """chunk-losses: which losses are cut, why the others stay whole, and that results are those of the whole loss."""
 
+import copy
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from bench_graph import Workbench, policy, workbench
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -54,6 +57,37 @@ class Returning(Head):
         return F.cross_entropy(logits, target), logits
 
 
+class Written(Head):
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        rows = x * 1
+        logits = self.linear(rows)
+        rows.add_(1)
+        return F.cross_entropy(logits, target)
+
+
+class Unwatched(Head):
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        with torch.no_grad():
+            logits = self.linear(x)
+        return F.cross_entropy(logits, target)
+
+
+class Mapped(Head):
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        return torch.func.vmap(lambda x: F.cross_entropy(self.linear(x), target))(x[None])
+
+
+class Distilled(Head):
+    """The teacher learns too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        return F.cross_entropy(self.linear(x), self.teacher(x).softmax(-1))
+
+
 class Checkpointed(Head):
     def forward(self, x: Tensor, target: Tensor) -> Any:
         return checkpoint(super().forward, x, target, use_reentrant=False)
@@ -85,15 +119,41 @@ WHOLE = {
     "reads its logits too": Returning(),
     "stands tanh": Head(torch.tanh),
     "stands t": Head(lambda logits: logits.t().contiguous().t()),
+    "rounds or moves": Head(lambda logits: logits.to(torch.float16).float()),
+    "makes them float64": Head(Tensor.double),
+    "logits are float64": Head().double(),
+    "the program writes to": Written(),
+    "gradients are off": Unwatched(),
+    "target is int32": Head(),
 }
 
 
 @pytest.mark.parametrize("why", WHOLE)
 def test_what_stays_whole_says_why(why: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fxamp"):
-        bench = bench_of(WHOLE[why], ROWS, TARGET)
+        module = WHOLE[why]
+        bench = bench_of(module, ROWS.to(module.linear.weight.dtype), TARGET.int() if "int32" in why else TARGET)
     assert bench.run(ChunkLosses()).modified == 0 and cut(bench) == 0
     assert "is not cut into chunks" in caplog.text and why in caplog.text
+
+
+def test_logits_that_change_their_device_stay_whole(caplog: pytest.LogCaptureFixture) -> None:
+    def program(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(x, weight).to("cpu"), target)
+
+    with FakeTensorMode():
+        x, weight = (torch.empty(rows, 8, device="cuda") for rows in (10, CLASSES))
+        target = torch.empty(10, dtype=torch.int64)
+    under = replace(chunks_of(), device="cuda")
+    with caplog.at_level(logging.WARNING, "fxamp"):
+        assert not cut(bench_of(program, x, weight, target, under=under))
+    assert "rounds or moves" in caplog.text
+
+
+def test_inside_a_transform_nothing_changes() -> None:
+    """What torch.func transforms stays as it was captured."""
+    bench = bench_of(Mapped(), ROWS, TARGET)
+    assert bench.run(ChunkLosses()).modified == 0 and cut(bench) == 0
 
 
 @pytest.mark.parametrize(
@@ -106,7 +166,9 @@ def test_without_a_rule_or_with_one_chunk_nothing_changes(under: Policy, caplog:
     assert bench.text == before and "log_softmax" in before and not caplog.text
 
 
-def outcome(module: nn.Module, x: Tensor, target: Tensor, under: Policy | None, lowering: str) -> list[Tensor]:
+def outcome(
+    module: nn.Module, x: Tensor, target: Tensor, under: Policy | None, lowering: str, autocast: bool = True
+) -> list[Tensor]:
     torch._dynamo.reset()
     rows = x.clone().requires_grad_()
     run = (
@@ -115,7 +177,7 @@ def outcome(module: nn.Module, x: Tensor, target: Tensor, under: Policy | None, 
         else torch.compile(module, backend="fxamp", options={"policy": under, "lowering": lowering})
     )
     module.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16, enabled=under is None):
+    with torch.autocast("cpu", torch.bfloat16, enabled=under is None and autocast):
         loss = run(rows, target)
     (loss.float() * torch.arange(1.0, 1 + loss.numel()).view_as(loss)).sum().backward()
     return [loss.detach().float(), *(p.grad.clone() for p in (rows, *module.parameters()) if p.grad is not None)]
@@ -131,6 +193,15 @@ PROGRAMS = {
         Head(lambda logits: logits.transpose(1, 2), reduction="none"), ROWS.view(2, 5, 8), TARGET.view(2, 5)
     ),
     "probabilities": (Head(), ROWS, torch.arange(120.0).view(10, CLASSES).softmax(-1)),
+    "classes second, probabilities": (
+        Head(lambda logits: logits.transpose(1, 2), weight=torch.arange(1.0, 13)),
+        ROWS.view(2, 5, 8), torch.arange(120.0).sin().view(2, CLASSES, 5).softmax(1),
+    ),
+    "classes second, weights": (
+        Head(lambda logits: logits.transpose(1, 2), weight=torch.arange(1.0, 13), label_smoothing=0.1),
+        ROWS.view(2, 5, 8), TARGET.view(2, 5),
+    ),
+    "distilled": (Distilled(), ROWS, TARGET),
     "checkpoint": (Checkpointed(), ROWS, TARGET),
 }  # fmt: skip
 
@@ -147,10 +218,50 @@ def test_results_are_those_of_the_whole_loss(name: str, gradients: str, lowering
         torch.testing.assert_close(one, autocast, rtol=2**-6, atol=2**-6 * float(autocast.abs().max()))
 
 
+@pytest.mark.inductor
+@pytest.mark.parametrize("name", ["shifted", "distilled"])
+def test_results_are_those_of_the_whole_loss_under_inductor(name: str) -> None:
+    test_results_are_those_of_the_whole_loss(name, "forward", "inductor")
+
+
 def cut_by_compiling(module: nn.Module, x: Tensor, target: Tensor) -> int:
     bench = bench_of(module, x, target)
     bench.run(ChunkLosses())
     return cut(bench)
+
+
+CONVERTED = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("exact_head", [False, True])
+@pytest.mark.parametrize("second", CONVERTED)
+@pytest.mark.parametrize("first", CONVERTED)
+def test_conversions_keep_the_error_of_autocast(first: torch.dtype, second: torch.dtype, exact_head: bool) -> None:
+    """Whatever logits are converted to before the loss, and whether the layer computes in 16 bits."""
+    module = Head(lambda logits: logits.to(first).to(second), weight=torch.arange(1.0, 13).to(second))
+    heads = [Rule("exact", Category.FP32, ("linear",))] if exact_head else []
+    under = replace(chunks_of(), rules=(*chunks_of().rules, *heads))
+    double = copy.deepcopy(module).double()
+    double.between, double.loss["weight"] = None, torch.arange(1.0, 13).double()
+    exact = outcome(double, ROWS.double(), TARGET, None, "", autocast=False)
+    ours, whole = (outcome(module, ROWS, TARGET, rules, "eager") for rules in (under, _unchunked(under)))
+    for one, other, truth in zip(ours, whole, exact, strict=True):
+        error, accepted = ((value.double() - truth.double()).norm() for value in (one, other))
+        assert error <= 2**0.5 * accepted + 1e-6
+
+
+def _unchunked(under: Policy) -> Policy:
+    return replace(under, rules=tuple(rule for rule in under.rules if rule.chunks is None))
+
+
+def test_a_loss_of_16_bit_logits_is_float32() -> None:
+    """Where the policy widens no cross entropy, but its parts, as CUDA's autocast does."""
+    exact = Rule("softmax", Category.FP32_SET_OPT_DTYPE, ("log_softmax.int",))
+    bench = bench_of(
+        Head(), ROWS, TARGET, under=policy(PRODUCTS, exact, Rule("cut", ops=("cross_entropy_loss",), chunks=4))
+    )
+    bench.run(ChunkLosses())
+    assert cut(bench) == 1 and "bf16[]" not in bench.text
 
 
 def test_a_scaler_and_tied_frozen_weights() -> None:
