@@ -38,13 +38,9 @@ norm has one partial sum per program, so results do not depend on the order of p
 
 from fxamp.kernels.dispatch import Implementation, forced
 from fxamp.kernels.in_place import check_, check_unscale_
-<<<<<<< HEAD
-from fxamp.kernels.ops import check_unscale, check_unscale_norm
-from fxamp.kernels.scale_update import update_scale_
-=======
+from fxamp.kernels.launch_plan import bytes_moved
 from fxamp.kernels.ops import check, check_unscale, check_unscale_norm
-from fxamp.kernels.plan import bytes_moved
->>>>>>> parent of 09cb103 (Update the scale by torch's own op: one launch less on the host, and no kernel of its own)
+from fxamp.kernels.scale_update import update_scale_
 from fxamp.kernels.scaled_linear import scaled_linear
 
 __all__ = [

@@ -12,7 +12,7 @@ from torch import Tensor
 from fxamp.errors import OptionError
 from fxamp.kernels import reference
 from fxamp.kernels.dispatch import Implementation, implementation
-from fxamp.kernels.update_source import update_function
+from fxamp.kernels.scale_update_source import update_function
 from fxamp.torch_devices import on_device
 
 

@@ -9,13 +9,8 @@ from pretended_gpus import PretendedGpus
 from torch import Tensor, nn
 
 import fxamp
-<<<<<<< HEAD
-from fxamp.kernels import Implementation, check_, forced
+from fxamp.kernels import Implementation, check_, forced, scale_update, update_scale_
 from fxamp.kernels.gradient_request import UnscaleRequest
-=======
-from fxamp.kernels import Implementation, check_, forced, update, update_scale_
-from fxamp.kernels.request import UnscaleRequest
->>>>>>> parent of 09cb103 (Update the scale by torch's own op: one launch less on the host, and no kernel of its own)
 from fxamp.scaler.contract.outcomes import Outcomes
 
 SECOND = torch.device("cuda", 1)
@@ -78,7 +73,7 @@ def test_the_step(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_update_of_the_scale(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update, "update_function", lambda *_, **__: kernel(gpus))
+    monkeypatch.setattr(scale_update, "update_function", lambda *_, **__: kernel(gpus))
     scale, tracker, found_inf = (torch.ones(()).as_subclass(OnSecond) for _ in range(3))
     with forced(Implementation.TRITON):
         update_scale_(scale, tracker, found_inf, 2.0, 0.5, 2)

@@ -7,13 +7,8 @@ from machine_code import ARCHS, TARGETS, MachineCode, Program, compiled, machine
 
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch import OPTIONS
-<<<<<<< HEAD
 from fxamp.kernels.launch_plan import Asked, Gradient, make_plan
-=======
-from fxamp.kernels.plan import Asked, Gradient, make_plan
-from fxamp.kernels.source import kernel_name, parameters, source_text
-from fxamp.kernels.update_source import update_text
->>>>>>> parent of 09cb103 (Update the scale by torch's own op: one launch less on the host, and no kernel of its own)
+from fxamp.kernels.scale_update_source import update_text
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 PAIRS = [

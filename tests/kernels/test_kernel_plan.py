@@ -3,11 +3,7 @@
 import pytest
 import torch
 
-<<<<<<< HEAD
-from fxamp.kernels.launch_plan import CHUNK, Asked, Gradient, is_dense, make_plan
-=======
-from fxamp.kernels.plan import CHUNK, Asked, Gradient, bytes_moved, is_dense, make_plan
->>>>>>> parent of 09cb103 (Update the scale by torch's own op: one launch less on the host, and no kernel of its own)
+from fxamp.kernels.launch_plan import CHUNK, Asked, Gradient, bytes_moved, is_dense, make_plan
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 FLAGS = Asked(flags=True)

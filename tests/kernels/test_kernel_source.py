@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from fxamp.kernels.scale_update_source import update_text
 from golden_text import FOLDER, assert_golden
 
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch_plan import DTYPES, Asked, Kernel
+from fxamp.kernels.scale_update_source import update_text
 from fxamp.kernels.store import load_function, write_source
-from fxamp.kernels.update_source import update_text
 
 ALL = Asked(found_inf=True, flags=True, squared_norm=True)
 FLAGS = Asked(flags=True)

@@ -99,11 +99,6 @@ def test_loads_that_are_waited_for_together_answer_together() -> None:
 def test_the_command_prints_a_table_or_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-<<<<<<< HEAD
-    smallest = next(one for one in subjects_module.subjects() if one.name == "AdamW, 0-dim values")
-
-=======
->>>>>>> parent of 09cb103 (Update the scale by torch's own op: one launch less on the host, and no kernel of its own)
     def one() -> list[Subject]:
         return [Subject("scale update", True, 0.0, lambda wave: subjects_module._update())]
 

@@ -13,12 +13,8 @@ from fxamp.kernels import Implementation, forced
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.launch_plan import CHUNK, Asked, Gradient, make_plan
+from fxamp.kernels.scale_update_source import update_text
 from fxamp.kernels.small_floats import BLOCK, SCALES
-<<<<<<< HEAD
-=======
-from fxamp.kernels.source import kernel_name, parameters, source_text
-from fxamp.kernels.update_source import update_text
->>>>>>> parent of 09cb103 (Update the scale by torch's own op: one launch less on the host, and no kernel of its own)
 from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_block
 from fxamp.optim.kernels.scalars import NAME as SCALARS
 from fxamp.optim.kernels.scalars import scalars_parameters, scalars_text
