@@ -13,7 +13,6 @@ from fxamp.backend.policy_choice import Choice
 from fxamp.capture import NARROW_OUTPUTS, capture
 from fxamp.capture.autocast_state import ambient_autocast
 from fxamp.graph import graph_output, strip_values
-from fxamp.observe import CompileStage, observed
 from fxamp.passes.base import CastContext
 from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Policy
@@ -50,8 +49,7 @@ def _cast(
     gm: GraphModule, inputs: Sequence[Any], choice: Choice, policy: Policy, stages: Stages, ended: str
 ) -> tuple[GraphModule, GraphRecord, Choice]:
     ambient = ambient_autocast(policy.device)
-    with observed(CompileStage("capture")):
-        captured = capture(gm, inputs)
+    captured = capture(gm, inputs)
     kept = kept_bytes(captured.module, captured.mode) if stages.kept else None
     stages.graph("captured", lambda: list_graph(captured.module, stage="captured", kept_before=kept))
     # Before a graph break, and in such a model, what follows was or will be traced with the graph's 16-bit dtypes.

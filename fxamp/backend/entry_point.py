@@ -15,7 +15,6 @@ from fxamp.backend.options import parse_options
 from fxamp.backend.participants import participants
 from fxamp.backend.policy_choice import choose_policy, device_of, guard_policy
 from fxamp.errors import BannedOpError, CaptureError, MachineError, OptionError, PolicyError
-from fxamp.observe import CompileStage, observed
 from fxamp.reports.breaks import why_ended
 from fxamp.reports.dumps import Stages
 from fxamp.reports.registry import forget_autocast, remember
@@ -60,7 +59,6 @@ def _compile(
     module, record, choice = cast_graph(gm, example_inputs, choice, stages, ended)
     taking_part = () if choice.policy is None else taking_part
     compilation = Compilation(choice.policy, parsed.lowering, stages, taking_part)
-    with observed(CompileStage("lowering")):
-        compiled = lower_graph(module, example_inputs, parsed, compilation)
+    compiled = lower_graph(module, example_inputs, parsed, compilation)
     record = replace(record, kept=compilation.kept)
     return remember(record, choice.under_autocast).noting(compiled, example_inputs)

@@ -9,7 +9,6 @@ from fxamp.errors import OptionError
 from fxamp.kernels.dispatch import perform
 from fxamp.kernels.gradient_request import Tables, UnscaleRequest
 from fxamp.kernels.per_device import perform_everywhere
-from fxamp.observe import GradientCheck, observed
 
 
 @torch.no_grad()
@@ -39,9 +38,8 @@ def check_unscale_(
     """
     _expect("inv_scale", inv_scale, torch.float32, 1, found_inf.device)
     work = UnscaleRequest(grads, grads, inv_scale, found_inf, flags, squared_norm)
-    with observed(GradientCheck(grads, in_place=True)):
-        _clear(grads, found_inf, flags, squared_norm)
-        perform_everywhere(work, found_inf.device, keep=True)
+    _clear(grads, found_inf, flags, squared_norm)
+    perform_everywhere(work, found_inf.device, keep=True)
 
 
 @torch.no_grad()
@@ -59,12 +57,11 @@ def check_(
     ``tables``: where the caller keeps the tables of gradients on one device that look alike in every call.
     """
     work = UnscaleRequest(grads, found_inf=found_inf, flags=flags, squared_norm=squared_norm)
-    with observed(GradientCheck(grads, in_place=False)):
-        home = _clear(grads, found_inf, flags, squared_norm)
-        if tables is None:
-            perform_everywhere(work, home, keep=True)
-        else:
-            perform(work, tables)
+    home = _clear(grads, found_inf, flags, squared_norm)
+    if tables is None:
+        perform_everywhere(work, home, keep=True)
+    else:
+        perform(work, tables)
 
 
 def _clear(

@@ -3,7 +3,6 @@
 import torch
 
 from fxamp.capture import Captured
-from fxamp.observe import CompileStage, observed
 from fxamp.passes.base import CastContext
 from fxamp.passes.sequences import FORWARD
 from fxamp.pipeline.run import run_passes
@@ -28,6 +27,5 @@ def apply_policy(
     ``only_regions`` and ``lstm_kernel`` are as in :class:`CastContext`.
     """
     context = CastContext(captured.mode, policy, ambient, every_device, only_regions, lstm_kernel)
-    with observed(CompileStage("passes")):
-        passes = run_passes(captured, context, FORWARD)
-        return record_graph(captured.module, policy, why, passes, ended=ended)
+    passes = run_passes(captured, context, FORWARD)
+    return record_graph(captured.module, policy, why, passes, ended=ended)

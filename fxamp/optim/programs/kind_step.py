@@ -21,7 +21,6 @@ from torch.fx import GraphModule, Node
 from fxamp.capture import Captured
 from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.kernels.small_floats import DECOMPOSITIONS
-from fxamp.observe import CompiledStep, observed
 from fxamp.optim.errors import NotCompilableError
 from fxamp.optim.grouping.parameter_kinds import same_order
 from fxamp.optim.grouping.shared_programs import ProgramUse
@@ -148,9 +147,7 @@ class KindStep:
         columns = self.members.tensors(tensors)
         if self.streams:
             columns.append(self.streams)
-        elements = None if self.source is None else sum(self.members.numels)
-        with observed(CompiledStep(self.source, elements)):
-            self.run(columns, self.numbers_by_kind(floats), extras)
+        self.run(columns, self.numbers_by_kind(floats), extras)
 
 
 def lower_kinds(

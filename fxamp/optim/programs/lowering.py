@@ -11,7 +11,6 @@ from torch.fx import GraphModule
 from fxamp.capture import Captured
 from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.lowering_names import mode_settings
-from fxamp.observe import CompiledStep, observed
 from fxamp.optim.precision.state_precision import Precision
 from fxamp.optim.tracing.trace import Traced
 from fxamp.passes.base import Context, PassSequence
@@ -77,8 +76,7 @@ class WholeStep:
         inputs: list[Any] = self.traced.inputs(floats)
         if self.numbers is not None:
             inputs = [self.numbers.on_device(inputs)]
-        with observed(CompiledStep(self.source)):
-            self.compiled(*(tensors[place] for place in self.places), *inputs, *extras)
+        self.compiled(*(tensors[place] for place in self.places), *inputs, *extras)
 
 
 def generates(device: torch.device) -> bool:
