@@ -19,7 +19,6 @@ from fxamp.tools.common.progress import bar
 from fxamp.tools.common.silence import one_line, quiet
 from fxamp.tools.diff.diverge import Divergence, copied, first_divergence
 from fxamp.tools.diff.sides import Side
-from fxamp.tools.inputs.kinds import program_syntax
 from fxamp.tools.inputs.measurement import Results, floating, relative, under_policy
 from fxamp.tools.inputs.model_file import Program, program
 
@@ -78,18 +77,18 @@ def run_both(file: str, old: Side, new: Side) -> Numbers:
     """
     for side in (old, new):
         _require_device(side)
-    program = _program(file)
+    defined = program(file, lambda text: notice(f"{PROG}: {text}"))
     errors: list[Errors] = []
     with quiet(), bar("runs", 5, "run") as progress, so_far(lambda: _errors_so_far(old, errors)):
         references = []
         for seed in (0, 1):
-            references.append(_reference(file, program, seed))
+            references.append(_reference(file, defined, seed))
             progress.update()
         for side in (old, new):
-            here = copied(program, side.policy.device)
+            here = copied(defined, side.policy.device)
             errors.append(_errors(references[0], *under_policy(file, here, side.policy, "aot_eager", start)))
             progress.update()
-        where = first_divergence(program, old.policy, new.policy)
+        where = first_divergence(defined, old.policy, new.policy)
         progress.update()
     return Numbers(file, (errors[0], errors[1]), where, not references[0].same_outputs(references[1]))
 
@@ -133,11 +132,6 @@ def _require_device(side: Side) -> None:
         f"--run: policy {side.policy.name!r} is for {kind}, which this machine lacks; accepted: policies for the cpu, "
         f"such as 'cpu-{side.policy.lower_precision_fp}'; or --graph instead, which runs nothing on a device"
     )
-
-
-def _program(file: str) -> Program:
-    tree = program_syntax(file, "a Python file with model and inputs")
-    return program(file, tree, lambda text: notice(f"{PROG}: {text}"))
 
 
 def _errors(reference: Results, results: Results, scale: float | None) -> Errors:

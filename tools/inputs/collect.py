@@ -1,8 +1,7 @@
 """Collect all graphs that torch.compile creates for one call of a model, on FakeTensors."""
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +14,9 @@ from torch.utils import _pytree as pytree
 
 from fxamp.errors import ListingError
 from fxamp.reports.breaks import why_ended
-from fxamp.tools.common.restoration import modules_in, restored, tensor_stores, tensors_beside_modules
+from fxamp.tools.common.restoration import restored, tensors_beside_modules
 from fxamp.tools.common.silence import one_line
+from fxamp.tools.inputs.fake_program import fake_program
 from fxamp.tools.inputs.model_file import Program, place
 from fxamp.tools.inputs.prepare import ProgramGraph
 from fxamp.torch_private import dropped_sizes
@@ -35,8 +35,8 @@ def collect(program: Program, file: str, notice: Callable[[str], None]) -> list[
     device = _device(program)
     try:
         beside = restored(tensors_beside_modules(program.model))
-        with beside, _faked(program, mode) as faked, mode, dropped_sizes(mode.shape_env):
-            return _compiled(faked, device)
+        with beside, fake_program(program, mode, "cpu") as fake, mode, dropped_sizes(mode.shape_env):
+            return _compiled(fake, device)
     except _MISFITS as error:
         raise _misfit(file, error) from error
     except Exception as error:
@@ -102,38 +102,3 @@ def _tensors(program: Program) -> list[Tensor]:
     state = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
     leaves = pytree.tree_leaves((program.args, dict(program.kwargs)))
     return [*state, *(value for value in leaves if isinstance(value, Tensor))]
-
-
-@contextlib.contextmanager
-def _faked(program: Program, mode: FakeTensorMode) -> Iterator[Program]:
-    """Replace all tensors of the program by FakeTensors on the CPU; restore those of its modules on exit."""
-    fakes: dict[int, Any] = {}
-
-    def fake(value: Any) -> Any:
-        if id(value) not in fakes:
-            fakes[id(value)] = on_cpu(value, mode)
-        return fakes[id(value)]
-
-    before: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for state in [store for module in set(modules_in(program.model)) for store in tensor_stores(module)]:
-        tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-        before.append((state, tensors))
-        state.update({name: fake(value) for name, value in tensors.items()})
-    try:
-        yield Program(program.model, *pytree.tree_map(fake, (program.args, dict(program.kwargs))))
-    finally:
-        for state, values in before:
-            state.update(values)
-
-
-def on_cpu(value: Any, mode: FakeTensorMode) -> Any:
-    """Return a tensor as a FakeTensor on the CPU; anything else unchanged."""
-    if not isinstance(value, Tensor):
-        return value
-    if value.device.type == "cpu":
-        return mode.from_tensor(value)
-    with mode:
-        fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-    if isinstance(value, torch.nn.Parameter):
-        return torch.nn.Parameter(fresh, value.requires_grad)
-    return fresh.requires_grad_(value.requires_grad)

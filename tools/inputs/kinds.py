@@ -75,7 +75,7 @@ def _kind_of(tree: ast.Module) -> str:
     bound = bound_names(tree)
     if "load_args" in bound or ("Repro" in bound and "mod" in bound):
         return "runnable"
-    if {"model", "inputs"} & bound or pair_functions(tree):
+    if {"model", "inputs"} & bound:
         return "model"
     return "graph" if not tree.body or any(map(_is_graph, tree.body)) or not _is_program(tree) else "model"
 
@@ -107,12 +107,6 @@ def bound_names(tree: ast.Module) -> set[str]:
     return names
 
 
-def pair_functions(tree: ast.Module) -> list[str]:
-    """Return the functions of a file that need no arguments and return two values."""
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [function.name for function in functions if not _required(function) and _returns_pair(function)]
-
-
 def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     for node in body:
         yield node
@@ -127,15 +121,3 @@ def _is_main(node: ast.stmt) -> bool:
 
 def _stored(name: ast.Name) -> bool:
     return isinstance(name.ctx, ast.Store)
-
-
-def _required(function: ast.FunctionDef) -> bool:
-    parameters = function.args
-    return len(parameters.posonlyargs) + len(parameters.args) > len(parameters.defaults) or any(
-        d is None for d in parameters.kw_defaults
-    )
-
-
-def _returns_pair(function: ast.FunctionDef) -> bool:
-    last = function.body[-1]
-    return isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple) and len(last.value.elts) == 2

@@ -19,7 +19,7 @@ from fxamp.policy.model.keep import KEPT
 from fxamp.tools.common.output import notice
 from fxamp.tools.common.silence import in_one_line, quiet
 from fxamp.tools.inputs.apply import Request, choose, is_lowered, refuse
-from fxamp.tools.inputs.kinds import existing, kind_of, syntax
+from fxamp.tools.inputs.kinds import existing, kind_of
 
 if TYPE_CHECKING:
     from fxamp.tools.inputs.prepare import ProgramGraph
@@ -140,9 +140,7 @@ def _prepare_runnable(file: str, request: Request) -> "list[ProgramGraph]":
 def _prepare_model(file: str, request: Request) -> "list[ProgramGraph]":
     from fxamp.tools.inputs.model_file import program
 
-    tree = syntax(file)
-    assert tree is not None
-    defined = program(file, tree, _notice(request))
+    defined = program(file, _notice(request))
     from fxamp.tools.inputs.collect import collect
 
     graphs = collect(defined, file, _notice(request))

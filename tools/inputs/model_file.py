@@ -1,17 +1,15 @@
-"""Load a Python file that defines ``model`` and ``inputs``, and capture its graphs as torch.compile would.
+"""Run a Python file that defines ``model`` and what it is called with.
 
-The file is run: naming it on the command line is consent. The model is not run: Dynamo traces it on FakeTensors, and
-the code between its graphs runs on them too. A model may be larger than memory if the file creates it under
-``torch.device("meta")``.
+Naming the file on the command line is consent; still nothing of it runs if its text lacks one of these names.
 """
 
-import ast
 import contextlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,15 +18,15 @@ import torch
 
 from fxamp.errors import ListingError, nearest
 from fxamp.tools.common.silence import one_line
-from fxamp.tools.inputs.kinds import bound_names, pair_functions
-
-_NAME = "__fxamp_model__"
+from fxamp.tools.inputs.kinds import bound_names, program_syntax
 
 ACCEPTED = (
     "model (an nn.Module or function) and inputs (a tuple of its arguments, a dict of keyword arguments, or a tuple of "
-    "both), "
-    "functions model() and inputs(), or one function without arguments that returns (model, inputs)"
+    "both), or functions model() and inputs()"
 )
+
+#: Of one running file each: Dynamo caches modules by name.
+_names = (f"__fxamp_model_{at}__" for at in count())
 
 
 @dataclass(frozen=True)
@@ -40,45 +38,58 @@ class Program:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def program(file: str, tree: ast.Module, run: Callable[[str], None]) -> Program:
-    """Run ``file``, whose syntax tree is ``tree``, and return what it defines; ``run`` gets a message first.
+def program(file: str, notice: Callable[[str], None]) -> Program:
+    """Run ``file``, and return its model with its inputs; ``notice`` gets a message first.
 
-    Raises ListingError with the line where the file raised; or, if it defines no model, with the names it does define.
+    Raises ListingError as :func:`run_file`, and for a model or inputs of another kind. A model may be larger than memory
+    if the file creates it under ``torch.device("meta")``.
     """
-    pair = pair_functions(tree)
-    bound = bound_names(tree)
-    if not {"model", "inputs"} <= bound and len(pair) != 1:
-        raise ListingError(_lacking(file, bound, pair))
-    run(f"running {file} to get its model and inputs")
-    with as_module(file) as module:
-        guarded(file, lambda: exec(compile(tree, file, "exec"), vars(module)))
-        if {"model", "inputs"} <= set(vars(module)):
-            model, inputs = (_made(file, name, vars(module)[name]) for name in ("model", "inputs"))
-        else:
-            returned = guarded(file, vars(module)[pair[0]]) if pair else None
-            if not isinstance(returned, (tuple, list)) or len(returned) != 2:
-                raise ListingError(f"{file}: after running it, model and inputs are not there; accepted: {ACCEPTED}")
-            model, inputs = returned
+    with run_file(file, "a Python file with model and inputs", [("model",), ("inputs",)], ACCEPTED, notice) as defined:
+        model, inputs = (value_of(file, defined[name]) for name in ("model", "inputs"))
     checked = callable_model(file, model)
     return Program(checked, *arguments(checked, inputs, f"{file}: inputs"))
 
 
-def _lacking(file: str, bound: set[str], pair: Sequence[str]) -> str:
-    if len(pair) > 1:
-        return f"{file}: several functions return two values ({', '.join(pair)}); name one's result model and inputs"
-    missing = " and ".join(name for name in ("model", "inputs") if name not in bound)
-    close = next((near for name in ("model", "inputs") if name not in bound and (near := nearest(name, bound))), "")
-    defined = ", ".join(sorted(bound)[:12]) or "nothing"
-    return f"{file}: it defines no {missing}{close}; it defines {defined}; accepted: {ACCEPTED}"
+@contextlib.contextmanager
+def run_file(
+    file: str, kind: str, needs: Sequence[tuple[str, ...]], accepted: str, notice: Callable[[str], None]
+) -> Iterator[Mapping[str, Any]]:
+    """Run ``file``, and yield what it defines; what is called inside runs as a part of it.
+
+    It must define one of each of ``needs``. Raises ListingError with the line where it raised, or with the names that
+    are missing and those that exist; where its text has not all names, before it runs.
+    """
+    tree = program_syntax(file, kind)
+    bound = bound_names(tree)
+    if "*" not in bound:
+        _require(file, bound, needs, accepted)
+    notice(f"running {file} to get its {' and '.join(names[0] for names in needs)}")
+    with as_module(file) as module:
+        guarded(file, lambda: exec(compile(tree, file, "exec"), vars(module)))
+        defined = {name: value for name, value in vars(module).items() if not name.startswith("__")}
+        _require(file, defined, needs, accepted)
+        yield defined
+
+
+def _require(file: str, defined: Collection[str], needs: Sequence[tuple[str, ...]], accepted: str) -> None:
+    missing = [names[0] for names in needs if not set(names) & set(defined)]
+    if not missing:
+        return
+    close = next((near for name in missing if (near := nearest(name, defined))), "")
+    known = ", ".join(sorted(defined)[:12]) or "nothing"
+    raise ListingError(
+        f"{file}: it defines no {' and no '.join(missing)}{close}; it defines {known}; accepted: {accepted}"
+    )
 
 
 @contextlib.contextmanager
 def as_module(file: str) -> Iterator[ModuleType]:
     """Create a module for the file, importable while it runs, with the file's folder on the path as Python does."""
-    module = ModuleType(_NAME)
+    name = next(_names)
+    module = ModuleType(name)
     module.__file__ = file
     before, argv = sys.path[:], sys.argv[:]
-    sys.modules[_NAME] = module
+    sys.modules[name] = module
     sys.path.insert(0, str(Path(file).resolve().parent))
     sys.argv = [file]
     try:
@@ -106,7 +117,7 @@ def place(file: str, error: BaseException) -> str:
     return f"{file}:{lines[-1]}" if lines else file
 
 
-def _made(file: str, name: str, value: Any) -> Any:
+def value_of(file: str, value: Any) -> Any:
     """Return ``value``, or its result if it is a function that creates it."""
     if not inspect.isfunction(value):
         return value

@@ -4,7 +4,6 @@ The file is run, and so is the model, on the file's data.
 """
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
@@ -13,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.errors import ListingError, nearest
+from fxamp.errors import ListingError
 from fxamp.tools.common.silence import quiet
-from fxamp.tools.inputs.kinds import program_syntax
 from fxamp.tools.inputs.measurement import Batch, floating
-from fxamp.tools.inputs.model_file import arguments, as_module, callable_model, guarded
+from fxamp.tools.inputs.model_file import arguments, callable_model, guarded, run_file, value_of
 
 ACCEPTED = (
     "model (an nn.Module or function, or model() that makes it) and batches (an iterable, or batches() that returns "
@@ -98,42 +96,24 @@ class Workload:
         return min(kinds - {"cpu"}, default="cpu")
 
 
-_numbers = count()
-
-
 def load_work(file: str, notice: Callable[[str], None], most: int | None = None) -> Workload:
     """Run ``file`` and return what it defines; ``notice`` gets a message first. Takes at most ``most`` batches.
 
-    Raises ListingError with the line where the file raised, or with the names that are missing and those that exist;
-    also for a model whose parameters are not float32 (or float64): 16-bit parameters hide their original range.
+    Raises ListingError as :func:`~fxamp.tools.inputs.model_file.run_file`; also for a model whose parameters are not
+    float32 (or float64): 16-bit parameters hide their original range.
     """
-    tree = program_syntax(file, f"a Python file, whose name ends in .py, that defines {ACCEPTED}")
-    notice(f"running {file} to get its model and batches")
-    with as_module(file) as module, quiet():
-        module.__name__ = f"__fxamp_batches_{next(_numbers)}__"  # Dynamo caches modules by name
-        sys.modules[module.__name__] = module
-        guarded(file, lambda: exec(compile(tree, file, "exec"), vars(module)))
-        defined = {name: value for name, value in vars(module).items() if not name.startswith("__")}
-        if "model" not in defined or not {"batches", "inputs"} & set(defined):
-            raise ListingError(_lacking(file, defined))
+    kind = f"a Python file, whose name ends in .py, that defines {ACCEPTED}"
+    with quiet(), run_file(file, kind, [("model",), ("batches", "inputs")], ACCEPTED, notice) as defined:
         model = _model(file, defined["model"])
-        source = defined["batches"] if "batches" in defined else (_called(file, defined["inputs"]),)
+        source = defined["batches"] if "batches" in defined else (value_of(file, defined["inputs"]),)
     loss = defined.get("loss")
     if loss is not None and not callable(loss):
         raise ListingError(f"{file}: loss is {_type(loss)}; accepted: a function loss(output)")
     return Workload(file, model, source, Loss(file, loss, notice), most)
 
 
-def _lacking(file: str, defined: Mapping[str, Any]) -> str:
-    names = [] if "model" in defined else ["model"]
-    names += [] if {"batches", "inputs"} & set(defined) else ["batches"]
-    close = next((near for name in names if (near := nearest(name, defined))), "")
-    known = ", ".join(sorted(defined)[:12]) or "nothing"
-    return f"{file}: it defines no {' and no '.join(names)}{close}; it defines {known}; accepted: {ACCEPTED}"
-
-
 def _model(file: str, value: Any) -> Callable[..., Any]:
-    model = callable_model(file, _called(file, value))
+    model = callable_model(file, value_of(file, value))
     parameters = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
     for name, parameter in parameters.items():
         if parameter.is_floating_point() and parameter.element_size() < 4:
@@ -144,13 +124,6 @@ def _model(file: str, value: Any) -> Callable[..., Any]:
         if parameter.device.type == "meta":
             raise ListingError(f"{file}: parameter {name} is on meta, without values; accepted: a model that can run")
     return model
-
-
-def _called(file: str, value: Any) -> Any:
-    """Return ``value``, or its result if it is a function without arguments."""
-    if inspect.isfunction(value) and not inspect.signature(value).parameters:
-        return guarded(file, value)
-    return value
 
 
 def _type(value: Any) -> str:

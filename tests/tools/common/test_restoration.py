@@ -78,21 +78,17 @@ def rewrite(work: Workload) -> None:
     fxamp.rewrite(work.model, batch.args, policy="cpu-bfloat16")
 
 
-@pytest.fixture(autouse=True)
-def _no_other_models() -> None:
-    for name in [name for name in sys.modules if name.startswith("__fxamp_batches_")]:
-        del sys.modules[name]
+def last_file() -> dict[str, Any]:
+    """What the file that ran last defines."""
+    return vars(sys.modules[[name for name in sys.modules if name.startswith("__fxamp_model_")][-1]])
 
 
 @pytest.mark.parametrize("entry", [calibrate, bisect, rewrite])
 def test_no_tensor_is_changed(entry: Callable[[Workload], None], file: str) -> None:
-    for name in [name for name in sys.modules if name.startswith("__fxamp_batches_")]:
-        del sys.modules[name]
     work = load_work(file, lambda text: None)
     if entry is bisect and not isinstance(work.model, torch.nn.Module):
         pytest.skip("the copies that are float64 are made of modules")
-    (name,) = [name for name in sys.modules if name.startswith("__fxamp_batches_")]
-    defined = vars(sys.modules[name])
+    defined = last_file()
     before = tensors(defined)
     values = [tensor.clone() for tensor in before]
     entry(work)
@@ -103,7 +99,7 @@ def test_no_tensor_is_changed(entry: Callable[[Workload], None], file: str) -> N
 
 def test_showing_changes_no_tensor(file: str) -> None:
     load(file, Request(policy="cpu-bfloat16"))
-    defined = vars(sys.modules["__fxamp_model__"])
+    defined = last_file()
     fresh: dict[str, Any] = {}
     exec(compile(Path(file).read_text(), file, "exec"), fresh)
     assert all(torch.equal(one, other) for one, other in zip(tensors(defined), tensors(fresh), strict=True))
@@ -116,7 +112,7 @@ def test_showing_what_needs_values_changes_no_tensor(tmp_path: Path, capsys: pyt
     assert "running the model on its real inputs" in capsys.readouterr().err
     fresh: dict[str, Any] = {}
     exec(compile(path.read_text(), str(path), "exec"), fresh)
-    shown = vars(sys.modules["__fxamp_model__"])
+    shown = last_file()
     assert all(torch.equal(one, other) for one, other in zip(tensors(shown), tensors(fresh), strict=True))
 
 

@@ -45,7 +45,7 @@ FORMS = {
     "both, for a function": "net = Net()\ndef model(x, *, s):\n    return net(x, s)\n"
     "inputs = [torch.randn(2, 16)], {'s': 2.0}\n",
     "functions": "def model():\n    return Net()\n\ndef inputs():\n    return [torch.randn(2, 16)]\n",
-    "one function": "def example(size=2):\n    return Net(), (torch.randn(size, 16),)\n",
+    "imported": "from torch import *\nvars()['model'], vars()['inputs'] = Net(), (torch.randn(2, 16),)\n",
     "a function as model": "net = Net()\n\ndef model(x):\n    return net(x)\n\ninputs = (torch.randn(2, 16),)\n",
     "on meta": "with torch.device('meta'):\n    model = Net()\ninputs = (torch.randn(2, 16),)\n",
     "all on meta": "with torch.device('meta'):\n    model, inputs = Net(), (torch.randn(2, 16),)\n",
@@ -160,7 +160,7 @@ def test_the_main_part_does_not_run_and_prints_go_to_stderr(tmp_path: Path, caps
 
 MISTAKES = {
     "modl = 3\ninputs = ()\n": r"model\.py: it defines no model \(did you mean 'modl'\?\); it defines inputs, modl; ",
-    NET: r"model\.py: it defines no model and inputs; it defines Net, torch; accepted: model \(an nn.Module",
+    NET: r"model\.py: it defines no model and no inputs; it defines Net, torch; accepted: model \(an nn.Module",
     NET + "model = Net()\n": r"it defines no inputs",
     NET + "model = Net\ninputs = ()\n": r"model is the class Net; accepted: an instance, Net\(\.\.\.\)",
     "model = 3\ninputs = ()\n": r"model is of type int; accepted: an nn.Module or a function",
@@ -169,7 +169,7 @@ MISTAKES = {
     "import sys\nmodel = 1\ninputs = sys.exit(3)\n": r"model\.py:3: the file ended itself by exit\(3\)",
     "model = 1\n\ndef inputs():\n    raise ValueError('no\\ndata')\n": r"model\.py:4: ValueError: no$",
     "import nowhere_at_all\nmodel = inputs = 1\n": r"model\.py:1: ModuleNotFoundError: .*'nowhere_at_all'",
-    "def a():\n    return 1, 2\n\ndef b():\n    return 1, 2\n": r"several functions return two values \(a, b\)",
+    "exec('model = 1')\ninputs = 1\n": r"it defines no model; it defines inputs; ",
     NET + "model = Net()\ninputs = torch.ones(2, 3)\n": r"model\.py:\d+: calling model on inputs failed: .*3",
     NET + "model = Net()\ninputs = ()\n": r"calling model on inputs failed: .*missing 1 required .*'x'",
     NET + "model = Net()\ninputs = {'z': 1}\n": r"calling model on inputs failed: .*unexpected keyword argument 'z'",

@@ -15,7 +15,7 @@ from fxamp.tools.bench.cost.compiler import Counted, counting
 from fxamp.tools.bench.cost.count import Count
 from fxamp.tools.bench.cost.eager import EagerOps
 from fxamp.tools.bench.cost.gpu import compiling_for_gpu
-from fxamp.tools.bench.cost.program import as_unpadded_text, build
+from fxamp.tools.bench.cost.program import as_unpadded_text, fake_workload
 from fxamp.tools.bench.cost.workload import Way, Workload
 from fxamp.tools.common.silence import quiet
 
@@ -26,8 +26,7 @@ def measure(workload: Workload, way: Way, pretended: bool, counted: Counted | No
     torch._dynamo.reset()
     mode = FakeTensorMode()
     scaled = is_scaled(workload, way)
-    with compiling_for_gpu(pretended), quiet(), _unrecorded():
-        called = build(workload, mode)
+    with compiling_for_gpu(pretended), quiet(), _unrecorded(), fake_workload(workload, mode) as called:
         scaler = _scaler(way) if scaled else None
         compiled = _compiled(called.model, way, scaler)
         with mode, as_unpadded_text(), counting(counted), EagerOps(counted.kernels.append) as eager:

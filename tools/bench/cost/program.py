@@ -10,12 +10,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from fxamp.tools.bench.cost.workload import Workload
 from fxamp.tools.bench.models import MODELS
-from fxamp.tools.common.restoration import modules_in, tensor_stores
-from fxamp.tools.inputs.kinds import program_syntax
+from fxamp.tools.inputs.fake_program import fake_program
 from fxamp.tools.inputs.model_file import Program, program
 
 
@@ -29,30 +27,19 @@ class Called:
     parameters: tuple[Tensor, ...]
 
 
-def build(workload: Workload, mode: FakeTensorMode) -> Called:
+@contextlib.contextmanager
+def fake_workload(workload: Workload, mode: FakeTensorMode) -> Iterator[Called]:
     """Make the workload's program, with tensors of ``mode`` on "cuda" for all of its tensors.
 
     Raises ListingError if a file of the user's defines no model and inputs.
     """
-    program = _of_table(workload) if workload.model in MODELS else _of_file(workload.model)
-    fakes: dict[int, Any] = {}
-
-    def fake(value: Any) -> Any:
-        if id(value) not in fakes:
-            fakes[id(value)] = _on_gpu(value, mode)
-        return fakes[id(value)]
-
-    for module in set(modules_in(program.model)):
-        for store in tensor_stores(module):
-            store.update({name: fake(value) for name, value in store.items() if isinstance(value, Tensor)})
-    args, kwargs = pytree.tree_map(fake, (program.args, dict(program.kwargs)))
-    parameters = tuple(program.model.parameters()) if isinstance(program.model, nn.Module) else ()
-    model = _LossOnly(program.model) if workload.loss_only else program.model
-    return Called(model, args, kwargs, tuple(p for p in parameters if p.requires_grad))
-
-
-def _of_file(path: str) -> Program:
-    return program(path, program_syntax(path, "a Python file with model and inputs"), lambda _: None)
+    of_table = workload.model in MODELS
+    with fake_program(
+        _of_table(workload) if of_table else program(workload.model, lambda _: None), mode, "cuda"
+    ) as fake:
+        parameters = tuple(fake.model.parameters()) if isinstance(fake.model, nn.Module) else ()
+        model = _LossOnly(fake.model) if workload.loss_only else fake.model
+        yield Called(model, fake.args, fake.kwargs, tuple(p for p in parameters if p.requires_grad))
 
 
 def _of_table(workload: Workload) -> Program:
@@ -62,17 +49,6 @@ def _of_table(workload: Workload) -> Program:
     if "loss_type" in vars(module) and module.loss_type is None:
         module.loss_type = "ForCausalLM"  # as it is; else transformers logs so, which breaks the graph before the loss
     return Program(module, (), batch)
-
-
-def _on_gpu(value: Any, mode: FakeTensorMode) -> Any:
-    """A tensor as a FakeTensor on "cuda"; anything else as it is."""
-    if not isinstance(value, Tensor):
-        return value
-    with mode:
-        fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
-    if isinstance(value, nn.Parameter):
-        return nn.Parameter(fresh, value.requires_grad)
-    return fresh.requires_grad_(value.requires_grad)
 
 
 class _LossOnly(nn.Module):
