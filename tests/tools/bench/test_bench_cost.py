@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fxamp.errors import OptionError
 from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.cost import command, hooks
-from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel
+from fxamp.tools.bench.cost.count import Access, Buffer, Count, Kept, Kernel, Peak
 from fxamp.tools.bench.cost.eager import EagerOps
 from fxamp.tools.bench.cost.row import Rates, extrapolated, row
 from fxamp.tools.bench.cost.workload import Way, Workload
@@ -55,6 +55,22 @@ class Net(nn.Module):
         return (q * k * v + x).sum()
 
 model, inputs = Net(), (torch.zeros(16, 512, 768),)
+"""
+TWO_GRAPHS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        first = torch.mm(x * self.scale, x).sigmoid().sum()
+        torch._dynamo.graph_break()
+        return first * torch.mm(x * self.scale, x).sigmoid().sum()
+
+model, inputs = Net(), (torch.zeros(1024, 1024),)
 """
 #: Elements of the program's tensors: the gathered rows, the weight, the logits, the table.
 ROWS, WEIGHT, LOGITS, TABLE = 64 * 128, 32 * 128, 64 * 32, 5000 * 128
@@ -140,8 +156,59 @@ def test_a_backward_with_nothing_to_unscale_is_lighter_too(tmp_path: Path, count
 def test_peak_is_at_the_end_of_the_backward(counted: dict[str, Count]) -> None:
     """torch has all gradients, and in 16 bits that of the rows, which the table's is made of. fxamp has what its check
     reads as well: the table's gradient in float32, the others in 16 bits, the inverse of the scale; and three flags."""
-    assert counted["torch"].peak == 4 * PARAMETERS + 2 * ROWS
-    assert counted["fxamp"].peak == 4 * PARAMETERS + 4 * TABLE + 2 * (WEIGHT + 32) + 4 + 3 * 4
+    assert counted["torch"].peak.bytes == 4 * PARAMETERS + 2 * ROWS
+    assert counted["fxamp"].peak.bytes == 4 * PARAMETERS + 4 * TABLE + 2 * (WEIGHT + 32) + 4 + 3 * 4
+
+
+def test_what_is_in_use_at_the_peak_is_known_by_hand(counted: dict[str, Count]) -> None:
+    """All gradients, and of the rows that in 16 bits, from which the kernel makes the table's gradient."""
+    peak = counted["torch"].peak
+    assert [(b.bytes, b.dtype, b.shape, b.kind, b.stage) for b in peak.buffers] == [
+        (4 * TABLE, "float32", (5000, 128), "gradient", "backward"),
+        (2 * ROWS, "float16", (64, 128), "temporary", "backward"),
+        (4 * WEIGHT, "float32", (32, 128), "gradient", "backward"),
+        (4 * 32, "float32", (32,), "gradient", "backward"),
+    ]
+    assert (peak.buffers[1].op, peak.buffers[1].module, peak.buffers[2].module) == ("mm", "linear", "linear")
+    assert peak.stage == "backward" and 1 < peak.kernel <= peak.kernels and "index_put" in peak.ops
+    lines = {buffer.source.rpartition(":")[2] for buffer in (*peak.buffers, peak)}
+    assert lines == {"12", "13"} and peak.source.endswith("net.py:12")
+
+
+@pytest.mark.parametrize("way", ["torch", "fxamp", "clipped"])
+def test_what_is_in_use_at_the_peak_is_all_of_it(counted: dict[str, Count], way: str) -> None:
+    peak = counted[way].peak
+    assert sum(buffer.bytes for buffer in peak.buffers) == peak.bytes > 0
+    assert sorted(peak.buffers, key=lambda buffer: -buffer.bytes) == list(peak.buffers)
+
+
+def test_a_peak_names_what_waits_for_the_backward_of_another_graph(tmp_path: Path, counting: Counting) -> None:
+    """Each product keeps its result. The second one's backward reads its own, and makes as much of it."""
+    file = tmp_path / "two.py"
+    file.write_text(TWO_GRAPHS)
+    count = counting(Workload(str(file), dtype="float32", optimizer="none"), Way())
+    peak, size = count.peak, 4 << 20
+    assert count.graphs == 2 and sum(buffer.bytes for buffer in peak.buffers) == peak.bytes
+    assert peak.stage == "backward" and peak.kernel == 1
+    assert sorted((b.kind, b.stage, b.op) for b in peak.buffers if b.bytes == size) == [
+        ("kept", "forward", "mm"),
+        ("kept", "forward", "mm"),
+        ("temporary", "backward", "sigmoid_backward"),
+    ]
+
+
+def test_peak_lists_so_many_buffers_and_the_moment(
+    uncompiled: list[tuple[Workload, Way]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["cost", "--policy", "auto", "--layers", "2", "4", "--peak", "1"]
+    assert bench.main([*arguments, "--json"]) == 0
+    peaks = json.loads(capsys.readouterr().out)["peaks"]
+    assert [(peak["bytes"], len(peak["buffers"])) for peak in peaks] == [(60, 1), (60, 1), (120, 1), (120, 1)]
+    assert [peak["way"] for peak in peaks] == ["torch.compile + autocast", "fxamp under autocast"] * 2
+    assert peaks[0]["buffers"][0]["module"] == "head" and "layers 2" in peaks[0]["title"]
+    assert bench.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "6e-05 MB in the backward, at kernel 3 of 9: mm in head n.py:4" in text and "1 others" in text
 
 
 def test_syncs_are_what_the_host_waits_for(counted: dict[str, Count]) -> None:
@@ -176,7 +243,11 @@ def _count(layers: int) -> Count:
         Kernel("step", "by hand", "AdamW", (Access("c", 100, "float32"),), (), launches=2),
     )
     values = (Kept(10, "float16", (5,), "mm", "head", "n.py:4"),)
-    return Count(kernels * layers, {"float16": 50 * layers}, values * layers, 7, 2, 1, 30 * layers)
+    buffers = tuple(
+        Buffer(size * layers, "float16", (5,), "kept", "forward", "mm", "head", "n.py:4") for size in (20, 10)
+    )
+    peak = Peak(30 * layers, "backward", 3, 9, "mm", "head", "n.py:4", buffers)
+    return Count(kernels * layers, {"float16": 50 * layers}, values * layers, 7, 2, 1, peak)
 
 
 @pytest.fixture
@@ -219,7 +290,7 @@ def test_every_model_dtype_and_way_is_in_one_table(
     asked = {way.policy for workload, way in uncompiled if workload.dtype == "bfloat16"}
     assert asked == {"", "auto", "cuda-bfloat16", "cuda-bfloat16-fast"}
     count = _count(3)
-    peak, held = f"{count.peak / 1e6:.0f}", f"{count.kept_bytes / 1e6:.0f}"
+    peak, held = f"{count.peak.bytes / 1e6:.0f}", f"{count.kept_bytes / 1e6:.0f}"
     four = [" / ".join([cell] * 4) for cell in ("0.00", "12", held, peak)]
     assert any(
         line.startswith("| `bert-base` | bfloat16 | loss | " + " | ".join(four)) for line in map(_squeezed, lines)

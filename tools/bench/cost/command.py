@@ -1,7 +1,7 @@
 """fxamp-bench cost: bytes, launches, FLOPs and kept bytes of a training step on a GPU, which need not be there."""
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ def parser(prog: str) -> Parser:
         metavar="N",
         help="list the N largest tensors that each keeps for the backward",
     )
+    add("--peak", type=natural, default=0, metavar="N", help="list the N largest buffers in use at each peak, and when")
     add("--bandwidth", type=positive_number, default=3000.0, help="of the GPU's memory, GB/s (default 3000)")
     add(
         "--tflops",
@@ -129,12 +130,25 @@ def _plan(options: argparse.Namespace, rates: Rates) -> Plan:
             for way, count in zip(ways, group, strict=False)
             for text in _lists(options, f"{way.label}, {_title(sized)}", count)
         ]
-        return _report(workload, rates, lists, tables, options.markdown)
+        peaks = [
+            {"way": way.label, "title": _title(sized), **asdict(count.peak.largest(options.peak))}
+            for sized, group in zip(workloads, groups, strict=False)
+            for way, count in zip(ways, group, strict=False)
+            if options.peak
+        ]
+        return _report(workload, rates, lists, tables, peaks, options.markdown)
 
     return Plan([(sized, way) for sized in workloads for way in ways], report)
 
 
-def _report(workload: Workload, rates: Rates, lists: Sequence[str], tables: Sequence[_Table], markdown: bool) -> Report:
+def _report(
+    workload: Workload,
+    rates: Rates,
+    lists: Sequence[str],
+    tables: Sequence[_Table],
+    peaks: Sequence[Mapping[str, Any]],
+    markdown: bool,
+) -> Report:
     document: dict[str, Any] = {
         "version": 1,
         "workload": workload.as_dict(),
@@ -143,6 +157,7 @@ def _report(workload: Workload, rates: Rates, lists: Sequence[str], tables: Sequ
             {"title": part.title, "layers": part.layers, "rows": [row.as_dict(rates) for row in part.rows]}
             for part in tables
         ],
+        **({"peaks": peaks} if peaks else {}),
     }
     texts = [f"{part.title}\n\n{table.ways(part.rows, rates, markdown)}" for part in tables]
     text = "\n\n".join([*texts, *lists, table.note(rates)])
@@ -150,12 +165,14 @@ def _report(workload: Workload, rates: Rates, lists: Sequence[str], tables: Sequ
 
 
 def _lists(options: argparse.Namespace, title: str, count: Count) -> list[str]:
-    """The heaviest kernels and the largest kept tensors, as far as they are asked for."""
+    """The heaviest kernels, the largest kept tensors and the peak, as far as they are asked for."""
     texts = []
     if options.kernels:
         texts.append(f"{title}: the heaviest kernels\n\n{table.heaviest(count, options.kernels, options.markdown)}")
     if options.kept:
         texts.append(f"{title}: kept for the backward\n\n{table.kept(count, options.kept, options.markdown)}")
+    if options.peak:
+        texts.append(f"{title}: the peak, {table.peak(count, options.peak, options.markdown)}")
     return texts
 
 

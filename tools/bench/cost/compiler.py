@@ -15,7 +15,8 @@ from torch._inductor.graph import GraphLowering
 from torch.fx import GraphModule, Node
 
 from fxamp.tools.bench.cost import schedule
-from fxamp.tools.bench.cost.count import Kept, Kernel
+from fxamp.tools.bench.cost.count import Kept, Kernel, Peak
+from fxamp.tools.bench.cost.peak import peak
 from fxamp.torch_private import current_metadata
 
 
@@ -23,7 +24,7 @@ from fxamp.torch_private import current_metadata
 class Counted:
     """What was counted so far.
 
-    ``texts``: the generated modules by stage, if they are asked for. ``waiting``: bytes kept by each forward whose
+    ``texts``: the generated modules by stage, if they are asked for. ``waiting``: what each forward keeps whose
     backward has not run. ``peak``: most bytes at once, these included.
     """
 
@@ -33,8 +34,8 @@ class Counted:
     kept: list[Kept] = field(default_factory=list)
     texts: list[tuple[str, str]] = field(default_factory=list)
     graphs: int = 0
-    waiting: list[int] = field(default_factory=list)
-    peak: int = 0
+    waiting: list[list[Kept]] = field(default_factory=list)
+    peak: Peak = field(default_factory=Peak)
 
 
 class _Scheduled(Exception):
@@ -80,7 +81,7 @@ def _counting_inner(counted: Counted, real: Callable[..., Any]) -> Callable[...,
                 if not _caused_by_counting(error):
                     raise
         if stage == "forward":
-            counted.waiting.append(sum(value.bytes for value in values))
+            counted.waiting.append(values)
         return _empty(results)
 
     return inner
@@ -99,7 +100,8 @@ def _count(graph: GraphLowering, stage: str, counted: Counted) -> None:
     graph._update_scheduler()
     if stage == "backward" and counted.waiting:
         counted.waiting.pop()  # the backward's own peak has it
-    counted.peak = max(counted.peak, sum(counted.waiting) + schedule.peak(graph))
+    highest = peak(graph, stage, [value for values in counted.waiting for value in values])
+    counted.peak = max(counted.peak, highest, key=lambda peak: peak.bytes)
     counted.kernels += schedule.kernels(graph, stage)
     for dtype, number in schedule.flops(cast(GraphModule, graph.module)).items():
         counted.flops[dtype] = counted.flops.get(dtype, 0) + number

@@ -1,7 +1,7 @@
 """What was counted of a training step: plain values, which JSON can hold."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 #: The parts of a step, in order.
@@ -58,11 +58,51 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class Buffer:
+    """Memory that is in use at the peak.
+
+    ``kind``: "kept" (by the forward for the backward), "result", "gradient" (a result of the backward), "temporary".
+    ``stage``: the one that makes it. ``source``: ``file:line`` of the program.
+    """
+
+    bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    kind: str
+    stage: str
+    op: str
+    module: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment at which most bytes are in use: while kernel ``kernel`` of the ``kernels`` of a graph runs.
+
+    ``stage``: of that graph. ``ops``, ``module``, ``source``: of the kernel. ``buffers``: all memory in use, the
+    largest first; together ``bytes``.
+    """
+
+    bytes: int = 0
+    stage: str = ""
+    kernel: int = 0
+    kernels: int = 0
+    ops: str = ""
+    module: str = ""
+    source: str = ""
+    buffers: tuple[Buffer, ...] = ()
+
+    def largest(self, most: int) -> "Peak":
+        """The same peak with the ``most`` largest buffers alone."""
+        return replace(self, buffers=self.buffers[:most])
+
+
+@dataclass(frozen=True)
 class Count:
     """One way of training, counted.
 
     ``flops``: of products, by the dtype of their first operand. ``parameters``, ``tensors``: of the model.
-    ``graphs``: compiled ones. ``peak``: most bytes of activations, gradients and temporaries at once.
+    ``graphs``: compiled ones. ``peak``: the moment with most bytes of activations, gradients and temporaries.
     """
 
     kernels: tuple[Kernel, ...]
@@ -71,7 +111,7 @@ class Count:
     parameters: int
     tensors: int
     graphs: int
-    peak: int = 0
+    peak: Peak = Peak()
 
     def bytes(self, stage: str) -> int:
         """Bytes that the kernels of ``stage`` move."""
@@ -101,7 +141,9 @@ class Count:
             for fields in document["kernels"]
         )
         values = (Kept(**{**fields, "shape": tuple(fields["shape"])}) for fields in document["kept"])
-        return Count(**{**document, "kernels": tuple(kernels), "kept": tuple(values)})
+        buffers = (Buffer(**{**fields, "shape": tuple(fields["shape"])}) for fields in document["peak"]["buffers"])
+        peak = Peak(**{**document["peak"], "buffers": tuple(buffers)})
+        return Count(**{**document, "kernels": tuple(kernels), "kept": tuple(values), "peak": peak})
 
 
 def _accesses(documents: Sequence[Mapping[str, Any]]) -> tuple[Access, ...]:

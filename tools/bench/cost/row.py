@@ -76,7 +76,7 @@ def row(label: str, policy: str, count: Count) -> Row:
         flops=count.flops,
         kept=count.kept_bytes,
         graphs=count.graphs,
-        peak=count.peak,
+        peak=count.peak.bytes,
         syncs=count.syncs,
     )
 

@@ -11,7 +11,6 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
-from fxamp.passes.backward.scale_backward import SCALE
 from fxamp.tools.bench.cost.count import Access, Kernel
 
 #: GraphLowering and scheduler nodes of Inductor; torch gives them no stable types.
@@ -26,39 +25,6 @@ def kernels(graph: Lowering, stage: str) -> list[Kernel]:
     return [_kernel(graph, node, stage) for node in graph.scheduler.nodes if _is_kernel(node)]
 
 
-def peak(graph: Lowering) -> int:
-    """Most bytes that are live at once while ``graph`` runs in the order of its schedule.
-
-    Results and temporaries count, and of the inputs what the forward kept; parameters and other inputs do not. It is
-    Inductor's own estimate, without what the estimate takes for memory but a fused kernel keeps in registers.
-    """
-    from torch._inductor.memory import estimate_peak_memory, prepare_planning_info
-    from torch.utils._ordered_set import OrderedSet
-
-    scheduler, outputs = graph.scheduler, OrderedSet(graph.get_output_names())
-    _, inputs = prepare_planning_info(
-        scheduler.nodes,
-        scheduler.name_to_buf,
-        scheduler.name_to_fused_node,
-        OrderedSet(graph.graph_inputs),
-        outputs,
-    )
-    if SCALE in inputs:
-        inputs[SCALE].mpi_buffer.size_free = 0  # the scaler's, as torch's own is outside of its graph
-    for node in scheduler.nodes:
-        for buffer in node.get_outputs():
-            if _in_registers(node, buffer):
-                buffer.mpi_buffer.size_alloc = buffer.mpi_buffer.size_free = 0
-    most, _ = estimate_peak_memory(scheduler.nodes, inputs, outputs)
-    return int(most)
-
-
-def _in_registers(node: Scheduled, buffer: Any) -> bool:
-    """Whether only the fused kernel ``node`` that makes ``buffer`` reads it: then it is never written."""
-    parts = set(node.get_nodes())
-    return len(parts) > 1 and bool(buffer.users) and all(user.node in parts for user in buffer.users)
-
-
 def flops(gm: GraphModule) -> dict[str, int]:
     """FLOPs of the products of a lowered graph, by the dtype of their first operand."""
     result: dict[str, int] = defaultdict(int)
@@ -68,7 +34,7 @@ def flops(gm: GraphModule) -> dict[str, int]:
             continue
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
         first = next(leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor))
-        result[_word(first.dtype)] += int(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))
+        result[word(first.dtype)] += int(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))
     return dict(result)
 
 
@@ -170,10 +136,11 @@ def _asked(graph: Lowering, dependency: Any, elements: int) -> tuple[str, int]:
 def _dtype(graph: Lowering, name: str) -> str:
     """The dtype of a buffer; ``""`` for several results at once, and for names that stand for no buffer."""
     try:
-        return _word(graph.get_dtype(name))
+        return word(graph.get_dtype(name))
     except (KeyError, NotImplementedError):
         return ""
 
 
-def _word(dtype: torch.dtype) -> str:
+def word(dtype: torch.dtype) -> str:
+    """The dtype's name without "torch."."""
     return str(dtype).removeprefix("torch.")

@@ -75,7 +75,7 @@ def heaviest(count: Count, most: int, markdown: bool) -> str:
             f"{sum(kernel.bytes for kernel in group) / _MB:.4g}",
             _operands(group[0].reads),
             _operands(group[0].writes),
-            group[0].ops if len(group[0].ops) <= 80 else f"{group[0].ops[:77]}...",
+            _cut(group[0].ops),
             ", ".join(_short(source) for source in group[0].sources[:3]),
         )
         for group in ranked
@@ -101,9 +101,38 @@ def kept(count: Count, most: int, markdown: bool) -> str:
     return drawn(cells, ("kept MB", "dtype", "shape", "op", "module", "from"), markdown)
 
 
+def peak(count: Count, most: int, markdown: bool) -> str:
+    """The moment of the peak, and the largest memory in use then."""
+    moment = count.peak
+    rest = moment.buffers[most:]
+    cells = [
+        (
+            f"{buffer.bytes / _MB:.4g}",
+            buffer.dtype,
+            "x".join(map(str, buffer.shape)),
+            buffer.kind,
+            buffer.stage,
+            buffer.op,
+            buffer.module,
+            _short(buffer.source),
+        )
+        for buffer in moment.buffers[:most]
+    ]
+    if rest:
+        cells.append((f"{sum(b.bytes for b in rest) / _MB:.4g}", "", "", "", "", f"{len(rest)} others", "", ""))
+    place = " ".join(part for part in (moment.module and f"in {moment.module}", _short(moment.source)) if part)
+    text = f"{moment.bytes / _MB:.4g} MB in the {moment.stage}, at kernel {moment.kernel} of {moment.kernels}: "
+    headers = ("MB", "dtype", "shape", "kind", "of the", "op", "module", "from")
+    return f"{text}{_cut(moment.ops)} {place}\n\n{drawn(cells, headers, markdown)}"
+
+
 def _operands(accesses: Sequence[Access]) -> str:
     """The large operands of a kernel: dtype and MB of each."""
     return " ".join(f"{access.dtype or '?'}:{access.bytes / _MB:.4g}" for access in accesses if access.bytes > 1e5)
+
+
+def _cut(ops: str) -> str:
+    return ops if len(ops) <= 80 else f"{ops[:77]}..."
 
 
 def _short(source: str) -> str:

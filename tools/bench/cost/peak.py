@@ -1,0 +1,127 @@
+"""The moment of a graph's schedule at which most memory is in use, and what is in use then.
+
+Results and temporaries count, and of the inputs what a forward has kept; parameters and other inputs do not. The plan
+is Inductor's own, without what it takes for memory but a fused kernel keeps in registers.
+"""
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch._inductor.memory import compute_memory_timeline, estimate_peak_memory, prepare_planning_info
+from torch.fx import Node
+from torch.utils._ordered_set import OrderedSet
+
+from fxamp.passes.backward.scale_backward import SCALE
+from fxamp.tools.bench.cost import schedule
+from fxamp.tools.bench.cost.count import Buffer, Kept, Peak
+from fxamp.tools.bench.cost.schedule import Lowering, Scheduled
+from fxamp.torch_private import current_metadata
+
+#: A buffer of Inductor's with its sizes, and the steps of the schedule at which it is made and read last (-1: stays).
+Lifetime = Any
+
+
+def peak(graph: Lowering, stage: str, waiting: Sequence[Kept]) -> Peak:
+    """Return the peak of ``graph``, whose scheduler is made. ``waiting``: what other forwards keep meanwhile."""
+    nodes, outputs = graph.scheduler.nodes, OrderedSet(graph.get_output_names())
+    inputs = _kept_inputs(graph, outputs)
+    most, in_use = estimate_peak_memory(nodes, inputs, outputs)
+    moment = max(range(len(nodes)), key=in_use.__getitem__, default=0)
+    lifetimes, *_ = compute_memory_timeline(nodes, inputs, outputs)
+    describe = _Descriptions(graph, stage)
+    buffers = [describe.buffer(lifetime) for lifetime in _in_use(lifetimes, moment)]
+    buffers += [Buffer(v.bytes, v.dtype, v.shape, "kept", "forward", v.op, v.module, v.source) for v in waiting]
+    ops, module, source = describe.kernel(nodes[moment]) if nodes else ("", "", "")
+    total = int(most) + sum(value.bytes for value in waiting)
+    largest_first = tuple(sorted(buffers, key=lambda buffer: -buffer.bytes))
+    return Peak(total, stage, moment + 1, len(nodes), ops, module, source, largest_first)
+
+
+def _kept_inputs(graph: Lowering, outputs: OrderedSet[str]) -> dict[str, Any]:
+    """Return what the forward keeps, by name; Inductor's plan is made, with nothing for values in registers."""
+    scheduler = graph.scheduler
+    _, inputs = prepare_planning_info(
+        scheduler.nodes,
+        scheduler.name_to_buf,
+        scheduler.name_to_fused_node,
+        OrderedSet(graph.graph_inputs),
+        outputs,
+    )
+    if SCALE in inputs:
+        inputs[SCALE].mpi_buffer.size_free = 0  # the scaler's, as torch's own is outside of its graph
+    for node in scheduler.nodes:
+        for buffer in node.get_outputs():
+            if _in_registers(node, buffer):
+                buffer.mpi_buffer.size_alloc = buffer.mpi_buffer.size_free = 0
+    return inputs
+
+
+def _in_registers(node: Scheduled, buffer: Any) -> bool:
+    """Whether only the fused kernel ``node`` that makes ``buffer`` reads it: then it is never written."""
+    parts = set(node.get_nodes())
+    return len(parts) > 1 and bool(buffer.users) and all(user.node in parts for user in buffer.users)
+
+
+def _in_use(lifetimes: Sequence[Lifetime], moment: int) -> Iterator[Lifetime]:
+    """Yield the buffers with memory at step ``moment`` of the schedule.
+
+    The plan allocates the results of one call together, as the call, and frees each by itself.
+    """
+    starts = {lifetime.buffer.get_name(): lifetime.start_step for lifetime in lifetimes}
+    for lifetime in lifetimes:
+        start = lifetime.start_step
+        if lifetime.size_alloc == 0 and lifetime.size_free:
+            start = starts[lifetime.buffer.node.inputs[0].get_name()]
+        if lifetime.size_free and start <= moment and (lifetime.end_step == -1 or moment <= lifetime.end_step):
+            yield lifetime
+
+
+class _Descriptions:
+    """Says of one graph's buffers and kernels what they are and where they come from."""
+
+    def __init__(self, graph: Lowering, stage: str) -> None:
+        self._graph, self._stage = graph, stage
+        self._order = {node: at for at, node in enumerate(graph.module.graph.nodes)}
+        self._inputs = {node.name: node for node in graph.module.graph.find_nodes(op="placeholder")}
+        metadata, names = current_metadata(), graph.get_output_names()
+        results = len(names) if metadata is None or stage == "backward" else metadata.num_forward_returns
+        self._results, self._kept = set(names[:results]), set(names[results:])
+
+    def buffer(self, lifetime: Lifetime) -> Buffer:
+        """Describe the buffer of ``lifetime``."""
+        name = lifetime.buffer.get_name()
+        if name in self._inputs:
+            value, origin, kind, stage = self._graph.graph_inputs[name], self._inputs[name], "kept", "forward"
+        else:
+            value, origin = lifetime.buffer.node, self._origin(lifetime.buffer.node)
+            kind, stage = self._kind(name), self._stage
+        shape = tuple(map(int, value.get_size()))
+        dtype = schedule.word(value.get_dtype())
+        return Buffer(int(lifetime.size_free), dtype, shape, kind, stage, *_place(origin))
+
+    def kernel(self, node: Scheduled) -> tuple[str, str, str]:
+        """Return the kernel's ops, and the module and the line of its last op."""
+        origins = [self._origin(part.node) for part in node.get_nodes()]
+        ops = sorted({schedule.op(origin) for origin in origins if origin is not None})
+        return ("+".join(ops), *_place(origins[-1])[1:])
+
+    def _kind(self, name: str) -> str:
+        if name in self._results:
+            return "gradient" if self._stage == "backward" else "result"
+        return "kept" if name in self._kept else "temporary"
+
+    def _origin(self, value: Any) -> Node | None:
+        """Return the op whose result ``value`` is: Inductor's own word, else the last op of the value's kernel."""
+        origins = [node for node in getattr(value, "origins", ()) if node in self._order]
+        named = value.get_origin_node() if hasattr(value, "origin_node") else None
+        return named or max(origins, key=self._order.__getitem__, default=None)
+
+
+def _place(origin: Node | None) -> tuple[str, str, str]:
+    """Return op, module and ``file:line``; of a call's several results, the call's."""
+    if origin is None:
+        return "", "", ""
+    if origin.target is operator.getitem and isinstance(origin.args[0], Node):
+        origin = origin.args[0]
+    return schedule.op(origin), schedule.module_of(origin), schedule.source(origin)
