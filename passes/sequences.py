@@ -13,9 +13,6 @@ from fxamp.passes.forward.insert_casts import InsertCasts
 from fxamp.passes.forward.keep_autocast import KeepAutocast
 from fxamp.passes.forward.restore_outputs import RestoreOutputs
 from fxamp.passes.forward.scale_products import ScaleProducts
-from fxamp.passes.partition.mark_recomputed import MarkRecomputed
-from fxamp.passes.partition.pack_kept import PackKept
-from fxamp.passes.partition.unpack_kept import UnpackKept
 from fxamp.passes.step.drop_copies import DropCopies
 from fxamp.passes.step.fold_unscale import FoldUnscale
 from fxamp.passes.step.guard_updates import GuardUpdates
@@ -42,24 +39,9 @@ FORWARD: PassSequence[CastContext] = PassSequence(
     ),
 )
 
-
-def joint(results: int) -> PassSequence[CastContext]:
-    """Return the passes for a joint graph, whose first ``results`` outputs are those of the forward."""
-    return PassSequence("joint", (MarkRecomputed(results),))
-
-
-def kept_forward(results: int) -> PassSequence[CastContext]:
-    """Return the passes for a partitioned forward, whose first ``results`` outputs are its results."""
-    return PassSequence("kept-forward", (PackKept(results),))
-
-
-def kept_backward(unpack: UnpackKept) -> PassSequence[CastContext]:
-    """Return the passes for the backward of the same partition."""
-    return PassSequence("kept-backward", (unpack,))
-
-
 #: For AOTAutograd's backward, after the passes of who takes part in it (fxamp/backend/participants.py), in this order:
-#: drop-unused, cast-backward, scale-backward.
+#: drop-unused, cast-backward, scale-backward. Rules for kept values run theirs around the partition: mark-recomputed on
+#: the joint graph, then pack-kept on the forward, then unpack-kept on the backward.
 BACKWARD: PassSequence[CastContext] = PassSequence("backward", (RealizeCasts(), RealizeSums()))
 
 

@@ -9,10 +9,9 @@ from torch.fx import GraphModule
 from fxamp.errors import OptionError
 from fxamp.graph import graph_output, mode_of, tensor_value
 from fxamp.listing import KeptValue
-from fxamp.passes.partition.mark_recomputed import RECOMPUTED
-from fxamp.passes.partition.pack_kept import KEPT_VALUES, RESTORE, told
+from fxamp.passes.partition.mark_recomputed import RECOMPUTED, MarkRecomputed
+from fxamp.passes.partition.pack_kept import KEPT_VALUES, RESTORE, PackKept, told
 from fxamp.passes.partition.unpack_kept import UnpackKept
-from fxamp.passes.sequences import joint, kept_backward, kept_forward
 from fxamp.passes.shared.saved_values import saved
 from fxamp.pipeline import run_traced
 from fxamp.pipeline.participant import Participant, Partitioner, refuse_compiled_autograd, refuse_eager
@@ -49,7 +48,7 @@ class KeptRules(Participant):
 
         def partition(gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> tuple[GraphModule, GraphModule]:
             results = settings["num_fwd_outputs"]
-            run_traced(gm, self.policy, joint(results))
+            run_traced(gm, self.policy, MarkRecomputed(results))
             forward, backward = partitioner(gm, inputs, **settings)
             if mode_of(gm) is not None:
                 values = self._pack(forward, backward, results, strides=lowering != "inductor")
@@ -73,10 +72,10 @@ class KeptRules(Participant):
     def _pack(self, forward: GraphModule, backward: GraphModule, results: int, strides: bool) -> list[KeptValue]:
         """Pack the values that ``forward`` returns to ``backward`` after its first ``results`` outputs, in place."""
         originals = tuple(saved(forward, results))
-        run_traced(forward, self.policy, kept_forward(results))
+        run_traced(forward, self.policy, PackKept(results))
         outcome = graph_output(forward.graph).meta
         unpack = UnpackKept(originals, outcome[RESTORE], tuple(saved(forward, results)), strides)
-        run_traced(backward, self.policy, kept_backward(unpack))
+        run_traced(backward, self.policy, unpack)
         return [*outcome[KEPT_VALUES], *_recomputed(backward)]
 
 

@@ -15,7 +15,7 @@ from fxamp.capture.leaked_tensors import require_own_tensors
 from fxamp.capture.lower import lower
 from fxamp.capture.regions import VERBATIM
 from fxamp.graph import graph_output, tensor_value
-from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
+from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies, inner_graphs
 
 __all__ = [
     "CUSTOM_AUTOCAST",
@@ -67,7 +67,7 @@ def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
 
 def is_kept(node: Node) -> bool:
     """Whether a call was kept verbatim, so that fxamp does not look inside."""
-    return VERBATIM in node.meta and not bodies(node) and autograd_function(node) is None
+    return VERBATIM in node.meta and not inner_graphs(node)
 
 
 def _lower_tree(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
@@ -83,14 +83,13 @@ def _lower_tree(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> 
 
 
 def _lower_function(node: Node, function: AutogradFunction, mode: FakeTensorMode) -> None:
-    node.meta[CUSTOM_AUTOCAST] = custom_autocast(function.forward.module, function.backward)
+    node.meta[CUSTOM_AUTOCAST] = custom_autocast(*inner_graphs(node))
     forward = _lower_tree(function.forward.module, _values(function.forward.operands, mode), mode)
     function.forward.replace(forward)
     results: Any = graph_output(forward.graph).args[0]
     outputs, saved = results
     incoming = [*pytree.tree_leaves(outputs), *saved]
-    backward = _lower_tree(function.backward, _values(incoming, mode), mode)
-    setattr(node.graph.owning_module, str(function.backward_attribute.target), backward)
+    function.backward.replace(_lower_tree(function.backward.module, _values(incoming, mode), mode))
 
 
 def _values(arguments: Sequence[Any], mode: FakeTensorMode) -> list[Any]:

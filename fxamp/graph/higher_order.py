@@ -32,12 +32,12 @@ class Body:
 class AutogradFunction:
     """A custom ``torch.autograd.Function``. Its forward takes the operands, its backward gradients, then saved values.
 
-    The forward returns ``(outputs, saved)``, the backward one gradient per operand.
+    The forward returns ``(outputs, saved)``, the backward one gradient per operand. The node has no operands for the
+    backward.
     """
 
     forward: Body
-    backward_attribute: Node
-    backward: GraphModule
+    backward: Body
 
 
 def _body(node: Node, index: int, operands: tuple[Any, ...]) -> Body:
@@ -85,4 +85,11 @@ def autograd_function(node: Node) -> AutogradFunction | None:
     expected = len(pytree.tree_leaves(outputs)) + len(saved)
     if len(backward.module.graph.find_nodes(op="placeholder")) != expected:
         return None
-    return AutogradFunction(forward, backward.attribute, backward.module)
+    return AutogradFunction(forward, backward)
+
+
+def inner_graphs(node: Node) -> list[GraphModule]:
+    """Return the graphs in a node that fxamp looks into: the bodies of a known op, or a Function's two; else none."""
+    function = autograd_function(node)
+    parts = bodies(node) if function is None else [function.forward, function.backward]
+    return [part.module for part in parts]

@@ -52,6 +52,13 @@ class GraphWriter:
             return node
         return self.call(_prims.device_put.default, node, device)
 
+    def times(self, node: Node, factor: Node) -> Node:
+        """Return ``node`` times a 0-dim float32, in float32 at least, rounded to the dtype of ``node``."""
+        value = node.meta["val"]
+        factor = self.on_device(factor, value.device)
+        wide = self.in_dtype(node, torch.promote_types(value.dtype, torch.float32))
+        return self.in_dtype(self.call(torch.ops.aten.mul.Tensor, wide, factor), value.dtype)
+
     def input(
         self,
         name: str,

@@ -5,7 +5,6 @@
     update_scale_(scale, growth_tracker, found_inf, ...)                growth and backoff
     torch.ops.fxamp.check_unscale(gradients, inv_scale, dtype)          the same work inside compiled graphs
     torch.ops.fxamp.check_unscale_norm(gradients, inv_scale, dtype)
-    torch.ops.fxamp.check(gradients)
 
 There are also ``torch.ops.fxamp.scaled_linear``, a linear layer in 8-bit floats, and
 ``torch.ops.fxamp.linear_cross_entropy``, a loss in chunks of rows, made of ops that AOTAutograd traces.
@@ -21,14 +20,15 @@ parameter:
 
 The modules, in the order of a call:
 
-    in_place, ops    the entry points
-    per_device       gradients on several devices: work for each device, then combined results
-    dispatch         Triton, or the reference
-    plan             which gradients share a launch, and what its kernel depends on
-    source, store    the plan's kernel as Triton source, in a file (Triton reads it there, and users can too)
-    launch           the table of addresses, the launches
-    update           the scale update; its source is in update_source
-    reference        the definition in ATen ops; it shares no code with the kernels
+    in_place, ops     the entry points
+    per_device        gradients on several devices: work for each device, then combined results
+    dispatch          Triton, or the reference
+    launch_plan       which gradients share a launch, and what its kernel depends on
+    gradient_source   the plan's kernel as Triton source
+    store             that source in a file: Triton reads it there, and users can too
+    launch            the table of addresses, the launches
+    scale_update      growth and backoff of the loss scale; its source is in scale_update_source
+    reference         the definition in ATen ops; it shares no code with the kernels
 
 Why a table of addresses: one launch per gradient would cost about 15 microseconds each, and a kernel with all addresses
 as arguments takes minutes to compile for 128 gradients. Why generated source: a kernel contains only the conversions
@@ -38,15 +38,12 @@ norm has one partial sum per program, so results do not depend on the order of p
 
 from fxamp.kernels.dispatch import Implementation, forced
 from fxamp.kernels.in_place import check_, check_unscale_
-from fxamp.kernels.launch_plan import bytes_moved
-from fxamp.kernels.ops import check, check_unscale, check_unscale_norm
+from fxamp.kernels.ops import check_unscale, check_unscale_norm
 from fxamp.kernels.scale_update import update_scale_
 from fxamp.kernels.scaled_linear import scaled_linear
 
 __all__ = [
     "Implementation",
-    "bytes_moved",
-    "check",
     "check_",
     "check_unscale",
     "check_unscale_",

@@ -129,15 +129,6 @@ def make_plan(gradients: tuple[Gradient, ...], asked: Asked, wave: int) -> Launc
     return LaunchPlan(tuple(groups), tuple(left))
 
 
-def bytes_moved(plan: LaunchPlan) -> int:
-    """Return the bytes of gradients that the plan's launches read and write: the minimum memory traffic."""
-    return sum(
-        sum(group.numels)
-        * (group.kernel.source.itemsize + (group.kernel.target.itemsize if group.kernel.target else 0))
-        for group in plan.groups
-    )
-
-
 def is_dense(tensor: Tensor) -> bool:
     """Return whether the elements fill the tensor's memory without gaps or overlaps, in any order of dimensions."""
     if tensor.is_contiguous():

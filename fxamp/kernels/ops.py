@@ -61,30 +61,9 @@ def _(
     return *_outputs(gradients, inv_scale, dtype), _norm(inv_scale)
 
 
-@torch.library.custom_op("fxamp::check", mutates_args=())
-def check(gradients: Sequence[Tensor]) -> Tensor:
-    """Check gradients (at least one) for inf and NaN.
-
-    Returns:
-        Flags, int32 ``[len(gradients)]`` on the first gradient's device: 1 if a gradient holds inf or NaN, else 0.
-    """
-    flags = _flags(gradients, gradients[0])
-    perform_everywhere(UnscaleRequest(gradients, flags=flags.zero_()), flags.device, keep=False)
-    return flags
-
-
-@check.register_fake
-def _(gradients: Sequence[Tensor]) -> Tensor:
-    return _flags(gradients, gradients[0])
-
-
 def _outputs(gradients: Sequence[Tensor], inv_scale: Tensor, dtype: torch.dtype | None) -> tuple[list[Tensor], Tensor]:
     true = [torch.empty_like(gradient, dtype=dtype or gradient.dtype) for gradient in gradients]
-    return true, _flags(gradients, inv_scale)
-
-
-def _flags(gradients: Sequence[Tensor], home: Tensor) -> Tensor:
-    return torch.empty(len(gradients), dtype=torch.int32, device=home.device)
+    return true, torch.empty(len(gradients), dtype=torch.int32, device=inv_scale.device)
 
 
 def _norm(home: Tensor) -> Tensor:

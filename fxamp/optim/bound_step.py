@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.clip import coefficient, squared_norm
+from fxamp.optim.clip import coefficient, norm_of
 from fxamp.optim.programs.step_parts import CompiledParts
 from fxamp.optim.reading.layout import Layout
 from fxamp.torch_private import note_step, step_post_hooks, step_pre_hooks
@@ -50,7 +50,7 @@ class BoundStep:
         """
         if max_norm is None:
             return Factors(inv_scale)
-        norm = squared_norm(self._owners, self._gradients, self._run.tables).sqrt()
+        norm = norm_of(self._owners, self._gradients, self._run.tables)
         return Factors(inv_scale, coefficient(norm if inv_scale is None else norm * inv_scale, max_norm))
 
     def __call__(self, found_inf: Tensor | None, factors: Factors) -> None:

@@ -1,10 +1,7 @@
-"""Clipping inside a compiled step: the arithmetic of ``torch.nn.utils.clip_grad_norm_`` on one coefficient.
-
-The norm that ``GradScaler.clip_grad_norm_`` reads is in ``fxamp/scaler/contract/clipping.py``.
-"""
+"""The arithmetic of ``torch.nn.utils.clip_grad_norm_``, split so that a compiled step can apply the coefficient."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +9,12 @@ from torch import Tensor
 from fxamp.errors import OptionError
 from fxamp.kernels import check_
 from fxamp.kernels.gradient_request import Tables
-from fxamp.optim.shards import all_plain, local, settle_gradient, spread_of, spreads_of, sum_over_ranks_
+from fxamp.optim.gradients import group_gradients
+from fxamp.optim.shards import Spread, all_plain, sum_over_ranks_
+from fxamp.torch_devices import moved
+
+Squares = list[tuple[Tensor, Spread]]
+"""Sums of squares of gradients, 0-dim float32, and how the gradients of each are split between ranks."""
 
 
 def require_max_norm(max_norm: float, name: str = "clip_grad_norm_: max_norm") -> None:
@@ -21,14 +23,14 @@ def require_max_norm(max_norm: float, name: str = "clip_grad_norm_: max_norm") -
         raise OptionError(f"{name}={max_norm!r}: expected a non-negative number")
 
 
-def coefficient(total_norm: Tensor, max_norm: float) -> Tensor:
-    """Return the clip coefficient: ``min(max_norm / (total_norm + 1e-6), 1)``, 0-dim float32."""
-    return torch.clamp(max_norm / (total_norm + 1e-6), max=1.0)
+def coefficient(norm: Tensor, max_norm: float) -> Tensor:
+    """Return the clip coefficient: ``min(max_norm / (norm + 1e-6), 1)``, 0-dim float32."""
+    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
 
 @torch.no_grad()
-def squared_norm(parameters: Sequence[Tensor], gradients: Sequence[Tensor], tables: Tables) -> Tensor:
-    """Return the sum of squares of the gradients, 0-dim float32 on their one device; waits for no device.
+def norm_of(parameters: Sequence[Tensor], gradients: Sequence[Tensor], tables: Tables) -> Tensor:
+    """Return the norm of the gradients of a step's parameters, 0-dim float32 on their one device; waits for no device.
 
     Of DTensors it is that of the whole gradients: a collective call, which all ranks must make.
 
@@ -37,16 +39,39 @@ def squared_norm(parameters: Sequence[Tensor], gradients: Sequence[Tensor], tabl
         gradients: theirs, of DTensors this rank's part, laid out as the parameter.
         tables: kept by the caller for gradients that look alike in every call.
     """
-    total = torch.zeros((), dtype=torch.float32, device=parameters[0].device)
-    if all_plain(parameters):
-        if gradients:
-            check_(gradients, None, squared_norm=total, tables=tables)
-        return total
-    for spread in spreads_of(parameters):
-        square = torch.zeros_like(total)
-        parts = (local(settle_gradient(parameter)) for parameter in parameters if spread_of(parameter) == spread)
-        own = [gradient for gradient in parts if gradient is not None]
-        if own:
-            check_(own, None, squared_norm=square)
-        total.add_(sum_over_ranks_(square, spread))
-    return total
+    device = parameters[0].device
+    if not all_plain(parameters):
+        return total_norm(squares_of(parameters), device)
+    square = torch.zeros((), dtype=torch.float32, device=device)
+    if gradients:
+        check_(gradients, None, squared_norm=square, tables=tables)
+    return square.sqrt()
+
+
+def squares_of(parameters: Iterable[Tensor]) -> Squares:
+    """Return the sums of squares of the parameters' gradients as stored; reads them all."""
+    squares: Squares = []
+    for group in group_gradients(parameters, by_spread=True):
+        square = torch.zeros((), dtype=torch.float32, device=group.device)
+        if group.gradients:
+            check_(group.gradients, None, squared_norm=square)
+        squares.append((square, group.spread))
+    return squares
+
+
+def total_norm(squares: Squares, device: torch.device) -> Tensor:
+    """Return the norm of all gradients, 0-dim float32 on ``device``.
+
+    Of DTensors it is that of the whole gradients: a collective call, which all ranks must make.
+    """
+    total = torch.zeros((), dtype=torch.float32, device=device)
+    for square, spread in squares:
+        total.add_(moved(sum_over_ranks_(square, spread), device))
+    return total.sqrt()
+
+
+def flag_infinite_(flags: Iterable[Tensor], norm: Tensor) -> None:
+    """Set each flag, 0-dim float32, if the norm is inf or NaN: the clip coefficient would then be invalid."""
+    bad = torch.isfinite(norm).logical_not()
+    for flag in flags:
+        flag.masked_fill_(moved(bad, flag.device), 1.0)

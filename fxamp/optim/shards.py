@@ -87,11 +87,6 @@ def spread_of(tensor: Tensor) -> Spread:
     return Spread(dtensor.device_mesh, split) if split else WHOLE
 
 
-def spreads_of(parameters: Iterable[Tensor]) -> list[Spread]:
-    """Return the distinct ways in which parameters are split, in the same order on all ranks."""
-    return [*dict.fromkeys(map(spread_of, parameters))]
-
-
 def sum_over_ranks_(total: Tensor, spread: Spread) -> Tensor:
     """Sum ``total`` over the ranks between which the tensors are split, in place; waits for no device."""
     for dimension in spread.dimensions:

@@ -11,7 +11,7 @@ from torch.fx.node import _get_qualified_name
 
 from fxamp.capture import VERBATIM
 from fxamp.graph import dtype_name, fake_tensors, graph_output, inner_tensors, op_name, subgraphs
-from fxamp.graph.higher_order import autograd_function, bodies
+from fxamp.graph.higher_order import inner_graphs
 from fxamp.graph.source import module_class, module_path, source_line
 from fxamp.listing import Entry, KeptValue, Listing, RuleRef, Source, TensorType
 from fxamp.listing.totals import totals_of
@@ -54,8 +54,7 @@ def list_partition(gm: GraphModule, stage: str, kept: tuple[KeptValue, ...] = ()
 
 def kept_verbatim(node: Node) -> str:
     """Return why fxamp kept ``node`` as captured without looking inside; ``""`` if it did not."""
-    known = bodies(node) or autograd_function(node) is not None
-    return "" if known else " ".join(node.meta.get(VERBATIM, "").split())
+    return "" if inner_graphs(node) else " ".join(node.meta.get(VERBATIM, "").split())
 
 
 def rule_ref(rule: Rule) -> RuleRef:

@@ -1,7 +1,7 @@
 """The record of one graph: its listing, the passes that ran, and numbers about both."""
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -9,8 +9,8 @@ from typing import Any
 from torch.fx import GraphModule
 
 from fxamp.listing import KeptValue, Listing
-from fxamp.listing.model import FLOATS
-from fxamp.listing.totals import is_op
+from fxamp.listing.model import FLOATS, FP8
+from fxamp.listing.totals import Totals, totals
 from fxamp.policy import Policy, Rule
 from fxamp.policy.file.paths import is_built_in
 from fxamp.reports.list_graph import list_graph, rule_ref
@@ -52,31 +52,38 @@ class GraphRecord:
         """The reason for the graph break that ended the graph, ``""`` if there was none."""
         return self.listing.ended
 
+    @cached_property
+    def totals(self) -> Totals:
+        """All numbers about the listing."""
+        return totals(self.listing)
+
     @property
     def ops(self) -> int:
         """The number of ops of the program, as fxamp-show counts them: no inserted casts, no size arithmetic."""
-        return sum(self.ops_by_dtype.values())
+        return self.totals.ops
 
-    @cached_property
+    @property
     def casts(self) -> int:
         """The number of inserted casts."""
-        return sum(entry.is_cast for _, entry in self.listing.walk())
+        return self.totals.casts
 
-    @cached_property
+    @property
     def ops_by_dtype(self) -> dict[str, int]:
         """The ops by the dtype they run in: that of their first floating-point result, or fp8; else ``"other"``."""
-        ops = [entry for _, entry in self.listing.walk() if is_op(entry)]
-        return dict(Counter(entry.runs_in if entry.dtype in FLOATS else "other" for entry in ops))
+        counts: Counter[str] = Counter()
+        for dtype, count in self.totals.ops_by_dtype.items():
+            counts[dtype if dtype in FLOATS or dtype == FP8 else "other"] += count
+        return dict(counts)
 
     @cached_property
     def rules(self) -> dict[str, int]:
         """The number of ops that each rule decides, by rule id."""
         return dict(Counter(entry.rule.id for _, entry in self.listing.walk() if entry.rule is not None))
 
-    @cached_property
-    def verbatim(self) -> dict[str, str]:
+    @property
+    def verbatim(self) -> Mapping[str, str]:
         """The nodes that kept their captured dtypes, and why."""
-        return {entry.name: entry.verbatim for _, entry in self.listing.walk() if entry.verbatim}
+        return self.totals.verbatim
 
     @property
     def seconds(self) -> float:

@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 from fxamp.errors import OptionError
 from fxamp.listing import Document, RuleRef
-from fxamp.listing.totals import totals, totals_of
+from fxamp.listing.totals import totals_of
 from fxamp.reports import GraphRecord
 from fxamp.reports.breaks import skipped_functions
 from fxamp.reports.registry import outside, records_of
@@ -127,7 +127,7 @@ class Report:
         return notes
 
     def _fp8(self) -> Iterator[tuple[str, list[str]]]:
-        sums = [totals(graph.listing) for graph in self.graphs]
+        sums = [graph.totals for graph in self.graphs]
         counted = sum((Counter(total.fp8) for total in sums), Counter())
         out = [f"  graph {i}: {node}: {why}" for i, total in enumerate(sums) for node, why in total.not_fp8.items()]
         if counted:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from fxamp.listing.model import Entry, RuleRef
-from fxamp.listing.totals import totals
 from fxamp.policy import Policy, Rule
 from fxamp.reports.record import GraphRecord
 
@@ -40,7 +39,7 @@ def warn_nothing_in_fp8(policy: Policy, record: GraphRecord) -> None:
     """Log that a graph runs nothing in fp8, if it trains matrices or has products that rules for fp8 name."""
     if not policy.has_fp8:
         return
-    sums = totals(record.listing)
+    sums = record.totals
     if sums.fp8:
         return
     if sums.not_fp8:

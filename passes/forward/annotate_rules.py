@@ -146,8 +146,8 @@ def _annotate_function(node: Node, context: CastContext, region: AutocastRegion)
         _cast_inputs(function.forward.module, request.cast_inputs, context)
         inside = region.disabled
     if request is not None and request.decorated_backward and not baked:
-        _drop_outermost_region(function.backward)
-    return _annotate(function.forward.module, context, inside) + _annotate(function.backward, context, inside)
+        _drop_outermost_region(function.backward.module)
+    return sum(_annotate(part.module, context, inside) for part in (function.forward, function.backward))
 
 
 def _cast_inputs(body: GraphModule, dtype: torch.dtype, context: CastContext) -> None:

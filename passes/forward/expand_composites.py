@@ -32,7 +32,7 @@ from fxamp.graph import (
     register,
 )
 from fxamp.graph.aliases import is_view
-from fxamp.graph.higher_order import autograd_function, bodies
+from fxamp.graph.higher_order import inner_graphs
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.autocast_regions import AutocastRegion, outermost, walk
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
@@ -68,12 +68,8 @@ class _Expander:
         changed = False
         for node, here in walk(gm, self._context, region):
             changed |= self._node(gm, node, here)
-            for body in bodies(node):
-                self.expand(body.module, here)
-            function = autograd_function(node)
-            if function is not None:
-                self.expand(function.forward.module, here)
-                self.expand(function.backward, here)
+            for inner in inner_graphs(node):
+                self.expand(inner, here)
         if changed:
             gm.recompile()
 

@@ -217,10 +217,10 @@ class _Rewriter:
         outputs, saved = results
         values = pytree.tree_map(lambda n: n.meta["val"] if isinstance(n, Node) else n, outputs)
         incoming = [*pytree.tree_leaves(outputs), *saved]
-        self._body(function.backward, incoming)
+        self._body(function.backward.module, incoming)
         operands = [tensor_value(operand) for operand in function.forward.operands]
         wanted = {i: v.dtype for i, v in enumerate(operands) if v is not None and v.is_floating_point()}
-        _cast_results(function.backward, wanted)
+        _cast_results(function.backward.module, wanted)
         node.meta["val"] = type(node.meta["val"])(values)
 
     def _body(self, body: GraphModule, operands: Any) -> list[Any]:

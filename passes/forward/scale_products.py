@@ -90,7 +90,7 @@ def _scale(gm: GraphModule, context: CastContext, outer: Mapping[Node, Any]) -> 
             scaled += _scale(body.module, context, {**outer, **dict(zip(inputs, body.operands, strict=True))})
         function = autograd_function(node)
         if function is not None:
-            scaled += _scale(function.forward.module, context, outer) + _scale(function.backward, context, outer)
+            scaled += sum(_scale(part.module, context, outer) for part in (function.forward, function.backward))
     if scaled:
         gm.recompile()
     return scaled

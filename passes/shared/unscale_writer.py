@@ -1,4 +1,4 @@
-"""The nodes that scale-backward writes: products with the scale and its inverse, and the flags."""
+"""The nodes that scale-backward writes: gradients times the scale or its inverse, and the flags."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class UnscaleWriter:
     def __init__(self, writer: GraphWriter, scale: Node, norm: bool = False) -> None:
         self._graph = writer.graph
         self._call, self._as, self._on = writer.call, writer.in_dtype, writer.on_device
-        self._item = writer.item
+        self._item, self._times = writer.item, writer.times
         self._scale = scale
         self._norm = norm
         self._by_rows = False
@@ -60,10 +60,10 @@ class UnscaleWriter:
             self._inverse = self._reciprocal()
 
     def scale(self, tangent: Node) -> None:
-        """Replace ``tangent`` for all its users by its product with the scale, in its dtype."""
+        """Replace ``tangent`` for all its users by itself times the scale, in its dtype."""
         users = list(tangent.users)
         with self._graph.inserting_before(_first_computation(self._graph)):
-            scaled = self._product(tangent, self._scale)
+            scaled = self._times(tangent, self._scale)
         for user in users:
             user.replace_input_with(tangent, scaled)
 
@@ -93,7 +93,7 @@ class UnscaleWriter:
     def _by_ops(self, gradient: Node) -> _Piece:
         if _half(gradient):
             return _Piece({gradient: gradient}, self._home(self._not_finite(gradient)))
-        true = self._product(gradient, self._inverse)
+        true = self._times(gradient, self._inverse)
         square = self._home(self._square(true)) if self._norm and not _sparse(gradient) else None
         return _Piece({gradient: true}, self._home(self._not_finite(true)), square)
 
@@ -143,14 +143,6 @@ class UnscaleWriter:
 
     def _home(self, flags: Node) -> Node:
         return self._on(flags, self._scale.meta["val"].device)
-
-    def _product(self, node: Node, factor: Node) -> Node:
-        """Return ``node`` times a 0-dim float32, in float32 at least, rounded to the dtype of ``node``."""
-        value = node.meta["val"]
-        factor = self._on(factor, value.device)
-        wide = torch.promote_types(value.dtype, torch.float32)
-        product = self._call(aten.mul.Tensor, self._as(node, wide), factor)
-        return self._as(product, value.dtype)
 
     def _reciprocal(self) -> Node:
         """Rule 3."""

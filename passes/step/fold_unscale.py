@@ -2,10 +2,10 @@
 
 1. The graph gets new last inputs, 0-dim float32: ``inv_scale`` (1 / scale) if ``scaled``, ``clip_coefficient`` if
    ``clipped``.
-2. All uses of a gradient read it times the first, then times the second. Each product is computed in float32 at least,
-   and rounded to the gradient's dtype, as ``GradScaler.unscale_`` and ``clip_grad_norm_`` do one after the other.
+2. All uses of a gradient read it times the first, then times the second. Each time it is multiplied in float32 at least
+   and rounded to its dtype, as ``GradScaler.unscale_`` and ``clip_grad_norm_`` do one after the other.
 
-Gradients are the inputs marked ``node.meta[GRADIENT]``. The products are fused into the step's first read of the
+Gradients are the inputs marked ``node.meta[GRADIENT]``. Both factors are fused into the step's first read of the
 gradient, so they cause no extra memory traffic; in-place passes over the gradients move 8 bytes per float32 each.
 """
 
@@ -16,8 +16,6 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
 from fxamp.passes.base import Context, Pass, Result
-
-aten = torch.ops.aten
 
 #: Key of ``node.meta``, set on the inputs that are gradients.
 GRADIENT = "fxamp_gradient"
@@ -50,7 +48,7 @@ class FoldUnscale(Pass[Context]):
             with gm.graph.inserting_before(first):
                 true = gradient
                 for factor in factors:
-                    true = _product(writer, true, factor)
+                    true = writer.times(true, factor)
             for user in users:
                 user.replace_input_with(gradient, true)
             gradient.meta[FOLDED] = True
@@ -65,10 +63,3 @@ class FoldUnscale(Pass[Context]):
 def gradients(gm: GraphModule) -> list[Node]:
     """Return the inputs that are gradients and are used."""
     return [node for node in gm.graph.find_nodes(op="placeholder") if GRADIENT in node.meta and node.users]
-
-
-def _product(writer: GraphWriter, node: Node, factor: Node) -> Node:
-    """Return the product, computed in float32 at least, rounded to the dtype of ``node``."""
-    dtype = node.meta["val"].dtype
-    wide = writer.in_dtype(node, torch.promote_types(dtype, torch.float32))
-    return writer.in_dtype(writer.call(aten.mul.Tensor, wide, factor), dtype)

@@ -1,9 +1,8 @@
 """The plan: which gradients share a launch, how they are cut, what they cost."""
 
-import pytest
 import torch
 
-from fxamp.kernels.launch_plan import CHUNK, Asked, Gradient, bytes_moved, is_dense, make_plan
+from fxamp.kernels.launch_plan import CHUNK, Asked, Gradient, is_dense, make_plan
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 FLAGS = Asked(flags=True)
@@ -65,15 +64,6 @@ def test_tables_are_on_the_cpu_whatever_the_default_device() -> None:
     (group,) = make_plan((Gradient(5, F32, F32, True, True),), FLAGS, 32).groups
     with torch.device("meta"):
         assert group.block_map().device.type == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "bytes_per_element"),
-    [(F16, F32, 6), (F32, F32, 8), (F32, None, 4), (BF16, BF16, 4), (BF16, None, 2)],
-)
-def test_bytes_moved(source: torch.dtype, target: torch.dtype | None, bytes_per_element: int) -> None:
-    gradients = tuple(Gradient(numel, source, target, True, True) for numel in (1000, 7))
-    assert bytes_moved(make_plan(gradients, Asked(True, True, True), 32)) == 1007 * bytes_per_element
 
 
 def test_dense_means_no_gaps_and_no_overlaps() -> None:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from side_by_side import SCALERS, assert_same
 from torch import Tensor, nn
 
+from fxamp.optim.gradients import group_gradients
 from fxamp.scaler import GradScaler
-from fxamp.scaler.contract.gradients import group_gradients
 from fxamp.scaler.contract.optimizer_record import OptimizerRecord
 
 Pair = namedtuple("Pair", "first second")

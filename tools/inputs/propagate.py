@@ -75,7 +75,7 @@ class _Propagation(Interpreter):
         if function is not None:
             outputs, saved = self._body(function.forward.module, function.forward.operands)
             flat = [*(outputs if isinstance(outputs, (tuple, list)) else [outputs]), *saved]
-            self._run(function.backward, flat)
+            self._run(function.backward.module, flat)
             return outputs
         results = [self._body(body.module, body.operands) for body in bodies(n)]
         return results[0] if results else self._as_written(n, f"{n.target} is not analysed")

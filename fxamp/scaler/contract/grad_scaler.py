@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 
 from fxamp.optim import clip
+from fxamp.optim.gradients import multiply_
 from fxamp.optim.shards import is_dtensor
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
-from fxamp.scaler.contract import clipping
-from fxamp.scaler.contract.gradient_check import Squares, check_gradients
-from fxamp.scaler.contract.gradients import multiply_
+from fxamp.scaler.contract.gradient_check import check_gradients
 from fxamp.scaler.contract.optimizer_record import OptimizerRecord, StepResult, fresh_optimizer_state
 from fxamp.scaler.contract.outcomes import Outcomes
 from fxamp.scaler.contract.overflows import OverflowLedger
@@ -238,7 +237,7 @@ class GradScaler(torch.amp.GradScaler):
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         norm = self._norm(optimizer, record, parameters, later)
         record.clipped = True
-        clipping.flag_infinite_(record.found_inf_per_device.values(), norm)
+        clip.flag_infinite_(record.found_inf_per_device.values(), norm)
         coefficient = clip.coefficient(norm, max_norm)
         if later:
             record.coefficient = coefficient
@@ -399,16 +398,16 @@ class GradScaler(torch.amp.GradScaler):
         """Return the norm of the unscaled gradients, from the check if it is still due; ``later``: the step clips."""
         scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
         if record.stage is OptState.UNSCALED:
-            return clipping.total_norm(clipping.squares_of(_parameters(optimizer)), scale.device)
+            return clip.total_norm(clip.squares_of(_parameters(optimizer)), scale.device)
         split = any(map(is_dtensor, parameters))  # of which a graph sums the squares of this rank's part alone
         square = None if split else self.graphs.square(parameters, scale.device)
         if square is not None:
             self._check(optimizer, None)
             norm = square.sqrt()
         else:
-            squares: Squares = []
+            squares: clip.Squares = []
             self._check(optimizer, None if later else self._inverse(), squares=squares)
-            norm = clipping.total_norm(squares, scale.device)
+            norm = clip.total_norm(squares, scale.device)
             if later and not self.graphs.attached:
                 norm = norm * self._inverse()
         if not later:
@@ -420,7 +419,7 @@ class GradScaler(torch.amp.GradScaler):
         optimizer: torch.optim.Optimizer,
         inv_scale: Tensor | None,
         allow_fp16: bool = False,
-        squares: Squares | None = None,
+        squares: clip.Squares | None = None,
     ) -> dict[Any, Tensor]:
         """Check an optimizer's gradients, agree with the other ranks, and record the flags, one per device."""
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
@@ -436,7 +435,7 @@ class GradScaler(torch.amp.GradScaler):
         inv_scale: Any,
         found_inf: Tensor,
         allow_fp16: bool,
-        squares: Squares | None = None,
+        squares: clip.Squares | None = None,
     ) -> dict[torch.device, Tensor]:
         parameters = _with_gradients(optimizer)
         if not allow_fp16 and has_float16(parameters):

@@ -9,14 +9,11 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from fxamp.optim.shards import Spread
-from fxamp.scaler.contract.gradients import GradientGroup, group_gradients
+from fxamp.optim.clip import Squares
+from fxamp.optim.gradients import GradientGroup, group_gradients
 from fxamp.scaler.contract.overflows import OverflowLedger
 from fxamp.scaler.graphs.graph_flags import GraphFlags
 from fxamp.torch_devices import moved
-
-Squares = list[tuple[Tensor, Spread]]
-"""Sums of squares of gradients, 0-dim float32, and how the gradients of each are split between ranks."""
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """All ranks agree on the overflow flag before any rank steps, so that all ranks skip together and keep equal scales.
 
-``gradients.py`` finds the local shard of a DTensor's gradient.
+``fxamp/optim/gradients.py`` finds the local shard of a DTensor's gradient.
 """
 
 from collections.abc import Iterable
