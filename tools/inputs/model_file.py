@@ -41,8 +41,8 @@ class Program:
 def program(file: str, notice: Callable[[str], None]) -> Program:
     """Run ``file``, and return its model with its inputs; ``notice`` gets a message first.
 
-    Raises ListingError as :func:`run_file`, and for a model or inputs of another kind. A model may be larger than memory
-    if the file creates it under ``torch.device("meta")``.
+    Raises ListingError as :func:`run_file`, and for a model or inputs of another kind. A model may be larger than
+    memory if the file creates it under ``torch.device("meta")``.
     """
     with run_file(file, "a Python file with model and inputs", [("model",), ("inputs",)], ACCEPTED, notice) as defined:
         model, inputs = (value_of(file, defined[name]) for name in ("model", "inputs"))
