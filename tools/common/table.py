@@ -27,28 +27,40 @@ class Column:
     right: bool = False
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Columns; the titles of those to shorten in a narrow terminal, and of those to leave out, first to last.
+
+    ``dtypes``: the titles of columns whose cells are dtypes.
+    """
+
+    columns: Sequence[Column]
+    shortened: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+    dtypes: Sequence[str] = ()
+
+
 def render(
-    columns: Sequence[Column],
+    layout: Layout,
     rows: Sequence[tuple[str, ...] | str],
     width: int | None = None,
-    shortened: Sequence[str] = (),
-    left_out: Sequence[str] = (),
     paint: Callable[[str, str], str] = lambda title, cell: cell,
 ) -> Iterator[str]:
     """Yield the table's lines: titles, a rule, and the rows; a row that is a text is a line of its own.
 
-    Columns without any text are left out. With a ``width`` the columns named in ``shortened`` are shortened until a
+    Columns without any text are left out. With a ``width`` the columns that the layout shortens are shortened until a
     line fits: first those that say the same in every row, then the others, in that order. If that is not enough, those
-    named in ``left_out`` are dropped one by one. ``paint`` gets a column's title and a padded cell, and returns the
+    that it leaves out are dropped one by one. ``paint`` gets a column's title and a padded cell, and returns the
     cell with colours.
     """
+    columns, shortened = layout.columns, layout.shortened
     cells = [row for row in rows if not isinstance(row, str)]
     filled = [at for at in range(len(columns)) if any(row[at] for row in cells)]
     widest = {at: max(len(columns[at].title), *(len(row[at]) for row in cells)) for at in filled}
     same = {columns[at].title for at in filled if len(cells) > 2 and len({row[at] for row in cells}) == 1}
     shown = [replace(column, least=_least(column, [row[at] for row in cells])) for at, column in enumerate(columns)]
     order = [title for title in shortened if title in same] + [title for title in shortened if title not in same]
-    widths = _fit(shown, widest, width, order, left_out)
+    widths = _fit(shown, widest, width, order, layout.left_out)
     titles = [_cell(columns[at].title, columns[at], widths[at]) for at in widths]
     yield _GAP.join(titles).rstrip()
     yield _GAP.join("-" * widths[at] for at in widths)

@@ -1,20 +1,20 @@
 """``--format html``: one self-contained page without scripts, with both policies side by side on every graph."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxamp.listing.totals import Totals
-from fxamp.tools.common.formatting import bytes_cast, counted, plural, size, size_or
+from fxamp.tools.common.formatting import bytes_cast, counted, plural, size
 from fxamp.tools.common.page import colour, colours, escaped
 from fxamp.tools.common.table import printable
+from fxamp.tools.diff.document import Part, parts, titles
 from fxamp.tools.diff.result import Comparison
-from fxamp.tools.diff.sides import Side
-from fxamp.tools.diff.words import op_rows, ops_counted, rule_rows, setting_rows, verdict
+from fxamp.tools.diff.words import verdict
 
 if TYPE_CHECKING:
     from fxamp.tools.diff.effect import Effect
-    from fxamp.tools.diff.numbers import Numbers
     from fxamp.tools.diff.side_by_side import Cell, Module, Row
 
 _STYLE = Path(__file__).with_name("page.css")
@@ -31,40 +31,42 @@ def html_lines(comparison: Comparison) -> Iterator[str]:
     if comparison.effects:
         yield '<label><input type="checkbox" id="all"> what is the same, too</label>'
     yield "</header>\n<main>"
-    yield from _settings(comparison)
+    sides = [(side.policy.name, side.about) for side in (comparison.old, comparison.new)]
+    rest = (about.removeprefix(name).lstrip(" ,") for name, about in sides)
+    yield from _part(Part("", titles("", "old", "new"), [("policy", *(name for name, _ in sides)), ("", *rest)]))
     for effect in comparison.effects:
         yield from _effect(effect, comparison)
-    for cost in comparison.costs:
-        yield from _section(cost.file, ["<pre>", *map(_text, cost.lines()), "</pre>"])
-    for numbers in comparison.runs:
-        yield from _numbers(numbers)
-    yield from _rules(comparison)
+    for part in parts(replace(comparison, effects=())):
+        yield from _part(part)
     yield "</main>\n</body>\n</html>"
 
 
-def _settings(comparison: Comparison) -> Iterator[str]:
-    rows = [("policy", _about(comparison.old), _about(comparison.new))]
-    rows += [(key, _text(old), _text(new)) for _, key, old, new in setting_rows(comparison)]
-    yield from _section("", _table(("", "old", "new"), rows))
-
-
-def _about(side: Side) -> str:
-    return f"<b>{_text(side.policy.name)}</b> {_text(side.about.removeprefix(side.policy.name).lstrip(' ,'))}"
-
-
-def _rules(comparison: Comparison) -> Iterator[str]:
-    if rows := rule_rows(comparison):
-        yield from _section("Rules", _table(("", "rule", "change", "written at"), _texts(rows)))
-    if ops := op_rows(comparison):
-        title = f"{plural(ops_counted(comparison.diff.ops), 'op')} decided differently"
-        yield from _section(title, _table(("decision", "rule", "concerns"), _texts(ops)))
+def _part(part: Part) -> Iterator[str]:
+    """Yield a section with a title, a table, and remarks, as far as the part has them."""
+    yield "<section>"
+    if part.title:
+        yield f"<h2>{_text(part.title)}</h2>"
+    if part.rows:
+        names, rows = part.columns_with_text()
+        yield f"<table><tr>{''.join(f'<th>{_text(name)}</th>' for name in names)}</tr>"
+        yield from (f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        yield "</table>"
+    if part.verbatim:
+        yield "<pre>"
+    yield from (_text(remark) if part.verbatim else f"<p>{_text(remark)}</p>" for remark in part.remarks)
+    if part.verbatim:
+        yield "</pre>"
+    yield "</section>"
 
 
 def _effect(effect: "Effect", comparison: Comparison) -> Iterator[str]:
-    from fxamp.tools.diff.effect_text import title
+    """Yield the totals of one graph, and its modules and ops under both policies."""
+    from fxamp.tools.diff.effect_parts import effect_parts
     from fxamp.tools.diff.side_by_side import modules
 
-    yield from _section(title(effect), _totals(effect))
+    for part in effect_parts(effect):
+        if not part.folds:  # the ops stand below, side by side
+            yield from _part(part)
     if effect.listings is None:
         return
     all_modules = modules(*effect.listings)
@@ -74,19 +76,6 @@ def _effect(effect: "Effect", comparison: Comparison) -> Iterator[str]:
     for module in all_modules:
         yield from _module(module)
     yield "</section>"
-
-
-def _totals(effect: "Effect") -> list[str]:
-    if effect.sums is None:
-        return []
-    lines: list[tuple[str, Callable[[Totals], str]]] = [
-        ("ops", lambda sums: _bar(sums.ops_by_dtype) + _text(counted(dict(sums.ops_by_dtype)))),
-        ("casts", lambda sums: str(sums.casts)),
-        ("bytes cast per step", lambda sums: _text(bytes_cast(sums))),
-    ]
-    rows = [(label, *map(cell, effect.sums)) for label, cell in lines]
-    rows.append(("kept for the backward", *(_text(size_or(kept, "unknown")) for kept in effect.kept)))
-    return list(_table(("", "old", "new"), rows))
 
 
 def _module(module: "Module") -> Iterator[str]:
@@ -122,13 +111,6 @@ def _cell(cell: "Cell | None") -> str:
     return f'<span title="{_text(cell.reason)}">{chip} {rule} {casts}</span>'
 
 
-def _numbers(numbers: "Numbers") -> Iterator[str]:
-    from fxamp.tools.diff.numbers_text import COLUMNS, error_rows, remarks
-
-    table = _table([column.title for column in COLUMNS], _texts(error_rows(numbers)))
-    yield from _section(numbers.file, [*table, *(f"<p>{_text(remark)}</p>" for remark in remarks(numbers))])
-
-
 def _bar(counts: Mapping[str, int]) -> str:
     """Return a bar with a part for each dtype, as wide as its share of the ops."""
     all_ops = sum(counts.values())
@@ -137,26 +119,6 @@ def _bar(counts: Mapping[str, int]) -> str:
         for dtype, count in counts.items()
     )
     return f'<span class="bar">{"".join(parts)}</span>' if all_ops else ""
-
-
-def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
-    yield "<section>"
-    if title:
-        yield f"<h2>{_text(title)}</h2>"
-    yield from lines
-    yield "</section>"
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield a table of cells that are HTML."""
-    yield f"<table><tr>{''.join(f'<th>{_text(title)}</th>' for title in titles)}</tr>"
-    for row in rows:
-        yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>"
-    yield "</table>"
-
-
-def _texts(rows: Iterable[Sequence[str]]) -> Iterator[list[str]]:
-    return ([_text(cell) for cell in row] for row in rows)
 
 
 def _differs(differs: bool) -> str:

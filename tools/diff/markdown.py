@@ -1,75 +1,37 @@
 """``--format markdown``: for a pull request; long parts are collapsed."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from fxamp.tools.common.formatting import plural
 from fxamp.tools.common.table import printable
+from fxamp.tools.diff.document import Part, parts
 from fxamp.tools.diff.result import Comparison
-from fxamp.tools.diff.words import op_rows, ops_counted, rule_rows, setting_rows, verdict
-
-if TYPE_CHECKING:
-    from fxamp.tools.diff.effect import Effect
-    from fxamp.tools.diff.numbers import Numbers
+from fxamp.tools.diff.words import verdict
 
 
 def markdown_lines(comparison: Comparison) -> Iterator[str]:
     """Yield the lines of the whole comparison."""
+    text = verdict(comparison)
     yield f"### {code(comparison.old.about)} → {code(comparison.new.about)}"
     yield ""
-    yield f"**{_capital(verdict(comparison))}.**"
-    if settings := setting_rows(comparison):
-        changes = [(code(sign), code(key), f"{code(old)} → {code(new)}") for sign, key, old, new in settings]
+    yield f"**{text[:1].upper()}{text[1:]}.**"
+    for part in parts(comparison):
         yield ""
-        yield from table(("", "setting", "change"), changes)
-    if comparison.diff.rules:
-        rows = [(code(sign), code(name), cell(text), code(where)) for sign, name, text, where in rule_rows(comparison)]
-        yield ""
-        yield from folded(plural(len(rows), "rule"), table(("", "rule", "change", "written at"), rows))
-    if comparison.diff.ops:
-        yield ""
-        ops = [tuple(map(cell, row)) for row in op_rows(comparison)]
-        title = f"{plural(ops_counted(comparison.diff.ops), 'op')} decided differently"
-        yield from folded(title, table(("decision", "rule", "concerns"), ops))
-    for effect in comparison.effects:
-        yield ""
-        yield from _effect(effect)
-    for cost in comparison.costs:
-        yield ""
-        yield from cost.lines()
-    for numbers in comparison.runs:
-        yield ""
-        yield from _numbers(numbers)
+        yield from _part(part)
 
 
-def _effect(effect: "Effect") -> Iterator[str]:
-    from fxamp.tools.diff import effect_text
-
-    yield f"**{cell(effect_text.title(effect))}**"
-    sums = [(label, cell(text)) for label, text in effect_text.totals(effect)]
-    if sums:
+def _part(part: Part) -> Iterator[str]:
+    if part.title and not part.rows:
+        yield f"**{cell(part.title)}**"
+    if part.rows:
+        names, rows = part.columns_with_text()
+        written = (
+            [cell(text.strip()) if name in part.prose else code(text) for name, text in zip(names, row, strict=True)]
+            for row in rows
+        )
+        yield from folded(part.title, table(names, written)) if part.folds else table(names, written)
+    if part.rows and part.remarks:
         yield ""
-        yield from table(("", "old → new"), sums)
-    for title, columns, rows in (
-        ("ops", effect_text.OPS, effect_text.op_rows(effect)),
-        ("modules", effect_text.MODULES, effect_text.module_rows(effect)),
-    ):
-        if rows:
-            yield ""
-            filled = [at for at in range(len(columns)) if any(row[at] for row in rows)]
-            cells = (tuple(code(row[at]) for at in filled) for row in rows)
-            yield from folded(f"{len(rows)} {title}", table([columns[at].title for at in filled], cells))
-
-
-def _numbers(numbers: "Numbers") -> Iterator[str]:
-    from fxamp.tools.diff.numbers_text import COLUMNS, error_rows, remarks
-
-    yield f"**{cell(numbers.file)}**"
-    yield ""
-    rows = ((cell(name.strip()), old, new) for name, old, new in error_rows(numbers))
-    yield from table([column.title for column in COLUMNS], rows)
-    yield ""
-    yield from map(cell, remarks(numbers))
+    yield from part.remarks if part.verbatim else map(cell, part.remarks)
 
 
 def folded(title: str, lines: Iterable[str]) -> Iterator[str]:
@@ -100,7 +62,3 @@ def code(text: str) -> str:
     inside = printable(text).replace("|", "\\|")
     fence = "``" if "`" in inside else "`"
     return f"{fence}{inside}{fence}" if inside else ""
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -1,13 +1,14 @@
-"""``--format text``: marked lines for settings and rules, and the ops that are decided differently."""
+"""``--format text``: marked lines for settings and rules, the ops that are decided differently, and tables."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from fxamp.tools.common.formatting import plural
-from fxamp.tools.common.table import printable
+from fxamp.tools.common.columns import painter
+from fxamp.tools.common.table import labelled, printable, render
 from fxamp.tools.common.terminal import Look
+from fxamp.tools.diff.document import Cells, Part, parts
 from fxamp.tools.diff.result import Comparison
-from fxamp.tools.diff.words import groups, ops_counted, rule_rows, setting_rows, verdict
+from fxamp.tools.diff.words import verdict
 
 #: ANSI colours of the marks.
 _COLOURS = {"+": "32", "-": "31", "~": "33", "!": "35"}
@@ -22,57 +23,41 @@ def text_lines(comparison: Comparison, look: Look) -> Iterator[str]:
     """Yield the lines of the whole comparison."""
     yield printable(f"--- {comparison.old.about}")
     yield printable(f"+++ {comparison.new.about}")
-    yield from _section("", list(_settings(comparison, look)))
-    yield from _section("rules", list(_rules(comparison, look)))
-    yield from _section(
-        f"{plural(ops_counted(comparison.diff.ops), 'op')} decided differently", list(_ops(comparison, look))
-    )
-    for effect in comparison.effects:
-        from fxamp.tools.diff.effect_text import effect_lines
-
+    for part in parts(comparison):
         yield ""
-        yield from effect_lines(effect, look)
-    for cost in comparison.costs:
-        yield ""
-        yield from cost.lines()
-    for numbers in comparison.runs:
-        from fxamp.tools.diff.numbers_text import numbers_lines
-
-        yield ""
-        yield from numbers_lines(numbers, look)
+        yield from _part(part, look)
     yield ""
     yield verdict(comparison)
 
 
-def _section(title: str, lines: list[str]) -> Iterator[str]:
-    if not lines:
-        return
-    yield ""
-    if title:
-        yield title
-    yield from lines
+def _part(part: Part, look: Look) -> Iterator[str]:
+    name, line = part.shape
+    if part.title and not (part.rows and name == "table"):
+        yield printable(part.title)
+    if name == "marks":
+        longest = max(len(row[1]) for row in part.rows)
+        for sign, label, *cells in part.rows:
+            yield from _marked(sign, f"{label:<{longest}}", line(*cells), look)
+    elif name == "groups":
+        yield from _groups(part.rows, look)
+    elif name == "facts":
+        yield from labelled([(label, line(*cells)) for label, *cells in part.rows], look.width)
+    elif part.rows:
+        rows = [tuple(map(printable, row)) for row in part.rows]
+        yield from render(part.layout, rows, look.width, painter(look, *part.layout.dtypes))
+    if part.rows and part.remarks:
+        yield ""
+    yield from part.remarks if part.verbatim else map(printable, part.remarks)
 
 
-def _settings(comparison: Comparison, look: Look) -> Iterator[str]:
-    rows = setting_rows(comparison)
-    longest = max((len(key) for _, key, _, _ in rows), default=0)
-    for sign, key, old, new in rows:
-        yield from _marked(sign, f"{key:<{longest}}", f"{old} -> {new}", look)
-
-
-def _rules(comparison: Comparison, look: Look) -> Iterator[str]:
-    rows = rule_rows(comparison)
-    longest = max((len(name) for _, name, _, _ in rows), default=0)
-    for sign, name, text, where in rows:
-        yield from _marked(sign, f"{name:<{longest}}", f"{text}  [{where}]" if where else text, look)
-
-
-def _ops(comparison: Comparison, look: Look) -> Iterator[str]:
-    for group in groups(comparison.diff.ops):
-        yield from _wrapped("  ", group.heading, look, more=_INDENT)
-        longest = max(len(label) for label, _ in group.lines)
-        for label, items in group.lines:
-            yield from _wrapped(f"{_INDENT}{label:<{longest}}  ", ", ".join(items), look)
+def _groups(rows: Sequence[Cells], look: Look) -> Iterator[str]:
+    """Yield each heading, and below it the labels of its rows with their texts."""
+    starts = [at for at, row in enumerate(rows) if row[0]]
+    for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+        yield from _wrapped("  ", rows[start][0], look, more=_INDENT)
+        longest = max(len(label) for _, label, _ in rows[start:end])
+        for _, label, items in rows[start:end]:
+            yield from _wrapped(f"{_INDENT}{label:<{longest}}  ", items, look)
 
 
 def _marked(sign: str, label: str, text: str, look: Look) -> Iterator[str]:

@@ -63,27 +63,6 @@ def written_at(change: RuleChange) -> str:
     return " -> ".join(dict.fromkeys(places))
 
 
-def setting_rows(comparison: Comparison) -> list[tuple[str, str, str, str]]:
-    """Return the settings that differ: mark, key, old and new value."""
-    marked = [("~", change.key, change) for change in comparison.settings]
-    marked += [("!", f"loss_scale.{change.key}", change) for change in comparison.loss_scale]
-    return [(sign, key, value(change.old), value(change.new)) for sign, key, change in marked]
-
-
-def rule_rows(comparison: Comparison) -> list[tuple[str, str, str, str]]:
-    """Return the rules that differ: mark, id, what has changed, and where they are written."""
-    return [(SIGNS[c.kind], c.id, rule_text(c), written_at(c)) for c in comparison.diff.rules]
-
-
-def op_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Return the groups of ops that are decided differently: heading, rules or casts, and the ops or rules."""
-    return [
-        (group.heading if at == 0 else "", label, ", ".join(items))
-        for group in groups(comparison.diff.ops)
-        for at, (label, items) in enumerate(group.lines)
-    ]
-
-
 def _key(change: KeyChange) -> str:
     if change.key not in LISTS:
         return f"{change.key}: {value(change.old)} -> {value(change.new)}"

@@ -13,17 +13,21 @@ from fxamp.policy.file.paths import folder
 from fxamp.policy.file.shipped import built_in_names, composition, variant_names
 from fxamp.tools.common.command_line import Parser, one_of
 from fxamp.tools.common.output import put
-from fxamp.tools.common.table import Column, render
+from fxamp.tools.common.table import Column, Layout, render
 from fxamp.tools.common.terminal import look_of
 
 PROG = "fxamp-policy list"
-_COLUMNS = (
-    Column("policy"),
-    Column("runs on"),
-    Column("bytes", right=True),
-    Column("kept", right=True),
-    Column("error", right=True),
-    Column("what it does", shorten="end", least=30),
+_LAYOUT = Layout(
+    (
+        Column("policy"),
+        Column("runs on"),
+        Column("bytes", right=True),
+        Column("kept", right=True),
+        Column("error", right=True),
+        Column("what it does", shorten="end", least=30),
+    ),
+    ["what it does"],
+    ["runs on"],
 )
 
 #: The file of ratios that ``fxamp-bench policies --output`` writes, by policy.
@@ -46,7 +50,7 @@ def run(options: Namespace) -> None:
     names = sorted((*built_in_names(), *variant_names()))  # a variant follows what it varies
     rows = [row for name in names if (row := _row(name, options.device, figures["policies"]))]
     look = look_of(sys.stdout)
-    lines = list(render(_COLUMNS, rows, look.width, ["what it does"], ["runs on"]))
+    lines = list(render(_LAYOUT, rows, look.width))
     if any(any(row[2:5]) for row in rows):
         about = f"{figures['about']} Made by fxamp-bench policies."
         lines += ["", *textwrap.wrap(about, look.width or _WIDTH, break_on_hyphens=False)]

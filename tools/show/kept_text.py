@@ -7,24 +7,26 @@ from fxamp.listing.totals import largest_first, total, totals_of
 from fxamp.tools.common.columns import MODULE, REASON, RULE
 from fxamp.tools.common.formatting import size_or
 from fxamp.tools.common.numbered_rows import Group, combined
-from fxamp.tools.common.table import Column, printable, render
+from fxamp.tools.common.table import Column, Layout, printable, render
 from fxamp.tools.common.terminal import Look
 
-_COLUMNS = (
-    Column("kept", "middle", least=8, good=20),
-    Column("made by", "end", least=8, good=24),
-    MODULE,
-    Column("shape", "end", least=6, good=16),
-    Column("dtype"),
-    Column("kept as"),
-    Column("times", right=True),
-    Column("before", right=True),
-    Column("after", right=True),
-    RULE,
-    REASON,
+_LAYOUT = Layout(
+    (
+        Column("kept", "middle", least=8, good=20),
+        Column("made by", "end", least=8, good=24),
+        MODULE,
+        Column("shape", "end", least=6, good=16),
+        Column("dtype"),
+        Column("kept as"),
+        Column("times", right=True),
+        Column("before", right=True),
+        Column("after", right=True),
+        RULE,
+        REASON,
+    ),
+    ("reason", "module", "made by", "rule", "kept", "shape"),
+    ("reason", "shape", "module", "rule", "before"),
 )
-_SHORTENED = ("reason", "module", "made by", "rule", "kept", "shape")
-_LEFT_OUT = ("reason", "shape", "module", "rule", "before")
 
 
 def kept_lines(listing: Listing, look: Look, by_size: bool, fold: bool) -> Iterator[str]:
@@ -39,7 +41,7 @@ def kept_lines(listing: Listing, look: Look, by_size: bool, fold: bool) -> Itera
         )
         return
     rows = [tuple(map(printable, _row(group))) for group in kept_groups(listing, by_size, fold)]
-    yield from render(_COLUMNS, rows, look.width, _SHORTENED, _LEFT_OUT)
+    yield from render(_LAYOUT, rows, look.width)
     before, after = totals_of(listing.kept)
     yield ""
     yield f"kept for the backward  {size_or(before, '?')} before, {size_or(after, '?')} after"

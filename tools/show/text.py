@@ -7,29 +7,31 @@ from fxamp.listing.model import Entry, Listing
 from fxamp.listing.totals import Index, is_op, is_step, was_dtype
 from fxamp.tools.common.columns import MODULE, NODE, OP, REASON, RULE, SOURCE, painter
 from fxamp.tools.common.formatting import op_name, place, plural, size
-from fxamp.tools.common.table import Column, labelled, printable, render
+from fxamp.tools.common.table import Column, Layout, labelled, printable, render
 from fxamp.tools.common.terminal import Look
 from fxamp.tools.show.fold import Alike, folded, repeated
 from fxamp.tools.show.kept_text import kept_lines
 from fxamp.tools.show.select import Selection
 from fxamp.tools.show.summary import summary
 
-_COLUMNS = (
-    NODE,
-    SOURCE,
-    MODULE,
-    OP,
-    Column("before"),
-    Column("runs in"),
-    Column("times", right=True),
-    Column("bytes", right=True),
-    RULE,
-    Column("written at", "path", least=10, good=20),
-    REASON,
+_LAYOUT = Layout(
+    (
+        NODE,
+        SOURCE,
+        MODULE,
+        OP,
+        Column("before"),
+        Column("runs in"),
+        Column("times", right=True),
+        Column("bytes", right=True),
+        RULE,
+        Column("written at", "path", least=10, good=20),
+        REASON,
+    ),
+    ("reason", "written at", "source", "module", "rule", "node", "op"),
+    ("written at", "reason", "source", "module", "rule", "bytes", "before"),
+    ("before", "runs in"),
 )
-#: The columns to shorten on a narrow terminal, then those to leave out, first to last.
-_SHORTENED = ("reason", "written at", "source", "module", "rule", "node", "op")
-_LEFT_OUT = ("written at", "reason", "source", "module", "rule", "bytes", "before")
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,7 @@ def text_lines(selection: Selection, title: str, look: Look, view: View = _DEFAU
         yield ""
         rows = _sorted_rows(listing, selection) if view.sort == "bytes" else _Rows(listing, selection, view.fold).rows()
         if rows:
-            paint = painter(look, "before", "runs in")
-            yield from render(_COLUMNS, rows, look.width, _SHORTENED, _LEFT_OUT, paint)
+            yield from render(_LAYOUT, rows, look.width, painter(look, *_LAYOUT.dtypes))
         else:
             yield "no ops"
         if (listing.kept or view.sort == "kept") and not selection.narrows:

@@ -1,34 +1,33 @@
-"""The errors of a model under two policies as text, and where the two first diverge."""
+"""The errors of a model under two policies as parts, and where the two first diverge."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from fxamp.tools.common.formatting import op_name, place
-from fxamp.tools.common.table import Column, printable, render
-from fxamp.tools.common.terminal import Look
-from fxamp.tools.diff.diverge import Divergence
-from fxamp.tools.diff.numbers import Errors, Numbers
+from fxamp.tools.common.table import Column, Layout
+from fxamp.tools.diff.document import Cells, Part
 
-COLUMNS = (
-    Column("relative error against float64", "middle", least=16, good=32),
-    Column("old", right=True),
-    Column("new", right=True),
+if TYPE_CHECKING:
+    from fxamp.tools.diff.diverge import Divergence
+    from fxamp.tools.diff.numbers import Errors, Numbers
+
+_VALUE = "relative error against float64"
+_LAYOUT = Layout(
+    (Column(_VALUE, "middle", least=16, good=32), Column("old", right=True), Column("new", right=True)), (_VALUE,)
 )
 
 #: The maximum number of parameters to list.
 _NAMED = 5
 
 
-def numbers_lines(numbers: Numbers, look: Look) -> Iterator[str]:
-    """Yield the lines for one model."""
-    yield printable(numbers.file)
-    yield ""
-    rows = [tuple(map(printable, row)) for row in error_rows(numbers)]
-    yield from render(COLUMNS, rows, look.width, (COLUMNS[0].title,))
-    yield ""
-    yield from map(printable, remarks(numbers))
+def numbers_parts(numbers: "Numbers") -> Iterator[Part]:
+    """Yield the parts for one model."""
+    yield Part(numbers.file)
+    names = [column.title for column in _LAYOUT.columns]
+    yield Part("", _LAYOUT, list(_error_rows(numbers)), remarks=list(_remarks(numbers)), prose=names)
 
 
-def error_rows(numbers: Numbers) -> Iterator[tuple[str, str, str]]:
+def _error_rows(numbers: "Numbers") -> Iterator[Cells]:
     """Yield each measured value with its errors under the old and the new policy; the worst parameters come last."""
     old, new = numbers.errors
     yield "outputs", _error(old.output), _error(new.output)
@@ -39,7 +38,7 @@ def error_rows(numbers: Numbers) -> Iterator[tuple[str, str, str]]:
         yield "loss scale", _scale(old.scale), _scale(new.scale)
 
 
-def remarks(numbers: Numbers) -> Iterator[str]:
+def _remarks(numbers: "Numbers") -> Iterator[str]:
     """Yield where the policies first diverge, and warnings about the numbers."""
     where = numbers.where
     if where is None:
@@ -52,7 +51,7 @@ def remarks(numbers: Numbers) -> Iterator[str]:
         yield "the model draws random numbers (dropout?): its errors hold these too; model.eval() leaves them out"
 
 
-def _place(where: Divergence) -> str:
+def _place(where: "Divergence") -> str:
     entry = where.new
     line = f" at {place(entry.source)}" if entry.source is not None else ""
     module = f" in {entry.module}" if entry.module else ""
@@ -60,7 +59,7 @@ def _place(where: Divergence) -> str:
     return f"{entry.name} ({op_name(entry)}){line}{module}: {dtypes}, relative difference {_error(where.difference)}"
 
 
-def _worst(old: Errors, new: Errors) -> list[str]:
+def _worst(old: "Errors", new: "Errors") -> list[str]:
     """Return the parameters with the largest errors under either policy."""
     worst = {name: max(error, new.parameters[name]) for name, error in old.parameters.items()}
     return sorted(worst, key=lambda name: -worst[name])[:_NAMED]
