@@ -8,7 +8,7 @@ from fxamp.tools.common.columns import MODULE, NODE, OP, RULE, SOURCE
 from fxamp.tools.common.formatting import bytes_cast, counted, op_name, place, plural, size_or
 from fxamp.tools.common.numbered_rows import combined
 from fxamp.tools.common.table import Column, Layout
-from fxamp.tools.diff.document import Cells, Part, Shape, change, titles
+from fxamp.tools.diff.part import Cells, Part, Shape, change, titles
 
 if TYPE_CHECKING:
     from fxamp.tools.diff.effect import Effect, OpEffect

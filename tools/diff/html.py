@@ -9,7 +9,8 @@ from fxamp.listing.totals import Totals
 from fxamp.tools.common.formatting import bytes_cast, counted, plural, size
 from fxamp.tools.common.page import colour, colours, escaped
 from fxamp.tools.common.table import printable
-from fxamp.tools.diff.document import Part, parts, titles
+from fxamp.tools.diff.document import parts
+from fxamp.tools.diff.part import Part, titles
 from fxamp.tools.diff.result import Comparison
 from fxamp.tools.diff.words import verdict
 

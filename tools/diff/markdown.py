@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from fxamp.tools.common.table import printable
-from fxamp.tools.diff.document import Part, parts
+from fxamp.tools.diff.document import parts
+from fxamp.tools.diff.part import Part
 from fxamp.tools.diff.result import Comparison
 from fxamp.tools.diff.words import verdict
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from fxamp.tools.common.formatting import op_name, place
 from fxamp.tools.common.table import Column, Layout
-from fxamp.tools.diff.document import Cells, Part
+from fxamp.tools.diff.part import Cells, Part
 
 if TYPE_CHECKING:
     from fxamp.tools.diff.diverge import Divergence

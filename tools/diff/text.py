@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from fxamp.tools.common.columns import painter
 from fxamp.tools.common.table import labelled, printable, render
 from fxamp.tools.common.terminal import Look
-from fxamp.tools.diff.document import Cells, Part, parts
+from fxamp.tools.diff.document import parts
+from fxamp.tools.diff.part import Cells, Part
 from fxamp.tools.diff.result import Comparison
 from fxamp.tools.diff.words import verdict
 
