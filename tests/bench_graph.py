@@ -6,12 +6,15 @@ from typing import Any
 
 import torch
 from golden_text import assert_golden
+from torch.fx import GraphModule
 
 from fxamp.capture import Captured, capture
 from fxamp.capture.dynamo import trace
 from fxamp.graph import format_graph, verify
-from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.base import CastContext, Context, Pass, Result
+from fxamp.pipeline import run_passes
 from fxamp.policy import Category, Policy, Rule
+from fxamp.reports import PassRecord
 
 RULES = (
     Rule("products", Category.LOWER_PRECISION_FP, ("mm", "bmm", "linear")),
@@ -48,11 +51,27 @@ class Workbench:
         return format_graph(self.captured.module)
 
     def golden(self, name: str, *passes: Pass) -> Result:
-        """Run ``passes``; compare the graph before and after with the golden text ``name``."""
+        """Run ``passes``; compare the graph before and after with the golden text ``name``; run them again."""
         before = self.text
         result = self.run(*passes)
-        assert_golden(f"passes/{name}", f"before\n{before}\n\nafter\n{self.text}")
+        after = self.text
+        assert_golden(f"passes/{name}", f"before\n{before}\n\nafter\n{after}")
+        assert self.run(*passes).modified == 0 and self.text == after, "a second run changes nothing"
         return result
+
+
+def golden_pass(name: str, gm: GraphModule, context: Context, step: Pass, broken: str = "") -> PassRecord:
+    """Run one pass by its contract on any graph, and compare the text after it with the golden text ``name``.
+
+    A second run changes nothing. ``broken``: what the pass's promise says of the graph before it ran.
+    """
+    assert broken in str(step.ensures(gm, context))
+    (record,) = run_passes(Captured(gm, context.mode), context, step)
+    after = format_graph(gm)
+    assert_golden(name, after)
+    (again,) = run_passes(Captured(gm, context.mode), context, step)
+    assert again.modified == 0 and format_graph(gm) == after, "a second run changes nothing"
+    return record
 
 
 def workbench(

@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -82,6 +83,16 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish() -> None:
     """Let the interpreter collect everything as it ends."""
     gc.unfreeze()
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)

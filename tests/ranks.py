@@ -4,18 +4,38 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 from forked import preload
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.multiprocessing import start_processes
 
 
-def run_ranks(work: Callable[..., None], arguments: tuple[Any, ...], ranks: int) -> None:
-    """Call ``work(rank, *arguments)`` in a process for each rank, and wait; an error in one of them is raised here."""
-    preload()
-    start_processes(work, arguments, nprocs=ranks, start_method="forkserver")  # type: ignore[no-untyped-call]
+def on_ranks(work: Callable[[DeviceMesh], Any], ranks: int, folder: Path) -> list[Any]:
+    """What ``work`` returns on each of so many ranks, processes that meet in ``folder``; one rank is this process.
 
-
-def results_of_ranks(work: Callable[..., None], folder: Path, ranks: int) -> list[Any]:
-    """Call ``work(rank, folder)`` in a process for each rank; return what each saved as ``RANK.pt`` in ``folder``."""
-    run_ranks(work, (str(folder),), ranks)
+    An error in one of them is raised here.
+    """
+    if ranks == 1:
+        _rank(0, 1, folder, work)
+    else:
+        preload()
+        start_processes(_rank, (ranks, folder, work), nprocs=ranks, start_method="forkserver")  # type: ignore[no-untyped-call]
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
+
+
+def asked_by(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """The parameters of each selected test of the module: its ranks run no more than these tests look at."""
+    items = request.session.items
+    return [item.callspec.params for item in items if getattr(item, "module", None) is request.module]  # type: ignore[attr-defined]
+
+
+def _rank(rank: int, ranks: int, folder: Path, work: Callable[[DeviceMesh], Any]) -> None:
+    if ranks > 1:
+        torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    try:
+        torch.save(work(init_device_mesh("cpu", (ranks,))), folder / f"{rank}.pt")
+    finally:
+        dist.destroy_process_group()

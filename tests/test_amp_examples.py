@@ -4,12 +4,9 @@ Without any low precision, scaling by powers of two must change nothing at all.
 """
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from amp_examples import EXAMPLES, MAX_NORM, Runner
 from exhaustive import exhaustive
 
@@ -43,19 +40,7 @@ def tolerance(example: str, runner: Runner) -> float:
     return lowered + SLACK.get(example, 0.0)
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> None:
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def process_group(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("process_group")
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize(
     "case",
     [*exhaustive(CASES, ALWAYS), pytest.param(("accumulation", "inductor"), marks=pytest.mark.inductor)],

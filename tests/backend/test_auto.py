@@ -167,15 +167,6 @@ def test_regions_of_all_kinds(kind: type[nn.Module], lowering: str) -> None:
     assert "torch.autocast in it" in fxamp.report(twin).graphs[0].chosen
 
 
-@pytest.mark.inductor
-def test_the_backward_of_a_disabled_region_is_exact_under_inductor() -> None:
-    model, x = Exact(), torch.randn(16, 16, requires_grad=True)
-    twin = compiled(model, "inductor")
-    for each in (model, twin):
-        each(x).square().sum().backward()
-    torch.testing.assert_close(twin.weight.grad, model.weight.grad)
-
-
 @pytest.mark.filterwarnings("ignore:In CPU autocast")
 def test_a_region_of_a_dtype_that_the_device_lacks_is_off() -> None:
     class Float32(Plain):

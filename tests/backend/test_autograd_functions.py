@@ -119,11 +119,3 @@ def test_decorators_for_another_device_ask_for_nothing_here() -> None:
     a = torch.full((4, 4), 1 + 2**-12)
     assert not torch.equal(compiled(a), a @ a)
     assert torch.equal(compiled(a), (a.bfloat16() @ a.bfloat16()).float())
-
-
-@pytest.mark.parametrize("lowering", LOWERINGS)
-def test_the_custom_backward_is_kept(lowering: str) -> None:
-    """A retrace through the function would find the true gradient instead of the custom one."""
-    a = torch.eye(4).requires_grad_()
-    compile_with(lambda x: Product.apply(x, torch.eye(4)), lowering)(a).sum().backward()
-    assert torch.equal(a.grad, torch.full((4, 4), 3.0))

@@ -21,11 +21,6 @@ STEPS = 5
 Loop = Callable[[nn.Module, Tensor, torch.optim.Optimizer, Any], Any]
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> None:
-    torch._dynamo.reset()
-
-
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

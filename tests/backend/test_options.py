@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from like_autocast import compile_with
-from torch import nn
 
-import fxamp
 from fxamp.backend.options import parse_options
 from fxamp.backend.policy_choice import choose_policy
 from fxamp.errors import OptionError, PolicyError
@@ -48,13 +46,6 @@ def test_a_wrong_option_is_refused_before_tracing(case: str, monkeypatch: pytest
     assert isinstance(caught.value, torch._dynamo.exc.BackendCompilerFailed)
 
 
-def test_malformed_toml_names_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "bad.toml"
-    path.write_text('lower_precision_fp = "bfloat16"\n[match\n')
-    with pytest.raises(PolicyError, match=r"bad\.toml:2"):
-        fxamp.Policy.load(path)
-
-
 def test_contradicting_modes_are_refused() -> None:
     with pytest.raises(OptionError, match="contradict"):
         parse_options({"mode": "max-autotune"}, mode="reduce-overhead")
@@ -75,16 +66,6 @@ def test_auto_takes_bfloat16_where_it_is_native(unit: str, monkeypatch: pytest.M
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, unit: True})
     choice = choose_policy(parse_options({}), [torch.ones(2)])
     assert choice.policy is not None and choice.policy.name == "cpu-bfloat16"
-
-
-def test_fullgraph_and_dynamic_are_torch_compiles_own() -> None:
-    def broken(x: torch.Tensor) -> torch.Tensor:
-        torch._dynamo.graph_break()
-        return x + 1
-
-    torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(broken, backend="fxamp", fullgraph=True)(torch.ones(2))
 
 
 @pytest.mark.inductor
@@ -115,25 +96,3 @@ def test_a_users_rule_that_matches_nothing_is_said_once(
         compile_with(lambda x: x @ x, "eager", policy=str(path))(torch.ones(2, 2))
     said = [message for message in caplog.messages if "matched no op" in message]  # not one of cpu.toml's
     assert len(said) == 1 and "'typo'" in said[0] and "mine.toml:2" in said[0]
-
-
-def test_a_report_names_graphs_policy_and_casts() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x).relu()
-
-    model = compile_with(Model(), "eager")
-    model(torch.ones(2, 4))
-    report = fxamp.report(model)
-    assert len(report.graphs) == 1 and report.casts == 4 and report.ops == 2
-    assert "cpu-bfloat16" in str(report) and "named by the caller" in str(report)
-
-
-def test_a_report_on_nothing_says_so() -> None:
-    layer = nn.Linear(4, 4)
-    layer.compile(backend="fxamp")
-    assert str(fxamp.report(layer)).startswith("0 graphs")

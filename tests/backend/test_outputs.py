@@ -192,17 +192,3 @@ def test_a_cast_of_the_programs_own_beside_a_view_of_its_source_with_a_scaler(lo
     result = compile_with(program, lowering, scaler=fxamp.GradScaler("cpu"))(x, x)
     assert torch.equal(result["cast"].float(), x.bfloat16().float())
     assert result["view"].untyped_storage()._cdata == x.untyped_storage()._cdata
-
-
-@each_once(
-    "op, lowering",
-    [
-        lambda h: F.scaled_dot_product_attention(h, h, h),
-        lambda h: torch.bmm(h, h),
-        lambda h: torch.baddbmm(h, h, h),
-        lambda h: torch.cat([h, h @ h, h]),
-    ],
-    LOWERINGS,
-)
-def test_gradients_of_what_an_op_reads_twice_are_summed_in_float32(op: Callable[..., Any], lowering: str) -> None:
-    assert_like_autocast(lambda x: op(x * 1), leaf(4, 8, 8), lowering=lowering)

@@ -39,24 +39,6 @@ X = torch.full((2, 2), 1 + 2**-10)
 EXACT = X @ X
 
 
-def test_an_edited_file_recompiles_a_compiled_function(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    write(path)
-    compiled = compile_with(program, "eager", policy=str(path))
-    assert not torch.equal(compiled(X), EXACT)
-    write(path, cast="fp32")
-    assert torch.equal(compiled(X), EXACT)
-
-
-def test_an_edited_file_is_seen_by_a_second_compile_with_equal_options(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    write(path)
-    options = {"policy": str(path), "lowering": "eager"}
-    assert not torch.equal(torch.compile(program, backend="fxamp", options=options)(X), EXACT)
-    write(path, cast="fp32")
-    assert torch.equal(torch.compile(program, backend="fxamp", options=dict(options))(X), EXACT)
-
-
 def test_an_edit_of_an_extended_file_counts(tmp_path: Path) -> None:
     base, path = tmp_path / "base.toml", tmp_path / "mine.toml"
     write(base)
@@ -65,16 +47,6 @@ def test_an_edit_of_an_extended_file_counts(tmp_path: Path) -> None:
     assert not torch.equal(compiled(X), EXACT)
     write(base, cast="fp32")
     assert torch.equal(compiled(X), EXACT)
-
-
-def test_an_unchanged_file_does_not_recompile(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    write(path)
-    compiled = compile_with(program, "eager", policy=str(path))
-    compiled(X)
-    before = registry.count()
-    compiled(X)
-    assert registry.count() == before
 
 
 def test_policies_are_compared_by_content() -> None:

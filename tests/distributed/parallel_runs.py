@@ -1,16 +1,11 @@
 """One step of a tensor-parallel program, by eager autocast or through fxamp, and what it leaves on this rank."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-import torch.distributed as dist
 from parallel_programs import Program
-from ranks import run_ranks
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
@@ -21,31 +16,6 @@ SCALE = 2.0**8
 
 Values = dict[str, tuple[Tensor, str] | None]
 """By name, a result or a gradient: this rank's part, and its placements ("" of a plain tensor); None for none."""
-
-
-def on_ranks(work: Callable[[DeviceMesh], Any], ranks: int, folder: Path) -> list[Any]:
-    """What ``work`` returns on each of so many ranks, processes that meet in ``folder``; one rank is this process."""
-    if ranks == 1:
-        _rank(0, 1, folder, work)
-    else:
-        run_ranks(_rank, (ranks, folder, work), ranks)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
-
-
-def asked_by(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """The parameters of each selected test of the module: its ranks run no more than these tests look at."""
-    items = request.session.items
-    return [item.callspec.params for item in items if getattr(item, "module", None) is request.module]  # type: ignore[attr-defined]
-
-
-def _rank(rank: int, ranks: int, folder: Path, work: Callable[[DeviceMesh], Any]) -> None:
-    if ranks > 1:
-        torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    try:
-        torch.save(work(init_device_mesh("cpu", (ranks,))), folder / f"{rank}.pt")
-    finally:
-        dist.destroy_process_group()
 
 
 def by_autocast(program: Program, mesh: DeviceMesh | None, scaled: bool, dtype: torch.dtype | None = None) -> Values:

@@ -20,10 +20,8 @@ from fxamp.reports import registry
 
 
 @pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
+def mesh(one_rank: None) -> DeviceMesh:
+    return init_device_mesh("cpu", (1,))
 
 
 @pytest.fixture

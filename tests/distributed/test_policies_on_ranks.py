@@ -10,7 +10,7 @@ import torch
 import torch._functorch.partitioners as partitioners
 from exhaustive import each_once, exhaustive
 from kept_oracle import in_eight_bits, memory
-from parallel_runs import asked_by, on_ranks
+from ranks import asked_by, on_ranks
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh

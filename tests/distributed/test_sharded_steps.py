@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from every_optimizer import OPTIMIZERS
 from exhaustive import exhaustive
-from parallel_runs import on_ranks
+from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor

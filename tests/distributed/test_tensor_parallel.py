@@ -7,7 +7,8 @@ import pytest
 import torch
 from exhaustive import each_once, exhaustive
 from parallel_programs import PROGRAMS
-from parallel_runs import Values, asked_by, by_autocast, by_fxamp, on_ranks, whole
+from parallel_runs import Values, by_autocast, by_fxamp, whole
+from ranks import asked_by, on_ranks
 from torch.distributed.device_mesh import DeviceMesh
 
 LOWERINGS = ("eager", "aot_eager")

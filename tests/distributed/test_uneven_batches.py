@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from exhaustive import each_once, exhaustive
 from parallel_programs import WIDTH, Mlp
-from parallel_runs import SCALE, asked_by, on_ranks
+from parallel_runs import SCALE
+from ranks import asked_by, on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard

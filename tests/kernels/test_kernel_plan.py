@@ -35,13 +35,6 @@ def test_what_no_kernel_handles_is_left_and_empty_gradients_need_nothing() -> No
     assert [group.positions for group in plan.groups] == [(4,)]
 
 
-def test_plan_is_hashable_and_made_once() -> None:
-    gradients = (Gradient(10, F16, F32, True, True),)
-    plan = make_plan(gradients, FLAGS, 32)
-    assert make_plan(tuple(gradients), Asked(flags=True), 32) is plan
-    assert hash(plan) == hash(make_plan.__wrapped__(gradients, FLAGS, 32))
-
-
 def test_block_fits_the_chunk_and_the_wave() -> None:
     blocks = {
         (dtype, wave): make_plan((Gradient(1, dtype, F32, True, True),), FLAGS, wave).groups[0].kernel.block
@@ -50,14 +43,6 @@ def test_block_fits_the_chunk_and_the_wave() -> None:
     }
     assert list(blocks.values()) == [2048, 4096, 2048, 4096, 1024, 2048]
     assert all(CHUNK % block == 0 for block in blocks.values())
-
-
-def test_block_map_covers_every_chunk_once() -> None:
-    numels = (1, CHUNK, CHUNK + 1, 3 * CHUNK)
-    (group,) = make_plan(tuple(Gradient(numel, F32, F32, True, True) for numel in numels), FLAGS, 32).groups
-    wanted = [[row, chunk] for row, chunks in enumerate((1, 1, 2, 3)) for chunk in range(chunks)]
-    assert group.block_map().tolist() == wanted
-    assert group.programs == len(wanted)
 
 
 def test_tables_are_on_the_cpu_whatever_the_default_device() -> None:

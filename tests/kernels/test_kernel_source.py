@@ -2,7 +2,6 @@
 
 import ast
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from golden_text import FOLDER, assert_golden
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch_plan import DTYPES, Asked, Kernel
 from fxamp.kernels.scale_update_source import update_text
-from fxamp.kernels.store import load_function, write_source
 
 ALL = Asked(found_inf=True, flags=True, squared_norm=True)
 FLAGS = Asked(flags=True)
@@ -65,24 +63,3 @@ def test_every_kernel_is_a_function_that_uses_all_it_takes() -> None:
 def test_different_kernels_have_different_texts() -> None:
     kernels = every_kernel()
     assert len({source_text(kernel) for kernel in kernels}) == len(kernels)
-
-
-def test_lines_are_readable() -> None:
-    assert max(len(line) for kernel in every_kernel() for line in source_text(kernel).splitlines()) <= 120
-
-
-def test_source_is_written_once_whole_and_again_if_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    path = write_source("answer", "def answer():\n    return 42\n")
-    assert path.parent == tmp_path / "fxamp"
-    before = path.stat().st_mtime_ns
-    assert write_source("answer", "def answer():\n    return 42\n") == path
-    assert path.stat().st_mtime_ns == before
-    path.write_text("def answer():\n    return 41\n")
-    assert load_function("answer", "def answer():\n    return 42\n")() == 42
-    assert [each.name for each in path.parent.iterdir() if each.suffix == ".tmp"] == []
-
-
-def test_another_text_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    assert write_source("answer", "one") != write_source("answer", "two")

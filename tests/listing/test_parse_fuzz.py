@@ -47,49 +47,19 @@ def load_args(reader):
 load_args._version = 0
 """
 SEEDS = (TORCHS, FXAMPS, FXAMPS.partition("class")[1] + FXAMPS.partition("class")[2] + RUNNABLE)
-PIECES = [
-    "\n",
-    "\r",
-    "\r\n",
-    "\x0c",
-    "\x00",
-    "\x1b[31m",
-    "\u2028",
-    "(",
-    ")",
-    "[",
-    "]",
-    '"',
-    "'",
-    "#",
-    ":",
-    "\\",
-    ";",
-    "=",
-    "\t",
-]
-PIECES += [
-    "class A(torch.nn.Module):",
-    "def forward(self):",
-    "def load_args(",
-    "# fxamp: ",
-    "self.",
-    "9" * 5000,
-    "é",
-    "lambda: ",
-]
-PIECES += [
-    "    # fxamp: format=1\n",
-    "yield ",
-    "await x",
-    "x := ",
-    "*",
-    "**",
-    "f'{x}'",
-    "'''",
-    "\N{ZERO WIDTH SPACE}",
-    "\ufeff",
-]
+#: What is put into a text: characters, and beginnings of what the reader looks for.
+PIECES = (
+    *"\n\r\x0c\x00\u2028()[]\"'#:\\;=\t*é\N{ZERO WIDTH SPACE}\ufeff",
+    *("\r\n", "\x1b[31m", "**", "'''", "f'{x}'", "9" * 5000, "lambda: ", "yield ", "await x", "x := "),
+    *(
+        "class A(torch.nn.Module):",
+        "def forward(self):",
+        "def load_args(",
+        "self.",
+        "# fxamp: ",
+        "    # fxamp: format=1\n",
+    ),
+)
 
 
 def read(text: str) -> Document | None:

@@ -8,7 +8,6 @@ import torch
 from printed_graphs import PROGRAMS, Mlp, graphs_of
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from fxamp.graph import dtype_name, op_name
 from fxamp.listing import Entry, Listing
@@ -71,23 +70,6 @@ def test_every_node_is_read_with_and_without_strides_and_devices(name: str, dyna
         assert any(entry.source is not None and entry.source.file.endswith(".py") for entry in listing.entries)
 
 
-def test_several_graphs_in_one_text_are_read_in_order() -> None:
-    graphs = graphs_of(*PROGRAMS["mlp"])
-    titles = {
-        "dynamo": "TRACED GRAPH",
-        "joint": " ===== Joint graph 0 =====",
-        "forward": " ===== Forward graph 0 =====",
-        "backward": "===== Backward graph 0",
-    }
-    text = "\n".join(f"{titles[stage]}\n {gm.print_readable(print_output=False)}\n" for stage, gm in graphs)
-
-    document = parse_text(text, "log.txt")
-
-    assert [listing.stage for listing in document.graphs] == ["", "joint", "forward", "backward"]
-    for (_, gm), listing in zip(graphs, document.graphs, strict=True):
-        compare(gm, listing)
-
-
 def test_exported_and_symbolically_traced_graphs_are_read() -> None:
     exported = torch.export.export(Mlp(), (torch.ones(3, 4),)).module()
     traced = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
@@ -101,25 +83,3 @@ def test_exported_and_symbolically_traced_graphs_are_read() -> None:
                 assert list(by_name[node.name].inputs) == [source.name for source in node.all_input_nodes]
         calls = [node.name for node in gm.graph.nodes if node.op in ("call_function", "call_module")]
         assert set(calls) <= set(by_name) | {"_guards_fn"} and len(calls) >= 2
-
-
-def test_sources_hold_up_to_the_next_one() -> None:
-    text = (
-        "class GraphModule(torch.nn.Module):\n"
-        '    def forward(self, x: "f32[2]"):\n'
-        "        # File: a b.py:3 in forward, code: y = x.sin().cos()  # in a:1\n"
-        '        sin: "f32[2]" = x.sin()\n'
-        '        cos: "f32[2]" = sin.cos();  sin = None\n'
-        "\n"
-        "        # No stacktrace found for following nodes\n"
-        '        tan: "f32[2]" = cos.tan();  cos = None\n'
-        "        return (tan,)\n"
-    )
-
-    (listing,) = parse_text(text, "x").graphs
-
-    sources = {entry.name: entry.source for entry in listing.entries}
-    assert str(sources["sin"]) == str(sources["cos"]) == "a b.py:3"
-    assert sources["sin"].code == "y = x.sin().cos()  # in a:1" and sources["sin"].function == "forward"
-    assert sources["tan"] is None and sources["x"] is None
-    assert all(not pytree.tree_leaves(entry.values) or entry.values[0].shape == (2,) for entry in listing.entries)

@@ -128,14 +128,6 @@ def test_a_backward_through_weights_that_a_step_has_changed_is_refused(lowering:
         assert weight._version > step
 
 
-def test_a_write_through_data_shows_neither_in_the_version_nor_in_the_address() -> None:
-    """Why the step writes no 16-bit copies of weights: see ``fxamp/scaler/README.md``."""
-    weight = nn.Parameter(torch.ones(3))
-    before = (weight._version, weight.data_ptr())
-    weight.data.copy_(torch.zeros(3))
-    assert (weight._version, weight.data_ptr()) == before and weight.eq(0).all()
-
-
 def test_a_closure_is_called_once_before_the_step_and_its_loss_returned() -> None:
     own = parameters()
     optimizer = fxamp.compile_optimizer(torch.optim.AdamW(own), lowering="aot_eager")

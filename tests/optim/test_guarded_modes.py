@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from every_optimizer import OPTIMIZERS
 from exhaustive import each_once
 from guarded_runs import INF, compilations_of
-from ranks import run_ranks
+from ranks import on_ranks
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import fxamp
 from fxamp.errors import OptionError
@@ -80,9 +80,7 @@ def test_a_wrong_word_is_refused_at_once(arguments: dict[str, Any], message: str
     assert message in str(raised.value)
 
 
-def work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+def work(mesh: DeviceMesh) -> dict[str, Any]:
     parameter = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
     scaler = fxamp.GradScaler("cpu", growth_interval=2, skip="device", step_lowering="aot_eager")
@@ -90,7 +88,7 @@ def work(rank: int, folder: str) -> None:
     for step in range(STEPS):
         optimizer.zero_grad()
         scaler.scale(parameter.square().sum()).backward()
-        if (rank, step) == (BAD_RANK, BAD_STEP):
+        if (mesh.get_local_rank(), step) == (BAD_RANK, BAD_STEP):
             assert parameter.grad is not None
             parameter.grad[1] = INF
         if step == 2:
@@ -99,13 +97,11 @@ def work(rank: int, folder: str) -> None:
         scaler.update()
         taken += scaler.poll_steps()
         scales.append(scaler.get_scale())
-    torch.save({"taken": taken, "scales": scales, "parameter": parameter.detach()}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return {"taken": taken, "scales": scales, "parameter": parameter.detach()}
 
 
 def test_ranks_agree_before_any_steps(tmp_path: Path) -> None:
-    run_ranks(work, (str(tmp_path),), RANKS)
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS))
+    first, second = on_ranks(work, RANKS, tmp_path)
     assert first["taken"] == second["taken"] == [step != BAD_STEP for step in range(STEPS)]
     assert first["scales"] == second["scales"]
     assert torch.equal(first["parameter"], second["parameter"]) and first["parameter"].isfinite().all()

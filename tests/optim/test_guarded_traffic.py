@@ -99,18 +99,6 @@ def test_a_guarded_step_that_is_not_skipped_is_the_unguarded_one_bit_for_bit(nam
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("lowering", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
-def test_a_skipped_step_changes_no_bit(lowering: str) -> None:
-    options = StepOptions(True, False, True, lowering)
-    traced, layout, _ = prepared("AdamW", options)
-    tensors = layout.tensors()
-    layout.active()[1].view(-1)[7] = float("nan")
-    before = [tensor.clone() for tensor in tensors]
-    lower_step(traced, options, range(len(tensors)))(tensors, layout.floats(), [torch.tensor(0.125), torch.tensor(1.0)])
-    for a, b in zip(tensors, before, strict=True):
-        assert torch.equal(a, b) or b.isnan().any()
-
-
 def test_the_check_is_asked_once_with_and_without_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
     """4 bytes a parameter besides the step: one read, which makes the norm as well."""
     import fxamp.kernels

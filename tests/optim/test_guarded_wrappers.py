@@ -1,12 +1,9 @@
 """Steps that the host has to decide on, as they call another optimizer's; and those that only look as if."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -49,13 +46,6 @@ WRAPPERS: dict[str, Any] = {
     "in a list": lambda parameters: Lookahead(parameters, "list"),
     "in a dict": lambda parameters: Lookahead(parameters, "dict"),
 }
-
-
-@pytest.fixture
-def one_rank(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def train(make: Any, skip: str) -> tuple[list[Tensor], torch.optim.Optimizer]:

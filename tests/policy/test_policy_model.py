@@ -170,22 +170,6 @@ def test_origin_prints_as_file_and_line() -> None:
     assert loaded is not None and str(loaded.origin) == str(Origin("policies/accelerators.toml", loaded.origin.line))  # type: ignore[union-attr]
 
 
-def test_the_readmes_policy_loads(tmp_path: Path) -> None:
-    readme = Path(Policy.load("cuda-float16").sources[0]).with_name("README.md").read_text()
-    path = tmp_path / "my-policy.toml"
-    path.write_text(readme.partition("```toml\n")[2].partition("```")[0])
-    mine, shipped = Policy.load(path).resolve("cuda"), Policy.load("cuda-bfloat16").resolve("cuda")
-    cast = {
-        name: rule_of_op and rule_of_op.cast
-        for name in ("layer_norm", "exp")
-        if (rule_of_op := mine.rule_for(f"aten::{name}"))
-    }
-    assert cast == {"layer_norm": Category.LOWER_PRECISION_FP, "exp": Category.FP32}
-    assert [rule.id for rule in mine.rules] == [*(rule.id for rule in shipped.rules), "my-attention"]
-    for category in Category:
-        assert f"| `{category}` |" in readme
-
-
 def test_policies_load_without_torch() -> None:
     code = "import sys; from fxamp.policy import Policy; Policy.load('cuda-float16').resolve('cuda'); "
     check = "sys.exit(bool({'torch', 'numpy', 'triton'} & set(sys.modules)))"

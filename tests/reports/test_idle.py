@@ -5,12 +5,12 @@ import gc
 import logging
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from exhaustive import exhaustive
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fxamp
@@ -105,14 +105,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "fxamp.reports.idle"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    store = tmp_path_factory.mktemp("rank") / "store"
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("enabled", exhaustive([True, False], always=[True]))
 @pytest.mark.parametrize("make", IDLE, ids=lambda make: make.__name__)
 def test_training_without_a_graph_is_said_once(make: Callable, enabled: bool, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,6 @@
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,13 +206,6 @@ def test_parameters_that_are_new_at_each_call_are_noted_for_a_while_only(monkeyp
     assert len(walked) == 3
 
 
-@pytest.fixture
-def one_process(tmp_path: Path) -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +225,7 @@ class Blocks(nn.Module):
         return self.head(self.second(self.first(x))).sum()
 
 
-@pytest.mark.usefixtures("one_process")
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_fsdp_puts_other_tensors_under_the_names_of_the_parameters() -> None:
     from torch.distributed.fsdp import fully_shard

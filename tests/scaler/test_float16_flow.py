@@ -24,11 +24,6 @@ EPS = torch.finfo(torch.float16).eps
 Run = Callable[[nn.Module, Any, Any], object]
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> None:
-    torch._dynamo.reset()
-
-
 class Mixed(torch.autograd.Function):
     """Computes in float16 under autocast, between float32 results and float32 inputs."""
 

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import results_of_ranks
+from ranks import on_ranks
 from scaled_runs import compile_scaled, make_scaler
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.reports import registry
@@ -118,20 +119,18 @@ def step_without_gradients(rank: int) -> str:
     return "stepped"
 
 
-def work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
+def work(mesh: DeviceMesh) -> dict[str, Any]:
+    rank = mesh.get_local_rank()
     # Otherwise the first bucket holds the whole model, and torch.compile never splits the graph between buckets.
     dist._DEFAULT_FIRST_BUCKET_BYTES = 32
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     results: dict[str, Any] = {name: train(rank, *case) for name, case in CASES.items()}
     results |= {mode: train_uncompiled(rank, mode) for mode in MODES}
-    torch.save(results | {"without gradients": step_without_gradients(rank)}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return results | {"without gradients": step_without_gradients(rank)}
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return results_of_ranks(work, tmp_path_factory.mktemp("ranks"), RANKS)
+    return on_ranks(work, RANKS, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("case", [*CASES, "step", "unscale", "fused"])

@@ -28,11 +28,6 @@ from fxamp.passes.backward.scale_backward import CHECKS
 LOWERINGS = ("aot_eager", "eager")
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> None:
-    torch._dynamo.reset()
-
-
 class Net(nn.Module):
     """Linear layers around a normalisation, an activation in place, and a residual connection."""
 

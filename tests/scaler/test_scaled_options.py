@@ -14,11 +14,6 @@ from fxamp.errors import OptionError
 from fxamp.scaler.graphs.scaled_backward import Scaling
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> None:
-    torch._dynamo.reset()
-
-
 def product(x: Tensor, w: Tensor) -> Tensor:
     return x @ w
 

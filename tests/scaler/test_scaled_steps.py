@@ -18,11 +18,6 @@ LOWERINGS = ("aot_eager", "eager")
 Read = Callable[[], int]
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> None:
-    torch._dynamo.reset()
-
-
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Read:
     """How many gradients the last check read again."""
@@ -192,11 +187,12 @@ def test_one_compiled_graph_serves_two_modules_and_knows_them_apart(lowering: st
 def test_a_parameter_in_two_graphs(lowering: str, read: Read) -> None:
     net, scaler = model(), make_scaler()
     compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
-    for bad in ([False, False], [True, False], [False, True]):
+    for bad in ([False, False], [True, False], [False, True], [True, True]):
         outputs = [compiled(leaf(2, 4, seed=seed)).sum() * (1e38 if each else 1) for seed, each in enumerate(bad)]
         scaler.scale(outputs[0] + outputs[1]).backward()
         assert finish(scaler, optimizer) == [any(bad)]
         assert read() == 2
+    assert scaler.overflowed() == {"group0.param0": 3, "group0.param1": 3}
 
 
 def test_an_overflow_between_graphs_skips_though_it_reaches_no_parameter(lowering: str) -> None:

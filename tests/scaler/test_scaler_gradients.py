@@ -1,19 +1,14 @@
 """Gradients of every kind: sparse, missing, of several dtypes, sharded; and outputs of every kind."""
 
 from collections import namedtuple
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from side_by_side import SCALERS, assert_same
 from torch import Tensor, nn
 
 from fxamp.optim.gradients import group_gradients
 from fxamp.scaler import GradScaler
-from fxamp.scaler.contract.optimizer_record import OptimizerRecord
 
 Pair = namedtuple("Pair", "first second")
 
@@ -91,19 +86,14 @@ def test_named_tuples_are_tuples_too() -> None:
     assert scaled.first == scaled.second == 4.0
 
 
-@pytest.fixture
-def one_rank(tmp_path: Path) -> Iterator[Any]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield dist.device_mesh.init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("bad", [False, True])
-def test_a_sharded_gradient_is_unscaled_where_it_lies(one_rank: Any, bad: bool) -> None:
-    from torch.distributed.tensor import Shard, distribute_tensor
+@pytest.mark.usefixtures("one_rank")
+def test_a_sharded_gradient_is_unscaled_where_it_lies(bad: bool) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-    weight = nn.Parameter(distribute_tensor(torch.ones(4, 2), one_rank, [Shard(0)]))
+    mesh = init_device_mesh("cpu", (1,))
+    weight = nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]))
     optimizer = torch.optim.SGD([weight], lr=0.5)
     scaler = GradScaler("cpu")
     loss: Tensor = weight.square().sum().to_local() * (float("inf") if bad else 1.0)
@@ -113,23 +103,3 @@ def test_a_sharded_gradient_is_unscaled_where_it_lies(one_rank: Any, bad: bool) 
     result = scaler.step(optimizer, return_skipped=True)
     assert result.skipped is bad
     assert_same(weight.detach().to_local(), torch.ones(4, 2) if bad else torch.zeros(4, 2))
-
-
-def test_gradients_are_grouped_by_device() -> None:
-    parameters = [torch.ones(1, device=device, requires_grad=True) for device in ("cpu", "meta", "cpu")]
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    groups = group_gradients(parameters)
-    assert [group.device.type for group in groups] == ["cpu", "meta"]
-    assert [[any(p is q for q in group.parameters) for p in parameters] for group in groups] == [
-        [True, False, True],
-        [False, True, False],
-    ]
-
-
-@pytest.mark.parametrize("bad", [0, 1, None])
-def test_any_devices_flag_counts(bad: int | None) -> None:
-    names = (torch.device("cuda", 0), torch.device("cuda", 1))
-    flags = {name: torch.tensor(float(i == bad)) for i, name in enumerate(names)}
-    total = OptimizerRecord(found_inf_per_device=flags).found_inf(torch.device("cpu"))
-    assert bool(total) is (bad is not None)

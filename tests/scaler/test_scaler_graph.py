@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from side_by_side import assert_same, outcome
+from side_by_side import assert_same
 from torch import Tensor
 
 from fxamp.errors import OptionError
@@ -56,77 +56,6 @@ def finish(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
     return skipped
 
 
-@pytest.mark.parametrize("flags", [torch.bool, torch.int32])
-def test_gradients_stay_true_and_the_flags_decide(flags: torch.dtype) -> None:
-    scaler = attached(init_scale=8.0, growth_interval=2)
-    scaler.attach()
-    own = parameters(2)
-    optimizer = torch.optim.SGD(own, lr=0.5)
-    graph = Graph(scaler, own, flags)
-    loss = torch.ones(())
-    skips, scales = [], []
-    for bad in ([], [1], [], []):
-        assert scaler.scale(loss) is loss
-        graph.backward(bad)
-        if not bad:
-            scaler.unscale_(optimizer)
-            assert_same(own[0].grad, torch.full((2,), 2.0))
-        skips.append(finish(scaler, optimizer))
-        scales.append(scaler.loss_scale)
-    assert skips == [False, True, False, False]
-    assert scales == [8.0, 4.0, 4.0, 8.0]
-    assert_same(own[0].detach(), torch.full((2,), -2.0))
-    assert scaler.overflowed() == {"group0.param1": 1}
-    assert scaler.skipped_steps == 1
-
-
-def test_the_flags_alone_decide_for_covered_parameters() -> None:
-    """The gradient is not read again: the graph's word counts."""
-    scaler = attached()
-    own = parameters(1)
-    optimizer = torch.optim.SGD(own, lr=0.5)
-    own[0].grad = torch.ones(2)
-    scaler.scale(torch.ones(()))
-    scaler.graphs.record(own, torch.tensor([True]), [own[0].grad])
-    assert finish(scaler, optimizer)
-
-
-def test_the_scale_is_the_scalers_own_tensor_and_lazy() -> None:
-    scaler = attached(init_scale=8.0)
-    scale = scaler.graph_scale(torch.device("cpu"))
-    assert_same(scale, torch.tensor(8.0))
-    assert scale is scaler._scale
-    scaler.update(2.0)
-    assert scale.item() == 2.0
-
-
-def test_one_bad_micro_batch_skips_the_accumulated_step() -> None:
-    scaler = attached()
-    own = parameters(2)
-    optimizer = torch.optim.SGD(own, lr=0.5)
-    graph = Graph(scaler, own)
-    scaler.scale(torch.ones(()))
-    for bad in ([], [0], []):
-        graph.backward(bad)
-    assert finish(scaler, optimizer)
-    graph.backward()
-    assert not finish(scaler, optimizer)
-
-
-def test_an_overflow_stays_known_when_its_gradient_is_thrown_away_but_not_after_the_update() -> None:
-    scaler = attached()
-    own = parameters(1)
-    optimizer = torch.optim.SGD(own, lr=0.5)
-    graph = Graph(scaler, own)
-    scaler.scale(torch.ones(()))
-    graph.backward([0])
-    optimizer.zero_grad(set_to_none=True)
-    graph.backward()
-    assert finish(scaler, optimizer)
-    graph.backward()
-    assert not finish(scaler, optimizer)
-
-
 def test_a_gradient_that_is_none_is_passed_over() -> None:
     scaler = attached()
     own = parameters(2)
@@ -141,21 +70,6 @@ def test_a_gradient_that_is_none_is_passed_over() -> None:
         scaler.step(optimizer)
 
 
-def test_a_flag_without_owner_counts_for_every_optimizer() -> None:
-    scaler = attached()
-    own = parameters(2)
-    optimizers = [torch.optim.SGD([p], lr=0.5) for p in own]
-    scaler.scale(torch.ones(()))
-    graph = Graph(scaler, [*own, None])
-    for bad in ([2], []):
-        graph.backward(bad)
-        assert [scaler.step(o, return_skipped=True).skipped for o in optimizers] == [bool(bad)] * 2
-        scaler.update()
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-    assert scaler.overflowed() == {}
-
-
 def test_a_flag_counts_for_the_optimizer_that_owns_the_parameter() -> None:
     scaler = attached()
     own = parameters(3)
@@ -168,19 +82,6 @@ def test_a_flag_counts_for_the_optimizer_that_owns_the_parameter() -> None:
     assert skips == [False, True]
     assert scaler.loss_scale == scale / 2
     assert scaler.overflowed() == {"optimizer1.group0.param1": 1}
-
-
-@pytest.mark.parametrize("bad", [{0}, {1}, {0, 1}, set()])
-def test_a_parameter_in_two_graphs_is_bad_if_either_says_so_and_once_if_both_do(bad: set[int]) -> None:
-    scaler = attached()
-    shared, other = parameters(2)
-    optimizer = torch.optim.SGD([shared, other], lr=0.5)
-    graphs = [Graph(scaler, [shared]), Graph(scaler, [other, shared, shared])]
-    scaler.scale(torch.ones(()))
-    for i, graph in enumerate(graphs):
-        graph.backward([len(graph.owners) - 1] if i in bad else [])
-    assert finish(scaler, optimizer) is bool(bad)
-    assert scaler.overflowed() == ({"group0.param0": 1} if bad else {})
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -198,18 +99,6 @@ def test_parameters_that_no_graph_covers_are_checked_and_never_divided(bad: bool
     assert_same(eager.grad, before)
     assert_same(covered.detach(), torch.full((2,), 1.0 if bad else 0.0))
     assert scaler.overflowed() == ({"group0.param1": 1} if bad else {})
-
-
-def test_a_parameter_covered_before_but_not_now_is_checked() -> None:
-    scaler = attached()
-    own = parameters(2)
-    optimizer = torch.optim.SGD(own, lr=0.5)
-    scaler.scale(torch.ones(()))
-    Graph(scaler, own).backward()
-    assert not finish(scaler, optimizer)
-    Graph(scaler, own[:1]).backward()
-    own[1].grad = torch.tensor([INF, 1.0])
-    assert finish(scaler, optimizer)
 
 
 @pytest.mark.parametrize("bad", [False, True])
@@ -245,42 +134,6 @@ def test_an_optimizer_that_would_divide_by_the_scale_is_not_passed_the_scaler() 
     assert_same(own[0].detach(), torch.zeros(2))
 
 
-def test_misuse_is_refused_as_without_graphs() -> None:
-    own = parameters(1)
-    optimizer = torch.optim.SGD(own, lr=0.5)
-    alone, scaler = GradScaler("cpu"), attached()
-    for call in (
-        lambda s: s.scale(3),
-        lambda s: list(s.scale([None])),
-        lambda s: s.unscale_(optimizer),
-        lambda s: s.step(optimizer),
-        lambda s: s.update(),
-    ):
-        assert outcome(lambda call=call: call(scaler)) == outcome(lambda call=call: call(alone))
-    scaler.scale(torch.ones(()))
-    with pytest.raises(AssertionError, match="No inf checks were recorded prior to update"):
-        scaler.update()
-    Graph(scaler, own).backward()
-    scaler.unscale_(optimizer)
-    with pytest.raises(RuntimeError, match="already been called on this optimizer"):
-        scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    with pytest.raises(RuntimeError, match="already been called since"):
-        scaler.step(optimizer)
-    with pytest.raises(RuntimeError, match="called after step"):
-        scaler.unscale_(optimizer)
-
-
-def test_float16_gradients_are_refused() -> None:
-    scaler = attached()
-    half = torch.ones(2, dtype=torch.float16, requires_grad=True)
-    half.grad = torch.ones(2, dtype=torch.float16)
-    scaler.scale(torch.ones(()))
-    scaler.graphs.record([half], torch.tensor([False]), [half.grad])
-    with pytest.raises(ValueError, match="FP16 gradients"):
-        scaler.step(torch.optim.SGD([half], lr=0.5))
-
-
 def test_flags_that_cannot_be_right_are_refused() -> None:
     own = parameters(2)
     with pytest.raises(OptionError, match="call attach"):
@@ -289,15 +142,6 @@ def test_flags_that_cannot_be_right_are_refused() -> None:
         attached().graphs.record(own, torch.zeros(3, dtype=torch.bool), own)
     with pytest.raises(OptionError, match=r"2 parameters, 1 gradients, flags of shape \(2,\)"):
         attached().graphs.record(own, torch.zeros(2, dtype=torch.bool), own[:1])
-
-
-def test_a_disabled_scaler_scales_by_one_and_skips_nothing() -> None:
-    scaler = GradScaler("cpu", enabled=False)
-    scaler.attach()
-    own = parameters(1)
-    Graph(scaler, own).backward([0])
-    assert scaler.graph_scale(torch.device("cpu")).item() == 1.0
-    assert not finish(scaler, torch.optim.SGD(own, lr=0.5))
 
 
 def test_a_model_that_is_gone_reports_for_nobody() -> None:

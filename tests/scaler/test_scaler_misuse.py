@@ -7,6 +7,8 @@ import pytest
 import torch
 from side_by_side import SCALERS, Raised, Scaler, outcome
 
+from fxamp.scaler import GradScaler
+
 Optimizer = torch.optim.Optimizer
 
 
@@ -101,12 +103,20 @@ MISUSES: dict[str, tuple[Callable[[Scaler, Optimizer], object], str]] = {
 }
 
 
+def attached(device: str) -> Scaler:
+    """A scaler as graphs use it, whose gradients need no unscaling."""
+    scaler = GradScaler(device)
+    scaler.attach()
+    return scaler
+
+
 @pytest.mark.parametrize("misuse", MISUSES)
 @pytest.mark.parametrize("fused", [False, True])
-def test_misuse_is_refused_alike(misuse: str, fused: bool) -> None:
+@pytest.mark.parametrize("make", [GradScaler, attached])
+def test_misuse_is_refused_alike(misuse: str, fused: bool, make: Callable[[str], Scaler]) -> None:
     call, means = MISUSES[misuse]
     results = []
-    for scaler in SCALERS:
+    for scaler in (Scaler, make):
         optimizer = torch.optim.AdamW([torch.ones(2, requires_grad=True)], fused=fused)
         results.append(outcome(lambda scaler=scaler, optimizer=optimizer: call(scaler("cpu"), optimizer)))
     theirs, ours = results

