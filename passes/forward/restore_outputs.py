@@ -19,8 +19,8 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.capture import NARROW_OUTPUTS, OUTPUT_DTYPES
-from fxamp.graph import AliasSets, GraphWriter, graph_output, tensor_value
-from fxamp.graph.aliases import alias_of, aliased_inputs, given_back
+from fxamp.graph import AliasSets, GraphWriter, fake_tensors, graph_output, tensor_value
+from fxamp.graph.aliases import alias_of, aliased_inputs, given_back, is_view
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CastWriter
 
@@ -101,8 +101,18 @@ class _Rebuilder:
 
 
 def _is_view_of(node: Node, source: Node) -> bool:
-    """Whether running the node again on another ``source`` gives the same view of that source."""
-    return isinstance(node.target, OpOverload) or (node.target is operator.getitem and node.args[0] is source)
+    """Whether running the node again on another ``source`` gives the same view of that source.
+
+    What an op without an annotation returns (``einsum``, ``dropout``) is a view of its input or was computed.
+    """
+    if isinstance(node.target, OpOverload):
+        return is_view(node) or not _memory(node).isdisjoint(_memory(source))
+    return node.target is operator.getitem and node.args[0] is source
+
+
+def _memory(node: Node) -> set[int]:
+    tensors = fake_tensors(node.meta["val"])
+    return {tensor.untyped_storage()._cdata for tensor in tensors if tensor.layout is torch.strided}
 
 
 def _wrong(output: Node) -> dict[int, torch.dtype]:

@@ -137,6 +137,16 @@ def copies(x: Tensor, w: Tensor) -> Any:
     return h.to(copy=True).contiguous(), h, h.to("cpu", copy=True), h.to(h, copy=True), h.clone()
 
 
+def einsum_that_adds(x: Tensor, w: Tensor) -> Any:
+    h = x @ w
+    return torch.einsum("ij->i", h), h, h.sum_to_size(1, 4)
+
+
+def einsum_that_views(x: Tensor, w: Tensor) -> Any:
+    h = x @ w
+    return torch.einsum("ij->ji", h), h
+
+
 PROGRAMS = [
     written_twice,
     view_of_a_write,
@@ -150,6 +160,7 @@ PROGRAMS = [
     checkpoint_that_returns_a_tensor_from_outside,
     converted_to_the_dtype_of_another,
     copies,
+    einsum_that_adds,
 ]
 
 
@@ -158,7 +169,7 @@ def test_values_and_gradients(program: Callable[..., Any], lowering: str) -> Non
     assert_like_autocast(program, leaf(4, 4), leaf(4, 4), lowering=lowering)
 
 
-@each_once("program, lowering", PROGRAMS, LOWERINGS)
+@each_once("program, lowering", [*PROGRAMS, einsum_that_views], LOWERINGS)
 def test_what_shares_memory_under_autocast_shares_it_here(program: Callable[..., Any], lowering: str) -> None:
     x, w = leaf(4, 4), leaf(4, 4)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -179,6 +190,17 @@ def test_one_tensor_under_autocast_is_one_here(program: Callable[..., Any], lowe
     options = {"scaler": fxamp.GradScaler("cpu")} if scaled else {}
     got = torch.utils._pytree.tree_leaves(compile_with(program, lowering, **options)(x, w))
     assert [[a is b for a in got] for b in got] == [[a is b for a in want] for b in want]
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_dropout_beside_its_input_draws_once(lowering: str) -> None:
+    def program(x: Tensor, w: Tensor) -> Any:
+        hidden = x @ w
+        dropped = F.dropout(hidden, 0.5)
+        return dropped, dropped * 2, hidden
+
+    dropped, doubled, _ = compile_with(program, lowering)(leaf(8, 8), leaf(8, 8))
+    assert torch.equal(dropped * 2, doubled) and not dropped.all()
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
