@@ -8,10 +8,12 @@ import pytest
 from fxamp.policy import Category, LossScale, Policy, Site, TensorFacts, built_in_names, variant_names
 from fxamp.policy.file import schema
 from fxamp.policy.file.paths import folder
-from fxamp.policy.model.rule import INPUT_DTYPES, RULE_REGIONS
+from fxamp.policy.model.conditions import CHECKS
+from fxamp.policy.model.rule import INPUT_DTYPES
 from fxamp.tools.policy.command import main
 
 README = (folder() / "README.md").read_text()
+TABLES = (schema.FILE_KEYS, *schema.TABLES.values(), schema.RULE_KEYS)
 EXAMPLES = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
 
 
@@ -39,13 +41,12 @@ def test_the_second_example_decides_what_its_comments_say() -> None:
 
 
 def test_every_key_is_documented() -> None:
-    tables = (schema.FILE_KEYS, *schema.TABLES.values(), schema.RULE_KEYS, schema.ARG_KEYS, schema.CONDITIONS)
-    keys = {key for table in tables for key in table}
+    keys = {*CHECKS, *(name for table in TABLES for name in table)}
     assert [key for key in keys if not re.search(rf"`(\[+)?{key}(\]+)?`", README)] == []
 
 
 def test_every_word_is_documented() -> None:
-    words = {word for values in schema.CHOICES.values() for word in values} | set(INPUT_DTYPES) | set(RULE_REGIONS)
+    words = {*INPUT_DTYPES, *(word for table in TABLES for key in table.values() for word in key.choices)}
     assert [word for word in (*words, *Category) if f"`{word}`" not in README] == []
 
 

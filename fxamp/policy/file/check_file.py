@@ -10,9 +10,7 @@ from fxamp.policy.file.checker import Checker
 from fxamp.policy.file.lines import LineIndex
 from fxamp.policy.file.paths import is_built_in
 from fxamp.policy.model import optimizer_table
-from fxamp.policy.model.comparisons import parse_version
 from fxamp.policy.model.loss_scale import mistakes
-from fxamp.policy.model.match import architecture, capability_condition, cpu_feature
 from fxamp.policy.model.rule import Origin, Rule
 
 
@@ -58,7 +56,7 @@ def check_file(shown: str, data: dict[str, Any], lines: LineIndex) -> PolicyFile
     keys = {key: value for key, value in data.items() if variant is None or key != "variant"}
     good = checker.keys((), keys, schema.FILE_KEYS, "a policy file")
     extends = [(name, lines.line(("extends", at))) for at, name in enumerate(good.pop("extends", []))]
-    tables = {name: check(checker, good.pop(name)) for name, check in _TABLES.items() if name in good}
+    tables = {name: _table(checker, name, good.pop(name)) for name in schema.TABLES if name in good}
     ids: dict[str, int] = {}
     rules = [check_rule(checker, ("rule", at), table, ids) for at, table in enumerate(good.pop("rule", []))]
     origins = {origin_key(name): checker.origin((name,)) for name in tables if name != "match"}
@@ -69,34 +67,19 @@ def check_file(shown: str, data: dict[str, Any], lines: LineIndex) -> PolicyFile
     return PolicyFile(shown, extends, variant, tables, origins, valid, checker.mistakes)
 
 
-def _match(checker: Checker, table: dict[str, Any]) -> dict[str, Any]:
-    good = checker.keys(("match",), table, schema.TABLES["match"], "[match]")
-    for key, parse in (("capability", capability_condition), ("torch", parse_version)):
-        if key in good and checker.valid(("match", key), parse, good[key]) is None:
-            del good[key]
-    for key, parse_item in (("cpu_features", cpu_feature), ("arch", architecture)):
-        if key in good:
-            good[key] = checker.items(("match", key), parse_item, good[key])
-    return good
+def _table(checker: Checker, name: str, table: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of a table that are accepted, in canonical form."""
+    accepted = checker.keys((name,), table, schema.TABLES[name], f"[{name}]")
+    good = checker.parsed((name,), accepted, schema.TABLES[name])
+    bad = list(_MISTAKES[name](good))
+    for key, message in bad:
+        checker.mistake((name, key), message)
+    return {key: value for key, value in good.items() if key not in dict(bad)}
 
 
-def _settings(
-    name: str, mistakes: Callable[[Mapping[str, Any]], Iterable[tuple[str, str]]]
-) -> Callable[[Checker, dict[str, Any]], dict[str, Any]]:
-    """Return the check of a table whose values ``mistakes`` judges, as pairs of a key and a message."""
-
-    def check(checker: Checker, table: dict[str, Any]) -> dict[str, Any]:
-        good = checker.keys((name,), table, schema.TABLES[name], f"[{name}]")
-        bad = list(mistakes(good))
-        for key, message in bad:
-            checker.mistake((name, key), message)
-        return {key: value for key, value in good.items() if key not in dict(bad)}
-
-    return check
-
-
-_TABLES = {
-    "match": _match,
-    "loss_scale": _settings("loss_scale", lambda table: mistakes(table, alone=True)),
-    "optimizer": _settings("optimizer", optimizer_table.mistakes),
+#: What judges the values of a table, as pairs of a key and a message. [match] is judged when all files are merged.
+_MISTAKES: dict[str, Callable[[Mapping[str, Any]], Iterable[tuple[str, str]]]] = {
+    "match": lambda table: (),
+    "loss_scale": lambda table: mistakes(table, alone=True),
+    "optimizer": optimizer_table.mistakes,
 }

@@ -7,12 +7,8 @@ from fxamp.policy.file import schema
 from fxamp.policy.file.checker import Checker
 from fxamp.policy.file.lines import Path
 from fxamp.policy.model.category import Category
-from fxamp.policy.model.chunks import chunk_problems, chunks_of
-from fxamp.policy.model.comparisons import parse_version, size_condition
-from fxamp.policy.model.conditions import ArgCondition
+from fxamp.policy.model.chunks import chunk_problems
 from fxamp.policy.model.keep import keep_problems
-from fxamp.policy.model.module_globs import module_glob
-from fxamp.policy.model.op_names import canonical
 from fxamp.policy.model.rule import Rule, implied_region, needed_key, problems
 from fxamp.policy.model.settings import UNLISTED_ID
 
@@ -36,11 +32,11 @@ def check_rule(checker: Checker, path: Path, table: dict[str, Any], ids: dict[st
     enabled = good.pop("enabled", True)
     _needs(checker, path, table, enabled)
     _id(checker, path, good, ids)
-    parsed = {**good, **_conditions(checker, path, good)}
-    checker.valid((*path, "torch"), parse_version, good.get("torch"))
-    _cast(checker, path, table, {**good, "ops": parsed["ops"]})
-    checker.valid((*path, "chunks"), chunks_of, good.get("chunks"))
-    whole = {**good, "ops": parsed["ops"]}
+    if good.get("args") == {}:
+        checker.mistake((*path, "args"), "args is empty; accepted: argument names with conditions, such as dim = -1")
+    parsed = checker.parsed(path, good, schema.RULE_KEYS)
+    whole = {**good, "ops": parsed.get("ops", ())}
+    _cast(checker, path, table, whole)
     for key, problem in (*keep_problems(whole), *chunk_problems(whole)):
         checker.mistake((*path, *key), problem)
     if len(checker.mistakes) > before:
@@ -72,30 +68,6 @@ def _id(checker: Checker, path: Path, good: dict[str, Any], ids: dict[str, int])
     elif name == UNLISTED_ID:
         checker.mistake((*path, "id"), f"id = {name!r} is what reports call the key unlisted; accepted: another word")
     ids.setdefault(name, checker.lines.line((*path, "id")))
-
-
-def _conditions(checker: Checker, path: Path, good: dict[str, Any]) -> dict[str, Any]:
-    if good.get("args") == {}:
-        checker.mistake((*path, "args"), "args is empty; accepted: argument names with conditions, such as dim = -1")
-    conditions = {
-        name: checker.valid((*path, "args", name), ArgCondition.of, value)
-        for name, value in good.get("args", {}).items()
-    }
-    sizes = {key: checker.valid((*path, key), size_condition, good.get(key)) or "" for key in ("reduces", "elements")}
-    return {
-        "ops": checker.items((*path, "ops"), canonical, good.get("ops")),
-        "modules": checker.items((*path, "modules"), module_glob, good.get("modules")),
-        "module_classes": checker.items((*path, "module_classes"), _class_glob, good.get("module_classes")),
-        "args": conditions,
-        "read_by": checker.items((*path, "read_by"), canonical, good.get("read_by")),
-        **sizes,
-    }
-
-
-def _class_glob(text: str) -> str:
-    if not text.strip() or " " in text:
-        raise ValueError(f"{text!r} is not a class name; accepted: a name or glob such as 'LayerNorm' or '*RMSNorm'")
-    return text
 
 
 def _cast(checker: Checker, path: Path, table: dict[str, Any], good: dict[str, Any]) -> None:

@@ -79,6 +79,12 @@ def parse_version(text: str) -> tuple[Comparison, ...]:
     return parse(text, "version comparison", VERSIONS)
 
 
+def version_condition(text: str) -> str:
+    """Return ``text`` if it is a condition on a version; raise ValueError otherwise."""
+    parse_version(text)
+    return text
+
+
 def holds(condition: str, version: str) -> bool:
     """Return whether ``version`` meets ``condition``.
 

@@ -17,6 +17,13 @@ def module_glob(text: str) -> str:
     return text
 
 
+def class_glob(text: str) -> str:
+    """Return ``text`` if it is a glob on class names; raise ValueError otherwise."""
+    if not text.strip() or " " in text:
+        raise ValueError(f"{text!r} is not a class name; accepted: a name or glob such as 'LayerNorm' or '*RMSNorm'")
+    return text
+
+
 @lru_cache(maxsize=4096)
 def covers_module(glob: str, path: str) -> bool:
     """Return whether ``glob`` matches the module at ``path`` or one of its parents.

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fxamp.errors import PolicyError, nearest
+from fxamp.errors import PolicyError
+from fxamp.policy.model.settings import unknown_value
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +73,7 @@ def mistakes(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     forms = state.items() if isinstance(state, Mapping) else [("", state)]
     for name, value in forms:
         if value not in STATE and value not in OLD_WORDS:
-            yield "state", _unknown(f"state.{name}" if name else "state", value, STATE)
+            yield "state", unknown_value(f"state.{name}" if name else "state", value, STATE)
     for key, accepted in (("rounding", ROUNDING), ("weights", WEIGHTS)):
         if key in given and given[key] not in accepted:
-            yield key, _unknown(key, given[key], accepted)
-
-
-def _unknown(key: str, value: object, accepted: tuple[str, ...]) -> str:
-    hint = nearest(value, accepted) if isinstance(value, str) else ""
-    return f"{key} = {value!r} is unknown; accepted: {', '.join(map(repr, accepted))}{hint}"
+            yield key, unknown_value(key, given[key], accepted)
