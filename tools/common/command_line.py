@@ -79,11 +79,6 @@ def positive_number(text: str) -> float:
     return value
 
 
-def positives(text: str) -> tuple[int, ...]:
-    """An argparse ``type``: whole numbers of 1 or more with commas between them, ``"1000,10000"``."""
-    return tuple(positive(part.strip()) for part in text.split(","))
-
-
 def guarded(prog: str, run: Callable[[], int | None]) -> int:
     """Run a tool, and return its exit status: its own, or 2 after a user's mistake, which is one message on stderr.
 

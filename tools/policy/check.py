@@ -12,10 +12,10 @@ from fxamp.tools.policy.unknown_ops import UnknownOps, unknown_ops
 PROG = "fxamp-policy check"
 
 
-def parser() -> Parser:
+def parser(prog: str) -> Parser:
     """Return the subcommand's options."""
     parser = Parser(
-        PROG, "Validate policy files and what they extend. Exit status: 0, 1 if there are mistakes, else 2."
+        prog, "Validate policy files and what they extend. Exit status: 0, 1 if there are mistakes, else 2."
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="a path to a .toml file, or a built-in name")
     parser.add_argument(

@@ -18,9 +18,9 @@ from fxamp.tools.policy.show import add_machine, resolved
 PROG = "fxamp-policy explain"
 
 
-def parser() -> Parser:
+def parser(prog: str) -> Parser:
     """Return the subcommand's options."""
-    parser = Parser(PROG, "Say which rule decides a call of an op, and why. Other facts are unknown.")
+    parser = Parser(prog, "Say which rule decides a call of an op, and why. Other facts are unknown.")
     add = parser.add_argument
     add("op", metavar="OP", help="an op's name, as policies write it: mm, aten.mm, sum.dim_IntList, mylib::op")
     add("--policy", metavar="P", required=True, help="a path to a .toml file, or a built-in name")

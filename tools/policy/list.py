@@ -16,7 +16,6 @@ from fxamp.tools.common.output import put
 from fxamp.tools.common.table import Column, Layout, render
 from fxamp.tools.common.terminal import look_of
 
-PROG = "fxamp-policy list"
 _LAYOUT = Layout(
     (
         Column("policy"),
@@ -37,9 +36,9 @@ FIGURES = "figures.json"
 _WIDTH = 120
 
 
-def parser() -> Parser:
+def parser(prog: str) -> Parser:
     """Return the subcommand's options."""
-    parser = Parser(PROG, "List the shipped policies: where each runs, what it costs by the count, and what it does.")
+    parser = Parser(prog, "List the shipped policies: where each runs, what it costs by the count, and what it does.")
     parser.add_argument("--device", metavar="D", type=one_of(*DEVICES), help="only the policies of this device")
     return parser
 

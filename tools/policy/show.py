@@ -9,9 +9,9 @@ from fxamp.tools.common.output import notice, write_text
 PROG = "fxamp-policy show"
 
 
-def parser() -> Parser:
+def parser(prog: str) -> Parser:
     """Return the subcommand's options."""
-    parser = Parser(PROG, "Print a policy with all that it extends, and with the rules that hold here alone.")
+    parser = Parser(prog, "Print a policy with all that it extends, and with the rules that hold here alone.")
     parser.add_argument("policy", metavar="P", help="a path to a .toml file, or a built-in name")
     add_machine(parser)
     return parser

@@ -1,6 +1,6 @@
 """How many warps run a generated step, and how many elements each lane handles at a time.
 
-Chosen by counting machine code (``fxamp-bench kernels --count``). Programs of four warps fill a multiprocessor better
+Chosen by counting machine code (``fxamp-bench kernels``). Programs of four warps fill a multiprocessor better
 than those of eight. Eight elements of a lane are two accesses of 16 bytes to a float32 tensor, and the 256 elements
 that share one scale of 8-bit state are one warp's. Where that needs so many registers that few warps fit, or that some
 are spilled, a lane handles four.

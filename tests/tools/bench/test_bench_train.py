@@ -2,7 +2,6 @@
 
 import json
 import sys
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,14 +34,9 @@ def _reset() -> None:
 
 
 @pytest.fixture(scope="module")
-def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("bench") / "chart.svg"
-
-
-@pytest.fixture(scope="module")
-def report(chart: Path) -> Report:
+def report() -> Report:
     """One model in float16, three contenders in processes of their own."""
-    line = f"--model mlp --dtype float16 --lowering eager --steps 2 --rounds 3 --contenders {_NAMES} --chart {chart}"
+    line = f"--model mlp --dtype float16 --lowering eager --steps 2 --rounds 3 --contenders {_NAMES}"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("fxamp.tools.bench.process.subprocess.Popen", ForkedWorker)
         return command.run(command.parser("train").parse_args(line.split()), lambda _: None)
@@ -136,12 +130,6 @@ def test_the_markdown_holds_the_numbers_of_the_json(report: Report, document: di
 
 def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
-
-
-def test_the_chart_names_each_contender_with_its_ratio(chart: Path, document: dict) -> None:
-    texts = [element.text for element in ET.parse(chart).iter() if element.text]
-    for contender in document["contenders"]:
-        assert contender["label"] in texts and f"{contender['step_ratio']['median']:.2f}" in texts
 
 
 def test_casts_are_those_of_fxamps_report() -> None:

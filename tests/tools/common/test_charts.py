@@ -1,12 +1,11 @@
 """Charts by matplotlib: their texts, their proportions, gaps, and the same file for the same numbers."""
 
-import re
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from fxamp.tools.common import charts
-from fxamp.tools.common.charts import Bar, Curve, bar_chart, line_chart, smooth
+from fxamp.tools.common.charts import Curve, line_chart, smooth
 
 
 def paths(svg: str, colour: str) -> list[str]:
@@ -22,14 +21,6 @@ def test_a_curve_with_a_gap_and_a_name_that_needs_escaping() -> None:
     assert {"a < b", "x & y", "step", "loss"} <= set(texts(svg))
     curve = max(paths(svg, "stroke: #123456"), key=len)  # the legend has a line of that colour too
     assert curve.count("M") == 2
-
-
-def test_bars_are_in_proportion() -> None:
-    svg = bar_chart("a < b", [Bar("x & y", 2.0, 1.5, 2.5), Bar("z", 1.0, 1.0, 1.0)], "ratio")
-    assert {"a < b", "x & y", "z", "2.00", "1.00", "ratio"} <= set(texts(svg))
-    bars = [[float(x) for x in re.findall(r"[ML] ([\d.]+)", path)] for path in paths(svg, "fill: #7aa6c2")]
-    widths = [max(bar) - min(bar) for bar in bars]
-    assert widths[0] == pytest.approx(2 * widths[1], rel=1e-4)
 
 
 def test_the_same_numbers_give_the_same_file() -> None:

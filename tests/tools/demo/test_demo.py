@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from commands import mistake
 from exhaustive import exhaustive
 
 from fxamp.errors import FxampError
@@ -90,25 +89,6 @@ def test_the_policy_s_table_decides_how_the_optimizer_s_state_is_kept(
     (optimizer,) = optimizers
     values = [value for entry in optimizer.state.values() for value in entry.values() if value.dim()]
     assert values and all(type(value) is PackedTensor for value in values)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--polcy", "x"], "'--policy'"),
-        (["--policy", "cpu-bfloat61"], "'cpu-bfloat16'"),
-        (["--policy", "cuda-float16"], "cuda"),
-        (["--lowering", "aot-eager"], "'aot_eager'"),
-        (["--device", "cdua"], "'cuda'"),
-        (["--steps", "0"], "'0'"),
-        (["--picture", "/nowhere/at/all.svg"], "/nowhere/at"),
-    ],
-)
-def test_a_wrong_option_is_one_clear_message(
-    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = mistake(demo.main, [*_QUICK, *arguments], capsys)
-    assert message.startswith("fxamp-demo: ") and named in message
 
 
 _TORCHRUN = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

@@ -2,12 +2,9 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from commands import mistake
 from exhaustive import exhaustive
 from golden_text import assert_golden
 
@@ -185,49 +182,7 @@ def test_output_goes_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("out.md").read_text().startswith("### `cuda-float16")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["cuda-flot16", "cuda-float16"], "no policy is named 'cuda-flot16'"),
-        (["cuda-float16", "tem.toml"], "there is no policy file 'tem.toml'"),
-        (["cuda-float16"], "the following arguments are required: NEW"),
-        (["a", "b", "--grap", "x"], "unknown option '--grap' (did you mean '--graph'?)"),
-        (
-            ["a", "b", "--format", "txt"],
-            "argument --format: 'txt' is unknown (did you mean 'text'?); accepted: text, json, markdown",
-        ),
-        (["cuda-float16", "cpu-float16", "--device", "cuda"], "policy 'cpu-float16' is for device 'cpu'"),
-        (["cuda-float16", "cuda-float16", "--device", "cude"], "--device 'cude' is unknown (did you mean 'cuda'?)"),
-        (["cuda-float16", "cuda-float16", "--torch", "new"], "'new' is not a torch version"),
-        (["later.toml", "cuda-float16"], "policy 'later' needs torch >=9, but torch "),
-        (["later.toml", "cuda-float16", "--torch", "2.13"], "policy 'later' does not match: it needs torch >=9"),
-        (["broken.toml", "cuda-float16"], "broken.toml:2: unknown key 'casts' in a policy file"),
-        (["table.toml", "cuda-float16", "--graph", "g.py"], "table.toml is an op table, which does not say device or"),
-        (["cuda-float16", "team.toml", "--output", "no/where.txt"], "--output 'no/where.txt': there is no folder"),
-        (["--git", "x.toml", "y"], "--git was called with 2 arguments; accepted: git's PATH OLD-FILE"),
-    ],
-)
-def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("later.toml").write_text('extends = ["cuda-float16.toml"]\n[match]\ntorch = ">=9"\n')
-    Path("broken.toml").write_text('extends = ["cuda-float16.toml"]\ncasts = "fp32"\n')
-    Path("table.toml").write_text('[[rule]]\nid = "a"\ncast = "fp32"\nops = ["mm"]\n')
-    assert mistake(main, arguments, capsys).startswith(f"fxamp-diff: {message}")
-
-
 def test_every_mistake_of_a_policy_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("broken.toml").write_text('extends = ["cuda-float16.toml"]\ncasts = "fp32"\noutputs = "kept"\n')
     assert main(["broken.toml", "cuda-float16"]) == 2
     assert [line.partition(" ")[0] for line in capsys.readouterr().err.splitlines()][-1] == "broken.toml:3:"
-
-
-def test_it_starts_without_torch() -> None:
-    program = (
-        "import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
-        "from fxamp.tools.diff.command import main\n"
-        "sys.exit(main(['cuda-float16', 'team.toml', '--format', sys.argv[1]]))"
-    )
-    for format in ("text", "json", "markdown"):
-        done = subprocess.run(
-            [sys.executable, "-c", program, format], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}
-        )
-        assert (done.returncode, done.stderr) == (1, "")

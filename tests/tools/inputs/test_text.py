@@ -1,7 +1,5 @@
 """A graph's text under a policy: the same decisions as the backend makes of the graph itself."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -211,17 +209,6 @@ def test_fxamps_own_dumps(tmp_path: Path) -> None:
     for stage in ("forward", "backward"):
         with pytest.raises(ListingError, match=r"accepted: .*graph_0_captured\.py"):
             load(str(tmp_path / f"graph_0_{stage}.py"), Request(policy=POLICY))
-
-
-def test_text_alone_needs_no_torch(tmp_path: Path) -> None:
-    file = tmp_path / "graph.txt"
-    file.write_text(GRAPH.format(line="z = x + y"))
-    program = (
-        "import sys; from fxamp.tools.inputs.load import load, Request; "
-        f"print(len(load({str(file)!r}, Request()).graphs), 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["1", "False"]
 
 
 @pytest.mark.parametrize(

@@ -132,9 +132,6 @@ REFUSALS = {
         ("--measure", "output"),
         "model returns no floating-point tensor",
     ),
-    "measure": ("", ("--measure", "gradients"), "'gradients' is unknown (did you mean 'gradient'?)"),
-    "by": ("", ("--by", "layers"), "accepted: modules, rules"),
-    "tolerance": ("", ("--tolerance", "0"), "'0' is not a relative error"),
     "policy": ("model = torch.nn.Linear(2, 2)\ninputs = 1", ("--policy", "cpu-flot16"), "did you mean 'cpu-float16'?"),
 }
 

@@ -85,8 +85,6 @@ def test_an_error_that_packing_does_not_cause_ends_the_search(
 REFUSALS = {
     "no such rules": (("--policy", "cpu-float16"), "has no rules for what is kept", "such as 'cpu-float16-lean'"),
     "nothing is packed": (("--policy", "cpu-bfloat16-lean"), "packs and recomputes nothing of what model keeps", ""),
-    "outputs": (("--measure", "output"), "--measure output with --region kept", "accepted: gradient"),
-    "another region": (("--region", "backward"), "'backward' is unknown", "accepted: forward, kept"),
 }
 
 

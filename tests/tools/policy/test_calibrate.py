@@ -238,22 +238,6 @@ def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert message in err.splitlines()[-1] and "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere.py"], "nowhere.py does not exist"),
-        (["model.txt"], "whose name ends in .py"),
-        (["m.py", "--loss-scale", "3"], "'3' is not a power of two"),
-        (["m.py", "--underflow", "2"], "'2' is not a share"),
-        (["m.py", "--output", "patch"], "accepted: 'patch.toml'"),
-        (["m.py", "--polcy", "x"], "did you mean '--policy'?"),
-    ],
-)
-def test_wrong_options_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    status, out, err = run(capsys, "calibrate", *arguments)
-    assert (status, out) == (2, "") and message in err.splitlines()[-1]
-
-
 #: Numbers whose exponents lie around float16's limits, and whose mantissas lie around the last one that rounds down.
 NUMBERS = st.builds(
     lambda mantissa, exponent, sign: sign * mantissa * 2.0**exponent,

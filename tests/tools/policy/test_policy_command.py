@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -128,41 +126,6 @@ def test_explain_shows_overloads_and_the_nearest_op(capsys: pytest.CaptureFixtur
     assert "no rule covers it: it follows its inputs (did you mean 'aten::layer_norm'?)" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["chek"],
-            "unknown subcommand 'chek' (did you mean 'check'?); accepted: list, check, show, explain",
-        ),
-        (["show", "cpu-float61"], "fxamp-policy show: no policy is named 'cpu-float61'"),
-        (["show", "cpu-float16", "--device", "cuda"], "is for device 'cpu', but the program runs on 'cuda'"),
-        (["show", "cpu-float16", "--torch", "new"], "'new' is not a torch version"),
-        (["check", "nowhere.toml"], "fxamp-policy check: there is no policy file 'nowhere.toml'"),
-        (["list", "--device", "cude"], "'cude' is unknown (did you mean 'cuda'?)"),
-        (["explain", "mm"], "fxamp-policy explain: the following arguments are required: --policy"),
-        (["explain", "m m", "--policy", "cpu-float16"], "'m m' is not an op name"),
-        (
-            ["explain", "mm", "--policy", "cpu-float16", "--region", "back"],
-            "'back' is unknown (did you mean 'backward'?)",
-        ),
-        (["explain", "mm", "--policy", "cpu-float16", "--arg", "dim"], "--arg 'dim' is not an argument"),
-        (
-            ["explain", "mm", "--policy", "cpu-float16", "--arg", "a.sze=1"],
-            "unknown 'sze'; accepted: dtype, rank, size",
-        ),
-        (["explain", "mm", "--policy", "cpu-float16", "--arg", "a.size=x"], "'x' is no size; accepted: whole numbers"),
-        (["explain", "mm", "--policy", "cpu-float16", "--arg", "a.dtype=float31"], "(did you mean 'float32'?)"),
-        (["show", "cpu-float16", "--devise", "cpu"], "unknown option '--devise' (did you mean '--device'?)"),
-    ],
-)
-def test_a_mistake_in_the_command_is_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, out, err = run(capsys, *arguments)
-    assert (status, out, err.count("\n")) == (2, "", 1) and message in err
-
-
 def test_list_says_what_each_shipped_policy_does(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "list")
     table, _, _ = out.partition("\n\n")
@@ -200,15 +163,3 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys)[0] == 2
     status, out, _ = run(capsys, "--help")
     assert status == 0 and all(name in out for name in ("check", "show", "explain"))
-
-
-@pytest.mark.parametrize("command", [["show"], ["explain", "mm", "--policy"], ["list"]])
-def test_it_starts_no_torch(command: list[str], mine: str) -> None:
-    code = (
-        "import sys; from fxamp.tools.policy.command import main; status = main(sys.argv[1:]); "
-        "sys.exit(status or bool({'torch', 'numpy', 'triton'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command, *([] if command == ["list"] else [mine])], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr

@@ -13,7 +13,6 @@ from fcntl import ioctl
 from pathlib import Path
 
 import pytest
-from commands import run_command
 from show_samples import document, given, op, plain
 
 from fxamp.listing import Document, Listing
@@ -99,8 +98,6 @@ def test_one_graph_keeps_its_number(tmp_path: Path, capsys: pytest.CaptureFixtur
     path.write_text(to_json(Document((plain(), plain()))), encoding="utf-8")
     assert main([str(path), "--graph", "1"]) == 0
     assert capsys.readouterr().out.startswith("graph 1 Plain")
-    assert main([str(path), "--graph", "2"]) == 2
-    assert capsys.readouterr().err == "fxamp-show: --graph 2: there is no such graph; accepted: 0 to 1\n"
 
 
 def test_width_fits_a_pipe_too(gpt: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,64 +157,6 @@ def test_output_that_cannot_be_written_leaves_nothing_behind(gpt: str, tmp_path:
     (tmp_path / "folder").mkdir()
     assert main([gpt, "--output", str(tmp_path / "folder")]) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "gpt.json"]
-
-
-MISTAKES: list[tuple[list[str], str]] = [
-    (["--format", "jsn"], "argument --format: 'jsn' is unknown (did you mean 'json'?); accepted: text, json, html"),
-    (["--polcy", "x"], "unknown option '--polcy' (did you mean '--policy'?); accepted: --all"),
-    (["--width", "0"], "argument --width: '0' is not a whole number of 1 or more"),
-    (["--only", "castss"], "--only 'castss': no rule here has this id (did you mean 'casts'?)"),
-    (["--module", "h.0.atn"], "--module 'h.0.atn' matches no module (did you mean 'h.0.attn'?)"),
-    (["--why", "linaer"], "--why 'linaer': no node has this name (did you mean 'linear'?)"),
-    (["--why", "linear", "--format", "html"], "--why cannot be written as html; accepted: --format text"),
-    (["--check", "--format", "html"], "--check cannot be written as html; accepted: --format text or json"),
-    (["--check", "--why", "linear"], "--why and --check exclude each other"),
-    (["--policy", "cuda-float16"], "FILE: --policy cannot be applied to JSON of fxamp-show"),
-    (
-        ["--output", "/no/such/folder/x"],
-        "--output '/no/such/folder/x': there is no folder /no/such/folder; accepted: a file",
-    ),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(given) for given, _ in MISTAKES])
-def test_a_mistake_is_one_line_and_status_2(
-    gpt: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, out, err = run_command(main, [gpt, *arguments], capsys)
-    lines = [line for line in err.splitlines() if "warning" not in line]
-    assert (status, out) == (2, "") and len(lines) == 1
-    assert lines[0].startswith(f"fxamp-show: {message.replace('FILE', gpt)}")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "does not exist"),
-        (b"\xff\xfe", "not a text in UTF-8"),
-        (b"{", "a.json:1: not JSON"),
-        (b"{}", "not JSON of"),
-    ],
-)
-def test_a_file_that_is_no_json_of_ours(
-    content: bytes | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "a.json"
-    if content is not None:
-        path.write_bytes(content)
-    assert main([str(path)]) == 2
-    err = capsys.readouterr().err
-    assert message in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize("arguments", [["--format", "json"], ["--why", "linear"], ["--format", "model-explorer"], []])
-def test_it_starts_without_torch(gpt: str, arguments: list[str]) -> None:
-    script = f"import sys; from fxamp.tools.show.command import main; main({[gpt, *arguments]!r}); " + (
-        "print(*{'torch', 'triton', 'numpy'} & sys.modules.keys(), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == ""
-    assert done.returncode == 0
 
 
 def test_every_op_of_a_large_graph_has_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

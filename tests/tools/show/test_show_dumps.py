@@ -1,7 +1,5 @@
 """``fxamp-show`` on dumps: fxamp's own, with all its records, and torch's."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,13 +29,3 @@ def test_a_dump_of_fxamp_shows_all_that_was_known(tmp_path: Path, capsys: pytest
 def test_a_dump_of_torch_says_how_to_learn_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([dumped(tmp_path / "dump.py", plain())]) == 0
     assert "--policy NAME shows what one would do" in capsys.readouterr().out
-
-
-def test_a_dump_starts_without_torch(tmp_path: Path) -> None:
-    script = (
-        "import sys; from fxamp.tools.show.command import main; main(sys.argv[1:]); "
-        "print(*{'torch', 'triton', 'numpy'} & sys.modules.keys(), file=sys.stderr)"
-    )
-    dump = dumped(tmp_path / "dump.py", gpt())
-    done = subprocess.run([sys.executable, "-c", script, dump], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "\n")

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from fxamp.tools.show.command import main
-from fxamp.tools.show.json_format import from_json
 
 MODEL = """
 import torch
@@ -43,15 +42,6 @@ def net(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_model_under_the_policy_of_a_device_that_is_not_here(net: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([net, "--policy", "cuda-float16", "--format", "json"]) == 0
-    (graph,) = from_json(capsys.readouterr().out).graphs
-    dtypes = {entry.name: entry.dtype for entry in graph.entries}
-    assert (dtypes["layer_norm"], dtypes["linear"], dtypes["exp"]) == ("f32", "f16", "f32")
-    assert graph.policy == "cuda-float16" and graph.kept_after is not None
-    assert main([net, "--policy", "cuda-float16", "--check"]) == 0
-
-
 def test_a_policy_of_ones_own_is_checked(net: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.toml").write_text(MINE, encoding="utf-8")
     assert main([net, "--policy", str(tmp_path / "mine.toml"), "--check"]) == 1
@@ -60,9 +50,3 @@ def test_a_policy_of_ones_own_is_checked(net: str, tmp_path: Path, capsys: pytes
     assert main([net, "--policy", str(tmp_path / "mine.toml"), "--why", "exp"]) == 0
     out = capsys.readouterr().out
     assert "because    its inputs are negative" in out and "lost       pointwise-ranges" in out
-
-
-def test_what_does_not_exist_is_said_in_one_line(net: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([net.replace("net.py", "nte.py")]) == 2
-    err = capsys.readouterr().err
-    assert "did you mean 'net.py'?" in err and err.count("\n") == 1

@@ -61,20 +61,6 @@ def test_a_module_holds_what_is_below_it() -> None:
     assert "mm_f32" not in shown(document(), module="h.0.attn")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"only": "matrix-product"}, "did you mean 'matrix-products'?"),
-        ({"only": "typo"}, "this rule decides no op here"),
-        ({"module": "h.0.atn"}, "did you mean 'h.0.attn'?"),
-        ({"graph": 1}, "no such graph; accepted: 0"),
-    ],
-)
-def test_what_is_not_there_is_refused_with_the_nearest_match(options: dict[str, object], message: str) -> None:
-    with pytest.raises(OptionError, match=re.escape(message)):
-        select(document(), **options)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("width", [200, 120, 100, 80, 60, 40])
 def test_a_table_fits_the_terminal(width: int) -> None:
     table = shown(document(), Look(width)).split("\n\n")[2].splitlines()

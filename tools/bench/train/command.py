@@ -2,18 +2,13 @@
 
 import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from fxamp.errors import OptionError
 from fxamp.tools.bench.report import Report, add_styles, require_device, some_of
 from fxamp.tools.bench.train.experiment import BASELINES, CONTENDERS, DTYPES, OPTIMIZERS, Experiment
 from fxamp.tools.bench.train.fp8 import require_fp8
-from fxamp.tools.bench.train.result import Comparison
-from fxamp.tools.bench.train.table import reported, title
-from fxamp.tools.common import charts
-from fxamp.tools.common.charts import Bar, bar_chart
+from fxamp.tools.bench.train.table import reported
 from fxamp.tools.common.command_line import Parser, natural, one_of, positive, positive_number
-from fxamp.tools.common.output import write_text
 
 
 def parser(prog: str) -> Parser:
@@ -46,7 +41,6 @@ def parser(prog: str) -> Parser:
         type=one_of(*CONTENDERS),
         help=f"what ratios are taken to (default: {usual})",
     )
-    add("--chart", type=Path, help="an SVG file for a bar chart of the step times")
     add_styles(result)
     return result
 
@@ -56,7 +50,6 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     from fxamp.tools.bench.models import require, sizes
     from fxamp.tools.bench.train.measure import compare
 
-    _require_chart(options.chart)
     require_device(options.device)
     require(options.model)
     size = options.size or ("full" if options.device == "cuda" else "tiny")
@@ -65,31 +58,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     sizes(options.model, size, changed)
     experiment = Experiment(size=size, changed=changed, **{name: getattr(options, name) for name in fields})
     names = _taking_part(options.contenders, experiment)
-    comparison = compare(experiment, names, _baseline(options, names), say)
-    report = reported(comparison, experiment.rounds)
-    if options.chart is not None:
-        write_text(_chart(comparison), str(options.chart))
-        say(f"the bar chart is in {options.chart}")
-    return report
-
-
-def _require_chart(file: Path | None) -> None:
-    """Raise OptionError if there is a file for a chart, and it cannot be drawn or written."""
-    if file is not None and not file.absolute().parent.is_dir():
-        raise OptionError(f"--chart {file}: there is no folder {file.absolute().parent}")
-    if file is not None and not charts.available():
-        raise OptionError(f"--chart {file}: {charts.MISSING}")
-
-
-def _chart(comparison: Comparison) -> str:
-    """The time of a step as an SVG bar chart, one bar a contender, with its quartiles."""
-    bars = []
-    for contender in comparison.contenders:
-        ratio = comparison.step_ratio(contender)
-        if ratio is not None:
-            bars.append(Bar(contender.label, ratio.median, ratio.low, ratio.high))
-    base = comparison.named(comparison.baseline)
-    return bar_chart(title(comparison), bars, f"time of a step; {base.label if base else comparison.baseline} = 1")
+    return reported(compare(experiment, names, _baseline(options, names), say), experiment.rounds)
 
 
 def _taking_part(named: Sequence[str] | None, experiment: Experiment) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""What was measured, as plain values: what ``--json`` prints, tables show and charts draw."""
+"""What was measured, as plain values: what ``--json`` prints and tables show."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -16,7 +16,7 @@ def table(comparison: Comparison, markdown: bool = False) -> str:
     rows = [(name, *(cell(comparison, contender) for contender in working)) for name, cell in _ROWS.items()]
     known = [row for row in rows if set(row[1:]) != {MISSING}]
     lines = drawn(known, ("", *(contender.label for contender in working)), markdown)
-    return "\n\n".join([title(comparison), lines, _notes(comparison, markdown)])
+    return "\n\n".join([_title(comparison), lines, _notes(comparison, markdown)])
 
 
 def reported(comparison: Comparison, rounds: int) -> Report:
@@ -27,7 +27,7 @@ def reported(comparison: Comparison, rounds: int) -> Report:
     return Report(comparison.as_dict(), table(comparison), table(comparison, markdown=True), failed)
 
 
-def title(comparison: Comparison) -> str:
+def _title(comparison: Comparison) -> str:
     """Return a line with the model, the machine and the versions."""
     experiment, facts = comparison.experiment, dict(comparison.machine)
     versions = ", ".join(f"{name} {version}" for name, version in facts.items() if name != "device")

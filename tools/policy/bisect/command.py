@@ -33,10 +33,10 @@ from fxamp.tools.policy.places import ModuleOp
 PROG = "fxamp-policy bisect"
 
 
-def parser() -> Parser:
+def parser(prog: str) -> Parser:
     """Return the subcommand's options."""
     parser = Parser(
-        PROG,
+        prog,
         "Find the smallest set of modules, or of the policy's rules, that must be float32 for the relative error "
         "against float64 to be within a tolerance; of a policy for fp8 the set that must leave it; with --region kept "
         "the set whose values must be kept for the backward as the forward made them. MODEL.py "

@@ -23,10 +23,10 @@ from fxamp.tools.policy.places import ModuleOp
 PROG = "fxamp-policy calibrate"
 
 
-def parser() -> Parser:
+def parser(prog: str) -> Parser:
     """Return the subcommand's options."""
     parser = Parser(
-        PROG,
+        prog,
         "Run a model's batches in float32, watch the ranges of its values and gradients, and propose a policy patch: "
         "float32 where they do not fit 16 bits, 16 bits where products in fp8 lose their operands. MODEL.py defines "
         "model and batches (or inputs), and perhaps loss(output); it is run, and so is the model.",

@@ -19,7 +19,6 @@ def parser(prog: str) -> Parser:
     """The options of this command."""
     result = Parser(prog, "Count the machine code of all generated kernels. fxamp-bench check times them on a GPU.")
     result.add_argument("--arch", action="append", default=[], metavar="A", help="count for this one only; repeatable")
-    result.add_argument("--count", action="store_true", help="accepted, as that is what it does")
     add_styles(result)
     return result
 
