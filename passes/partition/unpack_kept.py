@@ -96,7 +96,7 @@ def _unpack(
     for suffix, part in zip(("packed", "scale"), parts, strict=False):
         with gm.graph.inserting_before(place):
             taken = gm.graph.placeholder(f"{place.name}_{suffix}")
-        taken.meta["val"] = part.meta["val"]
+        taken.meta.update({key: part.meta[key] for key in ("val", *_ORIGIN) if key in part.meta})
         inputs.append(taken)
     users = [user for member, _ in members for user in member.users]
     with gm.graph.inserting_before(min(users, key=lambda user: order[user], default=graph_output(gm.graph))):
@@ -112,6 +112,10 @@ def _unpack(
             member.replace_all_uses_with(result)
     for member, _ in members:
         gm.graph.erase_node(member)
+
+
+#: Metadata that tells where a value comes from.
+_ORIGIN = ("stack_trace", "nn_module_stack", "original_aten")
 
 
 def _compare_codes(member: Node, codes: Node, packing: Packing, writer: GraphWriter, strides: bool) -> None:

@@ -72,6 +72,22 @@ class Net(nn.Module):
 
 model, inputs = Net(), (torch.zeros(1024, 1024),)
 """
+LAYERS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.products = nn.ModuleList(nn.Linear(256, 256) for _ in range(5))
+
+    def forward(self, x):
+        for product in self.products:
+            x = nn.functional.gelu(product(x))
+        return x.sum()
+
+model, inputs = Net(), (torch.zeros(4096, 256),)
+"""
 #: Elements of the program's tensors: the gathered rows, the weight, the logits, the table.
 ROWS, WEIGHT, LOGITS, TABLE = 64 * 128, 32 * 128, 64 * 32, 5000 * 128
 PARAMETERS = WEIGHT + 32 + TABLE
@@ -197,6 +213,16 @@ def test_a_peak_names_what_waits_for_the_backward_of_another_graph(tmp_path: Pat
     ]
 
 
+def test_what_is_kept_is_as_large_as_it_is_however_often_it_is_read(tmp_path: Path, counting: Counting) -> None:
+    """The backward reads the scale of 8 bits' blocks for each element: 128 times."""
+    file = tmp_path / "layers.py"
+    file.write_text(LAYERS)
+    count = counting(Workload(str(file), dtype="bfloat16", optimizer="none"), Way("cuda-bfloat16-lean"))
+    scales = {(b.bytes, b.module) for b in count.peak.buffers if b.kind == "kept" and b.shape[1:] == (2, 1)}
+    assert {(4096 * 2 * 2, f"products.{layer}") for layer in range(4)} <= scales
+    assert {size for size, _ in scales} == {4096 * 2 * 2} and all(module for _, module in scales)
+
+
 def test_peak_lists_so_many_buffers_and_the_moment(
     uncompiled: list[tuple[Workload, Way]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,6 +255,13 @@ def test_a_count_survives_json() -> None:
 def test_numbers_extrapolate_over_layers() -> None:
     rows = [row("torch", "", _count(layers)) for layers in (2, 4)]
     assert extrapolated((2, 4), rows, 12) == row("torch", "", _count(12))
+
+
+def test_the_peak_of_a_deeper_model_is_no_less_than_all_its_gradients() -> None:
+    rows = [row("torch", "", replace(_count(layers), gradients=25 * (layers - 1))) for layers in (2, 4)]
+    assert (extrapolated((2, 4), rows, 3).peak, extrapolated((2, 4), rows, 12).peak) == (90, 360)
+    rows = [row("torch", "", replace(_count(layers), gradients=40 * (layers - 2))) for layers in (2, 4)]
+    assert (extrapolated((2, 4), rows, 3).peak, extrapolated((2, 4), rows, 12).peak) == (90, 400)
 
 
 def test_estimate_takes_products_by_flops_and_the_rest_by_bytes() -> None:

@@ -25,7 +25,8 @@ class Counted:
     """What was counted so far.
 
     ``texts``: the generated modules by stage, if they are asked for. ``waiting``: what each forward keeps whose
-    backward has not run. ``peak``: most bytes at once, these included.
+    backward has not run. ``peak``: most bytes at once, these included. ``gradients``: most bytes that a backward
+    hands out.
     """
 
     wants_text: bool = False
@@ -36,6 +37,7 @@ class Counted:
     graphs: int = 0
     waiting: list[list[Kept]] = field(default_factory=list)
     peak: Peak = field(default_factory=Peak)
+    gradients: int = 0
 
 
 class _Scheduled(Exception):
@@ -65,6 +67,9 @@ def _counting_inner(counted: Counted, real: Callable[..., Any]) -> Callable[...,
     def inner(gm: GraphModule, examples: Sequence[Any], **kwargs: Any) -> Any:
         stage = "backward" if kwargs.get("is_backward") else "forward"
         results = _results(gm)
+        if stage == "backward":
+            handed = sum(value.nbytes for value in results if isinstance(value, Tensor))
+            counted.gradients = max(counted.gradients, handed)
         if stage == "forward":
             counted.graphs += 1
             values = _kept(gm)

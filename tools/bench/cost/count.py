@@ -103,6 +103,7 @@ class Count:
 
     ``flops``: of products, by the dtype of their first operand. ``parameters``, ``tensors``: of the model.
     ``graphs``: compiled ones. ``peak``: the moment with most bytes of activations, gradients and temporaries.
+    ``gradients``: most bytes that the backward of a graph hands out at its end.
     """
 
     kernels: tuple[Kernel, ...]
@@ -112,6 +113,7 @@ class Count:
     tensors: int
     graphs: int
     peak: Peak = Peak()
+    gradients: int = 0
 
     def bytes(self, stage: str) -> int:
         """Bytes that the kernels of ``stage`` move."""

@@ -43,6 +43,7 @@ def measure(workload: Workload, way: Way, pretended: bool, counted: Counted | No
         tensors=len(called.parameters),
         graphs=counted.graphs,
         peak=counted.peak,
+        gradients=counted.gradients,
     )
 
 

@@ -1,13 +1,16 @@
 """The moment of a graph's schedule at which most memory is in use, and what is in use then.
 
 Results and temporaries count, and of the inputs what a forward has kept; parameters and other inputs do not. The plan
-is Inductor's own, without what it takes for memory but a fused kernel keeps in registers.
+is Inductor's own, without what it takes for memory but a fused kernel keeps in registers. A kernel that overwrites what
+it reads last counts both.
 """
 
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+from torch._inductor import inductor_prims as inductor_prims  # registers its ops
 from torch._inductor.memory import compute_memory_timeline, estimate_peak_memory, prepare_planning_info
 from torch.fx import Node
 from torch.utils._ordered_set import OrderedSet
@@ -17,6 +20,8 @@ from fxamp.tools.bench.cost import schedule
 from fxamp.tools.bench.cost.count import Buffer, Kept, Peak
 from fxamp.tools.bench.cost.schedule import Lowering, Scheduled
 from fxamp.torch_private import current_metadata
+
+prims = torch.ops.prims
 
 #: A buffer of Inductor's with its sizes, and the steps of the schedule at which it is made and read last (-1: stays).
 Lifetime = Any
@@ -48,8 +53,10 @@ def _kept_inputs(graph: Lowering, outputs: OrderedSet[str]) -> dict[str, Any]:
         OrderedSet(graph.graph_inputs),
         outputs,
     )
-    if SCALE in inputs:
-        inputs[SCALE].mpi_buffer.size_free = 0  # the scaler's, as torch's own is outside of its graph
+    for name, buffer in inputs.items():
+        # Inductor takes as many bytes as are read: more than there are, if a value is read for many elements.
+        value, scalers = graph.graph_inputs[name], name == SCALE  # as torch's own is outside of its graph
+        buffer.mpi_buffer.size_free = 0 if scalers else int(value.get_numel()) * value.get_dtype().itemsize
     for node in scheduler.nodes:
         for buffer in node.get_outputs():
             if _in_registers(node, buffer):
@@ -119,9 +126,9 @@ class _Descriptions:
 
 
 def _place(origin: Node | None) -> tuple[str, str, str]:
-    """Return op, module and ``file:line``; of a call's several results, the call's."""
+    """Return op, module and ``file:line``; of a call's several results, the call's; of a copy, its source's."""
     if origin is None:
         return "", "", ""
-    if origin.target is operator.getitem and isinstance(origin.args[0], Node):
-        origin = origin.args[0]
+    while origin.target in (operator.getitem, prims.inductor_force_stride_order.default) and origin.all_input_nodes:
+        origin = origin.all_input_nodes[0]
     return schedule.op(origin), schedule.module_of(origin), schedule.source(origin)

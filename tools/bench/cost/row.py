@@ -28,7 +28,8 @@ class Row:
     """One way of training. Bytes of each stage; ``beside_products``: those of all kernels that are no products.
 
     ``triton``, ``library``, ``outside``: launches of Triton kernels, of other kernels of the forward and the backward,
-    and of the step. ``peak``: most bytes at once. ``syncs``: how often the host waits.
+    and of the step. ``peak``: most bytes at once; ``gradients``: most bytes that a backward hands out. ``syncs``: how
+    often the host waits.
     """
 
     label: str
@@ -44,6 +45,7 @@ class Row:
     kept: float
     graphs: int
     peak: float
+    gradients: float
     syncs: float
 
     @property
@@ -77,6 +79,7 @@ def row(label: str, policy: str, count: Count) -> Row:
         kept=count.kept_bytes,
         graphs=count.graphs,
         peak=count.peak.bytes,
+        gradients=count.gradients,
         syncs=count.syncs,
     )
 
@@ -91,4 +94,5 @@ def extrapolated(layers: Sequence[int], rows: Sequence[Row], to: int) -> Row:
     }
     dtypes = {**first.flops, **last.flops}
     flops = {d: first.flops.get(d, 0) + share * (last.flops.get(d, 0) - first.flops.get(d, 0)) for d in dtypes}
+    numbers["peak"] = max(numbers["peak"], numbers["gradients"])  # with more layers, the peak may move to the end
     return Row(first.label, first.policy, **numbers, flops=flops, graphs=last.graphs)
