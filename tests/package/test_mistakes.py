@@ -157,7 +157,7 @@ CALLS: dict[str, tuple[Callable[[], Any], list[str]]] = {
 #: A command with a mistake, and parts of its message.
 COMMANDS: dict[str, list[str]] = {
     "fxamp-show nets.py": ["nets.py does not exist (did you mean 'net.py'?)", "accepted: a graph as text"],
-    "fxamp-show empty.py --policy cpu-float16": ["defines no model and inputs", "accepted: model (an nn.Module"],
+    "fxamp-show empty.py --policy cpu-float16": ["defines no model and no inputs", "accepted: model (an nn.Module"],
     "fxamp-show no_inputs.py": ["defines no inputs; it defines Net, model, torch", "accepted: "],
     "fxamp-show wrong_inputs.py --policy cpu-float16": ["calling model on inputs failed", "[4, 7] X [8, 8]"],
     "fxamp-show class.py": ["model is the class Net; accepted: an instance, Net(...)"],
