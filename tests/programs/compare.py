@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -32,8 +33,8 @@ _NAN = "zeros but for NaN"
 _IDLE = (_ZEROS, _NAN)
 _BY = " differs by up to "
 
-#: What the messages of one error differ in: addresses, numbers of loaded sources, names of backends and of inputs.
-_VARYING = re.compile(r"0x[0-9a-f]+|(?<=<random program )\d+|(?<=backend=)'\w+'|(?<=input \d )\([\w\[\]]+\)")
+#: What the messages of one error differ in: addresses, places in loaded sources, names of backends and of inputs.
+_VARYING = re.compile(r"0x[0-9a-f]+|<random \w+ \d+>(\", line \d+)?|(?<=backend=)'\w+'|(?<=input \d )\([\w\[\]]+\)")
 
 
 class Refused(Exception):
@@ -49,16 +50,16 @@ def differences(program: Program, setting: Setting) -> list[str]:
     AOTAutograd or Dynamo change is not fxamp's doing.
     """
     with warnings.catch_warnings(action="ignore"):
-        wanted = _oracle(run_eager, program, setting)
+        wanted = oracle(run_eager, program, setting)
         if setting.own and not _says(program):
             raise Refused("no region of the program says anything")
-        plain = wanted if setting.ambient or setting.own else _oracle(run_plain, program, setting)
+        plain = wanted if setting.ambient or setting.own else oracle(run_plain, program, setting)
         found = _found(lambda: run_compiled(program, setting), wanted, plain, setting)
-        breaks = _breaks()
+        broken = breaks()
         if any(map(_is_idle, found)):
             found = _without_idle_of_torch(program, setting, found, wanted)
-        if found and breaks:
-            raise Refused(f"Dynamo breaks the graph: {breaks[0]}")
+        if found and broken:
+            raise Refused(f"Dynamo breaks the graph: {broken[0]}")
         if found and _stale(program, setting, wanted, plain, found):
             raise Refused("autocast's cache is stale: a leaf was written to after it had been cast")
         if found and _parted(wanted, plain):
@@ -80,7 +81,7 @@ def _without_idle_of_torch(program: Program, setting: Setting, found: list[str],
     return [one for one in found if not (_is_idle(one) and one in excused)]
 
 
-def _breaks() -> list[str]:
+def breaks() -> list[str]:
     """Why Dynamo broke graphs since its last reset, but where the program asks for it."""
     reasons = [reason.splitlines()[0] for reason in (*torch._dynamo.utils.counters["graph_break"], *_ENDS)]
     return [reason for reason in reasons if "graph_break()" not in reason]
@@ -118,7 +119,7 @@ def _stale(program: Program, setting: Setting, wanted: Outcome, plain: Outcome, 
     except RuntimeError:  # autograd refuses a write that the cached casts hide
         return False
     without = _found(lambda: run_compiled(program, setting), uncached, plain, setting)
-    if any(map(_is_result, _compare(uncached, wanted, plain, setting))) and not any(map(_is_result, without)):
+    if any(map(_is_result, compared(uncached, wanted, plain, setting))) and not any(map(_is_result, without)):
         return True
     return not {_what(one) for one in found} & {_what(one) for one in without}
 
@@ -142,7 +143,8 @@ def _is_result(found: str) -> bool:
     return found.startswith(("result ", _RAISED))
 
 
-def _oracle(run: Callable[[Program, Setting], Outcome], program: Program, setting: Setting) -> Outcome:
+def oracle(run: Callable[[Program, Setting], Outcome], program: Program, setting: Setting) -> Outcome:
+    """What ``run`` returns; Refused for what it raises."""
     try:
         return run(program, setting)
     except Exception as error:
@@ -150,8 +152,13 @@ def _oracle(run: Callable[[Program, Setting], Outcome], program: Program, settin
 
 
 def _found(run: Callable[[], Outcome], wanted: Outcome, plain: Outcome, setting: Setting) -> list[str]:
+    return found_in(lambda: compared(run(), wanted, plain, setting))
+
+
+def found_in(comparison: Callable[[], Iterator[str]]) -> list[str]:
+    """What a comparison finds, or what it raised; Refused where fxamp refuses the program by name."""
     try:
-        return list(_compare(run(), wanted, plain, setting))
+        return list(comparison())
     except Exception as error:  # whatever a compiler raises is a finding, but what fxamp refuses by name
         if isinstance(error.__cause__ or error, OptionError):
             raise Refused(f"{error.__cause__ or error}") from error
@@ -217,7 +224,16 @@ def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = Fa
 
 def run_eager(program: Program, setting: Setting, cached: bool = True) -> Outcome:
     """Under eager autocast, in the oracle's flavour if its casts are ``cached``, with torch's scaler."""
-    module, inputs = build(program, Flavour.ORACLE if cached else Flavour.PROGRAM)
+    return _run_eager(program, setting, Flavour.ORACLE if cached else Flavour.PROGRAM, cached)
+
+
+def run_exact(program: Program, setting: Setting) -> Outcome:
+    """As :func:`run_eager`, in the exact flavour."""
+    return _run_eager(program, setting, Flavour.EXACT)
+
+
+def _run_eager(program: Program, setting: Setting, flavour: Flavour, cached: bool = True) -> Outcome:
+    module, inputs = build(program, flavour)
     call = module if setting.own else _under_autocast(module, program, cached)
     evaluates = module if setting.ambient else None
     outcome = _observe(Run(call, module, inputs, _scaler(setting), evaluates=evaluates), setting)
@@ -246,7 +262,9 @@ def run_compiled(program: Program, setting: Setting) -> Outcome:
         compiled = torch.compile(module, backend="fxamp", options=options)
         call = _under_autocast(compiled, program) if setting.ambient else compiled
         evaluates = compiled if setting.ambient else None
-        return Run(call, module, inputs, scaler, lambda: start(2 * _SCALE), evaluates)
+        state = "cpu-bfloat16-lean" if setting.compiled == "compiled-lean" else None
+        optimizes = partial(fxamp.compile_optimizer, policy=state, lowering="aot_eager") if setting.compiled else None
+        return Run(call, module, inputs, scaler, lambda: start(2 * _SCALE), evaluates, optimizes)
 
     with _casting_alone(), _ends_noted():
         return _observe(start(), setting)
@@ -298,7 +316,8 @@ def _under_autocast(
     return call
 
 
-def _compare(got: Outcome, wanted: Outcome, plain: Outcome, setting: Setting) -> Iterator[str]:
+def compared(got: Outcome, wanted: Outcome, plain: Outcome, setting: Setting) -> Iterator[str]:
+    """How ``got`` differs from ``wanted``, bit for bit; ``plain`` has the captured dtypes."""
     for i, (ours, theirs) in enumerate(zip(got.results, wanted.results, strict=True)):
         if ours.dtype not in _result_dtypes(plain.results[i].dtype, theirs.dtype, setting):
             yield f"result {i} is {ours.dtype}, captured {plain.results[i].dtype}, with autocast {theirs.dtype}"

@@ -222,6 +222,13 @@ class Draft:
             if not self.pick((False, *[True] * (usual - 1))):
                 return
 
+    def statements_without(self, kind: str, most: int, usual: int) -> None:
+        """As :meth:`statements`, without those of ``kind``."""
+        names = self._names_of_kinds
+        self._names_of_kinds = [name for name in names if name != kind]
+        self.statements(most, usual)
+        self._names_of_kinds = names
+
     def fresh(self, letter: str) -> str:
         self._names += 1
         return f"{letter}{self._names - 1}"

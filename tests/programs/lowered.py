@@ -35,6 +35,13 @@ def marked(code: str, place: Place, lower: torch.dtype | None) -> str:
     return _MARK.sub(rf'lowered(\1, "\1", "{place.body}")', code) if special else unmarked(code)
 
 
+def exactly(tensor: Tensor) -> Tensor:
+    """``tensor`` as an op reads it that autocast lowers, in float64; its gradient is not rounded."""
+    lower = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+    exact = tensor.double()
+    return exact + (tensor.to(lower).double() - exact).detach()
+
+
 class Lowered:
     """Casts leaves that need a gradient to autocast's dtype, once for each dtype, grad mode and body of a function."""
 

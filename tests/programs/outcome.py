@@ -34,7 +34,7 @@ class Run:
     """One way to run a program: ``call`` runs ``module``, which owns the parameters. ``scaler`` scales the loss.
 
     ``afresh`` makes the run again as a new process would; None where nothing is compiled. ``evaluates`` runs it outside
-    of the ambient autocast; None where there is none.
+    of the ambient autocast; None where there is none. ``compile_optimizer`` compiles the step of one in place.
     """
 
     call: Callable[..., Sequence[Tensor]]
@@ -43,6 +43,7 @@ class Run:
     scaler: torch.amp.GradScaler | None = None
     afresh: Callable[[], "Run"] | None = None
     evaluates: Callable[..., Sequence[Tensor]] | None = None
+    compile_optimizer: Callable[[torch.optim.Optimizer], object] | None = None
 
 
 def observe(run: Run, setting: Setting) -> Outcome:

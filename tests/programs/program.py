@@ -10,6 +10,8 @@ from enum import Enum
 
 import torch
 
+from fxamp import Policy
+
 
 class Flavour(Enum):
     """For whom a program is rendered."""
@@ -20,6 +22,8 @@ class Flavour(Enum):
     ORACLE = "oracle"
     #: What torch.compile takes without fxamp.
     ALONE = "alone"
+    #: As for the oracle, but what a policy may compute in another order is in float64.
+    EXACT = "exact"
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,9 @@ class Text:
     other: tuple[tuple[Flavour, str], ...] = ()
 
     def of(self, flavour: Flavour) -> str:
-        return dict(self.other).get(flavour, self.program)
+        texts = dict(self.other)
+        usual = texts.get(Flavour.ORACLE, self.program) if flavour is Flavour.EXACT else self.program
+        return texts.get(flavour, usual)
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,17 @@ SCHEDULES = {
 }
 
 
+#: A policy that cuts losses into chunks.
+_CHUNKS = """\
+extends = ["{}"]
+[[rule]]
+id = "losses-in-chunks"
+ops = ["cross_entropy_loss"]
+chunks = 2
+gradients = "{}"
+"""
+
+
 @dataclass(frozen=True)
 class Setting:
     """How a program is run.
@@ -117,7 +134,8 @@ class Setting:
     ``ambient``: the dtype comes from torch.autocast around the call, not from a policy. ``schedule``: see
     :data:`SCHEDULES`. ``scaled``: with a loss scaler and a step of an optimizer; ``factor`` multiplies the loss.
     ``used``: bit i says whether result i is part of the loss. ``own``: policy "auto", and the program's own regions say
-    what is cast.
+    what is cast. ``chunks``: who makes the gradients of losses in chunks of two rows; "" without a rule that cuts them.
+    ``compiled``: the optimizer's step is, and keeps its state as the program does, or in 8 bits ("compiled-lean").
     """
 
     lowering: str = "aot_eager"
@@ -127,6 +145,8 @@ class Setting:
     factor: float = 1.0
     used: int = ALL
     own: bool = False
+    chunks: str = ""
+    compiled: str = ""
 
     def uses(self, result: int) -> bool:
         """Whether the loss reads the result of that number."""
@@ -135,11 +155,19 @@ class Setting:
     def words(self) -> list[str]:
         """What counts in a summary."""
         some = {ALL: "all results used", 0: "no result used"}.get(self.used, "some results used")
-        flags = [name for name in ("ambient", "own", "scaled") if getattr(self, name)]
-        return [self.lowering, self.schedule, some, *flags]
+        flags = [name for name in ("ambient", "own", "scaled", "chunks") if getattr(self, name)]
+        return [self.lowering, self.schedule, some, *flags, *filter(None, [self.compiled])]
 
-    def policy(self, lower: torch.dtype) -> str:
+    def policy(self, lower: torch.dtype) -> str | Policy:
         """fxamp's policy for a program with that dtype."""
+        text = self.policy_file(lower)
+        return Policy.loads(text) if text else self._policy_name(lower)
+
+    def policy_file(self, lower: torch.dtype) -> str:
+        """The text of the policy's file; empty for one that is shipped."""
+        return _CHUNKS.format(self._policy_name(lower), self.chunks) if self.chunks else ""
+
+    def _policy_name(self, lower: torch.dtype) -> str:
         return "auto" if self.ambient or self.own else f"cpu-{str(lower).removeprefix('torch.')}"
 
 

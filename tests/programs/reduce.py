@@ -37,7 +37,7 @@ def _trials(case: Case) -> Iterator[Case]:
 
 def _plainer(setting: Setting) -> Iterator[Setting]:
     plain = Setting()
-    for name in ("schedule", "scaled", "factor", "used", "ambient"):
+    for name in ("schedule", "scaled", "factor", "used", "ambient", "compiled"):
         if getattr(setting, name) != getattr(plain, name):
             yield replace(setting, **{name: getattr(plain, name)})
 

@@ -62,10 +62,15 @@ class Exact(torch.autograd.Function):
 """,
 }
 
+_HELPERS = "from programs.lowered import Lowered, exactly\n"
+
 #: All that programs refer to.
 PRELUDE = _IMPORTS + "".join(_DEFINITIONS.values())
 
 _FOOTER = """\
+import fxamp
+
+
 def run(compiled):
     torch.manual_seed(0)
     module = Program()
@@ -90,14 +95,16 @@ def source(program: Program, flavour: Flavour = Flavour.PROGRAM) -> str:
     """The imports, a module class ``Program``, and ``make_inputs``, which returns its inputs as a list."""
     body = "\n".join(["", *_class(program, flavour), "", "", *_inputs(program), ""])
     used = [f"\n{text}" for name, text in _DEFINITIONS.items() if f"{name}.apply" in body]
-    oracle = "from programs.lowered import Lowered\n" if flavour is Flavour.ORACLE else ""
+    oracle = _HELPERS if flavour in (Flavour.ORACLE, Flavour.EXACT) else ""
     return "".join([_IMPORTS, oracle, *used, "\n", body])
 
 
 def script(case: Case) -> str:
     """A file that runs by itself: the program under eager autocast and through fxamp, and what differs."""
     lower = case.program.lower
-    options = {"policy": case.setting.policy(lower), "lowering": case.setting.lowering}
+    file = case.setting.policy_file(lower)
+    policy = f"fxamp.Policy.loads({file!r})" if file else repr(case.setting.policy(lower))
+    options = f'{{"policy": {policy}, "lowering": "{case.setting.lowering}"}}'
     footer = _FOOTER.format(lower=lower, options=options, around=_around(case))
     return f"# {case.setting}\n{source(case.program)}\n\n{footer}"
 
@@ -141,7 +148,7 @@ def _class(program: Program, flavour: Flavour) -> Iterator[str]:
     yield ""
     names = [declaration.name for declaration in program.declared("input")]
     yield f"    def forward({', '.join(['self', *names])}):"
-    if flavour is Flavour.ORACLE:
+    if flavour in (Flavour.ORACLE, Flavour.EXACT):
         yield "        lowered = Lowered()"
     for statement in program.statements:
         yield from rendered(statement, flavour, " " * 8)

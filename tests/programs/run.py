@@ -16,6 +16,7 @@ from collections import Counter
 import torch
 from programs.search import Shrink, Tally, search
 from programs.statements import STATEMENTS
+from programs.strategy import Focus
 from programs.workers import Task, run_all
 
 
@@ -27,11 +28,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no program after so many")
     parser.add_argument("--kinds", nargs="+", choices=STATEMENTS, default=list(STATEMENTS))
     parser.add_argument("--without", nargs="+", choices=STATEMENTS, default=[])
+    parser.add_argument("--settings", nargs="+", default=[], help="words of the table of settings: no others are drawn")
+    parser.add_argument("--longest", type=int, default=Focus.longest, help="statements of a program")
     parser.add_argument("--shrink", type=Shrink, choices=Shrink, default=Shrink.DROP, metavar="no|drop|all")
     given = parser.parse_args(arguments)
     kinds = tuple(kind for kind in given.kinds if kind not in given.without)
+    focus = Focus(kinds, tuple(given.settings), given.longest)
     start, first = time.monotonic(), 1_000_000 * given.seed
-    tasks = [Task(number, kinds, given.shrink) for number in range(first, first + given.programs)]
+    tasks = [Task(number, focus, given.shrink) for number in range(first, first + given.programs)]
     total, seen = Tally(), Counter[str]()
     for task, tally in run_all(_one, tasks, given.processes, start + 60 * given.minutes):
         total.add(tally)
@@ -45,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _one(task: Task) -> Tally:
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)  # torch would write a record of every graph
-    return search([task.number], task.kinds, task.shrink)
+    return search([task.number], task.focus, task.shrink)
 
 
 def _print(total: Tally, seen: Counter[str], minutes: float) -> None:

@@ -2,18 +2,20 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
 from hypothesis import HealthCheck, Phase, given, reject, seed, settings
+from programs.chunks import chunk_differences
 from programs.compare import Refused, differences
 from programs.dispatch import sound_dispatch
 from programs.program import Case
 from programs.reduce import reduce
 from programs.render import script
-from programs.strategy import cases
+from programs.restarts import restart_differences
+from programs.strategy import Focus, cases
 
 
 class Mismatch(AssertionError):
@@ -52,17 +54,20 @@ class Tally:
         self.numbers += other.numbers
 
 
-def search(numbers: Iterable[int], kinds: Sequence[str] = (), shrink: Shrink = Shrink.ALL) -> Tally:
-    """Run the programs of these numbers, of statements of ``kinds`` (all unless named). A number is one program."""
+_ALL = Focus()
+
+
+def search(numbers: Iterable[int], focus: Focus = _ALL, shrink: Shrink = Shrink.ALL) -> Tally:
+    """Run the programs of these numbers. A number is one program of each ``focus``."""
     tally = Tally()
     for number in numbers:
-        tally.add(_one(number, kinds, shrink))
+        tally.add(_one(number, focus, shrink))
     return tally
 
 
 @sound_dispatch()
-def _one(number: int, kinds: Sequence[str], shrink: Shrink) -> Tally:
-    tally, case = Tally(programs=1), draw(number, kinds)
+def _one(number: int, focus: Focus, shrink: Shrink) -> Tally:
+    tally, case = Tally(programs=1), draw(number, focus)
     tally.kinds.update(case.program.kinds())
     tally.settings.update(case.setting.words())
     try:
@@ -71,7 +76,7 @@ def _one(number: int, kinds: Sequence[str], shrink: Shrink) -> Tally:
         tally.programs = 0
         tally.refused[str(reason).splitlines()[0][:100]] += 1
     except Mismatch as mismatch:
-        shrunk = _shrunk(number, kinds, case) if shrink is Shrink.ALL else case
+        shrunk = _shrunk(number, focus, case) if shrink is Shrink.ALL else case
         smaller = shrunk if shrink is Shrink.NO else reduce(shrunk, _fails)
         tally.failures[str(mismatch) if smaller is case else _message(smaller)] += 1
         tally.numbers.append(number)
@@ -79,7 +84,7 @@ def _one(number: int, kinds: Sequence[str], shrink: Shrink) -> Tally:
 
 
 @sound_dispatch()
-def draw(number: int, kinds: Sequence[str] = ()) -> Case:
+def draw(number: int, focus: Focus = _ALL) -> Case:
     """The program of that number."""
     drawn: list[Case] = []
 
@@ -88,11 +93,11 @@ def draw(number: int, kinds: Sequence[str] = ()) -> Case:
         if len(drawn) == 1:
             reject()  # hypothesis begins with the simplest program, whatever the seed
 
-    _generate(number, kinds, take, Phase.generate)
+    _generate(number, focus, take, Phase.generate)
     return drawn[-1]
 
 
-def _shrunk(number: int, kinds: Sequence[str], case: Case) -> Case:
+def _shrunk(number: int, focus: Focus, case: Case) -> Case:
     """What hypothesis makes of ``case``, which fails and has that number."""
     failing = [case]
     calls = 0
@@ -107,11 +112,11 @@ def _shrunk(number: int, kinds: Sequence[str], case: Case) -> Case:
             raise Mismatch
 
     with suppress(Mismatch):
-        _generate(number, kinds, run, Phase.generate, Phase.shrink)
+        _generate(number, focus, run, Phase.generate, Phase.shrink)
     return failing[-1]
 
 
-def _generate(number: int, kinds: Sequence[str], run: Callable[[Case], None], *phases: Phase) -> None:
+def _generate(number: int, focus: Focus, run: Callable[[Case], None], *phases: Phase) -> None:
     quiet = settings(
         max_examples=1,
         phases=phases,
@@ -122,7 +127,7 @@ def _generate(number: int, kinds: Sequence[str], run: Callable[[Case], None], *p
         print_blob=False,
     )
     with warnings.catch_warnings(action="ignore"):  # one that torch raises once would change what is drawn
-        seed(number)(quiet(given(cases(kinds))(run)))()
+        seed(number)(quiet(given(cases(focus))(run)))()
 
 
 def check(case: Case) -> None:
@@ -133,7 +138,9 @@ def check(case: Case) -> None:
 
 
 def _message(case: Case) -> str:
-    found = differences(case.program, case.setting)
+    setting = case.setting
+    compare = chunk_differences if setting.chunks else restart_differences if setting.compiled else differences
+    found = compare(case.program, setting)
     return "\n".join([*found, "", script(case)]) if found else ""
 
 

@@ -1,12 +1,16 @@
 """The hypothesis strategy that draws whole programs, and how to run them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from hypothesis import strategies as st
 from programs.draft import Draft, Draw
 from programs.program import ALL, Case, Setting
 from programs.statements import STATEMENTS, WEIGHTS
+
+T = TypeVar("T")
 
 _SHAPES = ((4, 8), (8, 8), (2, 4, 8))
 _LOWER = (torch.bfloat16, torch.float16)
@@ -15,34 +19,80 @@ _SCHEDULES = (*["once"] * 6, "again", "together", "larger", "apart", "train", "r
 #: All results, none, one of the first four, or any.
 _USED = (ALL, ALL, ALL, 0b0001, 0b0010, 0b0100, 0b1000, 0b0101, 0b0011, 0b1110, 0)
 _DTYPES = (*[torch.float32] * 6, torch.bfloat16, torch.float16)
+_CHUNKS = (*[""] * 8, "forward", "backward")
+_OPTIMIZERS = ("", "compiled", "compiled-lean")
+#: Schedules whose errors a loss in chunks does not multiply.
+_SHORT = ("once", "again", "together", "apart")
+
+
+@dataclass(frozen=True)
+class Focus:
+    """Which programs are drawn: of these ``kinds`` of statements, and up to ``longest`` of them.
+
+    ``settings``: words of :meth:`Setting.words`; where one names a value of a setting, that has no other. All unless
+    named.
+    """
+
+    kinds: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    longest: int = 30
+
+    def has(self, kind: str) -> bool:
+        """Whether statements of that kind are drawn."""
+        return kind in (self.kinds or STATEMENTS)
+
+    def options(self, options: Sequence[T]) -> list[T]:
+        """Those of ``options`` that are named; all if none is."""
+        return [option for option in options if option in self.settings] or list(options)
 
 
 @st.composite
-def cases(draw: Draw, kinds: Sequence[str] = (), longest: int = 30) -> Case:
-    """Programs of up to ``longest`` statements of the given ``kinds``, all of them unless named."""
-    setting, lower = _setting(draw, regions="region" in (kinds or STATEMENTS)), draw(st.sampled_from(_LOWER))
-    draft = Draft(draw, {kind: STATEMENTS[kind] for kind in kinds or STATEMENTS}, WEIGHTS, lower, setting)
+def cases(draw: Draw, focus: Focus) -> Case:
+    """Programs of the given focus."""
+    setting, lower = _setting(draw, focus), draw(st.sampled_from(_LOWER))
+    kinds = {kind: STATEMENTS[kind] for kind in focus.kinds or STATEMENTS}
+    draft = Draft(draw, kinds, WEIGHTS, lower, setting)
     draft.input(draft.pick(_SHAPES))
     if draft.chance():
         draft.input(draft.pick(_SHAPES), draft.pick(_DTYPES))
     if setting.own:
         draft.first("region")
-    draft.statements(longest, usual=12)
+    if setting.chunks:
+        draft.statements_without("loss_of_layer", focus.longest, usual=5)
+        for _ in range(draft.pick((1, 1, 2))):
+            draft.first("loss_of_layer")
+    else:
+        draft.statements(focus.longest, usual=12)
     return draft.finish(_results(draft))
 
 
-def _setting(draw: Draw, regions: bool) -> Setting:
-    """``regions``: whether a program may say by its own regions what is cast."""
-    schedule = draw(st.sampled_from(_SCHEDULES))
-    scaled = schedule != "threads" and draw(st.sampled_from((False, False, False, True)))
+def _setting(draw: Draw, focus: Focus) -> Setting:
+    """A program may say by its own regions what is cast, if there are any."""
+    schedule = draw(st.sampled_from(focus.options(_SCHEDULES)))
+    scaled = schedule != "threads" and bool(draw(st.sampled_from(focus.options(("", "", "", "scaled")))))
     factor = draw(st.sampled_from((1.0, 1.0, 1e6))) if scaled else 1.0
-    speakers = ("policy", "around", "regions") if regions else ("policy", "around")
-    lowering, says = draw(st.sampled_from(_LOWERINGS)), draw(st.sampled_from(speakers))
+    speakers = focus.options(("policy", "ambient", "own") if focus.has("region") else ("policy", "ambient"))
+    lowering, says = draw(st.sampled_from(focus.options(_LOWERINGS))), draw(st.sampled_from(speakers))
     used = draw(st.sampled_from(_USED))
-    return Setting(lowering, says == "around", schedule, scaled, factor, used, says == "regions")
+    setting = Setting(lowering, says == "ambient", schedule, scaled, factor, used, says == "own")
+    if schedule == "restart":
+        setting = replace(setting, compiled=draw(st.sampled_from(focus.options(_OPTIMIZERS))))
+    return _in_chunks(draw, focus, setting) if focus.has("loss_of_layer") else setting
+
+
+def _in_chunks(draw: Draw, focus: Focus, setting: Setting) -> Setting:
+    """``setting``, or one with a rule that cuts losses into chunks."""
+    chunks = draw(st.sampled_from([word for word in _CHUNKS if word or "chunks" not in focus.settings]))
+    if not chunks:
+        return setting
+    schedule = setting.schedule if setting.schedule in _SHORT else "once"
+    return replace(
+        setting, ambient=False, own=False, schedule=schedule, factor=1.0, used=ALL, chunks=chunks, compiled=""
+    )
 
 
 def _results(draft: Draft) -> list[str]:
     """Up to four values that nothing else reads, and up to two more in sight: inputs, or the same again."""
     names = list(draft.values)[::-1]
-    return [*(draft.unread() or names)[:4], *(draft.pick(names) for _ in range(draft.pick((0, 1, 2))))]
+    more = (0, 0, 0, 1) if draft.setting.chunks else (0, 1, 2)  # a loss whose logits are returned stays whole
+    return [*(draft.unread() or names)[:4], *(draft.pick(names) for _ in range(draft.pick(more)))]

@@ -10,6 +10,7 @@ from exhaustive import exhaustive
 from programs.compare import differences
 from programs.program import Declaration, Line, Program, Setting, Text
 from programs.search import Shrink, search
+from programs.strategy import Focus
 from torch._dynamo.backends import common
 
 from fxamp.backend import policy_choice
@@ -120,7 +121,7 @@ def test_a_forgotten_training_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 #: Statements whose gradients are expanded, and such as read them through views or in kernels.
-EXPANDED = ("partial_sum", "summed_product", "viewed_linear", "group_norm", "linear")
+EXPANDED = Focus(("partial_sum", "summed_product", "viewed_linear", "group_norm", "linear"))
 
 
 def test_strides_that_a_pass_leaves_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

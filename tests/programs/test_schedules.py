@@ -12,6 +12,7 @@ from exhaustive import each_once
 from programs.compare import Refused, differences
 from programs.program import ALL, SCHEDULES, Declaration, Line, Program, Setting, Text
 from programs.search import Shrink, Tally
+from programs.strategy import Focus
 from programs.workers import Task, run_all
 from torch import Tensor, nn
 
@@ -110,7 +111,7 @@ def _die_at_three(task: Task) -> Tally:
 
 @pytest.mark.exhaustive
 def test_a_process_that_dies_costs_its_program_alone() -> None:
-    tasks = [Task(number, (), Shrink.NO) for number in range(6)]
+    tasks = [Task(number, Focus(), Shrink.NO) for number in range(6)]
     total = Tally()
     for _, tally in run_all(_die_at_three, tasks, 2, float("inf")):
         total.add(tally)

@@ -34,8 +34,13 @@ def train(run: Run, setting: Setting) -> Outcome:
 
 def _optimizer(run: Run) -> torch.optim.Optimizer | None:
     parameters = [parameter for parameter in run.module.parameters() if parameter.requires_grad]
+    if not parameters:
+        return None
     # Without weight decay: that of a gradient of zeros differs from that of None.
-    return torch.optim.Adam(parameters, lr=0.01, foreach=False) if parameters else None
+    optimizer = torch.optim.Adam(parameters, lr=0.01, foreach=False)
+    if run.compile_optimizer is not None:
+        run.compile_optimizer(optimizer)
+    return optimizer
 
 
 def _step(run: Run, optimizer: torch.optim.Optimizer | None) -> None:

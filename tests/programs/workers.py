@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from programs.search import Shrink, Tally
+from programs.strategy import Focus
 
 #: Programs of one process: what torch keeps of each adds up.
 _MOST = 200
@@ -20,10 +21,10 @@ _spawn = get_context("spawn")
 
 @dataclass(frozen=True)
 class Task:
-    """One program: its number, the kinds of its statements, and how it is shrunk if it fails."""
+    """One program: its number among those of a focus, and how it is shrunk if it fails."""
 
     number: int
-    kinds: Sequence[str]
+    focus: Focus
     shrink: Shrink
 
 

@@ -13,6 +13,14 @@ def linear(d: Draft) -> None:
     d.let(f"F.linear({d.lowered(x)}, {weight}{bias})")
 
 
+@statement(weight=2)
+def two_layers(d: Draft) -> None:
+    """Two layers that read one activation, whose gradients from them are added up."""
+    x = d.let(f"{d.value(lambda v: v.dim() >= 1)} * 1.7")
+    for _ in range(2):
+        d.let(f"F.linear({d.lowered(x)}, {d.weight(8, d.shape(x)[-1])})")
+
+
 _PRODUCTS = (
     "{} @ {}", "torch.mm({}, {})", "torch.addmm({0}, {0}, {1})", "{}.matmul({})", "torch.addmm({1}[0], {0}, {1})",
 )  # fmt: skip

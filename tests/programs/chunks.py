@@ -1,0 +1,96 @@
+"""Losses that a rule cuts into chunks, beside eager autocast's: what may differ is the rounding of the loss.
+
+The reference is the same program whose layers and losses are in float64, of operands and logits that autocast has
+rounded. Autocast's own errors against it say how far two programs that round equally well may be from it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from programs.compare import Refused, breaks, compared, found_in, oracle, run_compiled, run_eager, run_exact, run_plain
+from programs.outcome import Outcome
+from programs.program import Program, Setting
+from programs.tensors import flat
+from torch import Tensor
+
+#: How many roundings a loss is made of: its maximum, its sum, the logarithm, the difference, the sum of the rows.
+_ROUNDINGS = 16
+
+
+def chunk_differences(program: Program, setting: Setting) -> list[str]:
+    """What a rule with ``chunks`` changes beyond rounding.
+
+    Raises Refused where eager autocast raises, and where fxamp differs from it without the rule too.
+    """
+    theirs, exact = oracle(run_eager, program, setting), oracle(run_exact, program, setting)
+    found = found_in(lambda: _compared(run_compiled(program, setting), theirs, exact, program.lower))
+    if not found:
+        return []
+    if breaks():
+        raise Refused(f"Dynamo breaks the graph: {breaks()[0]}")
+    plain = oracle(run_plain, program, setting)
+    whole = replace(setting, chunks="")
+    without = found_in(lambda: compared(run_compiled(program, whole), theirs, plain, whole))
+    if without:
+        raise Refused(f"without the rule: {without[0]}")
+    return found
+
+
+def _compared(ours: Outcome, theirs: Outcome, exact: Outcome, lower: torch.dtype) -> Iterator[str]:
+    results = zip(ours.results, theirs.results, exact.results, strict=True)
+    for at, (one, autocast, true) in enumerate(results):
+        precise = torch.float64 if autocast.dtype is torch.float64 else torch.float32
+        yield from _value(f"result {at}", one, autocast, true, _ROUNDINGS * torch.finfo(precise).eps, _norm([true]))
+    if ours.scale != theirs.scale:
+        yield f"the scale becomes {ours.scale}, with autocast {theirs.scale}"
+    gradients = [gradient for gradient in exact.gradients.values() if gradient is not None]
+    typical = _norm(gradients) / max(1, sum(gradient.numel() for gradient in gradients)) ** 0.5
+    for name, autocast_gradient in theirs.gradients.items():
+        yield from _gradient(name, ours.gradients[name], autocast_gradient, exact.gradients, typical, lower)
+    for name, state in theirs.state.items():
+        yield from _value(
+            f"{name} after the call", ours.state[name], state, exact.state[name], torch.finfo(lower).eps, typical
+        )
+
+
+def _gradient(
+    name: str,
+    ours: Tensor | None,
+    theirs: Tensor | None,
+    exact: Mapping[str, Tensor | None],
+    typical: float,
+    lower: torch.dtype,
+) -> Iterator[str]:
+    what, true = f"the gradient of {name}", exact[name]
+    if ours is None or theirs is None or true is None:
+        if ours is not None and flat(ours).nan_to_num(1.0).any() and theirs is None:
+            yield f"{what} is there, with autocast it is None"
+        elif ours is None and theirs is not None:
+            yield f"{what} is None, with autocast it is not"
+        return
+    if (ours.dtype, ours.layout) != (theirs.dtype, theirs.layout):
+        yield f"{what} is {ours.dtype}, {ours.layout}, with autocast {theirs.dtype}, {theirs.layout}"
+    yield from _value(
+        what, ours, theirs, true, torch.finfo(lower).eps, max(_norm([true]), typical * true.numel() ** 0.5)
+    )
+
+
+def _value(what: str, ours: Tensor, theirs: Tensor, exact: Tensor, eps: float, size: float) -> Iterator[str]:
+    """``eps``: of the rounding that is allowed beside twice autocast's error; ``size``: the norm that is rounded."""
+    one, other, true = (flat(tensor).double() for tensor in (ours, theirs, exact))
+    if one.shape != other.shape:
+        yield f"{what} has shape {tuple(one.shape)}, with autocast {tuple(other.shape)}"
+    elif not torch.equal(one.isfinite(), other.isfinite()):
+        yield f"{what} is finite elsewhere than with autocast"
+    else:
+        finite = other.isfinite() & true.isfinite()
+        error, usual = (_norm([(value - true)[finite]]) for value in (one, other))
+        if error > 2 * usual + eps * size:
+            yield f"{what} has error {error:.3g}, with autocast {usual:.3g}, limit {2 * usual + eps * size:.3g}"
+
+
+def _norm(tensors: list[Tensor]) -> float:
+    return (
+        float(sum(float(flat(tensor).double().nan_to_num(0.0, 0.0, 0.0).square().sum()) for tensor in tensors)) ** 0.5
+    )

@@ -1,0 +1,60 @@
+"""Cross entropies of linear layers, in every form that a rule with ``chunks`` may cut or must leave whole."""
+
+from math import prod
+
+from programs.draft import Draft
+from programs.statements.registry import statement
+
+#: What stands between the rows of logits and the loss.
+_OF_ROWS = (
+    "{}", "{}.float()", "{}.double()", "{}[1:]", "{}.contiguous()", "{}.clone()", "{}.to('cpu')", "{} * 2",
+    "{}.half().float()", "{}.view(-1, {}.shape[-1])", "{}.t().contiguous().t()",
+)  # fmt: skip
+
+#: The same for logits of three dimensions; the classes come last or second.
+_OF_SEQUENCES = (
+    "{}.view(-1, {}.shape[-1])", "{}[:, :-1].contiguous().view(-1, {}.shape[-1])", "{}.flatten(0, 1)",
+    "{}[:, 1:].reshape(-1, {}.shape[-1])", "{}.float().view(-1, {}.shape[-1])", "{}.transpose(1, 2)",
+    "{}.permute(0, 2, 1)", "{}.double().transpose(1, 2)", "{}[..., 1:].flatten(0, 1)", "{}[:, -1]",
+)  # fmt: skip
+
+
+@statement(weight=2)
+def loss_of_layer(d: Draft) -> None:
+    x = d.value(lambda v: v.dim() in (2, 3) and v.numel() // v.shape[-1] > 2)
+    classes = d.pick((8, 12, 4))
+    weight = d.parameter(classes, d.shape(x)[-1])
+    bias = d.parameter(classes) if d.chance() else None
+    operands = [operand for operand in (x, weight, bias) if operand is not None]
+    exact = f"exactly(F.linear({', '.join(f'exactly({operand})' for operand in operands)}))"
+    layer = d.let(f"F.linear({', '.join(map(d.lowered, operands))})", exact=exact)
+    between = d.pick(_OF_ROWS if len(d.shape(x)) == 2 else _OF_SEQUENCES)
+    logits = d.let(between.replace("{}", layer))
+    target, form = _target(d, logits)
+    exact_target, exact_form = (text.replace(".float()", ".double()") for text in (target, form))
+    d.let(
+        f"F.cross_entropy({logits}, {target}{form})",
+        exact=f"F.cross_entropy({logits}.double(), {exact_target}{exact_form})",
+    )
+    if d.chance(8):
+        d.let(f"{d.pick((layer, logits))}.mean()")
+
+
+def _target(d: Draft, logits: str) -> tuple[str, str]:
+    """The target, and the other arguments of the loss; their floating parts end in ``.float()``."""
+    rows, classes, *columns = d.shape(logits)
+    form = d.pick(("", ", reduction='sum'", ", reduction='none'")) + d.pick(("", "", ", label_smoothing=0.1"))
+    if d.chance(3):
+        weight = d.pick((f"torch.arange({classes})", f"{d.buffer(classes)}.abs()", f"{d.parameter(classes)}.abs()"))
+        form += f", weight={weight}.float()"
+    if d.chance(3):
+        shape = (rows, classes, *columns)
+        probabilities = d.parameter(*shape) if d.chance() else d.buffer(*shape)
+        return f"{probabilities}.softmax(1).float()", form
+    count = rows * prod(columns)
+    numbers = f"torch.arange({count}) % {classes}"
+    ignored = d.pick((0, 0, 1, 3, count))
+    if ignored > 1:  # rows with the default index that does not count
+        numbers = f"torch.where(torch.arange({count}) < {ignored}, -100, {numbers})"
+    target = f"({numbers}).view({', '.join(map(str, (rows, *columns)))})"
+    return target, form + (", ignore_index=1" if ignored == 1 else "")
