@@ -5,7 +5,7 @@ mistake; all derive from :class:`FxampError`.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class FxampError(Exception):
@@ -54,6 +54,14 @@ class UnsupportedOpError(FxampError, NotImplementedError):
 
 class PassError(FxampError, RuntimeError):
     """A pass failed or broke its contract; the message names the pass, the node and the user's source line."""
+
+
+def require_choice(name: str, value: object, accepted: Sequence[str]) -> None:
+    """Raise OptionError unless ``value`` is one of the ``accepted``; the message calls it ``name``."""
+    if value not in accepted:
+        raise OptionError(
+            f"{name}={value!r}: expected one of {', '.join(map(repr, accepted))}{nearest(str(value), accepted)}"
+        )
 
 
 def nearest(given: str, accepted: Iterable[str]) -> str:

@@ -35,15 +35,11 @@ class RealizeSums(Realize):
     name = "realize-sums"
 
     def selects(self, node: Node) -> bool:
-        return _is_long_sum(node)
-
-
-def _is_long_sum(node: Node) -> bool:
-    value = tensor_value(node)
-    if node.target is not _ADD or value is None or value.dtype != torch.float32:
-        return False
-    many = len(node.users) > 1 and _additions(node) >= _LEAST
-    return many and can_be_realized(value) and isinstance(value.numel(), int) and value.numel() >= _LARGE
+        value = tensor_value(node)
+        if node.target is not _ADD or value is None or value.dtype != torch.float32:
+            return False
+        many = len(node.users) > 1 and _additions(node) >= _LEAST
+        return many and can_be_realized(value) and isinstance(value.numel(), int) and value.numel() >= _LARGE
 
 
 def _additions(node: Node) -> int:
