@@ -64,7 +64,7 @@ def require_choice(name: str, value: object, accepted: Sequence[str]) -> None:
         )
 
 
-def nearest(given: str, accepted: Iterable[str]) -> str:
-    """Return ``" (did you mean 'x'?)"`` for the accepted name closest to ``given``, or ``""`` if none is close."""
-    close = difflib.get_close_matches(given, list(accepted), n=1, cutoff=0.5)
+def nearest(text: str, accepted: Iterable[str]) -> str:
+    """Return ``" (did you mean 'x'?)"`` for the accepted name closest to ``text``, or ``""`` if none is close."""
+    close = difflib.get_close_matches(text, list(accepted), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -24,27 +24,27 @@ def perform(work: UnscaleRequest, positions: Sequence[int] | None = None) -> Non
     chosen = range(len(work.sources)) if positions is None else positions
     if not chosen:
         return
-    found = torch.zeros(len(chosen), dtype=torch.float32, device=work.device)
-    for position, slot in zip(chosen, found.unbind(), strict=True):
+    bad = torch.zeros(len(chosen), dtype=torch.float32, device=work.device)
+    for position, slot in zip(chosen, bad.unbind(), strict=True):
         _check_and_unscale(work, position, slot)
     if work.found_inf is not None:
-        work.found_inf.masked_fill_(found.any(), 1.0)
+        work.found_inf.masked_fill_(bad.any(), 1.0)
     if work.flags is not None and positions is None:
-        work.flags.copy_(found)
+        work.flags.copy_(bad)
     elif work.flags is not None:
         slots = work.flags.unbind()
-        torch._foreach_copy_([slots[position] for position in chosen], list(found.unbind()))
+        torch._foreach_copy_([slots[position] for position in chosen], list(bad.unbind()))
 
 
-def _check_and_unscale(work: UnscaleRequest, position: int, found: Tensor) -> None:
-    """Do the work for one gradient, and set ``found`` (0-dim float32, holds 0.0) to 1.0 if it is not finite."""
+def _check_and_unscale(work: UnscaleRequest, position: int, flag: Tensor) -> None:
+    """Do the work for one gradient, and set ``flag`` (0-dim float32, holds 0.0) to 1.0 if it is not finite."""
     source = work.sources[position]
     in_place = work.targets is not None and work.targets[position] is source and source.dtype is not torch.bfloat16
     if in_place and work.squared_norm is None:
         assert work.inv_scale is not None
-        torch._amp_foreach_non_finite_check_and_unscale_([source], found, work.inv_scale)
+        torch._amp_foreach_non_finite_check_and_unscale_([source], flag, work.inv_scale)
         return
-    found.copy_(torch.isfinite(source).all().logical_not())
+    flag.copy_(torch.isfinite(source).all().logical_not())
     true = source.to(torch.promote_types(source.dtype, torch.float32))
     if work.targets is not None:
         assert work.inv_scale is not None

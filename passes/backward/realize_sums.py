@@ -46,7 +46,7 @@ def _additions(node: Node) -> int:
     """Count the additions that lead to the sum ``node``, itself included; others only if nothing else reads them."""
     counted, waiting = 0, [node]
     while waiting:
-        each = waiting.pop()
+        addition = waiting.pop()
         counted += 1
-        waiting += [arg for arg in each.all_input_nodes if arg.target is _ADD and len(arg.users) == 1]
+        waiting += [arg for arg in addition.all_input_nodes if arg.target is _ADD and len(arg.users) == 1]
     return counted

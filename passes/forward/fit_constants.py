@@ -65,13 +65,13 @@ def _misfits(node: Node) -> list[tuple[str, float, torch.finfo]]:
     if not names or result is None or result.dtype not in NARROW:
         return []
     limits = torch.finfo(result.dtype)
-    found = []
+    misfits = []
     for argument, value in arguments(node):
         if argument.name not in names or not isinstance(value, (int, float)) or isinstance(value, bool):
             continue
         if math.isfinite(value) and not limits.min <= value <= limits.max:
-            found.append((argument.name, float(value), limits))
-    return found
+            misfits.append((argument.name, float(value), limits))
+    return misfits
 
 
 def _fit_tensor(node: Node, writer: GraphWriter) -> int:

@@ -28,9 +28,9 @@ class KeepAutocast(GraphwisePass[CastContext]):
 
     def rewrite(self, gm: GraphModule, context: CastContext) -> int:
         walked = [(node, here.captured) for node, here in walk(gm, context, outermost(context))]
-        kept = [(node, dtype if is_kept(node) else None) for node, dtype in walked if node.op != "get_attr"]
+        pairs = [(node, dtype if is_kept(node) else None) for node, dtype in walked if node.op != "get_attr"]
         added = 0
-        for dtype, group in groupby(kept, key=lambda pair: pair[1]):
+        for dtype, group in groupby(pairs, key=lambda pair: pair[1]):
             nodes = [node for node, _ in group]
             if dtype is None or _marked(nodes[0]) or not any(fake_tensors(node.meta.get("val")) for node in nodes):
                 continue
