@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxamp.kernels.gradient_request import UnscaleRequest
+from fxamp.kernels.gradient_request import ScaleRule, UnscaleRequest
 from fxamp.torch_dtypes import widest_float
 
 
@@ -54,22 +54,13 @@ def _check_and_unscale(work: UnscaleRequest, position: int, flag: Tensor) -> Non
         work.squared_norm.add_(true.square().sum(dtype=widest_float(source.device)))
 
 
-def update_scale(
-    scale: Tensor,
-    growth_tracker: Tensor,
-    found_inf: Tensor,
-    growth_factor: float,
-    backoff_factor: float,
-    growth_interval: int,
-    min_scale: float | None,
-    max_scale: float | None,
-) -> None:
+def update_scale(scale: Tensor, growth_tracker: Tensor, found_inf: Tensor, rule: ScaleRule) -> None:
     """Grow or back off ``scale`` in place, by the rule of :func:`fxamp.kernels.update_scale_`.
 
     torch's op tests the tracker with ``==``; limiting the tracker to below the interval makes that a ``>=``.
     """
-    interval = max(growth_interval, 1)
+    interval = max(rule.growth_interval, 1)
     growth_tracker.clamp_(max=interval - 1)
-    torch._amp_update_scale_(scale, growth_tracker, found_inf, growth_factor, backoff_factor, interval)
-    if min_scale is not None or max_scale is not None:
-        scale.clamp_(min_scale, max_scale)
+    torch._amp_update_scale_(scale, growth_tracker, found_inf, rule.growth_factor, rule.backoff_factor, interval)
+    if rule.min_scale is not None or rule.max_scale is not None:
+        scale.clamp_(rule.min_scale, rule.max_scale)
