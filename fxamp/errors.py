@@ -5,7 +5,7 @@ mistake; all derive from :class:`FxampError`.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class FxampError(Exception):
@@ -56,7 +56,15 @@ class PassError(FxampError, RuntimeError):
     """A pass failed or broke its contract; the message names the pass, the node and the user's source line."""
 
 
-def nearest(given: str, accepted: Iterable[str]) -> str:
-    """Return ``" (did you mean 'x'?)"`` for the accepted name closest to ``given``, or ``""`` if none is close."""
-    close = difflib.get_close_matches(given, list(accepted), n=1, cutoff=0.5)
+def require_choice(name: str, value: object, accepted: Sequence[str]) -> None:
+    """Raise OptionError unless ``value`` is one of the ``accepted``; the message calls it ``name``."""
+    if value not in accepted:
+        raise OptionError(
+            f"{name}={value!r}: expected one of {', '.join(map(repr, accepted))}{nearest(str(value), accepted)}"
+        )
+
+
+def nearest(text: str, accepted: Iterable[str]) -> str:
+    """Return ``" (did you mean 'x'?)"`` for the accepted name closest to ``text``, or ``""`` if none is close."""
+    close = difflib.get_close_matches(text, list(accepted), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -12,6 +12,7 @@ from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
+from fxamp.graph import all_graphs
 from fxamp.policy import Policy
 from fxamp.torch_private import without_autocast
 
@@ -95,6 +96,29 @@ class Pass(ABC, Generic[ContextT]):
     def ensures(self, gm: GraphModule, context: ContextT) -> str | None:
         """Return how the result violates the pass's guarantee, or None. Reads only the result."""
         return None
+
+
+@dataclass(frozen=True)
+class GraphwisePass(Pass[ContextT]):
+    """A pass that rewrites a graph and the bodies of its higher-order ops, each by itself.
+
+    ``counted``: the name of the number of changes in reports; "" for none.
+    """
+
+    counted: ClassVar[str] = ""
+
+    def run(self, gm: GraphModule, context: ContextT) -> Result:
+        modified = 0
+        for graph in all_graphs(gm):
+            changes = self.rewrite(graph, context)
+            if changes:
+                graph.recompile()
+            modified += changes
+        return Result(modified, {self.counted: modified} if self.counted else {})
+
+    @abstractmethod
+    def rewrite(self, gm: GraphModule, context: ContextT) -> int:
+        """Rewrite one graph in place, but not the bodies in it; return the number of changes."""
 
 
 @dataclass(frozen=True)

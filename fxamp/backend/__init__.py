@@ -2,5 +2,3 @@
 
 from fxamp.backend.entry_point import fxamp
 from fxamp.backend.rewrite import rewrite
-
-__all__ = ["fxamp", "rewrite"]

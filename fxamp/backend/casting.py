@@ -50,8 +50,8 @@ def _cast(
 ) -> tuple[GraphModule, GraphRecord, Choice]:
     ambient = ambient_autocast(policy.device)
     captured = capture(gm, inputs)
-    kept = kept_bytes(captured.module, captured.mode) if stages.kept else None
-    stages.graph("captured", lambda: list_graph(captured.module, stage="captured", kept_before=kept))
+    bytes_before = kept_bytes(captured.module, captured.mode) if stages.kept else None
+    stages.graph("captured", lambda: list_graph(captured.module, stage="captured", kept_before=bytes_before))
     # Before a graph break, and in such a model, what follows was or will be traced with the graph's 16-bit dtypes.
     graph_output(captured.module.graph).meta[NARROW_OUTPUTS] = bool(ended) or _has_16_bits(inputs)
     regions, kernel = choice.only_regions, choice.lstm_kernel
@@ -62,7 +62,7 @@ def _cast(
     if choice.policy is None:
         return gm, untouched(choice.why, ended), choice
     kept_after = kept_bytes(captured.module, captured.mode) if stages.kept else None
-    stages.graph("cast", lambda: replace(record.listing, kept_before=kept, kept_after=kept_after))
+    stages.graph("cast", lambda: replace(record.listing, kept_before=bytes_before, kept_after=kept_after))
     warn_unmatched(policy.name, record.listing.unmatched, "no op of a compiled graph")
     warn_nothing_in_fp8(policy, record)
     log.info(

@@ -10,7 +10,7 @@ from fxamp.errors import OptionError
 from fxamp.graph import graph_output, mode_of, tensor_value
 from fxamp.listing import KeptValue
 from fxamp.passes.partition.mark_recomputed import RECOMPUTED, MarkRecomputed
-from fxamp.passes.partition.pack_kept import KEPT_VALUES, RESTORE, PackKept, told
+from fxamp.passes.partition.pack_kept import KEPT_VALUES, RESTORE, PackKept, kept_value
 from fxamp.passes.partition.unpack_kept import UnpackKept
 from fxamp.passes.shared.saved_values import saved
 from fxamp.pipeline import run_traced
@@ -82,4 +82,4 @@ class KeptRules(Participant):
 def _recomputed(backward: GraphModule) -> list[KeptValue]:
     """Return the values that the backward recomputes because of a rule; they use no memory between the two."""
     marked = [node for node in backward.graph.nodes if RECOMPUTED in node.meta and tensor_value(node) is not None]
-    return [told(node, node.name, node.meta[RECOMPUTED], "recompute", (0, 0)) for node in marked]
+    return [kept_value(node, node.name, node.meta[RECOMPUTED], "recompute", (0, 0)) for node in marked]

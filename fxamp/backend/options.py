@@ -36,7 +36,7 @@ class Options:
 
 
 def parse_options(options_by_name: Mapping[str, Any] | None, mode: str | None = None) -> Options:
-    """Check ``given`` and fill in the defaults; ``mode`` is torch.compile's own argument.
+    """Check ``options_by_name`` and fill in the defaults; ``mode`` is torch.compile's own argument.
 
     The environment variables ``FXAMP_POLICY`` and ``FXAMP_DUMP`` replace a missing "policy" and "dump". Raises
     OptionError for an unknown option, a value of the wrong type, or two different modes.

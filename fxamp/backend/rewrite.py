@@ -50,14 +50,14 @@ def rewrite(
     if choice.only_regions is not None:
         assert choice.policy is not None and isinstance(plain, tuple)
         traced, captured = plain
-        kept = replace(choice.policy, outputs="keep")
-        apply_policy(captured, kept, None, choice.why, only_regions=choice.only_regions)
+        inner_policy = replace(choice.policy, outputs="keep")
+        apply_policy(captured, inner_policy, None, choice.why, only_regions=choice.only_regions)
     elif choice.policy is not None:
-        kept = replace(choice.policy, outputs="keep")
-        traced, captured, ambient = _captured_for(kept, source, example_inputs)
-        apply_policy(captured, kept, ambient, choice.why)
+        inner_policy = replace(choice.policy, outputs="keep")
+        traced, captured, ambient = _captured_for(inner_policy, source, example_inputs)
+        apply_policy(captured, inner_policy, ambient, choice.why)
         if choice.if_it_pays:
-            choice = choice.settled(products(captured, CastContext(captured.mode, kept, ambient)))
+            choice = choice.settled(products(captured, CastContext(captured.mode, inner_policy, ambient)))
     if choice.policy is None:
         traced, captured = _captured(source, example_inputs)
     return traced.bind(captured.module)

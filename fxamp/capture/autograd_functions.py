@@ -7,6 +7,7 @@ it by the code object that the traced nodes refer to, and reads its decorators.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import unwrap
 from types import CodeType
 from typing import Any
 
@@ -57,13 +58,7 @@ def _subclasses(cls: type) -> Iterator[type]:
 
 
 def _code(function: Any) -> CodeType | None:
-    return getattr(_undecorated(function), "__code__", None)
-
-
-def _undecorated(function: Any) -> Any:
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
+    return getattr(unwrap(function), "__code__", None)
 
 
 def _within(frame: SourceFrame, code: CodeType) -> bool:

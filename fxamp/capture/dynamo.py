@@ -20,12 +20,12 @@ from fxamp.torch_private import returning_nothing
 class Traced:
     """A graph, the values of its placeholders (including parameters and buffers), and the caller's calling convention.
 
-    ``given`` are the caller's arguments, flattened. ``source`` is the traced module, None if it was not a module.
+    ``arguments`` are the caller's arguments, flattened. ``source`` is the traced module, None if it was not a module.
     """
 
     module: GraphModule
     inputs: list[Any]
-    given: list[Any]
+    arguments: list[Any]
     source: torch.nn.Module | None = None
 
     def bind(self, rewritten: GraphModule) -> GraphModule:
@@ -40,7 +40,7 @@ class Traced:
         if hasattr(self.module, _FLATTEN):
             flatten = getattr(self.module, _FLATTEN)
             if self.source is not None:
-                flatten = _Picked(flatten, read_state(rewritten, self.source, self.inputs, self.given))
+                flatten = _Picked(flatten, read_state(rewritten, self.source, self.inputs, self.arguments))
             codegen.dynamo_bytecode_flatten = flatten  # type: ignore[attr-defined]
             setattr(rewritten, _FLATTEN, flatten)
             setattr(rewritten, _UNFLATTEN, getattr(self.module, _UNFLATTEN))
@@ -85,9 +85,9 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
     """
     call = _without_guards(source.module()) if isinstance(source, ExportedProgram) else source
     held = call if isinstance(call, torch.nn.Module) else None
-    given = pytree.tree_leaves(inputs)
+    arguments = pytree.tree_leaves(inputs)
     if isinstance(call, GraphModule) and not hasattr(call, _FLATTEN):
-        return Traced(call, list(call.graph.process_inputs(*inputs)), given, held)
+        return Traced(call, list(call.graph.process_inputs(*inputs)), arguments, held)
     if not callable(call):
         kind = type(source).__name__
         raise CaptureError(
@@ -100,10 +100,10 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
         name = getattr(call, "__name__", type(call).__name__)
         raise CaptureError(f"{name} could not be captured as one graph: {_reason(error)}") from error
     if not module.graph.find_nodes(op="placeholder"):
-        return Traced(module, [], given, held)
+        return Traced(module, [], arguments, held)
     with torch.no_grad():
         flat = getattr(module, _FLATTEN)(*inputs)
-    return Traced(module, list(flat), given, held)
+    return Traced(module, list(flat), arguments, held)
 
 
 def _without_guards(module: torch.nn.Module) -> GraphModule:

@@ -76,15 +76,15 @@ class Regions:
 
     def _inference(self, node: Node, args: tuple[Any, ...]) -> bool | None:
         """Set the grad mode of the region, which the tracer records; the value of its start is the grad mode before."""
-        (given,) = args
+        (value,) = args
         if node.target is _EXIT_INFERENCE:
-            torch._C._set_grad_enabled(given)
+            torch._C._set_grad_enabled(value)
             return None
-        if not given and torch.is_inference_mode_enabled():
+        if not value and torch.is_inference_mode_enabled():
             raise CaptureError(
                 "torch.inference_mode(False) inside torch.inference_mode() around the compiled call: its gradients "
                 "would be lost; accepted: torch.no_grad() around the call"
             )
         before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(not given)
+        torch._C._set_grad_enabled(not value)
         return before

@@ -28,14 +28,14 @@ def share_state(rewritten: GraphModule, source: nn.Module) -> None:
             owner._modules[name] = owner._modules.pop(name, None) or nn.Module()
 
 
-def read_state(rewritten: GraphModule, source: nn.Module, inputs: Sequence[Any], given: Sequence[Any]) -> list[int]:
+def read_state(rewritten: GraphModule, source: nn.Module, inputs: Sequence[Any], arguments: Sequence[Any]) -> list[int]:
     """Replace the placeholders of ``rewritten`` that are tensors of ``source`` by attributes of ``rewritten``.
 
-    ``inputs`` are the placeholders' values. Placeholders for values in ``given``, the caller's arguments, stay. Returns
-    the positions of the placeholders that stay.
+    ``inputs`` are the placeholders' values. Placeholders for the caller's ``arguments`` stay. Returns the positions
+    of the placeholders that stay.
     """
     names = {id(tensor): name for name, tensor in _state(source).items()}
-    for value in given:
+    for value in arguments:
         names.pop(id(value), None)
     placeholders = rewritten.graph.find_nodes(op="placeholder")
     left = [at for at, value in enumerate(inputs) if id(value) not in names]

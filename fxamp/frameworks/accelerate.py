@@ -52,17 +52,17 @@ def prepare(
         OptionError: the accelerator scales losses itself (``mixed_precision="fp16"``), uses another engine, or already
             has a scaler; or an argument has an invalid value.
     """
-    made = setup(policy, scaler, options, compile_arguments)
+    settings = setup(policy, scaler, options, compile_arguments)
     _require_free(accelerator)
-    if made.scaler is not None:
-        accelerator.scaler = made.scaler
-    for each in objects:
-        if isinstance(each, torch.nn.Module):
-            made.compile_in_place(each)
-            make_scale(made, each)
+    if settings.scaler is not None:
+        accelerator.scaler = settings.scaler
+    for item in objects:
+        if isinstance(item, torch.nn.Module):
+            settings.compile_in_place(item)
+            make_scale(settings, item)
     prepared = accelerator.prepare(*objects)
-    for each in accelerator._optimizers:
-        take_over(each, made.scaler)
+    for item in accelerator._optimizers:
+        take_over(item, settings.scaler)
     return prepared
 
 
@@ -81,10 +81,10 @@ def _require_free(accelerator: Accelerator) -> None:
         )
 
 
-def make_scale(made: Setup, model: torch.nn.Module) -> None:
+def make_scale(settings: Setup, model: torch.nn.Module) -> None:
     """Create the scale before the first step, even if no graph has run by then."""
-    if made.scaler is not None:
-        made.scaler.graph_scale(device_of(model))
+    if settings.scaler is not None:
+        settings.scaler.graph_scale(device_of(model))
 
 
 def take_over(optimizer: AcceleratedOptimizer, scaler: GradScaler | None) -> None:

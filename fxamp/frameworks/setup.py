@@ -71,24 +71,24 @@ def setup(
     return Setup(policy, scaler, dict(options or {}), dict(arguments))
 
 
-def _scaler_for(policy: str | Policy, given: Any) -> GradScaler | None:
-    if given is not None and not isinstance(given, Mapping):
+def _scaler_for(policy: str | Policy, value: Any) -> GradScaler | None:
+    if value is not None and not isinstance(value, Mapping):
         raise OptionError(
-            f"scaler={given!r}, of type {type(given).__module__}.{type(given).__name__}; accepted: an "
+            f"scaler={value!r}, of type {type(value).__module__}.{type(value).__name__}; accepted: an "
             "fxamp.GradScaler, a dict of its arguments, or None"
         )
     if policy != "auto":
-        return GradScaler.from_policy(policy, **(given or {}))
-    return None if given is None else GradScaler(**given)
+        return GradScaler.from_policy(policy, **(value or {}))
+    return None if value is None else GradScaler(**value)
 
 
 def warn_untested(package: str) -> None:
     """Log once if ``package`` is not of the version (major and minor) that fxamp is tested with."""
     try:
-        wanted, installed = metadata.requires("fxamp") or [], metadata.version(package)
+        requirements, installed = metadata.requires("fxamp") or [], metadata.version(package)
     except metadata.PackageNotFoundError:
         return
-    for requirement in wanted:
+    for requirement in requirements:
         match = re.match(rf"{package}==([\w.]+)", requirement)
         if match and match[1].split(".")[:2] != installed.split(".")[:2]:
             warn_once(__name__, "%s %s is installed; fxamp is tested with %s", package, installed, match[1])

@@ -59,12 +59,12 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         """The scaler; None if the policy needs none."""
         return self._setup.scaler
 
-    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Compile the model, also for a Trainer that only evaluates."""
-        self._compile(given.get("model"))
+        self._compile(others.get("model"))
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
         """Compile the model if the Trainer has replaced it, and take over the step."""
         if args.fp16:
@@ -72,18 +72,18 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                 "TrainingArguments(fp16=True) brings a scaler of its own; leave it out: float16 and its scaler come "
                 'with FxampCallback(policy="cuda-float16")'
             )
-        model = given["model"]
+        model = others["model"]
         self._compile(model)
         if self.scaler is not None and any(p.dtype == torch.float16 for p in model.parameters()):
             raise OptionError("the model's parameters are float16; a scaler needs parameters in float32")
         make_scale(self._setup, model)
-        take_over(given["optimizer"], self.scaler)
+        take_over(others["optimizer"], self.scaler)
         saved = self.restored or _saved(state)
         if saved is not None and self.scaler is not None:
             self.scaler.load_state_dict(saved)
 
     def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
         """Let the scaler raise its errors: the Trainer does not call it with the loss."""
         if self.scaler is not None:
@@ -95,7 +95,7 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, Any] | None = None,
-        **given: Any,
+        **others: Any,
     ) -> None:
         """Add the scale and the skipped steps to the logs and the history; waits for the device."""
         if self.scaler is None or logs is None or "loss" not in logs:
@@ -126,7 +126,7 @@ def _saved(state: TrainerState) -> Any:
 def _plain(value: Any) -> Any:
     """Return ``value`` in a form that JSON can hold."""
     if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value if value is None or isinstance(value, (bool, int, float, str)) else _LOST

@@ -158,9 +158,9 @@ def writes(node: Node) -> list[Node]:
         return [] if pure else [source for source in node.all_input_nodes if tensor_value(source) is not None]
     return [
         leaf
-        for argument, given in arguments(node)
+        for argument, value in arguments(node)
         if (argument.alias_info is not None and argument.alias_info.is_write) or argument.name in _HIDDEN_WRITES
-        for leaf in pytree.tree_leaves(given)
+        for leaf in pytree.tree_leaves(value)
         if isinstance(leaf, Node)
     ]
 
@@ -228,12 +228,12 @@ def _aliased_by_pick(node: Node) -> list[Node]:
 def _converts(node: Node) -> bool:
     """Whether a conversion makes a tensor of its own: one of another dtype, or a copy because the program asks."""
     before, after = tensor_value(node.args[0]), tensor_value(node)
-    copies = any(argument.name == "copy" and given is True for argument, given in arguments(node))
+    copies = any(argument.name == "copy" and value is True for argument, value in arguments(node))
     return copies or (before is not None and after is not None and before.dtype != after.dtype)
 
 
 def _annotated(node: Node) -> list[Node]:
     """Return the inputs that the result shares memory with, by the schema."""
-    aliased = (given for argument, given in arguments(node) if argument.alias_info is not None)
-    leaves = (leaf for given in aliased for leaf in (given if isinstance(given, (list, tuple)) else [given]))
+    aliased = (value for argument, value in arguments(node) if argument.alias_info is not None)
+    leaves = (leaf for value in aliased for leaf in (value if isinstance(value, (list, tuple)) else [value]))
     return [leaf for leaf in leaves if isinstance(leaf, Node)]

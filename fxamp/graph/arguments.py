@@ -20,14 +20,14 @@ def arguments(node: Node) -> Iterator[tuple[Argument, Any]]:
 
 def argument(node: Node, name: str) -> Any:
     """Return the value that :func:`arguments` gives for ``name``; None if the schema has no such argument."""
-    return next((value for found, value in arguments(node) if found.name == name), None)
+    return next((value for parameter, value in arguments(node) if parameter.name == name), None)
 
 
 def set_argument(node: Node, name: str, value: Any) -> None:
     """Pass ``value`` as the argument ``name``: in place if the call already passes it, else by keyword."""
     assert isinstance(node.target, OpOverload)
-    for position, found in enumerate(node.target._schema.arguments):
-        if found.name == name and position < len(node.args) and not found.kwarg_only:
+    for position, parameter in enumerate(node.target._schema.arguments):
+        if parameter.name == name and position < len(node.args) and not parameter.kwarg_only:
             node.update_arg(position, value)
             return
     node.update_kwarg(name, value)

@@ -31,10 +31,10 @@ class GraphWriter:
         node = self.graph.create_node("call_function", op, args, kwargs, name=name or None)
         return self._written(node, near, why)
 
-    def copy(self, node: Node, replaced: Mapping[Node, Node], why: str = "") -> Node:
+    def copy(self, node: Node, replaced: Mapping[Node, Node]) -> Node:
         """Return a copy of the call ``node`` that reads other nodes; it keeps the location in the user's program."""
         copy = self.graph.node_copy(node, lambda source: replaced.get(source, source))
-        return self._written(copy, None, why)
+        return self._written(copy, None, "")
 
     def item(self, node: Node, index: int) -> Node:
         """Return one of the results of ``node``."""

@@ -41,14 +41,3 @@ from fxamp.kernels.in_place import check_, check_unscale_
 from fxamp.kernels.ops import check_unscale, check_unscale_norm
 from fxamp.kernels.scale_update import update_scale_
 from fxamp.kernels.scaled_linear import scaled_linear
-
-__all__ = [
-    "Implementation",
-    "check_",
-    "check_unscale",
-    "check_unscale_",
-    "check_unscale_norm",
-    "forced",
-    "scaled_linear",
-    "update_scale_",
-]

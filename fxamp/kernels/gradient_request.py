@@ -1,8 +1,8 @@
-"""The request to process gradients of one device: the argument of every implementation."""
+"""What every implementation is asked: to process gradients of one device, or to change the loss scale by a rule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,16 @@ class UnscaleRequest:
     def device(self) -> torch.device:
         """The device of all its tensors."""
         return self.sources[0].device
+
+
+class ScaleRule(NamedTuple):
+    """How the loss scale changes; :func:`fxamp.kernels.update_scale_` says what the fields do."""
+
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+    min_scale: float | None = None
+    max_scale: float | None = None
 
 
 @dataclass(eq=False)

@@ -33,18 +33,18 @@ def _in_one_go(work: UnscaleRequest, targets: Sequence[Tensor], inv_scale: Tenso
     if not 0.0 < float(inv_scale.detach().numpy().reshape(-1)[0]) <= 1.0:
         return False
     pairs = {(source.dtype, target.dtype) for source, target in zip(work.sources, targets, strict=True)}
-    if any(wanted is not given and (given not in NARROW or wanted is not torch.float32) for given, wanted in pairs):
+    if any(after is not before and (before not in NARROW or after is not torch.float32) for before, after in pairs):
         return False
-    return work.squared_norm is None or all(wanted not in NARROW for _, wanted in pairs)
+    return work.squared_norm is None or all(after not in NARROW for _, after in pairs)
 
 
 def _unscale(work: UnscaleRequest, targets: Sequence[Tensor], inv_scale: Tensor) -> None:
     copied = [(target, source) for target, source in zip(targets, work.sources, strict=True) if target is not source]
     if copied:
         torch._foreach_copy_([target for target, _ in copied], [source for _, source in copied])
-    found = torch.zeros(1)
-    torch._amp_foreach_non_finite_check_and_unscale_(list(targets), found, inv_scale)
-    if found.numpy()[0]:
+    flag = torch.zeros(1)
+    torch._amp_foreach_non_finite_check_and_unscale_(list(targets), flag, inv_scale)
+    if flag.numpy()[0]:
         _report(work, _not_finite(targets))
     if work.squared_norm is not None:
         _add_squares(targets, work.squared_norm)
@@ -61,7 +61,7 @@ def _not_finite(tensors: Sequence[Tensor]) -> Tensor:
     """Whether each tensor holds an inf or NaN: bool ``[len(tensors)]``. Tests the extremes; NaN propagates to both."""
     bad = torch.zeros(len(tensors), dtype=torch.bool)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        places = [at for at, each in enumerate(tensors) if each.dtype is dtype and each.numel()]
+        places = [at for at, tensor in enumerate(tensors) if tensor.dtype is dtype and tensor.numel()]
         if places:
             extremes = torch.stack([extreme for at in places for extreme in torch.aminmax(tensors[at])])
             bad[places] = torch.isfinite(extremes).view(-1, 2).all(dim=1).logical_not()
@@ -72,7 +72,7 @@ def _add_squares(tensors: Sequence[Tensor], squared_norm: Tensor) -> bool:
     """Add the sum of the squares of all elements; return whether it is finite."""
     total = torch.zeros((), dtype=torch.float64)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        members = [each for each in tensors if each.dtype is dtype]
+        members = [tensor for tensor in tensors if tensor.dtype is dtype]
         norms = torch._foreach_norm(members, 2, torch.float32 if dtype in NARROW else None)
         total += torch.stack(list(norms)).double().square().sum()
     squared_norm.add_(total)

@@ -24,7 +24,7 @@ def perform_everywhere(work: UnscaleRequest, home: torch.device, keep: bool) -> 
         perform(work, keep)
         return
     for device in dict.fromkeys(devices):
-        positions = [position for position, each in enumerate(devices) if each == device]
+        positions = [position for position, place in enumerate(devices) if place == device]
         _perform_share(work, positions, device, home, keep)
 
 

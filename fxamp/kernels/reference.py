@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxamp.kernels.gradient_request import UnscaleRequest
+from fxamp.kernels.gradient_request import ScaleRule, UnscaleRequest
 from fxamp.torch_dtypes import widest_float
 
 
@@ -24,27 +24,27 @@ def perform(work: UnscaleRequest, positions: Sequence[int] | None = None) -> Non
     chosen = range(len(work.sources)) if positions is None else positions
     if not chosen:
         return
-    found = torch.zeros(len(chosen), dtype=torch.float32, device=work.device)
-    for position, slot in zip(chosen, found.unbind(), strict=True):
+    bad = torch.zeros(len(chosen), dtype=torch.float32, device=work.device)
+    for position, slot in zip(chosen, bad.unbind(), strict=True):
         _check_and_unscale(work, position, slot)
     if work.found_inf is not None:
-        work.found_inf.masked_fill_(found.any(), 1.0)
+        work.found_inf.masked_fill_(bad.any(), 1.0)
     if work.flags is not None and positions is None:
-        work.flags.copy_(found)
+        work.flags.copy_(bad)
     elif work.flags is not None:
         slots = work.flags.unbind()
-        torch._foreach_copy_([slots[position] for position in chosen], list(found.unbind()))
+        torch._foreach_copy_([slots[position] for position in chosen], list(bad.unbind()))
 
 
-def _check_and_unscale(work: UnscaleRequest, position: int, found: Tensor) -> None:
-    """Do the work for one gradient, and set ``found`` (0-dim float32, holds 0.0) to 1.0 if it is not finite."""
+def _check_and_unscale(work: UnscaleRequest, position: int, flag: Tensor) -> None:
+    """Do the work for one gradient, and set ``flag`` (0-dim float32, holds 0.0) to 1.0 if it is not finite."""
     source = work.sources[position]
     in_place = work.targets is not None and work.targets[position] is source and source.dtype is not torch.bfloat16
     if in_place and work.squared_norm is None:
         assert work.inv_scale is not None
-        torch._amp_foreach_non_finite_check_and_unscale_([source], found, work.inv_scale)
+        torch._amp_foreach_non_finite_check_and_unscale_([source], flag, work.inv_scale)
         return
-    found.copy_(torch.isfinite(source).all().logical_not())
+    flag.copy_(torch.isfinite(source).all().logical_not())
     true = source.to(torch.promote_types(source.dtype, torch.float32))
     if work.targets is not None:
         assert work.inv_scale is not None
@@ -54,22 +54,13 @@ def _check_and_unscale(work: UnscaleRequest, position: int, found: Tensor) -> No
         work.squared_norm.add_(true.square().sum(dtype=widest_float(source.device)))
 
 
-def update_scale(
-    scale: Tensor,
-    growth_tracker: Tensor,
-    found_inf: Tensor,
-    growth_factor: float,
-    backoff_factor: float,
-    growth_interval: int,
-    min_scale: float | None,
-    max_scale: float | None,
-) -> None:
+def update_scale(scale: Tensor, growth_tracker: Tensor, found_inf: Tensor, rule: ScaleRule) -> None:
     """Grow or back off ``scale`` in place, by the rule of :func:`fxamp.kernels.update_scale_`.
 
     torch's op tests the tracker with ``==``; limiting the tracker to below the interval makes that a ``>=``.
     """
-    interval = max(growth_interval, 1)
+    interval = max(rule.growth_interval, 1)
     growth_tracker.clamp_(max=interval - 1)
-    torch._amp_update_scale_(scale, growth_tracker, found_inf, growth_factor, backoff_factor, interval)
-    if min_scale is not None or max_scale is not None:
-        scale.clamp_(min_scale, max_scale)
+    torch._amp_update_scale_(scale, growth_tracker, found_inf, rule.growth_factor, rule.backoff_factor, interval)
+    if rule.min_scale is not None or rule.max_scale is not None:
+        scale.clamp_(rule.min_scale, rule.max_scale)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fxamp.errors import OptionError
 from fxamp.kernels import reference
 from fxamp.kernels.dispatch import Implementation, implementation
+from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.scale_update_source import update_function
 from fxamp.torch_devices import on_device
 
@@ -52,11 +53,11 @@ def update_scale_(
         if not math.isfinite(factor):
             raise OptionError(f"{name}: expected a finite number, got {factor}")
     chosen = implementation(scale.device)
-    rule = float(growth_factor), float(backoff_factor), int(growth_interval), min_scale, max_scale
+    rule = ScaleRule(float(growth_factor), float(backoff_factor), int(growth_interval), min_scale, max_scale)
     if chosen in (Implementation.REFERENCE, Implementation.HOST):
-        reference.update_scale(scale, growth_tracker, found_inf, *rule)
+        reference.update_scale(scale, growth_tracker, found_inf, rule)
         return
-    kernel = update_function(*rule, interpret=chosen is Implementation.INTERPRETER)
+    kernel = update_function(rule, interpret=chosen is Implementation.INTERPRETER)
     with on_device(scale.device):
         kernel[(1,)](scale, growth_tracker, found_inf, num_warps=1, enable_fp_fusion=False)
     torch.autograd.graph.increment_version([scale, growth_tracker])

@@ -4,6 +4,7 @@ import functools
 import math
 from typing import Any
 
+from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.store import load_function
 
 # The factors are float64, as in torch's op; an argument of a Triton kernel would be float32.
@@ -31,19 +32,13 @@ def update_scale(scale, growth_tracker, found_inf):
 BOUND = "    new = tl.where(new {beyond} {bound!r}, {bound!r}, new)  # {name}; NaN stays\n"
 
 
-def update_text(
-    growth_factor: float,
-    backoff_factor: float,
-    growth_interval: int,
-    min_scale: float | None = None,
-    max_scale: float | None = None,
-) -> str:
+def update_text(rule: ScaleRule) -> str:
     """Return the Python module that defines the kernel ``update_scale`` for this rule."""
-    bounds = (("min_scale", "<", min_scale), ("max_scale", ">", max_scale))
+    bounds = (("min_scale", "<", rule.min_scale), ("max_scale", ">", rule.max_scale))
     return TEXT.format(
-        growth_factor=growth_factor,
-        backoff_factor=backoff_factor,
-        growth_interval=growth_interval,
+        growth_factor=rule.growth_factor,
+        backoff_factor=rule.backoff_factor,
+        growth_interval=rule.growth_interval,
         bounds="".join(
             BOUND.format(name=name, beyond=beyond, bound=float(bound))
             for name, beyond, bound in bounds
@@ -53,14 +48,6 @@ def update_text(
 
 
 @functools.lru_cache(maxsize=64)
-def update_function(
-    growth_factor: float,
-    backoff_factor: float,
-    growth_interval: int,
-    min_scale: float | None,
-    max_scale: float | None,
-    interpret: bool,
-) -> Any:
+def update_function(rule: ScaleRule, interpret: bool) -> Any:
     """Return the kernel of this rule, to launch on one program; ``interpret``: in Triton's interpreter."""
-    text = update_text(growth_factor, backoff_factor, growth_interval, min_scale, max_scale)
-    return load_function("update_scale", text, interpret)
+    return load_function("update_scale", update_text(rule), interpret)

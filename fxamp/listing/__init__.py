@@ -1,5 +1,3 @@
 """Graphs as plain values and as text: nodes, decisions, casts. Imports no torch."""
 
 from fxamp.listing.model import Document, Entry, KeptValue, Listing, RuleRef, Source, TensorType
-
-__all__ = ["Document", "Entry", "KeptValue", "Listing", "RuleRef", "Source", "TensorType"]

@@ -120,10 +120,10 @@ class _Reader:
         """
         if not isinstance(value, ast.Call) or not (dotted(value.func) or "").endswith("tree_flatten_spec"):
             raise self._error(statement.lineno, "a graph gives a value one name, not several")
-        given = {entry.name: entry for entry in graph.entries}
+        by_name = {entry.name: entry for entry in graph.entries}
         graph.entries, graph.names, graph.places = [], {}, {}
         for name in names:
-            entry = given.get(name, Entry(name, "placeholder", name))
+            entry = by_name.get(name, Entry(name, "placeholder", name))
             self._input(replace(entry, **graph.types.get(name, {})), graph)
 
     def _alias(self, name: str, other: str, annotation: ast.expr | None, graph: _Graph) -> None:
@@ -170,14 +170,14 @@ class _Reader:
         graph.entries.append(Entry(kind="output", target="output", call=call, inputs=inputs, source=source, **known))
 
     def _about(self, statement: ast.stmt) -> tuple[Any, dict[str, Any]]:
-        found = self._margin.lines.get(statement.lineno)
-        return (None, {}) if found is None else (found.source, self._fields(found.fields, statement.lineno))
+        note = self._margin.lines.get(statement.lineno)
+        return (None, {}) if note is None else (note.source, self._fields(note.fields, statement.lineno))
 
     def _fields(self, fields: list[tuple[str, str]], line: int) -> dict[str, Any]:
-        given, unknown = entry_fields(fields)
+        values, unknown = entry_fields(fields)
         at = self._first + line - 1
         self._warnings += [f"{self._where}{at}: unknown key {key!r} in fxamp's comment" for key in unknown]
-        return given
+        return values
 
     def _text(self, value: ast.expr) -> str:
         line = self._lines[value.lineno - 1]
@@ -206,8 +206,8 @@ def _types(annotation: ast.expr | None) -> dict[str, Any]:
     text = annotation.value if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
     if not isinstance(text, str):
         return {}
-    found = tensor_type(text)
-    return {"values": (found,)} if found is not None else {"symbol": symbol(text)}
+    kind = tensor_type(text)
+    return {"values": (kind,)} if kind is not None else {"symbol": symbol(text)}
 
 
 def _distinct(names: list[str]) -> tuple[str, ...]:

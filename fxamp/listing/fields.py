@@ -30,31 +30,31 @@ _OF_A_GRAPH = ("stage", "policy", "device", "chosen", "ended")
 
 def entry_fields(fields: Fields) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of Entry from a node's comment, and the unknown keys in it."""
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     lost: list[RuleRef] = []
     rule: dict[str, str] = {}
     unknown: list[str] = []
     for key, value in fields:
         if key in _TEXTS:
-            given[_TEXTS[key]] = value
+            values[_TEXTS[key]] = value
         elif key in _OF_A_RULE:
             rule[key] = value
         elif key == "lost":
             lost.append(_rule(value))
         elif key == "was":
-            given["was"] = tuple(value.split(","))
+            values["was"] = tuple(value.split(","))
         elif key == "needs_grad":
-            given["needs_grad"] = value == "1"
+            values["needs_grad"] = value == "1"
         elif key == "values":
-            given["values"] = _types(value)
+            values["values"] = _types(value)
         elif key != "input":
             unknown.append(key)
     if "rule" in rule:
-        given["rule"] = RuleRef(rule["rule"], rule.get("at", ""), rule.get("cast", ""), rule.get("why", ""))
-        given.setdefault("reason", rule.get("why", ""))
+        values["rule"] = RuleRef(rule["rule"], rule.get("at", ""), rule.get("cast", ""), rule.get("why", ""))
+        values.setdefault("reason", rule.get("why", ""))
     if lost:
-        given["lost"] = tuple(lost)
-    return given, unknown
+        values["lost"] = tuple(lost)
+    return values, unknown
 
 
 def graph_fields(fields: Fields) -> tuple[dict[str, Any], list[str]]:
@@ -62,28 +62,28 @@ def graph_fields(fields: Fields) -> tuple[dict[str, Any], list[str]]:
 
     Raises ValueError for another format version, or an invalid number.
     """
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     counts: dict[str, int] = {}
     unmatched: list[RuleRef] = []
-    kept: list[KeptValue] = []
+    kept_values: list[KeptValue] = []
     unknown: list[str] = []
     for key, value in fields:
         if key in _OF_A_GRAPH:
-            given[key] = value
+            values[key] = value
         elif key in ("kept_before", "kept_after"):
-            given[key] = _number(key, value)
+            values[key] = _number(key, value)
         elif key == "count":
             name, _, number = value.rpartition(" ")
             counts[name] = _number(f"count {name}", number)
         elif key == "unmatched":
             unmatched.append(_rule(value))
         elif key == "kept":
-            kept.append(_kept(value))
+            kept_values.append(_kept(value))
         elif key == "format":
             _check_format(value)
         elif key != "graph":
             unknown.append(key)
-    return {**given, "counts": counts, "unmatched": tuple(unmatched), "kept": tuple(kept)}, unknown
+    return {**values, "counts": counts, "unmatched": tuple(unmatched), "kept": tuple(kept_values)}, unknown
 
 
 def _check_format(value: str) -> None:

@@ -57,7 +57,7 @@ def read_margin(lines: list[str], ours: bool) -> Margin:
         if not text or (not ours and text.startswith("return")):
             continue  # torch writes no comment for the return statement
         if text.startswith(("def ", "class ")):
-            margin.inputs |= {(number, name): given for name, given in inputs.items()}
+            margin.inputs |= {(number, name): comment for name, comment in inputs.items()}
             source, fields, inputs = None, [], {}
             continue
         if source is not None or fields:

@@ -36,7 +36,7 @@ def read_file(path: str) -> Document:
     if file.is_dir():
         raise ListingError(f"{path} is a folder; accepted: one of its files, {_ACCEPTED}")
     if not file.is_file():
-        there = [each.name for each in file.parent.iterdir()] if file.parent.is_dir() else []
+        there = [other.name for other in file.parent.iterdir()] if file.parent.is_dir() else []
         raise ListingError(f"{path}: no such file{nearest(file.name, there)}")
     try:
         text = file.read_bytes().decode("utf-8")

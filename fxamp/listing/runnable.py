@@ -41,11 +41,11 @@ def input_types(listing: Listing, text: str, file: str) -> Listing:
             f"{file}:{function.lineno}: load_args reads {len(inputs)} inputs, but forward takes {len(places)}"
         )
     entries = list(listing.entries)
-    for at, given in zip(places, inputs, strict=True):
-        if isinstance(given, str):
-            entries[at] = replace(entries[at], symbol=given)
-        elif given is not None and not entries[at].values:
-            entries[at] = replace(entries[at], values=(given,))
+    for at, kind in zip(places, inputs, strict=True):
+        if isinstance(kind, str):
+            entries[at] = replace(entries[at], symbol=kind)
+        elif kind is not None and not entries[at].values:
+            entries[at] = replace(entries[at], values=(kind,))
     return replace(listing, entries=tuple(entries))
 
 
@@ -104,9 +104,9 @@ def _device(value: ast.expr | None) -> str:
     """Return ``"cuda:0"`` for ``device(type='cuda', index=0)``."""
     if not isinstance(value, ast.Call):
         return "cpu"
-    given = [
+    parts = [
         part.value
         for part in [*value.args, *(keyword.value for keyword in value.keywords)]
         if isinstance(part, ast.Constant)
     ]
-    return ":".join(str(part) for part in given) or "cpu"
+    return ":".join(str(part) for part in parts) or "cpu"

@@ -38,9 +38,9 @@ class Totals:
 def totals(listing: Listing, keep: Callable[[Entry], bool] = lambda entry: True) -> Totals:
     """Count the entries of ``listing`` and its bodies that ``keep`` accepts."""
     by_name = Index()
-    kept = [(where, entry) for where, entry in listing.walk() if keep(entry)]
-    ops = [entry for _, entry in kept if is_op(entry)]
-    moved = [by_name.bytes_cast(where, entry) for where, entry in kept if entry.is_cast]
+    chosen = [(where, entry) for where, entry in listing.walk() if keep(entry)]
+    ops = [entry for _, entry in chosen if is_op(entry)]
+    moved = [by_name.bytes_cast(where, entry) for where, entry in chosen if entry.is_cast]
     known = [count for count in moved if count is not None]
     without_rule = [entry.target for entry in ops if entry.rule is None] if listing.policy else []
     return Totals(
@@ -52,7 +52,7 @@ def totals(listing: Listing, keep: Callable[[Entry], bool] = lambda entry: True)
         shared=listing.counts.get("shared"),
         folded=listing.counts.get("folded"),
         without_rule=dict(Counter(without_rule).most_common()),
-        verbatim={entry.name: entry.verbatim for _, entry in kept if entry.verbatim},
+        verbatim={entry.name: entry.verbatim for _, entry in chosen if entry.verbatim},
         fp8=dict(Counter(_recipe(entry) for entry in ops if entry.runs_in == FP8).most_common()),
         not_fp8={entry.name: entry.not_fp8 for entry in ops if entry.not_fp8},
     )

@@ -13,5 +13,3 @@ from fxamp.optim.bound_step import BoundStep, Factors, has_pre_hooks
 from fxamp.optim.compile_optimizer import clips
 from fxamp.optim.guarded_step import GuardedStep, guarded
 from fxamp.optim.precision.state_dicts import packed_state_dict
-
-__all__ = ["BoundStep", "Factors", "GuardedStep", "clips", "guarded", "has_pre_hooks", "packed_state_dict"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.errors import OptionError, nearest
+from fxamp.errors import OptionError, require_choice
 from fxamp.lowering_names import STEP_LOWERINGS
 from fxamp.optim.bound_step import BoundStep
 from fxamp.optim.clip import require_max_norm
@@ -64,9 +64,7 @@ def compile_optimizer(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(f"compile_optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    if lowering not in STEP_LOWERINGS:
-        accepted = ", ".join(map(repr, STEP_LOWERINGS))
-        raise OptionError(f"lowering={lowering!r}: expected one of {accepted}{nearest(str(lowering), STEP_LOWERINGS)}")
+    require_choice("lowering", lowering, STEP_LOWERINGS)
     if clip_norm is not None:
         require_max_norm(clip_norm, "clip_norm")
     loaded = policy if policy is None or isinstance(policy, Policy) else Policy.load(policy)

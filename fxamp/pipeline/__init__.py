@@ -1,5 +1,3 @@
 """Run the passes in order: verify, time and record each, in one place; and the protocol of who adds some."""
 
 from fxamp.pipeline.run import run_passes, run_traced
-
-__all__ = ["run_passes", "run_traced"]

@@ -9,19 +9,3 @@ from fxamp.policy.model.rule import Origin, Rule
 from fxamp.policy.model.rulings import Ruling
 from fxamp.policy.model.site import Site, Symbol, TensorFacts
 from fxamp.policy.policy import Policy
-
-__all__ = [
-    "Category",
-    "LossScale",
-    "OptimizerPrecision",
-    "Origin",
-    "Policy",
-    "Recipe",
-    "Rule",
-    "Ruling",
-    "Site",
-    "Symbol",
-    "TensorFacts",
-    "built_in_names",
-    "variant_names",
-]

@@ -71,16 +71,16 @@ def saved_tensors(run: Callable[[], _T]) -> tuple[_T, list[Tensor]]:
         torch._C._autograd._saved_tensors_hooks_set_tracing(traced)
 
 
-def total_bytes(saved: Sequence[Tensor], given: Sequence[Any] = ()) -> int | None:
-    """Return the bytes of the distinct storages of ``saved`` that are not in ``given``; None if a size is symbolic.
+def total_bytes(saved: Sequence[Tensor], inputs: Sequence[Any] = ()) -> int | None:
+    """Return the bytes of the distinct storages of ``saved`` that are not in ``inputs``; None if a size is symbolic.
 
     Of a DTensor only the part on this rank counts.
     """
-    there = {_storage(part) for value in given if isinstance(value, Tensor) for part in inner_tensors(value)}
+    there = {_storage(part) for value in inputs if isinstance(value, Tensor) for part in inner_tensors(value)}
     parts = [part for tensor in saved for part in inner_tensors(tensor)]
     sizes = {_storage(part): part.untyped_storage().nbytes() for part in parts}
-    kept = [size for storage, size in sizes.items() if storage not in there]
-    return sum(kept) if all(isinstance(size, int) for size in kept) else None
+    fresh = [size for storage, size in sizes.items() if storage not in there]
+    return sum(fresh) if all(isinstance(size, int) for size in fresh) else None
 
 
 class _Run(Interpreter):
@@ -125,12 +125,12 @@ class _Run(Interpreter):
 
     def _larger(self, branches: list[tuple["_Run", list[Any]]]) -> Any:
         results: list[Any] = []
-        kept: list[list[Tensor]] = []
+        by_branch: list[list[Tensor]] = []
         for run, operands in branches:
             result, saved = saved_tensors(partial(run.run, *operands))
             results.append(result)
-            kept.append([*saved, *run.kept])
-        self.kept += max(kept, key=lambda tensors: total_bytes(list(tensors)) or 0)
+            by_branch.append([*saved, *run.kept])
+        self.kept += max(by_branch, key=lambda tensors: total_bytes(list(tensors)) or 0)
         return results[0]
 
     def _function(self, body: GraphModule, operands: list[Any]) -> Any:

@@ -38,18 +38,18 @@ def list_graph(gm: GraphModule, name: str = "GraphModule", **about: Any) -> List
     return Listing(name, tuple(entries), listings, **about)
 
 
-def list_partition(gm: GraphModule, stage: str, kept: tuple[KeptValue, ...] = ()) -> Listing:
+def list_partition(gm: GraphModule, stage: str, values: tuple[KeptValue, ...] = ()) -> Listing:
     """Return the listing of one of AOTAutograd's partitioned graphs, with what the forward keeps for the backward.
 
-    ``stage`` is "forward" or "backward", ``kept`` what rules made of kept values.
+    ``stage`` is "forward" or "backward", ``values`` what rules made of kept values.
     """
     if stage != "forward":
         return list_graph(gm, stage=stage)
-    metadata, ruled = current_metadata(), bool(kept)
+    metadata, ruled = current_metadata(), bool(values)
     if KEPT_VALUES not in graph_output(gm.graph).meta and metadata is not None:
-        kept = kept_as_they_are(gm, metadata.num_forward_returns)
-    before, after = totals_of(kept) if kept or metadata is not None else (None, None)
-    return list_graph(gm, stage=stage, kept=kept, kept_before=before if ruled else None, kept_after=after)
+        values = kept_as_they_are(gm, metadata.num_forward_returns)
+    before, after = totals_of(values) if values or metadata is not None else (None, None)
+    return list_graph(gm, stage=stage, kept=values, kept_before=before if ruled else None, kept_after=after)
 
 
 def kept_verbatim(node: Node) -> str:

@@ -97,13 +97,13 @@ class Report:
         return [_SKIPPED, *(f"  {function}" for function in self.skipped)]
 
     def _rows(self) -> list[dict[str, Any]]:
-        kept = any(graph.kept for graph in self.graphs)
-        return [_row(number, graph, kept) for number, graph in enumerate(self.graphs)]
+        with_kept = any(graph.kept for graph in self.graphs)
+        return [_row(number, graph, with_kept) for number, graph in enumerate(self.graphs)]
 
     def _notes(self) -> list[tuple[str, list[str]]]:
         """Return the notes below the table, each a title and lines."""
         numbered = list(enumerate(self.graphs))
-        kept = [f"  graph {i}: {name}: {why}" for i, g in numbered for name, why in g.verbatim.items()]
+        verbatim = [f"  graph {i}: {name}: {why}" for i, g in numbered for name, why in g.verbatim.items()]
         breaks = [f"  after graph {i}: {g.ended}" for i, g in numbered if g.ended]
         notes = list(self._fp8())
         before, after = self.kept
@@ -111,8 +111,8 @@ class Report:
             notes.append(
                 (f"Kept for the backward: {_size(before)} without rules for it, {_size(after)} with them.", [])
             )
-        if kept:
-            notes.append(("Kept as captured, in the dtypes they were captured with:", kept))
+        if verbatim:
+            notes.append(("Kept as captured, in the dtypes they were captured with:", verbatim))
         if breaks:
             notes.append(("The program continues outside a graph (a graph break):", breaks))
         if self.skipped:
@@ -144,10 +144,10 @@ def _size(count: int) -> str:
     return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
 
 
-def _row(number: int, graph: GraphRecord, kept: bool) -> dict[str, Any]:
+def _row(number: int, graph: GraphRecord, with_kept: bool) -> dict[str, Any]:
     dtypes = ", ".join(f"{dtype} {count}" for dtype, count in sorted(graph.ops_by_dtype.items()))
     after = totals_of(graph.kept)[1]
-    kept_column = {"kept": "" if after is None else _size(after)} if kept else {}
+    kept_column = {"kept": "" if after is None else _size(after)} if with_kept else {}
     return {
         "graph": number,
         "policy": graph.policy,

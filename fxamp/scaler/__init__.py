@@ -28,5 +28,3 @@ Three rooms, each of which knows only those below it, and ``scale``, the scale's
 
 from fxamp.scaler.contract.grad_scaler import GradScaler
 from fxamp.scaler.contract.optimizer_record import StepResult
-
-__all__ = ["GradScaler", "StepResult"]

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.torch_dtypes import widest_float
 
 Owner = Tensor | weakref.ReferenceType[Tensor] | None
@@ -73,8 +74,7 @@ def adapt_scale_(
     scale: Tensor,
     tracker: Tensor,
     flags: Sequence[Tensor],
-    rule: tuple[float, float, int],
-    bounds: tuple[float | None, float | None],
+    rule: ScaleRule,
 ) -> None:
     """Back off if any optimizer's flag is set; else count, and grow when the count reaches the interval. In place.
 
@@ -82,8 +82,7 @@ def adapt_scale_(
         scale: 0-dim float32.
         tracker: 0-dim int32, consecutive updates without an overflow since the scale last changed.
         flags: of each optimizer checked since the last update one, 0-dim float32 on the scale's device.
-        rule: growth factor, backoff factor, growth interval.
-        bounds: the limits of backoff and growth; None for no limit.
+        rule: how the scale grows and backs off.
 
     Raises:
         AssertionError: no optimizer's gradients were checked.
@@ -92,7 +91,7 @@ def adapt_scale_(
 
     if not flags:
         raise AssertionError("No inf checks were recorded prior to update.")
-    update_scale_(scale, tracker, reduce(torch.add, flags), *rule, min_scale=bounds[0], max_scale=bounds[1])
+    update_scale_(scale, tracker, reduce(torch.add, flags), *rule)
 
 
 def set_scale_(scale: Tensor, new_scale: Any, device_type: str) -> None:

@@ -55,7 +55,7 @@ def running_metadata() -> Iterator[None]:
     As it would be if the backward were compiled with its forward. Breaks loudly.
     """
     context = TracingContext.try_get()
-    metadata = [each for each in graph_metadata(function_of(running_node())) if each is not None]
+    metadata = [entry for entry in graph_metadata(function_of(running_node())) if entry is not None]
     if context is None or not metadata:
         yield
         return

@@ -35,7 +35,7 @@ def is_leaf(node: Node) -> bool:
 
 def gradient_dtypes(node: Node) -> list[torch.dtype]:
     """Return the dtypes of the gradients that enter ``node``. Breaks loudly."""
-    return [each.dtype for each in node._input_metadata]
+    return [entry.dtype for entry in node._input_metadata]
 
 
 def function_of(node: Node) -> Any:

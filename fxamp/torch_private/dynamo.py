@@ -65,8 +65,8 @@ def hint(number: int | torch.SymInt) -> int | None:
     """
     if isinstance(number, int):
         return number
-    found = getattr(number.node, "hint", None)
-    return found if isinstance(found, int) else None
+    value = getattr(number.node, "hint", None)
+    return value if isinstance(value, int) else None
 
 
 def guard_current_graph(name: str, holds: Callable[[], bool]) -> None:
@@ -115,7 +115,7 @@ def compiles_with(matches: Callable[[object], bool]) -> bool:
     from torch._dynamo import eval_frame
 
     known = getattr(eval_frame, "cached_backends", None)
-    return known is None or any(matches(getattr(each, "compiler_fn", each)) for each in list(known.values()))
+    return known is None or any(matches(getattr(backend, "compiler_fn", backend)) for backend in list(known.values()))
 
 
 def on_each_compilation(begins: Callable[..., None], ends: Callable[..., None]) -> None:
@@ -186,9 +186,9 @@ def compile_options() -> list[Mapping[str, Any]]:
     from torch._dynamo import eval_frame
 
     backends = list(getattr(eval_frame, "cached_backends", {}).values())
-    bound = [getattr(getattr(each, "compiler_fn", each), "keywords", {}) for each in backends]
-    kwargs = [*bound, *(getattr(each, "kwargs", {}) for each in backends)]
-    return [options for each in kwargs if isinstance(options := each.get("options"), Mapping)]
+    bound = [getattr(getattr(entry, "compiler_fn", entry), "keywords", {}) for entry in backends]
+    kwargs = [*bound, *(getattr(entry, "kwargs", {}) for entry in backends)]
+    return [options for entry in kwargs if isinstance(options := entry.get("options"), Mapping)]
 
 
 def backend_of(compiled: Any) -> Any:

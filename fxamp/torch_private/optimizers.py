@@ -10,13 +10,13 @@ from torch.optim import optimizer as _optimizers
 def step_pre_hooks(optimizer: torch.optim.Optimizer) -> Sequence[Callable[..., Any]]:
     """Return the hooks that run before a step, in order: those of all optimizers, then this one's. Breaks loudly."""
     hooks = _optimizers._global_optimizer_pre_hooks, optimizer._optimizer_step_pre_hooks
-    return [hook for each in hooks for hook in each.values()]
+    return [hook for table in hooks for hook in table.values()]
 
 
 def step_post_hooks(optimizer: torch.optim.Optimizer) -> Sequence[Callable[..., Any]]:
     """Return the hooks that run after a step, in order: this optimizer's, then those of all. Breaks loudly."""
     hooks = optimizer._optimizer_step_post_hooks, _optimizers._global_optimizer_post_hooks
-    return [hook for each in hooks for hook in each.values()]
+    return [hook for table in hooks for hook in table.values()]
 
 
 def note_step(optimizer: torch.optim.Optimizer) -> None:

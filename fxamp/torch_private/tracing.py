@@ -46,8 +46,8 @@ def make_fx(
 
 class _Tracing(_MakefxTracer):
     @contextmanager
-    def _init_modes_from_inputs(self, *given: Any) -> Iterator[None]:
-        with super()._init_modes_from_inputs(*given):
+    def _init_modes_from_inputs(self, *inputs: Any) -> Iterator[None]:
+        with super()._init_modes_from_inputs(*inputs):
             # The tracer stays of its own class, which torch compares.
             tracer: Any = self.fx_tracer
             tracer.trace = MethodType(_trace, tracer)

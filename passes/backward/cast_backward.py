@@ -56,11 +56,11 @@ class CastBackward(TracedPass[CastContext]):
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         for node in gm.graph.nodes:
-            made = decision(node)
-            if made is None or made.rule is None or made.lower is None or made.overruled:
+            choice = decision(node)
+            if choice is None or choice.rule is None or choice.lower is None or choice.overruled:
                 continue
-            if backward_edit(made.rule, node, made.lower, context).casts:
-                return f"node {node.name} has inputs that rule {made.rule.id} does not allow"
+            if backward_edit(choice.rule, node, choice.lower, context).casts:
+                return f"node {node.name} has inputs that rule {choice.rule.id} does not allow"
         return None
 
 
@@ -100,15 +100,15 @@ class _Writer:
 
     def rewrite(self, node: Node, context: CastContext) -> bool:
         """Run ``node`` as its decision says; return whether that changed anything."""
-        made = decision(node)
-        assert made is not None and made.rule is not None and made.lower is not None
-        edit = backward_edit(made.rule, node, made.lower, context)
+        choice = decision(node)
+        assert choice is not None and choice.rule is not None and choice.lower is not None
+        edit = backward_edit(choice.rule, node, choice.lower, context)
         if not edit.casts:
             return True
         before = {source: source.meta.get("val") for source in node.all_input_nodes}
         arguments, value = (node.args, node.kwargs), node.meta["val"]
         for source, dtype in edit.casts.items():
-            node.replace_input_with(source, self._in_dtype(source, dtype, node, made.rule.id))
+            node.replace_input_with(source, self._in_dtype(source, dtype, node, choice.rule.id))
         follow_input_dtype(node)
         why = lacks_kernel(node, edit) or rejection(node, before) or recompute(node)
         if why is not None:

@@ -85,8 +85,8 @@ def _add(node: Node, zeros: set[Node], writer: GraphWriter) -> None:
     if not isinstance(other, Node) or _sizes(other.meta["val"]) != _sizes(value):
         return
     with node.graph.inserting_before(node):
-        kept = writer.in_dtype(other, value.dtype)
-    node.replace_all_uses_with(kept)
+        rest = writer.in_dtype(other, value.dtype)
+    node.replace_all_uses_with(rest)
     node.graph.erase_node(node)
 
 

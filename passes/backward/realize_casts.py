@@ -33,17 +33,13 @@ class RealizeCasts(Realize):
     name = "realize-casts"
 
     def selects(self, node: Node) -> bool:
-        return _is_read_through_views(node)
-
-
-def _is_read_through_views(node: Node) -> bool:
-    value = tensor_value(node)
-    if node.target not in CASTS or value is None or not can_be_realized(value):
-        return False
-    source = node.args[0].meta["val"]  # type: ignore[union-attr]
-    narrows = value.dtype in NARROW and source.dtype == torch.float32 and value.dim() > 2
-    through_views = bool(node.users) and all(user.target in _VIEWS for user in node.users)
-    return narrows and through_views and _is_written(node.args[0])
+        value = tensor_value(node)
+        if node.target not in CASTS or value is None or not can_be_realized(value):
+            return False
+        source = node.args[0].meta["val"]  # type: ignore[union-attr]
+        narrows = value.dtype in NARROW and source.dtype == torch.float32 and value.dim() > 2
+        through_views = bool(node.users) and all(user.target in _VIEWS for user in node.users)
+        return narrows and through_views and _is_written(node.args[0])
 
 
 def _is_written(source: Argument) -> bool:

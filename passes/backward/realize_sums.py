@@ -35,22 +35,18 @@ class RealizeSums(Realize):
     name = "realize-sums"
 
     def selects(self, node: Node) -> bool:
-        return _is_long_sum(node)
-
-
-def _is_long_sum(node: Node) -> bool:
-    value = tensor_value(node)
-    if node.target is not _ADD or value is None or value.dtype != torch.float32:
-        return False
-    many = len(node.users) > 1 and _additions(node) >= _LEAST
-    return many and can_be_realized(value) and isinstance(value.numel(), int) and value.numel() >= _LARGE
+        value = tensor_value(node)
+        if node.target is not _ADD or value is None or value.dtype != torch.float32:
+            return False
+        many = len(node.users) > 1 and _additions(node) >= _LEAST
+        return many and can_be_realized(value) and isinstance(value.numel(), int) and value.numel() >= _LARGE
 
 
 def _additions(node: Node) -> int:
     """Count the additions that lead to the sum ``node``, itself included; others only if nothing else reads them."""
     counted, waiting = 0, [node]
     while waiting:
-        each = waiting.pop()
+        addition = waiting.pop()
         counted += 1
-        waiting += [arg for arg in each.all_input_nodes if arg.target is _ADD and len(arg.users) == 1]
+        waiting += [arg for arg in addition.all_input_nodes if arg.target is _ADD and len(arg.users) == 1]
     return counted

@@ -66,8 +66,8 @@ class ScaleBackward(TracedPass[Context]):
         return None if tangents(gm) else "there are gradients, but no tangents that they are made of"
 
     def run(self, gm: GraphModule, context: Context) -> Result:
-        found = gradients(gm)
-        if FLAGGED in graph_output(gm.graph).meta or not found:
+        places = gradients(gm)
+        if FLAGGED in graph_output(gm.graph).meta or not places:
             return Result(0)
         entering = tangents(gm)
         graph_writer = GraphWriter(gm.graph, context.mode)
@@ -81,24 +81,24 @@ class ScaleBackward(TracedPass[Context]):
         before = tuple(output.args[0])  # type: ignore[arg-type]
         results = list(before)
         with gm.graph.inserting_before(output):
-            unscaled = writer.unscale([results[at] for at in found], kernel=self.check == "kernel")
-        for at, gradient in zip(found, unscaled.true, strict=True):
+            unscaled = writer.unscale([results[at] for at in places], kernel=self.check == "kernel")
+        for at, gradient in zip(places, unscaled.true, strict=True):
             results[at] = gradient
         added = [unscaled.flags] if unscaled.square is None else [unscaled.flags, unscaled.square]
         output.args = ((*results, *added),)
-        output.meta[FLAGGED] = tuple(found[at] for at in unscaled.order)
+        output.meta[FLAGGED] = tuple(places[at] for at in unscaled.order)
         output.meta["desc"] = [*output.meta["desc"], *[None] * len(added)]
-        for at in found:
+        for at in places:
             erase_unused(before[at])
         gm.recompile()
-        return Result(len(entering) + len(found), {"tangents": len(entering), "gradients": len(found)})
+        return Result(len(entering) + len(places), {"tangents": len(entering), "gradients": len(places)})
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
         output = graph_output(gm.graph)
-        flagged, wanted = output.meta.get(FLAGGED, ()), tuple(gradients(gm))
-        if tuple(sorted(flagged)) != wanted:
-            return f"gradients at {wanted}, but flags for {flagged}"
-        return None if not wanted or _inputs(gm)[-1].name == SCALE else "the scale is not the last input"
+        flagged, places = output.meta.get(FLAGGED, ()), tuple(gradients(gm))
+        if tuple(sorted(flagged)) != places:
+            return f"gradients at {places}, but flags for {flagged}"
+        return None if not places or _inputs(gm)[-1].name == SCALE else "the scale is not the last input"
 
 
 def tangents(gm: GraphModule) -> list[Node]:

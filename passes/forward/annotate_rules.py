@@ -57,9 +57,9 @@ def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion) -> 
     for node, here in walk(gm, context, region):
         if node.op not in ("call_function", "call_method", "call_module"):
             continue
-        made = _decide(node, here, context, aliases)
-        changed += made != decision(node)
-        decide(node, made)
+        choice = _decide(node, here, context, aliases)
+        changed += choice != decision(node)
+        decide(node, choice)
         if context.policy.has_rules_for("backward") or context.policy.has_rules_for("kept"):
             mark_region(node, here, context)
         changed += sum(_annotate(body.module, context, here) for body in bodies(node))
@@ -71,15 +71,15 @@ def _decide(node: Node, region: AutocastRegion, context: CastContext, aliases: C
     if is_kept(node):
         return Decision(None, None, f"kept as captured: {node.meta[VERBATIM]}")
     ruling = rule_on(node, context)
-    made = _ruled(node, ruling, region, context, aliases)
-    why = _not_fp8(ruling, made)
-    return replace(made, not_fp8=why) if why else made
+    choice = _ruled(node, ruling, region, context, aliases)
+    why = _not_fp8(ruling, choice)
+    return replace(choice, not_fp8=why) if why else choice
 
 
-def _not_fp8(ruling: Ruling, made: Decision) -> str:
+def _not_fp8(ruling: Ruling, choice: Decision) -> str:
     """Return why a call that a rule for fp8 names does not run in fp8; "" for every other call."""
     if ruling.rule is not None and ruling.rule.cast is Category.FP8:
-        return "" if made.rule is not None else made.reason
+        return "" if choice.rule is not None else choice.reason
     won = [rule.id for rule in ruling.lost if rule.cast is Category.FP8]
     if won and ruling.rule is not None:
         return _joined(f"rule {ruling.rule.id} comes after {won[-1]}", ruling.rule.why)

@@ -10,28 +10,23 @@ from torch.fx import GraphModule, Node
 
 from fxamp.capture import VERBATIM
 from fxamp.graph import all_graphs
-from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.base import CastContext, GraphwisePass
 from fxamp.passes.shared.autocast_regions import ENTER, EXIT, concerns
 
 
 @dataclass(frozen=True)
-class DropRegions(Pass[CastContext]):
+class DropRegions(GraphwisePass[CastContext]):
     """Requires inserted casts; ensures that no mark for the policy's device remains, but those kept verbatim."""
 
     name = "drop-regions"
 
-    def run(self, gm: GraphModule, context: CastContext) -> Result:
-        dropped = 0
-        for graph in all_graphs(gm):
-            marks = _marks(graph, context)
-            for mark in marks:
-                exits = [user for user in mark.users if user.target is EXIT]
-                for node in [*exits, mark]:
-                    graph.graph.erase_node(node)
-            if marks:
-                graph.recompile()
-            dropped += len(marks)
-        return Result(dropped)
+    def rewrite(self, gm: GraphModule, context: CastContext) -> int:
+        marks = _marks(gm, context)
+        for mark in marks:
+            exits = [user for user in mark.users if user.target is EXIT]
+            for node in [*exits, mark]:
+                gm.graph.erase_node(node)
+        return len(marks)
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         left = [mark.name for graph in all_graphs(gm) for mark in _marks(graph, context)]

@@ -129,8 +129,8 @@ class _Expander:
         values = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
         def call(*tensors: torch.Tensor) -> Any:
-            given = iter(tensors)
-            filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            rest = iter(tensors)
+            filled = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(filled, spec)
             with torch._C.DisableTorchFunction():  # a function mode would call the composite op itself again
                 return node.target._op_dk(_COMPOSITE, *args, **kwargs)  # type: ignore[union-attr]

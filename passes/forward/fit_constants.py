@@ -11,8 +11,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import INSERTED, GraphWriter, all_graphs, all_nodes, arguments, base_name, set_argument, tensor_value
-from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.graph import INSERTED, GraphWriter, all_nodes, arguments, base_name, set_argument, tensor_value
+from fxamp.passes.base import CastContext, GraphwisePass
 from fxamp.torch_dtypes import NARROW
 
 #: Ops that convert a constant to the dtype they run in and raise if it does not fit, with the constants' arguments.
@@ -36,20 +36,14 @@ _CONSTANTS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class FitConstants(Pass[CastContext]):
+class FitConstants(GraphwisePass[CastContext]):
     """Requires values on all nodes; ensures that no finite constant of these ops is outside the range of its dtype."""
 
     name = "fit-constants"
 
-    def run(self, gm: GraphModule, context: CastContext) -> Result:
-        changed = 0
-        for graph in all_graphs(gm):
-            writer = GraphWriter(graph.graph, context.mode)
-            here = sum(_fit(node, writer) for node in list(graph.graph.nodes))
-            if here:
-                graph.recompile()
-            changed += here
-        return Result(changed)
+    def rewrite(self, gm: GraphModule, context: CastContext) -> int:
+        writer = GraphWriter(gm.graph, context.mode)
+        return sum(_fit(node, writer) for node in list(gm.graph.nodes))
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         left = [node.name for node in all_nodes(gm) if list(_misfits(node))]
@@ -71,13 +65,13 @@ def _misfits(node: Node) -> list[tuple[str, float, torch.finfo]]:
     if not names or result is None or result.dtype not in NARROW:
         return []
     limits = torch.finfo(result.dtype)
-    found = []
+    misfits = []
     for argument, value in arguments(node):
         if argument.name not in names or not isinstance(value, (int, float)) or isinstance(value, bool):
             continue
         if math.isfinite(value) and not limits.min <= value <= limits.max:
-            found.append((argument.name, float(value), limits))
-    return found
+            misfits.append((argument.name, float(value), limits))
+    return misfits
 
 
 def _fit_tensor(node: Node, writer: GraphWriter) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fxamp.graph import AliasSets, all_graphs, tensor_value
-from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.base import CastContext, GraphwisePass
 from fxamp.passes.shared.decision import inserted_for
 from fxamp.torch_dtypes import NARROW
 
@@ -24,34 +24,25 @@ _LOSSLESS = {
 
 
 @dataclass(frozen=True)
-class FoldCasts(Pass[CastContext]):
+class FoldCasts(GraphwisePass[CastContext]):
     """Requires values on all nodes; ensures that no pair remains that rules 1 to 3 allow to remove."""
 
     name = "fold-casts"
+    counted = "folded"
 
-    def run(self, gm: GraphModule, context: CastContext) -> Result:
-        folded = 0
-        for graph in all_graphs(gm):
-            here = _fold(graph.graph)
-            if here:
-                graph.recompile()
-            folded += here
-        return Result(folded, {"folded": folded})
+    def rewrite(self, gm: GraphModule, context: CastContext) -> int:
+        pairs = _pairs(gm.graph)
+        for first, second in pairs:
+            source = first.args[0]
+            assert isinstance(source, Node)
+            second.replace_all_uses_with(source)
+            gm.graph.erase_node(second)
+            gm.graph.erase_node(first)
+        return len(pairs)
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         left = [second.name for graph in all_graphs(gm) for _, second in _pairs(graph.graph)]
         return f"casts left to fold: {', '.join(left)}" if left else None
-
-
-def _fold(graph: Graph) -> int:
-    pairs = _pairs(graph)
-    for first, second in pairs:
-        source = first.args[0]
-        assert isinstance(source, Node)
-        second.replace_all_uses_with(source)
-        graph.erase_node(second)
-        graph.erase_node(first)
-    return len(pairs)
 
 
 def _pairs(graph: Graph) -> list[tuple[Node, Node]]:

@@ -142,14 +142,14 @@ class _Rewriter:
                 self._writer.call(torch.ops.aten.copy_.default, source, cast, why=why)
 
     def _op(self, node: Node) -> None:
-        made = decision(node)
+        choice = decision(node)
         call = (node.args, node.kwargs, node.target)
         edit = Edit()
-        if made is not None and made.captured:
-            self._restore_inputs(node, made.reason)
-        elif made is not None and made.rule is not None and made.lower is not None:
-            edit = edit_for(made.rule, node, made.lower, self._context)
-            self._apply(node, edit, f"rule {made.rule.id}")
+        if choice is not None and choice.captured:
+            self._restore_inputs(node, choice.reason)
+        elif choice is not None and choice.rule is not None and choice.lower is not None:
+            edit = edit_for(choice.rule, node, choice.lower, self._context)
+            self._apply(node, edit, f"rule {choice.rule.id}")
         changed = any(self._changed(source) for source in node.all_input_nodes)
         touched = bool(changed or edit.casts or edit.kwargs)
         if not touched and (writes(node) or not lacks_kernel(node)):
@@ -174,11 +174,11 @@ class _Rewriter:
     def _restore_inputs(self, node: Node, why: str) -> dict[Node, Node]:
         """Cast inputs back to their captured dtypes; return the casts by source."""
         overrule(node, why)
-        wanted = cast_back(node, self._captured)
-        self._counts["cast back"] += len(wanted)
-        return self._cast_uses(node, wanted, why)
+        dtypes = cast_back(node, self._captured)
+        self._counts["cast back"] += len(dtypes)
+        return self._cast_uses(node, dtypes, why)
 
-    def _cast_uses(self, node: Node, wanted: Mapping[Node, torch.dtype], why: str) -> dict[Node, Node]:
+    def _cast_uses(self, node: Node, dtypes: Mapping[Node, torch.dtype], why: str) -> dict[Node, Node]:
         """Cast inputs for each position in which ``node`` reads them (rule 2); return one cast of each input.
 
         A node that may write to its inputs reads the same cast in all positions. The casts of one input are assigned
@@ -189,11 +189,11 @@ class _Rewriter:
         map_arg((node.args, node.kwargs), places.append)
         opaque = not isinstance(node.target, OpOverload)
         casts: dict[Node, list[Node]] = {}
-        for source, dtype in wanted.items():
+        for source, dtype in dtypes.items():
             count = places.count(source)
-            made = [self._casts.cast(source, dtype, node, why) for _ in range(1 if opaque else count)]
-            casts[source] = made * count if opaque else made
-        returned = {source: made[0] for source, made in casts.items()}
+            copies = [self._casts.cast(source, dtype, node, why) for _ in range(1 if opaque else count)]
+            casts[source] = copies * count if opaque else copies
+        returned = {source: copies[0] for source, copies in casts.items()}
         node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda n: casts[n].pop() if n in casts else n)
         return returned
 
@@ -202,13 +202,13 @@ class _Rewriter:
         return before is not now and _dtypes(before) != _dtypes(now)
 
     def _higher_order(self, node: Node) -> None:
-        found = bodies(node)
-        results = [self._body(body.module, body.operands) for body in found]
+        inner = bodies(node)
+        results = [self._body(body.module, body.operands) for body in inner]
         differing = {i for row in results for i, pair in enumerate(zip(results[0], row, strict=True)) if _differ(*pair)}
         if differing:
-            for body in found:
+            for body in inner:
                 _cast_results(body.module, {i: node.meta["val"][i].dtype for i in differing})
-        node.meta["val"] = type(node.meta["val"])(_results(found[0].module))
+        node.meta["val"] = type(node.meta["val"])(_results(inner[0].module))
 
     def _function(self, node: Node, function: AutogradFunction) -> None:
         """Rewrite the forward for its operands' new dtypes, the backward for those of gradients and saved values."""
@@ -219,8 +219,8 @@ class _Rewriter:
         incoming = [*pytree.tree_leaves(outputs), *saved]
         self._body(function.backward.module, incoming)
         operands = [tensor_value(operand) for operand in function.forward.operands]
-        wanted = {i: v.dtype for i, v in enumerate(operands) if v is not None and v.is_floating_point()}
-        _cast_results(function.backward.module, wanted)
+        dtypes = {i: v.dtype for i, v in enumerate(operands) if v is not None and v.is_floating_point()}
+        _cast_results(function.backward.module, dtypes)
         node.meta["val"] = type(node.meta["val"])(values)
 
     def _body(self, body: GraphModule, operands: Any) -> list[Any]:
@@ -266,7 +266,7 @@ def _call_instead(node: Node, target: OpOverload) -> None:
     assert isinstance(node.target, OpOverload)
     defaults = {argument.name: argument.default_value for argument in node.target._schema.arguments}
     for position, argument in enumerate(target._schema.arguments):
-        given = position < len(node.args) or argument.name in node.kwargs
-        if not given and not argument.has_default_value() and defaults.get(argument.name) is not None:
+        has_value = position < len(node.args) or argument.name in node.kwargs
+        if not has_value and not argument.has_default_value() and defaults.get(argument.name) is not None:
             node.update_kwarg(argument.name, defaults[argument.name])
     node.target = target

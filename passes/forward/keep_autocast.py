@@ -15,34 +15,28 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.capture import VERBATIM, is_kept
-from fxamp.graph import all_graphs, fake_tensors
-from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.graph import fake_tensors
+from fxamp.passes.base import CastContext, GraphwisePass
 from fxamp.passes.shared.autocast_regions import ENTER, EXIT, outermost, walk
 
 
 @dataclass(frozen=True)
-class KeepAutocast(Pass[CastContext]):
+class KeepAutocast(GraphwisePass[CastContext]):
     """Requires the marks of the program's regions; ensures that kept calls run in a region of the captured dtype."""
 
     name = "keep-autocast"
 
-    def run(self, gm: GraphModule, context: CastContext) -> Result:
-        return Result(sum(_keep(graph, context) for graph in all_graphs(gm)))
-
-
-def _keep(gm: GraphModule, context: CastContext) -> int:
-    regions = [(node, here.captured) for node, here in walk(gm, context, outermost(context)) if node.op != "get_attr"]
-    kept = [(node, dtype if is_kept(node) else None) for node, dtype in regions]
-    added = 0
-    for dtype, group in groupby(kept, key=lambda pair: pair[1]):
-        nodes = [node for node, _ in group]
-        if dtype is None or _marked(nodes[0]) or not any(fake_tensors(node.meta.get("val")) for node in nodes):
-            continue
-        _enclose(nodes, context.policy.device, dtype)
-        added += 1
-    if added:
-        gm.recompile()
-    return added
+    def rewrite(self, gm: GraphModule, context: CastContext) -> int:
+        walked = [(node, here.captured) for node, here in walk(gm, context, outermost(context))]
+        pairs = [(node, dtype if is_kept(node) else None) for node, dtype in walked if node.op != "get_attr"]
+        added = 0
+        for dtype, group in groupby(pairs, key=lambda pair: pair[1]):
+            nodes = [node for node, _ in group]
+            if dtype is None or _marked(nodes[0]) or not any(fake_tensors(node.meta.get("val")) for node in nodes):
+                continue
+            _enclose(nodes, context.policy.device, dtype)
+            added += 1
+        return added
 
 
 def _marked(node: Node) -> bool:

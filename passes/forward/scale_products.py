@@ -67,23 +67,23 @@ def operands_of(product: Node) -> Operands:
 
 def _asked(node: Node) -> Decision | None:
     """Return the decision for fp8 on ``node`` if it was not applied yet."""
-    made = decision(node)
-    if made is None or made.rule is None or made.rule.cast is not Category.FP8:
+    choice = decision(node)
+    if choice is None or choice.rule is None or choice.rule.cast is not Category.FP8:
         return None
-    return made if made.lower is not None and not made.overruled and node.target is not SCALED else None
+    return choice if choice.lower is not None and not choice.overruled and node.target is not SCALED else None
 
 
 def _scale(gm: GraphModule, context: CastContext, outer: Mapping[Node, Any]) -> int:
     """Replace the products of one graph. ``outer``: what the inputs of a body are bound to."""
     scaled = 0
     for node in list(gm.graph.nodes):
-        made = _asked(node)
-        if made is not None:
-            why = _why_16_bits(node, made.lower, context, outer)
+        choice = _asked(node)
+        if choice is not None:
+            why = _why_16_bits(node, choice.lower, context, outer)
             if why:
                 keep_out_of_fp8(node, why)
             else:
-                _replace(node, made, context)
+                _replace(node, choice, context)
                 scaled += 1
         for body in bodies(node):
             inputs = body.module.graph.find_nodes(op="placeholder")
@@ -170,16 +170,16 @@ def _is_weight(node: Node, outer: Mapping[Node, Any]) -> bool:
     return value is not None and value.is_leaf
 
 
-def _replace(node: Node, made: Decision, context: CastContext) -> None:
+def _replace(node: Node, choice: Decision, context: CastContext) -> None:
     operands = operands_of(node)
     weight = before_cast(operands.weight)
     if not operands.transposed:
         with node.graph.inserting_before(node):
             why = f"for {node.name}: its weight, transposed"
             weight = GraphWriter(node.graph, context.mode).call(aten.t.default, weight, near=node, why=why)
-    assert made.rule is not None
+    assert choice.rule is not None
     node.target = SCALED
-    node.args = (operands.input, weight, operands.bias, str(made.rule.recipe), made.lower)
+    node.args = (operands.input, weight, operands.bias, str(choice.rule.recipe), choice.lower)
     node.kwargs = {}
     if operands.weight is not weight and INSERTED in operands.weight.meta and not operands.weight.users:
         node.graph.erase_node(operands.weight)

@@ -63,13 +63,13 @@ def _random(node: Node) -> bool:
 
 
 def _call(node: Node) -> Node:
-    made = node.args[0] if node.target is operator.getitem else node
-    assert isinstance(made, Node)
-    return made
+    source = node.args[0] if node.target is operator.getitem else node
+    assert isinstance(source, Node)
+    return source
 
 
 def _mark(node: Node, rule: Rule) -> int:
-    for each in {node, _call(node)}:
-        each.meta[_MARK] = CheckpointPolicy.MUST_RECOMPUTE
-        each.meta[RECOMPUTED] = rule
+    for part in {node, _call(node)}:
+        part.meta[_MARK] = CheckpointPolicy.MUST_RECOMPUTE
+        part.meta[RECOMPUTED] = rule
     return 1

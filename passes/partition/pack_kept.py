@@ -77,12 +77,12 @@ class PackKept(TracedPass[CastContext]):
             for memory in memories(gm, self.results):
                 verdict = judge(memory, context)
                 plan = _plan(memory, verdict)
-                made = _pack(memory, plan, verdict.rule, writer) if isinstance(plan, Packing) else None
-                if made is not None:
-                    node, packing, parts[memory.at[0]] = made
+                outcome = _pack(memory, plan, verdict.rule, writer) if isinstance(plan, Packing) else None
+                if outcome is not None:
+                    node, packing, parts[memory.at[0]] = outcome
                     for at, view in zip(memory.at, memory.views, strict=True):
                         restore[at] = Restore(packing, memory.at[0], _views(node, view))
-                values.append(_told(memory, verdict, plan, None if made is None else made[2]))
+                values.append(_report(memory, verdict, plan, None if outcome is None else outcome[2]))
         _hand_out(output, self.results, restore, parts)
         output.meta[RESTORE], output.meta[KEPT_VALUES] = tuple(restore), tuple(values)
         gm.recompile()
@@ -90,9 +90,9 @@ class PackKept(TracedPass[CastContext]):
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         restore = graph_output(gm.graph).meta[RESTORE]
-        wanted = sum(1 if r is None else r.packing.parts if r.first == at else 0 for at, r in enumerate(restore))
-        found = len(saved(gm, self.results))
-        return None if found == wanted else f"the forward returns {found} kept values, but {wanted} were planned"
+        total = sum(1 if r is None else r.packing.parts if r.first == at else 0 for at, r in enumerate(restore))
+        count = len(saved(gm, self.results))
+        return None if count == total else f"the forward returns {count} kept values, but {total} were planned"
 
 
 def _plan(memory: Memory, verdict: Verdict) -> Packing | str:
@@ -131,16 +131,16 @@ def _filled(node: Node) -> bool:
 
 def _views(source: Node, node: Node) -> tuple[Node, ...]:
     """Return the nodes from ``source``, exclusive, to its view ``node``, inclusive."""
-    found: list[Node] = []
+    path: list[Node] = []
     while node is not source:
-        found.append(node)
+        path.append(node)
         owner = node.args[0]
         if isinstance(owner, Node) and viewed(node) is not owner:  # a getitem from several views
-            found.append(owner)
+            path.append(owner)
         source_of = viewed(node)
         assert source_of is not None
         node = source_of
-    return tuple(reversed(found))
+    return tuple(reversed(path))
 
 
 def _reads_numbers(view: Node) -> bool:
@@ -163,8 +163,8 @@ def _place(node: Node) -> Node:
     Inductor fixes the memory layout of a value that it writes, as that of a pooling, for whoever reads it first. A
     convolution needs channels innermost: if packing came first, it would copy the value.
     """
-    made = maker(node).target
-    fused = isinstance(made, OpOverload) and torch.Tag.pointwise in made.tags
+    target = maker(node).target
+    fused = isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
     reader = None if fused else next((user for user in node.users if user.target is _CONVOLUTION), None)
     return (reader or node).next
 
@@ -191,29 +191,29 @@ def _hand_out(output: Node, results: int, restore: list[Restore | None], parts: 
         output.meta["desc"] = [*described[:results], *descriptions]
 
 
-def _told(memory: Memory, verdict: Verdict, plan: Packing | str, parts: list[Node] | None) -> KeptValue:
+def _report(memory: Memory, verdict: Verdict, plan: Packing | str, parts: list[Node] | None) -> KeptValue:
     value = tensor_value(memory.owner)
     assert value is not None
     before = stored_bytes([value])
     after = before if parts is None else stored_bytes([part.meta["val"] for part in parts])
     form = plan.words if isinstance(plan, Packing) else dtype_name(value.dtype)
     reason = "" if isinstance(plan, Packing) else plan
-    return told(memory.owner, memory.views[0].name, verdict.rule, form, (before, after), reason)
+    return kept_value(memory.owner, memory.views[0].name, verdict.rule, form, (before, after), reason)
 
 
 def kept_as_they_are(gm: GraphModule, results: int) -> tuple[KeptValue, ...]:
     """Return the values that a partitioned forward keeps if there are no rules for them."""
-    return tuple(_told(memory, Verdict(None), "", None) for memory in memories(gm, results))
+    return tuple(_report(memory, Verdict(None), "", None) for memory in memories(gm, results))
 
 
-def told(
+def kept_value(
     node: Node, name: str, rule: Rule | None, form: str, sizes: tuple[int | None, int | None], reason: str = ""
 ) -> KeptValue:
     """Return the report entry for the value of ``node``, called ``name``; ``sizes``: bytes before and after."""
-    value, made = tensor_value(node), maker(node)
+    value, source = tensor_value(node), maker(node)
     assert value is not None
     shape = tuple(size if isinstance(size, int) else str(size) for size in value.shape)
     ref = None if rule is None else RuleRef(rule.id, str(rule.origin or ""), rule.asks, rule.why)
     why = reason or ("" if rule is None else rule.why)
-    place = names_of(made)[-1], module_path(made), dtype_name(value.dtype), shape
+    place = names_of(source)[-1], module_path(source), dtype_name(value.dtype), shape
     return KeptValue(name, *place, form, *sizes, ref, why)

@@ -119,10 +119,10 @@ _ORIGIN = ("stack_trace", "nn_module_stack", "original_aten")
 
 
 def _compare_codes(member: Node, codes: Node, packing: Packing, writer: GraphWriter, strides: bool) -> None:
-    found = [user for user in member.users if user.target in _COMPARISONS and user.args[1:] == (0,)]
-    if found and packing.has_signs:
+    comparisons = [user for user in member.users if user.target in _COMPARISONS and user.args[1:] == (0,)]
+    if comparisons and packing.has_signs:
         signs = PackWriter(writer).unpack_signs(codes, packing, strides)
-        for user in found:
+        for user in comparisons:
             user.replace_input_with(member, signs)
 
 

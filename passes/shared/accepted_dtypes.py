@@ -98,13 +98,13 @@ def cast_back(node: Node, captured: Mapping[Node, Any]) -> dict[Node, torch.dtyp
         dtype = target.dtype
         return {s: dtype for s in floats if s not in written and _dtype(s) != dtype} if dtype.is_floating_point else {}
     before = {source: captured.get(source) for source in floats}
-    wanted = {s: v.dtype for s, v in before.items() if isinstance(v, torch.Tensor)}
+    dtypes = {s: v.dtype for s, v in before.items() if isinstance(v, torch.Tensor)}
     if not opaque and _without_kernel(node):
-        wanted = {s: torch.float32 if dtype in NARROW else dtype for s, dtype in wanted.items()}
-    if len(set(wanted.values())) > 1 and not opaque:
-        widest = max(wanted.values(), key=lambda dtype: dtype.itemsize)
-        wanted = dict.fromkeys(wanted, torch.float32 if widest in NARROW else widest)
-    return {source: dtype for source, dtype in wanted.items() if _dtype(source) != dtype}
+        dtypes = {s: torch.float32 if dtype in NARROW else dtype for s, dtype in dtypes.items()}
+    if len(set(dtypes.values())) > 1 and not opaque:
+        widest = max(dtypes.values(), key=lambda dtype: dtype.itemsize)
+        dtypes = dict.fromkeys(dtypes, torch.float32 if widest in NARROW else widest)
+    return {source: dtype for source, dtype in dtypes.items() if _dtype(source) != dtype}
 
 
 #: Higher-order ops that never write to their operands.

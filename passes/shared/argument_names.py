@@ -34,5 +34,5 @@ def _arguments(op: str) -> set[str]:
     """Return the names of all arguments of an op's overloads, or of one overload if it is named."""
     packet, _, overload = op.partition(".")
     schemas = torch._C._jit_get_schemas_for_operator(packet)
-    wanted = {"": None, "default": ""}.get(overload, overload)
-    return {a.name for s in schemas if wanted is None or s.overload_name == wanted for a in s.arguments if not a.is_out}
+    named = {"": None, "default": ""}.get(overload, overload)
+    return {a.name for s in schemas if named is None or s.overload_name == named for a in s.arguments if not a.is_out}

@@ -23,8 +23,8 @@ def backward_edit(rule: Rule, node: Node, lower: torch.dtype, context: CastConte
     value = tensor_value(node.args[0]) if node.args else None
     on_cpu = value is not None and value.device.type == "cpu"
     names = _FLOAT32 if on_cpu else _FLOAT32 | _STATISTICS
-    kept = {given for found, given in arguments(node) if found.name in names and isinstance(given, Node)}
-    return Edit({source: d for source, d in edit.casts.items() if d not in NARROW or source not in kept}, edit.kwargs)
+    exact = {arg for parameter, arg in arguments(node) if parameter.name in names and isinstance(arg, Node)}
+    return Edit({source: d for source, d in edit.casts.items() if d not in NARROW or source not in exact}, edit.kwargs)
 
 
 def lacks_kernel(node: Node, edit: Edit) -> str | None:

@@ -42,14 +42,14 @@ def _cast_all(
     node: Node, dtype: torch.dtype, context: CastContext, own: Mapping[Node, torch.dtype | None] | None = None
 ) -> Edit:
     """Cast every eligible input to ``dtype``, but those in ``own`` to theirs; None does not cast an input."""
-    kept = writes(node)  # a write to a cast copy would be lost
+    targets = writes(node)  # a write to a cast copy would be lost
     casts = {}
     for source in node.all_input_nodes:
-        value, wanted = tensor_value(source), (own or {}).get(source, dtype)
-        if source in kept or wanted is None or value is None:
+        value, target_dtype = tensor_value(source), (own or {}).get(source, dtype)
+        if source in targets or target_dtype is None or value is None:
             continue
-        if context.eligible(value) and value.dtype != wanted:
-            casts[source] = wanted
+        if context.eligible(value) and value.dtype != target_dtype:
+            casts[source] = target_dtype
     return Edit(casts)
 
 
@@ -99,8 +99,8 @@ def _promote(node: Node, lower: torch.dtype, context: CastContext) -> Edit:
     Optional tensors (``bilinear``'s bias) are cast too, but do not count for the widest dtype.
     """
     assert isinstance(node.target, OpOverload)
-    given = [value for found, value in arguments(node) if not isinstance(found.type, torch.OptionalType)]
-    values = [tensor_value(leaf) for leaf in pytree.tree_leaves(given)]
+    operands = [arg for parameter, arg in arguments(node) if not isinstance(parameter.type, torch.OptionalType)]
+    values = [tensor_value(leaf) for leaf in pytree.tree_leaves(operands)]
     dtypes = {value.dtype for value in values if context.eligible(value) and value is not None}
     return _cast_all(node, lower if dtypes <= {lower} else torch.float32, context)
 

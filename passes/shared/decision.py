@@ -36,27 +36,27 @@ class Decision:
 
 def decision(node: Node) -> Decision | None:
     """Return the decision recorded for ``node``, or None."""
-    found: Decision | None = node.meta.get(_KEY)
-    return found
+    own: Decision | None = node.meta.get(_KEY)
+    return own
 
 
-def decide(node: Node, made: Decision) -> None:
-    """Record ``made`` for ``node``."""
-    node.meta[_KEY] = made
+def decide(node: Node, choice: Decision) -> None:
+    """Record ``choice`` for ``node``."""
+    node.meta[_KEY] = choice
 
 
 def overrule(node: Node, why: str) -> None:
     """Record that the rule was not applied as it is, and why."""
-    made = decision(node)
-    if made is not None:
-        decide(node, replace(made, overruled=why))
+    choice = decision(node)
+    if choice is not None:
+        decide(node, replace(choice, overruled=why))
 
 
 def keep_out_of_fp8(node: Node, why: str) -> None:
     """Record that the product runs in the 16-bit dtype of its inputs instead of fp8, and why."""
-    made = decision(node)
-    if made is not None:
-        decide(node, replace(made, overruled=f"not in fp8: {why}", not_fp8=why))
+    choice = decision(node)
+    if choice is not None:
+        decide(node, replace(choice, overruled=f"not in fp8: {why}", not_fp8=why))
 
 
 def inserted_for(node: Node) -> str | None:

@@ -125,7 +125,7 @@ def _plan(value: Tensor, rule: Rule) -> Packing | str:
     return Packing(rule.keep, value.dtype)
 
 
-def _axis(value: Tensor, innermost: int, wanted: int) -> tuple[int, int]:
+def _axis(value: Tensor, innermost: int, most: int) -> tuple[int, int]:
     """Return the dimension to split into blocks, and the size of the largest blocks that fit.
 
     This is the innermost dimension; for images (4 dimensions or more) the channels, unless their blocks are much
@@ -133,18 +133,18 @@ def _axis(value: Tensor, innermost: int, wanted: int) -> tuple[int, int]:
     would lose precision, and a norm magnifies that.
     """
     dims = {1, innermost} if value.dim() > 3 else {innermost}
-    blocks = {dim: _divisor(value.shape[dim], wanted) for dim in dims}
+    blocks = {dim: _divisor(value.shape[dim], most) for dim in dims}
     axis = max(dims, key=lambda dim: (blocks[dim].bit_length(), dim != innermost))
     return axis, blocks[axis]
 
 
-def _joined(value: Tensor, form: Keep, order: tuple[int, ...], wanted: int) -> Packing | str:
+def _joined(value: Tensor, form: Keep, order: tuple[int, ...], most: int) -> Packing | str:
     """Return the packing of a value with short rows: joined rows are split into blocks, else each row is a block."""
     sizes = [value.shape[dim] for dim in reversed(order)]
     known = [size for size in takewhile(lambda size: isinstance(size, int), sizes) if isinstance(size, int)]
     for count in range(2, len(known) + 1):
-        block = _divisor(prod(known[:count]), wanted)
-        if block >= min(_SMALLEST_BLOCK, wanted):
+        block = _divisor(prod(known[:count]), most)
+        if block >= min(_SMALLEST_BLOCK, most):
             trailing = tuple(reversed(known[:count]))
             return Packing(form, value.dtype, block, order, order, trailing)
     row = int(value.shape[order[-1]])
@@ -177,7 +177,7 @@ class PackWriter:
         """Insert nodes that pack ``node``; return its codes and scales, or its narrower form."""
         if packing.form in _NARROW_FORMS:
             narrow = self._as(node, _NARROW_FORMS[packing.form])
-            return [self._told(narrow, node, why)]
+            return [self._described(narrow, node, why)]
         codes = _CODES[packing.form]
         wide = self._as(self._in_blocks(node, packing), torch.float32)
         magnitude = self._call(aten.abs.default, wide)
@@ -196,7 +196,7 @@ class PackWriter:
         coded = float8_bits.encode(self._call, coded) if packing.by_bits else self._as(coded, codes.dtype)
         if packing.order != packing.memory:
             coded = self._contiguous(coded)
-        return [self._told(part, node, why) for part in (coded, scale)]
+        return [self._described(part, node, why) for part in (coded, scale)]
 
     def unpack(self, parts: Sequence[Node], packing: Packing, strides: bool = True) -> Node:
         """Insert nodes that restore the value from ``parts``; ``strides``: with those of the original too."""
@@ -256,8 +256,8 @@ class PackWriter:
         return self._call(aten.minimum.default, node, self._number(limit, node))
 
     def _where(self, condition: Node, yes: Node | float, no: Node | float, like: Node | None = None) -> Node:
-        near = next((each for each in (yes, no, like) if isinstance(each, Node)), condition)
-        both = (each if isinstance(each, Node) else self._number(each, near) for each in (yes, no))
+        near = next((operand for operand in (yes, no, like) if isinstance(operand, Node)), condition)
+        both = (operand if isinstance(operand, Node) else self._number(operand, near) for operand in (yes, no))
         return self._call(aten.where.self, condition, *both)
 
     def _number(self, number: float, like: Node) -> Node:
@@ -265,7 +265,7 @@ class PackWriter:
         value = like.meta["val"]
         return self._call(aten.full.default, [], number, dtype=value.dtype, device=value.device)
 
-    def _told(self, part: Node, of: Node, why: str) -> Node:
+    def _described(self, part: Node, of: Node, why: str) -> Node:
         part.meta.update({key: of.meta[key] for key in ("stack_trace", "nn_module_stack", "custom") if key in of.meta})
         part.meta[INSERTED] = why
         return part

@@ -24,16 +24,16 @@ class Realize(TracedPass[Context]):
     def run(self, gm: GraphModule, context: Context) -> Result:
         from torch._inductor.inductor_prims import force_stride_order
 
-        found = [node for node in gm.graph.nodes if self.selects(node)]
+        nodes = [node for node in gm.graph.nodes if self.selects(node)]
         writer = GraphWriter(gm.graph, context.mode)
-        for node in found:
+        for node in nodes:
             readers = list(node.users)
             with gm.graph.inserting_after(node):
                 realized = writer.call(force_stride_order, node, list(node.meta["val"].stride()))
             for reader in readers:
                 reader.replace_input_with(node, realized)
         gm.recompile()
-        return Result(len(found))
+        return Result(len(nodes))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
         left = [node.name for node in gm.graph.nodes if self.selects(node)]

@@ -84,11 +84,11 @@ def owner(node: Node) -> Node:
 
 def viewed(node: Node) -> Node | None:
     """Return the node that ``node`` is a view of, also as one of several views; None if it is not a view."""
-    made = node.args[0] if node.target is operator.getitem else node
-    if not isinstance(made, Node) or not made.args:
+    call = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(call, Node) or not call.args:
         return None
-    if made.target in _HIDDEN_VIEWS or is_view(made):
-        source = made.args[0]
+    if call.target in _HIDDEN_VIEWS or is_view(call):
+        source = call.args[0]
         return source if isinstance(source, Node) else None
     return None
 
@@ -104,9 +104,9 @@ def maker(node: Node) -> Node:
     if node.target in CASTS and isinstance(node.args[0], Node):
         source = maker(node.args[0])
         return node if source.op in ("placeholder", "get_attr") else source
-    made = node.args[0] if node.target is operator.getitem else node
-    assert isinstance(made, Node)
-    return made
+    call = node.args[0] if node.target is operator.getitem else node
+    assert isinstance(call, Node)
+    return call
 
 
 def readers(node: Node) -> Iterator[Node]:
@@ -120,23 +120,23 @@ def readers(node: Node) -> Iterator[Node]:
 
 def judge(memory: Memory, context: CastContext) -> Verdict:
     """Return the rule for ``memory``. A rule can name ops as they are in the graph, or as before decomposition."""
-    made = maker(memory.owner)
-    if not isinstance(made.target, OpOverload):
-        return Verdict(None, f"{op_name(made)} made it, of which no rule can tell")
-    if is_kept_exactly(made):
+    call = maker(memory.owner)
+    if not isinstance(call.target, OpOverload):
+        return Verdict(None, f"{op_name(call)} made it, of which no rule can tell")
+    if is_kept_exactly(call):
         return Verdict(None, "it is a gradient that the forward makes")
     value = tensor_value(memory.owner)
     elements = None if value is None else hint(value.numel())
     names = dict.fromkeys(name for reader in readers(memory.owner) for name in names_of(reader))
-    site = site_of(made, KEPT)
+    site = site_of(call, KEPT)
     args = {**site.args, RESULT: facts_of(value)} if value is not None else site.args
     site = replace(site, args=args, computes=True, elements=elements, readers=tuple(names))
-    rulings = [context.policy.ruling(replace(site, op=name)) for name in names_of(made)]
+    rulings = [context.policy.ruling(replace(site, op=name)) for name in names_of(call)]
     order = {id(rule): at for at, rule in enumerate(context.policy.rules)}
     rule = max((r.rule for r in rulings if r.rule), key=lambda rule: order[id(rule)], default=None)
     if rule is None:
         return Verdict(None, rulings[0].unknown or "no rule is for it")
-    if marked_lower(made, context) is None:
+    if marked_lower(call, context) is None:
         return Verdict(rule, "autocast is off where it is made")
     return Verdict(rule)
 

@@ -34,7 +34,7 @@ def site_of(node: Node, region: str = "forward", within: Node | None = None) -> 
     target = node.target
     assert isinstance(target, OpOverload)
     place = within or node
-    args = {argument.name: _value(given) for argument, given in arguments(node)}
+    args = {argument.name: _value(value) for argument, value in arguments(node)}
     return Site(
         op_name(node),
         module_path(place),
@@ -56,26 +56,26 @@ def facts_of(tensor: torch.Tensor) -> TensorFacts:
     return TensorFacts(str(tensor.dtype).removeprefix("torch."), tuple(map(_size, tensor.shape)))
 
 
-def _value(given: Any) -> Value:
-    if isinstance(given, Node):
-        given = given.meta.get("val")
-    if isinstance(given, torch.Tensor):
-        return facts_of(given)
-    if isinstance(given, (list, tuple)):
-        return tuple(_value(item) for item in given)
-    if isinstance(given, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return _number(given)
-    if given is None or isinstance(given, (bool, int, float, str)):
-        return given
-    return str(given).removeprefix("torch.")
+def _value(value: Any) -> Value:
+    if isinstance(value, Node):
+        value = value.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return facts_of(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(_value(item) for item in value)
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return _number(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value).removeprefix("torch.")
 
 
-def _number(given: Any) -> bool | int | float | Symbol:
-    return given if isinstance(given, (bool, int, float)) else Symbol(str(given))
+def _number(number: Any) -> bool | int | float | Symbol:
+    return number if isinstance(number, (bool, int, float)) else Symbol(str(number))
 
 
-def _size(given: int | torch.SymInt) -> Number:
-    return given if isinstance(given, int) else Symbol(str(given))
+def _size(size: int | torch.SymInt) -> Number:
+    return size if isinstance(size, int) else Symbol(str(size))
 
 
 def _reduces(node: Node, args: dict[str, Value]) -> Number | None:

@@ -136,10 +136,10 @@ class UnscaleWriter:
         if _sparse(node):  # Inductor calls few ops on sparse tensors; a sum is inf or NaN if a value is
             node = self._call(aten.sum.default, node)
         difference = self._call(aten.sub.Tensor, node, node)
-        found = self._call(aten.ne.Scalar, difference, 0)
+        bad = self._call(aten.ne.Scalar, difference, 0)
         if self._by_rows and _is_fused(node):
-            found = self._call(aten.any.dim, found, -1)
-        return self._call(aten.view.default, self._call(aten.any.default, found), [1])
+            bad = self._call(aten.any.dim, bad, -1)
+        return self._call(aten.view.default, self._call(aten.any.default, bad), [1])
 
     def _home(self, flags: Node) -> Node:
         return self._on(flags, self._scale.meta["val"].device)
@@ -176,5 +176,5 @@ def _half(node: Node) -> bool:
 
 
 def _first_computation(graph: Graph) -> Node:
-    found: Node = next(node for node in graph.nodes if node.op != "placeholder")
-    return found
+    first: Node = next(node for node in graph.nodes if node.op != "placeholder")
+    return first

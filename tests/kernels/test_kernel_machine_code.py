@@ -5,6 +5,7 @@ import torch
 from exhaustive import each_once
 from machine_code import ARCHS, TARGETS, MachineCode, Program, compiled, machine_code
 
+from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.launch_plan import Asked, Gradient, make_plan
@@ -49,7 +50,7 @@ def test_gradients_that_are_not_aligned_are_not_read_16_bytes_at_a_time(arch: st
 @pytest.mark.parametrize("arch", ARCHS)
 def test_scale_update_compiles(arch: str) -> None:
     signature = {"scale": "*fp32", "growth_tracker": "*i32", "found_inf": "*fp32"}
-    text = update_text(1.1, 0.5, 2000, min_scale=1.0, max_scale=2.0**24)
+    text = update_text(ScaleRule(1.1, 0.5, 2000, min_scale=1.0, max_scale=2.0**24))
     options = {"num_warps": 1, "enable_fp_fusion": False}
     result, _ = compiled(Program("update_scale", text, signature, 0, options, 0), arch)
     assert "double" in result.asm["llir"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from golden_text import FOLDER, assert_golden
 
+from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch_plan import DTYPES, Asked, Kernel
 from fxamp.kernels.scale_update_source import update_text
@@ -28,8 +29,8 @@ def test_text_is_golden(name: str) -> None:
 
 
 def test_update_text_is_golden() -> None:
-    assert_golden("kernels/update_scale", update_text(2.0, 0.5, 2000))
-    assert_golden("kernels/update_scale_bounded", update_text(1.1, 0.5, 7, min_scale=1, max_scale=2.0**24))
+    assert_golden("kernels/update_scale", update_text(ScaleRule(2.0, 0.5, 2000)))
+    assert_golden("kernels/update_scale_bounded", update_text(ScaleRule(1.1, 0.5, 7, min_scale=1, max_scale=2.0**24)))
 
 
 def test_no_golden_text_is_left_over() -> None:

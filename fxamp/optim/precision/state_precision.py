@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError, nearest
-from fxamp.kernels.small_floats import MULTIPLIERS
+from fxamp.kernels.small_floats import mixed
 from fxamp.optim.precision.never_negative import is_negative_somewhere
 from fxamp.optim.precision.packed_tensor import PackedTensor, is_packed, unpacked
 from fxamp.optim.reading.layout import Layout
@@ -148,18 +147,9 @@ def _form(value: Tensor) -> str:
 
 def streams(seed: int, members: Sequence[int]) -> Tensor:
     """Return what tells apart the random bits of parameters: an int32 for each, from seed and position."""
-    place = np.asarray(members, dtype=np.uint32)
-    start = np.full_like(place, (seed * 0x9E3779B1 + 1) & 0xFFFFFFFF)
-    return torch.from_numpy(_mixed(_mixed(place + np.uint32(1)) ^ _mixed(start)).view(np.int32))
-
-
-def _mixed(x: Any) -> Any:
-    """Return the hash of :func:`fxamp.kernels.small_floats.mixed`, for uint32."""
-    x = x ^ (x >> np.uint32(16))
-    x = x * np.uint32(MULTIPLIERS[0])
-    x = x ^ (x >> np.uint32(15))
-    x = x * np.uint32(MULTIPLIERS[1] & 0xFFFFFFFF)
-    return x ^ (x >> np.uint32(16))
+    place = torch.tensor(members, dtype=torch.int32, device="cpu")
+    start = torch.tensor(seed * 0x9E3779B1 + 1 & 0xFFFFFFFF, device="cpu").to(torch.int32)  # modulo 2**32
+    return mixed(mixed(place + 1) ^ mixed(start))
 
 
 def parts_of(tensors: Sequence[Tensor]) -> Iterator[Tensor]:

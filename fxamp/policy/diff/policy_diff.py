@@ -7,13 +7,14 @@ from functools import cached_property
 from fxamp.dtypes import SCALED_DTYPES
 from fxamp.policy.diff.op_changes import OpChange, op_changes
 from fxamp.policy.diff.rule_changes import RuleChange, rule_changes
+from fxamp.policy.file.schema import TABLES
 from fxamp.policy.model.comparisons import parse
 from fxamp.policy.model.loss_scale import LossScale
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
 from fxamp.policy.model.settings import UNLISTED_ID
 from fxamp.policy.policy import Policy
 
-SETTINGS = ("device", "capability", "arch", "cpu_features", "torch", "lower_precision_fp", "unlisted", "outputs")
+SETTINGS = (*TABLES["match"], "lower_precision_fp", "unlisted", "outputs")
 """The settings that are compared; loss scaling comes on top."""
 
 
@@ -84,7 +85,7 @@ def _settings(old: Policy, new: Policy) -> Iterator[SettingChange]:
 def _optimizer(old: Policy, new: Policy) -> Iterator[SettingChange]:
     """Yield the keys of ``[optimizer]`` that differ; a policy without the table keeps what the optimizer makes."""
     before, after = (policy.optimizer or OptimizerPrecision() for policy in (old, new))
-    for key in ("state", "rounding", "weights"):
+    for key in TABLES["optimizer"]:
         one, other = before.content()[key], after.content()[key]
         if one != other:
             yield SettingChange(f"optimizer.{key}", one, other)

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fxamp.policy.file.schema import RULE_KEYS, STRINGS
 from fxamp.policy.model.rule import Rule
 
-LISTS = ("ops", "modules", "module_classes", "read_by")
+LISTS = tuple(name for name, key in RULE_KEYS.items() if key.kind is STRINGS)
 """The keys of a rule whose value is a list without a meaningful order."""
 
 

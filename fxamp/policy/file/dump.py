@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
 
+from fxamp.policy.file.schema import TABLES
 from fxamp.policy.model.rule import Origin, Rule
 
 _WIDTH = 120
@@ -25,7 +26,7 @@ def _lines(arguments: Mapping[str, Any]) -> Iterator[tuple[str, "Origin | str | 
         yield f"{key} = {_value(arguments[key])}", origins.get(key, "default")
     yield "", None
     yield "[match]", None
-    for key in ("device", "capability", "arch", "cpu_features", "torch"):
+    for key in TABLES["match"]:
         if arguments[key]:
             yield f"{key} = {_value(arguments[key])}", origins.get(key, "default")
     for table in ("loss_scale", "optimizer"):

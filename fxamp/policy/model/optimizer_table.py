@@ -67,13 +67,13 @@ class OptimizerPrecision:
         }
 
 
-def mistakes(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def mistakes(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield ``(key, message)`` for every value that is not accepted; missing keys have their defaults."""
-    state = given.get("state", {})
+    state = values.get("state", {})
     forms = state.items() if isinstance(state, Mapping) else [("", state)]
     for name, value in forms:
         if value not in STATE and value not in OLD_WORDS:
             yield "state", unknown_value(f"state.{name}" if name else "state", value, STATE)
     for key, accepted in (("rounding", ROUNDING), ("weights", WEIGHTS)):
-        if key in given and given[key] not in accepted:
-            yield key, unknown_value(key, given[key], accepted)
+        if key in values and values[key] not in accepted:
+            yield key, unknown_value(key, values[key], accepted)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 
+from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.optim import clip
 from fxamp.optim.gradients import multiply_
 from fxamp.optim.shards import is_dtensor
@@ -263,8 +264,8 @@ class GradScaler(torch.amp.GradScaler):
         if new_scale is None:
             records = self._per_optimizer_states.values()
             flags = [record.found_inf(scale.device) for record in records if record.found_inf_per_device]
-            rule = self._growth_factor, self._backoff_factor, self._growth_interval
-            adapt_scale_(scale, tracker, flags, rule, (self._bounds.min_scale, self._bounds.max_scale))
+            growth = self._growth_factor, self._backoff_factor, self._growth_interval
+            adapt_scale_(scale, tracker, flags, ScaleRule(*growth, self._bounds.min_scale, self._bounds.max_scale))
         else:
             set_scale_(scale, new_scale, self._device)
         self._per_optimizer_states = defaultdict(fresh_optimizer_state)

@@ -9,7 +9,7 @@ import torch
 
 from fxamp.devices import DEVICES
 from fxamp.dtypes import SCALED_DTYPES
-from fxamp.errors import OptionError, nearest
+from fxamp.errors import OptionError, nearest, require_choice
 from fxamp.lowering_names import STEP_LOWERINGS, inductor_modes
 from fxamp.policy import Policy
 
@@ -50,19 +50,12 @@ class SkipChoice:
 
     def __post_init__(self) -> None:
         """Raise OptionError for an unknown value."""
-        _require("skip", self.skip, SKIPS)
-        _require("step_lowering", self.lowering, STEP_LOWERINGS)
+        require_choice("skip", self.skip, SKIPS)
+        require_choice("step_lowering", self.lowering, STEP_LOWERINGS)
         if self.mode is not None:
-            _require("step_mode", self.mode, inductor_modes())
+            require_choice("step_mode", self.mode, inductor_modes())
             if self.lowering != "inductor":
                 raise OptionError(f"step_mode={self.mode!r} is a mode of Inductor: it needs step_lowering='inductor'")
-
-
-def _require(name: str, value: object, accepted: tuple[str, ...]) -> None:
-    if value not in accepted:
-        raise OptionError(
-            f"{name}={value!r}: expected one of {', '.join(map(repr, accepted))}{nearest(str(value), accepted)}"
-        )
 
 
 def require_device(device: str) -> None:

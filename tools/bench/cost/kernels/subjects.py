@@ -10,6 +10,7 @@ from torch import nn
 
 import fxamp
 from fxamp.kernels import Implementation, forced
+from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.launch_plan import CHUNK, Asked, Gradient, make_plan
@@ -103,9 +104,8 @@ def _gradient(source: torch.dtype, target: torch.dtype | None, aligned: bool, as
 
 def _update() -> Program:
     signature = {"scale": "*fp32", "growth_tracker": "*i32", "found_inf": "*fp32"}
-    return Program(
-        "update_scale", update_text(2.0, 0.5, 2000), signature, 0, {"num_warps": 1, "enable_fp_fusion": False}, 0
-    )
+    text, options = update_text(ScaleRule(2.0, 0.5, 2000)), {"num_warps": 1, "enable_fp_fusion": False}
+    return Program("update_scale", text, signature, 0, options, 0)
 
 
 @dataclass(frozen=True)
