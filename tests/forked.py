@@ -53,7 +53,10 @@ class ForkedWorker:
         self._process = _start(_run_module, command[-1], dict(env), requests, answers, errors)
         for theirs in (requests, answers, errors):
             theirs.close()
-        self.stdin, self.stdout = os.fdopen(os.dup(to_worker.fileno()), "w"), os.fdopen(os.dup(from_worker.fileno()))
+        self.stdin, self.stdout = (
+            os.fdopen(os.dup(to_worker.fileno()), "wb"),
+            os.fdopen(os.dup(from_worker.fileno()), "rb"),
+        )
 
     def kill(self) -> None:
         self._process.kill()

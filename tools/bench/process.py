@@ -1,23 +1,23 @@
-"""A process that measures: both sides of it.
+"""A process that measures: functions are called there, with an object that lives there as their first argument.
 
-The child reads one JSON object a line from stdin, and writes one for each to where stdout was; anything else that is
-printed goes to stderr. The first object says what to measure, and is answered by {}; every other one is
-``{"do": NAME, "with": {...}}``.
+Both sides pickle what they send: a call to its stdin, an answer to where its stdout was; what is printed goes to
+stderr.
 """
 
-import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar
 
 from fxamp.errors import FxampError
 
-Answer = dict[str, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: Settings of the user's that choose what fxamp does; a measured process has its own.
 _SETTINGS = ("FXAMP_POLICY", "FXAMP_DUMP")
@@ -28,32 +28,32 @@ class ContenderFailed(Exception):
 
 
 class Process:
-    """A new interpreter that runs ``module`` as a worker; use it as a context manager, or close it.
+    """A new process that makes an object by ``start(*arguments)``; use it as a context manager, or close it.
 
-    ``first`` is its first request; ``cache`` is the folder of Inductor's and Triton's caches: an empty one for a cold
-    start, None for the user's own. Raises ContenderFailed if the process cannot answer a request.
+    ``cache`` is the folder of Inductor's and Triton's caches: an empty one for a cold start, None for the user's own.
+    Raises ContenderFailed if the process cannot make the object, or answer a call.
     """
 
-    def __init__(self, module: str, first: Mapping[str, Any], cache: Path | None) -> None:
+    def __init__(self, start: Callable[..., Any], *arguments: Any, cache: Path | None = None) -> None:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by close()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", "fxamp.tools.bench.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            text=True,
             env=_environment(cache),
             start_new_session=True,  # Ctrl-C ends the rounds, not the worker in the middle of an answer
         )
         try:
-            self._exchange(first)
+            self._exchange(start, arguments, {})
         except BaseException:
             self.close()
             raise
 
-    def ask(self, what: str, **arguments: Any) -> Answer:
-        """Send the worker a task and wait for the answer."""
-        return self._exchange({"do": what, "with": arguments})
+    def ask(self, function: Callable[Concatenate[Any, P], T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Call a function of a module there, with the object and these arguments; return what it returns."""
+        result: T = self._exchange(function, arguments, named)
+        return result
 
     def close(self) -> None:
         """End the process."""
@@ -69,19 +69,16 @@ class Process:
     ) -> None:
         self.close()
 
-    def _exchange(self, request: Mapping[str, Any]) -> Answer:
+    def _exchange(self, *call: Any) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
+            pickle.dump(call, self._process.stdin)
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise ContenderFailed(f"its process ended: {self._last_error()}")
-        answer: Answer = json.loads(line)
-        if "error" in answer:
-            raise ContenderFailed(answer["error"])
+            works, answer = pickle.load(self._process.stdout)
+        except (EOFError, BrokenPipeError) as error:
+            raise ContenderFailed(f"its process ended: {self._last_error()}") from error
+        if not works:
+            raise ContenderFailed(answer)
         return answer
 
     def _last_error(self) -> str:
@@ -102,27 +99,29 @@ def _environment(cache: Path | None) -> dict[str, str]:
     return {**inherited, **own, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
-def serve(start: Callable[[Answer], Any], answers: Mapping[str, Callable[..., Answer]]) -> int:
-    """Serve requests until stdin ends: the child's side. After an error, answer ``{"error": text}``, and raise it.
+def serve() -> int:
+    """Answer calls until stdin ends: the child's side. The first one makes the object, and is answered by None.
 
-    ``start`` makes of the first request what is measured; ``answers`` are called with that and a request's arguments.
+    After an error, answer its text, and raise it.
     """
-    to = os.fdopen(os.dup(1), "w")
+    to = os.fdopen(os.dup(1), "wb")
+    calls: Any = sys.stdin.buffer
     os.dup2(2, 1)
     try:
-        measured = start(json.loads(sys.stdin.readline()))
-        _answer(to, {})
-        for line in sys.stdin:
-            request = json.loads(line)
-            _answer(to, answers[request["do"]](measured, **request["with"]))
+        start, arguments, _ = pickle.load(calls)
+        measured = start(*arguments)
+        _answer(to, True, None)
+        while calls.peek(1):
+            function, arguments, named = pickle.load(calls)
+            _answer(to, True, function(measured, *arguments, **named))
     except Exception as error:
-        _answer(to, {"error": str(error) if isinstance(error, FxampError) else error_line(error)})
+        _answer(to, False, str(error) if isinstance(error, FxampError) else error_line(error))
         raise
     return 0
 
 
-def _answer(to: TextIO, value: Answer) -> None:
-    to.write(json.dumps(value) + "\n")
+def _answer(to: BinaryIO, works: bool, value: Any) -> None:
+    pickle.dump((works, value), to)
     to.flush()
 
 
@@ -130,3 +129,7 @@ def error_line(error: Exception) -> str:
     """Return the class of an error and the first line of its message."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     return f"{type(error).__name__}: {first}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(serve())

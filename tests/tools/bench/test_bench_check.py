@@ -18,6 +18,7 @@ from fxamp.tools.bench.check.outcome import (
     SKIPPED,
     WRONG,
     Check,
+    Outcome,
     SkippedError,
     relative_error,
     require_as_exact,
@@ -26,7 +27,7 @@ from fxamp.tools.bench.check.program import DRAWS, draw
 from fxamp.tools.bench.process import ContenderFailed
 
 
-def outcome(name: str, lowering: str = "eager") -> dict[str, Any]:
+def outcome(name: str, lowering: str = "eager") -> Outcome:
     every = checks("cpu", lowering)
     return run_check(every, [check.name for check in every].index(name))
 
@@ -62,7 +63,7 @@ def test_a_wrong_update_of_the_scale_is_found(monkeypatch: pytest.MonkeyPatch, n
         scale.mul_(torch.where(flag != 0, 0.5, 1.0))
 
     monkeypatch.setattr(kernels, "update_scale_", never_grows)
-    assert outcome(name)["status"] == WRONG
+    assert outcome(name).status == WRONG
 
 
 def test_a_scaler_that_skips_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +75,7 @@ def test_a_scaler_that_skips_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -
         return run
 
     monkeypatch.setattr(training, "_ours", unscaled)
-    assert outcome("skip on the host, scaled by the scaler")["status"] == WRONG
+    assert outcome("skip on the host, scaled by the scaler").status == WRONG
 
 
 def test_gradients_that_are_wrong_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +88,10 @@ def test_gradients_that_are_wrong_are_found(monkeypatch: pytest.MonkeyPatch) -> 
         values[1]["head.bias"] = values[1]["head.bias"] * 2
         return values, report
 
-    assert outcome("gradients cpu-bfloat16")["status"] == OK
+    assert outcome("gradients cpu-bfloat16").status == OK
     monkeypatch.setattr(gradients, "_compiled", doubled)
     answer = outcome("gradients cpu-bfloat16")
-    assert answer["status"] == WRONG and "accepted" in answer["detail"]
+    assert answer.status == WRONG and "accepted" in answer.detail
 
 
 def test_errors_beyond_the_yardsticks_scatter_are_refused() -> None:
@@ -123,7 +124,7 @@ def test_whatever_a_check_raises_is_its_outcome(error: Exception, status: str, d
         raise error
 
     answer = run_check([Check("a check", run)], 0)
-    assert (answer["status"], answer["detail"]) == (status, detail)
+    assert (answer.status, answer.detail) == (status, detail)
 
 
 def test_the_next_check_gets_another_process(
@@ -133,13 +134,13 @@ def test_the_next_check_gets_another_process(
     opened: list[int] = []
 
     class Dying:
-        def __init__(self, *args: Any) -> None:
+        def __init__(self, *args: Any, **named: Any) -> None:
             opened.append(os.getpid())
 
-        def ask(self, what: str, at: int) -> dict[str, Any]:
+        def ask(self, task: Any, at: int) -> Outcome:
             if len(opened) == 1:
                 raise ContenderFailed("its process ended: status -11")
-            return {"name": f"check {at}", "status": OK, "detail": "", "seconds": 0.0}
+            return Outcome(f"check {at}", OK, "", 0.0)
 
         def close(self) -> None:
             pass

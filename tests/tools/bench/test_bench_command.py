@@ -1,7 +1,6 @@
 """fxamp-bench finds its subcommands, and answers what is none."""
 
 import pytest
-from commands import run_command
 
 from fxamp.tools.bench import command as bench
 
@@ -11,8 +10,3 @@ def test_every_subcommand_has_a_parser_and_help(name: str, capsys: pytest.Captur
     with pytest.raises(SystemExit) as stop:
         bench.main([name, "--help"])
     assert stop.value.code == 0 and f"usage: fxamp-bench {name}" in capsys.readouterr().out
-
-
-def test_without_a_subcommand_it_shows_all(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = run_command(bench.main, [], capsys)
-    assert (status, out) == (2, "") and all(name in err for name in bench.SUBCOMMANDS)

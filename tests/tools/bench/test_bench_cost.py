@@ -247,11 +247,6 @@ def test_syncs_are_what_the_host_waits_for(counted: dict[str, Count]) -> None:
     assert [kernel.ops for kernel in taken if "host" in kernel.ops] == ["copy to the host"]
 
 
-def test_a_count_survives_json() -> None:
-    count = _count(3)
-    assert Count.from_dict(json.loads(json.dumps(count.as_dict()))) == count
-
-
 def test_numbers_extrapolate_over_layers() -> None:
     rows = [row("torch", "", _count(layers)) for layers in (2, 4)]
     assert extrapolated((2, 4), rows, 12) == row("torch", "", _count(12))

@@ -56,6 +56,6 @@ def test_all_make_the_same_step() -> None:
 
 
 def test_a_contender_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("fxamp.tools.bench.train.measure.WORKER", "fxamp.no_such_worker")
+    monkeypatch.setattr("fxamp.tools.bench.train.worker.start", math.sqrt)
     assert bench.main(["step", "--parameters", "6", "--contenders", "fused", "--markdown"]) == 1
-    assert "torch, fused=True failed: its process ended: status 1" in capsys.readouterr().out
+    assert "torch, fused=True failed: TypeError: " in capsys.readouterr().out

@@ -30,13 +30,17 @@ FILES = {
     "broken.toml": 'extends = ["cuda-float16.toml"]\ncasts = "fp32"\n',
     "table.toml": '[[rule]]\nid = "a"\ncast = "fp32"\nops = ["mm"]\n',
     "gpt.json": to_json(Document((gpt(),))),
-    "latin.json": "",
     "cut.json": "{",
     "empty.json": "{}",
 }
 
+BYTES = {"latin.json": b"\xff\xfe", "latin.txt": "Größe".encode("latin-1"), "bytes.bin": b"\x00\x01\x02"}
+
 CASES = [
-    ("show nowhere.json", "nowhere.json does not exist"),
+    ("show gpt.jsn", "gpt.jsn does not exist (did you mean 'gpt.json'?); accepted: a graph as text"),
+    ("show .", ". is a folder; accepted: a graph as text"),
+    ("show bytes.bin", "bytes.bin: it is neither text nor an archive of torch.export; accepted: "),
+    ("show latin.txt", "latin.txt: it is not text in UTF-8; accepted: "),
     ("show latin.json", "latin.json: not a text in UTF-8"),
     ("show cut.json", "cut.json:1: not JSON"),
     ("show empty.json", "empty.json: not JSON of"),
@@ -149,7 +153,8 @@ def test_a_mistake_is_one_line_that_names_it(
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         Path(name).write_text(text)
-    Path("latin.json").write_bytes(b"\xff\xfe")
+    for name, content in BYTES.items():
+        Path(name).write_bytes(content)
     command, *arguments = shlex.split(line)
     error = mistake(COMMANDS[command], arguments, capsys)
     assert error.startswith(f"fxamp-{command}") and message in error

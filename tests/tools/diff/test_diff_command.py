@@ -176,12 +176,6 @@ def test_markdown_is_not_fooled_by_names(capsys: pytest.CaptureFixture[str]) -> 
     assert "any op -&gt; fp32 by a\\|b\\`c&lt;i&gt;\\*, in lm\\_head" in out
 
 
-def test_output_goes_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cuda-float16", "team.toml", "--output", "out.md", "--format", "markdown"]) == 1
-    assert capsys.readouterr().out == ""
-    assert Path("out.md").read_text().startswith("### `cuda-float16")
-
-
 def test_every_mistake_of_a_policy_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("broken.toml").write_text('extends = ["cuda-float16.toml"]\ncasts = "fp32"\noutputs = "kept"\n')
     assert main(["broken.toml", "cuda-float16"]) == 2

@@ -3,12 +3,10 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 from fxamp.listing import Listing
-from fxamp.tools.diff.command import main
 from fxamp.tools.diff.effect import effects
 from fxamp.tools.diff.html import html_lines
 from fxamp.tools.diff.result import Comparison, compare
@@ -166,15 +164,6 @@ def test_no_name_is_markup(comparison: Comparison) -> None:
 def test_a_graph_that_a_policy_refuses_says_why(comparison: Comparison) -> None:
     banned = replace(comparison.effects[0], rejections=("", "it is banned"), sums=None, listings=None)
     assert "the new policy refuses it: it is banned" in page(replace(comparison, effects=(banned,)))
-
-
-def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "head.toml").write_text(HEAD)
-    out = tmp_path / "diff.html"
-    assert main(["cpu-bfloat16", str(tmp_path / "head.toml"), "--format", "html", "--output", str(out)]) == 1
-    assert capsys.readouterr().out == ""
-    text = out.read_text()
-    assert text.startswith("<!DOCTYPE html>") and "head" in "".join(Tags(text).words)
 
 
 def test_settings_and_rules_stand_beside_each_other() -> None:

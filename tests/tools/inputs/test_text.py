@@ -209,24 +209,3 @@ def test_fxamps_own_dumps(tmp_path: Path) -> None:
     for stage in ("forward", "backward"):
         with pytest.raises(ListingError, match=r"accepted: .*graph_0_captured\.py"):
             load(str(tmp_path / f"graph_0_{stage}.py"), Request(policy=POLICY))
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("missing.txt", None, r"missing\.txt does not exist \(did you mean 'missed\.txt'\?\); accepted: "),
-        ("bytes.bin", b"\x00\x01\x02", "neither text nor an archive of torch.export; accepted: "),
-        ("latin.txt", "Größe".encode("latin-1"), "not text in UTF-8; accepted: "),
-    ],
-)
-def test_what_is_no_input(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
-    (tmp_path / "missed.txt").write_text("")
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(ListingError, match=message):
-        load(str(tmp_path / name), Request())
-
-
-def test_a_folder_is_no_input(tmp_path: Path) -> None:
-    with pytest.raises(ListingError, match="is a folder; accepted: a graph as text"):
-        load(str(tmp_path), Request())

@@ -13,7 +13,6 @@ import pytest
 from show_samples import gpt
 
 from fxamp.listing import Document, KeptValue, Listing, Source
-from fxamp.tools.show.command import main
 from fxamp.tools.show.html import SCRIPTS, html_page
 
 BROWSER = next(
@@ -89,16 +88,6 @@ def test_sources_come_from_the_disk_or_else_from_the_graph(tmp_path: Path) -> No
 
     assert there == {str(number): f"line {number}" for number in range(16, 25)}
     assert gone == {"20": "quoted"}
-
-
-def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from fxamp.listing.write import write_listing
-
-    dump, page = tmp_path / "graph.py", tmp_path / "page.html"
-    dump.write_text(write_listing(gpt()))
-
-    assert main([str(dump), "--format", "html", "--output", str(page)]) == 0
-    assert page.read_text().startswith("<!DOCTYPE html>") and capsys.readouterr().out == ""
 
 
 def after(tmp_path: Path, script: str, listing: Listing | None = None) -> Any:

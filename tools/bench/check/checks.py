@@ -1,16 +1,13 @@
-"""All checks, and the process in which they run: a kernel that crashes ends this process, and not the answer.
-
-The first request is ``{"device": ..., "lowering": ...}``; each other one runs the check at an index.
-"""
+"""All checks, and what runs them in a process of its own: a kernel that crashes ends that, and not the answer."""
 
 import time
 from typing import Any
 
 from fxamp.tools.bench.check.gradients import gradient_checks
 from fxamp.tools.bench.check.kernels import kernel_checks
-from fxamp.tools.bench.check.outcome import OK, SKIPPED, WRONG, Check, SkippedError
+from fxamp.tools.bench.check.outcome import OK, SKIPPED, WRONG, Check, Outcome, SkippedError
 from fxamp.tools.bench.check.training import training_checks
-from fxamp.tools.bench.process import error_line, serve
+from fxamp.tools.bench.process import error_line
 
 
 def checks(device: str, lowering: str) -> list[Check]:
@@ -21,7 +18,7 @@ def checks(device: str, lowering: str) -> list[Check]:
     return [*kernel_checks(device), *training_checks(device, lowering), *gradient_checks(device, lowering)]
 
 
-def run_check(every: list[Check], at: int) -> dict[str, Any]:
+def run_check(every: list[Check], at: int) -> Outcome:
     """Run one check. Whatever it raises is the answer, for that is what a check is for."""
     check, start = every[at], time.perf_counter()
     try:
@@ -32,17 +29,13 @@ def run_check(every: list[Check], at: int) -> dict[str, Any]:
         status, detail = WRONG, str(error)
     except Exception as error:
         status, detail = WRONG, error_line(error)
-    return {"name": check.name, "status": status, "detail": detail, "seconds": time.perf_counter() - start}
+    return Outcome(check.name, status, detail, time.perf_counter() - start)
 
 
-def _speed(every: list[Check], device: str, parameters: int, rounds: int) -> dict[str, Any]:
+def speed(every: list[Check], device: str, parameters: int, rounds: int) -> list[dict[str, Any]]:
     """Time the kernels, beside the counted bound of the GPU if that is known."""
     from fxamp.tools.bench.check.bandwidth import known_gpu, speeds
     from fxamp.tools.common.machine import machine
 
     gpu = known_gpu(machine(device, 1)["device"]) if device == "cuda" else None
-    return {"rows": speeds(device, parameters, rounds, gpu)}
-
-
-if __name__ == "__main__":
-    raise SystemExit(serve(lambda request: checks(**request), {"check": run_check, "speed": _speed}))
+    return speeds(device, parameters, rounds, gpu)

@@ -19,7 +19,6 @@ from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.machine import machine
 from fxamp.tools.common.progress import bar
 
-_WORKER = "fxamp.tools.bench.check.checks"
 #: Elements that a timed kernel works on: more than the caches of a GPU hold.
 _TIMED = 124_000_000
 
@@ -57,7 +56,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
 
 def _outcomes(device: str, options: argparse.Namespace) -> Iterator[Outcome]:
     """Yield the outcome of each check; a check that ends its process is not ok, and the next one gets another."""
-    from fxamp.tools.bench.check.checks import checks
+    from fxamp.tools.bench.check.checks import checks, run_check
 
     names = [check.name for check in checks(device, options.lowering)]
     chosen = [at for at, name in enumerate(names) if not options.only or any(text in name for text in options.only)]
@@ -67,9 +66,9 @@ def _outcomes(device: str, options: argparse.Namespace) -> Iterator[Outcome]:
     with tempfile.TemporaryDirectory() as cache, bar("checks", len(chosen), "check") as shown:
         try:
             for at in chosen:
-                process = process or Process(_WORKER, {"device": device, "lowering": options.lowering}, Path(cache))
+                process = process or Process(checks, device, options.lowering, cache=Path(cache))
                 try:
-                    yield Outcome(**process.ask("check", at=at))
+                    yield process.ask(run_check, at=at)
                 except ContenderFailed as ended:
                     process.close()
                     process = None
@@ -82,14 +81,15 @@ def _outcomes(device: str, options: argparse.Namespace) -> Iterator[Outcome]:
 
 def _bandwidth(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Return a row for each timed kernel; none, and a line of progress that says why, if its process dies."""
+    from fxamp.tools.bench.check.checks import checks, speed
+
     say("bandwidth of each kernel ...")
     try:
         with (
             tempfile.TemporaryDirectory() as cache,
-            Process(_WORKER, {"device": "cuda", "lowering": options.lowering}, Path(cache)) as process,
+            Process(checks, "cuda", options.lowering, cache=Path(cache)) as process,
         ):
-            rows: list[dict[str, Any]] = process.ask("speed", device="cuda", parameters=_TIMED, rounds=10)["rows"]
-            return rows
+            return process.ask(speed, device="cuda", parameters=_TIMED, rounds=10)
     except ContenderFailed as failed:
         say(f"no bandwidth: {failed}")
         return []

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -43,7 +44,7 @@ def plan_of_every(options: argparse.Namespace, rates: Rates) -> Plan:
         document: dict[str, Any] = {
             "version": 1,
             "rows": [
-                {"workload": workload.as_dict(), **own.as_dict(rates)}
+                {"workload": asdict(workload), **own.as_dict(rates)}
                 for (workload, _), own in zip(requests, rows, strict=False)
             ],
         }

@@ -151,7 +151,7 @@ def _report(
 ) -> Report:
     document: dict[str, Any] = {
         "version": 1,
-        "workload": workload.as_dict(),
+        "workload": asdict(workload),
         "rates": asdict(rates),
         "tables": [
             {"title": part.title, "layers": part.layers, "rows": [row.as_dict(rates) for row in part.rows]}

@@ -1,8 +1,7 @@
 """What was counted of a training step: plain values, which JSON can hold."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 #: The parts of a step, in order.
 STAGES = ("forward", "backward", "step")
@@ -127,26 +126,3 @@ class Count:
     def syncs(self) -> int:
         """How often the host waits for the device."""
         return sum(kernel.launches for kernel in self.kernels if any(op in kernel.ops for op in WAITED_FOR))
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON's values."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(document: Mapping[str, Any]) -> "Count":
-        """The inverse of :meth:`as_dict`; lists may stand for tuples."""
-        kernels = (
-            Kernel(
-                **{**fields, "reads": _accesses(fields["reads"]), "writes": _accesses(fields["writes"])}
-                | {"sources": tuple(fields["sources"])}
-            )
-            for fields in document["kernels"]
-        )
-        values = (Kept(**{**fields, "shape": tuple(fields["shape"])}) for fields in document["kept"])
-        buffers = (Buffer(**{**fields, "shape": tuple(fields["shape"])}) for fields in document["peak"]["buffers"])
-        peak = Peak(**{**document["peak"], "buffers": tuple(buffers)})
-        return Count(**{**document, "kernels": tuple(kernels), "kept": tuple(values), "peak": peak})
-
-
-def _accesses(documents: Sequence[Mapping[str, Any]]) -> tuple[Access, ...]:
-    return tuple(Access(**fields) for fields in documents)

@@ -1,8 +1,8 @@
 """What is counted, and for which way of training."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fxamp.tools.bench.cost.count import Count
@@ -32,10 +32,6 @@ class Workload:
     scaler: bool = False
     optimizer: str = "AdamW"
     clip: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields by name; ``Workload(**fields)`` gives the workload back."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

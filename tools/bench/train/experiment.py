@@ -1,7 +1,7 @@
 """A comparison: its contenders, as a table, and its settings, the same for every contender."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 #: The values of ``--dtype``.
@@ -56,10 +56,6 @@ class Experiment:
     def contenders(self) -> "Mapping[str, Contender]":
         """Those that can take part, by name."""
         return STEPPERS if self.model == PARAMETERS else CONTENDERS
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields by name; ``Experiment(**fields)`` gives the experiment back."""
-        return asdict(self)
 
     @property
     def lower_dtype(self) -> str:

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fxamp.tools.bench.process import Process
+from fxamp.tools.bench.train import worker
 from fxamp.tools.bench.train.experiment import FLOAT32, Contender, Experiment
 from fxamp.tools.bench.train.result import Comparison, Measured
 from fxamp.tools.bench.train.turns import Runner, take_turns
-from fxamp.tools.bench.train.worker import WARM_UP
 from fxamp.tools.common.machine import machine
 
 Say = Callable[[str], None]
-WORKER = "fxamp.tools.bench.train.worker"
 
 
 def compare(experiment: Experiment, names: Sequence[str], baseline: str, say: Say) -> Comparison:
@@ -32,7 +31,7 @@ def compare(experiment: Experiment, names: Sequence[str], baseline: str, say: Sa
             runner.attempt(lambda runner: _start(runner, experiment, folder / runner.name, stack, say))
         rounds = take_turns(runners, experiment.rounds, experiment.steps)
         for runner in runners:
-            runner.attempt(lambda runner: runner.ask("observe"))
+            runner.attempt(lambda runner: runner.ask(worker.end))
     float32 = next((name for name in FLOAT32 if name in names), "")
     results = tuple(_result(runner, experiment.contenders[runner.name]) for runner in runners)
     facts = machine(experiment.device, experiment.threads)
@@ -44,22 +43,21 @@ def _start(runner: Runner, experiment: Experiment, cache: Path, stack: ExitStack
     if experiment.contenders[runner.name].compiler:
         say(f"{runner.name}: compiling with empty caches ...")
         with start_process(experiment, runner.name, cache) as first:
-            runner.answers["cold"] = first.ask("warm_up")
+            runner.answers["cold"] = first.ask(worker.warm_up)
     say(f"{runner.name}: first steps ...")
     runner.process = stack.enter_context(start_process(experiment, runner.name, cache))
-    runner.ask("warm_up")
+    runner.ask(worker.warm_up)
 
 
 def start_process(experiment: Experiment, contender: str, cache: Path) -> Process:
     """Start the process of one contender. Raises ContenderFailed if it cannot train."""
-    first = {"experiment": experiment.as_dict(), "contender": contender}
-    return Process(WORKER, first, cache)
+    return Process(worker.start, experiment, contender, cache=cache)
 
 
 def _result(runner: Runner, contender: Contender) -> Measured:
     if runner.failed:
         return Measured(runner.name, contender.label, failed=runner.failed)
-    warm, end = runner.answers["warm_up"], runner.answers["observe"]
+    warm, end = runner.answers["warm_up"], runner.answers["end"]
     seconds = tuple(answer["seconds"] for answer in runner.rounds)
     result = Measured(
         name=runner.name,
@@ -91,4 +89,4 @@ def _result(runner: Runner, contender: Contender) -> Measured:
 def _compiling(answer: Mapping[str, Any], step: float) -> float:
     """Return the seconds of torch.compile and the first steps minus the time of ordinary steps."""
     seconds: list[float] = [answer["compile_call"], *answer["seconds"]]
-    return max(0.0, sum(seconds) - WARM_UP * step)
+    return max(0.0, sum(seconds) - worker.WARM_UP * step)

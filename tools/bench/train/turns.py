@@ -4,8 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fxamp.tools.bench.process import Answer, ContenderFailed, Process
+from fxamp.tools.bench.process import ContenderFailed, Process
+from fxamp.tools.bench.train.worker import steps as train_steps
 from fxamp.tools.common.progress import bar
+
+Answer = dict[str, Any]
 
 
 @dataclass
@@ -18,11 +21,11 @@ class Runner:
     rounds: list[Answer] = field(default_factory=list)
     failed: str = ""
 
-    def ask(self, what: str, **arguments: Any) -> Answer:
-        """Send the process a task; the answer is also kept under its name."""
+    def ask(self, task: Callable[..., Answer], **arguments: Any) -> Answer:
+        """Let the process do a task; the answer is also kept under its name."""
         assert self.process is not None
-        self.answers[what] = self.process.ask(what, **arguments)
-        return self.answers[what]
+        self.answers[task.__name__] = self.process.ask(task, **arguments)
+        return self.answers[task.__name__]
 
     def attempt(self, task: Callable[["Runner"], object]) -> None:
         """Do a task unless one has failed; the first that fails says why there is no other."""
@@ -56,4 +59,4 @@ def take_turns(runners: Sequence[Runner], rounds: int, steps: int) -> int:
 
 def take_turn(runner: Runner, steps: int) -> None:
     """Let one make its steps, and keep the answer."""
-    runner.rounds.append(runner.ask("steps", count=steps))
+    runner.rounds.append(runner.ask(train_steps, count=steps))

@@ -1,25 +1,19 @@
-"""One contender in its own process: trains on request and answers with numbers.
-
-The first request is ``{"experiment": {...}, "contender": NAME}``; then any of those in ``_ANSWERS``.
-"""
+"""One contender in its own process: what is called there."""
 
 import os
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
-from fxamp.tools.bench.process import serve
+from fxamp.tools.bench.train.experiment import PARAMETERS, Experiment
 
 #: Steps before timing starts: the first compiles, and later ones might recompile.
 WARM_UP = 3
 
 
-def _start(request: dict[str, Any]) -> Any:
-    from fxamp.tools.bench.train.experiment import PARAMETERS, Experiment
-
-    experiment = Experiment(**request["experiment"])
-    contender = experiment.contenders[request["contender"]]
+def start(experiment: Experiment, name: str) -> Any:
+    """Make the training of the contender called ``name``."""
+    contender = experiment.contenders[name]
 
     import torch
 
@@ -34,7 +28,7 @@ def _start(request: dict[str, Any]) -> Any:
     return Training(experiment, contender)
 
 
-def _warm_up(training: Any) -> dict[str, Any]:
+def warm_up(training: Any) -> dict[str, Any]:
     """Seconds of the call of torch.compile and of each of the first steps, and what torch counted in them.
 
     ``cpu``: CPU time of this process until now and of the compilers that it started. ``hits``, ``misses``: of graphs in
@@ -69,7 +63,7 @@ def _cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def _steps(training: Any, count: int) -> dict[str, Any]:
+def steps(training: Any, count: int) -> dict[str, Any]:
     """Return the mean seconds of ``count`` steps, elapsed and of this process's CPU time.
 
     One step before them, not timed, warms the caches.
@@ -80,7 +74,7 @@ def _steps(training: Any, count: int) -> dict[str, Any]:
     return {"seconds": elapsed / count, "cpu": (time.process_time() - before) / count}
 
 
-def _observe(training: Any) -> dict[str, Any]:
+def end(training: Any) -> dict[str, Any]:
     """Return losses, loss scale and compiled graphs so far, then the counts of further steps."""
     from torch._dynamo.utils import counters
 
@@ -102,9 +96,3 @@ def _timed(training: Any, count: int) -> float:
         training.step()
     training.wait()
     return time.perf_counter() - start
-
-
-_ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {"warm_up": _warm_up, "steps": _steps, "observe": _observe}
-
-if __name__ == "__main__":
-    raise SystemExit(serve(_start, _ANSWERS))

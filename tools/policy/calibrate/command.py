@@ -1,7 +1,7 @@
 """``fxamp-policy calibrate``: a policy patch from the ranges of a model's own values and gradients."""
 
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from math import frexp, isfinite
 
 from fxamp.dtypes import SCALED_DTYPES
@@ -12,9 +12,9 @@ from fxamp.tools.common.formatting import plural
 from fxamp.tools.common.interrupt import SoFar
 from fxamp.tools.common.output import notice, write_text
 from fxamp.tools.policy.batches import Workload
-from fxamp.tools.policy.calibrate.evidence import Evidence, Sample, gather
+from fxamp.tools.policy.calibrate.evidence import Evidence, gather
 from fxamp.tools.policy.calibrate.ranges import Format
-from fxamp.tools.policy.calibrate.rules import globs_for, rules_for, short
+from fxamp.tools.policy.calibrate.rules import rules_for, short
 from fxamp.tools.policy.calibrate.table import fp8_summary, summary
 from fxamp.tools.policy.calibrate.troubles import UNDERFLOW, Limits, exponent, fitting_shift, share
 from fxamp.tools.policy.patch import add_model, base_policy, load_model, patch_text
@@ -95,7 +95,7 @@ def run(options: Namespace) -> None:
     limits = Limits(Format.of_name(policy.lower_precision_fp), _shift(options, policy, evidence), options.underflow)
     rules = _rules(evidence, limits, policy)
     scaled = policy.lower_precision_fp in SCALED_DTYPES and not options.inference
-    head = list(_head(name, work, evidence, limits, scaled)) + list(_notes(evidence, limits))
+    head = list(_head(name, work, evidence, limits, scaled))
     notice(summary(evidence.samples, limits))
     if evidence.scaled:
         notice(f"\n{fp8_summary(evidence.scaled, limits)}")
@@ -149,23 +149,3 @@ def _head(name: str, work: Workload, evidence: Evidence, limits: Limits, scaled:
         yield f"{products} in fp8: rules for 16 bits where more than {share(limits.underflow)} of an operand underflow."
     if scaled:
         yield f"Gradients were judged times the loss scale {2.0**limits.shift:g}."
-
-
-def _notes(evidence: Evidence, limits: Limits) -> Iterator[str]:
-    """What the policy keeps in float32 though its ranges would fit: for readers, not rules."""
-    raised = [sample for sample in evidence.samples if sample.raised]
-    bad = {sample.place for sample in raised if limits.troubles(sample)}
-    fit = [place for place in dict.fromkeys(sample.place for sample in raised) if place not in bad]
-    if not fit:
-        return
-    yield ""
-    yield f"In float32 by the policy's rules; the ranges would fit {limits.format.name} (digits are another matter):"
-    for op in dict.fromkeys(place.op for place in fit):
-        known = [sample.place.module for sample in raised if sample.place.op == op]
-        globs = globs_for([place.module for place in fit if place.op == op], list(dict.fromkeys(known)))
-        yield f"  {short(op)} in {', '.join(glob or 'the root module' for glob in globs)}: {_largest(raised, op, bad)}"
-
-
-def _largest(raised: Sequence[Sample], op: str, bad: Collection[ModuleOp]) -> str:
-    largest = max(s.forward.amax for s in raised if s.place.op == op and s.place not in bad)
-    return f"the largest value is {largest:.3g}"
