@@ -8,6 +8,7 @@ import pytest
 import torch
 from exhaustive import each_once
 from scaled_runs import compile_scaled, make_scaler
+from small_models import Perceptron
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -19,16 +20,6 @@ PACKAGE = Path(fxamp.__file__).parent
 STEPS = 5
 
 Loop = Callable[[nn.Module, Tensor, torch.optim.Optimizer, Any], Any]
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(x)))
 
 
 def plain(net: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer, scaler: Any) -> Tensor:
@@ -62,7 +53,7 @@ def accumulated(net: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer, sca
 
 
 def run(loop: Loop, scaler: Any, compiled: Any = None) -> tuple[list[Tensor], list[Any]]:
-    net = Net()
+    net = Perceptron(4, 8, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     step = loop if compiled is None else compiled(loop)
     results, scales = [], []
@@ -90,7 +81,7 @@ def test_the_loop_trains_as_autocast_with_torchs_scaler_does(loop: Loop, attache
 
 
 def test_everything_that_a_scaler_tells_may_be_asked_for_in_a_compiled_function() -> None:
-    scaler, net = make_scaler(), Net()
+    scaler, net = make_scaler(), Perceptron(4, 8, 2)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
 
     def body(x: Tensor) -> list[Any]:
@@ -162,7 +153,7 @@ def with_a_penalty(net: nn.Module, x: Tensor, scaler: Any) -> None:
 
 def gradients(step: Any, scaler: Any, dtype: torch.dtype | None) -> dict[str, Tensor | None]:
     """True gradients of one step, under an ambient autocast unless ``dtype`` is None."""
-    net = Net()
+    net = Perceptron(4, 8, 2)
     x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         step(net, x, scaler)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import Perceptron
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -14,19 +15,9 @@ import fxamp
 LOWERINGS = ["eager", "aot_eager"]
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.relu(self.first(x)))
-
-
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_tensor_of_two(lowering: str) -> None:
-    net = Net()
+    net = Perceptron(8, 8, 4, torch.relu)
     net.first.weight = nn.Parameter(TwoTensor(torch.randn(8, 8), torch.randn(8, 8)), requires_grad=False)
     x = torch.randn(3, 8)
     twin = copy.deepcopy(net)
@@ -43,7 +34,7 @@ def test_a_tensor_of_two(lowering: str) -> None:
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_nested_tensor(lowering: str) -> None:
     torch._dynamo.reset()
-    net, twin = Net(), Net()
+    net, twin = Perceptron(8, 8, 4, torch.relu), Perceptron(8, 8, 4, torch.relu)
     x = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)], layout=torch.jagged)
     twin.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
     with torch.autocast("cpu", torch.bfloat16):
@@ -93,7 +84,7 @@ class Scaled(Tensor):
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_call_that_looks_inside_is_kept(lowering: str) -> None:
     torch._dynamo.reset()
-    net = Net()
+    net = Perceptron(8, 8, 4, torch.relu)
     net.first.weight = nn.Parameter(Scaled(torch.randint(-9, 9, (8, 8)), torch.tensor(0.1)), requires_grad=False)
     x = torch.randn(3, 8)
     wanted = F.linear(x, net.first.weight, net.first.bias).relu()
@@ -101,5 +92,5 @@ def test_a_call_that_looks_inside_is_kept(lowering: str) -> None:
     got = net(x)
     assert type(got) is Tensor
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(got, net.second(wanted).float())
+        assert torch.equal(got, net.last(wanted).float())
     assert "reads the tensors inside" in str(fxamp.report(net))
