@@ -30,3 +30,14 @@ class Perceptron(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.activation(self.first(x)))
+
+
+class Wrapped(nn.Module):
+    """Another module, as it is."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)

@@ -69,15 +69,15 @@ def run(loop: Loop, scaler: Any, compiled: Any = None) -> tuple[list[Tensor], li
 
 @each_once("attached, loop", [True, False], [plain, clipped, accumulated])
 def test_the_loop_trains_as_autocast_with_torchs_scaler_does(loop: Loop, attached: bool) -> None:
-    reference, told = run(loop, torch.amp.GradScaler("cpu", init_scale=2.0**8))
+    reference, expected = run(loop, torch.amp.GradScaler("cpu", init_scale=2.0**8))
     scaler = make_scaler()
     options: dict[str, Any] = {"policy": "cpu-float16", "lowering": "aot_eager"}
     if attached:
         options["scaler"] = scaler
-    got, said = run(loop, scaler, lambda body: torch.compile(body, backend="fxamp", options=options))
+    got, numbers = run(loop, scaler, lambda body: torch.compile(body, backend="fxamp", options=options))
     torch.testing.assert_close(got, reference, rtol=0, atol=0)
-    torch.testing.assert_close(said, told, rtol=0, atol=0, equal_nan=True)
-    assert scaler.skipped_steps == 1 and told[1][-1] == 2.0**7
+    torch.testing.assert_close(numbers, expected, rtol=0, atol=0, equal_nan=True)
+    assert scaler.skipped_steps == 1 and expected[1][-1] == 2.0**7
 
 
 def test_everything_that_a_scaler_tells_may_be_asked_for_in_a_compiled_function() -> None:
@@ -90,8 +90,14 @@ def test_everything_that_a_scaler_tells_may_be_asked_for_in_a_compiled_function(
         skipped = scaler.step(optimizer, return_skipped=True).skipped
         scaler.update()
         scaler.name_parameters(net)
-        told = [scaler.get_scale(), scaler.loss_scale, scaler.skipped_steps, scaler.overflowed(), scaler.poll_steps()]
-        return [norm.isfinite().item(), skipped, *told]
+        answers = [
+            scaler.get_scale(),
+            scaler.loss_scale,
+            scaler.skipped_steps,
+            scaler.overflowed(),
+            scaler.poll_steps(),
+        ]
+        return [norm.isfinite().item(), skipped, *answers]
 
     step = compile_scaled(body, scaler, "aot_eager")
     assert step(torch.ones(2, 4)) == [True, False, 1.0, 2.0**8, 0, {}, [True]]
@@ -102,12 +108,12 @@ def test_everything_that_a_scaler_tells_may_be_asked_for_in_a_compiled_function(
 
 
 def test_another_compilers_function_breaks_at_the_scaler_too() -> None:
-    reference, told = run(plain, torch.amp.GradScaler("cpu", init_scale=2.0**8))
+    reference, expected = run(plain, torch.amp.GradScaler("cpu", init_scale=2.0**8))
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**8)
     net_loop = torch.compile(plain, backend="eager")
-    got, said = run(net_loop, scaler)
+    got, numbers = run(net_loop, scaler)
     torch.testing.assert_close(got, reference, rtol=0, atol=0)
-    torch.testing.assert_close(said, told, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(numbers, expected, rtol=0, atol=0, equal_nan=True)
 
 
 class Exact(torch.autograd.Function):
@@ -195,9 +201,11 @@ def check_gradients(step: Any, lowering: str, ambient: torch.dtype | None) -> No
 
 
 def test_no_backward_of_fxamp_is_left_to_dynamo() -> None:
-    own = [each for each in torch.autograd.Function.__subclasses__() if each.__module__.startswith("fxamp.")]
-    assert {each.__name__ for each in own} >= {"_Enter", "_Leave", "_Refuse", "_Product"}
-    assert [each for each in own if not hasattr(each.backward, "__wrapped__")] == []
+    own = [
+        function for function in torch.autograd.Function.__subclasses__() if function.__module__.startswith("fxamp.")
+    ]
+    assert {function.__name__ for function in own} >= {"_Enter", "_Leave", "_Refuse", "_Product"}
+    assert [function for function in own if not hasattr(function.backward, "__wrapped__")] == []
 
 
 def test_code_that_a_backward_has_called_is_compiled_anew_for_a_forward() -> None:

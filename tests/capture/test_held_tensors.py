@@ -8,6 +8,7 @@ import pytest
 import torch
 from exhaustive import each_once
 from like_autocast import compile_with
+from small_models import Wrapped
 from torch import Tensor, nn
 
 from fxamp import rewrite
@@ -46,15 +47,6 @@ class Leaves(torch.fx.Tracer):
 def with_leaves(model: nn.Module) -> nn.Module:
     graph = Leaves().trace(model)
     return torch.fx.GraphModule(model, graph)
-
-
-class Wrapped(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
 
 
 SOURCES: dict[str, Callable[[nn.Module], nn.Module]] = {

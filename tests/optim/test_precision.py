@@ -10,6 +10,7 @@ import pytest
 import torch
 from every_optimizer import OPTIMIZERS
 from exhaustive import each_once, exhaustive
+from guarded_runs import parts_of
 from machine_code import ARCHS, TARGETS, machine_code
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -76,8 +77,7 @@ def states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def test_machine_code_of_8_bit_state_spills_nothing_to_memory(dtype: torch.dtype, arch: str) -> None:
     with forced(Implementation.INTERPRETER):
         optimizer = step(made(TABLES["8bit by chance"], dtype=dtype, lowering="inductor"), 0, 1)
-    (found,) = [each for compiled in guarded(optimizer)._compiled.values() for each in compiled]
-    (part,) = found.parts
+    (part,) = parts_of(guarded(optimizer))
     gm = part.traced.module
     inputs = kernel_inputs(gm)
     text = step_text(gm, inputs, True, step_block(gm, True, TARGETS[arch].warp_size))
@@ -221,15 +221,15 @@ def test_saved_state_is_ordinary_and_loads_either_way() -> None:
     torch.save(packed, stream)
     stream.seek(0)
     packed = torch.load(stream, weights_only=False)
-    wanted = [value.unpacked() for value in states(ours) if isinstance(value, PackedTensor)]
-    for each in (copy.deepcopy(saved), packed):
+    expected = [value.unpacked() for value in states(ours) if isinstance(value, PackedTensor)]
+    for source in (copy.deepcopy(saved), packed):
         fresh = made(TABLES["8bit"])
-        fresh.load_state_dict(each)
+        fresh.load_state_dict(source)
         for parameter, value in zip(parameters(fresh), parameters(ours), strict=True):
             parameter.data.copy_(value)
         step(fresh, 5)
-        found = step(copy.deepcopy(ours), 5) if each is None else fresh
-        assert sum(isinstance(value, PackedTensor) for value in states(found)) == len(wanted)
+        found = step(copy.deepcopy(ours), 5) if source is None else fresh
+        assert sum(isinstance(value, PackedTensor) for value in states(found)) == len(expected)
         plain = torch.optim.AdamW([nn.Parameter(p.detach().clone()) for p in parameters(ours)], **_arguments(ours))
         plain.load_state_dict(copy.deepcopy(saved))
         step(plain, 5)
@@ -327,7 +327,7 @@ def test_packed_state_reads_and_writes_as_a_tensor() -> None:
 def kept_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Of the state's tensors, and of the tensors inside of them."""
     parts = [value.parts if isinstance(value, PackedTensor) else inner_tensors(value) for value in states(optimizer)]
-    return sum(part.nbytes for each in parts for part in each)
+    return sum(part.nbytes for source in parts for part in source)
 
 
 def floats(exponent: int, mantissa: int) -> Tensor:

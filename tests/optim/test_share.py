@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from guarded_runs import parts_of
 from torch import Tensor, nn
 
 import fxamp
@@ -68,8 +69,7 @@ def trained(make: Any, groups: Groups, own: list[list[nn.Parameter]], seeds: lis
 
 
 def parts(optimizer: torch.optim.Optimizer, lowering: str = "aot_eager") -> int:
-    compiled = [each for found in guarded(optimizer, lowering)._compiled.values() for each in found]
-    return len(compiled[-1].parts)
+    return len(parts_of(guarded(optimizer, lowering)))
 
 
 def together_and_apart(make: Any, groups: Groups, **how: Any) -> tuple[Any, list[list[nn.Parameter]], Any]:

@@ -108,7 +108,7 @@ def test_the_table_names_the_gradients_of_this_step(launches: list[Any]) -> None
     tables = [table for _, table, *_ in launches]
     assert len(tables) == 2  # of the kernel for 0-dim values, and of the step
     table = tables[0]
-    assert all(each is table for each in tables)
+    assert all(argument is table for argument in tables)
     parameters = optimizer.param_groups[0]["params"]
     rows = table.view(3, -1).tolist()
     assert [row[:2] for row in rows] == [[p.data_ptr(), p.grad.data_ptr()] for p in parameters]

@@ -7,6 +7,7 @@ import torch
 from every_optimizer import ARGUMENTS, OPTIMIZERS
 from exhaustive import exhaustive
 from golden_text import assert_golden
+from guarded_runs import parts_of
 from machine_code import ARCHS, TARGETS, MachineCode, machine_code
 from step_kernels import SHAPES, by_eager_ops, prepared
 from torch import Tensor, nn
@@ -134,10 +135,10 @@ def test_bytes_of_the_generated_code_with_state_in_fewer_bits(state: str, bytes_
         for _ in range(2):
             optimizer.param_groups[0]["params"][0].grad = torch.ones(300)
             optimizer.step()
-    (found,) = [each for compiled in guarded(optimizer)._compiled.values() for each in compiled]
-    gm = found.parts[0].traced.module
+    (part,) = parts_of(guarded(optimizer))
+    gm = part.traced.module
     flat = [node for node in gm.graph.find_nodes(op="placeholder") if node.meta["val"].dim()]
-    whole = found.parts[0].source.partition("elif start < left")[0]
+    whole = part.source.partition("elif start < left")[0]
     total = 0.0
     for node, name in kernel_inputs(gm).cells.items():
         if node not in flat or name == "numbers":
@@ -181,7 +182,7 @@ def test_tables_are_aligned_for_any_number_of_rows(count: int, monkeypatch: pyte
     addresses: list[int] = []
 
     def launch(*arguments: object, **options: object) -> None:
-        addresses.extend(each.data_ptr() for each in arguments[:2] if isinstance(each, Tensor))
+        addresses.extend(argument.data_ptr() for argument in arguments[:2] if isinstance(argument, Tensor))
 
     monkeypatch.setattr(interpreter.Interpreted, "__getitem__", lambda s, grid: launch)
     parameters = [nn.Parameter(torch.ones(5)) for _ in range(count)]
@@ -212,5 +213,4 @@ def test_an_op_without_an_expression_keeps_the_whole_step() -> None:
     with forced(Implementation.INTERPRETER):
         step = GuardedStep(optimizer)
         assert step.prepare(False, False) is not None
-    (found,) = [each for compiled in step._compiled.values() for each in compiled]
-    assert [type(part) for part in found.parts] == [WholeStep]
+    assert [type(part) for part in parts_of(step)] == [WholeStep]

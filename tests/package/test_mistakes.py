@@ -185,15 +185,8 @@ def test_float16_without_a_scaler_is_said_once(caplog: pytest.LogCaptureFixture)
     warn_once.cache_clear()
     for _ in range(2):
         compiled(policy="cpu-float16")(X)
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "fxamp.scaler.graphs.unscaled"]
-    assert "cpu-float16 runs in float16" in said and "options={'scaler': scaler}" in said
-
-
-@pytest.mark.parametrize("options", [{"policy": "cpu-bfloat16"}, {"scaler": fxamp.GradScaler("cpu")}])
-def test_nothing_is_said_where_nothing_underflows(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    warn_once.cache_clear()
-    compiled(**options, lowering="aot_eager")(X)
-    assert not [record for record in caplog.records if record.name == "fxamp.scaler.graphs.unscaled"]
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "fxamp.scaler.graphs.unscaled"]
+    assert "cpu-float16 runs in float16" in message and "options={'scaler': scaler}" in message
 
 
 @pytest.mark.parametrize("model", [Net(), copy.deepcopy(compiled())], ids=["never compiled", "a copy"])
@@ -222,9 +215,9 @@ def test_a_framework_of_another_version_is_said_once(
 
     warn_once.cache_clear()
     monkeypatch.setattr(setup.metadata, "requires", lambda _: ['lightning==2.6.6; extra == "frameworks"'])
-    for installed, said in (("2.6.9", 0), ("3.0.1", 1)):
+    for installed, messages in (("2.6.9", 0), ("3.0.1", 1)):
         monkeypatch.setattr(setup.metadata, "version", lambda _, version=installed: version)
         setup.warn_untested("lightning")
-        assert len(caplog.records) == said
+        assert len(caplog.records) == messages
     assert "lightning 3.0.1 is installed; fxamp is tested with 2.6.6" in caplog.text
     assert caplog.records[0].levelno == logging.WARNING

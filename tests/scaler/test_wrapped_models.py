@@ -60,7 +60,7 @@ def gradients(net: nn.Module, scaler: Any, precision: bool) -> list[Tensor]:
     scaler.scale(loss).backward()
     scaler.unscale_(torch.optim.SGD(net.parameters(), lr=0.1))
     found = [p.grad for p in net.parameters() if p.grad is not None]
-    return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in found]
+    return [gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient for gradient in found]
 
 
 def run(name: str) -> dict[str, Any]:
