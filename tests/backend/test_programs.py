@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from exhaustive import each_once
-from like_autocast import assert_like_autocast, compile_with, leaves, run
+from like_autocast import assert_like_autocast, compile_with, leaf, leaves, run
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -14,11 +14,6 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from fxamp.reports import registry
 
 LOWERINGS = ("eager", "aot_eager")
-
-
-def leaf(*shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).requires_grad_()
 
 
 class Residual(nn.Module):
