@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import fxamp
-from fxamp.optim import guarded
+from fxamp.optim import GuardedStep, guarded
 
 INF = float("inf")
 SHAPES = ((4, 3), (2, 5), (3, 3))
@@ -123,6 +123,13 @@ def by_torch(device: str = "cpu") -> Scaler:
     return Scaler(device, growth_interval=INTERVAL)
 
 
+def parts_of(step: GuardedStep) -> list[Any]:
+    """The parts of the last program that ``step`` was compiled to."""
+    programs = [program for compiled in step._compiled.values() for program in compiled]
+    parts: list[Any] = programs[-1].parts
+    return parts
+
+
 def compilations(training: Training, lowering: str = "aot_eager") -> int:
     return compilations_of(training.optimizer, lowering)
 
@@ -141,11 +148,13 @@ def assert_agree(ours: Training, theirs: Training, exact: Training | None) -> No
     our, their, true = (saved(training) for training in (ours, theirs, exact or theirs))
     assert our.keys() == their.keys()
     for name, value in our.items():
-        wanted, wide = their[name], true[name].double()
-        assert value.shape == wanted.shape and (value.dtype == wanted.dtype or not name.startswith("parameter")), name
-        if not value.numel() or torch.equal(value.double(), wanted.double()):
+        expected, wide = their[name], true[name].double()
+        assert value.shape == expected.shape and (value.dtype == expected.dtype or not name.startswith("parameter")), (
+            name
+        )
+        if not value.numel() or torch.equal(value.double(), expected.double()):
             continue
-        distance = (wanted.double() - wide).abs().max().item()
+        distance = (expected.double() - wide).abs().max().item()
         bound = 4 * distance + torch.finfo(torch.float32).eps * (1 + wide.abs().max().item())
         torch.testing.assert_close(
             value.double(), wide, rtol=0, atol=bound, msg=lambda text, name=name: f"{name}: {text}"

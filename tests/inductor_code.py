@@ -59,10 +59,10 @@ def machine_code(name: str, text: str, folder: Path, target: str = "sm_90") -> b
     from torch._inductor.runtime import triton_helpers, triton_heuristics
     from triton.compiler import ASTSource
 
-    said: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
 
     def remember(*_: Any, **given: Any) -> Callable[[Any], Any]:
-        said.update(given["triton_meta"])
+        messages.update(given["triton_meta"])
         return lambda function: function
 
     path = folder / f"{name}.py"
@@ -74,9 +74,9 @@ def machine_code(name: str, text: str, folder: Path, target: str = "sm_90") -> b
         exec(compile(text, str(path), "exec"), scope)
     function = scope[name]
     blocks = {each: BLOCKS[each] for each in function.arg_names if each in BLOCKS}
-    known = blocks | said["constants"]
+    known = blocks | messages["constants"]
     constants = {(function.arg_names.index(each),): value for each, value in known.items()}
-    signature = said["signature"] | dict.fromkeys(blocks, "constexpr")
+    signature = messages["signature"] | dict.fromkeys(blocks, "constexpr")
     source = ASTSource(function, signature, constexprs=constants)
     made = triton.compile(source, target=TARGETS[target], options={"enable_fp_fusion": True})
     code: bytes = made.asm["cubin"]

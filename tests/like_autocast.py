@@ -6,7 +6,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from scaled_runs import fresh, named
 from torch.utils import _pytree as pytree
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    """The same random values each time, with a gradient."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_()
 
 
 def leaves(value: Any) -> list[torch.Tensor]:
@@ -22,7 +28,7 @@ def run(
     Returns the results and the gradients by name: of the program's parameters, and of ``inputs`` by position.
     """
     torch.manual_seed(7)
-    inputs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), inputs)
+    inputs = fresh(inputs)
     if isinstance(program, torch.nn.Module):
         program.zero_grad()
     context = torch.autocast("cpu", autocast) if autocast else nullcontext()
@@ -31,10 +37,7 @@ def run(
     total = sum(result.float().square().sum() for result in results if result.requires_grad)
     if isinstance(total, torch.Tensor):
         total.backward()
-    named = dict(program.named_parameters()) if isinstance(program, torch.nn.Module) else {}
-    named |= {f"input {i}": value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
-    gradients = {name: tensor.grad for name, tensor in named.items() if tensor.grad is not None}
-    return [result.detach() for result in results], gradients
+    return [result.detach() for result in results], named(program, inputs)
 
 
 def compile_with(program: Callable[..., Any], lowering: str = "eager", **options: Any) -> Callable[..., Any]:
@@ -53,16 +56,19 @@ def assert_like_autocast(
     *inputs: Any,
     lowering: str = "eager",
     oracle: Callable[..., Any] | None = None,
+    around: bool = False,
 ) -> None:
     """Results and all gradients through fxamp are those of eager autocast to bfloat16, bit for bit.
 
     ``oracle`` is what runs under eager autocast, ``program`` itself unless given. The results' dtypes may be wider:
-    a compiled graph hands out the dtypes that it was captured with.
+    a compiled graph hands out the dtypes that it was captured with. ``around``: autocast is on around the compiled
+    program too, which names no policy; the results' dtypes are the same then.
     """
-    compiled = compile_with(program, lowering)
+    compiled = compile_with(program, lowering, **({"policy": "auto"} if around else {}))
     expected, expected_gradients = run(oracle or program, inputs, torch.bfloat16)
-    results, gradients = run(compiled, inputs)
+    results, gradients = run(compiled, inputs, torch.bfloat16 if around else None)
     assert len(results) == len(expected)
+    assert not around or [result.dtype for result in results] == [result.dtype for result in expected]
     for got, want in zip(results, expected, strict=True):
         assert torch.equal(got.float(), want.float())
     assert gradients.keys() == expected_gradients.keys()

@@ -27,8 +27,8 @@ def on_ranks(work: Callable[[DeviceMesh], Any], ranks: int, folder: Path) -> lis
 
 def asked_by(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """The parameters of each selected test of the module: its ranks run no more than these tests look at."""
-    items = request.session.items
-    return [item.callspec.params for item in items if getattr(item, "module", None) is request.module]  # type: ignore[attr-defined]
+    items = (item for item in request.session.items if getattr(item, "module", None) is request.module)
+    return [item.callspec.params for item in items if hasattr(item, "callspec")]
 
 
 def _rank(rank: int, ranks: int, folder: Path, work: Callable[[DeviceMesh], Any]) -> None:

@@ -71,10 +71,10 @@ def assert_as_eager(model: nn.Module, *inputs: Tensor, lowering: str = "aot_eage
     """Results and gradients of the compiled ``model`` are eager torch's, which casts in the model's regions only."""
     twin = compiled(model, lowering)
     results, gradients = run(twin, inputs)
-    wanted, expected = run(model, inputs)
-    assert [each.dtype for each in results] == [each.dtype for each in wanted]
+    reference, expected = run(model, inputs)
+    assert [result.dtype for result in results] == [result.dtype for result in reference]
     assert gradients.keys() == expected.keys()
-    pairs = [*zip(results, wanted, strict=True), *((gradients[name], each) for name, each in expected.items())]
+    pairs = [*zip(results, reference, strict=True), *((gradients[name], result) for name, result in expected.items())]
     for ours, theirs in pairs:
         assert torch.equal(ours, theirs)
     return twin
@@ -260,11 +260,11 @@ def test_an_evaluation_outside_of_autocast_casts_nothing(
     scaler = fxamp.GradScaler("cpu", init_scale=8.0)
     model, x = compiled(Plain(), **({"scaler": scaler} if scaled else {})), 10 * torch.randn(4, 8)
     train(model, scaler if scaled else None)
-    wanted = model.last(model.first(x).square() * 1e4)
+    expected = model.last(model.first(x).square() * 1e4)
     with torch.set_grad_enabled(gradients):
-        assert torch.equal(model(x), wanted)
+        assert torch.equal(model(x), expected)
         with torch.autocast("cpu", enabled=False):
-            assert torch.equal(model(x), wanted)
+            assert torch.equal(model(x), expected)
     assert policies(model) == ["cpu-float16", "float32"]
     assert "it is off here" in fxamp.report(model).graphs[1].chosen
     assert "nothing in it is cast" not in caplog.text
@@ -327,8 +327,8 @@ def test_autocast_that_is_off_means_no_casts(autocast_off: bool, cpu: str) -> No
     model, x = compiled(Plain(), scaler=fxamp.GradScaler("cpu")), torch.randn(4, 8)
     with torch.autocast("cpu", enabled=False) if autocast_off else torch.no_grad():
         model(x)
-    wanted = {"plain": "float32", "bfloat16": "cpu-bfloat16"}[cpu]
-    assert policies(model) == ["float32" if autocast_off else wanted]
+    expected = {"plain": "float32", "bfloat16": "cpu-bfloat16"}[cpu]
+    assert policies(model) == ["float32" if autocast_off else expected]
 
 
 def test_other_graphs_of_a_program_with_regions_cast_nothing() -> None:

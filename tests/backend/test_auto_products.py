@@ -102,9 +102,9 @@ def test_small_products_stay_in_float32_bit_for_bit(inside: bool, caplog: pytest
     for _ in range(2):
         torch._dynamo.reset()
         x = torch.randn(4, SMALL)
-        for each in (eager, model):
-            each.zero_grad()
-            each(x).square().sum().backward()
+        for net in (eager, model):
+            net.zero_grad()
+            net(x).square().sum().backward()
         assert torch.equal(model(x), eager(x))
         for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
             assert torch.equal(ours.grad, theirs.grad)

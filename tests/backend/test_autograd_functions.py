@@ -3,7 +3,7 @@
 import pytest
 import torch
 from exhaustive import each_once
-from like_autocast import assert_like_autocast, compile_with, run
+from like_autocast import assert_like_autocast, compile_with, leaf
 from torch.amp import custom_bwd, custom_fwd
 
 LOWERINGS = ("eager", "aot_eager")
@@ -65,10 +65,6 @@ class OtherDevice(torch.autograd.Function):
         return grad.mm(a.t()) + a.t().mm(grad)
 
 
-def leaf(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_()
-
-
 @each_once("function, lowering", [Product, Float32Product], LOWERINGS)
 def test_a_decorated_function_is_as_under_autocast(function, lowering: str) -> None:
     def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -102,16 +98,7 @@ def test_under_an_ambient_autocast_dynamo_has_done_the_decorators_work(lowering:
     def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return Float32Product.apply(a @ b, b + 1) @ a + Product.apply(a + 2, b)
 
-    compiled = compile_with(program, lowering, policy="auto")
-
-    def under_autocast(*args: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return compiled(*args)
-
-    got, gradients = run(under_autocast, (leaf(4, 4), leaf(4, 4)))
-    want, expected = run(program, (leaf(4, 4), leaf(4, 4)), torch.bfloat16)
-    assert torch.equal(got[0].float(), want[0].float())
-    assert all(torch.equal(gradients[name], value) for name, value in expected.items())
+    assert_like_autocast(program, leaf(4, 4), leaf(4, 4), lowering=lowering, around=True)
 
 
 def test_decorators_for_another_device_ask_for_nothing_here() -> None:

@@ -162,5 +162,5 @@ def test_a_backward_rule_that_matches_nothing_is_said(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING, logger="fxamp"):
         for _ in range(2):
             gradients(Layer(), with_rules(Rule("typo", FP32, ("mn",), region="backward"), WIDE))
-    said = [record.message for record in caplog.records if "matched no op" in record.message]
-    assert said == ["policy cpu-bfloat16: rule 'typo' (made in Python) matched no op of a backward graph"]
+    messages = [record.message for record in caplog.records if "matched no op" in record.message]
+    assert messages == ["policy cpu-bfloat16: rule 'typo' (made in Python) matched no op of a backward graph"]

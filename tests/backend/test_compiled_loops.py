@@ -8,6 +8,7 @@ import pytest
 import torch
 from exhaustive import each_once
 from scaled_runs import compile_scaled, make_scaler
+from small_models import Perceptron
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -19,16 +20,6 @@ PACKAGE = Path(fxamp.__file__).parent
 STEPS = 5
 
 Loop = Callable[[nn.Module, Tensor, torch.optim.Optimizer, Any], Any]
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(x)))
 
 
 def plain(net: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer, scaler: Any) -> Tensor:
@@ -62,7 +53,7 @@ def accumulated(net: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer, sca
 
 
 def run(loop: Loop, scaler: Any, compiled: Any = None) -> tuple[list[Tensor], list[Any]]:
-    net = Net()
+    net = Perceptron(4, 8, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     step = loop if compiled is None else compiled(loop)
     results, scales = [], []
@@ -78,19 +69,19 @@ def run(loop: Loop, scaler: Any, compiled: Any = None) -> tuple[list[Tensor], li
 
 @each_once("attached, loop", [True, False], [plain, clipped, accumulated])
 def test_the_loop_trains_as_autocast_with_torchs_scaler_does(loop: Loop, attached: bool) -> None:
-    reference, told = run(loop, torch.amp.GradScaler("cpu", init_scale=2.0**8))
+    reference, expected = run(loop, torch.amp.GradScaler("cpu", init_scale=2.0**8))
     scaler = make_scaler()
     options: dict[str, Any] = {"policy": "cpu-float16", "lowering": "aot_eager"}
     if attached:
         options["scaler"] = scaler
-    got, said = run(loop, scaler, lambda body: torch.compile(body, backend="fxamp", options=options))
+    got, numbers = run(loop, scaler, lambda body: torch.compile(body, backend="fxamp", options=options))
     torch.testing.assert_close(got, reference, rtol=0, atol=0)
-    torch.testing.assert_close(said, told, rtol=0, atol=0, equal_nan=True)
-    assert scaler.skipped_steps == 1 and told[1][-1] == 2.0**7
+    torch.testing.assert_close(numbers, expected, rtol=0, atol=0, equal_nan=True)
+    assert scaler.skipped_steps == 1 and expected[1][-1] == 2.0**7
 
 
 def test_everything_that_a_scaler_tells_may_be_asked_for_in_a_compiled_function() -> None:
-    scaler, net = make_scaler(), Net()
+    scaler, net = make_scaler(), Perceptron(4, 8, 2)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
 
     def body(x: Tensor) -> list[Any]:
@@ -99,8 +90,14 @@ def test_everything_that_a_scaler_tells_may_be_asked_for_in_a_compiled_function(
         skipped = scaler.step(optimizer, return_skipped=True).skipped
         scaler.update()
         scaler.name_parameters(net)
-        told = [scaler.get_scale(), scaler.loss_scale, scaler.skipped_steps, scaler.overflowed(), scaler.poll_steps()]
-        return [norm.isfinite().item(), skipped, *told]
+        answers = [
+            scaler.get_scale(),
+            scaler.loss_scale,
+            scaler.skipped_steps,
+            scaler.overflowed(),
+            scaler.poll_steps(),
+        ]
+        return [norm.isfinite().item(), skipped, *answers]
 
     step = compile_scaled(body, scaler, "aot_eager")
     assert step(torch.ones(2, 4)) == [True, False, 1.0, 2.0**8, 0, {}, [True]]
@@ -111,12 +108,12 @@ def test_everything_that_a_scaler_tells_may_be_asked_for_in_a_compiled_function(
 
 
 def test_another_compilers_function_breaks_at_the_scaler_too() -> None:
-    reference, told = run(plain, torch.amp.GradScaler("cpu", init_scale=2.0**8))
+    reference, expected = run(plain, torch.amp.GradScaler("cpu", init_scale=2.0**8))
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**8)
     net_loop = torch.compile(plain, backend="eager")
-    got, said = run(net_loop, scaler)
+    got, numbers = run(net_loop, scaler)
     torch.testing.assert_close(got, reference, rtol=0, atol=0)
-    torch.testing.assert_close(said, told, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(numbers, expected, rtol=0, atol=0, equal_nan=True)
 
 
 class Exact(torch.autograd.Function):
@@ -162,7 +159,7 @@ def with_a_penalty(net: nn.Module, x: Tensor, scaler: Any) -> None:
 
 def gradients(step: Any, scaler: Any, dtype: torch.dtype | None) -> dict[str, Tensor | None]:
     """True gradients of one step, under an ambient autocast unless ``dtype`` is None."""
-    net = Net()
+    net = Perceptron(4, 8, 2)
     x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         step(net, x, scaler)
@@ -204,9 +201,11 @@ def check_gradients(step: Any, lowering: str, ambient: torch.dtype | None) -> No
 
 
 def test_no_backward_of_fxamp_is_left_to_dynamo() -> None:
-    own = [each for each in torch.autograd.Function.__subclasses__() if each.__module__.startswith("fxamp.")]
-    assert {each.__name__ for each in own} >= {"_Enter", "_Leave", "_Refuse", "_Product"}
-    assert [each for each in own if not hasattr(each.backward, "__wrapped__")] == []
+    own = [
+        function for function in torch.autograd.Function.__subclasses__() if function.__module__.startswith("fxamp.")
+    ]
+    assert {function.__name__ for function in own} >= {"_Enter", "_Leave", "_Refuse", "_Product"}
+    assert [function for function in own if not hasattr(function.backward, "__wrapped__")] == []
 
 
 def test_code_that_a_backward_has_called_is_compiled_anew_for_a_forward() -> None:

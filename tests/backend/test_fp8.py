@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from exhaustive import each_once, exhaustive
+from small_models import Wrapped
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -128,11 +129,11 @@ def test_language_models_are_torchaos(given: tuple[Callable[[], nn.Module], str,
         with autocast(torch.bfloat16):
             return theirs(**inputs)
 
-    wanted = gradients(beside, theirs, input_ids=tokens, labels=tokens)
+    expected = gradients(beside, theirs, input_ids=tokens, labels=tokens)
     swapped = {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
-    wanted = {n: g.t() if n.endswith("weight") and n[:-7] in swapped else g for n, g in wanted.items()}
+    expected = {n: g.t() if n.endswith("weight") and n[:-7] in swapped else g for n, g in expected.items()}
     ours = compiled(model, policy=policy(recipe), lowering=lowering)
-    assert same(gradients(ours, ours, input_ids=tokens, labels=tokens), wanted) == []
+    assert same(gradients(ours, ours, input_ids=tokens, labels=tokens), expected) == []
 
 
 class Head(Layers):
@@ -171,22 +172,13 @@ def test_a_policy_under_which_nothing_runs_in_fp8_warns_once(caplog: pytest.LogC
     convolution = nn.Conv1d(4, 4, 3)
     compiled(Wrapped(convolution), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(1, 4, 8))
     compiled(Layers(), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(2, 16, 32))
-    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     start, why = "policy cpu-bfloat16-fp8: nothing of a compiled graph runs in fp8: ", "size 0 of weight is 24, not %16"
-    assert said == [
+    assert messages == [
         f"{start}linear stays in 16 bits: rule fp8-linear is passed over: {why}, and 1 more",
         f"{start}linear stays in 16 bits: rule fp8-linear is passed over: {why}",
         f"{start}it has no product of an op that a rule for fp8 names",
     ]
-
-
-class Wrapped(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
 
 
 class Tied(nn.Module):
@@ -248,13 +240,13 @@ def test_every_way_to_run_it_gives_the_same(way: tuple[str, str]) -> None:
     twin = copy.deepcopy(model).double()
     exact = gradients(twin, twin, tokens)
     plain = compiled(model, policy=policy(recipe, base=base), lowering="eager")
-    wanted = gradients(plain, plain, tokens)
-    assert distance(wanted, exact) < 0.35
+    expected = gradients(plain, plain, tokens)
+    assert distance(expected, exact) < 0.35
     whole = compiled(model, policy=policy(recipe, base=base), lowering="aot_eager")
-    assert same(gradients(whole, whole, tokens), wanted) == []
+    assert same(gradients(whole, whole, tokens), expected) == []
     torch._dynamo.mark_dynamic(tokens, 1)
     moving = compiled(model, policy=policy(recipe, base=base), lowering="aot_eager")
-    assert same(gradients(moving, moving, tokens), wanted) == []
+    assert same(gradients(moving, moving, tokens), expected) == []
     shorter = tokens[:, :9].contiguous()
     fresh = gradients(twin, twin, shorter)
     with torch._dynamo.config.patch(error_on_recompile=True):

@@ -217,9 +217,9 @@ def test_small_results_of_relu_keep_their_gradients() -> None:
     model.zero_grad()
     with torch.autocast("cpu", torch.bfloat16):
         model(x).backward()
-    wanted = model.up.bias.grad
-    assert wanted is not None and wanted[1:].all()
-    assert torch.equal(lean["up.bias"], wanted)
+    expected = model.up.bias.grad
+    assert expected is not None and expected[1:].all()
+    assert torch.equal(lean["up.bias"], expected)
     assert not rounded["up.bias"][1:32].any(), "those that share a scale with the first"
 
 

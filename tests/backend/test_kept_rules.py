@@ -124,13 +124,13 @@ def test_gradients_are_those_of_eager_autograd_with_the_same_packing(program: st
     make, x = PROGRAMS[program]
     model = make().train()
     buffers = {name: value.clone() for name, value in model.named_buffers()}
-    loss, wanted = packed_gradients(model, [x], lambda flat: squeezed(flat, keep), LEAST)
+    loss, expected = packed_gradients(model, [x], lambda flat: squeezed(flat, keep), LEAST)
     model.load_state_dict(buffers, strict=False)
     found_loss, found, report = compiled_gradients(model, x, all_in(keep))
     packed = [value for value in report.graphs[-1].kept if value.form.startswith(keep)]
-    assert len(packed) >= 3 and all(gradient.isfinite().all() for gradient in wanted.values())
+    assert len(packed) >= 3 and all(gradient.isfinite().all() for gradient in expected.values())
     assert torch.equal(loss, found_loss)
-    assert same(wanted, found)
+    assert same(expected, found)
     model.load_state_dict(buffers, strict=False)
     _, plain, _ = compiled_gradients(model, x, BASE)
     assert not same(plain, found), "packing in 8 bits leaves traces"
@@ -143,12 +143,12 @@ def squeezed(flat: Tensor, keep: str) -> Tensor:
 @pytest.mark.usefixtures("keeps_what_eager_keeps")
 def test_wide_values_are_kept_in_sixteen_bits() -> None:
     model = Perceptron()
-    loss, wanted = packed_gradients(model, [X], lambda flat: flat.bfloat16().to(flat.dtype), LEAST)
+    loss, expected = packed_gradients(model, [X], lambda flat: flat.bfloat16().to(flat.dtype), LEAST)
     found_loss, found, report = compiled_gradients(model, X, all_in("bfloat16"))
     kept = {value.dtype: value for value in report.graphs[-1].kept if value.rule is not None}
     assert kept["f32"].form == "bfloat16" and kept["f32"].after == 2 * X.numel()
     assert kept["bf16"].form == "bf16" and "16 bits already" in kept["bf16"].reason
-    assert torch.equal(loss, found_loss) and same(wanted, found)
+    assert torch.equal(loss, found_loss) and same(expected, found)
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def test_under_inductor_blocks_along_channels_come_back() -> None:
     """Inductor's unpacked images have other strides than aot_eager's, and the same values."""
     model, x = ManyChannels(), torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     rules = policy(Rule("all", keep="int8", region="kept", elements=f">={LEAST}"))  # type: ignore[arg-type]
-    loss, wanted, _ = compiled_gradients(model, x, rules)
+    loss, expected, _ = compiled_gradients(model, x, rules)
     found_loss, found, report = compiled_gradients(model, x, rules, "inductor")
     assert [value.form for value in report.graphs[-1].kept].count("int8/64") >= 2
     torch.testing.assert_close(loss, found_loss, rtol=1e-6, atol=0)
@@ -268,5 +268,5 @@ def test_under_inductor_blocks_along_channels_come_back() -> None:
     for name, parameter in exact.named_parameters():
         if name != "first.bias":  # the norm cancels it: its gradient is all noise
             assert parameter.grad is not None
-            errors = [(gradients[name] - parameter.grad).norm() for gradients in (found, wanted)]
+            errors = [(gradients[name] - parameter.grad).norm() for gradients in (found, expected)]
             assert errors[0] <= 1.25 * errors[1], name

@@ -73,11 +73,10 @@ def test_torch_compiles_mode_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -
     import torch._inductor.compile_fx as inductor
 
     patches: list[object] = []
-    original = inductor.compile_fx
 
-    def spy(*args: object, config_patches: object = None, **kwargs: object) -> object:
+    def spy(gm: torch.fx.GraphModule, *_: object, config_patches: object = None, **__: object) -> object:
         patches.append(config_patches)
-        return original(*args, **kwargs)
+        return gm.forward
 
     monkeypatch.setattr(inductor, "compile_fx", spy)
     torch._dynamo.reset()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from exhaustive import each_once
-from like_autocast import assert_like_autocast, compile_with
+from like_autocast import assert_like_autocast, compile_with, leaf
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -14,10 +14,6 @@ from torch.utils.checkpoint import checkpoint
 import fxamp
 
 LOWERINGS = ("eager", "aot_eager")
-
-
-def leaf(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_()
 
 
 #: Programs of a 16-bit input; cpu's autocast gives float32 for the first ones, 16 bits for the others.

@@ -1,22 +1,41 @@
-"""A policy file stays the same file, whatever the working directory is; while it is broken, it holds as it was."""
+"""A policy file stays the same file, and while it is broken, as it was; a changed policy never meets an old graph."""
 
 import logging
 import os
+import random
 from pathlib import Path
 
+import cached_product
 import pytest
 import torch
+from forked import printed_by
 from like_autocast import compile_with
-from test_policy_changes import EXACT, LOW, X, program
 
+from fxamp import Policy
 from fxamp.backend import policy_in_force
 from fxamp.reports import registry
 from fxamp.reports.warnings import warn_once
 
+LOW = """
+lower_precision_fp = "{dtype}"
+[match]
+device = "cpu"
+[[rule]]
+id = "products"
+cast = "{cast}"
+ops = ["matmul"]
+why = "a test"
+"""
 NARROW = LOW.format(cast="lower_precision_fp", dtype="bfloat16")
 WIDE = LOW.format(cast="fp32", dtype="bfloat16").replace('why = "a test"', 'why = "a tes"')
 assert len(NARROW) - len(WIDE) == len("lower_precision_fp") - len("fp32") + 1
 SAME_SIZE = WIDE + "#" * (len(NARROW) - len(WIDE))
+X = torch.full((2, 2), 1 + 2**-10)
+EXACT = X @ X
+
+
+def program(x: torch.Tensor) -> torch.Tensor:
+    return x @ x
 
 
 @pytest.fixture
@@ -117,3 +136,44 @@ def test_a_change_while_the_graph_is_compiled_is_seen(tmp_path: Path) -> None:
     policy = policy_in_force.load_here(str(path), torch.device("cpu"))
     path.write_text(WIDE)
     assert not policy_in_force.Unchanged(str(path), torch.device("cpu"), policy)()
+
+
+def test_an_edit_of_an_extended_file_counts(tmp_path: Path) -> None:
+    base, path = tmp_path / "base.toml", tmp_path / "mine.toml"
+    base.write_text(NARROW)
+    path.write_text('extends = ["base.toml"]\n')
+    compiled = compile_with(program, "eager", policy=str(path))
+    assert not torch.equal(compiled(X), EXACT)
+    base.write_text(WIDE)
+    assert torch.equal(compiled(X), EXACT)
+
+
+def test_policies_are_compared_by_content() -> None:
+    compiled = compile_with(program, "eager", policy=Policy.load("cpu-bfloat16"))
+    compiled(X)
+    before = registry.count()
+    torch.compile(program, backend="fxamp", options={"policy": Policy.load("cpu-bfloat16"), "lowering": "eager"})(X)
+    assert registry.count() == before
+    torch.compile(program, backend="fxamp", options={"policy": Policy.load("cpu-float16"), "lowering": "eager"})(X)
+    assert registry.count() == before + 1
+
+
+def test_the_environment_names_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    compiled = torch.compile(program, backend="fxamp", options={"lowering": "eager"})
+    monkeypatch.setenv("FXAMP_POLICY", "cpu-bfloat16")
+    assert not torch.equal(compiled(X), EXACT)
+    monkeypatch.delenv("FXAMP_POLICY")
+    assert torch.equal(compiled(X), EXACT)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.inductor
+def test_warm_caches_of_another_process_are_not_stale(tmp_path: Path) -> None:
+    path, edited = tmp_path / "mine.toml", tmp_path / "edited.toml"
+    factor = random.SystemRandom().randrange(2**20) / 2**10  # no run before this one has compiled it
+    path.write_text(NARROW)
+    edited.write_text(WIDE)
+    assert cached_product.product(str(path), factor) == (False, False)
+    printed = printed_by(cached_product.__file__, str(path), str(factor), str(edited))
+    assert printed == ["False True", "True False"]

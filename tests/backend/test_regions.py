@@ -3,14 +3,10 @@
 import pytest
 import torch
 from exhaustive import each_once
-from like_autocast import compile_with, run
+from like_autocast import assert_like_autocast, compile_with, leaf
 from torch.nn import functional as F
 
 import fxamp
-
-
-def leaf(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_()
 
 
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
@@ -68,17 +64,7 @@ def test_a_program_that_is_valid_only_under_autocast(lowering: str) -> None:
         hidden = x @ w
         return F.linear(hidden, w) + torch.einsum("ij,jk->ik", hidden, w)
 
-    x, w = leaf(4, 4), leaf(4, 4)
-    compiled = compile_with(program, lowering, policy="auto")
-
-    def under_autocast(*args: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return compiled(*args)
-
-    got, gradients = run(under_autocast, (x, w))
-    want, expected = run(program, (x, w), torch.bfloat16)
-    assert got[0].dtype is want[0].dtype and torch.equal(got[0], want[0])
-    assert all(torch.equal(gradients[name], value) for name, value in expected.items())
+    assert_like_autocast(program, leaf(4, 4), leaf(4, 4), lowering=lowering, around=True)
 
 
 def test_nothing_is_cast_twice_under_an_ambient_autocast() -> None:

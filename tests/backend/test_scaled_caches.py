@@ -22,7 +22,7 @@ def token() -> float:
 @pytest.mark.exhaustive
 @pytest.mark.inductor
 def test_with_without_and_with_again(token: float) -> None:
-    assert [cached_training.train(each, token) for each in (SCALE, None)] == [SCALED, UNSCALED]
+    assert [cached_training.train(scale, token) for scale in (SCALE, None)] == [SCALED, UNSCALED]
     before = counters["inductor"]["fxgraph_cache_hit"]
     assert cached_training.train(SCALE, token) == SCALED
     # The third run must have met the first one's code, or it shows nothing.
@@ -32,7 +32,7 @@ def test_with_without_and_with_again(token: float) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.inductor
 def test_with_and_without_in_the_next_process(token: float) -> None:
-    assert [cached_training.train(each, token) for each in (SCALE, None)] == [SCALED, UNSCALED]
+    assert [cached_training.train(scale, token) for scale in (SCALE, None)] == [SCALED, UNSCALED]
     *lines, hits = printed_by(cached_training.__file__, str(token), "None", str(SCALE), "None")
     assert lines == [" ".join(map(str, expected)) for expected in (UNSCALED, SCALED, UNSCALED)]
     # The second process must have met the first one's code, or it shows nothing.

@@ -54,7 +54,7 @@ def graph() -> tuple[torch.fx.GraphModule, list[Tensor]]:
 
 def test_a_graph_that_cannot_be_stored_is_left_out_of_the_cache() -> None:
     made, inputs = graph()
-    next(iter(made.graph.nodes)).meta["lock"] = (each for each in ())
+    next(iter(made.graph.nodes)).meta["lock"] = (item for item in ())
     stored = StoredBackward(made, inputs, {}, lambda args: args)
     with pytest.raises(Exception, match="the backward graph cannot be stored") as refused:
         stored.prepare_for_serialization()

@@ -83,8 +83,8 @@ def assert_same(net: nn.Module, reference: nn.Module) -> None:
 def run_choices(function: Callable[..., Any], scale: Callable[[Tensor], Tensor], net: Net, reference: Net) -> None:
     for used in CHOICES:
         x = torch.randn(5, 4)
-        for each in (net, reference):
-            each.zero_grad()
+        for model in (net, reference):
+            model.zero_grad()
         ours, theirs = function(x), reference(x)
         scale(sum((ours[at].float().sum() for at in used), torch.zeros(()))).backward()
         sum((theirs[at].sum() for at in used), torch.zeros(())).backward()
@@ -223,8 +223,8 @@ def test_results_of_unknown_sizes_keep_torch_s_zeros(dynamic_shapes: None, compi
     function, _ = compiled(net, False, lowering="aot_eager")
     for rows in (5, 7, 9):
         x = torch.randn(rows, 4)
-        for each in (net, reference):
-            each.zero_grad()
+        for model in (net, reference):
+            model.zero_grad()
         function(x)[0].backward()
         reference(x)[0].backward()
         assert_same(net, reference)
@@ -283,5 +283,5 @@ def test_sizes_that_depend_on_values(used: int, dynamic: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         theirs = masked(*leaves)
     gradients = [torch.autograd.grad(results[used].float().square().sum(), leaves) for results in (ours, theirs)]
-    for mine, wanted in zip(*gradients, strict=True):
-        torch.testing.assert_close(mine, wanted, rtol=0, atol=0)
+    for mine, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=0, atol=0)

@@ -123,7 +123,9 @@ def test_a_call_for_its_effect_alone_is_kept() -> None:
     assert any("version_count" in name for name in kept)
 
 
-@pytest.mark.parametrize("lowering", ("aot_eager", "inductor"))
+@pytest.mark.parametrize(
+    "lowering", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])]
+)
 def test_sizes_that_depend_on_values_are_those_that_dynamo_bound(lowering: str) -> None:
     def masked(x: Tensor) -> Tensor:
         y = linear(x)

@@ -1,6 +1,7 @@
 """A call that returns its own input in float32 is a tensor of its own where the policy makes it convert."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -29,59 +30,52 @@ CALLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def reads(call: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Any]:
-    def program(x: Tensor, w: Tensor) -> Any:
+def reads(h: Tensor, a: Tensor) -> Any:
+    return a * h.sigmoid()
+
+
+def writes_to_source(h: Tensor, a: Tensor) -> Any:
+    h.add_(1)
+    return a * 2, h * 1
+
+
+def writes_to_result(h: Tensor, a: Tensor) -> Any:
+    a.mul_(100)
+    return a * 1, h * 1
+
+
+def without_grad(h: Tensor, a: Tensor) -> Any:
+    """Of a result that was made without grad mode."""
+    a.add_(1)
+    return a * h, h.sigmoid()
+
+
+def program(name: str, use: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor, Tensor], Any]:
+    """What ``use`` makes of a product and of what the call returns for it."""
+
+    def run(x: Tensor, w: Tensor) -> Any:
         h = x @ w
-        return call(h, x) * h.sigmoid()
+        with torch.no_grad() if use is without_grad else nullcontext():
+            a = CALLS[name](h, x)
+        return use(h, a)
 
-    return program
-
-
-def writes_to_source(call: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Any]:
-    def program(x: Tensor, w: Tensor) -> Any:
-        h = x @ w
-        a = call(h, x)
-        h.add_(1)
-        return a * 2, h * 1
-
-    return program
-
-
-def writes_to_result(call: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Any]:
-    def program(x: Tensor, w: Tensor) -> Any:
-        h = x @ w
-        a = call(h, x)
-        a.mul_(100)
-        return a * 1, h * 1
-
-    return program
-
-
-def without_grad(call: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Any]:
-    def program(x: Tensor, w: Tensor) -> Any:
-        h = x @ w
-        with torch.no_grad():
-            a = call(h, x)
-        a.add_(1)
-        return a * h, h.sigmoid()
-
-    return program
+    return run
 
 
 @each_once(
-    "name, program, lowering", CALLS, [reads, writes_to_source, writes_to_result, without_grad], ["eager", "aot_eager"]
+    "name, use, lowering", CALLS, [reads, writes_to_source, writes_to_result, without_grad], ["eager", "aot_eager"]
 )
-def test_a_call_that_may_return_its_input(name: str, program: Callable[..., Any], lowering: str) -> None:
-    if program is without_grad and name not in ("float", "type_as", "to dtype"):
+def test_a_call_that_may_return_its_input(name: str, use: Callable[..., Any], lowering: str) -> None:
+    if use is without_grad and name not in ("float", "type_as", "to dtype"):
         pytest.skip("a write to a tensor that still is its source is refused without grad mode, in eager mode too")
     generator = torch.Generator().manual_seed(1)
     x, w = (torch.randn(4, 4, generator=generator).requires_grad_() for _ in range(2))
-    assert_like_autocast(program(CALLS[name]), x, w, lowering=lowering)
+    assert_like_autocast(program(name, use), x, w, lowering=lowering)
 
 
 def test_the_source_stays_what_it_was() -> None:
     x = torch.randn(4, 4)
-    rewritten = rewrite(reads(CALLS["float"]), (x, x), policy="cpu-bfloat16")
+    rewritten = rewrite(program("float", reads), (x, x), policy="cpu-bfloat16")
     (sigmoid,) = rewritten.graph.find_nodes(op="call_function", target=torch.ops.aten.sigmoid.default)
     assert sigmoid.args[0].target is torch.ops.aten.matmul.default
     assert sigmoid.meta["val"].dtype is torch.bfloat16

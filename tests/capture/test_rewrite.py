@@ -50,16 +50,6 @@ def test_every_node_carries_a_value_a_source_line_and_its_module() -> None:
     assert "self.head(hidden)" in source_frames(products[1])[0].expression
 
 
-def test_an_exported_program() -> None:
-    model, x = Net().eval(), torch.randn(3, 4)
-    exported = torch.export.export(model, (x,))
-    rewritten = fxamp.rewrite(exported, (x,), policy="cpu-bfloat16")
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = model(x)
-    result = rewritten(x)
-    assert all(torch.equal(result[name], value) for name, value in expected.items())
-
-
 def test_fake_tensors_of_a_device_that_is_not_there() -> None:
     with FakeTensorMode():
         x = torch.empty(4, 4, device="cuda")
@@ -76,16 +66,6 @@ def test_a_graph_module_is_taken_as_it_is() -> None:
     graph.output(graph.call_function(torch.ops.aten.mm.default, (a, a)))
     rewritten = fxamp.rewrite(torch.fx.GraphModule(nn.Module(), graph), (torch.ones(2, 2),), policy="cpu-float16")
     assert rewritten(torch.ones(2, 2)).dtype is torch.float16
-
-
-def test_outputs_have_the_policys_dtypes() -> None:
-    rewritten = fxamp.rewrite(lambda a: (a @ a, a + 1), (torch.ones(2, 2),), policy="cpu-bfloat16")
-    assert [value.dtype for value in rewritten(torch.ones(2, 2))] == [torch.bfloat16, torch.float32]
-
-
-def test_no_policy_casts_nothing() -> None:
-    rewritten = fxamp.rewrite(lambda a: a @ a, (torch.ones(2, 2, dtype=torch.int64),), policy="cpu-bfloat16")
-    assert rewritten(torch.ones(2, 2, dtype=torch.int64)).dtype is torch.int64
 
 
 def test_what_cannot_be_captured_as_one_graph_is_refused() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import Perceptron
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -14,44 +15,34 @@ import fxamp
 LOWERINGS = ["eager", "aot_eager"]
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.relu(self.first(x)))
-
-
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_tensor_of_two(lowering: str) -> None:
-    net = Net()
+    net = Perceptron(8, 8, 4, torch.relu)
     net.first.weight = nn.Parameter(TwoTensor(torch.randn(8, 8), torch.randn(8, 8)), requires_grad=False)
     x = torch.randn(3, 8)
     twin = copy.deepcopy(net)
     torch._dynamo.reset()
     twin.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
     with torch.autocast("cpu", torch.bfloat16):
-        wanted = net(x)
+        expected = net(x)
     got = twin(x)
-    assert type(got) is type(wanted) is TwoTensor
-    assert torch.equal(got.a, wanted.a.float()) and torch.equal(got.b, wanted.b.float())
+    assert type(got) is type(expected) is TwoTensor
+    assert torch.equal(got.a, expected.a.float()) and torch.equal(got.b, expected.b.float())
     assert not torch.equal(got.a, got.b)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_nested_tensor(lowering: str) -> None:
     torch._dynamo.reset()
-    net, twin = Net(), Net()
+    net, twin = Perceptron(8, 8, 4, torch.relu), Perceptron(8, 8, 4, torch.relu)
     x = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)], layout=torch.jagged)
     twin.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
     with torch.autocast("cpu", torch.bfloat16):
-        wanted = net(x).values().float()
+        expected = net(x).values().float()
     got = twin(x).values()
-    wanted.square().sum().backward()
+    expected.square().sum().backward()
     got.square().sum().backward()
-    assert torch.equal(got, wanted)
+    assert torch.equal(got, expected)
     for ours, theirs in zip(twin.parameters(), net.parameters(), strict=True):
         assert torch.equal(ours.grad, theirs.grad)
 
@@ -93,13 +84,13 @@ class Scaled(Tensor):
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_call_that_looks_inside_is_kept(lowering: str) -> None:
     torch._dynamo.reset()
-    net = Net()
+    net = Perceptron(8, 8, 4, torch.relu)
     net.first.weight = nn.Parameter(Scaled(torch.randint(-9, 9, (8, 8)), torch.tensor(0.1)), requires_grad=False)
     x = torch.randn(3, 8)
-    wanted = F.linear(x, net.first.weight, net.first.bias).relu()
+    expected = F.linear(x, net.first.weight, net.first.bias).relu()
     net.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
     got = net(x)
     assert type(got) is Tensor
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(got, net.second(wanted).float())
+        assert torch.equal(got, net.last(expected).float())
     assert "reads the tensors inside" in str(fxamp.report(net))

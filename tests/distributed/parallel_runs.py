@@ -82,7 +82,7 @@ def _part(value: Tensor) -> tuple[Tensor, str]:
     return value.detach().clone(), ""
 
 
-def whole(rows: list[Values], name: str, wanted: torch.Size) -> Tensor:
+def whole(rows: list[Values], name: str, expected: torch.Size) -> Tensor:
     """The global tensor that the ranks' parts make: of a DTensor by its placement, else by the shape it must have."""
     parts = [row[name] for row in rows]
     tensors = [part[0] for part in parts if part is not None]
@@ -90,7 +90,7 @@ def whole(rows: list[Values], name: str, wanted: torch.Size) -> Tensor:
     placement = parts[0][1]
     if "Partial" in placement:
         return torch.stack(tensors).sum(0)
-    if tensors[0].shape == wanted:
+    if tensors[0].shape == expected:
         return tensors[0]
-    (dim,) = [d for d, (size, all_) in enumerate(zip(tensors[0].shape, wanted, strict=True)) if size != all_]
+    (dim,) = [d for d, (size, all_) in enumerate(zip(tensors[0].shape, expected, strict=True)) if size != all_]
     return torch.cat(tensors, dim)

@@ -36,13 +36,13 @@ def first_of_two() -> Iterator[DeviceMesh]:
 @pytest.mark.inductor
 @pytest.mark.parametrize("scaled", [False, True])
 def test_inductor(mesh: DeviceMesh, scaled: bool) -> None:
-    wanted, got = (
+    reference, got = (
         by_autocast(PROGRAMS["sequence"], mesh, scaled),
         by_fxamp(PROGRAMS["sequence"], mesh, "inductor", scaled),
     )
     # Inductor rounds less often than eager code: two roundings of each of three ops in 16 bits may be missing.
     eps = torch.finfo(torch.float16 if scaled else torch.bfloat16).eps
-    for name, value in wanted.items():
+    for name, value in reference.items():
         assert value is not None and got[name] is not None
         (part, placements), (expected, expected_placements) = got[name], value
         assert placements == expected_placements
@@ -59,10 +59,10 @@ def test_sizes_that_change_become_symbols(mesh: DeviceMesh, lowering: str) -> No
         x = torch.randn(batch, 4, WIDTH, generator=torch.Generator().manual_seed(batch))
         got = net(x)
         with torch.autocast("cpu", torch.bfloat16):
-            wanted = twin(x).float()
+            expected = twin(x).float()
         got.square().sum().backward()
-        wanted.square().sum().backward()
-        assert torch.equal(got, wanted)
+        expected.square().sum().backward()
+        assert torch.equal(got, expected)
         for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
             assert all(map(torch.equal, inner_tensors(ours.grad), inner_tensors(theirs.grad)))
     assert registry.count() - before == 2
@@ -73,8 +73,8 @@ def test_a_rewritten_module_runs_on_dtensors(mesh: DeviceMesh) -> None:
     net, inputs = program.make(mesh), program.inputs(0, 1)
     rewritten = fxamp.rewrite(net, inputs, policy="cpu-bfloat16")
     with torch.autocast("cpu", torch.bfloat16):
-        wanted = net(*inputs)
-    for got, want in zip(rewritten(*inputs), wanted, strict=True):
+        expected = net(*inputs)
+    for got, want in zip(rewritten(*inputs), expected, strict=True):
         assert torch.equal(got, want)
 
 

@@ -118,9 +118,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_an_overflow_on_one_rank_is_skipped_by_all(ranks: list[dict[str, Any]], lowering: str) -> None:
-    rows = [each[lowering] for each in ranks]
-    wanted = [[True] * ITERATIONS, [i != BAD_ITERATION for i in range(ITERATIONS)]]
-    assert [row["finite"] for row in rows] == wanted, "the overflow must be on one rank for the test to show anything"
+    rows = [results[lowering] for results in ranks]
+    expected = [[True] * ITERATIONS, [i != BAD_ITERATION for i in range(ITERATIONS)]]
+    assert [row["finite"] for row in rows] == expected, "the overflow must be on one rank for the test to show anything"
     for row in rows:
         assert row["skips"] == [i == BAD_ITERATION for i in range(ITERATIONS)]
         assert row["scale"] == 2.0**10
@@ -128,16 +128,16 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(ranks: list[dict[str, Any]], 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_the_other_steps_are_those_of_eager_autocast(ranks: list[dict[str, Any]], lowering: str) -> None:
-    for each in ranks:
-        got, wanted = each[lowering], each["torch"]
-        assert [norm for i, norm in enumerate(got["norms"]) if i != BAD_ITERATION] == wanted["norms"]
-        for name, weight in wanted["weights"].items():
+    for results in ranks:
+        got, expected = results[lowering], results["torch"]
+        assert [norm for i, norm in enumerate(got["norms"]) if i != BAD_ITERATION] == expected["norms"]
+        for name, weight in expected["weights"].items():
             assert torch.equal(got["weights"][name], weight), name
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_flags_belong_to_the_parameters_of_the_mesh(ranks: list[dict[str, Any]], lowering: str) -> None:
     parameters = ["down.bias", "down.weight", "up.bias", "up.weight"]
-    for rank, each in enumerate(ranks):
-        assert sorted(each[lowering]["owners"]) == sorted(parameters * ITERATIONS)
-        assert each[lowering]["overflowed"] == (dict.fromkeys(parameters, 1) if rank == BAD_RANK else {})
+    for rank, results in enumerate(ranks):
+        assert sorted(results[lowering]["owners"]) == sorted(parameters * ITERATIONS)
+        assert results[lowering]["overflowed"] == (dict.fromkeys(parameters, 1) if rank == BAD_RANK else {})

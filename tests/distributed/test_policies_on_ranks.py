@@ -101,8 +101,8 @@ def alone(kind: str, name: str, ranks: int) -> Gradients:
     """The same in one process, a batch after the other. A model that FSDP2 shards is one graph for each block."""
     torch._dynamo.reset()
     net = model()
-    for each in [net] if kind == "replicated" else net.blocks:
-        each.compile(backend="fxamp", options=options(name))
+    for results in [net] if kind == "replicated" else net.blocks:
+        results.compile(backend="fxamp", options=options(name))
     rows = [gradients(net, batch(rank)) for rank in range(ranks)]
     return {key: torch.stack([row[key] for row in rows]).double().mean(0).float() for key in rows[0]}
 
@@ -166,44 +166,44 @@ def work(mesh: DeviceMesh, asked: Sequence[tuple[str, str]]) -> dict[str, Any]:
 def refused(mesh: DeviceMesh) -> list[str]:
     """What the log says of fp8 on DTensors."""
     torch._dynamo.reset()
-    said: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("fxamp").addHandler(handler)
     net = parallel(mesh)
     net.compile(backend="fxamp", fullgraph=True, options=options("tensorwise"))
     net(batch(0)).square().mean().backward()
-    return said
+    return messages
 
 
 @pytest.fixture(scope="module", params=exhaustive(RANKS, always=[2]), ids=lambda ranks: f"{ranks} ranks")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """On each rank, what the selected tests ask for."""
-    asked = sorted({(each["kind"], each["name"]) for each in asked_by(request) if "kind" in each})
+    asked = sorted({(results["kind"], results["name"]) for results in asked_by(request) if "kind" in results})
     return on_ranks(partial(work, asked=asked), request.param, tmp_path_factory.mktemp("ranks"))
 
 
 @each_once("kind, name", SPREAD, POLICIES)
 def test_ranks_compute_what_one_process_does(ranks: list[dict[str, Any]], kind: str, name: str) -> None:
-    wanted = alone(kind, name, len(ranks))
-    for each in ranks:
-        got = each[f"{kind} {name}"]
-        assert got.keys() == wanted.keys() and len(got) == 12
-        for key, value in wanted.items():
+    expected = alone(kind, name, len(ranks))
+    for results in ranks:
+        got = results[f"{kind} {name}"]
+        assert got.keys() == expected.keys() and len(got) == 12
+        for key, value in expected.items():
             # The sum over two ranks has one order only; of four, three roundings.
             loose = 0.0 if len(ranks) == 2 else 3 * torch.finfo(torch.float32).eps * float(value.abs().max())
             torch.testing.assert_close(got[key], value, rtol=0, atol=loose)
 
 
 def test_what_is_kept_of_dtensors_is_each_ranks_part(ranks: list[dict[str, Any]]) -> None:
-    for each in ranks:
-        ours, theirs = each["parallel"]
+    for results in ranks:
+        ours, theirs = results["parallel"]
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():
             assert torch.equal(ours[key], value), key
 
 
 def test_products_of_dtensors_stay_in_16_bits_and_the_log_says_so(ranks: list[dict[str, Any]]) -> None:
-    for each in ranks:
-        (said,) = each["refused"]
-        assert "linear stays in 16 bits: its operands are no plain tensors" in said
+    for results in ranks:
+        (message,) = results["refused"]
+        assert "linear stays in 16 bits: its operands are no plain tensors" in message

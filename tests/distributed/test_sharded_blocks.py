@@ -103,7 +103,11 @@ def work(mesh: DeviceMesh, asked: Sequence[tuple[str, bool, str | None]]) -> dic
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """On each rank, what the selected tests ask for."""
     given = asked_by(request)
-    asked = [(each["kind"], each["scaled"], lowering) for each in given for lowering in (None, each["lowering"])]
+    asked = [
+        (parameters["kind"], parameters["scaled"], lowering)
+        for parameters in given
+        for lowering in (None, parameters["lowering"])
+    ]
     return on_ranks(partial(work, asked=[*dict.fromkeys(asked)]), request.param, tmp_path_factory.mktemp("ranks"))
 
 
@@ -112,8 +116,8 @@ def test_gradients_are_those_of_eager_autocast(
     ranks: list[dict[str, Gradients]], kind: str, lowering: str, scaled: bool
 ) -> None:
     for runs in ranks:
-        got, wanted = dict(runs[f"{kind} {lowering} {scaled}"]), dict(runs[f"{kind} None {scaled}"])
-        assert got.keys() == wanted.keys() and len(wanted) == 14 + (kind in WHOLE)
-        assert got.pop("graphs") == (kind in WHOLE) and wanted.pop("graphs") == 0
-        for name, gradient in wanted.items():
+        got, expected = dict(runs[f"{kind} {lowering} {scaled}"]), dict(runs[f"{kind} None {scaled}"])
+        assert got.keys() == expected.keys() and len(expected) == 14 + (kind in WHOLE)
+        assert got.pop("graphs") == (kind in WHOLE) and expected.pop("graphs") == 0
+        for name, gradient in expected.items():
             assert gradient.isfinite().all() and torch.equal(got[name], gradient), name

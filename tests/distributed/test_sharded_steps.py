@@ -110,7 +110,7 @@ def by_kernel(mesh: DeviceMesh | None) -> Result:
 def scaled(mesh: DeviceMesh | None, skip: str, dtype: torch.dtype = torch.float32) -> Result:
     """A scaler with clipping, and an overflow on one rank."""
     first = parameters(mesh, EVERY)
-    own = {at: nn.Parameter(each.detach().to(dtype)) for at, each in first.items()}
+    own = {at: nn.Parameter(results.detach().to(dtype)) for at, results in first.items()}
     optimizer = torch.optim.AdamW([*own.values()], lr=0.1, foreach=False)
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2, skip=skip, step_lowering="aot_eager")
     norms, skips = [], []
@@ -162,7 +162,7 @@ def in_fewer_bits(mesh: DeviceMesh | None, name: str) -> Result:
     """Steps with packed state; half of them by an optimizer that has loaded what another one saved."""
     table, dtype, only, lowering = FEWER_BITS[name]
     policy = fxamp.Policy.loads(f'extends = ["cpu-bfloat16"]\n[optimizer]\n{table}\n')
-    own = {at: nn.Parameter(each.detach().to(dtype)) for at, each in parameters(mesh, only).items()}
+    own = {at: nn.Parameter(results.detach().to(dtype)) for at, results in parameters(mesh, only).items()}
     saved: dict[str, Any] | None = None
     kept = set()
     for first in (1, 3):
@@ -210,40 +210,40 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_shards_step_as_the_whole_does(ranks: list[dict[str, Any]], name: str) -> None:
     alone = stepped(None, ELEMENTWISE[name], MAX_NORM, lowering="aot_eager")
-    for each in ranks:
-        assert each[name]["refusals"] == ()
-        assert_same(each[name]["weights"], alone["weights"])
-        assert_same(each[name]["state"], alone["state"])
+    for results in ranks:
+        assert results[name]["refusals"] == ()
+        assert_same(results[name]["weights"], alone["weights"])
+        assert_same(results[name]["state"], alone["state"])
 
 
 def test_the_generated_kernel_steps_shards_and_counts_where_there_is_no_element(ranks: list[dict[str, Any]]) -> None:
     alone = by_kernel(None)
-    for each in ranks:
-        assert each["kernel"]["refusals"] == ()
-        assert_same(each["kernel"]["weights"], alone["weights"])
-        assert_same(each["kernel"]["state"], alone["state"])
+    for results in ranks:
+        assert results["kernel"]["refusals"] == ()
+        assert_same(results["kernel"]["weights"], alone["weights"])
+        assert_same(results["kernel"]["state"], alone["state"])
 
 
 def test_a_step_waits_for_nobody_but_for_one_sum_of_squares(ranks: list[dict[str, Any]]) -> None:
-    for each in ranks:
-        assert (each["AdamW"]["collectives"], each["AdamW"]["reads"]) == (1, 0)
-        assert each["device"]["collectives"] == 2, "the norm's, and the flags'"
+    for results in ranks:
+        assert (results["AdamW"]["collectives"], results["AdamW"]["reads"]) == (1, 0)
+        assert results["device"]["collectives"] == 2, "the norm's, and the flags'"
 
 
 @pytest.mark.parametrize("name", WHOLE_TENSORS)
 def test_a_step_that_is_not_elementwise_stays_eager_and_says_so(ranks: list[dict[str, Any]], name: str) -> None:
-    for each in ranks:
-        ours, theirs = each[name]
+    for results in ranks:
+        ours, theirs = results[name]
         assert len(ours["refusals"]) == 1
         assert_same(ours["weights"], theirs["weights"])
 
 
 def test_an_overflow_on_one_rank_is_skipped_by_all(ranks: list[dict[str, Any]]) -> None:
     exact, alone = (scaled(None, "host", dtype) for dtype in (torch.float64, torch.float32))
-    for each in ranks:
-        ours = each["device"]
-        assert ours["skips"] == each["host"]["skips"] == [step == BAD_STEP for step in range(1, STEPS + 1)]
-        assert ours["scale"] == each["host"]["scale"] == alone["scale"]
+    for results in ranks:
+        ours = results["device"]
+        assert ours["skips"] == results["host"]["skips"] == [step == BAD_STEP for step in range(1, STEPS + 1)]
+        assert ours["scale"] == results["host"]["scale"] == alone["scale"]
         for norm, true in zip(ours["norms"], exact["norms"], strict=True):
             assert norm == true or abs(norm - true) <= torch.finfo(torch.float32).eps * true
         assert_same(ours["weights"], ranks[0]["device"]["weights"])
@@ -254,8 +254,8 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(ranks: list[dict[str, Any]]) 
 
 def test_a_gradient_that_is_a_partial_sum_is_summed_first(ranks: list[dict[str, Any]]) -> None:
     eps = torch.finfo(torch.float32).eps
-    for each in ranks:
-        ours, theirs = each["partial"]["ours"], each["partial"]["theirs"]
+    for results in ranks:
+        ours, theirs = results["partial"]["ours"], results["partial"]["theirs"]
         # Three steps of six roundings, of numbers of about one.
         assert (ours - theirs).abs().max() <= 18 * eps
 
@@ -264,8 +264,8 @@ def test_a_gradient_that_is_a_partial_sum_is_summed_first(ranks: list[dict[str, 
 def test_each_rank_keeps_its_shard_in_fewer_bits_and_saves_dtensors(ranks: list[dict[str, Any]], name: str) -> None:
     alone = in_fewer_bits(None, name)
     assert alone["kinds"] == [str(Tensor)]
-    for each in ranks:
-        ours = each[f"packed {name}"]
+    for results in ranks:
+        ours = results[f"packed {name}"]
         assert ours["kept"] == alone["kept"] and alone["kept"] and ours["kinds"] == [str(DTensor)]
         assert_same(ours["weights"], alone["weights"])
         assert_same(ours["state"], alone["state"])

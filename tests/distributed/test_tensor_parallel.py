@@ -35,16 +35,16 @@ def work(mesh: DeviceMesh, asked: Sequence[Asked]) -> Runs:
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Runs]:
     """On each rank, the runs that the selected tests ask for."""
     given = asked_by(request)
-    asked = {(each["name"], each["lowering"], each["scaled"]) for each in given}
+    asked = {(parameters["name"], parameters["lowering"], parameters["scaled"]) for parameters in given}
     return on_ranks(partial(work, asked=sorted(asked)), request.param, tmp_path_factory.mktemp("ranks"))
 
 
 @each_once("name, lowering, scaled", NAMES, LOWERINGS, [False, True])
 def test_like_eager_autocast_on_the_same_dtensors(ranks: list[Runs], name: str, lowering: str, scaled: bool) -> None:
     for runs in ranks:
-        got, wanted = runs[f"{name} {lowering} {scaled}"], runs[f"{name} autocast {scaled}"]
-        assert got.keys() == wanted.keys()
-        for key, value in wanted.items():
+        got, reference = runs[f"{name} {lowering} {scaled}"], runs[f"{name} autocast {scaled}"]
+        assert got.keys() == reference.keys()
+        for key, value in reference.items():
             assert (value is None) == (got[key] is None) == key.startswith("frozen"), key
             if value is None:
                 continue

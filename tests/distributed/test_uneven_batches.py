@@ -138,8 +138,8 @@ JOINED: tuple[tuple[Any, dict[str, Any]], ...] = (
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """On each rank, what the selected tests ask for."""
     given = asked_by(request)
-    asked = sorted({(each["kind"], each["scaled"]) for each in given if "kind" in each})
-    named = [each["name"] for each in given if "name" in each]
+    asked = sorted({(results["kind"], results["scaled"]) for results in given if "kind" in results})
+    named = [results["name"] for results in given if "name" in results]
     return on_ranks(partial(work, asked=asked, named=named), request.param, tmp_path_factory.mktemp("ranks"))
 
 
@@ -147,10 +147,10 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_other_sizes_on_each_rank_train_as_one_process_does(
     ranks: list[dict[str, Any]], kind: str, scaled: bool
 ) -> None:
-    wanted = alone(len(ranks), scaled)
-    for each in ranks:
-        got = each[f"{kind} {scaled}"]
-        for name, value in wanted.items():
+    expected = alone(len(ranks), scaled)
+    for results in ranks:
+        got = results[f"{kind} {scaled}"]
+        for name, value in expected.items():
             # The sum over two ranks has one order only.
             loose = 0.0 if len(ranks) == 2 else 1e-3
             torch.testing.assert_close(got[name], value, rtol=loose, atol=loose)
@@ -158,12 +158,12 @@ def test_other_sizes_on_each_rank_train_as_one_process_does(
 
 @pytest.mark.parametrize("name", exhaustive(["joined", "joined, scaled"], always=["joined, scaled"]))
 def test_a_rank_that_ends_before_the_others(ranks: list[dict[str, Any]], name: str) -> None:
-    for each in ranks:
-        ours, theirs = each[name]
+    for results in ranks:
+        ours, theirs = results[name]
         for key, value in theirs.items():
             assert torch.equal(ours[key], value) and torch.equal(value, ranks[0][name][1][key]), key
 
 
 def test_a_scaler_that_asks_all_ranks_is_refused_where_one_may_have_ended(ranks: list[dict[str, Any]]) -> None:
-    for each in ranks:
-        assert "join()" in each["refused"] and "accepted" in each["refused"]
+    for results in ranks:
+        assert "join()" in results["refused"] and "accepted" in results["refused"]

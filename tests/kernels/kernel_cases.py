@@ -90,10 +90,10 @@ def expected(gradients: list[Tensor], inv_scale: Tensor, dtype: torch.dtype | No
     return Expected(true, flags, float(any(flags)))
 
 
-def same_bits(actual: Tensor, wanted: Tensor) -> bool:
+def same_bits(actual: Tensor, expected: Tensor) -> bool:
     """Return whether both hold the same bits (signed zeros, subnormals), where NaN equals NaN of any payload."""
-    if actual.dtype != wanted.dtype or actual.shape != wanted.shape:
+    if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return False
     integers = BITS[actual.dtype]
-    equal = actual.contiguous().view(integers) == wanted.contiguous().view(integers)
-    return bool((equal | (actual.isnan() & wanted.isnan())).all())
+    equal = actual.contiguous().view(integers) == expected.contiguous().view(integers)
+    return bool((equal | (actual.isnan() & expected.isnan())).all())

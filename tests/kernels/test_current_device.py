@@ -37,8 +37,8 @@ def kernel(gpus: PretendedGpus) -> Any:
     return Kernel()
 
 
-def require_second(gpus: PretendedGpus, *wanted: str) -> None:
-    assert {*wanted} <= {what for what, _ in gpus.asked}
+def require_second(gpus: PretendedGpus, *expected: str) -> None:
+    assert {*expected} <= {what for what, _ in gpus.asked}
     assert {device for _, device in gpus.asked} == {1} and gpus.current == 0
 
 
@@ -114,6 +114,6 @@ def test_training_on_the_second_gpu_as_on_the_cpu(skip: str) -> None:
 
     assert torch.cuda.current_device() == 0
     ours, scale, taken = trained(SECOND, fxamp.GradScaler, skip=skip)
-    theirs, wanted, _ = trained(torch.device("cpu"), torch.amp.GradScaler)
-    assert torch.equal(ours, theirs) and scale == wanted
+    theirs, expected, _ = trained(torch.device("cpu"), torch.amp.GradScaler)
+    assert torch.equal(ours, theirs) and scale == expected
     assert taken == [step != 2 for step in range(5)]

@@ -61,15 +61,15 @@ def test_cpu_is_the_hosts_and_can_be_forced() -> None:
 def test_shares_of_several_devices_are_brought_together() -> None:
     gradients = random_gradients(7, (torch.float16, torch.float32))
     inv_scale = torch.tensor(0.5)
-    wanted = expected(gradients, inv_scale)
-    assert 0 < sum(wanted.flags) < len(gradients)
+    reference = expected(gradients, inv_scale)
+    assert 0 < sum(reference.flags) < len(gradients)
     found_inf, flags, norm = torch.zeros(()), torch.zeros(len(gradients), dtype=torch.int32), torch.zeros(())
     work = UnscaleRequest(gradients, gradients, inv_scale, found_inf, flags, norm)
     for positions in ([0, 2, 4], [5, 1, 3]):
         _perform_share(work, positions, CPU, CPU, keep=False)
-    assert flags.tolist() == wanted.flags
+    assert flags.tolist() == reference.flags
     assert found_inf.item() == 1.0
-    assert all(map(same_bits, gradients, wanted.true))
+    assert all(map(same_bits, gradients, reference.true))
     assert not norm.isfinite()
 
 

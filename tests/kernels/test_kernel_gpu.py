@@ -39,12 +39,12 @@ def test_triton_is_chosen() -> None:
 def test_in_place_equals_torchs_op(seed: int) -> None:
     gradients = on_gpu(seed)
     inv_scale = inverse(SCALES[seed % len(SCALES)], "cuda")
-    wanted = expected(gradients, inv_scale)
+    reference = expected(gradients, inv_scale)
     found_inf, flags = torch.zeros((), device="cuda"), torch.ones(len(gradients), dtype=torch.int32, device="cuda")
     check_unscale_(gradients, inv_scale, found_inf, flags)
-    assert flags.tolist() == wanted.flags
-    assert found_inf.item() == wanted.found_inf
-    assert all(map(same_bits, gradients, wanted.true))
+    assert flags.tolist() == reference.flags
+    assert found_inf.item() == reference.found_inf
+    assert all(map(same_bits, gradients, reference.true))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -52,10 +52,10 @@ def test_in_place_equals_torchs_op(seed: int) -> None:
 def test_to_another_dtype_equals_cast_then_torchs_op(seed: int, dtype: torch.dtype) -> None:
     gradients = on_gpu(seed)
     inv_scale = inverse(SCALES[seed % len(SCALES)], "cuda")
-    wanted = expected(gradients, inv_scale, dtype)
+    reference = expected(gradients, inv_scale, dtype)
     true, flags = check_unscale(gradients, inv_scale, dtype)
-    assert flags.tolist() == wanted.flags
-    assert all(map(same_bits, true, wanted.true))
+    assert flags.tolist() == reference.flags
+    assert all(map(same_bits, true, reference.true))
 
 
 def test_check_only_writes_nothing() -> None:

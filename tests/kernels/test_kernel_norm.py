@@ -41,31 +41,31 @@ def true_norm(gradients: list[torch.Tensor], inv_scale: float) -> float:
 def test_within_the_bound(scale: float) -> None:
     gradients = gradients_like_real_ones()
     inv_scale = torch.tensor(1 / scale)
-    wanted = true_norm(gradients, inv_scale.item())
-    tolerance = bound([gradient.numel() for gradient in gradients]) * wanted
+    expected = true_norm(gradients, inv_scale.item())
+    tolerance = bound([gradient.numel() for gradient in gradients]) * expected
     _, _, from_op = check_unscale_norm(gradients, inv_scale, torch.float32)
     norm = torch.full((), 5.0)
     check_unscale_(gradients, inv_scale, torch.zeros(()), squared_norm=norm)
-    assert abs(norm.item() - wanted) <= tolerance
-    assert abs(from_op.item() - wanted) <= tolerance
+    assert abs(norm.item() - expected) <= tolerance
+    assert abs(from_op.item() - expected) <= tolerance
 
 
 def test_of_a_check_only() -> None:
     gradients = gradients_like_real_ones()
     norm = torch.full((), 5.0)
     check_(gradients, torch.zeros(()), squared_norm=norm)
-    wanted = true_norm(gradients, 1.0)
-    assert abs(norm.item() - wanted) <= bound([gradient.numel() for gradient in gradients]) * wanted
+    expected = true_norm(gradients, 1.0)
+    assert abs(norm.item() - expected) <= bound([gradient.numel() for gradient in gradients]) * expected
 
 
 def test_squares_are_taken_before_rounding_to_the_dtype() -> None:
     gradients = [torch.full((2049,), 1e-7, dtype=torch.float16)]
     norm = torch.zeros(())
     inv_scale = 2.0**-4
-    wanted = true_norm(gradients, inv_scale)
+    expected = true_norm(gradients, inv_scale)
     check_unscale_(gradients, torch.tensor(inv_scale), torch.zeros(()), squared_norm=norm)
     assert gradients[0].count_nonzero() == 0
-    assert abs(norm.item() - wanted) <= bound([2049]) * wanted
+    assert abs(norm.item() - expected) <= bound([2049]) * expected
 
 
 def test_places_outside_a_gradient_do_not_poison_the_norm() -> None:

@@ -67,9 +67,9 @@ def assert_same_when_compiled(backend: str) -> None:
     for bad in (False, True):
         if bad:
             first[1, 2] = float("inf")
-        wanted, got = program(first, second, INV_SCALE), compiled(first, second, INV_SCALE)
-        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
-        assert wanted[2].item() == int(bad)
+        expected, got = program(first, second, INV_SCALE), compiled(first, second, INV_SCALE)
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+        assert expected[2].item() == int(bad)
 
 
 @pytest.mark.usefixtures("implementation")
@@ -123,7 +123,7 @@ def test_in_graphs_under_inductor() -> None:
 
 
 def test_outputs_equal_torchs_op() -> None:
-    wanted = expected(gradients(), INV_SCALE, torch.float32)
+    reference = expected(gradients(), INV_SCALE, torch.float32)
     true, flags = OPS.check_unscale(gradients(), INV_SCALE, torch.float32)
-    assert flags.tolist() == wanted.flags
-    assert all(map(same_bits, true[:-1], wanted.true[:-1]))
+    assert flags.tolist() == reference.flags
+    assert all(map(same_bits, true[:-1], reference.true[:-1]))

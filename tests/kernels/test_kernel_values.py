@@ -16,12 +16,12 @@ HALF = (torch.float16, torch.bfloat16)
 def test_in_place_equals_torchs_op(seed: int) -> None:
     gradients = random_gradients(seed, DTYPES)
     inv_scale = inverse(SCALES[seed % len(SCALES)])
-    wanted = expected(gradients, inv_scale)
+    reference = expected(gradients, inv_scale)
     found_inf, flags = torch.zeros(()), torch.full((len(gradients),), 7, dtype=torch.int32)
     check_unscale_(gradients, inv_scale, found_inf, flags)
-    assert flags.tolist() == wanted.flags
-    assert found_inf.item() == wanted.found_inf
-    assert all(map(same_bits, gradients, wanted.true))
+    assert flags.tolist() == reference.flags
+    assert found_inf.item() == reference.found_inf
+    assert all(map(same_bits, gradients, reference.true))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -30,10 +30,10 @@ def test_to_another_dtype_equals_cast_then_torchs_op(seed: int, dtype: torch.dty
     gradients = random_gradients(seed, DTYPES)
     kept = [gradient.clone() for gradient in gradients]
     inv_scale = inverse(SCALES[seed % len(SCALES)])
-    wanted = expected(gradients, inv_scale, dtype)
+    reference = expected(gradients, inv_scale, dtype)
     true, flags = check_unscale(gradients, inv_scale, dtype)
-    assert flags.tolist() == wanted.flags
-    assert all(map(same_bits, true, wanted.true))
+    assert flags.tolist() == reference.flags
+    assert all(map(same_bits, true, reference.true))
     assert all(map(same_bits, gradients, kept))
 
 
@@ -44,9 +44,9 @@ def test_check_only_writes_nothing_to_gradients(seed: int) -> None:
     versions = [gradient._version for gradient in gradients]
     found_inf, flags = torch.zeros(1), torch.zeros(len(gradients), dtype=torch.int32)
     check_(gradients, found_inf, flags)
-    wanted = expected(kept, torch.ones(()))
-    assert flags.tolist() == wanted.flags
-    assert found_inf.item() == wanted.found_inf
+    reference = expected(kept, torch.ones(()))
+    assert flags.tolist() == reference.flags
+    assert found_inf.item() == reference.found_inf
     assert all(map(same_bits, gradients, kept))
     assert [gradient._version for gradient in gradients] == versions
 
@@ -58,11 +58,11 @@ def test_every_16_bit_value(dtype: torch.dtype, scale: float) -> None:
     finite = every[every.isfinite()].clone()
     inv_scale = inverse(scale)
     for gradients in ([finite], [every]):
-        wanted = expected(gradients, inv_scale)
+        reference = expected(gradients, inv_scale)
         found_inf = torch.zeros(())
         check_unscale_(gradients, inv_scale, found_inf)
-        assert found_inf.item() == wanted.found_inf
-        assert same_bits(gradients[0], wanted.true[0])
+        assert found_inf.item() == reference.found_inf
+        assert same_bits(gradients[0], reference.true[0])
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
@@ -115,10 +115,10 @@ def test_memory_around_a_gradient_is_left_alone(dtype: torch.dtype) -> None:
     storage = torch.ones(20_000, dtype=dtype)
     gradients = [storage[7:2056], storage[3000:3001], storage[3008:19_999]]
     check_unscale_(gradients, torch.tensor(0.5), torch.zeros(()))
-    wanted = torch.ones(20_000, dtype=dtype)
+    expected = torch.ones(20_000, dtype=dtype)
     for gradient in gradients:
-        wanted[gradient.storage_offset() :][: gradient.numel()] = 0.5
-    assert storage.equal(wanted)
+        expected[gradient.storage_offset() :][: gradient.numel()] = 0.5
+    assert storage.equal(expected)
 
 
 def test_nan_of_any_payload_stays_nan_in_bfloat16() -> None:

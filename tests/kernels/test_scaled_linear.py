@@ -42,11 +42,11 @@ def test_torchao_computes_the_same(recipe: str, dtype: torch.dtype, shape: tuple
     theirs = converted(nn.Sequential(nn.Linear(32, 48).to(dtype)), recipe)
     x, gradient = torch.randn(shape, dtype=dtype, requires_grad=True), torch.randn(*shape[:-1], 48, dtype=dtype)
     layer: Any = theirs[0]
-    wanted = theirs(x)
-    wanted_gradients = torch.autograd.grad(wanted, (x, layer.weight, layer.bias), gradient)
+    expected = theirs(x)
+    wanted_gradients = torch.autograd.grad(expected, (x, layer.weight, layer.bias), gradient)
     got = scaled(x, layer.weight, recipe, dtype, layer.bias)
     gradients = torch.autograd.grad(got, (x, layer.weight, layer.bias), gradient)
-    assert torch.equal(got, wanted) and got.dtype is dtype
+    assert torch.equal(got, expected) and got.dtype is dtype
     for one, other in zip(gradients, wanted_gradients, strict=True):
         assert torch.equal(one, other) and one.dtype is other.dtype
 
@@ -162,10 +162,10 @@ def test_no_copies_of_weights_in_8_bits_are_kept(recipe: str) -> None:
     kept = [node.meta["val"] for node in output.args[0][1:]]
     assert (torch.float32, (48, 32)) in [(value.dtype, tuple(value.shape)) for value in kept]
     assert not [value for value in kept if value.numel() == 48 * 32 and value.dtype is not torch.float32]
-    wanted = [value.grad for value in (x, weight)]
+    expected = [value.grad for value in (x, weight)]
     x.grad = weight.grad = None
     program(x, weight).backward()
-    assert all(torch.equal(got, value.grad) for got, value in zip(wanted, (x, weight), strict=True))
+    assert all(torch.equal(got, value.grad) for got, value in zip(expected, (x, weight), strict=True))
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])

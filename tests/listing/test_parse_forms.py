@@ -128,8 +128,8 @@ def test_sources(comment: str, expected: str) -> None:
     first = "# File: first.py:1 in first, code: first"
     listing = read(first, "a = x.sin()", "", comment, "b = a.cos()", "c = b.tan()", "return (c,)")
     sources = [listing.entry(name).source for name in ("a", "b", "c")]  # type: ignore[union-attr]
-    told = [f"{s.file}:{s.line} in {s.function}: {s.code}" if s else "" for s in sources]
-    assert told == ["first.py:1 in first: first", expected, expected]
+    texts = [f"{s.file}:{s.line} in {s.function}: {s.code}" if s else "" for s in sources]
+    assert texts == ["first.py:1 in first: first", expected, expected]
     assert [e.source for e in listing.entries if e.kind in ("placeholder", "output")] == [None, None]
 
 

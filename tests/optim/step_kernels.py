@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from every_optimizer import Make
+from guarded_runs import parts_of
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter
 
@@ -32,8 +33,7 @@ def prepared(
     with forced(Implementation.INTERPRETER):
         step = GuardedStep(optimizer)
         assert step.prepare(scaled, clipped) is not None
-    (found,) = [each for compiled in step._compiled.values() for each in compiled]
-    (part,) = found.parts
+    (part,) = parts_of(step)
     assert isinstance(part, KindStep)
     return step, optimizer, part
 

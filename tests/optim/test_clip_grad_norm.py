@@ -24,8 +24,8 @@ SCALERS = {
 def test_it_clips_as_torch_does(skip: str, name: str, max_norm: float) -> None:
     scenario = Scenario(bad=(0, 3), max_norm=max_norm)
     ours, theirs = Training(OPTIMIZERS[name], SCALERS[skip]()), Training(OPTIMIZERS[name], by_torch())
-    for each in (ours, theirs):
-        each.run(scenario)
+    for training in (ours, theirs):
+        training.run(scenario)
     assert_agree(ours, theirs, Training(OPTIMIZERS[name], by_torch(), torch.float64).run(scenario))
     assert ours.norms == pytest.approx(theirs.norms, rel=4 * torch.finfo(torch.float32).eps)
     assert ours.scaler.skipped_steps == 2
@@ -35,16 +35,16 @@ def test_it_clips_as_torch_does(skip: str, name: str, max_norm: float) -> None:
 def test_gradients_in_memory(skip: str) -> None:
     """The host's are unscaled and clipped in place, as torch's; the device's stay as backward left them."""
     ours, theirs = Training(OPTIMIZERS["AdamW"], SCALERS[skip]()), Training(OPTIMIZERS["AdamW"], by_torch())
-    for each in (ours, theirs):
-        each.run(SCENARIOS["clean"], steps=[0])
-        each.optimizer.zero_grad()
-        each.backward(1, SCENARIOS["clean"])
+    for training in (ours, theirs):
+        training.run(SCENARIOS["clean"], steps=[0])
+        training.optimizer.zero_grad()
+        training.backward(1, SCENARIOS["clean"])
     before = [p.grad.clone() for p in ours.parameters]
     norm = ours.scaler.clip_grad_norm_(ours.optimizer, 0.5)
     theirs.scaler.unscale_(theirs.optimizer)
     assert norm.item() == pytest.approx(nn.utils.clip_grad_norm_(theirs.parameters, 0.5).item(), rel=1e-6)
-    wanted = before if skip == "device" else [p.grad for p in theirs.parameters]
-    for parameter, gradient in zip(ours.parameters, wanted, strict=True):
+    expected = before if skip == "device" else [p.grad for p in theirs.parameters]
+    for parameter, gradient in zip(ours.parameters, expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-6, atol=0)
 
 
@@ -52,17 +52,17 @@ def test_gradients_in_memory(skip: str) -> None:
 def test_unscale_may_come_before(skip: str) -> None:
     ours, theirs = Training(OPTIMIZERS["SGD"], SCALERS[skip]()), Training(OPTIMIZERS["SGD"], by_torch())
     for step in range(3):
-        for each in (ours, theirs):
-            each.optimizer.zero_grad()
-            each.backward(step, Scenario(bad=(1,)))
-            each.scaler.unscale_(each.optimizer)
-            if each is theirs:
-                nn.utils.clip_grad_norm_(each.parameters, 0.5)
+        for training in (ours, theirs):
+            training.optimizer.zero_grad()
+            training.backward(step, Scenario(bad=(1,)))
+            training.scaler.unscale_(training.optimizer)
+            if training is theirs:
+                nn.utils.clip_grad_norm_(training.parameters, 0.5)
             else:
                 ours.scaler.clip_grad_norm_(ours.optimizer, 0.5)
-            each.scaler.step(each.optimizer)
-            each.scaler.update()
-            each.scales.append(each.scaler.get_scale())
+            training.scaler.step(training.optimizer)
+            training.scaler.update()
+            training.scales.append(training.scaler.get_scale())
     assert_agree(ours, theirs, None)
 
 
@@ -95,9 +95,9 @@ def test_a_disabled_scaler_clips_as_torch_does() -> None:
     ours.backward(0, SCENARIOS["clean"])
     gradients = [p.grad.clone() for p in ours.parameters]
     norm = ours.scaler.clip_grad_norm_(ours.optimizer, 0.5)
-    wanted = torch.linalg.vector_norm(torch.cat([g.flatten() for g in gradients]))
-    torch.testing.assert_close(norm, wanted)
-    torch.testing.assert_close(ours.parameters[0].grad, gradients[0] * (0.5 / (wanted + 1e-6)))
+    expected = torch.linalg.vector_norm(torch.cat([g.flatten() for g in gradients]))
+    torch.testing.assert_close(norm, expected)
+    torch.testing.assert_close(ours.parameters[0].grad, gradients[0] * (0.5 / (expected + 1e-6)))
 
 
 @pytest.mark.parametrize("skip", SCALERS)

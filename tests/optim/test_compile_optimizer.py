@@ -8,6 +8,7 @@ import pytest
 import torch
 from every_optimizer import OPTIMIZERS, Make
 from exhaustive import each_once
+from guarded_runs import parts_of
 from torch import Tensor, nn
 from user_optimizers import Counting, Differencing, OnTheHost, Remembering
 
@@ -56,7 +57,7 @@ def train(
 
 def assert_equal_within_rounding(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer, wide: Any) -> None:
     """No further from a float64 run than a few times what the eager run is."""
-    for a, b, c in zip(*(each.param_groups[0]["params"] for each in (ours, theirs, wide)), strict=True):
+    for a, b, c in zip(*(optimizer.param_groups[0]["params"] for optimizer in (ours, theirs, wide)), strict=True):
         bound = 4 * (b.double() - c).abs().max() + torch.finfo(a.dtype).eps * (1 + c.abs().max())
         assert (a.double() - c).abs().max() <= bound
 
@@ -98,8 +99,7 @@ def test_inductor_compiles_one_program_for_all_shapes() -> None:
         eager.step()
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    (found,) = guarded(compiled)._compiled.values()
-    assert len(found[0].parts) == 1
+    assert len(parts_of(guarded(compiled))) == 1
 
 
 def test_a_step_reads_nothing_on_the_host_and_leaves_gradients_alone() -> None:

@@ -71,9 +71,9 @@ def uncaptured(**arguments: Any) -> list[tuple[list[Tensor], float, int]]:
     return outcomes
 
 
-def assert_equal_outcomes(got: list[Any], wanted: list[Any]) -> None:
-    assert len({scale for _, scale, _ in wanted}) > 2 and wanted[-1][2] == len(BAD)
-    for (parameters, *numbers), (others, *other_numbers) in zip(got, wanted, strict=True):
+def assert_equal_outcomes(got: list[Any], expected: list[Any]) -> None:
+    assert len({scale for _, scale, _ in expected}) > 2 and expected[-1][2] == len(BAD)
+    for (parameters, *numbers), (others, *other_numbers) in zip(got, expected, strict=True):
         assert numbers == other_numbers
         for a, b in zip(parameters, others, strict=True):
             assert a.isfinite().all() and torch.equal(a, b)
@@ -82,7 +82,7 @@ def assert_equal_outcomes(got: list[Any], wanted: list[Any]) -> None:
 @pytest.mark.parametrize("graph_mode", [True, False])
 @pytest.mark.parametrize("max_norm", [None, 0.1])
 def test_a_whole_step_is_captured_and_replayed(graph_mode: bool, max_norm: float | None) -> None:
-    wanted = uncaptured(graph_mode=graph_mode, max_norm=max_norm)
+    expected = uncaptured(graph_mode=graph_mode, max_norm=max_norm)
     training, got = Training(graph_mode, max_norm=max_norm), []
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -100,14 +100,14 @@ def test_a_whole_step_is_captured_and_replayed(graph_mode: bool, max_norm: float
         graph.replay()
         got.append(training.outcome())
         assert training.scaler.stepped is not None and training.scaler.stepped.item() is (step not in BAD)
-    assert_equal_outcomes(got, wanted)
+    assert_equal_outcomes(got, expected)
 
 
 def test_reduce_overhead_replays_the_step() -> None:
     """Against the same code, launched kernel by kernel: without a mode, other code runs, which rounds otherwise."""
-    wanted = uncaptured(graph_mode=False, mode="default")
+    expected = uncaptured(graph_mode=False, mode="default")
     got = uncaptured(graph_mode=False, mode="reduce-overhead")
-    assert_equal_outcomes(got, wanted)
+    assert_equal_outcomes(got, expected)
 
 
 @pytest.mark.parametrize("name, arguments", [("AdamW", {}), ("SGD", {"lr": 0.1, "momentum": 0.9}), ("NAdam", {})])

@@ -57,8 +57,8 @@ def train(skip: str, name: str, max_norm: float | None) -> tuple[nn.Module, list
 @each_once("max_norm, name", [None, 0.1], ["AdamW", "SGD"])
 def test_behind_a_compiled_backward_it_does_as_the_host_would(name: str, max_norm: float | None) -> None:
     model, scales, scaler = train("device", name, max_norm)
-    other, wanted, _ = train("host", name, max_norm)
-    assert scales == wanted and scaler.skipped_steps == 2
+    other, expected, _ = train("host", name, max_norm)
+    assert scales == expected and scaler.skipped_steps == 2
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         # Adam divides by the root of squares: one rounding of a tiny gradient shows as one of the learning rate.
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

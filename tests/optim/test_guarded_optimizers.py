@@ -138,7 +138,9 @@ def test_the_host_decides_for_the_others_and_says_so_once(name: str, caplog: pyt
 @pytest.mark.parametrize("name", ["LBFGS", *SPARSE_ONLY])
 def test_what_the_host_decides_is_the_eager_step_itself(name: str, scenario: str) -> None:
     kind, sparse = make(name, ARGUMENTS.get(name, {})), name in SPARSE_ONLY
-    ours, theirs = (Training(kind, each(), sparse=sparse).run(SCENARIOS[scenario]) for each in (on_device, by_torch))
+    ours, theirs = (
+        Training(kind, training(), sparse=sparse).run(SCENARIOS[scenario]) for training in (on_device, by_torch)
+    )
     assert ours.scales == theirs.scales and saved(ours).keys() == saved(theirs).keys()
     assert all(torch.equal(value, saved(theirs)[key]) for key, value in saved(ours).items())
 
@@ -148,8 +150,8 @@ def test_a_user_s_optimizer_that_no_graph_can_hold_is_left_to_the_host(
     make: Make, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours, theirs = Training(make, on_device()), Training(make, by_torch())
-    for each in (ours, theirs):
-        each.run(SCENARIOS["skipped first"])
+    for training in (ours, theirs):
+        training.run(SCENARIOS["skipped first"])
     assert_agree(ours, theirs, None)
     assert [why in record.message for record in caplog.records if record.name.startswith("fxamp.optim")] == [True]
     assert getattr(ours.optimizer, "calls", 0) == getattr(theirs.optimizer, "calls", 0)

@@ -26,8 +26,8 @@ def pair(name: str, **arguments: Any) -> tuple[Training, Training]:
 @pytest.mark.parametrize("name", STATEFUL)
 def test_after_a_skipped_first_step_the_saved_state_is_as_if_it_had_not_been(name: str) -> None:
     ours, theirs = pair(name)
-    for each in (ours, theirs):
-        each.run(SCENARIOS["skipped first"], steps=[0])
+    for training in (ours, theirs):
+        training.run(SCENARIOS["skipped first"], steps=[0])
     assert_same(ours.optimizer.state_dict(), theirs.optimizer.state_dict())
 
 
@@ -36,8 +36,8 @@ def test_state_moves_to_an_ordinary_optimizer_and_back(name: str, steps: int) ->
     """A skipped first step, and if there are more, two that were taken."""
     scenario = Scenario(bad=(0,))
     ours, theirs = pair(name)
-    for each in (ours, theirs):
-        each.run(scenario, steps=range(steps))
+    for training in (ours, theirs):
+        training.run(scenario, steps=range(steps))
     for source, target in ((ours, theirs), (theirs, ours)):
         saved = pickle.loads(pickle.dumps(source.optimizer.state_dict()))
         fresh = Training(target.make, copy.deepcopy(target.scaler))
@@ -56,14 +56,14 @@ def test_state_moves_to_an_ordinary_optimizer_and_back(name: str, steps: int) ->
 
 def test_loading_into_a_compiled_optimizer_recompiles_nothing() -> None:
     ours, theirs = pair("SGD")
-    for each in (ours, theirs):
-        each.run(SCENARIOS["skipped first"])
-        saved, values = copy.deepcopy(each.optimizer.state_dict()), copy.deepcopy(each.parameters)
-        each.run(SCENARIOS["clean"])
-        each.optimizer.load_state_dict(saved)
-        for parameter, value in zip(each.parameters, values, strict=True):
+    for training in (ours, theirs):
+        training.run(SCENARIOS["skipped first"])
+        saved, values = copy.deepcopy(training.optimizer.state_dict()), copy.deepcopy(training.parameters)
+        training.run(SCENARIOS["clean"])
+        training.optimizer.load_state_dict(saved)
+        for parameter, value in zip(training.parameters, values, strict=True):
             parameter.data.copy_(value)
-        each.run(SCENARIOS["clean"])
+        training.run(SCENARIOS["clean"])
     assert_agree(ours, theirs, None)
     assert compilations(ours) == 1
 
@@ -75,12 +75,12 @@ def test_loading_into_a_compiled_optimizer_recompiles_nothing() -> None:
 def test_a_scheduler_that_moves_floats_recompiles_nothing(name: str, moved: str) -> None:
     make = OPTIMIZERS.get(name, Counting)
     ours, theirs = Training(make, on_device()), Training(make, by_torch())
-    for each in (ours, theirs):
-        schedule: Any = torch.optim.lr_scheduler.ExponentialLR(each.optimizer, 0.7)
+    for training in (ours, theirs):
+        schedule: Any = torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.7)
         if moved == "rate and betas":
-            schedule = torch.optim.lr_scheduler.OneCycleLR(each.optimizer, 0.1, total_steps=10)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(training.optimizer, 0.1, total_steps=10)
         for step in range(5):
-            each.run(SCENARIOS["skipped later"], steps=[step])
+            training.run(SCENARIOS["skipped later"], steps=[step])
             schedule.step()
     assert_agree(ours, theirs, None)
     assert compilations(ours) == 1
@@ -89,10 +89,10 @@ def test_a_scheduler_that_moves_floats_recompiles_nothing(name: str, moved: str)
 
 def test_a_float_that_the_step_asks_about_recompiles_when_the_answer_changes() -> None:
     ours, theirs = pair("AdamW")
-    for each in (ours, theirs):
+    for training in (ours, theirs):
         for step, decay in enumerate((0.1, 0.2, 0.0, 0.3)):
-            each.optimizer.param_groups[0]["weight_decay"] = decay
-            each.run(SCENARIOS["clean"], steps=[step])
+            training.optimizer.param_groups[0]["weight_decay"] = decay
+            training.run(SCENARIOS["clean"], steps=[step])
     assert_agree(ours, theirs, None)
     assert compilations(ours) == 2
 
@@ -111,27 +111,27 @@ def test_schedules_follow_the_steps_that_were_taken() -> None:
 
 def test_a_group_that_is_added_joins() -> None:
     ours, theirs = pair("SGD")
-    for each in (ours, theirs):
-        each.run(SCENARIOS["clean"])
+    for training in (ours, theirs):
+        training.run(SCENARIOS["clean"])
         late = nn.Parameter(torch.ones(3))
-        each.parameters.append(late)
-        each.optimizer.add_param_group({"params": [late], "lr": 0.2})
+        training.parameters.append(late)
+        training.optimizer.add_param_group({"params": [late], "lr": 0.2})
         # The new parameter's first step is skipped.
-        each.run(Scenario(bad=(5,)), steps=[5, 6, 7])
+        training.run(Scenario(bad=(5,)), steps=[5, 6, 7])
     assert_agree(ours, theirs, None)
 
 
 def test_frozen_parameters_and_gradients_that_are_missing_now_and_then() -> None:
     ours, theirs = pair("SGD")
-    for each in (ours, theirs):
-        each.parameters[2].requires_grad_(False)
+    for training in (ours, theirs):
+        training.parameters[2].requires_grad_(False)
         for step in range(6):
-            each.optimizer.zero_grad()
-            each.backward(step, Scenario(bad=(0, 4)))
+            training.optimizer.zero_grad()
+            training.backward(step, Scenario(bad=(0, 4)))
             if step in (1, 3):
-                each.parameters[1].grad = None
-            each.scaler.step(each.optimizer)
-            each.scaler.update()
+                training.parameters[1].grad = None
+            training.scaler.step(training.optimizer)
+            training.scaler.update()
     assert_agree(ours, theirs, None)
     assert ours.parameters[2] not in ours.optimizer.state
 
@@ -139,12 +139,12 @@ def test_frozen_parameters_and_gradients_that_are_missing_now_and_then() -> None
 @pytest.mark.parametrize("to_none", [True, False])
 def test_gradients_may_be_kept_or_dropped(to_none: bool) -> None:
     ours, theirs = pair("AdamW")
-    for each in (ours, theirs):
+    for training in (ours, theirs):
         for step in range(4):
-            each.optimizer.zero_grad(set_to_none=to_none)
-            each.backward(step, Scenario(bad=(1,)))
-            each.scaler.step(each.optimizer)
-            each.scaler.update()
+            training.optimizer.zero_grad(set_to_none=to_none)
+            training.backward(step, Scenario(bad=(1,)))
+            training.scaler.step(training.optimizer)
+            training.scaler.update()
     assert_agree(ours, theirs, None)
     assert compilations(ours) == 1
 
@@ -170,11 +170,11 @@ def test_several_optimizers_with_one_scaler() -> None:
     for scaler in (on_device(), by_torch()):
         first, second = Training(OPTIMIZERS["AdamW"], scaler), Training(OPTIMIZERS["SGD"], scaler)
         for step in range(4):
-            for each in (first, second):
-                each.optimizer.zero_grad()
-                each.backward(step, Scenario(bad=(1,) if each is first else (2,)))
-            for each in (first, second):
-                scaler.step(each.optimizer)
+            for training in (first, second):
+                training.optimizer.zero_grad()
+                training.backward(step, Scenario(bad=(1,) if training is first else (2,)))
+            for training in (first, second):
+                scaler.step(training.optimizer)
             scaler.update()
         results.append([*first.parameters, *second.parameters])
     for a, b in zip(*results, strict=True):
@@ -183,26 +183,28 @@ def test_several_optimizers_with_one_scaler() -> None:
 
 def test_gradients_stay_scaled_unless_they_are_unscaled_first() -> None:
     ours, theirs = pair("AdamW")
-    for each in (ours, theirs):
+    for training in (ours, theirs):
         for step in range(3):
-            each.optimizer.zero_grad()
-            each.backward(step, SCENARIOS["clean"])
-            before = each.parameters[0].grad.clone()
+            training.optimizer.zero_grad()
+            training.backward(step, SCENARIOS["clean"])
+            before = training.parameters[0].grad.clone()
             if step == 2:
-                each.scaler.unscale_(each.optimizer)
-            each.scaler.step(each.optimizer)
-            scaled = torch.equal(each.parameters[0].grad, before)
-            assert scaled is (each is ours and step == 1)
-            each.scaler.update()
+                training.scaler.unscale_(training.optimizer)
+            training.scaler.step(training.optimizer)
+            scaled = torch.equal(training.parameters[0].grad, before)
+            assert scaled is (training is ours and step == 1)
+            training.scaler.update()
     assert_agree(ours, theirs, None)
 
 
 def test_hooks_see_true_gradients() -> None:
     ours, theirs = pair("AdamW")
     seen = []
-    for each in (ours, theirs):
-        each.optimizer.register_step_pre_hook(lambda o, a, k: seen.append(o.param_groups[0]["params"][0].grad.clone()))
-        each.run(SCENARIOS["clean"])
+    for training in (ours, theirs):
+        training.optimizer.register_step_pre_hook(
+            lambda o, a, k: seen.append(o.param_groups[0]["params"][0].grad.clone())
+        )
+        training.run(SCENARIOS["clean"])
     assert_agree(ours, theirs, None)
     for a, b in zip(seen[:5], seen[5:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
@@ -235,13 +237,13 @@ def test_an_optimizer_that_is_dropped_is_freed() -> None:
 
 def test_parameters_of_another_dtype_are_compiled_anew() -> None:
     ours, theirs = pair("SGD")
-    for each in (ours, theirs):
-        each.run(SCENARIOS["clean"], steps=[0, 1])
-        for parameter in each.parameters:
+    for training in (ours, theirs):
+        training.run(SCENARIOS["clean"], steps=[0, 1])
+        for parameter in training.parameters:
             parameter.data, parameter.grad = parameter.data.bfloat16(), None
-        each.optimizer.state.clear()
-        each.dtype = torch.bfloat16
-        each.run(SCENARIOS["clean"], steps=[2, 3])
+        training.optimizer.state.clear()
+        training.dtype = torch.bfloat16
+        training.run(SCENARIOS["clean"], steps=[2, 3])
     for a, b in zip(ours.parameters, theirs.parameters, strict=True):
         torch.testing.assert_close(a, b, rtol=2 * torch.finfo(torch.bfloat16).eps, atol=1e-3)
     assert compilations(ours) == 2
@@ -251,24 +253,24 @@ def test_parameters_of_another_dtype_are_compiled_anew() -> None:
 def test_a_step_with_a_closure_finds_the_state_as_it_would_be(bad: tuple[int, ...]) -> None:
     """The first step is compiled, and skipped or not; the second is the host's: momentum starts there, or goes on."""
     ours, theirs = pair("SGD")
-    for each in (ours, theirs):
-        each.run(Scenario(bad=bad), steps=[0])
-        each.optimizer.zero_grad()
-        each.backward(1, SCENARIOS["clean"])
-        each.scaler.step(each.optimizer, lambda: torch.zeros(()))
-        each.scaler.update()
-        each.run(SCENARIOS["clean"], steps=[2, 3])
+    for training in (ours, theirs):
+        training.run(Scenario(bad=bad), steps=[0])
+        training.optimizer.zero_grad()
+        training.backward(1, SCENARIOS["clean"])
+        training.scaler.step(training.optimizer, lambda: torch.zeros(()))
+        training.scaler.update()
+        training.run(SCENARIOS["clean"], steps=[2, 3])
     assert_agree(ours, theirs, None)
 
 
 def test_state_that_comes_with_a_setting_is_made_then() -> None:
     ours, theirs = Training(plain_sgd, on_device()), Training(plain_sgd, by_torch())
-    for each in (ours, theirs):
-        each.run(SCENARIOS["clean"], steps=[0, 1])
-        each.optimizer.param_groups[0]["momentum"] = 0.9
-        each.run(Scenario(bad=(2,)), steps=[2, 3, 4])
-        each.optimizer.state.clear()
-        each.run(Scenario(bad=(5,)), steps=[5, 6, 7])
+    for training in (ours, theirs):
+        training.run(SCENARIOS["clean"], steps=[0, 1])
+        training.optimizer.param_groups[0]["momentum"] = 0.9
+        training.run(Scenario(bad=(2,)), steps=[2, 3, 4])
+        training.optimizer.state.clear()
+        training.run(Scenario(bad=(5,)), steps=[5, 6, 7])
     assert_agree(ours, theirs, None)
 
 

@@ -65,8 +65,8 @@ def train(make: Any, skip: str) -> tuple[list[Tensor], torch.optim.Optimizer]:
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_step_that_calls_another_optimizers_is_left_to_the_host_and_nothing_is_tried(wrapper: str) -> None:
     ours, optimizer = train(WRAPPERS[wrapper], "device")
-    wanted, _ = train(WRAPPERS[wrapper], "host")
-    assert all(torch.equal(a, b) for a, b in zip(ours, wanted, strict=True))
+    expected, _ = train(WRAPPERS[wrapper], "host")
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
     step = guarded(optimizer, "aot_eager")
     assert step.reasons == ("its step calls that of another optimizer, AdamW",)
     assert step.compilations == 0

@@ -10,6 +10,7 @@ import pytest
 import torch
 from every_optimizer import OPTIMIZERS
 from exhaustive import each_once, exhaustive
+from guarded_runs import parts_of
 from machine_code import ARCHS, TARGETS, machine_code
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -76,8 +77,7 @@ def states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def test_machine_code_of_8_bit_state_spills_nothing_to_memory(dtype: torch.dtype, arch: str) -> None:
     with forced(Implementation.INTERPRETER):
         optimizer = step(made(TABLES["8bit by chance"], dtype=dtype, lowering="inductor"), 0, 1)
-    (found,) = [each for compiled in guarded(optimizer)._compiled.values() for each in compiled]
-    (part,) = found.parts
+    (part,) = parts_of(guarded(optimizer))
     gm = part.traced.module
     inputs = kernel_inputs(gm)
     text = step_text(gm, inputs, True, step_block(gm, True, TARGETS[arch].warp_size))
@@ -122,20 +122,25 @@ def test_second_moments_have_no_sign_and_small_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("bfloat16 by chance", torch.float32), ("8bit by chance", torch.bfloat16), ("by name", torch.float32)],
+    ("name", "dtype", "how"),
+    [
+        ("bfloat16 by chance", torch.float32, Implementation.INTERPRETER),
+        ("8bit by chance", torch.bfloat16, Implementation.INTERPRETER),
+        ("by name", torch.float32, Implementation.INTERPRETER),
+        pytest.param("8bit", torch.float32, None, marks=pytest.mark.inductor),
+    ],
 )
-def test_the_kernel_keeps_the_same_bits(name: str, dtype: torch.dtype) -> None:
+def test_generated_code_keeps_the_same_bits(name: str, dtype: torch.dtype, how: Implementation | None) -> None:
+    """The kernel in Triton's interpreter, and what Inductor makes of the step on this CPU."""
     ours = step(made(TABLES[name], dtype=dtype), 0, 1, 2)
-    with forced(Implementation.INTERPRETER):
-        kernel = step(made(TABLES[name], dtype=dtype, lowering="inductor"), 0, 1, 2)
-    for a, b in zip(states(ours), states(kernel), strict=True):
+    with forced(how):
+        generated = step(made(TABLES[name], dtype=dtype, lowering="inductor"), 0, 1, 2)
+    for a, b in zip(states(ours), states(generated), strict=True):
         if isinstance(a, PackedTensor):
             assert isinstance(b, PackedTensor) and a.form == b.form
-            different = (a.unpacked() != b.unpacked()).float().mean()
             # torch's own composites, which "aot_eager" runs, may round once less.
-            assert different < 0.02
-    for a, b in zip(parameters(ours), parameters(kernel), strict=True):
+            assert (a.unpacked() != b.unpacked()).float().mean() < 0.02
+    for a, b in zip(parameters(ours), parameters(generated), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6 if dtype is torch.float32 else 2**-7, atol=1e-6)
 
 
@@ -154,16 +159,6 @@ def test_sizes_that_the_guards_exclude_are_not_served() -> None:
     sized = of_any_size(gm, mode, {torch.ops.aten.mul.Tensor: lambda a, b: blocks(a) + b})
     serves = serves_size(sized, mode)
     assert [serves(numel) for numel in (1, 256, 257, 512, 10**6)] == [False, False, True, True, True]
-
-
-@pytest.mark.inductor
-def test_inductor_keeps_the_same_bits() -> None:
-    ours, compiled = (step(made(TABLES["8bit"], lowering=low), 0, 1, 2) for low in ("aot_eager", "inductor"))
-    for a, b in zip(states(ours), states(compiled), strict=True):
-        if isinstance(a, PackedTensor):
-            assert (a.unpacked() != b.unpacked()).float().mean() < 0.02  # type: ignore[attr-defined]
-    for a, b in zip(parameters(ours), parameters(compiled), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
 @each_once("skip, name", ["host", "device"], TABLES)
@@ -221,15 +216,15 @@ def test_saved_state_is_ordinary_and_loads_either_way() -> None:
     torch.save(packed, stream)
     stream.seek(0)
     packed = torch.load(stream, weights_only=False)
-    wanted = [value.unpacked() for value in states(ours) if isinstance(value, PackedTensor)]
-    for each in (copy.deepcopy(saved), packed):
+    expected = [value.unpacked() for value in states(ours) if isinstance(value, PackedTensor)]
+    for source in (copy.deepcopy(saved), packed):
         fresh = made(TABLES["8bit"])
-        fresh.load_state_dict(each)
+        fresh.load_state_dict(source)
         for parameter, value in zip(parameters(fresh), parameters(ours), strict=True):
             parameter.data.copy_(value)
         step(fresh, 5)
-        found = step(copy.deepcopy(ours), 5) if each is None else fresh
-        assert sum(isinstance(value, PackedTensor) for value in states(found)) == len(wanted)
+        found = step(copy.deepcopy(ours), 5) if source is None else fresh
+        assert sum(isinstance(value, PackedTensor) for value in states(found)) == len(expected)
         plain = torch.optim.AdamW([nn.Parameter(p.detach().clone()) for p in parameters(ours)], **_arguments(ours))
         plain.load_state_dict(copy.deepcopy(saved))
         step(plain, 5)
@@ -327,7 +322,7 @@ def test_packed_state_reads_and_writes_as_a_tensor() -> None:
 def kept_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Of the state's tensors, and of the tensors inside of them."""
     parts = [value.parts if isinstance(value, PackedTensor) else inner_tensors(value) for value in states(optimizer)]
-    return sum(part.nbytes for each in parts for part in each)
+    return sum(part.nbytes for source in parts for part in source)
 
 
 def floats(exponent: int, mantissa: int) -> Tensor:

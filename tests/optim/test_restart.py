@@ -122,9 +122,9 @@ def test_a_restart_of_generated_code_continues_bit_for_bit(how: str) -> None:
         for at in range(3):
             run.step(at, overflow=at == 1)
         other = run.restarted()
-        for each in (run, other):
-            each.step(3)
-            each.step(4)
+        for training in (run, other):
+            training.step(3)
+            training.step(4)
         assert_equal(run, other)
 
 
@@ -179,7 +179,9 @@ def test_settings_that_change_between_steps_take_effect() -> None:
         run.step(2)
         results.append(run.parameters[0].detach().clone())
     assert torch.equal(results[0], results[1])
-    assert not any(torch.equal(results[0], each) for each in results[2:]) and not torch.equal(results[2], results[3])
+    assert not any(torch.equal(results[0], training) for training in results[2:]) and not torch.equal(
+        results[2], results[3]
+    )
 
 
 def test_a_launch_that_is_replayed_with_its_arguments_draws_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import each_once
 from torch import Tensor, nn
 
 import fxamp
@@ -90,15 +91,18 @@ def train(moved: Any, how: str, lowering: str = "aot_eager", bad: tuple[int, ...
     return optimizer, [*map(Tensor.detach, parameters), *held]
 
 
-@pytest.mark.parametrize("lowering", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
-@pytest.mark.parametrize("bad", [(), (2, 4)], ids=["plain", "scaled"])
-@pytest.mark.parametrize("moved", [filled, advanced, in_group])
+@each_once(
+    "moved, bad, lowering",
+    [filled, advanced, in_group],
+    [(), (2, 4)],
+    ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)],
+)
 def test_tensors_beside_the_state_are_inputs(moved: Any, bad: tuple[int, ...], lowering: str) -> None:
     ours, values = train(moved, "compiled", lowering, bad)
-    _, wanted = train(moved, "eager", bad=bad)
+    _, reference = train(moved, "eager", bad=bad)
     step = guarded(ours, lowering)
     assert step.reasons == () and step.compilations >= 1
-    for value, expected in zip(values, wanted, strict=True):
+    for value, expected in zip(values, reference, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-7)
 
 

@@ -7,6 +7,7 @@ import torch
 from every_optimizer import ARGUMENTS, OPTIMIZERS
 from exhaustive import exhaustive
 from golden_text import assert_golden
+from guarded_runs import parts_of
 from machine_code import ARCHS, TARGETS, MachineCode, machine_code
 from step_kernels import SHAPES, by_eager_ops, prepared
 from torch import Tensor, nn
@@ -31,10 +32,16 @@ def test_the_text_for_adamw() -> None:
     assert_golden("optim/optimizer-step-adamw", part.source)
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_values_are_those_of_eager_ops_bit_for_bit(name: str) -> None:
+@pytest.mark.parametrize(
+    "name, dtype",
+    [
+        *((name, torch.float32) for name in KERNELS),
+        *(("AdamW", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)),
+    ],
+)
+def test_values_are_those_of_eager_ops_bit_for_bit(name: str, dtype: torch.dtype) -> None:
     """Of all sizes: several chunks, a part of one, a single element. A skipped step in between changes nothing."""
-    step, optimizer, part = prepared(KERNELS[name])
+    step, optimizer, part = prepared(KERNELS[name], dtype=dtype)
     tensors = _tensors(optimizer)
     copies = [tensor.detach().clone() for tensor in tensors]
     inverse, coefficient = torch.tensor(0.125), torch.tensor(0.75)
@@ -58,23 +65,6 @@ def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     from fxamp.optim.reading.layout import read_layout
 
     return read_layout(optimizer).tensors()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_dtypes_bit_for_bit(dtype: torch.dtype) -> None:
-    step, optimizer, part = prepared(OPTIMIZERS["AdamW"], dtype=dtype)
-    tensors = _tensors(optimizer)
-    copies = [tensor.detach().clone() for tensor in tensors]
-    with forced(Implementation.INTERPRETER):
-        bound = step.prepare(True, True)
-        assert bound is not None
-        bound(torch.tensor(0.0), Factors(torch.tensor(0.125), torch.tensor(0.75)))
-    rows = [[copies[place] for place in places] for places in zip(*part.members.columns, strict=True)]
-    (numbers,) = part.numbers_by_kind(bound._floats)
-    shared = [*numbers, torch.tensor(0.125), torch.tensor(0.75), torch.tensor(0.0)]
-    by_eager_ops(part.traced.module, rows, shared)
-    for a, b in zip(tensors, copies, strict=True):
-        assert torch.equal(a, b)
 
 
 def test_memory_that_is_not_aligned_or_not_contiguous() -> None:
@@ -115,29 +105,22 @@ def test_machine_code_has_16_byte_accesses_and_no_spills(arch: str) -> None:
     assert code == MachineCode(wide_loads=8, wide_stores=6, spills=0)
 
 
-def test_bytes_of_the_generated_code() -> None:
-    """28 a parameter: each of the tensors of its size is loaded once and stored once at most."""
-    _, _, part = prepared(OPTIMIZERS["AdamW"])
-    assert part.source is not None
-    whole = part.source.partition("elif start < left")[0]
-    loads, stores = whole.count("_at + offsets)"), whole.count("tl.store(")
-    assert (loads, stores) == (4, 3)
-    assert 4 * (loads + stores) == 28
+@pytest.mark.parametrize(("state", "bytes_"), [("float32", 28.0), ("bfloat16", 20.0), ("8bit", 16 + 2 * 2 * 2 / 256)])
+def test_bytes_of_the_generated_code(state: str, bytes_: float) -> None:
+    """Each tensor of a parameter's size is loaded once and stored once at most.
 
-
-@pytest.mark.parametrize(("state", "bytes_"), [("bfloat16", 20.0), ("8bit", 16 + 2 * 2 * 2 / 256)])
-def test_bytes_of_the_generated_code_with_state_in_fewer_bits(state: str, bytes_: float) -> None:
-    """Of 8 bits two states have a scale of 2 bytes for 256 elements each, which is read and written."""
+    Of 8 bits two states have a scale of 2 bytes for 256 elements each, which is read and written.
+    """
     policy = Policy.loads(f'extends = ["cpu-bfloat16"]\n[optimizer]\nstate = "{state}"\n')
     optimizer = fxamp.compile_optimizer(OPTIMIZERS["AdamW"]([nn.Parameter(torch.ones(300))]), policy)
     with forced(Implementation.INTERPRETER):
         for _ in range(2):
             optimizer.param_groups[0]["params"][0].grad = torch.ones(300)
             optimizer.step()
-    (found,) = [each for compiled in guarded(optimizer)._compiled.values() for each in compiled]
-    gm = found.parts[0].traced.module
+    (part,) = parts_of(guarded(optimizer))
+    gm = part.traced.module
     flat = [node for node in gm.graph.find_nodes(op="placeholder") if node.meta["val"].dim()]
-    whole = found.parts[0].source.partition("elif start < left")[0]
+    whole = part.source.partition("elif start < left")[0]
     total = 0.0
     for node, name in kernel_inputs(gm).cells.items():
         if node not in flat or name == "numbers":
@@ -181,7 +164,7 @@ def test_tables_are_aligned_for_any_number_of_rows(count: int, monkeypatch: pyte
     addresses: list[int] = []
 
     def launch(*arguments: object, **options: object) -> None:
-        addresses.extend(each.data_ptr() for each in arguments[:2] if isinstance(each, Tensor))
+        addresses.extend(argument.data_ptr() for argument in arguments[:2] if isinstance(argument, Tensor))
 
     monkeypatch.setattr(interpreter.Interpreted, "__getitem__", lambda s, grid: launch)
     parameters = [nn.Parameter(torch.ones(5)) for _ in range(count)]
@@ -212,5 +195,4 @@ def test_an_op_without_an_expression_keeps_the_whole_step() -> None:
     with forced(Implementation.INTERPRETER):
         step = GuardedStep(optimizer)
         assert step.prepare(False, False) is not None
-    (found,) = [each for compiled in step._compiled.values() for each in compiled]
-    assert [type(part) for part in found.parts] == [WholeStep]
+    assert [type(part) for part in parts_of(step)] == [WholeStep]

@@ -45,7 +45,7 @@ class Sample:
 def _map(value: Any, leaf: Callable[[Spec], Any]) -> Any:
     if isinstance(value, Spec):
         return leaf(value)
-    return [_map(each, leaf) for each in value] if isinstance(value, list) else value
+    return [_map(item, leaf) for item in value] if isinstance(value, list) else value
 
 
 def floating(*shape: int) -> Spec:

@@ -45,11 +45,11 @@ def state_of(text: str) -> set[str]:
     found = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
     locks: set[str] = set()
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and any("cache" in ast.unparse(each) for each in node.decorator_list):
+        if isinstance(node, ast.FunctionDef) and any("cache" in ast.unparse(part) for part in node.decorator_list):
             found.add(node.name)
         if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
             continue
-        (name,) = [ast.unparse(each) for each in (node.targets if isinstance(node, ast.Assign) else [node.target])]
+        (name,) = [ast.unparse(part) for part in (node.targets if isinstance(node, ast.Assign) else [node.target])]
         call = _called(node.value)
         if call in _LOCKS:
             locks.add(name)

@@ -114,8 +114,8 @@ def test_training_without_a_graph_is_said_once(make: Callable, enabled: bool, ca
 
     train(call, scaler, torch.optim.SGD(model.parameters(), lr=0.1))
 
-    (said,) = warnings(caplog)
-    assert re.search(IDLE[make], said), said
+    (message,) = warnings(caplog)
+    assert re.search(IDLE[make], message), message
 
 
 def test_a_switch_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -126,8 +126,8 @@ def test_a_switch_is_named(caplog: pytest.LogCaptureFixture) -> None:
     with torch._dynamo.config.patch(disable=True):
         train(model, scaler, torch.optim.SGD(model.parameters(), lr=0.1))
 
-    (said,) = warnings(caplog)
-    assert "TORCH_COMPILE_DISABLE" in said
+    (message,) = warnings(caplog)
+    assert "TORCH_COMPILE_DISABLE" in message
 
 
 def test_skipped_functions_are_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +140,8 @@ def test_skipped_functions_are_named(caplog: pytest.LogCaptureFixture, monkeypat
     model.body(torch.ones(2, 4)).sum().backward()
     optimizer.step()
 
-    (said,) = warnings(caplog)
-    assert "Dynamo skips net.py:1: forward: a loop" in said
+    (message,) = warnings(caplog)
+    assert "Dynamo skips net.py:1: forward: a loop" in message
 
 
 class Sparse(nn.Module):
@@ -163,8 +163,8 @@ def test_a_graph_that_cannot_be_compiled_is_the_reason(caplog: pytest.LogCapture
     scaler.scale(model(torch.ones(2, 2, dtype=torch.int64)).sum()).backward()
     scaler.step(optimizer)
 
-    (said,) = warnings(caplog)
-    assert "Backend compiler `fxamp` failed with aten." in said and "never called" not in said
+    (message,) = warnings(caplog)
+    assert "Backend compiler `fxamp` failed with aten." in message and "never called" not in message
 
 
 def test_a_compiled_optimizer_says_it_too(caplog: pytest.LogCaptureFixture) -> None:
@@ -172,8 +172,8 @@ def test_a_compiled_optimizer_says_it_too(caplog: pytest.LogCaptureFixture) -> N
     model.compile(backend="fxamp", options=OPTIONS)
     copied = copy.deepcopy(model)
     copied.compile(backend="fxamp", options=OPTIONS)
-    for each in (model, copied):
-        optimizers.append(fxamp.compile_optimizer(torch.optim.SGD(each.parameters(), lr=0.1), lowering="aot_eager"))
+    for net in (model, copied):
+        optimizers.append(fxamp.compile_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), lowering="aot_eager"))
 
     model.training_step(torch.ones(2, 4)).sum().backward()
     copied(torch.ones(2, 4)).sum().backward()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import Layer
 from torch import Tensor, nn
 
 import fxamp
@@ -206,19 +207,10 @@ def test_parameters_that_are_new_at_each_call_are_noted_for_a_while_only(monkeyp
     assert len(walked) == 3
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).relu()
-
-
 class Blocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = Block(), Block()
+        self.first, self.second = Layer(), Layer()
         self.head = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from breaking_loops import REASON, Loops, loops
+from small_models import Layer
 from torch import Tensor, nn
 
 import fxamp
@@ -47,22 +48,13 @@ class Blocks(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.block = Dense()
+        self.block = Layer(8)
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(2):
             x = self.block(x)
             torch._dynamo.graph_break()
         return x
-
-
-class Dense(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
 
 
 def sparse() -> Tensor:
@@ -157,7 +149,7 @@ def test_a_reason_that_no_longer_holds_is_forgotten() -> None:
 def test_nothing_is_logged_of_other_backends_and_of_models_that_are_compiled(
     backend: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = Recurrent() if backend == "eager" else Dense()
+    model = Recurrent() if backend == "eager" else Layer(8)
     model.compile(backend=backend, **({} if backend == "eager" else {"options": OPTIONS}))
     train(model, torch.randn(2, 3, 8), None, model)
     assert logged(caplog) == []

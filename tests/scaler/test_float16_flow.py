@@ -290,7 +290,7 @@ def test_clipping_and_training(max_norm: float) -> None:
         if mine:
             compile_stages(net, "ece", scaler=scaler, lowering="aot_eager")
         optimizer = torch.optim.SGD(net.parameters(), lr=2.0**25, momentum=0.9)
-        told = []
+        states = []
         for step in range(6):
             loss = loss_of(forward(net, data(step))) * (2.0**30 if step in (1, 4) else 1.0)
             scaler.scale(loss).backward()
@@ -300,10 +300,10 @@ def test_clipping_and_training(max_norm: float) -> None:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-            told.append((scaler.loss_scale if mine else scaler.get_scale(), norm.isfinite().item()))
-        results.append((told, [p.detach() for p in net.parameters()]))
-    (told, got), (wanted_told, reference) = results
-    assert told == wanted_told and not all(finite for _, finite in told)
+            states.append((scaler.loss_scale if mine else scaler.get_scale(), norm.isfinite().item()))
+        results.append((states, [p.detach() for p in net.parameters()]))
+    (states, got), (expected, reference) = results
+    assert states == expected and not all(finite for _, finite in states)
     for a, b in zip(got, reference, strict=True):
         torch.testing.assert_close(a, b, rtol=8 * EPS, atol=1e-6)
 
@@ -330,10 +330,10 @@ def test_a_backward_that_was_not_scaled_stays_true(lowering: str) -> None:
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**4)
     call = torch.compile(program, backend="fxamp", options={"scaler": scaler, "lowering": lowering})
     gradients = []
-    for each in (call, program):
+    for function in (call, program):
         x, w = data().half().requires_grad_(), torch.full((8, 8), 0.5, requires_grad=True)
         inner = x * 1
-        each(inner, w).float().sum().backward()
+        function(inner, w).float().sum().backward()
         gradients.append((x.grad, w.grad))
     for got, reference in zip(*gradients, strict=True):
         torch.testing.assert_close(got, reference, rtol=4 * EPS, atol=0)
@@ -382,11 +382,11 @@ def test_float16_crosses_the_borders_of_graphs_with_the_scale(lowering: str) -> 
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**10)
     call = torch.compile(program, backend="fxamp", options={"scaler": scaler, "lowering": lowering})
     reference = []
-    for each in (program, call):
+    for function in (program, call):
         x, one, two = data().half().requires_grad_(), *(torch.eye(8).requires_grad_() for _ in range(2))
-        loss = each(each(x, one) * 1, two).float().sum()
-        (loss * 2.0**-20 if each is program else scaler.scale(loss * 2.0**-30)).backward()
-        if each is program:
+        loss = function(function(x, one) * 1, two).float().sum()
+        (loss * 2.0**-20 if function is program else scaler.scale(loss * 2.0**-30)).backward()
+        if function is program:
             reference = [one.grad * 2.0**-10, two.grad * 2.0**-10]
         else:
             assert torch.equal(one.grad, reference[0]) and torch.equal(two.grad, reference[1]) and one.grad.any()

@@ -1,12 +1,15 @@
 """Two processes under DistributedDataParallel: an overflow on one rank skips the step on both, compiled or not."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from exhaustive import exhaustive
+from ranks import asked_by, on_ranks
 from scaled_runs import compile_scaled, make_scaler
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
@@ -38,6 +41,12 @@ CASES = {
     "accumulated, wrapped": ("aot_eager", True, {"parts": 2}),
     "several buckets": ("aot_eager", True, {"bucket_cap_mb": 5e-5}),
 }
+
+
+#: Each argument of the wrapper once, inside or outside of the graph.
+ALWAYS = [
+    name for name in CASES if name not in ("a static graph", "unused parameters, wrapped", "accumulated, wrapped")
+]
 
 
 class Net(nn.Module):
@@ -119,21 +128,23 @@ def step_without_gradients(rank: int) -> str:
     return "stepped"
 
 
-def work(mesh: DeviceMesh) -> dict[str, Any]:
+def work(mesh: DeviceMesh, cases: Sequence[str]) -> dict[str, Any]:
     rank = mesh.get_local_rank()
     # Otherwise the first bucket holds the whole model, and torch.compile never splits the graph between buckets.
     dist._DEFAULT_FIRST_BUCKET_BYTES = 32
-    results: dict[str, Any] = {name: train(rank, *case) for name, case in CASES.items()}
+    results: dict[str, Any] = {name: train(rank, *CASES[name]) for name in cases}
     results |= {mode: train_uncompiled(rank, mode) for mode in MODES}
     return results | {"without gradients": step_without_gradients(rank)}
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return on_ranks(work, RANKS, tmp_path_factory.mktemp("ranks"))
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """On each rank, what the selected tests ask for."""
+    cases = {parameters["case"] for parameters in asked_by(request) if parameters.get("case") in CASES}
+    return on_ranks(partial(work, cases=sorted(cases)), RANKS, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("case", [*CASES, "step", "unscale", "fused"])
+@pytest.mark.parametrize("case", [*exhaustive(CASES, ALWAYS), "step", "unscale", "fused"])
 def test_both_ranks_skip_and_stay_equal(ranks: list[dict[str, Any]], case: str) -> None:
     first, second = (results[case] for results in ranks)
     assert first["skips"] == second["skips"] == [i == BAD_ITERATION for i in range(ITERATIONS)]
@@ -143,7 +154,7 @@ def test_both_ranks_skip_and_stay_equal(ranks: list[dict[str, Any]], case: str) 
         assert torch.equal(one, other) and one.isfinite().all()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", exhaustive(CASES, ALWAYS))
 def test_gradients_are_the_mean_of_true_ones(ranks: list[dict[str, Any]], case: str) -> None:
     reference = []
     for rank in range(RANKS):

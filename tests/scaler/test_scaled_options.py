@@ -94,8 +94,8 @@ def test_a_loss_scaled_before_the_backend_was_called_is_refused() -> None:
 def test_numbers_read_right_in_both_modes() -> None:
     alone, scaler = make_scaler(), make_scaler()
     compiled(scaler=scaler)
-    for each in (alone, scaler):
-        each.scale(torch.ones(()))
+    for one in (alone, scaler):
+        one.scale(torch.ones(()))
     assert (alone.get_scale(), alone.loss_scale) == (SCALE, SCALE)
     assert (scaler.get_scale(), scaler.loss_scale) == (1.0, SCALE)
     assert scaler.state_dict() == alone.state_dict()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from exhaustive import exhaustive
 from scaled_runs import compile_scaled, leaf, make_scaler
+from small_models import Layer
 from torch import Tensor, nn
 
 import fxamp
@@ -35,16 +36,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
 
 def model(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return Block()
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.linear(x))
+    return Layer(activation=torch.tanh)
 
 
 def sgd(*modules: nn.Module) -> torch.optim.Optimizer:

@@ -95,7 +95,7 @@ FUSED = [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad]
 def two_groups(kind: Any) -> tuple[list[torch.Tensor], torch.optim.Optimizer]:
     own = [torch.ones(2, requires_grad=True), torch.ones(2, 2, requires_grad=True)]
     arguments = {"momentum": 0.9} if kind is torch.optim.SGD else {}
-    return own, kind([{"params": [each]} for each in own], lr=0.1, fused=True, **arguments)
+    return own, kind([{"params": [parameter]} for parameter in own], lr=0.1, fused=True, **arguments)
 
 
 def backward(own: list[torch.Tensor], scaler: Any = None) -> None:
@@ -148,7 +148,7 @@ def test_a_later_step_that_raises_may_not_be_repeated(kind: Any) -> None:
     with pytest.raises(RuntimeError, match="sparse"):
         scaler.step(optimizer)
     mend(own)
-    calls = (scaler.step, scaler.unscale_, lambda each: scaler.clip_grad_norm_(each, 1.0))
+    calls = (scaler.step, scaler.unscale_, lambda parameter: scaler.clip_grad_norm_(parameter, 1.0))
     for call in calls:
         with pytest.raises(RuntimeError, match=rf"{kind.__name__}\.step raised.*zero_grad\(\).*update\(\)"):
             call(optimizer)

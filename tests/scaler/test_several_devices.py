@@ -138,7 +138,7 @@ def test_losses_on_a_gpu_and_the_cpu(bad: int | None) -> None:
     """torch's scaler, all on the CPU: with a GPU it would itself read on the CPU what has not arrived."""
 
     def stepped(kind: Any, device: str) -> tuple[list[Tensor], dict[str, Any]]:
-        parameters = [torch.ones(3, device=each, requires_grad=True) for each in (device, "cpu")]
+        parameters = [torch.ones(3, device=place, requires_grad=True) for place in (device, "cpu")]
         optimizer, scaler = torch.optim.SGD(parameters, lr=0.25), kind(device)
         for loss in scaler.scale([parameter.square().sum() for parameter in parameters]):
             loss.backward()

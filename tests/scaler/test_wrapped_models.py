@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import on_ranks
+from small_models import Perceptron
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -17,16 +18,6 @@ import fxamp
 from fxamp.errors import UnscaledError
 
 RANKS, SCALE, TINY = 2, 2.0**20, 2.0**-30
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.tanh(self.first(x)))
 
 
 def hooked(hook: Any) -> Callable[[nn.Module], nn.Module]:
@@ -69,7 +60,7 @@ def gradients(net: nn.Module, scaler: Any, precision: bool) -> list[Tensor]:
     scaler.scale(loss).backward()
     scaler.unscale_(torch.optim.SGD(net.parameters(), lr=0.1))
     found = [p.grad for p in net.parameters() if p.grad is not None]
-    return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in found]
+    return [gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient for gradient in found]
 
 
 def run(name: str) -> dict[str, Any]:
@@ -79,7 +70,7 @@ def run(name: str) -> dict[str, Any]:
     for way in ("inside", "remedy", "torch"):
         torch._dynamo.reset()
         kind = torch.amp.GradScaler if way == "torch" else fxamp.GradScaler
-        net, scaler = Net(), kind("cpu", init_scale=SCALE)
+        net, scaler = Perceptron(8, 8, 8), kind("cpu", init_scale=SCALE)
         if way != "torch":
             options = {"lowering": "aot_eager", "policy": "cpu-float16"}
             net.compile(backend="fxamp", options=options | ({"scaler": scaler} if way == "inside" else {}))

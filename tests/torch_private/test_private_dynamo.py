@@ -110,10 +110,10 @@ def test_a_graph_that_is_not_dynamos_has_no_sources_to_adopt() -> None:
 
 
 def test_what_a_backward_calls_is_told_from_what_the_program_compiles() -> None:
-    told: list[tuple[int, bool]] = []
+    calls: list[tuple[int, bool]] = []
 
     def backend(gm: torch.fx.GraphModule, _: list[Any]) -> Any:
-        told.append((len(gm.graph.find_nodes(op="call_method")), private.called_by_backward()))
+        calls.append((len(gm.graph.find_nodes(op="call_method")), private.called_by_backward()))
         return gm.forward
 
     inner = torch.compile(lambda x: x.sin().cos().sin().cos(), backend=backend)
@@ -135,7 +135,7 @@ def test_what_a_backward_calls_is_told_from_what_the_program_compiles() -> None:
 
     torch._dynamo.reset()
     torch.compile(body, backend=backend)(torch.ones(2, requires_grad=True))
-    assert {(4, False), (1, True)} < set(told) and (4, True) not in told
+    assert {(4, False), (1, True)} < set(calls) and (4, True) not in calls
 
 
 def test_the_options_of_every_call_of_torch_compile_are_known() -> None:

@@ -14,10 +14,10 @@ def test_an_optimizers_hooks_are_called_in_torchs_order() -> None:
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     parameter.grad = torch.ones(2)
-    said: list[str] = []
+    calls: list[str] = []
 
     def say(word: str) -> Any:
-        return lambda *_: said.append(word)
+        return lambda *_: calls.append(word)
 
     handles = [
         register_optimizer_step_pre_hook(say("every pre")),
@@ -27,13 +27,13 @@ def test_an_optimizers_hooks_are_called_in_torchs_order() -> None:
     ]
     try:
         optimizer.step()
-        by_torch, said[:] = list(said), []
+        by_torch, calls[:] = list(calls), []
         for hook in [*private.step_pre_hooks(optimizer), *private.step_post_hooks(optimizer)]:
             hook(optimizer, (), {})
     finally:
         for handle in handles:
             handle.remove()
-    assert len(by_torch) == 4 and said == by_torch
+    assert len(by_torch) == 4 and calls == by_torch
     assert not private.step_pre_hooks(optimizer) and not private.step_post_hooks(optimizer)
 
 

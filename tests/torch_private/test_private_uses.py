@@ -75,4 +75,4 @@ def _names(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.alias):
             yield node.name
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
-            yield from (each.value for each in node.args[1:2] if isinstance(each, ast.Constant))
+            yield from (part.value for part in node.args[1:2] if isinstance(part, ast.Constant))

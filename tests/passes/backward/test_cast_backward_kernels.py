@@ -43,9 +43,9 @@ class DtypeCheck(Interpreter):
         self.wrong: list[str] = []
 
     def run_node(self, n: Node) -> Any:
-        result, said = super().run_node(n), n.meta.get("val")
-        if isinstance(said, Tensor) and said.dtype != result.dtype:
-            self.wrong.append(f"{n.format_node()}: says {said.dtype}, gives {result.dtype}")
+        result, messages = super().run_node(n), n.meta.get("val")
+        if isinstance(messages, Tensor) and messages.dtype != result.dtype:
+            self.wrong.append(f"{n.format_node()}: says {messages.dtype}, gives {result.dtype}")
         return result
 
 

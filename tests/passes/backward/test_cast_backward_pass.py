@@ -98,7 +98,7 @@ def test_a_refusal_is_recorded_and_leaves_no_cast() -> None:
     run(gm, wide("mm", inputs={"mat2": "follow"}))
     assert format_graph(gm) == before
     made = [decision(node) for node in gm.graph.nodes if op_name(node) == "aten::mm.default"]
-    assert ["must have one dtype" in each.overruled for each in made if each] == [True, True]
+    assert ["must have one dtype" in decided.overruled for decided in made if decided] == [True, True]
 
 
 def test_the_losers_are_recorded() -> None:
@@ -106,7 +106,7 @@ def test_the_losers_are_recorded() -> None:
     low = Rule("low", LOW, ("m*",), region="both")
     run(gm, low, wide("mm"))
     made = [decision(node) for node in gm.graph.nodes if op_name(node) == "aten::mm.default"]
-    assert [(each.rule.id, each.lost) for each in made if each and each.rule] == [("wide", (low,))] * 2
+    assert [(decided.rule.id, decided.lost) for decided in made if decided and decided.rule] == [("wide", (low,))] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

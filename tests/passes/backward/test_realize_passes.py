@@ -94,9 +94,9 @@ def test_what_is_written_and_that_no_value_changes(name: str) -> None:
     step, make, realized = PASSES[name]
     gm, context = make()
     inputs = [torch.randn(node.meta["val"].shape) for node in gm.graph.find_nodes(op="placeholder")]
-    wanted = gm(*inputs)
+    expected = gm(*inputs)
     assert golden_pass(f"backward/{name}", gm, context, step, f"not realized: {realized}").modified == 1
-    for got, want in zip(gm(*inputs), wanted, strict=True):
+    for got, want in zip(gm(*inputs), expected, strict=True):
         assert torch.equal(got, want) and got.stride() == want.stride()
 
 

@@ -115,11 +115,11 @@ def test_the_promise_is_checked() -> None:
 def test_gradients_come_out_true_and_flagged(check: str, scale: float) -> None:
     plain = backward_graph(mixed, ones(2, 3), ones(4, 3))
     given = arguments(plain)
-    wanted = plain(*given)
+    expected = plain(*given)
     run(plain, check)
     *got, flags = plain(*with_scale(plain, given, scale))
     assert flags.tolist() == [False, False]
-    for a, b in zip(got, wanted, strict=True):
+    for a, b in zip(got, expected, strict=True):
         assert a.dtype == b.dtype
         # float16's rounding of what went through it; with a power of two there is none but near the subnormals.
         torch.testing.assert_close(a, b, rtol=2 * torch.finfo(torch.float16).eps, atol=2.0**-24)
@@ -166,10 +166,10 @@ def test_float16_enters_and_leaves_with_the_scale_and_is_checked(check: str, nor
     assert run(gm, check, norm).counts == {"tangents": 1, "gradients": 2}
     given = [torch.tensor(values, dtype=torch.float16) for values in ([2.0, 2.0], [3.0, 3e4], [1.0, 4.0])]
     first, second, flags, *square = gm(*given, torch.tensor(8.0))
-    by_value = sorted((each.tolist(), bool(flag)) for each, flag in zip((first, second), flags, strict=True))
+    by_value = sorted((value.tolist(), bool(flag)) for value, flag in zip((first, second), flags, strict=True))
     assert by_value == [([2.0, 8.0], False), ([3.0, INF], True)]
     assert first.dtype == second.dtype == torch.float16
-    assert [each.item() for each in square] == [0.0] * norm
+    assert [value.item() for value in square] == [0.0] * norm
 
 
 def test_a_float16_gradient_is_no_part_of_the_norm() -> None:

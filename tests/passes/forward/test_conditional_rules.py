@@ -189,8 +189,8 @@ def test_unlisted_decides_what_no_rule_covers(unlisted: str, dtype: torch.dtype)
     bench = workbench(lambda x, w: (x.mm(w).view(8) * x.view(8)).relu(), X, torch.ones(4, 4), under=under)
     bench.run(AnnotateRules(), InsertCasts())
     made = {op_name(n): (decision(n), n.meta["val"].dtype) for n in bench.captured.module.graph.nodes if decision(n)}
-    wanted = torch.float32 if unlisted == "follow" else dtype  # torch promotes bfloat16 times float32 by itself
-    assert made["aten::mul.Tensor"][1] is wanted and made["aten::relu.default"][1] is wanted
+    expected = torch.float32 if unlisted == "follow" else dtype  # torch promotes bfloat16 times float32 by itself
+    assert made["aten::mul.Tensor"][1] is expected and made["aten::relu.default"][1] is expected
     assert made["aten::view.default"][0].rule is None
     rule = made["aten::relu.default"][0].rule
     assert rule is None if unlisted == "follow" else rule is not None and (rule.id, rule.cast) == ("unlisted", unlisted)

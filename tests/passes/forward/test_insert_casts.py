@@ -1,3 +1,6 @@
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from bench_graph import policy, workbench
@@ -16,13 +19,6 @@ def test_inputs_get_the_dtypes_of_their_rule_and_the_rest_follows() -> None:
     assert result.counts["inserted"] == 3
 
 
-def test_nothing_to_cast() -> None:
-    bench = workbench(lambda a: (a + 1).relu(), torch.ones(2, 2))
-    before = bench.text
-    assert bench.run(*PASSES).modified == 0
-    assert bench.text == before
-
-
 def test_annotate_rules_must_come_first() -> None:
     bench = workbench(lambda a: a.mm(a), torch.ones(2, 2))
     assert "annotate-rules" in (InsertCasts().requires(bench.captured.module, bench.context) or "")
@@ -38,28 +34,39 @@ def test_a_weight_is_cast_once_and_an_activation_once_a_use() -> None:
     assert result.counts == {"inserted": 3, "shared": 1, "cast back": 0}
 
 
-@pytest.mark.parametrize(
-    "unchanged",
-    [lambda w, a: w.float(), lambda w, a: w.to("cpu"), lambda w, a: w.type_as(a)],
-    ids=["float", "to", "as"],
-)
-def test_a_weight_that_a_conversion_gave_back_is_still_the_weight(unchanged) -> None:
-    def program(w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-        return a.mm(w) + a.mm(unchanged(w, a))
-
-    bench = workbench(program, torch.ones(2, 2, requires_grad=True), torch.ones(2, 2))
-    assert bench.run(*PASSES).counts["inserted"] == 2
+def ones(dtype: torch.dtype = torch.float32, leaf: bool = False) -> torch.Tensor:
+    return torch.ones(2, 2, dtype=dtype, requires_grad=leaf)
 
 
-def test_a_16_bit_leaf_is_cast_once_a_use_for_its_gradients_may_not_fit_the_other_16_bits() -> None:
-    leaf = torch.ones(2, 2, dtype=torch.float16, requires_grad=True)
-    bench = workbench(lambda a, w: a.mm(w) + a.mm(w), leaf, torch.ones(2, 2, dtype=torch.float16))
-    assert bench.run(*PASSES).counts["inserted"] == 3
+def in_a_body(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The weight's cast is shared in the body too, as it needs a gradient; the other value's is not."""
+    hidden = (x + 1).relu()
+    return torch.utils.checkpoint.checkpoint(lambda h, v: h.mm(v) + h.mm(v), hidden, w, use_reentrant=False)
 
 
-def test_a_value_that_needs_no_gradient_is_cast_once() -> None:
-    bench = workbench(lambda a: a.relu().mm(a) + a.relu().mm(a), torch.ones(2, 2))
-    assert bench.run(*PASSES).counts["shared"] == 1
+#: A program, its inputs, and how many casts are inserted and shared.
+CASTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[int, int]]] = {
+    "nothing to cast": (lambda a: (a + 1).relu(), (ones(),), (0, 0)),
+    "float64 and integers": (lambda a, i: (a.exp(), i + 1), (ones(torch.float64), ones(torch.int64)), (0, 0)),
+    "no gradient": (lambda a: a.relu().mm(a) + a.relu().mm(a), (ones(),), (3, 1)),
+    "a leaf of the other 16 bits, whose gradients may not fit": (
+        lambda a, w: a.mm(w) + a.mm(w), (ones(torch.float16, True), ones(torch.float16)), (3, 1)
+    ),
+    "a weight that float() gave back": (lambda w, a: a.mm(w) + a.mm(w.float()), (ones(leaf=True), ones()), (2, 2)),
+    "a weight that to() gave back": (lambda w, a: a.mm(w) + a.mm(w.to("cpu")), (ones(leaf=True), ones()), (2, 2)),
+    "a weight that type_as() gave back": (lambda w, a: a.mm(w) + a.mm(w.type_as(a)), (ones(leaf=True), ones()), (2, 2)),
+    "in a body": (in_a_body, (ones(leaf=True), ones(leaf=True)), (3, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_how_many_casts_a_program_needs(name: str) -> None:
+    program, inputs, (inserted, shared) = CASTS[name]
+    bench = workbench(program, *inputs)
+    before = bench.text
+    counts = bench.run(*PASSES).counts
+    assert (counts.get("inserted", 0), counts.get("shared", 0)) == (inserted, shared)
+    assert inserted or bench.text == before
 
 
 def test_a_cast_is_not_shared_over_a_write() -> None:
@@ -158,15 +165,6 @@ def test_running_statistics_are_never_cast() -> None:
     assert all(n.op == "placeholder" for n in node.args[3:5])
 
 
-def test_a_body_knows_which_values_need_gradients() -> None:
-    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        hidden = (x + 1).relu()
-        return torch.utils.checkpoint.checkpoint(lambda h, v: h.mm(v) + h.mm(v), hidden, w, use_reentrant=False)
-
-    bench = workbench(program, torch.ones(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True))
-    assert bench.run(*PASSES).counts == {"inserted": 3, "shared": 1, "cast back": 0}
-
-
 class _Write(torch._ops.HigherOrderOperator):
     """Writes twice its first argument to its second, as a Triton kernel's launch may."""
 
@@ -209,13 +207,6 @@ def test_append_dtype_calls_the_overload_that_takes_one() -> None:
     bench.golden("insert-casts-append-dtype", *PASSES)
     (result,) = bench.captured.module(torch.ones(2, 2))
     assert result.dtype is torch.float32
-
-
-def test_float64_and_integers_are_never_cast() -> None:
-    bench = workbench(
-        lambda a, i: (a.exp(), i + 1), torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int64)
-    )
-    assert bench.run(*PASSES).modified == 0
 
 
 def test_values_are_the_policys_not_those_of_the_autocast_that_it_was_captured_under() -> None:

@@ -67,10 +67,10 @@ def test_codes_by_bits_are_those_of_the_conversion(dtype: torch.dtype, monkeypat
     assert codes.dtype is torch.uint8 and plan.has_signs and plan.words == "float8_e4m3fn/128"
     signs = of_codes(codes, plan)
     monkeypatch.setattr(kept_packing, "converts_float8", lambda _: True)
-    wanted, (floats, scales), other = round_trip(value, "float8_e4m3fn")
+    expected, (floats, scales), other = round_trip(value, "float8_e4m3fn")
     bits, nans = floats.view(torch.uint8), floats.float().isnan()
     assert torch.equal(codes[~nans], bits[~nans]) and (codes[nans] & 0x7F == 0x7F).all() and torch.equal(scale, scales)
-    torch.testing.assert_close(back, wanted, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(back, expected, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(signs, of_codes(floats, other), rtol=0, atol=0, equal_nan=True)
 
 
@@ -115,8 +115,8 @@ def by_bits(function: Any, value: Tensor, device: str) -> Tensor:
 def test_codes_of_floats_compare_with_zero_as_the_value_does(keep: str, dtype: torch.dtype) -> None:
     value = torch.randn(2, 64, 4, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
     value[0, :, 0] = torch.tensor([0.0, -0.0, inf, -inf, nan, 1e-7, -1e-7, 3.0]).to(dtype)
-    for each in (value, value.contiguous(memory_format=torch.channels_last)):
-        back, (codes, _), plan = round_trip(each, keep)
+    for layout in (value, value.contiguous(memory_format=torch.channels_last)):
+        back, (codes, _), plan = round_trip(layout, keep)
         assert plan.has_signs
         signs = of_codes(codes, plan)
         assert signs.stride() == back.stride(), "as what it stands for"

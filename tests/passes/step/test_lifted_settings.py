@@ -64,11 +64,11 @@ def test_every_float_becomes_a_tensor_and_no_value_changes(name: str) -> None:
     traced, layout = traced_for_inductor(MAKES[name])
     assert traced.symbols and liftable(traced.module)
     moved = [0.75 * value for value in traced.inputs(layout.floats())]
-    wanted = after(traced, layout, moved)
+    expected = after(traced, layout, moved)
     run_passes(Captured(traced.module, traced.mode), Context(traced.mode), LiftScalars())
     got = after(traced, layout, [torch.tensor(moved, dtype=torch.float64)])
-    assert any(not torch.equal(a, b) for a, b in zip(wanted, layout.tensors(), strict=True))
-    for a, b in zip(got, wanted, strict=True):
+    assert any(not torch.equal(a, b) for a, b in zip(expected, layout.tensors(), strict=True))
+    for a, b in zip(got, expected, strict=True):
         atol = 1e-7 + COARSE.get(name, 0.0)
         torch.testing.assert_close(a, b, rtol=4 * torch.finfo(torch.float32).eps, atol=atol)
 
@@ -102,5 +102,5 @@ def test_a_step_that_is_compiled_again_and_again_says_so_once(caplog: pytest.Log
             training.optimizer.param_groups[0]["lr"] = 0.1 + 0.0011 * step
             training.run(SCENARIOS["clean"], steps=[step])
     assert compilations(training) > 8
-    (record,) = [each for each in caplog.records if "compiled" in each.message]
+    (record,) = [entry for entry in caplog.records if "compiled" in entry.message]
     assert "Asking" in record.message

@@ -50,11 +50,11 @@ def test_codes_are_decoded_as_they_are_read_and_encoded_as_they_are_written() ->
     own, gradient, mean = torch.randn(3, 300, generator=torch.Generator().manual_seed(0)).unbind()
     scales = block_scales(mean)
     codes = encode(mean, scales, torch.zeros((), dtype=torch.int32), "s3m4", -1)
-    wanted = decode(codes, scales, "s3m4") * 0.5 + gradient
-    expected = own - 0.25 * wanted
+    reference = decode(codes, scales, "s3m4") * 0.5 + gradient
+    expected = own - 0.25 * reference
     gm(own, gradient, codes, scales, torch.zeros(300), torch.zeros((), dtype=torch.int32))
-    assert torch.equal(own, expected) and torch.equal(scales, block_scales(wanted))
-    assert torch.equal(codes, encode(wanted, scales, torch.zeros((), dtype=torch.int32), "s3m4", -1))
+    assert torch.equal(own, expected) and torch.equal(scales, block_scales(reference))
+    assert torch.equal(codes, encode(reference, scales, torch.zeros((), dtype=torch.int32), "s3m4", -1))
 
 
 def test_a_compensated_parameter_is_the_sum_of_both() -> None:
@@ -86,7 +86,7 @@ def test_a_step_that_draws_counts_itself_and_draws_other_bits_the_next_time() ->
     for _ in range(2):
         results.append(torch.ones(300, dtype=torch.bfloat16))
         gm(results[-1], torch.full((300,), 2.0**-8), torch.zeros(300), torch.zeros(300), steps, stream)
-    assert steps.item() == 2 and not torch.equal(*results) and all(0 < each.lt(1).sum() < 300 for each in results)
+    assert steps.item() == 2 and not torch.equal(*results) and all(0 < result.lt(1).sum() < 300 for result in results)
 
 
 @pytest.mark.parametrize("stored", [{}, {"other": "s3m4"}])

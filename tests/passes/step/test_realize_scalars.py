@@ -6,7 +6,7 @@ import pytest
 import torch
 from bench_graph import golden_pass
 from every_optimizer import OPTIMIZERS
-from guarded_runs import SCENARIOS, Training, on_device
+from guarded_runs import SCENARIOS, Training, on_device, parts_of
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -57,8 +57,7 @@ def test_a_graph_without_powers_stays_as_it_is() -> None:
 def test_no_power_is_raised_where_the_parameters_are_updated() -> None:
     """In the code that Inductor generates for AdamW, no vectorised loop over a parameter raises one."""
     training = Training(OPTIMIZERS["AdamW"], on_device("inductor")).run(SCENARIOS["clean"])
-    ((step,),) = ([each.parts for each in found] for found in guarded(training.optimizer)._compiled.values())
-    (kind,) = step
+    (kind,) = parts_of(guarded(training.optimizer))
     assert isinstance(kind, KindStep) and kind.source is not None
     loops = re.split(r"\bfor\(", kind.source)
     updating = [text for text in loops if ".store(" in text]

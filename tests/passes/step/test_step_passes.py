@@ -107,10 +107,10 @@ def test_16_bit_gradients_are_unscaled_in_float32_and_rounded() -> None:
     traced = trace_step(optimizer, layout, range(len(layout.floats())), True, {})
     run(traced, FoldUnscale(True, False), GuardUpdates())
     inverse = torch.tensor(1 / 3)
-    wanted = parameter.detach() - (parameter.grad.float() * inverse).bfloat16()
+    expected = parameter.detach() - (parameter.grad.float() * inverse).bfloat16()
     given = parameter.detach().clone()
     traced.module(given, parameter.grad, 1.0, *_unused(traced), inverse, torch.tensor(0.0))
-    assert torch.equal(given, wanted)
+    assert torch.equal(given, expected)
 
 
 def test_every_use_of_a_gradient_reads_the_product() -> None:

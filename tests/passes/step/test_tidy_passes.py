@@ -45,10 +45,10 @@ def test_what_is_written_and_that_values_stay(step: Pass) -> None:
     graph, context = captured(stepping)
     broken = "copies are left" if isinstance(step, DropCopies) else ""
     assert golden_pass(f"passes/{step.name}", graph.module, context, step, broken).modified > 0
-    given, wanted = ([torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), torch.tensor(0.25)] for _ in range(2))
+    given, expected = ([torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), torch.tensor(0.25)] for _ in range(2))
     graph.module(*given)
-    stepping(*wanted)
-    assert torch.equal(given[0], wanted[0]) and not torch.equal(given[0], torch.tensor([1.0, 2.0, 3.0]))
+    stepping(*expected)
+    assert torch.equal(given[0], expected[0]) and not torch.equal(given[0], torch.tensor([1.0, 2.0, 3.0]))
 
 
 @pytest.mark.parametrize("step", PASSES, ids=lambda p: p.name)

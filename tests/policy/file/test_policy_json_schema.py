@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_policy_broken import BROKEN
-from test_policy_mistakes import BROKEN as PLAIN
+from broken_policies import BROKEN, parsed
 
 from fxamp.policy.file.json_schema import json_schema
 from fxamp.policy.file.paths import folder
@@ -16,53 +15,6 @@ from fxamp.policy.file.paths import folder
 SCHEMA = json.loads((folder() / "schema.json").read_text())
 
 TYPES: dict[str, Any] = {"object": dict, "array": list, "string": str, "number": (int, float), "integer": int}
-
-BEYOND = {
-    "a condition without what it is for": (
-        *(
-            "capability of a CPU",
-            "architecture of a CPU",
-            "features of a GPU",
-            "advice without ban",
-            "a recipe without fp8",
-        ),
-    ),
-    "values that depend on others": ("bounds that cross", "start below the floor", "inputs of a promotion"),
-    "words that depend on others": (
-        *("promote in the backward", "banned without advice", "fp8 in the backward", "fp8 without a recipe"),
-        *("fp8 without ops", "fp8 of a softmax"),
-    ),
-    "keys that do not go together": (
-        *("gradients alone", "chunks in the backward", "chunks with cast"),
-        *("keep without region", "elements of an op", "readers of an op", "cast of a kept value"),
-        *(
-            "inputs of a kept value",
-            "reduces of a kept value",
-            "block of 16 bits",
-            "recompute at random",
-            "recipe of a kept value",
-        ),
-    ),
-    "emptiness": (
-        "no features",
-        "no modules",
-        "no dtypes",
-        "empty ops",
-        "empty id",
-        "blank id",
-        "empty op",
-        "empty module",
-    ),
-    "ranges of numbers": (
-        *("negative scale", "infinite scale", "scale above float32", "shrinking growth", "growing back-off"),
-        "multiple of nothing",
-    ),
-    "names and globs": (
-        *("op with a space", "op on a later line", "op in no style", "module with a space"),
-        *("module of dots", "class with a space", "reserved id", "id twice", "two ellipses"),
-    ),
-    "other files": ("missing file", "extends itself", "removed but never there", "no device", "no dtype"),
-}
 
 
 def fits(value: Any, schema: dict[str, Any]) -> bool:
@@ -100,13 +52,6 @@ def _object_fits(value: dict[str, Any], schema: dict[str, Any]) -> bool:
     return all(fits(item, known.get(key, other)) for key, item in value.items())
 
 
-def parsed(text: str) -> dict[str, Any] | None:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return None
-
-
 def test_the_file_is_what_the_tables_make() -> None:
     assert json_schema() == SCHEMA, "run python -m fxamp.policy.file.json_schema > policies/schema.json"
     assert {"if", "else", "enum", "anyOf"} <= set(re.findall(r'"(\w+)":', json.dumps(SCHEMA)))
@@ -125,6 +70,6 @@ def test_shipped_policies_fit(path: Path) -> None:
 
 
 def test_it_refuses_what_the_loader_refuses() -> None:
-    data = {case: parsed(text) for case, (text, *_) in (PLAIN | BROKEN).items()}
-    accepted = {case for case, content in data.items() if content is not None and fits(content, SCHEMA)}
-    assert accepted == {case for cases in BEYOND.values() for case in cases}
+    contents = {name: parsed(broken.text) for name, broken in BROKEN.items()}
+    accepted = {name for name, content in contents.items() if content is not None and fits(content, SCHEMA)}
+    assert accepted == {name for name, broken in BROKEN.items() if broken.beyond_schema}

@@ -1,139 +1,35 @@
-"""A corpus of broken policy files: each with the message it must give, at the line where the mistake stands."""
+"""Broken policy files: each has the message that it must give, at the line where the mistake stands."""
 
 from pathlib import Path
 
 import pytest
+from broken_policies import BROKEN, HEAD, RULE, Broken, parsed
 
 from fxamp.errors import PolicyError
 from fxamp.policy import Policy
 from fxamp.policy.file.lines import index_lines
 
-HEAD = 'lower_precision_fp = "float16"\n[match]\ndevice = "cpu"\n'  # three lines
-RULE = '[[rule]]\nid = "a"\ncast = "fp32"\nops = ["exp"]\n'  # four lines
-KEPT = '[[rule]]\nid = "a"\nkeep = "int8"\nregion = "kept"\nops = ["mm"]\n'  # five lines
 
-CHUNKS = '[[rule]]\nid = "cut"\nops = ["cross_entropy_loss"]\nchunks = 64\n'
-BROKEN = {
-    "unknown key": ('outptus = "keep"\n' + HEAD, 1, "unknown key 'outptus' in a policy file; .*did you mean 'outputs'"),
-    "unknown match key": (HEAD + 'devcie = "cpu"\n', 4, r"unknown key 'devcie' in \[match\]; .*did you mean 'device'"),
-    "unknown rule key": (HEAD + RULE + 'op = "log"\n', 8, r"unknown key 'op' in a \[\[rule\]\]; .*did you mean 'ops'"),
-    "unknown category": (HEAD + RULE.replace("fp32", "fp23"), 6, "cast = 'fp23' is unknown; .*did you mean 'fp32'"),
-    "unknown dtype": (HEAD.replace("float16", "flaot16"), 1, "lower_precision_fp = 'flaot16' .*did you mean 'float16'"),
-    "unsupported dtype": (
-        HEAD.replace("float16", "float32"),
-        1,
-        "'float32' is unknown; accepted: 'float16', 'bfloat16'",
-    ),
-    "unknown device": (HEAD.replace("cpu", "cud"), 3, "device = 'cud' is unknown; .*did you mean 'cuda'"),
-    "unknown outputs": ('outputs = "kept"\n' + HEAD, 1, "outputs = 'kept' is unknown; .*did you mean 'keep'"),
-    "placement is no key": (
-        'placement = "autocast"\n' + HEAD,
-        1,
-        "unknown key 'placement' in a policy file; accepted: extends, match, lower_precision_fp, .*, rule$",
-    ),
-    "variant is for shipped files": (
-        HEAD + '[variant]\nof = ["cpu-float16"]\n',
-        4,
-        "unknown key 'variant' in a policy file",
-    ),
-    "dtype is a number": (
-        "lower_precision_fp = 16\n",
-        1,
-        "lower_precision_fp = 16 has the wrong type; accepted: a string",
-    ),
-    "extends is a string": ('extends = "cpu.toml"\n' + HEAD, 1, "extends = 'cpu.toml' has .*: a list of strings"),
-    "match is a string": ('match = "cpu"\n', 1, "match = 'cpu' has the wrong type; accepted: a table"),
-    "rule is a table": (HEAD + '[rule]\nid = "a"\n', 4, r"rule = .* has the wrong type; accepted: .*each \[\[rule\]\]"),
-    "ops is a string": (HEAD + RULE.replace('["exp"]', '"exp"'), 7, "ops = 'exp' has the wrong type"),
-    "an op is a number": (HEAD + RULE.replace('["exp"]', '["exp", 3]'), 7, "ops = .*3.* has the wrong type"),
-    "why is a list": (HEAD + RULE + "why = []\n", 8, r"why = \[\] has the wrong type; accepted: a string"),
-    "not TOML": (HEAD + "[[rule]\n", 4, "not TOML: .*line 4"),
-    "unclosed string": (HEAD + RULE + 'why = "because\n', 8, "not TOML: "),
-    "ends too early": (HEAD + RULE + "why =", 8, "not TOML: "),
-    "key twice": (HEAD + RULE + 'cast = "fp32"\n', 8, "not TOML: .*overwrite"),
-    "id twice": (HEAD + RULE + RULE, 9, "id = 'a' is used twice; the first is on line 5"),
-    "empty id": (HEAD + RULE.replace('"a"', '""'), 5, "id = '' is empty"),
-    "no id": (HEAD + RULE.replace('id = "a"\n', ""), 4, r"this \[\[rule\]\] has no id; a rule needs id, cast, and"),
-    "no cast": (HEAD + RULE.replace('cast = "fp32"\n', ""), 4, "has no cast"),
-    "chunks is a word": (
-        HEAD + CHUNKS.replace("64", '"some"'),
-        7,
-        "chunks = 'some' is not accepted; accepted: 'auto', or",
-    ),
-    "no chunks": (
-        HEAD + CHUNKS.replace("64", "0"),
-        7,
-        "chunks = 0 is not accepted; accepted: 'auto', or a whole number",
-    ),
-    "chunks with cast": (HEAD + CHUNKS + 'cast = "fp32"\n', 8, "cast does not go with chunks"),
-    "chunks in the backward": (
-        HEAD + CHUNKS + 'region = "backward"\n',
-        8,
-        "region = 'backward' does not go with chunks",
-    ),
-    "gradients alone": (HEAD + RULE + 'gradients = "forward"\n', 8, "gradients goes with chunks"),
-    "unknown gradients": (
-        HEAD + CHUNKS + 'gradients = "forwards"\n',
-        8,
-        "gradients = 'forwards' .*did you mean 'forward'",
-    ),
-    "no ops": (
-        HEAD + RULE.replace('ops = ["exp"]\n', ""),
-        4,
-        "has no condition; a rule needs one at least of ops, modules,",
-    ),
-    "empty ops": (HEAD + RULE.replace('"exp"', ""), 7, r"ops = \[\] is empty"),
-    "op with a space": (HEAD + RULE.replace('"exp"', '"exp", "my op"'), 7, "'my op' is not an op name; accepted: 'mm'"),
-    "op on a later line": (HEAD + RULE.replace('"exp"', '\n"exp", # [\n"lo g",\n'), 9, "'lo g' is not an op name"),
-    "empty op": (HEAD + RULE.replace("exp", ""), 7, "'' is not an op name"),
-    "op in no style": (HEAD + RULE.replace("exp", "aten.mm.default.x"), 7, "'aten.mm.default.x' is not an op name"),
-    "version without sign": (HEAD + RULE + 'torch = "2.12"\n', 8, "'2.12' is not a version comparison; accepted: .*>="),
-    "version in words": (HEAD + RULE + 'torch = ">=2.11,new"\n', 8, "'new' is not a version comparison"),
-    "wild sign": (HEAD + RULE + 'torch = "~=2.12"\n', 8, "'~=2.12' is not a version comparison"),
-    "banned without advice": (HEAD + RULE.replace("fp32", "banned"), 4, "cast = 'banned' but no advice"),
-    "advice without ban": (HEAD + RULE + 'advice = "no"\n', 8, "advice is for cast = 'banned', .* cast = 'fp32'"),
-    "keep without region": (
-        HEAD + RULE + 'keep = "int8"\n',
-        8,
-        "keep goes with region = 'kept', .* region = 'forward'",
-    ),
-    "elements of an op": (HEAD + RULE + 'elements = ">4"\n', 8, "elements goes with region = 'kept'"),
-    "readers of an op": (HEAD + RULE + 'read_by = ["mm"]\n', 8, "read_by goes with region = 'kept'"),
-    "kept without keep": (HEAD + KEPT.replace('keep = "int8"\n', ""), 4, "has no keep; a rule needs id, keep, and"),
-    "unknown keep": (HEAD + KEPT.replace("int8", "int9"), 6, "keep = 'int9' is unknown; .*did you mean 'int8'"),
-    "cast of a kept value": (HEAD + KEPT + 'cast = "fp32"\n', 9, "cast is for rules on ops, .* goes with keep"),
-    "inputs of a kept value": (HEAD + KEPT + 'inputs = { self = "fp32" }\n', 9, "inputs is for rules on ops"),
-    "reduces of a kept value": (HEAD + KEPT + 'reduces = ">4"\n', 9, "reduces is for rules on ops"),
-    "small block": (HEAD + KEPT + "block = 8\n", 9, "block = 8 is too small; accepted: whole numbers from 16 on"),
-    "block of 16 bits": (
-        HEAD + KEPT.replace("int8", "bfloat16") + "block = 64\n",
-        9,
-        "block goes with keep = 'int8' or",
-    ),
-    "elements in words": (HEAD + KEPT + 'elements = "many"\n', 9, "'many' is not a size"),
-    "recompute at random": (
-        HEAD + KEPT.replace("int8", "recompute").replace('"mm"', '"mm", "dropout"'),
-        8,
-        "keep = 'recompute' of aten::dropout, which draws random numbers",
-    ),
-    "no dtype": (HEAD.partition("\n")[2], 1, "lower_precision_fp is not set: this is an op table, not a policy"),
-    "no device": ('lower_precision_fp = "float16"\n', 1, r"\[match\] device is not set"),
-    "missing file": (
-        "extends = [\n'cpu.toml',\n'cupu.toml']\n" + HEAD,
-        3,
-        "no file .*cupu.toml.*did you mean 'cpu.toml'",
-    ),
-    "extends itself": ('extends = ["broken.toml"]\n' + HEAD, 1, "in a circle: broken.toml -> broken.toml"),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_file_is_refused_at_its_line(case: str, tmp_path: Path) -> None:
-    text, line, message = BROKEN[case]
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_is_refused_at_its_line(broken: Broken, tmp_path: Path) -> None:
     path = tmp_path / "broken.toml"
-    path.write_text(text)
-    with pytest.raises(PolicyError, match=rf"broken\.toml:{line}: .*{message}"):
+    path.write_text(broken.text)
+    with pytest.raises(PolicyError, match=rf"broken\.toml:{broken.line}: .*{broken.message}") as caught:
         Policy.load(path)
+    assert all(line.startswith(f"{path}:") for line in str(caught.value).splitlines()), "one mistake, one line"
+    with pytest.raises(PolicyError, match=rf"(?m)^a name:{broken.line}: "):
+        Policy.loads(broken.text, "a name")
+
+
+def test_every_mistake_of_the_corpus_is_told_when_they_come_together(tmp_path: Path) -> None:
+    texts = [broken.text for broken in BROKEN.values()]
+    rules = [text.removeprefix(HEAD) for text in texts if text.startswith(HEAD + "[[rule]]\nid") and parsed(text)]
+    path = tmp_path / "broken.toml"
+    path.write_text(HEAD + "".join(text.replace('"a"', f'"a{at}"') for at, text in enumerate(rules)))
+    with pytest.raises(PolicyError) as caught:
+        Policy.load(path)
+    lines = [int(mistake.partition("broken.toml:")[2].partition(":")[0]) for mistake in str(caught.value).splitlines()]
+    assert len(lines) >= len(rules) > 60 and lines == sorted(lines)
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
