@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError, nearest
-from fxamp.kernels.small_floats import MULTIPLIERS
+from fxamp.kernels.small_floats import LAST, ROUNDS
 from fxamp.optim.precision.never_negative import is_negative_somewhere
 from fxamp.optim.precision.packed_tensor import PackedTensor, is_packed, unpacked
 from fxamp.optim.reading.layout import Layout
@@ -155,11 +155,9 @@ def streams(seed: int, members: Sequence[int]) -> Tensor:
 
 def _mixed(x: Any) -> Any:
     """Return the hash of :func:`fxamp.kernels.small_floats.mixed`, for uint32."""
-    x = x ^ (x >> np.uint32(16))
-    x = x * np.uint32(MULTIPLIERS[0])
-    x = x ^ (x >> np.uint32(15))
-    x = x * np.uint32(MULTIPLIERS[1] & 0xFFFFFFFF)
-    return x ^ (x >> np.uint32(16))
+    for shift, factor in ROUNDS:
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    return x ^ (x >> np.uint32(LAST))
 
 
 def parts_of(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
