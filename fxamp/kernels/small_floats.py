@@ -89,7 +89,7 @@ def successor(slot: int) -> int:
 
 
 def random_bits(like: Tensor, key: Tensor, slot: int) -> Tensor:
-    """int32 for each element of a flat tensor, random in its upper bits; ``slot`` tells apart what a key is used for."""
+    """int32 for each element of a flat tensor, random in its upper bits; ``slot`` tells apart the uses of a key."""
     index = torch.arange(like.shape[0], dtype=torch.int32, device=like.device)
     return mixed(index ^ key) * successor(slot)
 
@@ -124,7 +124,7 @@ def _encode(value: Tensor, scales: Tensor, key: Tensor, code: str, slot: int) ->
     # Codes are float32's leading bits; below the smallest normal value they count multiples of the quantum.
     small = torch.round(x * ((1 << shift) / form.quantum)).to(torch.int32)
     large = x.view(torch.int32) - (form.normal - (1 << 23))
-    codes = ((torch.where(x < form.least, small, large) + part) >> shift).clamp(max=form.top)
+    codes: Tensor = ((torch.where(x < form.least, small, large) + part) >> shift).clamp(max=form.top)
     if form.signed:
         return (codes | ((bits >> 24) & 0x80)).to(torch.uint8)
     return torch.maximum(codes, magnitude.clamp(max=1)).to(torch.uint8)
