@@ -10,9 +10,12 @@ Block-wise Quantization", arXiv 2110.02861; blocks of 256 and a wide range for s
     u5m3     no           5               3       2**-33; values above 0 never become 0
     e4m3fn   yes          4               3       2**-17; the bits are those of float8_e4m3fn
 
-Random bits are a hash (lowbias32, github.com/skeeto/hash-prospector) of the element's index and of a key. The key is a
+Random bits are a hash (triple32, github.com/skeeto/hash-prospector) of the element's index and of a key. The key is a
 hash of the parameter's stream and of the count of steps, which the step itself advances on the device: a replayed CUDA
-graph draws other bits each time. They are the same on every rank and in every implementation.
+graph draws other bits each time. They are the same on every rank and in every implementation. What else is rounded in
+an element takes the next products of that hash with a multiplier whose successive products are spread evenly (L'Ecuyer,
+"Tables of Linear Congruential Generators of Different Sizes and Good Lattice Structure", 1999): one instruction each,
+where a hash of its own takes eleven. A product's upper bits are the random ones.
 
 The functions below consist of ATen ops. They are registered as ops, so that they stay visible in a graph: a generated
 kernel has its own code for each, and Inductor fuses the ATen ops.
@@ -59,25 +62,36 @@ class Code:
 
 CODES = {"s3m4": Code(True, 3, 4, 0x7F), "u5m3": Code(False, 5, 3, 0xFF), "e4m3fn": Code(True, 4, 3, 0x7E)}
 
-MULTIPLIERS = (0x7FEB352D, 0x846CA68B - (1 << 32))
-NEXT = 0x9E3779B9 - (1 << 32)
+ROUNDS = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB))
+"""Of the hash: by how many bits a round shifts, and what it multiplies by; after the last one comes :data:`LAST`."""
+LAST = 14
+SUCCESSOR = 747796405
+"""Between the random bits of one element: its successive products, modulo 2**32, are spread evenly."""
 STRIDE = 0x85EBCA77 - (1 << 32)
 """By what the keys of two steps differ before they are hashed."""
 
 
+def signed(bits: int) -> int:
+    """The int32 with these 32 bits."""
+    return bits - (1 << 32) if bits >> 31 else bits
+
+
 def mixed(x: Tensor) -> Tensor:
-    """lowbias32 of int32; right shifts are made logical by a mask."""
-    x = x ^ ((x >> 16) & 0xFFFF)
-    x = x * MULTIPLIERS[0]
-    x = x ^ ((x >> 15) & 0x1FFFF)
-    x = x * MULTIPLIERS[1]
-    return x ^ ((x >> 16) & 0xFFFF)
+    """triple32 of int32; right shifts are made logical by a mask."""
+    for shift, factor in ROUNDS:
+        x = (x ^ ((x >> shift) & ((1 << (32 - shift)) - 1))) * signed(factor)
+    return x ^ ((x >> LAST) & ((1 << (32 - LAST)) - 1))
+
+
+def successor(slot: int) -> int:
+    """The factor, as int32, that leads from an element's hash to the random bits of a slot."""
+    return signed(pow(SUCCESSOR, slot, 1 << 32))
 
 
 def random_bits(like: Tensor, key: Tensor, slot: int) -> Tensor:
-    """int32 for each element of a flat tensor; ``slot`` tells apart what one key is used for."""
+    """int32 for each element of a flat tensor, random in its upper bits; ``slot`` tells apart the uses of a key."""
     index = torch.arange(like.shape[0], dtype=torch.int32, device=like.device)
-    return mixed(mixed(index ^ key) + NEXT * (slot + 1) % (1 << 31))
+    return mixed(index ^ key) * successor(slot)
 
 
 def _draw_key(count: Tensor, stream: Tensor) -> Tensor:
@@ -97,25 +111,23 @@ def _spread(scales: Tensor, like: Tensor) -> Tensor:
 
 def _encode(value: Tensor, scales: Tensor, key: Tensor, code: str, slot: int) -> Tensor:
     form = CODES[code]
+    bits = value.view(torch.int32)
+    magnitude = bits & 0x7FFFFFFF if form.signed else bits.clamp(min=0)
     # A power of two makes the block's largest magnitude 1.xxx, so x is exact, and a code's exponent is relative to it.
     exponents = _spread(scales, value).clamp(max=LARGEST)
-    x = value.abs() * ((254 - exponents) << 23).view(torch.float32)
+    x = magnitude.view(torch.float32) * ((254 - exponents) << 23).view(torch.float32)
     # What is added before the bits below a code are cut off: a half, or random bits of the same weight.
     shift = 23 - form.mantissa
-    if slot < 0:
-        share: Any = 0.5
-        part: Any = 1 << (shift - 1)
-    else:
-        bits = random_bits(value, key, slot)
-        share = ((bits >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24
-        part = (bits >> (32 - shift)) & ((1 << shift) - 1)
-    # Below the smallest normal value codes count multiples of the quantum; above, they are float32's leading bits.
-    small = torch.floor(x * (1.0 / form.quantum) + share).to(torch.int32)
-    large = ((x.view(torch.int32) - form.normal + part) >> shift) + (1 << form.mantissa)
-    magnitude = torch.where(x < form.least, small, large).clamp(max=form.top)
+    part: Any = 1 << (shift - 1)
+    if slot >= 0:
+        part = (random_bits(value, key, slot) >> (32 - shift)) & ((1 << shift) - 1)
+    # Codes are float32's leading bits; below the smallest normal value they count multiples of the quantum.
+    small = torch.round(x * ((1 << shift) / form.quantum)).to(torch.int32)
+    large = x.view(torch.int32) - (form.normal - (1 << 23))
+    codes: Tensor = ((torch.where(x < form.least, small, large) + part) >> shift).clamp(max=form.top)
     if form.signed:
-        return (magnitude | torch.where((value < 0) & (magnitude > 0), 0x80, 0)).to(torch.uint8)
-    return torch.where(value > 0, magnitude.clamp(min=1), 0).to(torch.uint8)
+        return (codes | ((bits >> 24) & 0x80)).to(torch.uint8)
+    return torch.maximum(codes, magnitude.clamp(max=1)).to(torch.uint8)
 
 
 def _decode(codes: Tensor, scales: Tensor, code: str) -> Tensor:
@@ -134,7 +146,7 @@ def _decode(codes: Tensor, scales: Tensor, code: str) -> Tensor:
 def _round_by_chance(value: Tensor, key: Tensor, slot: int) -> Tensor:
     # Sixteen random bits carry into the upper half as often as the lower half is large.
     bits = value.view(torch.int32)
-    rounded = ((bits + (random_bits(value, key, slot) & 0xFFFF)) >> 16).to(torch.int16).view(torch.bfloat16)
+    rounded = ((bits + ((random_bits(value, key, slot) >> 16) & 0xFFFF)) >> 16).to(torch.int16).view(torch.bfloat16)
     return torch.where(value.isnan(), torch.full((), float("nan"), dtype=torch.bfloat16, device=value.device), rounded)
 
 

@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxamp.kernels.small_floats import BLOCK, CODES, block_scales, decode, encode, random_bits, round_by_chance
+from fxamp.kernels.small_floats import (
+    BLOCK,
+    CODES,
+    block_scales,
+    decode,
+    draw_key,
+    encode,
+    random_bits,
+    round_by_chance,
+)
 
 KEY = torch.tensor(12345, dtype=torch.int32)
 DRAWS = 300
@@ -64,9 +73,9 @@ def test_what_is_above_zero_stays_above_zero_without_a_sign() -> None:
 
 @pytest.mark.parametrize("code", [*CODES, "bfloat16"])
 def test_rounding_by_chance_is_right_on_average(code: str) -> None:
-    """The mean of many draws is as far from the value as chance lets it be: 5 standard errors of 3,000 means."""
+    """The mean of many draws is as far from the value as chance lets it be: by 5 standard errors of all means."""
     value = values(code == "bfloat16" or CODES[code].signed)
-    keys = [torch.tensor(7919 * at + 3, dtype=torch.int32) for at in range(DRAWS)]
+    keys = [draw_key(torch.tensor(count, dtype=torch.int32), KEY) for count in range(DRAWS)]
     if code == "bfloat16":
         chosen = value != 0
         drawn = torch.stack([round_by_chance(value, key, 0).double() for key in keys])
@@ -78,7 +87,7 @@ def test_rounding_by_chance_is_right_on_average(code: str) -> None:
     spread = drawn.std(dim=0)
     chosen &= spread > 0
     error = (drawn.mean(dim=0) - value.double())[chosen] / (spread[chosen] / DRAWS**0.5)
-    assert error.mean().abs() < 5 / len(error) ** 0.5 and 0.9 < error.std() < 1.1
+    assert error.mean().abs() < 5 / len(error) ** 0.5 and (error.std() - 1).abs() < 5 / (2 * len(error)) ** 0.5
 
 
 def test_random_bits_differ_by_key_slot_and_index() -> None:
@@ -88,6 +97,31 @@ def test_random_bits_differ_by_key_slot_and_index() -> None:
     ]
     assert len(torch.cat(drawn).unique()) > 3990
     assert torch.equal(drawn[0], random_bits(like, torch.tensor(1 << 20, dtype=torch.int32), 0))
+
+
+def excess(*drawn: Tensor) -> float:
+    """By how many standard deviations Pearson's statistic of the drawn bits' upper bits is above that of chance."""
+    width = 8 // len(drawn)
+    cells = sum(((bits >> (32 - width)) & ((1 << width) - 1)).long() << (width * at) for at, bits in enumerate(drawn))
+    assert isinstance(cells, Tensor)
+    counts = torch.bincount(cells, minlength=256).double()
+    mean = counts.sum() / 256
+    return float(((counts - mean).square().sum() / mean - 255) / (2 * 255) ** 0.5)
+
+
+def test_random_bits_are_even_and_independent() -> None:
+    """Of one element's uses, of its neighbours, of successive steps, of two parameters: as even as chance lets be."""
+    like, streams = torch.empty(1 << 18), torch.tensor([3, 1 << 20], dtype=torch.int32)
+    keys = [draw_key(torch.tensor(count, dtype=torch.int32), streams[0]) for count in (0, 1, 2, 1000)]
+    other = draw_key(torch.tensor(0, dtype=torch.int32), streams[1])
+    for key in keys:
+        slots = [random_bits(like, key, slot) for slot in range(4)]
+        assert all(abs(excess(bits)) < 5 for bits in slots)
+        assert all(abs(excess(one, two)) < 5 for at, one in enumerate(slots) for two in slots[:at])
+        assert abs(excess(*slots)) < 5
+        assert all(abs(excess(bits, bits.roll(by))) < 5 for bits in slots[:2] for by in (1, 32, 256, 1 << 16))
+    for one, two in zip(keys, [*keys[1:], other], strict=True):
+        assert all(abs(excess(random_bits(like, one, slot), random_bits(like, two, slot))) < 5 for slot in range(3))
 
 
 def test_inf_and_nan_show_in_their_block_alone() -> None:

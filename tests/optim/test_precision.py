@@ -80,11 +80,10 @@ def test_machine_code_of_8_bit_state_spills_nothing_to_memory(dtype: torch.dtype
     (part,) = parts_of(guarded(optimizer))
     gm = part.traced.module
     inputs = kernel_inputs(gm)
-    text = step_text(gm, inputs, True, step_block(gm, True, TARGETS[arch].warp_size))
+    text = step_text(gm, inputs, True, step_block(TARGETS[arch].warp_size))
     code = machine_code(NAME, text, step_parameters(gm, inputs), STEP_OPTIONS, arch)
     assert code.spills == 0
-    if dtype is torch.float32:  # four elements a lane, which are 8 bytes of bfloat16
-        assert code.wide_loads and code.wide_stores
+    assert code.wide_loads and code.wide_stores
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -100,7 +100,7 @@ def test_machine_code_has_16_byte_accesses_and_no_spills(arch: str) -> None:
     """Of AdamW, clipped and unscaled: four tensors read and three written, 16 bytes at a time."""
     _, _, part = prepared(OPTIMIZERS["AdamW"])
     gm, inputs = part.traced.module, kernel_inputs(part.traced.module)
-    text = step_text(gm, inputs, True, step_block(gm, True, TARGETS[arch].warp_size))
+    text = step_text(gm, inputs, True, step_block(TARGETS[arch].warp_size))
     code = machine_code(NAME, text, step_parameters(gm, inputs), STEP_OPTIONS, arch)
     assert code == MachineCode(wide_loads=8, wide_stores=6, spills=0)
 

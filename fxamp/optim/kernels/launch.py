@@ -64,8 +64,7 @@ class StepKernel:
 
     def __init__(self, gm: GraphModule, inputs: StepInputs, target: StepTarget) -> None:
         self._target = target
-        blocks = {aligned: step_block(gm, aligned) for aligned in (True, False)}
-        self.texts = {aligned: step_text(gm, inputs, aligned, block) for aligned, block in blocks.items()}
+        self.texts = {aligned: step_text(gm, inputs, aligned, step_block()) for aligned in (True, False)}
         self.scalars = scalars_text(gm, inputs)
         self._cells = len(prepared_nodes(gm))
         values = [(node.meta["val"], name) for node, name in inputs.cells.items()]

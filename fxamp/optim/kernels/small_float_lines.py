@@ -1,17 +1,18 @@
 """The ops of :mod:`fxamp.kernels.small_floats` as lines of generated Triton code, with the same results bit for bit."""
 
-from fxamp.kernels.small_floats import BLOCK, CODES, LARGEST, MULTIPLIERS, NEXT, STRIDE
+from fxamp.kernels.small_floats import BLOCK, CODES, LARGEST, LAST, ROUNDS, STRIDE, signed, successor
 
 
 def mixed_lines(name: str) -> list[str]:
     """Return lines that hash the int32 with this name, in place."""
-    return [
-        f"{name} = {name} ^ (({name} >> 16) & 0xFFFF)",
-        f"{name} = {name} * {MULTIPLIERS[0]}",
-        f"{name} = {name} ^ (({name} >> 15) & 0x1FFFF)",
-        f"{name} = {name} * ({MULTIPLIERS[1]})",
-        f"{name} = {name} ^ (({name} >> 16) & 0xFFFF)",
+    rounds = [
+        line for shift, factor in ROUNDS for line in (_shifted(name, shift), f"{name} = {name} * ({signed(factor)})")
     ]
+    return [*rounds, _shifted(name, LAST)]
+
+
+def _shifted(name: str, shift: int) -> str:
+    return f"{name} = {name} ^ (({name} >> {shift}) & {(1 << (32 - shift)) - 1:#x})"
 
 
 def key_lines(name: str, count: str, stream: str) -> list[str]:
@@ -29,8 +30,7 @@ def random_lines(name: str, key: str, slot: int) -> list[str]:
     return [
         f"{name} = (first + offsets).to(tl.int32) ^ {key}",
         *mixed_lines(name),
-        f"{name} = {name} + {NEXT * (slot + 1) % (1 << 31)}",
-        *mixed_lines(name),
+        *([f"{name} = {name} * ({successor(slot)})"] if slot else []),
     ]
 
 
@@ -51,26 +51,28 @@ def spread(scales: str, block: int) -> str:
 
 
 def encode_lines(name: str, value: str, scales: str, key: str, code: str, slot: int, block: int) -> list[str]:
-    """Return lines that encode values, as int32."""
+    """Return lines that encode values, as int32.
+
+    A product with a power of two makes a code's smallest normal value float32's, so that its leading bits are codes, of
+    subnormal values too.
+    """
     form = CODES[code]
     shift = 23 - form.mantissa
     lines = [
         f"{name}_factors = ((254 - tl.minimum({scales}, {LARGEST})) << 23).to(tl.float32, bitcast=True)",
-        f"{name}_x = tl.abs({value}) * {spread(f'{name}_factors', block)}",
+        f"{name}_bits = {value}.to(tl.int32, bitcast=True)",
+        f"{name}_magnitude = {f'{name}_bits & 0x7FFFFFFF' if form.signed else f'tl.maximum({name}_bits, 0)'}",
+        f"{name}_x = {name}_magnitude.to(tl.float32, bitcast=True) * {spread(f'{name}_factors', block)}",
+        f"{name}_x = ({name}_x * {2.0**-126 / form.least!r}).to(tl.int32, bitcast=True)",
     ]
-    share, part = "0.5", str(1 << (shift - 1))
+    part = str(1 << (shift - 1))
     if slot >= 0:
         lines += random_lines(f"{name}_random", key, slot)
-        share = f"(({name}_random >> 8) & 0xFFFFFF).to(tl.float32) * {2.0**-24!r}"
         part = f"(({name}_random >> {32 - shift}) & {(1 << shift) - 1})"
-    lines += [
-        f"{name}_small = ({name}_x * {1.0 / form.quantum!r} + {share}).to(tl.int32)",
-        f"{name}_large = ({name}_x.to(tl.int32, bitcast=True) + ({part} - {form.normal - (1 << 23)})) >> {shift}",
-        f"{name}_found = tl.minimum(tl.where({name}_x < {form.least!r}, {name}_small, {name}_large), {form.top})",
-    ]
+    lines.append(f"{name}_codes = tl.minimum(({name}_x + {part}) >> {shift}, {form.top})")
     if form.signed:
-        return [*lines, f"{name} = {name}_found | tl.where(({value} < 0) & ({name}_found > 0), 0x80, 0)"]
-    return [*lines, f"{name} = tl.where({value} > 0, tl.maximum({name}_found, 1), 0)"]
+        return [*lines, f"{name} = {name}_codes | (({name}_bits >> 24) & 0x80)"]
+    return [*lines, f"{name} = tl.maximum({name}_codes, tl.minimum({name}_magnitude, 1))"]
 
 
 def decode_lines(name: str, codes: str, scales: str, code: str, block: int) -> list[str]:
@@ -91,6 +93,6 @@ def chance_lines(name: str, value: str, key: str, slot: int) -> list[str]:
     return [
         *random_lines(f"{name}_random", key, slot),
         f"{name}_bits = {value}.to(tl.int32, bitcast=True)",
-        f"{name}_up = (({name}_bits + ({name}_random & 0xFFFF)) >> 16) << 16",
+        f"{name}_up = (({name}_bits + (({name}_random >> 16) & 0xFFFF)) >> 16) << 16",
         f"{name} = tl.where({value} != {value}, 0x7FC00000, {name}_up).to(tl.float32, bitcast=True)",
     ]

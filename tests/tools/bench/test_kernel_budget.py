@@ -38,12 +38,11 @@ GOALS = {
     "AdamW, 8bit state": 0.85,
     "AdamW, bfloat16 state, stochastic": 0.75,
     "AdamW, 8bit state, stochastic": 0.75,
+    "AdamW, bfloat16, 8bit state, stochastic": 0.75,
 }
-#: Its 10 bytes an element leave no time for its random bits: what it can reach, and what forbids more.
-FORBIDDEN = {"AdamW, bfloat16, 8bit state, stochastic": (0.4, "bytes in flight")}
 #: Kernels that handle no elements.
 SMALL = ("scale update", "AdamW, 0-dim values")
-ALL = (*GOALS, *FORBIDDEN, *SMALL)
+ALL = (*GOALS, *SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +79,6 @@ def _order(row: dict[str, Any]) -> tuple[Any, ...]:
 def test_an_h100_s_bandwidth_can_be_used(kernel: str, aligned: bool) -> None:
     (row,) = accepted("sm_90", device="H100", kernel=kernel, aligned=aligned)
     assert row["bound"] >= GOALS[kernel], row["limit"]
-
-
-@pytest.mark.parametrize("kernel", FORBIDDEN)
-def test_what_cannot_use_it_says_which_unit_forbids_it(kernel: str) -> None:
-    least, limit = FORBIDDEN[kernel]
-    for row in accepted("sm_90", device="H100", kernel=kernel):
-        assert row["bound"] >= least and row["limit"] == limit
 
 
 @pytest.mark.parametrize("arch", ARCHS)

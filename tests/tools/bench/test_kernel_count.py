@@ -96,6 +96,14 @@ def test_loads_that_are_waited_for_together_answer_together() -> None:
     assert together == pytest.approx(2 * apart, rel=0.02)
 
 
+def test_a_store_is_waited_for_until_its_operands_are_read() -> None:
+    """So a block of two accesses takes as long as one of one, whichever of them is waited for."""
+    plain = 2 * bound(made([LOAD, USE]), H100).shares["bytes in flight"]
+    store = Instruction("STG.E.128", 6, Unit.MEMORY, busy=4, width=16, reads=("barrier 0",), far=True)
+    assert bound(made([LOAD, USE, store, USE]), H100).shares["bytes in flight"] == pytest.approx(plain, rel=0.05)
+    assert bound(made([LOAD, store, USE]), H100).shares["bytes in flight"] == pytest.approx(plain, rel=0.01)
+
+
 def test_the_command_prints_a_table_or_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from fxamp.tools.bench.cost.kernels.devices import LOADED, Device
 from fxamp.tools.bench.cost.kernels.instruction import Instruction
 from fxamp.tools.bench.cost.kernels.sections import Section
 
-#: Clocks until shared memory, a conversion or a special function has answered.
+#: Clocks until shared memory, a conversion or a special function has answered, or operands of a store have been read.
 _ANSWER = 30.0
 
 
@@ -77,7 +77,10 @@ def _warps(count: Count, device: Device) -> int:
 
 
 def _duration(count: Count, device: Device) -> float:
-    """Return the clocks of a program's warp that has its scheduler to itself."""
+    """Return the clocks of a program's warp that has its scheduler to itself.
+
+    What waits for a counter waits for all that raised it before, in order.
+    """
     raised: dict[str, list[float]] = defaultdict(list)
     now = 0.0
     order = [
@@ -89,7 +92,9 @@ def _duration(count: Count, device: Device) -> float:
             for counter, still in instruction.waits:
                 if len(raised[counter]) > still:
                     now = max(now, raised[counter][-1 - still])
-            for counter in instruction.signals:
-                raised[counter].append(now + (answer * LOADED if instruction.far else _ANSWER))
+            answered = now + (answer * LOADED if instruction.far else _ANSWER)
+            ends = dict.fromkeys(instruction.reads, now + _ANSWER) | dict.fromkeys(instruction.signals, answered)
+            for counter, end in ends.items():
+                raised[counter].append(max([end, *raised[counter][-1:]]))
             now += instruction.clocks
     return now

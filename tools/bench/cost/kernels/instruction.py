@@ -26,7 +26,8 @@ class Instruction:
         busy: how many of the unit's results a clock it takes: 1 for most.
         clocks: until the same warp can issue its next instruction.
         width: bytes that a lane moves between registers and memory of any kind; 0 for other instructions.
-        signals: the counters that it raises until it is done.
+        signals: the counters that it raises until what it asked for has answered.
+        reads: the counters that it raises until its operands have been read; a store asks for nothing else.
         waits: counters, each with the number that may still be raised when this instruction is issued.
         far: whether memory answers it; else shared memory or another unit does.
         spill: whether it moves a register to or from the stack.
@@ -40,6 +41,7 @@ class Instruction:
     clocks: float = 1.0
     width: int = 0
     signals: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
     waits: tuple[tuple[str, int], ...] = ()
     far: bool = False
     spill: bool = False

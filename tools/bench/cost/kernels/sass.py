@@ -96,7 +96,7 @@ def _instruction(text: str, line: int, upper: int, wide: bool) -> Instruction:
     width = next((size for mark, size in _BITS.items() if mark in opcode), 4) if unit is Unit.MEMORY else 0
     control = upper >> 41
     written, read, waits = (control >> 5) & 7, (control >> 8) & 7, (control >> 11) & 63
-    signals = tuple(f"barrier {barrier}" for barrier in (written, read) if barrier != 7)
+    signals, reads = ((f"barrier {at}",) if at != 7 else () for at in (written, read))
     return Instruction(
         opcode=opcode,
         line=line,
@@ -105,6 +105,7 @@ def _instruction(text: str, line: int, upper: int, wide: bool) -> Instruction:
         clocks=max(1, control & 15),
         width=width,
         signals=signals,
+        reads=reads,
         waits=tuple((f"barrier {at}", 0) for at in range(6) if waits >> at & 1),
         far=base in _FAR or base in ("STG", "ST"),
         spill=base in ("LDL", "STL"),

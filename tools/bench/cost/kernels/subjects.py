@@ -150,7 +150,7 @@ def _steps(name: str, step: Step) -> list[Subject]:
             ideal += (1 + writes) * value.itemsize / (BLOCK if value.dtype is SCALES else 1)
 
     def program(aligned: bool, wave: int) -> Program:
-        block = step_block(gm, aligned, wave)
+        block = step_block(wave)
         return Program(NAME, step_text(gm, inputs, aligned, block), step_parameters(gm, inputs), 2, STEP_OPTIONS, block)
 
     own = [Subject(name, aligned, ideal, partial(program, aligned)) for aligned in (True, False)]
