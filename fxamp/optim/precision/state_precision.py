@@ -10,11 +10,7 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError, nearest
-<<<<<<< HEAD:fxamp/optim/precision/state_precision.py
 from fxamp.kernels.small_floats import mixed
-=======
-from fxamp.kernels.small_floats import LAST, ROUNDS
->>>>>>> h25:fxamp/optim/precision/packing.py
 from fxamp.optim.precision.never_negative import is_negative_somewhere
 from fxamp.optim.precision.packed_tensor import PackedTensor, is_packed, unpacked
 from fxamp.optim.reading.layout import Layout
@@ -151,22 +147,9 @@ def _form(value: Tensor) -> str:
 
 def streams(seed: int, members: Sequence[int]) -> Tensor:
     """Return what tells apart the random bits of parameters: an int32 for each, from seed and position."""
-<<<<<<< HEAD:fxamp/optim/precision/state_precision.py
     place = torch.tensor(members, dtype=torch.int32, device="cpu")
     start = torch.tensor(seed * 0x9E3779B1 + 1 & 0xFFFFFFFF, device="cpu").to(torch.int32)  # modulo 2**32
     return mixed(mixed(place + 1) ^ mixed(start))
-=======
-    place = np.asarray(members, dtype=np.uint32)
-    start = np.full_like(place, (seed * 0x9E3779B1 + 1) & 0xFFFFFFFF)
-    return torch.from_numpy(_mixed(_mixed(place + np.uint32(1)) ^ _mixed(start)).view(np.int32))
-
-
-def _mixed(x: Any) -> Any:
-    """Return the hash of :func:`fxamp.kernels.small_floats.mixed`, for uint32."""
-    for shift, factor in ROUNDS:
-        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
-    return x ^ (x >> np.uint32(LAST))
->>>>>>> h25:fxamp/optim/precision/packing.py
 
 
 def parts_of(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
