@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ pytest.importorskip("triton", reason="machine code needs triton's compiler")
 from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.cost.kernels import subjects as subjects_module
 from fxamp.tools.bench.cost.kernels.bound import bound
-from fxamp.tools.bench.cost.kernels.count import Count
+from fxamp.tools.bench.cost.kernels.count import Count, count
 from fxamp.tools.bench.cost.kernels.devices import DEVICES, LOADED
 from fxamp.tools.bench.cost.kernels.instruction import Block, Instruction, Unit
 from fxamp.tools.bench.cost.kernels.sections import Section, by_section, sections
@@ -30,6 +31,14 @@ def kernel():
 """
 LOAD = Instruction("LDG.E.128", 6, Unit.MEMORY, busy=4, width=16, signals=("barrier 0",), far=True)
 USE = Instruction("FADD", 6, Unit.FP32, waits=(("barrier 0", 0),))
+
+
+def test_the_count_is_of_its_own_text_not_of_an_equal_kernel_in_tritons_cache() -> None:
+    (program,) = (one.program(32) for one in subjects_module.subjects() if one.name == "scale update")
+    assert '"""' in program.text
+    renamed = replace(program, text=program.text.replace('"""', '"""Another docstring. ', 1))
+    codes = [count(one, "sm_90").code for one in (program, renamed)]
+    assert codes[0] == codes[1] and any(codes[0].values())
 
 
 def test_sections_are_told_by_indentation() -> None:
