@@ -214,7 +214,8 @@ def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = Fa
     def start() -> Run:
         torch._dynamo.reset()
         module, inputs = build(program, Flavour.ALONE)
-        compiled = torch.compile(module, backend=setting.lowering)
+        whole = setting.schedule == "rewritten"
+        compiled = torch.compile(module, backend="eager" if whole else setting.lowering, fullgraph=whole)
         call = _under_autocast(compiled, program) if ambient else compiled
         return Run(call, module, inputs, _scaler(setting), start, compiled if setting.ambient else None)
 
@@ -255,6 +256,8 @@ def run_compiled(program: Program, setting: Setting) -> Outcome:
     def start(scale: float = _SCALE) -> Run:
         torch._dynamo.reset()
         module, inputs = build(program)
+        if setting.schedule == "rewritten":
+            return Run(fxamp.rewrite(module, inputs, setting.policy(program.lower)), module, inputs)
         options: dict[str, Any] = {"policy": setting.policy(program.lower), "lowering": setting.lowering}
         scaler = fxamp.GradScaler("cpu", init_scale=scale) if setting.scaled else None
         if scaler is not None:
@@ -335,7 +338,12 @@ def compared(got: Outcome, wanted: Outcome, plain: Outcome, setting: Setting) ->
 
 
 def _result_dtypes(captured: torch.dtype, autocast: torch.dtype, setting: Setting) -> set[torch.dtype]:
-    """What may leave a graph: the captured dtype, or what holds it and autocast's; float32 where a loss is scaled."""
+    """What may leave a graph: the captured dtype, or what holds it and autocast's; float32 where a loss is scaled.
+
+    A rewritten program returns autocast's.
+    """
+    if setting.schedule == "rewritten":
+        return {autocast}
     wide = torch.promote_types(captured, autocast)
     narrow = {autocast} if captured.itemsize == 2 else set()
     return {wide, torch.promote_types(wide, torch.float32), *narrow} if setting.scaled else {wide, *narrow}

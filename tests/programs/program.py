@@ -112,6 +112,7 @@ SCHEDULES = {
     "apart": "a backward for each result that is used",
     "threads": "two threads call at once, each with inputs of its own",
     "train": "four steps of an optimizer",
+    "rewritten": "one call of fxamp.rewrite's module, one backward",
     "restart": "the same, in a new process after the second: all state is saved and loaded",
 }
 

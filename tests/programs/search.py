@@ -140,7 +140,8 @@ def check(case: Case) -> None:
 def _message(case: Case) -> str:
     setting = case.setting
     compare = chunk_differences if setting.chunks else restart_differences if setting.compiled else differences
-    found = compare(case.program, setting)
+    with warnings.catch_warnings(action="ignore"):
+        found = compare(case.program, setting)
     return "\n".join([*found, "", script(case)]) if found else ""
 
 

@@ -15,7 +15,18 @@ T = TypeVar("T")
 _SHAPES = ((4, 8), (8, 8), (2, 4, 8))
 _LOWER = (torch.bfloat16, torch.float16)
 _LOWERINGS = ("aot_eager", "eager")
-_SCHEDULES = (*["once"] * 6, "again", "together", "larger", "apart", "train", "restart", "threads", "evaluated")
+_SCHEDULES = (
+    *["once"] * 6,
+    "again",
+    "together",
+    "larger",
+    "apart",
+    "train",
+    "restart",
+    "threads",
+    "evaluated",
+    "rewritten",
+)
 #: All results, none, one of the first four, or any.
 _USED = (ALL, ALL, ALL, 0b0001, 0b0010, 0b0100, 0b1000, 0b0101, 0b0011, 0b1110, 0)
 _DTYPES = (*[torch.float32] * 6, torch.bfloat16, torch.float16)
@@ -75,6 +86,8 @@ def _setting(draw: Draw, focus: Focus) -> Setting:
     lowering, says = draw(st.sampled_from(focus.options(_LOWERINGS))), draw(st.sampled_from(speakers))
     used = draw(st.sampled_from(_USED))
     setting = Setting(lowering, says == "ambient", schedule, scaled, factor, used, says == "own")
+    if schedule == "rewritten":
+        return Setting("eager", schedule=schedule, used=used)
     if schedule == "restart":
         setting = replace(setting, compiled=draw(st.sampled_from(focus.options(_OPTIMIZERS))))
     return _in_chunks(draw, focus, setting) if focus.has("loss_of_layer") else setting

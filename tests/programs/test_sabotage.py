@@ -1,7 +1,10 @@
 """The random programs find what is broken on purpose, within the numbers that the suite runs."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from importlib import import_module
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -12,14 +15,25 @@ from programs.program import Declaration, Line, Program, Setting, Text
 from programs.search import Shrink, search
 from programs.strategy import Focus
 from torch._dynamo.backends import common
+from torch.fx import Interpreter
+from torch.optim import Optimizer
 
 from fxamp.backend import policy_choice
 from fxamp.backend.policy_choice import Choice
-from fxamp.passes.forward import insert_casts
-from fxamp.passes.shared import autocast_regions
+from fxamp.passes.forward import expand_composites, insert_casts
+from fxamp.passes.shared import autocast_regions, linear_losses
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import CastWriter
+from fxamp.passes.step.pack_state import COUNT
 from fxamp.pipeline.layouts import TracedLayouts
+
+capture, lower, wrappers, writer, run, linear_cross_entropy = (
+    import_module(f"fxamp.{name}")
+    for name in (
+        "capture.dynamo", "capture.lower", "graph.wrappers", "graph.writer", "pipeline.run",
+        "kernels.linear_cross_entropy",
+    )
+)  # fmt: skip
 
 
 def remove_a_cast(patch: pytest.MonkeyPatch) -> None:
@@ -77,6 +91,53 @@ def forget_the_training(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(policy_choice, "follows_autocast", lambda caller, parameters=(): False)
 
 
+def hide_data(patch: pytest.MonkeyPatch) -> None:
+    """``.data`` is traced as it runs: no op of the graph."""
+    patch.setattr(wrappers, "is_data", lambda node: False)
+    patch.setattr(lower._Lowering, "_traced", lambda self, node: Interpreter.run_node(self, node))
+
+
+def lose_sizes(patch: pytest.MonkeyPatch) -> None:
+    """A size that depends on values has a new name for everyone who traces it."""
+    patch.setattr(lower, "rebind_sizes", lambda *given: None)
+    patch.setattr(writer, "rebind_sizes", lambda *given: None)
+    patch.setattr(run, "dropped_sizes", lambda *given: nullcontext())
+
+
+def keep_questions(patch: pytest.MonkeyPatch) -> None:
+    """What asks for a number stays in a decomposition: whether cuDNN takes a tensor."""
+    patch.setattr(expand_composites, "is_answered", lambda node: False)
+
+
+def require_results(patch: pytest.MonkeyPatch) -> None:
+    """A graph without results cannot be captured."""
+    patch.setattr(capture, "returning_nothing", nullcontext)
+
+
+def drop_a_gradient(patch: pytest.MonkeyPatch) -> None:
+    """A loss in chunks treats probabilities as constants."""
+    patch.setattr(linear_cross_entropy, "_whole", lambda *given: linear_cross_entropy._Losses.apply(*given))
+
+
+def round_doubles(patch: pytest.MonkeyPatch) -> None:
+    """A loss in chunks is computed in float32, whatever converts its logits."""
+    patch.setattr(linear_losses, "_keeps_values", lambda node: True)
+    patch.setattr(linear_losses, "_COMPUTED", (*linear_losses._COMPUTED, torch.float64))
+
+
+def forget_the_steps(patch: pytest.MonkeyPatch) -> None:
+    """A restart begins to count the steps that key random bits at zero."""
+    save = Optimizer.state_dict
+
+    def without(optimizer: Optimizer) -> dict[str, Any]:
+        state = save(optimizer)
+        for entry in state["state"].values():
+            entry.pop(COUNT, None)
+        return state
+
+    patch.setattr(Optimizer, "state_dict", without)
+
+
 SABOTAGES = (remove_a_cast, scale_a_gradient, skip_a_region, overlook_regions)
 
 
@@ -84,6 +145,31 @@ SABOTAGES = (remove_a_cast, scale_a_gradient, skip_a_region, overlook_regions)
 def test_sabotage_is_found(sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     sabotage(monkeypatch)
     assert any(search([number], shrink=Shrink.NO).failures for number in range(100, 148))
+
+
+#: Faults of few programs, and the focus that finds each.
+FOCUSED = {
+    share_a_cast: Focus(("two_layers", "pointwise", "linear"), longest=6),
+    forget_the_training: Focus(("linear", "pointwise", "product"), ("evaluated", "ambient"), 6),
+    hide_data: Focus(("linear", "data_read", "data_write")),
+    lose_sizes: Focus(("linear", "masked", "pointwise")),
+    keep_questions: Focus(("recurrent", "linear"), ("once", "eager"), 3),
+    require_results: Focus(("view",), ("rewritten",), 1),
+    drop_a_gradient: Focus(("linear", "pointwise", "loss_of_layer"), ("chunks",), 3),
+    round_doubles: Focus(("linear", "pointwise", "loss_of_layer"), ("chunks",), 3),
+    forget_the_steps: Focus(("linear", "pointwise"), ("restart", "compiled-lean"), 4),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("sabotage", FOCUSED)
+def test_a_focus_finds_what_few_programs_hold(
+    sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sabotage(monkeypatch)
+    wrong = list(islice((n for n in range(60) if search([n], FOCUSED[sabotage], Shrink.NO).failures), 1))
+    monkeypatch.undo()
+    assert wrong and not search(wrong, FOCUSED[sabotage], Shrink.NO).failures
 
 
 #: An activation that two products read.

@@ -53,8 +53,8 @@ def reduction(d: Draft) -> None:
 _VIEWS = (
     "{}[0]", "{}[1:]", "{}[..., :4]", "{}.t()", "{}.view(-1)", "{}.unsqueeze(0)", "{}[None, 0]", "{}.transpose(0, -1)",
     "{}.reshape(-1, 4)", "{}.flatten()", "{}.squeeze()", "{}.diagonal()", "{}.expand(2, *{}.shape)",
-    "{}.movedim(0, -1)", "{}.unflatten(-1, (2, -1))", "{}.narrow(0, 0, 1)", "{}[::2]", "{}.view_as({})",
-    "{}.as_strided((2, 2), (2, 1))",
+    "{}.movedim(0, -1)", "{}.T", "{}.mT", "{}.H", "{}.unflatten(-1, (2, -1))", "{}.narrow(0, 0, 1)", "{}[::2]",
+    "{}.view_as({})", "{}.as_strided((2, 2), (2, 1))",
 )  # fmt: skip
 
 

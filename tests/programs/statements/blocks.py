@@ -32,7 +32,7 @@ def graph_break(d: Draft) -> None:
     With a scaler values of 16 bits cross in float32 under autocast too, whoever made them. A program that says by its
     regions what is cast must say so in its first graph.
     """
-    if d.place.depth or (d.setting.ambient and d.setting.scaled) or d.setting.own:
+    if d.place.depth or (d.setting.ambient and d.setting.scaled) or d.setting.own or d.setting.schedule == "rewritten":
         raise Unfit
     wider = {} if d.setting.ambient else _wider(d)
     widened = "".join(f"; {name} = {name}.to({dtype})" for name, dtype in wider.items())

@@ -71,7 +71,10 @@ def inference(d: Draft) -> None:
 
 _SIZES = (
     "{0} * torch.tensor({0}.shape[-1])", "{0} / torch.tensor(float({0}.shape[0]))",
-    "{0} + torch.tensor([{0}.shape[0], 2]).sum()", "{0} * torch.as_tensor({0}.size(0), dtype=torch.float32)",
+    "{0} + torch.tensor([{0}.shape[0], 2]).sum()", "{0} * torch.tensor({0}.shape[0])",
+    "{0} * torch.tensor({0}[::2].shape[0], dtype=torch.float32)",
+    "{0} * torch.tensor(F.interpolate({0}.float()[None, None], scale_factor=0.5).shape[2])",
+    "{0} * torch.as_tensor({0}.size(0), dtype=torch.float32)",
 )  # fmt: skip
 
 
@@ -105,6 +108,26 @@ def cell(d: Draft) -> None:
     for _ in range(2):
         first, second = d.let_several(f"torch.lstm_cell({x}, ({state[0]}, {state[1]}), {weights})", 2)
         state = first, second
+
+
+_LAYERS = (
+    "torch.gru({}, {}, ({}), True, 1, 0.0, False, False, True)[0]",
+    "torch.rnn_tanh({}, {}, ({}), True, 1, 0.0, False, False, True)[0]",
+    "torch.lstm({0}, ({1}, {1}), ({2}), True, 1, 0.0, False, False, True)[0]",
+)
+
+
+@statement()
+def recurrent(d: Draft) -> None:
+    """What nn.GRU, nn.RNN and nn.LSTM call. AOTAutograd takes their cells, which add up in another order."""
+    if d.setting.lowering != "eager" or d.place.body or d.place.region:
+        raise Unfit
+    x = d.ranked(3)
+    rows, _, size = d.shape(x)
+    code = d.pick(_LAYERS)
+    gates = 4 * (3 if "gru" in code else 4 if "lstm" in code else 1)
+    weights = ", ".join((d.parameter(gates, size), d.parameter(gates, 4), d.parameter(gates), d.parameter(gates)))
+    d.let(code.format(x, f"torch.zeros(1, {rows}, 4)", weights))
 
 
 _MASKED = (
