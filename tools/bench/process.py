@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar
 
 from fxamp.errors import FxampError
+from fxamp.tools.common.silence import one_line
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -115,7 +116,7 @@ def serve() -> int:
             function, arguments, named = pickle.load(calls)
             _answer(to, True, function(measured, *arguments, **named))
     except Exception as error:
-        _answer(to, False, str(error) if isinstance(error, FxampError) else error_line(error))
+        _answer(to, False, str(error) if isinstance(error, FxampError) else one_line(error))
         raise
     return 0
 
@@ -123,12 +124,6 @@ def serve() -> int:
 def _answer(to: BinaryIO, works: bool, value: Any) -> None:
     pickle.dump((works, value), to)
     to.flush()
-
-
-def error_line(error: Exception) -> str:
-    """Return the class of an error and the first line of its message."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    return f"{type(error).__name__}: {first}"
 
 
 if __name__ == "__main__":

@@ -54,29 +54,36 @@ def one_of(*accepted: str) -> Callable[[str], str]:
     return check
 
 
-def positive(text: str) -> int:
-    """An argparse ``type``: a whole number, 1 or more."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
+def _whole(least: int) -> Callable[[str], int]:
+    """Return an argparse ``type``: a whole number, ``least`` or more."""
+
+    def check(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+        return int(text)
+
+    return check
 
 
-def natural(text: str) -> int:
-    """An argparse ``type``: a whole number, 0 or more."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
-    return int(text)
+positive, natural = _whole(1), _whole(0)
 
 
-def positive_number(text: str) -> float:
-    """An argparse ``type``: a number greater than 0, and finite."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number greater than 0")
-    return value
+def number(accepted: str, holds: Callable[[float], bool]) -> Callable[[str], float]:
+    """Return an argparse ``type``: a finite number for which ``holds``; ``accepted`` are the words for such numbers."""
+
+    def check(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or not holds(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {accepted}")
+        return value
+
+    return check
+
+
+positive_number = number("a number greater than 0", lambda value: value > 0)
 
 
 def guarded(prog: str, run: Callable[[], int | None]) -> int:

@@ -179,7 +179,7 @@ def test_a_contender_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
     fine = Measured("eager-float32", "eager float32", seconds=(1.0, 2.0), losses=(1.0,))
     comparison = Comparison(PLAN, {"device": "d"}, "fxamp", "eager-float32", (fine, failed))
     assert "fxamp failed: RuntimeError: no" in table(comparison)
-    assert comparison.step_ratio(fine) is None and "No ratios" in table(comparison)
+    assert comparison.time_ratio(fine) is None and "No ratios" in table(comparison)
 
 
 def test_ratios_are_taken_round_by_round() -> None:
@@ -187,7 +187,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     base = Measured("a", "a", seconds=(1.0, 3.0, 1.0), losses=(1.0,))
     other = Measured("b", "b", seconds=(2.0, 6.0, 2.0), losses=(1.5,))
     comparison = Comparison(PLAN, {"device": "d"}, "a", "a", (base, other))
-    ratio = comparison.step_ratio(other)
+    ratio = comparison.time_ratio(other)
     assert ratio is not None and (ratio.low, ratio.median, ratio.high) == (2.0, 2.0, 2.0)
     assert comparison.loss_distance(other) == 0.5
     assert vars(spread([4.0, 1.0, 3.0, 2.0, 5.0])) == {"low": 2.0, "median": 3.0, "high": 4.0}

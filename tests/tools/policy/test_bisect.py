@@ -122,30 +122,6 @@ def test_overflowing_gradients_lower_the_scale(tmp_path: Path, capsys: pytest.Ca
     assert status == 0 and "the policy meets the tolerance as it is" in err and "output error" not in err
 
 
-REFUSALS = {
-    "no batches": ("model = torch.nn.Linear(2, 2)\nbatches = []", (), "batches holds no batch"),
-    "nothing in 16 bits": ("model = lambda x: x + 1\ninputs = torch.ones(2, requires_grad=True)", (), "runs nothing"),
-    "no gradients": ("model = lambda x: x @ x\ninputs = torch.ones(2, 2)", (), "there are no gradients"),
-    "misfit": ("model = torch.nn.Linear(2, 2)\ninputs = torch.ones(1, 3)", (), "running model in float64 failed"),
-    "no output": (
-        "model = lambda x: (x @ x) > 1\ninputs = torch.ones(2, 2)",
-        ("--measure", "output"),
-        "model returns no floating-point tensor",
-    ),
-    "policy": ("model = torch.nn.Linear(2, 2)\ninputs = 1", ("--policy", "cpu-flot16"), "did you mean 'cpu-float16'?"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    text, options, message = REFUSALS[name]
-    status, out, err = run(
-        capsys, "bisect", written(tmp_path, f"import torch\n{text}\n"), "--tolerance", "0.1", *options
-    )
-    assert (status, out) == (2, "")
-    assert message in err.splitlines()[-1] and "Traceback" not in err
-
-
 def test_units_name_what_they_are_for() -> None:
     places = [
         ModuleOp("", "aten::matmul.default"),

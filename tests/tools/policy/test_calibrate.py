@@ -201,43 +201,6 @@ def test_bodies_are_watched_in_float32(tmp_path: Path, capsys: pytest.CaptureFix
     assert ops <= {sample.place.op for sample in samples if sample.gradient.count}
 
 
-REFUSALS = {
-    "no batches": ("model = lambda x: x @ x\nbatches = []", "batches holds no batch"),
-    "nothing in 16 bits": ("model = lambda x: x + 1\ninputs = torch.ones(2, requires_grad=True)", "nothing of model"),
-    "zero gradients": (
-        "model = torch.nn.Linear(2, 2)\ninputs = torch.ones(1, 2)\nloss = lambda out: out.sum() * 0",
-        "all gradients are zero",
-    ),
-    "no gradients": ("model = lambda x: x @ x\ninputs = torch.ones(2, 2)", "nothing that requires a gradient"),
-    "inf": (
-        "model = torch.nn.Linear(2, 2)\ninputs = torch.ones(1, 2)\nloss = lambda out: (out.sum() * 0).log().abs()",
-        "the loss is inf in float32",
-    ),
-    "no model": ("modle = 1\ninputs = 1", "it defines no model (did you mean 'modle'?)"),
-    "neither": ("model = torch.nn.Linear(2, 2)", "it defines no batches"),
-    "a class": ("model = torch.nn.Linear\ninputs = torch.ones(1)", "model is the class Linear"),
-    "half": ("model = torch.nn.Linear(2, 2).half()\ninputs = torch.ones(1, 2)", "accepted: model.float()"),
-    "a batch of 3": ("model = torch.nn.Linear(2, 2)\nbatches = [3]", "batch 0 is of type int"),
-    "no iterable": ("model = torch.nn.Linear(2, 2)\nbatches = 3", "batches is of type int"),
-    "misfit": ("model = torch.nn.Linear(2, 2)\ninputs = torch.ones(1, 3)", "calling model on batch 0 failed"),
-    "raises": ("model = torch.nn.Linear(2, 2)\n1 / 0\ninputs = 1", "model.py:3: ZeroDivisionError"),
-    "a vector as loss": (
-        "model = torch.nn.Linear(2, 2)\ninputs = torch.ones(1, 2)\nloss = lambda out: out",
-        "loss(output) is a tensor of shape [1, 2]",
-    ),
-    "no loss": ("model = torch.nn.Linear(2, 2)\ninputs = torch.ones(1, 2)\nloss = 3", "loss is of type int"),
-    "syntax": ("model = (", "SyntaxError"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    text, message = REFUSALS[name]
-    status, out, err = run(capsys, "calibrate", written(tmp_path, f"import torch\n{text}\n"))
-    assert (status, out) == (2, "")
-    assert message in err.splitlines()[-1] and "Traceback" not in err
-
-
 #: Numbers whose exponents lie around float16's limits, and whose mantissas lie around the last one that rounds down.
 NUMBERS = st.builds(
     lambda mantissa, exponent, sign: sign * mantissa * 2.0**exponent,

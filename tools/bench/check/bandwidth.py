@@ -1,11 +1,11 @@
 """The share of the memory's bandwidth that each kernel reaches on this GPU, and what its machine code permits."""
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.benchmark import Timer
 
 import fxamp
 from fxamp import kernels
@@ -42,7 +42,7 @@ def speeds(device: str, parameters: int, rounds: int, gpu: Device | None) -> lis
         if work is None:
             continue
         moved = round(subject.ideal * parameters)
-        times = time_in_turn({"copy": _copied(moved, device), **work}, device, rounds)
+        times = time_in_turn({"copy": _copied(moved, device), **work}, rounds)
         own = times["kernel"].median
         counted = None if gpu is None else next(iter(rows([subject], [gpu]))).bound
         result.append(
@@ -118,40 +118,16 @@ def _copied(nbytes: int, device: str) -> Run:
     return lambda: target.copy_(source)
 
 
-def time_in_turn(work: Mapping[str, Run], device: str, rounds: int) -> dict[str, Spread]:
+def time_in_turn(work: Mapping[str, Run], rounds: int) -> dict[str, Spread]:
     """Return the seconds of each piece of work by name: median and quartiles over ``rounds``, which do all in turn.
 
-    Short work is repeated within a round. On cuda the seconds are those between two CUDA events.
+    torch's timer waits for the GPU around each stretch. The first stretch compiles, fills caches, and tells how often
+    to repeat the work in one.
     """
-    clock = _cuda_seconds if device == "cuda" else _seconds
-    repeats = {name: _repeats(run, clock) for name, run in work.items()}
+    timers = {name: Timer("run()", globals={"run": run}) for name, run in work.items()}
+    repeats = {name: timer.blocked_autorange(min_run_time=_LEAST).number_per_run for name, timer in timers.items()}
     samples: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(rounds):
-        for name, run in work.items():
-            samples[name].append(clock(run, repeats[name]) / repeats[name])
+        for name, timer in timers.items():
+            samples[name].append(timer.timeit(repeats[name]).median)
     return {name: spread(values) for name, values in samples.items()}
-
-
-def _repeats(run: Run, clock: Callable[[Run, int], float]) -> int:
-    """Return how often to repeat the work in one stretch; the first calls compile and fill caches."""
-    clock(run, 3)
-    return max(1, round(_LEAST / max(clock(run, 1), 1e-9)))
-
-
-def _seconds(run: Run, count: int) -> float:
-    start = time.perf_counter()
-    for _ in range(count):
-        run()
-    return time.perf_counter() - start
-
-
-def _cuda_seconds(run: Run, count: int) -> float:
-    event: Any = torch.cuda.Event
-    start, end = event(enable_timing=True), event(enable_timing=True)
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(count):
-        run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3

@@ -7,7 +7,7 @@ from fxamp.tools.bench.check.gradients import gradient_checks
 from fxamp.tools.bench.check.kernels import kernel_checks
 from fxamp.tools.bench.check.outcome import OK, SKIPPED, WRONG, Check, Outcome, SkippedError
 from fxamp.tools.bench.check.training import training_checks
-from fxamp.tools.bench.process import error_line
+from fxamp.tools.common.silence import one_line
 
 
 def checks(device: str, lowering: str) -> list[Check]:
@@ -28,7 +28,7 @@ def run_check(every: list[Check], at: int) -> Outcome:
     except AssertionError as error:
         status, detail = WRONG, str(error)
     except Exception as error:
-        status, detail = WRONG, error_line(error)
+        status, detail = WRONG, one_line(error)
     return Outcome(check.name, status, detail, time.perf_counter() - start)
 
 

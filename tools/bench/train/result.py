@@ -1,6 +1,6 @@
 """What was measured, as plain values: what ``--json`` prints and tables show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -59,15 +59,14 @@ class Comparison:
             (contender for contender in self.contenders if contender.name == name and not contender.failed), None
         )
 
-    def step_ratio(self, measured: Measured) -> Spread | None:
-        """Time of a step over the baseline's, taken round by round: both were measured within seconds of each other."""
-        base = self.named(self.baseline)
-        return None if base is None else _ratios(measured.seconds, base.seconds)
+    def time_ratio(self, measured: Measured, name: str = "seconds") -> Spread | None:
+        """Time of a step over the baseline's, taken round by round: both were measured within seconds of each other.
 
-    def cpu_ratio(self, measured: Measured) -> Spread | None:
-        """CPU time of a step over the baseline's, round by round."""
+        ``name``: "seconds", or "cpu_seconds". None if either was not measured.
+        """
         base = self.named(self.baseline)
-        return None if base is None else _ratios(measured.cpu_seconds, base.cpu_seconds)
+        mine, theirs = getattr(measured, name), () if base is None else getattr(base, name)
+        return spread([a / b for a, b in zip(mine, theirs, strict=True)]) if mine and theirs else None
 
     def ratio(self, measured: Measured, name: str) -> float | None:
         """A number of ``observed``, or the field ``name``, over the baseline's; None without either, or over zero."""
@@ -88,7 +87,7 @@ class Comparison:
         return {"version": 1, **asdict(self), "contenders": contenders}
 
     def _derived(self, contender: Measured) -> dict[str, Any]:
-        ratio, cpu_ratio = self.step_ratio(contender), self.cpu_ratio(contender)
+        ratio, cpu_ratio = self.time_ratio(contender), self.time_ratio(contender, "cpu_seconds")
         return {
             "step": None if contender.failed else asdict(spread(contender.seconds)),
             "step_ratio": None if ratio is None else asdict(ratio),
@@ -100,11 +99,6 @@ class Comparison:
 
 #: The numbers that are also given as ratios to the baseline's.
 RATIOS = ("memory_peak", "memory_activations", "cold", "warm", "cold_cpu", "warm_cpu", "casts", "cast_bytes")
-
-
-def _ratios(mine: Sequence[float], theirs: Sequence[float]) -> Spread | None:
-    """None if either was not measured."""
-    return spread([a / b for a, b in zip(mine, theirs, strict=True)]) if mine and theirs else None
 
 
 def value_of(measured: Measured, name: str) -> float | None:

@@ -57,26 +57,20 @@ def _notes(comparison: Comparison, markdown: bool) -> str:
     return "\n".join(f"- {note}" if markdown else note for note in notes)
 
 
-def _step_ratio(comparison: Comparison, contender: Measured) -> str:
-    ratio = comparison.step_ratio(contender)
-    return MISSING if ratio is None else str(ratio)
+def _time_ratio(name: str) -> _Cell:
+    def cell(comparison: Comparison, contender: Measured) -> str:
+        ratio = comparison.time_ratio(contender, name)
+        return MISSING if ratio is None else str(ratio)
+
+    return cell
 
 
-def _cpu_ratio(comparison: Comparison, contender: Measured) -> str:
-    ratio = comparison.cpu_ratio(contender)
-    return MISSING if ratio is None else str(ratio)
+def _milliseconds(name: str) -> _Cell:
+    def cell(comparison: Comparison, contender: Measured) -> str:
+        seconds: Sequence[float] = getattr(contender, name)
+        return str(spread([1e3 * value for value in seconds])) if seconds else MISSING
 
-
-def _step(comparison: Comparison, contender: Measured) -> str:
-    return _milliseconds(contender.seconds)
-
-
-def _cpu(comparison: Comparison, contender: Measured) -> str:
-    return _milliseconds(contender.cpu_seconds) if contender.cpu_seconds else MISSING
-
-
-def _milliseconds(seconds: Sequence[float]) -> str:
-    return str(spread([1e3 * value for value in seconds]))
+    return cell
 
 
 def _ratio(name: str, show: Callable[[float], str]) -> _Cell:
@@ -135,10 +129,10 @@ def _count(value: float) -> str:
 
 
 _ROWS: dict[str, _Cell] = {
-    "step, ratio": _step_ratio,
-    "step, ms": _step,
-    "its CPU time, ratio": _cpu_ratio,
-    "its CPU time, ms": _cpu,
+    "step, ratio": _time_ratio("seconds"),
+    "step, ms": _milliseconds("seconds"),
+    "its CPU time, ratio": _time_ratio("cpu_seconds"),
+    "its CPU time, ms": _milliseconds("cpu_seconds"),
     "peak memory": _ratio("memory_peak", size),
     "held for the backward": _ratio("memory_activations", size),
     "compiling, empty caches": _ratio("cold", _seconds),

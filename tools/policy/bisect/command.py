@@ -3,14 +3,13 @@
 With ``--region kept`` it looks for what must not be packed or recomputed for the backward.
 """
 
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
-from math import isfinite
 
 from fxamp.errors import ListingError, OptionError
 from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
-from fxamp.tools.common.command_line import Parser, one_of
+from fxamp.tools.common.command_line import Parser, number, one_of
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.output import write_text
 from fxamp.tools.common.progress import say
@@ -32,6 +31,8 @@ from fxamp.tools.policy.places import ModuleOp
 
 PROG = "fxamp-policy bisect"
 
+_TOLERANCE = number("a relative error; accepted: a number above 0, such as 1e-3", lambda value: value > 0)
+
 
 def parser(prog: str) -> Parser:
     """Return the subcommand's options."""
@@ -49,7 +50,7 @@ def parser(prog: str) -> Parser:
         "DEVICE-bfloat16-lean",
     )
     add = parser.add_argument
-    add("--tolerance", metavar="T", type=_tolerance, required=True, help="the largest relative error, in the 2-norm")
+    add("--tolerance", metavar="T", type=_TOLERANCE, required=True, help="the largest relative error, in the 2-norm")
     add(
         "--region",
         type=one_of("forward", KEPT),
@@ -65,16 +66,6 @@ def parser(prog: str) -> Parser:
     )
     add("--emulate", action="store_true", help="run another device's casts by the kernels of the model's device")
     return parser
-
-
-def _tolerance(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = float("nan")
-    if not isfinite(number) or number <= 0:
-        raise ArgumentTypeError(f"{text!r} is not a relative error; accepted: a number above 0, such as 1e-3")
-    return number
 
 
 def _say(text: str) -> None:

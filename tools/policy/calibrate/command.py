@@ -1,13 +1,13 @@
 """``fxamp-policy calibrate``: a policy patch from the ranges of a model's own values and gradients."""
 
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Collection, Iterator
-from math import frexp, isfinite
+from math import frexp
 
 from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import OptionError
 from fxamp.policy import Category, LossScale, Policy, Rule
-from fxamp.tools.common.command_line import Parser
+from fxamp.tools.common.command_line import Parser, number
 from fxamp.tools.common.formatting import plural
 from fxamp.tools.common.interrupt import SoFar
 from fxamp.tools.common.output import notice, write_text
@@ -21,6 +21,9 @@ from fxamp.tools.policy.patch import add_model, base_policy, load_model, patch_t
 from fxamp.tools.policy.places import ModuleOp
 
 PROG = "fxamp-policy calibrate"
+
+_POWER_OF_TWO = number("a power of two, such as 65536 or 0.25", lambda value: value > 0 and frexp(value)[0] == 0.5)
+_SHARE = number("a share; accepted: a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def parser(prog: str) -> Parser:
@@ -36,45 +39,20 @@ def parser(prog: str) -> Parser:
     add(
         "--loss-scale",
         metavar="S",
-        type=power_of_two,
+        type=_POWER_OF_TWO,
         help="what gradients are multiplied by, a power of two; unless given, the policy's (65536) for float16, "
         "lowered until no gradient overflows, and 1 for bfloat16",
     )
     add(
         "--underflow",
         metavar="SHARE",
-        type=_share,
+        type=_SHARE,
         default=UNDERFLOW,
         help="the share of nonzero values that may become zero or subnormal; 0.5 unless given: up to there underflow "
         "adds no more error than rounding does",
     )
     add("--inference", action="store_true", help="look at values only, not at gradients")
     return parser
-
-
-def power_of_two(text: str) -> float:
-    """An argparse ``type``: a positive power of two, by which float16 values are scaled without rounding."""
-    number = _number(text)
-    if number <= 0 or frexp(number)[0] != 0.5:
-        raise ArgumentTypeError(f"{text!r} is not a power of two, such as 65536 or 0.25")
-    return number
-
-
-def _share(text: str) -> float:
-    number = _number(text)
-    if not 0 <= number <= 1:
-        raise ArgumentTypeError(f"{text!r} is not a share; accepted: a number from 0 to 1")
-    return number
-
-
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = float("nan")
-    if not isfinite(number):
-        raise ArgumentTypeError(f"{text!r} is not a number")
-    return number
 
 
 def _say(text: str) -> None:
