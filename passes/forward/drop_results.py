@@ -82,6 +82,12 @@ class DropResults(Pass[CastContext]):
             gm.recompile()
         return Result(len(dropped), {"dropped": len(dropped)})
 
+    def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
+        output = graph_output(gm.graph)
+        leaves = pytree.tree_leaves(output.args[0])
+        made = [result.at for result in output.meta.get(DROPPED, ()) if leaves[result.at] is not None]
+        return f"dropped outputs {made} are made" if made else None
+
 
 def _is_dead(node: Node) -> bool:
     """Whether nobody reads the call of an op, which only computes: it writes nothing and draws no random numbers."""
