@@ -60,7 +60,9 @@ def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
     rule = context.policy.ruling(replace(site_of(node, LOSS), elements=elements)).rule
     if rule is None:
         return None
-    if logits is None or is_wrapper(logits) or logits.dim() < 2:
+    if is_wrapper(logits):
+        return f"its logits are a {type(logits).__name__}"
+    if logits is None or logits.dim() < 2:
         return "its logits are no plain matrix"
     path = _path(node, logits)
     if isinstance(path, str):
@@ -110,7 +112,10 @@ def _source(node: Node) -> Any:
 
 
 def _others(node: Node, reader: Node) -> str:
-    return " and ".join(user.name for user in node.users if user is not reader)
+    others = [user for user in node.users if user is not reader]
+    if all(user.op == "output" for user in others):
+        return "the output (a rule with drop = true drops results)"
+    return " and ".join(user.name for user in others)
 
 
 def _keeps_values(node: Node) -> bool:
