@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -68,6 +69,21 @@ def test_gradients_are_those_with_the_results(lowering: str) -> None:
         assert isinstance(logits, ValuelessTensor) == (under is POLICY)
         loss.backward()
         gradients.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    for ours, whole in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, whole, rtol=2**-6, atol=2**-8)
+
+
+def test_a_scaler_unscales_what_is_left() -> None:
+    gradients = []
+    for rules in (POLICY.rules, tuple(rule for rule in POLICY.rules if not rule.drop)):
+        scaler = fxamp.GradScaler("cpu", init_scale=1024.0)
+        options = {"policy": replace(POLICY, rules=rules), "lowering": "aot_eager", "scaler": scaler}
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = NanoGPT()
+        _, loss = torch.compile(model, backend="fxamp", options=options)(batch(), batch())
+        scaler.scale(loss).backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
     for ours, whole in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, whole, rtol=2**-6, atol=2**-8)
 
