@@ -52,6 +52,10 @@ class UnsupportedOpError(FxampError, NotImplementedError):
     """An op cannot run on a tensor that fxamp keeps in a form of its own; the message says what to call first."""
 
 
+class DroppedResultError(FxampError, RuntimeError):
+    """A program reads a result that a policy's rule drops; the message names the policy, the rule and its line."""
+
+
 class PassError(FxampError, RuntimeError):
     """A pass failed or broke its contract; the message names the pass, the node and the user's source line."""
 

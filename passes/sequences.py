@@ -6,6 +6,7 @@ from fxamp.passes.base import CastContext, Context, PassSequence
 from fxamp.passes.forward.annotate_rules import AnnotateRules
 from fxamp.passes.forward.chunk_losses import ChunkLosses
 from fxamp.passes.forward.drop_regions import DropRegions
+from fxamp.passes.forward.drop_results import DropResults
 from fxamp.passes.forward.expand_composites import ExpandComposites
 from fxamp.passes.forward.fit_constants import FitConstants
 from fxamp.passes.forward.fold_casts import FoldCasts
@@ -26,6 +27,7 @@ from fxamp.passes.step.spread_fills import SpreadFills
 FORWARD: PassSequence[CastContext] = PassSequence(
     "forward",
     (
+        DropResults(),
         ExpandComposites(),
         AnnotateRules(),
         InsertCasts(),

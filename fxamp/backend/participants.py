@@ -3,12 +3,14 @@
 from torch.fx import GraphModule
 
 from fxamp.backend.backward_rules import BackwardRules
+from fxamp.backend.dropped_results import DroppedResults
 from fxamp.backend.kept_rules import KeptRules
 from fxamp.backend.options import Options
 from fxamp.backend.unused_results import UnusedResults, may_be_unused
 from fxamp.pipeline.participant import Participant
 from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
+from fxamp.policy.model.results import RESULTS
 from fxamp.scaler.graphs.scaled_backward import Scaling
 
 
@@ -19,7 +21,7 @@ def participants(policy: Policy | None, options: Options, gm: GraphModule, ended
     """
     if policy is None:
         return ()
-    takes_part: list[Participant] = []
+    takes_part: list[Participant] = [DroppedResults()] if policy.has_rules_for(RESULTS) else []
     if policy.has_rules_for(KEPT):
         takes_part.append(KeptRules(policy))
     if options.lowering != "eager" and (options.scaler is not None or not ended) and may_be_unused(gm):

@@ -21,6 +21,7 @@ from fxamp.graph import all_nodes
 from fxamp.passes.base import CastContext
 from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Policy
+from fxamp.policy.model.results import RESULTS
 from fxamp.torch_private import compile_lock
 
 
@@ -36,6 +37,8 @@ def rewrite(
     sizes become constants. The new module takes the same arguments and runs eagerly. Its outputs have the dtypes that
     the policy gives, as under eager autocast. Every node carries its value in ``meta["val"]``.
 
+    Rules of region "results" do not hold: the module returns all results.
+
     Raises OptionError or PolicyError if the policy does not exist or is for another device, CaptureError if ``source``
     cannot be captured as one graph.
     """
@@ -50,10 +53,10 @@ def rewrite(
     if choice.only_regions is not None:
         assert choice.policy is not None and isinstance(plain, tuple)
         traced, captured = plain
-        inner_policy = replace(choice.policy, outputs="keep")
+        inner_policy = _returning_all(choice.policy)
         apply_policy(captured, inner_policy, None, choice.why, only_regions=choice.only_regions)
     elif choice.policy is not None:
-        inner_policy = replace(choice.policy, outputs="keep")
+        inner_policy = _returning_all(choice.policy)
         traced, captured, ambient = _captured_for(inner_policy, source, example_inputs)
         apply_policy(captured, inner_policy, ambient, choice.why)
         if choice.if_it_pays:
@@ -61,6 +64,11 @@ def rewrite(
     if choice.policy is None:
         traced, captured = _captured(source, example_inputs)
     return traced.bind(captured.module)
+
+
+def _returning_all(policy: Policy) -> Policy:
+    """Return the policy for a module that returns all its results, in the dtypes that the casts give."""
+    return replace(policy, outputs="keep", rules=tuple(rule for rule in policy.rules if rule.region != RESULTS))
 
 
 def _captured_for(policy: Policy, source: Any, inputs: Sequence[Any]) -> tuple[Traced, Captured, torch.dtype | None]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,12 +12,22 @@ from transformers.trainer_callback import ExportableState
 from fxamp.errors import OptionError
 from fxamp.frameworks.accelerate import make_scale, take_over
 from fxamp.frameworks.setup import ScalerLike, setup, warn_untested
-from fxamp.policy import Policy
+from fxamp.policy import Origin, Policy, Rule
 
 warn_untested("transformers")
 
 #: The placeholder for a value that JSON cannot hold.
 _LOST = "an object of the process that saved it"
+
+
+#: The rule that ``drop_logits=True`` adds: no tensor of floating-point numbers beside the loss.
+DROP_LOGITS = Rule(
+    "drop-logits",
+    drop=True,
+    args={"result": {"dtype": ["float32", "bfloat16", "float16"], "rank": ">=1"}},
+    origin=Origin("FxampCallback(drop_logits=True)"),
+    why="The Trainer reads the loss alone in training.",
+)
 
 
 class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
@@ -30,6 +41,8 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         policy: "auto", a built-in name, a path, or a Policy.
         scaler: a GradScaler; a dict of its arguments (``{"skip": "device"}``); None: the policy decides.
         options: further options of the backend.
+        drop_logits: training makes no results beside the loss, of which logits over a large vocabulary are the largest;
+            what reads them raises DroppedResultError. Evaluation makes them. It needs a policy other than "auto".
         compile_arguments: arguments of torch.compile, such as ``dynamic``.
 
     Raises:
@@ -42,15 +55,18 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         policy: str | Policy = "auto",
         scaler: ScalerLike = None,
         options: Mapping[str, Any] | None = None,
+        drop_logits: bool = False,
         **compile_arguments: Any,
     ) -> None:
         self._given = {"policy": policy, "scaler": scaler, "options": options, **compile_arguments}
+        if drop_logits:
+            self._given["drop_logits"] = True
         if _LOST in self._given.values():
             raise OptionError(
                 "FxampCallback was made with objects that a checkpoint cannot hold; leave "
                 "restore_callback_states_from_checkpoint out: the scaler's state is restored without it"
             )
-        self._setup = setup(policy, scaler, options, compile_arguments)
+        self._setup = setup(_dropping(policy) if drop_logits else policy, scaler, options, compile_arguments)
         self._compiled: torch.nn.Module | None = None
         self.restored: dict[str, Any] | None = None
 
@@ -113,8 +129,20 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def _compile(self, model: Any) -> None:
         if model is None or model is self._compiled:
             return
+        if "drop_logits" in self._given and vars(model).get("loss_type", "") is None:
+            model.loss_type = "ForCausalLM"  # its loss; else transformers logs so, which parts the loss from the graph
         self._setup.compile_in_place(model)
         self._compiled = model
+
+
+def _dropping(policy: str | Policy) -> Policy:
+    """Return ``policy`` with :data:`DROP_LOGITS`."""
+    if policy == "auto":
+        raise OptionError(
+            'drop_logits=True goes with a policy, but policy is "auto"; accepted: a name, a path or a Policy'
+        )
+    policy = policy if isinstance(policy, Policy) else Policy.load(policy)
+    return replace(policy, rules=(*policy.rules, DROP_LOGITS))
 
 
 def _saved(state: TrainerState) -> Any:

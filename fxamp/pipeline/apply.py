@@ -26,6 +26,6 @@ def apply_policy(
     ``ended`` is the reason for the graph break that ended the graph, if there was one. ``every_device``,
     ``only_regions`` and ``lstm_kernel`` are as in :class:`CastContext`.
     """
-    context = CastContext(captured.mode, policy, ambient, every_device, only_regions, lstm_kernel)
+    context = CastContext(captured.mode, policy, ambient, every_device, only_regions, lstm_kernel, ended)
     passes = run_passes(captured, context, FORWARD)
     return record_graph(captured.module, policy, why, passes, ended=ended)

@@ -1,9 +1,10 @@
 """Sizes and numbers that depend on the values of tensors ("unbacked symbols")."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, rebind_unbacked
 from torch.utils import _pytree as pytree
@@ -46,3 +47,28 @@ def dropped_sizes(shapes: ShapeEnv | None) -> Iterator[None]:
         yield
     finally:
         pending[:] = before
+
+
+def size_reader(size: int | torch.SymInt, inputs: Sequence[Any]) -> Callable[[Sequence[Any]], int] | None:
+    """Return what computes ``size`` from the inputs of a run; None if it depends on values.
+
+    ``inputs``: the values of the graph's inputs, in their order: tensors, sizes and others. Breaks loudly.
+    """
+    if not isinstance(size, torch.SymInt):
+        return lambda _: size
+    places: dict[Any, tuple[int, int | None]] = {}
+    for at, value in enumerate(inputs):
+        sizes = [(None, value), *enumerate(value.shape)] if isinstance(value, torch.Tensor) else [(None, value)]
+        for dim, number in sizes:
+            if isinstance(number, torch.SymInt):
+                places.setdefault(number.node.expr, (at, dim))
+    expression = size.node.expr
+    if not expression.free_symbols <= places.keys():
+        return None
+    reading = {symbol: places[symbol] for symbol in expression.free_symbols}
+
+    def read(args: Sequence[Any]) -> int:
+        numbers = {s: args[at] if dim is None else args[at].shape[dim] for s, (at, dim) in reading.items()}
+        return int(expression.subs(numbers))
+
+    return read

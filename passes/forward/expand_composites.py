@@ -78,7 +78,8 @@ class _Expander:
         if isinstance(loss, LinearLoss):
             return False
         if isinstance(loss, str):
-            log.warning("%s at %s is not cut into chunks: %s", node.name, describe_source(node), loss)
+            level = logging.WARNING if torch.is_grad_enabled() else logging.INFO
+            log.log(level, "%s at %s is not cut into chunks: %s", node.name, describe_source(node), loss)
         inner = self._decomposed(node, region) if self._hides_rule(node, region, node) else None
         if inner is None:
             return False

@@ -8,6 +8,7 @@ from fxamp.errors import PolicyError, nearest
 from fxamp.policy import Rule
 from fxamp.policy.model.keep import KEPT, RESULT
 from fxamp.policy.model.op_names import is_glob
+from fxamp.policy.model.results import RESULTS
 
 
 @cache
@@ -19,7 +20,7 @@ def require_arguments(rule: Rule) -> None:
     known = [_arguments(op) for op in rule.ops]
     if not known or any(is_glob(op) for op in rule.ops) or not all(known):
         return
-    accepted = sorted(set().union(*known, [RESULT] if rule.region == KEPT else []))
+    accepted = sorted(set().union(*known, [RESULT] if rule.region in (KEPT, RESULTS) else []))
     for key in ("args", "inputs"):
         for name in dict(getattr(rule, key)):
             if name not in accepted:

@@ -60,7 +60,9 @@ def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
     rule = context.policy.ruling(replace(site_of(node, LOSS), elements=elements)).rule
     if rule is None:
         return None
-    if logits is None or is_wrapper(logits) or logits.dim() < 2:
+    if is_wrapper(logits):
+        return f"its logits are a {type(logits).__name__}"
+    if logits is None or logits.dim() < 2:
         return "its logits are no plain matrix"
     path = _path(node, logits)
     if isinstance(path, str):
@@ -80,10 +82,10 @@ def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
 
 def _path(loss: Node, logits: torch.Tensor) -> tuple[Node, tuple[Node, ...], bool] | str:
     """Walk from the loss to the linear layer."""
-    node, row_ops, classes_second = _source(loss), list[Node](), False
+    reader, node, row_ops, classes_second = loss, _source(loss), list[Node](), False
     while isinstance(node, Node) and node.target is not aten.linear.default:
         if len(node.users) > 1:
-            return f"{_others(node)} reads its logits too"
+            return f"{_others(node, reader)} reads its logits too"
         if node.target in _ROW_OPS and _keeps_last(node):
             row_ops.append(node)
         elif _moves_classes(node) and logits.dim() == 3 and not classes_second and not row_ops:
@@ -93,11 +95,11 @@ def _path(loss: Node, logits: torch.Tensor) -> tuple[Node, tuple[Node, ...], boo
                 return f"{node.name} rounds or moves its logits, or makes them float64"
         elif node.target not in _COPIES:
             return f"between it and a linear layer stands {node.name}"
-        node = _source(node)
+        reader, node = node, _source(node)
     if not isinstance(node, Node):
         return "no linear layer makes its logits"
     if len(node.users) > 1:
-        return f"{_others(node)} reads its logits too"
+        return f"{_others(node, reader)} reads its logits too"
     if not classes_second and logits.dim() != 2:
         return "its logits are no plain matrix"
     if logits.dtype not in _COMPUTED:
@@ -109,8 +111,11 @@ def _source(node: Node) -> Any:
     return node.args[0] if node.args else None
 
 
-def _others(node: Node) -> str:
-    return " and ".join(user.name for user in list(node.users)[1:])
+def _others(node: Node, reader: Node) -> str:
+    others = [user for user in node.users if user is not reader]
+    if all(user.op == "output" for user in others):
+        return "the output (a rule with drop = true drops results)"
+    return " and ".join(user.name for user in others)
 
 
 def _keeps_values(node: Node) -> bool:

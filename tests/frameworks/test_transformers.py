@@ -20,6 +20,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState  # no
 from safetensors.torch import load_file  # noqa: E402
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
+from fxamp.errors import DroppedResultError, OptionError  # noqa: E402
 from fxamp.frameworks.transformers import FxampCallback  # noqa: E402
 
 LOWERING = {"lowering": "aot_eager"}
@@ -279,3 +280,33 @@ def test_a_callback_that_cannot_be_restored_is_refused(tmp_path: Path) -> None:
     json.dumps(saved)
     with pytest.raises(fxamp.FxampError, match="objects that a checkpoint cannot hold"):
         FxampCallback(**saved["args"])
+
+
+class Logits(Classifier):
+    """Returns its logits too."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.net(x, labels), "logits": self.net.body(x) * 2}
+
+
+def test_training_drops_what_evaluation_reads(tmp_path: Path) -> None:
+    shapes: list[Any] = []
+
+    class Watching(Trainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **given: Any) -> Any:
+            loss, outputs = super().compute_loss(model, inputs, True, **given)
+            if torch.is_grad_enabled():
+                shapes.append(outputs["logits"].shape)
+                with pytest.raises(DroppedResultError, match=r"FxampCallback\(drop_logits=True\)"):
+                    outputs["logits"].sum()
+            return (loss, outputs) if return_outputs else loss
+
+    callback = FxampCallback("cpu-bfloat16", None, LOWERING, drop_logits=True)
+    made = trainer(tmp_path, callback)
+    ours = Watching(Logits(), made.args, train_dataset=data(16), eval_dataset=data(2), callbacks=[callback])
+    ours.train()
+    assert len(shapes) == 2 * STEPS
+    assert ours.predict(data(2)).predictions.shape[0] == 2
+    assert callback.state()["args"]["drop_logits"]
+    with pytest.raises(OptionError, match="drop_logits=True goes with a policy"):
+        FxampCallback(drop_logits=True)

@@ -56,6 +56,15 @@ def test_cuda_norms_are_lowered(dtype: str) -> None:
         assert after is not None and after.cast is Category.LOWER_PRECISION_FP
 
 
+@pytest.mark.parametrize(("variant", "rows"), [("lean", 2048), ("leanest", 1024)])
+def test_lean_cuts_large_logits_into_chunks_and_drops_no_result(variant: str, rows: int) -> None:
+    for family in ("cuda-bfloat16", "cuda-float16", "cpu-bfloat16", "cpu-float16"):
+        policy = Policy.load(f"{family}-{variant}")
+        of_loss = [policy.ruling(Site("aten::cross_entropy_loss", region="loss", elements=n)).rule for n in (2**24, 10)]
+        assert of_loss[0] is not None and of_loss[0].chunks == rows and of_loss[1] is None
+        assert not policy.has_rules_for("results")
+
+
 class Residual(nn.Module):
     """A norm whose input is float32 under autocast: a sum of a float32 and a bfloat16 value."""
 

@@ -7,9 +7,7 @@ from fxamp.policy.file import schema
 from fxamp.policy.file.checker import Checker
 from fxamp.policy.file.lines import Path
 from fxamp.policy.model.category import Category
-from fxamp.policy.model.chunks import chunk_problems
-from fxamp.policy.model.keep import keep_problems
-from fxamp.policy.model.rule import Rule, implied_region, needed_key, problems
+from fxamp.policy.model.rule import Rule, implied_region, needed_key, problems, problems_of_regions
 from fxamp.policy.model.settings import UNLISTED_ID
 
 
@@ -37,17 +35,17 @@ def check_rule(checker: Checker, path: Path, table: dict[str, Any], ids: dict[st
     parsed = checker.parsed(path, good, schema.RULE_KEYS)
     whole = {**good, "ops": parsed.get("ops", ())}
     _cast(checker, path, table, whole)
-    for key, problem in (*keep_problems(whole), *chunk_problems(whole)):
+    for key, problem in problems_of_regions(whole):
         checker.mistake((*path, *key), problem)
     if len(checker.mistakes) > before:
         return None
     if not enabled:
-        return Removal(good["id"], checker.lines.line(path), own=bool({"cast", "keep", "chunks"} & good.keys()))
+        return Removal(good["id"], checker.lines.line(path), own=bool({"cast", "keep", "chunks", "drop"} & good.keys()))
     return Rule(**parsed, origin=checker.origin(path))
 
 
 def _needs(checker: Checker, path: Path, table: dict[str, Any], enabled: bool) -> None:
-    decision = needed_key(implied_region(table.get("region", "forward"), table.get("chunks")))
+    decision = needed_key(implied_region(table.get("region", "forward"), table.get("chunks"), table.get("drop")))
     for key in ("id", decision) if enabled else ("id",):
         if key not in table:
             message = f"this [[rule]] has no {key}; a rule needs id, {decision}, and a condition such as ops"

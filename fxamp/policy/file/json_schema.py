@@ -11,6 +11,7 @@ from typing import Any
 from fxamp.policy.file.schema import CONDITIONS, FILE_KEYS, RULE_KEYS, TABLES, Key
 from fxamp.policy.model.chunks import LOSS
 from fxamp.policy.model.keep import KEPT
+from fxamp.policy.model.results import RESULTS
 from fxamp.policy.model.rule import RULE_REGIONS
 
 
@@ -23,14 +24,17 @@ def json_schema() -> dict[str, Any]:
 
 
 def _rule() -> dict[str, Any]:
-    on_ops = [region for region in RULE_REGIONS if region not in (KEPT, LOSS)]
+    on_ops = [region for region in RULE_REGIONS if region not in (KEPT, LOSS, RESULTS)]
     whole = {
         "anyOf": [{"required": [key]} for key in CONDITIONS],
         "if": {"required": ["chunks"]},
         "then": {"properties": {"region": {"const": LOSS}}},
         "else": {
-            "if": {"properties": {"region": {"const": KEPT}}, "required": ["region", "keep"]},
-            "else": {"properties": {"region": {"enum": on_ops}}, "required": ["cast"]},
+            "if": {"properties": {"drop": {"const": True}, "region": {"const": RESULTS}}, "required": ["drop"]},
+            "else": {
+                "if": {"properties": {"region": {"const": KEPT}}, "required": ["region", "keep"]},
+                "else": {"properties": {"region": {"enum": on_ops}}, "required": ["cast"]},
+            },
         },
     }
     off = {"properties": {"enabled": {"const": False}}, "required": ["enabled"]}

@@ -156,7 +156,7 @@ RULE_KEYS = {
     "reduces": Key(SIZE, "How many elements go into one result of a reduction: '>4096'.", parse=size_condition),
     "region": Key(
         STRING,
-        "Whether the rule is for ops of the forward, the backward, or both, or for what is kept between them.",
+        "What it is for: ops of the forward, the backward, or both; what is kept between them; a loss; results.",
         RULE_REGIONS,
     ),
     "keep": Key(
@@ -170,8 +170,11 @@ RULE_KEYS = {
         "How many rows of logits exist at a time, or 'auto'; in place of cast, for losses of linear layers.",
         parse=chunks_of,
     ),
+    "drop": Key(SWITCH, "true: results beside a loss that meet the conditions are not made; in place of cast."),
     "gradients": Key(STRING, "Whether the forward or the backward makes a chunk's gradients.", GRADIENTS),
-    "elements": Key(SIZE, "How many elements the kept value has: '>=4096'.", parse=size_condition),
+    "elements": Key(
+        SIZE, "How many elements the kept value, the logits or the result have: '>=4096'.", parse=size_condition
+    ),
     "read_by": Key(STRINGS, "Ops of which one at least reads the kept value in the forward.", parse=canonical),
     "torch": _VERSIONS_OF_TORCH,
     "inputs": Key(DTYPES_BY_NAME, "Dtypes of single arguments, others than cast gives."),

@@ -52,7 +52,7 @@ def keep_problems(rule: dict[str, object]) -> Iterator[tuple[tuple[str, ...], st
     """Yield ``(key, message)`` for keys of a rule that do not fit together; ``rule`` has the keys that are set."""
     region, keep = rule.get("region", "forward"), rule.get("keep")
     if region != KEPT:
-        for key in ("keep", "block", *(() if "chunks" in rule else ("elements", "read_by"))):
+        for key in ("keep", "block", *(() if {"chunks", "drop"} & rule.keys() else ("elements", "read_by"))):
             if key in rule:
                 yield (key,), f"{key} goes with region = '{KEPT}', but this rule has region = {region!r}"
         return

@@ -12,10 +12,11 @@ from fxamp.policy.model.keep import BLOCK, EIGHT_BITS, KEPT, Keep, keep_problems
 from fxamp.policy.model.module_globs import covers_class, covers_module, module_glob
 from fxamp.policy.model.op_names import canonical, covers
 from fxamp.policy.model.recipe import Recipe
+from fxamp.policy.model.results import RESULTS, result_problems
 from fxamp.policy.model.settings import unknown_value
 from fxamp.policy.model.site import Site
 
-RULE_REGIONS = ("forward", "backward", "both", KEPT, LOSS)
+RULE_REGIONS = ("forward", "backward", "both", KEPT, LOSS, RESULTS)
 INPUT_DTYPES = ("lower_precision_fp", "fp32", "follow")
 PRODUCTS = ("aten::linear", "aten::mm", "aten::addmm", "aten::matmul")
 """The ops that rules with ``cast = "fp8"`` may name."""
@@ -43,8 +44,8 @@ class Rule:
     ``"aten::sum.dim_IntList"`` another one; globs are fnmatch's; without ``ops`` every op that computes is covered.
     ``modules`` are globs on dotted module paths, ``module_classes`` on class names. ``args`` are conditions by argument
     name, ``reduces`` one on the number of elements that go into one result of a reduction. ``region``: "forward",
-    "backward", "both", "kept" or "loss". ``torch`` is a version condition such as ``">=2.12"``. ``inputs`` overrides
-    ``cast`` for single arguments: "lower_precision_fp", "fp32" or "follow".
+    "backward", "both", "kept", "loss" or "results". ``torch`` is a version condition such as ``">=2.12"``. ``inputs``
+    overrides ``cast`` for single arguments: "lower_precision_fp", "fp32" or "follow".
 
     A rule of region "kept" has no cast. ``keep`` says how the calls' results are stored for the backward; ``block``
     elements share a scale, 0 without scales. ``elements`` is a condition on the size of the result. At least one of
@@ -53,6 +54,9 @@ class Rule:
     A rule of region "loss" has no cast either. ``chunks``: how many rows of logits exist at a time, or "auto";
     ``gradients``: whether the forward or the backward makes the gradients of a chunk. A rule with ``chunks`` is of that
     region without saying so; ``elements`` is a condition on the number of logits.
+
+    Nor has a rule of region "results", which says ``drop``: a graph that returns a loss does not make the results that
+    meet the conditions, for nobody reads them.
 
     ``recipe`` is how ``cast = "fp8"`` scales, one of :class:`Recipe`. ``advice`` is the hint in a banned op's error.
     ``why`` and ``origin`` explain the rule and do not count in equality.
@@ -80,6 +84,7 @@ class Rule:
     recipe: str = ""
     chunks: Chunks | None = None
     gradients: str = ""
+    drop: bool = False
 
     def __post_init__(self) -> None:
         args = {name: ArgCondition.of(condition) for name, condition in dict(self.args).items()}
@@ -95,7 +100,7 @@ class Rule:
             "reduces": size_condition(self.reduces) if self.reduces else "",
             "inputs": tuple(sorted(dict(self.inputs).items())),
             "chunks": None if self.chunks is None else chunks_of(self.chunks),
-            "region": implied_region(self.region, self.chunks),
+            "region": implied_region(self.region, self.chunks, self.drop),
         }
         for name, value in tidy.items():
             object.__setattr__(self, name, value)
@@ -103,11 +108,11 @@ class Rule:
             raise ValueError(
                 f"rule {self.id!r}: region = {self.region!r} is unknown; accepted: {', '.join(RULE_REGIONS)}"
             )
-        if getattr(self, needed_key(self.region)) is None:
+        if getattr(self, needed_key(self.region)) in (None, False):
             raise ValueError(f"rule {self.id!r}: region = {self.region!r} goes with {needed_key(self.region)}")
         for _, problem in problems(self.cast, self.region, dict(self.inputs), self.recipe, self.ops):
             raise ValueError(f"rule {self.id!r}: {problem}")
-        for _, problem in (*keep_problems(self.content()), *chunk_problems(self.content())):
+        for _, problem in problems_of_regions(self.content()):
             raise ValueError(f"rule {self.id!r}: {problem}")
         if self.keep in EIGHT_BITS and not self.block:
             object.__setattr__(self, "block", BLOCK)
@@ -117,6 +122,8 @@ class Rule:
         """What the rule requests: its cast, with its recipe, its keep, or its chunks."""
         if self.chunks is not None:
             return f"chunks of {self.chunks}"
+        if self.drop:
+            return "drop"
         return f"{self.cast} {self.recipe}" if self.recipe else str(self.keep or self.cast)
 
     @property
@@ -166,13 +173,14 @@ class Rule:
             "block": self.block,
             "chunks": self.chunks,
             "gradients": self.gradients,
+            "drop": self.drop,
             "ops": list(self.ops),
             "modules": list(self.modules),
             "module_classes": list(self.module_classes),
             "reduces": self.reduces,
             "elements": self.elements,
             "read_by": list(self.read_by),
-            "region": "" if self.region in ("forward", LOSS) else self.region,
+            "region": "" if self.region in ("forward", LOSS, RESULTS) else self.region,
             "torch": self.torch,
             "advice": self.advice,
             "args": {name: ArgCondition.of(condition).content() for name, condition in dict(self.args).items()},
@@ -188,12 +196,19 @@ def holds_in(rule_region: str, region: str) -> bool:
 
 def needed_key(region: str) -> str:
     """The key that a rule of ``region`` must have."""
-    return {KEPT: "keep", LOSS: "chunks"}.get(region, "cast")
+    return {KEPT: "keep", LOSS: "chunks", RESULTS: "drop"}.get(region, "cast")
 
 
-def implied_region(region: str, chunks: object) -> str:
-    """Return the region of a rule: one with ``chunks`` need not name it."""
-    return LOSS if chunks is not None and region == "forward" else region
+def implied_region(region: str, chunks: object, drop: object) -> str:
+    """Return the region of a rule: one with ``chunks`` or ``drop`` need not name it."""
+    if region != "forward":
+        return region
+    return LOSS if chunks is not None else RESULTS if drop else region
+
+
+def problems_of_regions(rule: dict[str, object]) -> list[tuple[tuple[str, ...], str]]:
+    """Return ``(key, message)`` for keys that do not fit the rule's region; ``rule`` has the keys that are set."""
+    return [*keep_problems(rule), *chunk_problems(rule), *result_problems(rule)]
 
 
 def problems(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-REGIONS = ("forward", "backward", "kept", "loss")
+REGIONS = ("forward", "backward", "kept", "loss", "results")
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Site:
     by the names of the op's schema, defaults included. ``region``: one of :data:`REGIONS`. ``reduces``: how many
     elements go into one result of a reduction, None for other ops. ``computes``: False for a call that only moves or
     views values, or names its dtype itself. ``elements``: how many its result has, and ``readers``: the ops that read
-    that in the forward: for region "kept"; for region "loss", ``elements`` counts the logits. ``partial``: facts that
-    are missing are unknown, not absent.
+    that in the forward: for region "kept", and without ``readers`` for "results"; for "loss", ``elements`` counts the
+    logits. ``partial``: facts that are missing are unknown, not absent.
     """
 
     op: str

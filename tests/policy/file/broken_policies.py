@@ -13,6 +13,7 @@ RULE = FP32 + 'ops = ["exp"]\n'
 FP8 = FP32.replace("fp32", "fp8") + 'ops = ["mm"]\n'
 KEPT = '[[rule]]\nid = "a"\nkeep = "int8"\nregion = "kept"\nops = ["mm"]\n'
 CHUNKS = '[[rule]]\nid = "cut"\nops = ["cross_entropy_loss"]\nchunks = 64\n'
+DROP = '[[rule]]\nid = "cut"\nmodules = ["lm_head"]\ndrop = true\n'
 
 Groups = dict[str, dict[str, str | tuple[int, str]]]
 
@@ -55,6 +56,12 @@ PLAIN: Groups = {
     HEAD + KEPT + "{}\n": {
         "block = 8": "block = 8 is too small; accepted: whole numbers from 16 on",
         'elements = "many"': "'many' is not a size",
+    },
+    HEAD + DROP + "{}\n": {
+        'region = "backward"': "region = 'backward' does not go with drop",
+    },
+    HEAD + DROP.replace("drop = true", "{}"): {
+        "drop = false": "drop = false asks for nothing; accepted: true, or",
     },
     HEAD + CHUNKS + "{}\n": {
         'gradients = "forwards"': "gradients = 'forwards' .*did you mean 'forward'",
@@ -191,6 +198,10 @@ BEYOND: Groups = {
     HEAD + CHUNKS + "{}\n": {
         'cast = "fp32"': "cast does not go with chunks",
         'region = "backward"': "region = 'backward' does not go with chunks",
+    },
+    HEAD + DROP + "{}\n": {
+        'cast = "fp32"': "cast does not go with drop",
+        "chunks = 4": "chunks does not go with drop",
     },
     HEAD + FP8 + "{}\n": {
         'recipe = "rowwise"\nregion = "both"': (

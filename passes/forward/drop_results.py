@@ -1,0 +1,146 @@
+"""drop-results: do not make the results of a training step that a policy's rules of region "results" name.
+
+1. A rule holds in graphs with inputs that need a gradient, where gradients are on, that return a number: a loss. So
+   evaluation, and graphs that hand values on to other graphs, return all that they did.
+2. The output becomes None; ``output.meta[DROPPED]`` describes it, so that callers get a tensor that says so.
+3. The conditions refer to the op that computed the result, before views, copies and conversions; ``args`` and
+   ``elements`` are those of the kept region.
+4. A result stays, and the log says why, if a graph break ended the graph, since what follows may read it; or if its
+   sizes depend on values.
+"""
+
+import logging
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fxamp.graph import describe_source, graph_output, module_classes, module_path, op_name, tensor_value
+from fxamp.graph.aliases import is_view
+from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.shared.cast_writer import CONVERSIONS
+from fxamp.passes.shared.sites import facts_of, site_of
+from fxamp.policy import Rule, Site
+from fxamp.policy.model.keep import RESULT
+from fxamp.policy.model.results import RESULTS
+from fxamp.torch_private import hint, size_reader
+
+aten = torch.ops.aten
+log = logging.getLogger(__name__)
+
+#: Key of the output node's ``meta``: a tuple of :class:`DroppedResult`.
+DROPPED = "fxamp_dropped"
+
+_COPIES = frozenset({aten.contiguous.default, aten.clone.default, aten.alias.default})
+
+
+@dataclass(frozen=True)
+class DroppedResult:
+    """The output at position ``at``, which is not made. ``sizes`` read each of its sizes from a run's inputs."""
+
+    at: int
+    sizes: tuple[Callable[[Sequence[Any]], int], ...]
+    dtype: torch.dtype
+    device: torch.device
+    why: str
+
+
+@dataclass(frozen=True)
+class DropResults(Pass[CastContext]):
+    """Requires a captured graph; ensures rules 1 to 4."""
+
+    name = "drop-results"
+
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
+        if not context.policy.has_rules_for(RESULTS) or not torch.is_grad_enabled():
+            return Result(0)
+        output = graph_output(gm.graph)
+        leaves, spec = pytree.tree_flatten(output.args[0])
+        inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+        learns = any(isinstance(value, Tensor) and value.requires_grad for value in inputs)
+        if not learns or not any(map(_is_number, leaves)):
+            return Result(0)
+        dropped = []
+        for at, leaf in enumerate(leaves):
+            rule = _rule(leaf, context)
+            result = None if rule is None else _dropped(at, leaf, rule, inputs, context)
+            if result is not None:
+                dropped.append(result)
+                leaves[at] = None
+        if dropped:
+            output.args = (pytree.tree_unflatten(leaves, spec),)
+            output.meta[DROPPED] = (*output.meta.get(DROPPED, ()), *dropped)
+            for node in reversed(list(gm.graph.nodes)):
+                if _is_dead(node):
+                    gm.graph.erase_node(node)
+            gm.recompile()
+        return Result(len(dropped), {"dropped": len(dropped)})
+
+    def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
+        output = graph_output(gm.graph)
+        leaves = pytree.tree_leaves(output.args[0])
+        made = [result.at for result in output.meta.get(DROPPED, ()) if leaves[result.at] is not None]
+        return f"dropped outputs {made} are made" if made else None
+
+
+def _is_dead(node: Node) -> bool:
+    """Whether nobody reads the call of an op, which only computes: it writes nothing and draws no random numbers."""
+    target = node.target
+    if node.users or not isinstance(target, OpOverload) or target._schema.is_mutable:
+        return False
+    return torch.Tag.nondeterministic_seeded not in target.tags and bool(target._schema.returns)
+
+
+def _is_number(leaf: object) -> bool:
+    value = tensor_value(leaf)
+    return value is not None and value.dim() == 0 and value.is_floating_point()
+
+
+def _rule(leaf: object, context: CastContext) -> Rule | None:
+    """Return the rule that drops an output; None if there is none, or if the graph does not compute it."""
+    value = tensor_value(leaf)
+    if value is None or not isinstance(leaf, Node):
+        return None
+    maker = _maker(leaf)
+    if maker.op in ("placeholder", "get_attr"):
+        return None
+    return context.policy.ruling(_site(maker, value)).rule
+
+
+def _maker(node: Node) -> Node:
+    """Return the node that computed ``node``."""
+    passes_on = is_view(node) or node.target in CONVERSIONS | _COPIES or node.target is operator.getitem
+    source = node.args[0] if passes_on else None
+    return _maker(source) if isinstance(source, Node) else node
+
+
+def _site(maker: Node, value: Tensor) -> Site:
+    if isinstance(maker.target, OpOverload):
+        site = site_of(maker, RESULTS)
+    else:
+        site = Site(op_name(maker), module_path(maker), module_classes(maker), region=RESULTS)
+    return replace(site, args={**site.args, RESULT: facts_of(value)}, computes=True, elements=hint(value.numel()))
+
+
+def _dropped(at: int, leaf: Node, rule: Rule, inputs: Sequence[Any], context: CastContext) -> DroppedResult | None:
+    value = tensor_value(leaf)
+    assert value is not None
+    maker = _maker(leaf)
+    name = f"the result of {op_name(maker)} at {describe_source(maker)}"
+    sizes = [size_reader(size, inputs) for size in value.shape]
+    why = f"a graph break ends its graph ({context.ended})" if context.ended else ""
+    if why or None in sizes:
+        log.warning("%s is not dropped: %s", name, why or "its sizes depend on values")
+        return None
+    where = f", {rule.origin}" if rule.origin else ""
+    said = (
+        f"{name} is not made in training: policy {context.policy.name!r} drops it by its rule {rule.id!r}{where}. To "
+        "read it, leave the rule out, or narrow its conditions; under torch.no_grad() it is made"
+    )
+    return DroppedResult(at, tuple(filter(None, sizes)), value.dtype, value.device, said)
