@@ -13,7 +13,7 @@ RULE = FP32 + 'ops = ["exp"]\n'
 FP8 = FP32.replace("fp32", "fp8") + 'ops = ["mm"]\n'
 KEPT = '[[rule]]\nid = "a"\nkeep = "int8"\nregion = "kept"\nops = ["mm"]\n'
 CHUNKS = '[[rule]]\nid = "cut"\nops = ["cross_entropy_loss"]\nchunks = 64\n'
-DROP = '[[rule]]\nid = "cut"\nmodules = ["lm_head"]\ndrop = true\n'
+DROP = '[[rule]]\nid = "a"\nmodules = ["lm_head"]\ndrop = true\n'
 
 Groups = dict[str, dict[str, str | tuple[int, str]]]
 
