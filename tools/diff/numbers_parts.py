@@ -1,20 +1,20 @@
-"""The errors of a model under two policies as parts."""
+"""The errors of a model under two policies as parts, and where the two first diverge."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from fxamp.tools.common.formatting import op_name, place
 from fxamp.tools.common.table import Column, Layout
 from fxamp.tools.diff.part import Cells, Part
 
 if TYPE_CHECKING:
+    from fxamp.tools.diff.diverge import Divergence
     from fxamp.tools.diff.numbers import Errors, Numbers
 
 _VALUE = "relative error against float64"
 _LAYOUT = Layout(
     (Column(_VALUE, "middle", least=16, good=32), Column("old", right=True), Column("new", right=True)), (_VALUE,)
 )
-
-_RANDOM = "the model draws random numbers (dropout?): its errors hold these too; model.eval() leaves them out"
 
 #: The maximum number of parameters to list.
 _NAMED = 5
@@ -24,7 +24,7 @@ def numbers_parts(numbers: "Numbers") -> Iterator[Part]:
     """Yield the parts for one model."""
     yield Part(numbers.file)
     names = [column.title for column in _LAYOUT.columns]
-    yield Part("", _LAYOUT, list(_error_rows(numbers)), remarks=[_RANDOM] if numbers.random else (), prose=names)
+    yield Part("", _LAYOUT, list(_error_rows(numbers)), remarks=list(_remarks(numbers)), prose=names)
 
 
 def _error_rows(numbers: "Numbers") -> Iterator[Cells]:
@@ -36,6 +36,27 @@ def _error_rows(numbers: "Numbers") -> Iterator[Cells]:
         yield f"  {name}", _error(old.parameters[name]), _error(new.parameters[name])
     if old.scale is not None or new.scale is not None:
         yield "loss scale", _scale(old.scale), _scale(new.scale)
+
+
+def _remarks(numbers: "Numbers") -> Iterator[str]:
+    """Yield where the policies first diverge, and warnings about the numbers."""
+    where = numbers.where
+    if where is None:
+        yield "the policies nowhere differ by more than rounding"
+    elif isinstance(where, str):
+        yield f"where they first diverge is {where}"
+    else:
+        yield f"they first diverge at {_place(where)}"
+    if numbers.random:
+        yield "the model draws random numbers (dropout?): its errors hold these too; model.eval() leaves them out"
+
+
+def _place(where: "Divergence") -> str:
+    entry = where.new
+    line = f" at {place(entry.source)}" if entry.source is not None else ""
+    module = f" in {entry.module}" if entry.module else ""
+    dtypes = where.old.dtype if where.old.dtype == entry.dtype else f"{where.old.dtype} -> {entry.dtype}"
+    return f"{entry.name} ({op_name(entry)}){line}{module}: {dtypes}, relative difference {_error(where.difference)}"
 
 
 def _worst(old: "Errors", new: "Errors") -> list[str]:
