@@ -1,4 +1,4 @@
-"""fxamp-bench finds its subcommands, and answers what is none."""
+"""fxamp-bench finds its subcommands."""
 
 import pytest
 

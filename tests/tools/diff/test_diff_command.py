@@ -1,4 +1,4 @@
-"""The command ``fxamp-diff``: formats, exit statuses, terminals and mistakes; nothing here needs torch."""
+"""The command ``fxamp-diff``: formats, exit statuses and terminals."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""fxamp-policy: check, show, explain; the last two without torch."""
+"""fxamp-policy: check, show, explain."""
 
 import json
 import re

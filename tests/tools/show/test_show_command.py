@@ -1,4 +1,4 @@
-"""The command ``fxamp-show`` as a person and as a script meet it: formats, files, pipes, terminals, mistakes."""
+"""The command ``fxamp-show`` as a person and as a script meet it: formats, files, pipes, terminals."""
 
 import errno
 import json

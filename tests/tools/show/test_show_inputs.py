@@ -1,4 +1,4 @@
-"""``fxamp-show`` on a Python file that defines a model, under policies of devices that are not here."""
+"""``fxamp-show`` on a Python file that defines a model, under a policy of one's own."""
 
 from pathlib import Path
 
