@@ -21,6 +21,7 @@ from fxamp.torch_private.aot import (
 )
 from fxamp.torch_private.autograd import (
     Node,
+    accumulates,
     autocast_dtype_of,
     function_of,
     gradient_dtypes,
