@@ -27,6 +27,7 @@ from fxamp.graph.aliases import is_view
 from fxamp.kernels import hand_over as hand_over  # registers the op
 from fxamp.passes.backward.scale_backward import gradients
 from fxamp.passes.base import Context, Result, TracedPass
+from fxamp.torch_private import drop_outputs
 
 #: Key of the output node's ``meta``: by the place of each output that is handed over, its parameter's input or None.
 HANDED_OVER = "fxamp_handed_over"
@@ -88,6 +89,7 @@ class HandOverGradients(TracedPass[Context]):
         names = {own.place: None if own.parameter is None else own.parameter.name for own in ready}
         output.args = (tuple(None if at in names else node for at, node in enumerate(_returned(gm))),)
         output.meta[HANDED_OVER] = names
+        drop_outputs(output, names)
         gm.recompile()
         return Result(len(names), {"gradients": len(names)})
 
