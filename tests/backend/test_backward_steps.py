@@ -165,39 +165,28 @@ def test_autograd_grad_and_inputs_step_nothing() -> None:
     optimizer.step()
 
 
-class View(nn.Module):
-    """Its backward reads the weight through a view that the forward saves."""
+class Window(nn.Module):
+    """A buffer shares the weight's memory."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.linspace(-1, 1, 64).view(8, 8))
+        self.register_buffer("window", self.weight.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        return Product.apply(x, self.weight).square().sum()  # type: ignore[no-any-return,no-untyped-call]
-
-
-class Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight.t())
-        return x @ weight.t()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        x, weight = ctx.saved_tensors
-        return gradient @ weight.t(), gradient.t() @ x
+        return ((x @ self.window.t()) @ self.weight.t()).square().sum()
 
 
 @pytest.mark.parametrize("lowering", ["aot_eager", "inductor"])
 def test_a_parameter_that_the_backward_reads_later_is_stepped_later(lowering: str) -> None:
-    """The gradient of x reads the weight, after the weight's own gradient is made."""
+    """The gradient of x reads the weight's memory in float32, after the weight's own gradient is made."""
     results = []
-    for policy in ("cpu-bfloat16", POLICY):
+    wide = '[[rule]]\nid = "wide"\ncast = "fp32"\nops = ["mm", "matmul"]\n'
+    for text in ('extends = ["cpu-bfloat16"]\n', 'extends = ["cpu-bfloat16"]\n[optimizer]\nin_backward = true\n'):
         torch._dynamo.reset()
-        model = compiled(View(), policy, lowering)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        if policy is POLICY:
-            fxamp.compile_optimizer(optimizer, POLICY)
+        policy = Policy.loads(text + wide)
+        model = compiled(Window(), policy, lowering)
+        optimizer = fxamp.compile_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), policy)
         x = torch.ones(4, 8, requires_grad=True)
         model(x).backward()
         optimizer.step()
@@ -327,6 +316,12 @@ def test_what_has_no_backward_graph_or_replays_it_is_refused() -> None:
     model.compile(backend="fxamp", options={"policy": POLICY, "mode": "reduce-overhead"})
     with pytest.raises(OptionError, match="CUDA graphs would replay a backward without its steps"):
         model(*batch(0))
+
+
+def test_inside_a_wrapper_that_sums_gradients_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backward_steps, "running_wrapper", lambda: nn.Identity())
+    with pytest.raises(OptionError, match="Identity sums gradients after the graph's backward"):
+        compiled(Net())(*batch(0))
 
 
 def test_one_side_alone_is_logged(caplog: pytest.LogCaptureFixture) -> None:
