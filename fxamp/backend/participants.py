@@ -3,10 +3,12 @@
 from torch.fx import GraphModule
 
 from fxamp.backend.backward_rules import BackwardRules
+from fxamp.backend.backward_steps import BackwardSteps
 from fxamp.backend.dropped_results import DroppedResults
 from fxamp.backend.kept_rules import KeptRules
 from fxamp.backend.options import Options
 from fxamp.backend.unused_results import UnusedResults, may_be_unused
+from fxamp.lowering_names import mode_settings
 from fxamp.pipeline.participant import Participant
 from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
@@ -30,6 +32,8 @@ def participants(policy: Policy | None, options: Options, gm: GraphModule, ended
         takes_part.append(BackwardRules(policy))
     if options.scaler is not None:
         takes_part.append(Scaling(options.scaler, policy))
+    if policy.optimizer is not None and policy.optimizer.in_backward:
+        takes_part.append(BackwardSteps(policy, scaled=options.scaler is not None))
     for participant in takes_part:
-        participant.refuse(options.lowering, options.inductor)
+        participant.refuse(options.lowering, {**mode_settings(options.mode), **options.inductor})
     return tuple(takes_part)

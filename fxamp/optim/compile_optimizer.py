@@ -16,6 +16,7 @@ from fxamp.lowering_names import STEP_LOWERINGS
 from fxamp.optim.bound_step import BoundStep
 from fxamp.optim.clip import require_max_norm
 from fxamp.optim.guarded_step import guarded
+from fxamp.optim.in_backward import close_backward, step_in_backward
 from fxamp.optim.precision.state_precision import set_precision, unpack_state
 from fxamp.optim.tracing.stand_ins import needs_arguments
 from fxamp.policy import Policy
@@ -52,7 +53,9 @@ def compile_optimizer(
     Args:
         optimizer: any optimizer, including user-defined ones.
         policy: a Policy, a built-in name or a path; its ``[optimizer]`` table says in which precision the state is
-            kept. None: as the optimizer creates it. ``state_dict()`` returns ordinary tensors either way.
+            kept. None: as the optimizer creates it. ``state_dict()`` returns ordinary tensors either way. With
+            ``in_backward = true`` backwards that are compiled with this policy step the parameters, ``.grad`` stays
+            None, and ``step()``, once after each backward, steps what is left.
         clip_norm: the step clips gradients as ``torch.nn.utils.clip_grad_norm_(parameters, clip_norm)`` would. If the
             step runs compiled, the gradients in memory do not change. None: no clipping.
         lowering: "inductor", or "aot_eager" to run the traced ops one by one.
@@ -60,7 +63,8 @@ def compile_optimizer(
 
     Raises:
         PolicyError: the policy does not exist, or has a mistake.
-        OptionError: ``optimizer`` is not an optimizer, or an argument has a value that is not accepted.
+        OptionError: ``optimizer`` is not an optimizer, or an argument has a value that is not accepted; or the policy
+            has ``in_backward`` and that does not go with the optimizer or the other arguments.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(f"compile_optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
@@ -68,6 +72,7 @@ def compile_optimizer(
     if clip_norm is not None:
         require_max_norm(clip_norm, "clip_norm")
     loaded = policy if policy is None or isinstance(policy, Policy) else Policy.load(policy)
+    step_in_backward(optimizer, loaded, clip_norm is not None)
     if optimizer not in _settings:
         optimizer.step = MethodType(_compiled_step(optimizer.step), optimizer)  # type: ignore[method-assign]
     set_precision(optimizer, None if loaded is None else loaded.optimizer, seed)
@@ -92,6 +97,7 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
             with torch.enable_grad():
                 loss = closure()
             closure = None
+        close_backward(self)
         arguments = closure is not None or bool(args or kwargs)
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         bound = _prepared(self, settings, scale is not None, found_inf is not None, arguments)

@@ -33,6 +33,19 @@ def is_leaf(node: Node) -> bool:
     return isinstance(node, torch._C._functions.AccumulateGrad)  # type: ignore[attr-defined]
 
 
+def accumulates(parameter: torch.Tensor) -> bool:
+    """Whether the backward that is running adds to the ``.grad`` of the leaf ``parameter``; autograd.grad() does not.
+
+    Breaks loudly.
+    """
+    try:
+        return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(parameter).node)
+    except RuntimeError as error:
+        if "autograd.grad" not in str(error):
+            raise
+        return False
+
+
 def gradient_dtypes(node: Node) -> list[torch.dtype]:
     """Return the dtypes of the gradients that enter ``node``. Breaks loudly."""
     return [entry.dtype for entry in node._input_metadata]

@@ -1,6 +1,9 @@
-"""What Inductor does with an op."""
+"""What Inductor does with an op, and with the outputs of a graph."""
+
+from collections.abc import Collection
 
 from torch._ops import OpOverload
+from torch.fx import Node
 
 
 def calls_kernel(target: object) -> bool:
@@ -11,3 +14,13 @@ def calls_kernel(target: object) -> bool:
     from torch._inductor.lowering import fallbacks, lowerings
 
     return isinstance(target, OpOverload) and (target in fallbacks or target not in lowerings)
+
+
+def drop_outputs(output: Node, places: Collection[int]) -> None:
+    """Tell Inductor that the outputs at ``places`` of the node ``output`` became None, if it has noted their layouts.
+
+    If torch renames the note, Inductor raises for graphs on GPUs.
+    """
+    key = "user_visible_output_idxs"
+    if key in output.meta:
+        output.meta[key] = [at for at in output.meta[key] if at not in places]

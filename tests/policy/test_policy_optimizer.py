@@ -31,6 +31,15 @@ def test_one_word_stands_for_all_states() -> None:
     assert OptimizerPrecision({"exp_avg": "8bit"}).stored_as("exp_avg_sq") == "float32"
 
 
+def test_steps_in_the_backward_are_read_written_and_compared() -> None:
+    policy = Policy.loads(HEAD + "[optimizer]\nin_backward = true\n")
+    assert policy.optimizer == OptimizerPrecision(in_backward=True) != OptimizerPrecision()
+    assert "in_backward = true" in policy.dumps() and Policy.loads(policy.dumps()) == policy
+    plain = Policy.loads(HEAD + "[optimizer]\n")
+    assert policy.digest != plain.digest and "in_backward" not in plain.dumps()
+    assert [change.key for change in diff_policies(plain, policy).settings] == ["optimizer.in_backward"]
+
+
 def test_later_files_win_key_by_key(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(TEXT)
     (tmp_path / "b.toml").write_text('extends = ["a.toml"]\n[optimizer]\nrounding = "nearest"\n')
@@ -55,6 +64,19 @@ def test_it_counts_in_equality_and_differences() -> None:
         ("state = 8", r":3: state = 8 has the wrong type; accepted: a string, or a table of strings"),
         ('rounding = "random"', r":3: rounding = 'random' is unknown; accepted: 'nearest', 'stochastic'"),
         ('weights = "kahn"', r":3: weights = 'kahn' is unknown; .* \(did you mean 'kahan'\?\)"),
+        ("in_backward = 1", r":3: in_backward = 1 has the wrong type; accepted: true or false"),
+        (
+            'in_backward = true\nstate = "8bit"',
+            r":4: state = '8bit' does not go with in_backward = true; accepted with it: 'float32'",
+        ),
+        (
+            'in_backward = true\nrounding = "stochastic"',
+            r":4: rounding = 'stochastic' does not go with in_backward = true; accepted with it: 'nearest'",
+        ),
+        (
+            'in_backward = true\nweights = "kahan"',
+            r":4: weights = 'kahan' does not go with in_backward = true; accepted with it: 'as-is'",
+        ),
         ('round = "nearest"', r":3: unknown key 'round' in \[optimizer\]; .*did you mean 'rounding'"),
     ],
 )

@@ -1,6 +1,6 @@
 """torch's autograd graph is as fxamp takes it to be."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -76,3 +76,32 @@ def test_saved_tensors_hooks_see_nothing_inside() -> None:
         assert packed == []
         x.sin()
     assert len(packed) == 1
+
+
+class _Asking(torch.autograd.Function):
+    """Tells, while its backward runs, whether ``.grad`` of its input is added to."""
+
+    answers: ClassVar[list[bool]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.leaf = x
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        _Asking.answers.append(private.accumulates(ctx.leaf))
+        return gradient
+
+
+def test_whether_a_backward_adds_to_grad() -> None:
+    x, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    _Asking.answers.clear()
+
+    def loss() -> torch.Tensor:
+        return (_Asking.apply(x) * other).sum()  # type: ignore[no-any-return,no-untyped-call]
+
+    loss().backward()
+    loss().backward(inputs=[x])
+    torch.autograd.grad(loss(), [x])
+    assert _Asking.answers == [True, True, False]

@@ -1,6 +1,9 @@
 """Inductor's table of ops is as fxamp takes it to be."""
 
+import inspect
+
 import torch
+import torch._inductor.compile_fx
 
 from fxamp import torch_private as private
 
@@ -12,3 +15,15 @@ def test_whose_kernels_inductor_calls() -> None:
     assert all(map(private.calls_kernel, called))
     written = (aten.add.Tensor, aten.mm.default, aten.view.default, torch.add)
     assert not any(map(private.calls_kernel, written))
+
+
+def test_outputs_that_became_none_have_no_layout() -> None:
+    graph = torch.fx.Graph()
+    output = graph.output((None, graph.placeholder("x")))
+    private.drop_outputs(output, [0])
+    assert not output.meta
+    output.meta["user_visible_output_idxs"] = [0, 1]
+    private.drop_outputs(output, {0: None})
+    assert output.meta["user_visible_output_idxs"] == [1]
+    lowering = inspect.getsource(torch._inductor.compile_fx)
+    assert '"user_visible_output_idxs"' in lowering

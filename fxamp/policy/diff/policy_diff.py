@@ -86,7 +86,7 @@ def _optimizer(old: Policy, new: Policy) -> Iterator[SettingChange]:
     """Yield the keys of ``[optimizer]`` that differ; a policy without the table keeps what the optimizer makes."""
     before, after = (policy.optimizer or OptimizerPrecision() for policy in (old, new))
     for key in TABLES["optimizer"]:
-        one, other = before.content()[key], after.content()[key]
+        one, other = before.content().get(key), after.content().get(key)
         if one != other:
             yield SettingChange(f"optimizer.{key}", one, other)
 

@@ -1,4 +1,4 @@
-"""The ``[optimizer]`` table of a policy: the precision of a compiled step's state and weights."""
+"""The ``[optimizer]`` table of a policy: the precision of a compiled step's state and weights, and when it steps."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,8 @@ class OptimizerPrecision:
 
     ``state``: by the name of a state of the parameters' size, the dtype in which it is stored between steps; ``"*"``
     stands for the others. ``rounding``: how state and bfloat16 parameters are rounded when they are written.
-    ``weights``: "kahan" stores the rounding error of each 16-bit parameter beside it.
+    ``weights``: "kahan" stores the rounding error of each 16-bit parameter beside it. ``in_backward``: compiled
+    backwards step each parameter as soon as its gradient is made; state and weights are the optimizer's own then.
 
     Raises PolicyError, naming every mistake, for values that are not accepted.
     """
@@ -38,6 +39,7 @@ class OptimizerPrecision:
     state: Mapping[str, str] = field(default_factory=lambda: {OTHERS: "float32"})
     rounding: str = "nearest"
     weights: str = "as-is"
+    in_backward: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.state, str):
@@ -51,7 +53,7 @@ class OptimizerPrecision:
         object.__setattr__(self, "state", state)
 
     def __hash__(self) -> int:
-        return hash((tuple(sorted(self.state.items())), self.rounding, self.weights))
+        return hash((tuple(sorted(self.state.items())), self.rounding, self.weights, self.in_backward))
 
     def stored_as(self, name: str) -> str:
         """Return the dtype in which the state of this name is stored."""
@@ -64,6 +66,7 @@ class OptimizerPrecision:
             "state": named[OTHERS] if [*named] == [OTHERS] else named,
             "rounding": self.rounding,
             "weights": self.weights,
+            **({"in_backward": True} if self.in_backward else {}),
         }
 
 
@@ -77,3 +80,8 @@ def mistakes(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, accepted in (("rounding", ROUNDING), ("weights", WEIGHTS)):
         if key in values and values[key] not in accepted:
             yield key, unknown_value(key, values[key], accepted)
+    if values.get("in_backward"):
+        for key, value in {"state": "float32", "rounding": "nearest", "weights": "as-is"}.items():
+            own = values.get(key, value)
+            if own != value and own != {OTHERS: value}:
+                yield key, f"{key} = {own!r} does not go with in_backward = true; accepted with it: {value!r}"

@@ -11,6 +11,7 @@ from torch.amp.grad_scaler import OptState
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.optim import clip
 from fxamp.optim.gradients import multiply_
+from fxamp.optim.in_backward import require_no_backward_steps
 from fxamp.optim.shards import is_dtensor
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
@@ -169,11 +170,13 @@ class GradScaler(torch.amp.GradScaler):
 
         Raises:
             AssertionError: nothing has been scaled yet, or no parameter of the optimizer has a gradient.
+            OptionError: backwards step the optimizer's parameters.
             RuntimeError: called twice since the last update, or with a keyword ``closure``; or the last call raised
                 inside a fused optimizer, which may have unscaled some of the gradients.
         """
         skipped: bool | Tensor = False
         if self._enabled:
+            require_no_backward_steps(optimizer)
             value, skipped = self._checked_step(optimizer, args, kwargs)
         else:
             value = optimizer.step(*args, **kwargs)

@@ -223,6 +223,19 @@ def test_what_is_kept_is_as_large_as_it_is_however_often_it_is_read(tmp_path: Pa
     assert {size for size, _ in scales} == {4096 * 2 * 2} and all(module for _, module in scales)
 
 
+def test_gradients_that_the_backward_steps_do_not_pile_up(tmp_path: Path, counting: Counting) -> None:
+    """Five weights of 64 MiB: one gradient at a time, beside the 16-bit product that it is cast from."""
+    (tmp_path / "wide.py").write_text(LAYERS.replace("256, 256", "4096, 4096").replace("(4096, 256)", "(64, 4096)"))
+    (tmp_path / "steps.toml").write_text('extends = ["cuda-bfloat16"]\n[optimizer]\nin_backward = true\n')
+    workload = Workload(str(tmp_path / "wide.py"), dtype="bfloat16")
+    usual, steps = (counting(workload, Way(policy)) for policy in ("cuda-bfloat16", str(tmp_path / "steps.toml")))
+    weight = 4 * 4096 * 4096
+    kept = sum(value.bytes for value in usual.kept)
+    assert usual.gradients == 5 * (weight + 4 * 4096) and steps.gradients == 0
+    assert usual.peak.bytes > usual.gradients and steps.peak.bytes < kept + 2 * weight
+    assert steps.bytes("step") == usual.bytes("step") and steps.bytes("backward") <= usual.bytes("backward")
+
+
 def test_peak_lists_so_many_buffers_and_the_moment(
     uncompiled: list[tuple[Workload, Way]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,216 @@
+"""Step parameters while the backward runs, as a policy's ``[optimizer] in_backward`` asks: gradients do not pile up.
+
+A compiled backward hands gradients over as soon as they are made, and the optimizer's own step runs for their
+parameters. ``optimizer.step()`` then closes the backward: it steps what is left, and a second backward before it is an
+error. Nothing is ever stepped twice, or with a part of its gradient, without an error.
+"""
+
+import weakref
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from fxamp.errors import OptionError
+from fxamp.optim.tracing.stand_ins import plain_step, replaced_step
+from fxamp.policy import Policy
+from fxamp.reports.warnings import warn_once
+from fxamp.torch_private import step_pre_hooks
+
+_KINDS = (
+    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+)  # fmt: skip
+"""Optimizers of torch.optim that step each parameter by itself, and keep no reference to its gradient."""
+
+_IDLE = (
+    "%s: its policy has in_backward = true, but no backward stepped anything: step() steps all gradients. Compile the "
+    "model with this policy too: options={'policy': ...}"
+)
+
+
+class BackwardStep:
+    """Steps one optimizer's parameters while backwards run; ``step()`` of the optimizer closes each backward."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._stepped: dict[int, Tensor] = {}
+        self._settings: list[dict[str, Any]] = []
+
+    @property
+    def lives(self) -> bool:
+        """Whether the optimizer still exists."""
+        return self._optimizer() is not None
+
+    def require(self, parameters: Sequence[Tensor]) -> None:
+        """Raise RuntimeError if ``parameters`` cannot be stepped in the backward that begins."""
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        if step_pre_hooks(optimizer):
+            raise RuntimeError(
+                f"{_policy(optimizer)}, and a hook runs before its step, which would find no gradients; accepted: an "
+                "optimizer without register_step_pre_hook"
+            )
+        for parameter in parameters:
+            name = _name(optimizer, parameter)
+            if id(parameter) in self._stepped:
+                raise RuntimeError(
+                    f"{_policy(optimizer)}, and parameter {name} gets a second gradient before optimizer.step(); "
+                    "accepted: optimizer.step() after each backward, without gradient accumulation, and parameters "
+                    "that one compiled graph uses once"
+                )
+            if parameter.grad is not None:
+                raise RuntimeError(
+                    f"{_policy(optimizer)}, and parameter {name} has a gradient already, to which this backward would "
+                    "add; accepted: zero_grad(set_to_none=True) before each backward, without gradient accumulation"
+                )
+            if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+                raise RuntimeError(
+                    f"{_policy(optimizer)}, and parameter {name} has a hook on its gradient, which would not run; "
+                    "accepted: parameters without hooks"
+                )
+
+    @torch.no_grad()
+    def __call__(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Step ``parameters``, for which :meth:`require` was called, by their ``gradients``."""
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        self._settings = self._settings or _settings(optimizer)
+        self._stepped.update({id(parameter): parameter for parameter in parameters})
+        with _without_gradients(optimizer):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            try:
+                plain_step(optimizer)(optimizer)
+            finally:
+                for parameter in parameters:
+                    parameter.grad = None
+
+    def close(self) -> None:
+        """Begin the optimizer's ``step()``, which steps what no backward has stepped.
+
+        Raises RuntimeError if a parameter was stepped with a part of its gradient, or with settings that changed since.
+        """
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        stepped, settings = self._stepped, self._settings
+        self._stepped, self._settings = {}, []
+        for parameter in stepped.values():
+            if parameter.grad is not None:
+                raise RuntimeError(
+                    f"{_policy(optimizer)}, and parameter {_name(optimizer, parameter)} was stepped in the backward "
+                    "with a part of its gradient: code outside of the compiled graph added the rest to .grad; "
+                    "accepted: parameters that one compiled graph uses once"
+                )
+        if settings and settings != _settings(optimizer):
+            raise RuntimeError(
+                f"{_policy(optimizer)}, and its settings changed between the backward, which stepped with the old "
+                "ones, and step(); accepted: changes after step(), as by scheduler.step()"
+            )
+        grads = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        if grads and not stepped:
+            warn_once(__name__, _IDLE, type(optimizer).__name__)
+
+
+_backward_steps: MutableMapping[Tensor, BackwardStep] = WeakTensorKeyDictionary()
+_by_optimizer: "weakref.WeakKeyDictionary[torch.optim.Optimizer, BackwardStep]" = weakref.WeakKeyDictionary()
+
+
+def step_in_backward(optimizer: torch.optim.Optimizer, policy: Policy | None, clips: bool) -> None:
+    """Step the optimizer's parameters in backwards from now on if ``policy`` asks for it, else no longer.
+
+    Raises OptionError for optimizers, policies and other parameters that do not allow it, or if the step ``clips``.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if policy is None or policy.optimizer is None or not policy.optimizer.in_backward:
+        if _by_optimizer.pop(optimizer, None) is not None:
+            for parameter in parameters:
+                _backward_steps.pop(parameter, None)
+        return
+    require_policy(policy)
+    kind = type(optimizer)
+    if kind.__name__ not in _KINDS or kind is not getattr(torch.optim, kind.__name__, None) or replaced_step(optimizer):
+        raise OptionError(
+            f"{_policy(optimizer)}; accepted: these classes of torch.optim, with their own step: {', '.join(_KINDS)}"
+        )
+    if clips:
+        raise OptionError(
+            f"{_policy(optimizer)}, and clip_norm needs all gradients before the first step; accepted: no clipping"
+        )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise OptionError(f"{_policy(optimizer)}; accepted: differentiable=False")
+    own = _by_optimizer.setdefault(optimizer, BackwardStep(optimizer))
+    if any(backward_step(parameter) not in (None, own) for parameter in parameters):
+        raise OptionError(f"{_policy(optimizer)}, and another optimizer with it has some of its parameters")
+    for parameter in parameters:
+        _backward_steps[parameter] = own
+
+
+def require_policy(policy: Policy) -> None:
+    """Raise OptionError if ``policy``, which has ``in_backward``, computes in float16: that needs a loss scale."""
+    if policy.lower_precision_fp == "float16":
+        raise OptionError(
+            f"policy {policy.name!r} has in_backward = true and float16, whose loss is scaled; gradients are checked "
+            "and unscaled after the backward; accepted: lower_precision_fp = 'bfloat16'"
+        )
+
+
+def backward_step(parameter: Tensor) -> BackwardStep | None:
+    """Return what steps ``parameter`` in backwards; None if nothing does."""
+    step = _backward_steps.get(parameter)
+    return step if step is not None and step.lives else None
+
+
+def require_no_backward_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Raise OptionError if backwards step the optimizer's parameters: a scaler would unscale and check too late."""
+    if optimizer in _by_optimizer:
+        raise OptionError(f"{_policy(optimizer)}, and a scaler decides after the backward; accepted: one of them")
+
+
+def close_backward(optimizer: torch.optim.Optimizer) -> None:
+    """See :meth:`BackwardStep.close`; does nothing for other optimizers."""
+    own = _by_optimizer.get(optimizer)
+    if own is not None:
+        own.close()
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of each group; tensors, as of a learning rate, by their identity and number of writes."""
+    return [
+        {
+            key: (id(value), value._version) if isinstance(value, Tensor) else value
+            for key, value in group.items()
+            if key not in ("params", "param_names")
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+@contextmanager
+def _without_gradients(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Hide the gradients of all parameters from the step inside."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+
+def _policy(optimizer: torch.optim.Optimizer) -> str:
+    return f"{type(optimizer).__name__}: its policy has in_backward = true"
+
+
+def _name(optimizer: torch.optim.Optimizer, parameter: Tensor) -> str:
+    """Return the parameter's name as the optimizer knows it, else its group and position."""
+    for number, group in enumerate(optimizer.param_groups):
+        for at, own in enumerate(group["params"]):
+            if own is parameter:
+                names = group.get("param_names")
+                return names[at] if names else f"group{number}.param{at}"
+    return f"of shape {tuple(parameter.shape)}"
