@@ -1,6 +1,7 @@
-"""What a policy's step costs on a GPU, by the count, in one process for all policies."""
+"""What a policy's step costs on a GPU, by the count: in another process, while this one measures errors."""
 
 import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -14,36 +15,56 @@ from fxamp.tools.bench.cost.workload import Workload
 from fxamp.tools.bench.process import ContenderFailed, Process
 from fxamp.tools.policy.fit.store import Store
 
+_SHORT = """from fxamp.tools.inputs.model_file import program
+from fxamp.tools.policy.fit.layers import shortened
+
+whole = program({!r}, lambda _: None)
+model, inputs = shortened(whole.model), (whole.args, whole.kwargs)
+"""
+
 
 @dataclass
 class Counting:
-    """Counts the model of ``file`` under one policy after another; a context manager, for its process and its files."""
+    """Counts the model of ``file`` under policies, one after another; a context manager, for its process and files.
+
+    It ends after the count that is going on, which is kept. ``fresh``: how many counts were not in ``store``.
+    """
 
     file: str
     store: Store
     fresh: int = 0
     _folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix="fxamp-fit-"))
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _process: Process | None = None
 
-    def row(self, policy: Policy) -> Row:
-        """Return the counts of a step under ``policy``. Raises OptionError, with the reason, if there are none."""
+    def row(self, policy: Policy, short: bool = False) -> "Future[Row]":
+        """Count a step under ``policy``; ``short``: of the model with few layers of each kind.
+
+        The future raises OptionError, with the reason, where that cannot be counted.
+        """
+        return self._pool.submit(self._row, policy, short)
+
+    def _row(self, policy: Policy, short: bool) -> Row:
         workload = Workload(str(Path(self.file).resolve()), policy.lower_precision_fp)
-        key = ("count", policy.digest, workload)
+        key = ("count", policy.digest, workload, short)
         fields = self.store.get(*key)
         if fields is None:
-            counted = row(policy.name, policy.name, Count.from_dict(self._ask(policy, workload)))
+            counted = row(policy.name, policy.name, Count.from_dict(self._ask(policy, workload, short)))
             fields = asdict(counted)
             self.store.put(fields, *key)
             self.fresh += 1
         return Row(**fields)
 
-    def _ask(self, policy: Policy, workload: Workload) -> dict[str, Any]:
-        path = Path(self._folder.name) / f"{policy.digest[:32]}.toml"
+    def _ask(self, policy: Policy, workload: Workload, short: bool) -> dict[str, Any]:
+        folder = Path(self._folder.name)
+        path, program = folder / f"{policy.digest[:32]}.toml", folder / "short.py"
         path.write_text(policy.dumps(), encoding="utf-8")
+        program.write_text(_SHORT.format(workload.model), encoding="utf-8")
+        asked = workload.as_dict() | ({"model": str(program)} if short else {})
         try:
             if self._process is None:
                 self._process = Process("fxamp.tools.bench.cost.process", {}, None)
-            return self._process.ask("count", workload=workload.as_dict(), policy=str(path))
+            return self._process.ask("count", workload=asked, policy=str(path))
         except ContenderFailed as failed:
             self._end()
             raise OptionError(f"{self.file}: counting under policy {policy.name!r}: {failed}") from failed
@@ -54,6 +75,7 @@ class Counting:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._pool.shutdown(cancel_futures=True)
         self._end()
         self._folder.cleanup()
 

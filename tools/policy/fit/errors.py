@@ -15,7 +15,7 @@ from fxamp.errors import ListingError
 from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
 from fxamp.tools.common.silence import quiet, unlogged
-from fxamp.tools.inputs.measurement import Batch, Copy, Results, failure, relative, under_policy
+from fxamp.tools.inputs.measurement import Batch, Copy, Results, each_under_policy, failure, relative
 from fxamp.tools.policy.batches import Workload
 from fxamp.tools.policy.fit.store import Store
 
@@ -38,28 +38,31 @@ class Measuring:
         key = ("error", policy.digest, len(self.batches), tuple(self.draws))
         known = self.store.get(*key)
         if known is None:
-            errors = [self._draw(policy, draw) for draw in self.draws]
+            errors = self._errors(policy)
             known = math.sqrt(sum(error**2 for error in errors) / len(errors))
             self.store.put(known, *key)
             self.fresh += 1
         return float(known)
 
-    def _draw(self, policy: Policy, draw: int) -> float:
+    def _errors(self, policy: Policy) -> list[float]:
+        """Return the error of each draw; the model is compiled once."""
         lowered = any(policy.has_rules_for(region) for region in ("backward", KEPT))
-        with _nearby(self.work.model, draw), unlogged("fxamp"):
-            exact = self._float64(draw)
-            copy = Copy.of(self.work.model, self.batches)
-            lowering = "aot_eager" if lowered else "eager"
-            beside = self.work.loss.function
-            results, _ = under_policy(self.work.file, copy, policy, lowering, self.work.start, beside)
-        return relative([*results.gradients_of(exact).values()], [*exact.gradients.values()])
+        lowering, work = "aot_eager" if lowered else "eager", self.work
+        copy = Copy.of(work.model, self.batches)
+        draws = [_nearby(copy.model, draw) for draw in self.draws]
+        with unlogged("fxamp"):
+            outcomes = each_under_policy(work.file, copy, policy, lowering, work.start, draws, work.loss.function)
+        pairs = [(results, self._float64(draw)) for (results, _), draw in zip(outcomes, self.draws, strict=True)]
+        return [
+            relative([*results.gradients_of(exact).values()], [*exact.gradients.values()]) for results, exact in pairs
+        ]
 
     def _float64(self, draw: int) -> Results:
         """Return the gradients in float64. Raises ListingError if there are none, or none that are finite."""
         if draw not in self._exact:
             file, copy = self.work.file, Copy.of(self.work.model, self.batches, dtype=torch.float64)
             try:
-                with quiet():
+                with quiet(), _nearby(copy.model, draw):
                     exact = copy.run(copy.model, self.work.start, beside=self.work.loss.function)
             except Exception as error:
                 raise failure(file, "running model in float64", error) from error
@@ -81,7 +84,7 @@ def _nearby(model: object, draw: int) -> Iterator[None]:
     with torch.no_grad():
         for value in parameters:
             factors = torch.rand(value.shape, generator=generator).sub_(0.5).mul_(2.0**-7).add_(1)
-            value.mul_(factors.to(value.device, value.dtype))
+            value.copy_((value.float() * factors.to(value.device)).to(value.dtype))
     try:
         yield
     finally:

@@ -16,11 +16,17 @@ _APART = 2
 
 @dataclass(frozen=True)
 class Scope:
-    """A part of a model. ``modules``: globs that cover it, none for the whole model. ``word``: its name in ids."""
+    """A part of a model.
+
+    ``modules``: globs that cover it, none for the whole model. ``word``: its name in ids.
+
+    ``size``: how many layers stand for each one that :func:`shortened` leaves of it.
+    """
 
     name: str
     modules: tuple[str, ...] = ()
     word: str = ""
+    size: float = 1.0
 
 
 def scopes(model: Any) -> list[Scope]:
@@ -33,15 +39,50 @@ def scopes(model: Any) -> list[Scope]:
     known = [path for path, _ in model.named_modules()]
     parts: list[Scope] = []
     for container, paths in kinds:
-        cuts = [("first", paths[:1]), ("middle", paths[1:-1]), ("last", paths[-1:])]
-        if len(kinds) > _APART or len(paths) < len(cuts):
-            cuts = [("all", paths)]
-        for word, some in cuts:
+        for word, some, size in _cuts(paths, len(kinds)):
             globs = tuple(exact(path, known) for path in some)
             name = _name(word, container, kinds, paths)
-            parts.append(Scope(name, globs, word if len(kinds) == 1 else re.sub(r"[^A-Za-z0-9]+", "-", name)))
+            slug = word if len(kinds) == 1 else re.sub(r"[^A-Za-z0-9]+", "-", name)
+            parts.append(Scope(name, globs, slug, size))
     rest = tuple(exact(path, known) for path in _rest(model, [path for _, paths in kinds for path in paths]))
     return [*parts, Scope("rest", rest, "rest")] if rest else parts
+
+
+def _cuts(paths: list[str], kinds: int) -> list[tuple[str, list[str], float]]:
+    """Cut layers that are alike into parts, each with how many layers stand for one of the short model."""
+    if len(paths) == 2 or kinds > _APART:
+        return [("all", paths, len(paths) / 2)]
+    return [("first", paths[:1], 1), ("middle", paths[1:-1], len(paths) - 2), ("last", paths[-1:], 1)]
+
+
+def shortened(model: Any) -> Any:
+    """Take layers out of ``model``, and return it: of those that are alike the first, one other, and the last stay.
+
+    Where first and last are not apart, two stay.
+    """
+    kinds = list(_kinds(model)) if isinstance(model, nn.Module) else []
+    for container, paths in kinds:
+        out = paths[2:-1] if len(kinds) <= _APART else paths[2:]
+        layers = model.get_submodule(container)
+        for path in out:
+            del layers._modules[path.rpartition(".")[2]]
+    for container in dict.fromkeys(container for container, _ in kinds):
+        layers = model.get_submodule(container)
+        inside = list(layers._modules.values())
+        layers._modules.clear()
+        layers._modules.update({str(at): layer for at, layer in enumerate(inside)})
+    return model
+
+
+def short_scopes(model: Any) -> list[Scope]:
+    """Return :func:`scopes` of the model that :func:`shortened` makes; ``model`` stays as it is."""
+    before = [(part, dict(part._modules)) for part in model.modules()] if isinstance(model, nn.Module) else []
+    try:
+        return scopes(shortened(model))
+    finally:
+        for part, inside in before:
+            part._modules.clear()
+            part._modules.update(inside)
 
 
 def _name(word: str, container: str, kinds: list[tuple[str, list[str]]], paths: list[str]) -> str:

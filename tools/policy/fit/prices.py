@@ -8,8 +8,9 @@ from torch import nn
 
 from fxamp.errors import FxampError
 from fxamp.policy import Policy
+from fxamp.policy.model.keep import Keep
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
-from fxamp.tools.bench.cost.row import Rates
+from fxamp.tools.bench.cost.row import Rates, Row
 from fxamp.tools.common.progress import bar
 from fxamp.tools.policy.fit.counts import Counting
 from fxamp.tools.policy.fit.decisions import Decision, Language, Option
@@ -70,12 +71,19 @@ class Pricing:
 
     def price(self, there: Policy, here: Policy) -> Price:
         """Return the price of a policy. Raises FxampError where it cannot be counted or run."""
-        counted = self.counting.row(replace(there, optimizer=None))
-        parameters = self._parameters()
-        resident = sum(parameters) + self._state(there.optimizer)
-        memory = resident + max(counted.peak, parameters[0])
-        square = self.measuring.error(replace(here, optimizer=None)) ** 2
-        return Price(memory, counted.milliseconds(self.rates), square, counted.peak, counted.kept)
+        counting = self.counting.row(_plain(there))
+        square = self._square(here)
+        counted = self._counted(counting.result())
+        return replace(counted, memory=counted.memory + self._state(there.optimizer), square=square)
+
+    def _square(self, here: Policy) -> float:
+        return self.measuring.error(_plain(here)) ** 2
+
+    def _counted(self, counted: Row) -> Price:
+        """Return what was counted as a price, without the optimizer's state."""
+        trained, others = self._parameters()
+        memory = trained + others + max(counted.peak, trained)
+        return Price(memory, counted.milliseconds(self.rates), 0.0, counted.peak, counted.kept)
 
     def _parameters(self) -> tuple[float, float]:
         """Return the bytes of the parameters that are trained, and of all other state of the model."""
@@ -90,28 +98,52 @@ class Pricing:
         forms = precision.state.values() if precision is not None else ["float32"]
         return _STATES * self._parameters()[0] / 4 * max(_STATE_BYTES[form] for form in forms)
 
-    def options(self, decisions: Sequence[Decision], base: Price) -> list[tuple[Price, ...]]:
-        """Return what each option of each decision adds to ``base``."""
-        total = sum(len(decision.options) - 1 for decision in decisions)
+    def options(self, decisions: Sequence[Decision], short: Sequence[Decision], base: Price) -> list[tuple[Price, ...]]:
+        """Return what each option of each decision adds to ``base``; what cannot be counted or run is never taken.
+
+        ``short``: the same decisions for the model with few layers, which is counted.
+        """
+        plain = {few: self.counting.row(_plain(self.base), few) for few in (False, True)}
+        policies = [[self.language.policy(self.base, [option]) for option in own.options] for own in short]
+        counts = [
+            [self.counting.row(_plain(policy), bool(own.scope.modules)) for policy in row[1:]]
+            for own, row in zip(short, policies, strict=True)
+        ]
         prices: list[tuple[Price, ...]] = []
-        with bar("priced", total, "option") as shown:
-            for decision in decisions:
+        with bar("priced", sum(map(len, counts)), "option") as shown:
+            for decision, futures in zip(decisions, counts, strict=True):
                 own = [Price()]
-                for option in decision.options[1:]:
-                    own.append(self._added(decision, option, base))
+                for option, future in zip(decision.options[1:], futures, strict=True):
+                    try:
+                        before = self._counted(plain[bool(decision.scope.modules)].result())
+                        counted = self._counted(future.result()) - before
+                        own.append(self._added(option, counted, base))
+                    except FxampError as error:
+                        self.say(f"{decision.name}, {decision.scope.name}, {option.name}: left out: {error}")
+                        own.append(NEVER)
                     shown.update()
                 prices.append(tuple(own))
         return prices
 
-    def _added(self, decision: Decision, option: Option, base: Price) -> Price:
+    def _added(self, option: Option, counted: Price, base: Price) -> Price:
+        """Return what ``option`` adds; ``counted``: to one layer of its scope."""
         if option.optimizer is not None:
             return Price(memory=self._state(option.optimizer) - self._state(self.base.optimizer))
-        try:
-            added = self.of([option]) - base
-        except FxampError as error:
-            self.say(f"{decision.name} of {decision.scope.name}, {option.name}: left out: {error}")
-            return _NEVER
-        return replace(added, square=max(added.square, 0.0))
+        if not any(counted.numbers):
+            return counted
+        added = Price(*(option.scope.size * number for number in counted.numbers))
+        if all(rule.keep in _EXACT for rule in option.rules):
+            return added
+        return replace(added, square=max(self._square(self.language.policy(self.here, [option])) - base.square, 0.0))
 
 
-_NEVER = Price(memory=float("inf"))
+def _plain(policy: Policy) -> Policy:
+    """Return ``policy`` without the precision of the optimizer, which neither the count nor the gradient reads."""
+    return replace(policy, optimizer=None)
+
+
+#: Kept so, values are those of the forward, bit for bit.
+_EXACT = (Keep.RECOMPUTE, Keep.AS_IS)
+
+#: The price of an option that cannot be taken.
+NEVER = Price(memory=math.inf)
