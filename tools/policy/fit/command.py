@@ -22,7 +22,7 @@ from fxamp.tools.policy.fit.counts import Counting
 from fxamp.tools.policy.fit.decisions import Language
 from fxamp.tools.policy.fit.errors import Measuring
 from fxamp.tools.policy.fit.gpus import GPUS, amount
-from fxamp.tools.policy.fit.layers import scopes, short_scopes
+from fxamp.tools.policy.fit.layers import scopes, shortened
 from fxamp.tools.policy.fit.prices import Pricing
 from fxamp.tools.policy.fit.search import Candidate, Search
 from fxamp.tools.policy.fit.store import Store
@@ -89,7 +89,9 @@ def _answer(options: Namespace, pricing: Pricing, memory: int) -> int:
     own = Candidate(options.policy, pricing.base, pricing.of([]))
     limits = Limits(memory, own.price.square * options.error**2)
     model, language = pricing.measuring.work.model, pricing.language
-    decisions, short = (language.decisions(parts(model)) for parts in (scopes, short_scopes))
+    decisions = language.decisions(scopes(model), model)
+    with shortened(model):
+        short = language.decisions(scopes(model), model)
     search = Search(pricing, decisions, pricing.options(decisions, short, own.price), own.price, _say)
     search.add(own)
     for candidate in _shipped(pricing):

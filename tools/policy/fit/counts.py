@@ -16,10 +16,10 @@ from fxamp.tools.bench.process import ContenderFailed, Process
 from fxamp.tools.policy.fit.store import Store
 
 _SHORT = """from fxamp.tools.inputs.model_file import program
-from fxamp.tools.policy.fit.layers import shortened
+from fxamp.tools.policy.fit.layers import shorten
 
 whole = program({!r}, lambda _: None)
-model, inputs = shortened(whole.model), (whole.args, whole.kwargs)
+model, inputs = shorten(whole.model), (whole.args, whole.kwargs)
 """
 
 

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
 
 from fxamp.policy import Category, Policy, Rule
 from fxamp.policy.model.keep import KEPT, Keep
 from fxamp.policy.model.module_globs import covers_module
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
+from fxamp.policy.model.site import Site, TensorFacts
 from fxamp.tools.policy.fit.layers import Scope
 
 #: Rules of lean that pack values, those that say which values the backward computes again, and single values.
@@ -62,16 +66,17 @@ class Language:
         rowwise = Policy.load(f"{family}-fp8-rowwise").rules if fp8 else ()
         self._rowwise = [rule for rule in rowwise if rule.id not in table]
 
-    def decisions(self, scopes: Sequence[Scope]) -> list[Decision]:
-        """Return all decisions: those of each scope, then those of the whole model."""
-        return [*(d for scope in scopes for d in self._of(scope)), *self._of_all()]
+    def decisions(self, scopes: Sequence[Scope], model: Any) -> list[Decision]:
+        """Return all decisions on ``model``: those of each scope, then those of the whole model."""
+        return [*(decision for scope in scopes for decision in self._of(scope, model)), *self._of_all()]
 
-    def _of(self, scope: Scope) -> Iterable[Decision]:
+    def _of(self, scope: Scope, model: Any) -> Iterable[Decision]:
         norm = self._base.rule_for("aten::layer_norm")
         if self._norms and norm is not None and norm.cast is not Category.LOWER_PRECISION_FP:
             yield self._decision("norms", scope, {"16 bits": self._norms})
         if not self._base.has_fp8 and self.fp8:
-            yield self._decision("products", scope, self._recipes())
+            recipes = {word: rules for word, rules in self._recipes().items() if self._multiplies(rules, scope, model)}
+            yield self._decision("products", scope, recipes)
         if not self._base.has_rules_for(KEPT):
             packed = [self._kept[name] for name in _PACKED]
             floats = [replace(rule, keep=Keep.FLOAT8_E4M3FN) for rule in packed]
@@ -80,8 +85,11 @@ class Language:
             options |= {"8-bit floats, norms' inputs in 16 bits": floats + stream, "8-bit integers": packed}
             yield self._decision("kept values", scope, options)
             again = [self._kept[name] for name in _RECOMPUTED]
-            values = [*again, self._kept["kept-values-of-attention"]]
-            options = {"activations, norms, gates": again, "and attention's values": values}
+            values = self._kept["kept-values-of-attention"]
+            options = {"activations, norms, gates": again}
+            paths = [path for path, _ in model.named_modules()] if isinstance(model, nn.Module) else [""]
+            if any(covers_module(glob, path) for glob in values.modules for path in paths):
+                options["and attention's values"] = [*again, values]
             yield self._decision("computed again", scope, options)
 
     def _of_all(self) -> Iterable[Decision]:
@@ -101,6 +109,19 @@ class Language:
     def _recipes(self) -> dict[str, list[Rule]]:
         precise = [replace(rule, recipe="rowwise_with_gw_hp") if rule.recipe else rule for rule in self._rowwise]
         return {"fp8 tensorwise": self._products, "fp8 rowwise": self._rowwise, "fp8 rowwise_with_gw_hp": precise}
+
+    def _multiplies(self, rules: list[Rule], scope: Scope, model: Any) -> bool:
+        """Whether a weight of ``model`` is multiplied in fp8 under ``rules``, as far as its size and module tell."""
+        policy = self.policy(self._base, [Option("", scope, tuple(rules))])
+        for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, nn.Parameter) and weight.dim() == 2 and not isinstance(module, nn.Embedding):
+                facts = TensorFacts("float32", tuple(weight.shape))
+                for op, argument in (("aten::linear", "weight"), ("aten::addmm.default", "mat2")):
+                    rule = policy.ruling(Site(op, path, args={argument: facts})).rule
+                    if rule is not None and rule.cast is Category.FP8:
+                        return True
+        return not isinstance(model, nn.Module)
 
     def _decision(self, name: str, scope: Scope, options: dict[str, list[Rule]]) -> Decision:
         forms = [Option(word, scope, tuple(rules)) for word, rules in options.items() if rules]

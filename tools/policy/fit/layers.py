@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +21,15 @@ class Scope:
 
     ``modules``: globs that cover it, none for the whole model. ``word``: its name in ids.
 
-    ``size``: how many layers stand for each one that :func:`shortened` leaves of it.
+    ``size``: how many layers stand for each one that :func:`shortened` leaves of it. ``kind``: the same for parts whose
+    layers are alike.
     """
 
     name: str
     modules: tuple[str, ...] = ()
     word: str = ""
     size: float = 1.0
+    kind: str = ""
 
 
 def scopes(model: Any) -> list[Scope]:
@@ -43,9 +46,9 @@ def scopes(model: Any) -> list[Scope]:
             globs = tuple(exact(path, known) for path in some)
             name = _name(word, container, kinds, paths)
             slug = word if len(kinds) == 1 else re.sub(r"[^A-Za-z0-9]+", "-", name)
-            parts.append(Scope(name, globs, slug, size))
+            parts.append(Scope(name, globs, slug, size, paths[0]))
     rest = tuple(exact(path, known) for path in _rest(model, [path for _, paths in kinds for path in paths]))
-    return [*parts, Scope("rest", rest, "rest")] if rest else parts
+    return [*parts, Scope("rest", rest, "rest", kind="rest")] if rest else parts
 
 
 def _cuts(paths: list[str], kinds: int) -> list[tuple[str, list[str], float]]:
@@ -55,16 +58,28 @@ def _cuts(paths: list[str], kinds: int) -> list[tuple[str, list[str], float]]:
     return [("first", paths[:1], 1), ("middle", paths[1:-1], len(paths) - 2), ("last", paths[-1:], 1)]
 
 
-def shortened(model: Any) -> Any:
-    """Take layers out of ``model``, and return it: of those that are alike the first, one other, and the last stay.
+@contextmanager
+def shortened(model: Any) -> Iterator[None]:
+    """Within the block, ``model`` has few layers: of those that are alike the first, one other, and the last.
 
-    Where first and last are not apart, two stay.
+    Where first and last are not apart, there are two.
     """
+    before = [(part, dict(part._modules)) for part in model.modules()] if isinstance(model, nn.Module) else []
+    try:
+        shorten(model)
+        yield
+    finally:
+        for part, inside in before:
+            part._modules.clear()
+            part._modules.update(inside)
+
+
+def shorten(model: Any) -> Any:
+    """Take layers out of ``model`` as :func:`shortened` does, and return it."""
     kinds = list(_kinds(model)) if isinstance(model, nn.Module) else []
     for container, paths in kinds:
-        out = paths[2:-1] if len(kinds) <= _APART else paths[2:]
         layers = model.get_submodule(container)
-        for path in out:
+        for path in paths[2:-1] if len(kinds) <= _APART else paths[2:]:
             del layers._modules[path.rpartition(".")[2]]
     for container in dict.fromkeys(container for container, _ in kinds):
         layers = model.get_submodule(container)
@@ -72,17 +87,6 @@ def shortened(model: Any) -> Any:
         layers._modules.clear()
         layers._modules.update({str(at): layer for at, layer in enumerate(inside)})
     return model
-
-
-def short_scopes(model: Any) -> list[Scope]:
-    """Return :func:`scopes` of the model that :func:`shortened` makes; ``model`` stays as it is."""
-    before = [(part, dict(part._modules)) for part in model.modules()] if isinstance(model, nn.Module) else []
-    try:
-        return scopes(shortened(model))
-    finally:
-        for part, inside in before:
-            part._modules.clear()
-            part._modules.update(inside)
 
 
 def _name(word: str, container: str, kinds: list[tuple[str, list[str]]], paths: list[str]) -> str:

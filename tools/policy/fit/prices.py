@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -104,11 +105,7 @@ class Pricing:
         ``short``: the same decisions for the model with few layers, which is counted.
         """
         plain = {few: self.counting.row(_plain(self.base), few) for few in (False, True)}
-        policies = [[self.language.policy(self.base, [option]) for option in own.options] for own in short]
-        counts = [
-            [self.counting.row(_plain(policy), bool(own.scope.modules)) for policy in row[1:]]
-            for own, row in zip(short, policies, strict=True)
-        ]
+        counts = self._counts(short)
         prices: list[tuple[Price, ...]] = []
         with bar("priced", sum(map(len, counts)), "option") as shown:
             for decision, futures in zip(decisions, counts, strict=True):
@@ -124,6 +121,17 @@ class Pricing:
                     shown.update()
                 prices.append(tuple(own))
         return prices
+
+    def _counts(self, short: Sequence[Decision]) -> "list[list[Future[Row]]]":
+        """Count each option but the first of each decision; layers that are alike are counted once."""
+        taken: dict[tuple[str, str], list[Future[Row]]] = {}
+        for own in sorted(short, key=lambda decision: "middle" not in decision.scope.word):
+            if (own.scope.kind, own.name) not in taken:
+                policies = [self.language.policy(self.base, [option]) for option in own.options[1:]]
+                taken[own.scope.kind, own.name] = [
+                    self.counting.row(_plain(policy), bool(own.scope.modules)) for policy in policies
+                ]
+        return [taken[own.scope.kind, own.name] for own in short]
 
     def _added(self, option: Option, counted: Price, base: Price) -> Price:
         """Return what ``option`` adds; ``counted``: to one layer of its scope."""
