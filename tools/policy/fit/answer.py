@@ -66,11 +66,13 @@ def effect(added: Price, base: Price) -> str:
 
 
 def table(search: Search, chosen: Candidate | None, limits: Limits) -> str:
-    """Return base, chosen, shipped policies and frontier, all counted and measured; the fastest first."""
+    """Return base, shipped policies, chosen one and frontier, all counted and measured; the fastest first."""
     frontier = search.frontier()
     base = search.base
     rows = []
     for candidate in sorted(search.candidates.values(), key=lambda one: one.price.milliseconds):
+        if candidate.options and candidate is not chosen and candidate not in frontier:
+            continue
         price = candidate.price
         notes = ["chosen"] if candidate is chosen else []
         notes += [] if limits.hold(price) else ["too large" if price.memory > limits.memory else "too inexact"]

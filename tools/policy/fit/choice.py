@@ -9,7 +9,8 @@ from types import MappingProxyType
 from fxamp.errors import OptionError
 from fxamp.tools.policy.fit.prices import Price
 
-#: What is minimised first; the others count by this share of it, and every option beside the base's by the last one.
+#: What is minimised first. Time and error also count by the first share, each option beside the base's by the second;
+#: memory does not: what fits, fits.
 PREFERENCES: Mapping[str, int] = MappingProxyType({"memory": 0, "time": 1, "error": 2})
 _SECOND, _RULE = 1e-3, 1e-5
 
@@ -35,8 +36,9 @@ def require_solver() -> None:
 def cost(added: Price, base: Price, prefer: str, plain: bool) -> float:
     """What one option adds to what is minimised, in shares of the base; ``plain``: it is the base's own option."""
     shares = [part / whole if whole else 0.0 for part, whole in zip(added.numbers[:3], base.numbers[:3], strict=True)]
-    first = shares[PREFERENCES[prefer]]
-    return first + _SECOND * (sum(shares) - first) + (0.0 if plain else _RULE)
+    at = PREFERENCES[prefer]
+    rest = sum(share for other, share in enumerate(shares) if other not in (at, PREFERENCES["memory"]))
+    return shares[at] + _SECOND * rest + (0.0 if plain else _RULE)
 
 
 def choose(prices: Sequence[Sequence[Price]], base: Price, limits: Limits, prefer: str) -> tuple[int, ...] | None:

@@ -37,11 +37,11 @@ class Search:
     def look(self, name: str, limits: Limits, prefer: str) -> Candidate | None:
         """Return a verified policy within ``limits``; None if none was verified. Every trial stays a candidate."""
         aim = limits
-        for _ in range(ROUNDS):
+        for trial in range(1, ROUNDS + 1):
             chosen = choose(self.prices, self.base, aim, prefer)
             if chosen is None:
                 return None
-            candidate = self._verified(name, chosen)
+            candidate = self._verified(name if trial == 1 else f"{name}, trial {trial}", chosen)
             if candidate is None:
                 return None
             if limits.hold(candidate.price):
@@ -70,7 +70,7 @@ class Search:
         """Return the best of all candidates within ``limits``; of equals, the one with the fewest rules."""
         good = [candidate for candidate in self.candidates.values() if limits.hold(candidate.price)]
         at = PREFERENCES[prefer]
-        rest = [other for other in range(len(PREFERENCES)) if other != at]
+        rest = [other for other in (PREFERENCES[name] for name in ("time", "error", "memory")) if other != at]
 
         def order(candidate: Candidate) -> tuple[float, ...]:
             numbers = candidate.price.numbers
