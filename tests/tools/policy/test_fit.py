@@ -65,12 +65,12 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Counts and errors that follow from the number of rules; the result says how many there were."""
     asked: list[Policy] = []
 
-    def count(_: Counting, policy: Policy, *__: Any) -> dict[str, Any]:
+    def count(_: Counting, policy: Policy, *__: Any) -> Count:
         asked.append(policy)
         kept = sum(rule.region == KEPT and rule.keep != "as-is" for rule in policy.rules)
         kernel = Kernel("forward", "triton", "add", (Access("a", 10_000_000 + 1000 * kept, "float32"),), ())
         peak = 4_000_000 - 100_000 * kept
-        return Count((kernel,), {}, (Kept(peak, "float32", (1,), "add", "", ""),), 1, 1, 1, Peak(peak)).as_dict()
+        return Count((kernel,), {}, (Kept(peak, "float32", (1,), "add", "", ""),), 1, 1, 1, Peak(peak))
 
     def errors(_: Measuring, policy: Policy) -> list[float]:
         asked.append(policy)

@@ -34,10 +34,10 @@ PROG = "fxamp-policy fit"
 _VARIANTS = ("fast-norms", "fast", "lean", "leanest", "fp8", "fp8-rowwise")
 
 
-def parser() -> Parser:
+def parser(prog: str) -> Parser:
     """Return the subcommand's options."""
     result = Parser(
-        PROG,
+        prog,
         "Find the policy with which a training step fits a GPU's memory: fastest within an error of the gradient, "
         "counted for that GPU, which need not be there, and measured against float64. MODEL.py defines model and "
         "inputs, and perhaps batches and loss(output); it is run, and so is the model.",

@@ -2,7 +2,7 @@
 
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -10,8 +10,10 @@ from typing import Any, Self
 from fxamp.errors import OptionError
 from fxamp.policy import Policy
 from fxamp.tools.bench.cost.count import Count
+from fxamp.tools.bench.cost.hooks import prepare_torch
+from fxamp.tools.bench.cost.process import count
 from fxamp.tools.bench.cost.row import Row, row
-from fxamp.tools.bench.cost.workload import Workload
+from fxamp.tools.bench.cost.workload import Way, Workload
 from fxamp.tools.bench.process import ContenderFailed, Process
 from fxamp.tools.policy.fit.store import Store
 
@@ -49,22 +51,22 @@ class Counting:
         key = ("count", policy.digest, workload, short)
         fields = self.store.get(*key)
         if fields is None:
-            counted = row(policy.name, policy.name, Count.from_dict(self._ask(policy, workload, short)))
+            counted = row(policy.name, policy.name, self._ask(policy, workload, short))
             fields = asdict(counted)
             self.store.put(fields, *key)
             self.fresh += 1
         return Row(**fields)
 
-    def _ask(self, policy: Policy, workload: Workload, short: bool) -> dict[str, Any]:
+    def _ask(self, policy: Policy, workload: Workload, short: bool) -> Count:
         folder = Path(self._folder.name)
         path, program = folder / f"{policy.digest[:32]}.toml", folder / "short.py"
         path.write_text(policy.dumps(), encoding="utf-8")
         program.write_text(_SHORT.format(workload.model), encoding="utf-8")
-        asked = workload.as_dict() | ({"model": str(program)} if short else {})
+        few = replace(workload, model=str(program)) if short else workload
         try:
             if self._process is None:
-                self._process = Process("fxamp.tools.bench.cost.process", {}, None)
-            return self._process.ask("count", workload=asked, policy=str(path))
+                self._process = Process(prepare_torch)
+            return self._process.ask(count, few, Way(str(path)))
         except ContenderFailed as failed:
             self._end()
             raise OptionError(f"{self.file}: counting under policy {policy.name!r}: {failed}") from failed
