@@ -35,7 +35,7 @@ class Measuring:
 
     def error(self, policy: Policy) -> float:
         """Return the relative error of all gradients as one vector, in the 2-norm: the root mean square over draws."""
-        key = ("error", policy.digest, len(self.batches), tuple(self.draws))
+        key = ("error", policy.digest, self.work.device(), len(self.batches), tuple(self.draws))
         known = self.store.get(*key)
         if known is None:
             errors = self._errors(policy)

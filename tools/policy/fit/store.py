@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+import fxamp.tools
 from fxamp.backend.cache_key import source_digest
 from fxamp.tools.common.caches import cache_folder
 from fxamp.tools.inputs.kinds import imported_names, program_syntax
@@ -25,8 +27,9 @@ class Store:
 
     @staticmethod
     def of(file: str) -> "Store":
-        """Return the store for the model of ``file``: for its text, that of files beside it, and versions."""
-        facts = [source_digest(), torch.__version__, *_texts(Path(file), set())]
+        """Return the store for the model of ``file``: for its text, files beside it, versions, fxamp's code."""
+        tools = [path.read_text(encoding="utf-8") for path in sorted(Path(fxamp.tools.__file__).parent.rglob("*.py"))]
+        facts = [source_digest(), *tools, torch.__version__, *_texts(Path(file))]
         return Store(cache_folder() / "fit", hashlib.sha256("\0".join(facts).encode()).hexdigest())
 
     def get(self, *key: object) -> Any:
@@ -48,14 +51,20 @@ class Store:
         return self.folder / f"{hashlib.sha256(repr((self.content, key)).encode()).hexdigest()[:32]}.json"
 
 
-def _texts(file: Path, known: set[Path]) -> list[str]:
-    """Return the text of ``file`` and of the files beside it that it imports, and versions of the packages."""
-    known.add(file)
-    facts = [file.read_text(encoding="utf-8")]
-    for name in sorted(imported_names(program_syntax(str(file), "a Python file"))):
-        beside = [file.parent / f"{name}.py", *sorted((file.parent / name).rglob("*.py"))]
-        own = [path for path in beside if path.is_file() and path not in known]
-        for path in own:
-            facts += _texts(path, known)
-        facts += [f"{one} {version(one)}" for one in sorted(set(packages_distributions().get(name, ())))]
-    return facts
+def _texts(file: Path) -> Iterator[str]:
+    """Yield the texts of ``file`` and of the files beside it that these import, and the versions of packages."""
+    names: set[str] = set()
+    known, new = set[Path](), {file}
+    while new:
+        for path in sorted(new):
+            yield path.read_text(encoding="utf-8")
+            names |= imported_names(program_syntax(str(path), "a Python file"))
+        known |= new
+        folder = file.parent
+        beside = {folder / f"{name}.py" for name in names}.union(
+            *((folder / name).rglob("*.py") for name in names if name)
+        )
+        new = {path for path in beside if path.is_file()} - known
+    distributions = packages_distributions()
+    packages = {package for name in names for package in distributions.get(name, ())}
+    yield from (f"{package} {version(package)}" for package in sorted(packages))
