@@ -222,7 +222,12 @@ def test_every_option_is_a_policy_that_loads() -> None:
 def test_all_options_of_lean_together_are_lean() -> None:
     base, lean = Policy.load("cuda-bfloat16"), Policy.load("cuda-bfloat16-lean")
     language = Language(base, fp8=False)
-    words = {"8-bit integers, norms' inputs in 16 bits", "activations, norms, gates", "looked up again"}
+    words = {
+        "8-bit integers, norms' inputs in 16 bits",
+        "activations, norms, gates",
+        "looked up again",
+        "in chunks of 2048",
+    }
     options = [o for own in language.decisions(scopes(None), None) for o in own.options if o.name in words]
     ids = [rule.id for rule in language.policy(base, options).rules]
     extra = {"kept-images", "kept-pointwise-convolutions"}

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from fxamp.policy import Category, Policy, Rule
+from fxamp.policy.model.chunks import LOSS
 from fxamp.policy.model.keep import KEPT, Keep
 from fxamp.policy.model.module_globs import covers_module
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
@@ -25,7 +26,6 @@ MARK = "--"
 AS_BASE = "as the base"
 
 _STATES = ("bfloat16", "8bit")
-_CHUNKS = Rule("loss-in-chunks", ops=("cross_entropy_loss",), chunks="auto")
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Language:
         lean, leanest = (Policy.load(f"{family}-{variant}").rules for variant in ("lean", "leanest"))
         self._kept = {rule.id: rule for rule in (*leanest, *lean) if rule.region == KEPT}
         self._again = {rule.id: rule for rule in leanest if rule.region == KEPT}
+        self._chunks = [rule for rule in (*lean, *leanest) if rule.region == LOSS]
         self._order = {name: at for at, name in enumerate(dict.fromkeys(rule.id for rule in (*lean, *leanest)))}
         fast = Policy.load(f"{family}-fast").rules
         own = {rule.id for rule in Policy.load(f"{family}-fast-norms").rules}
@@ -101,7 +102,9 @@ class Language:
             weights = [self._again["kept-copies-of-inputs"], self._again["kept-images"]]
             yield self._decision("weights' copies", whole, {"computed again": weights})
         loss = {} if self._base.has_rules_for(KEPT) else {"logits computed again": [self._kept["kept-logits"]]}
-        yield self._decision("loss", whole, {**loss, "in chunks": [_CHUNKS]})
+        if not self._base.has_rules_for(LOSS):
+            loss |= {f"in chunks of {rule.chunks}": [rule] for rule in self._chunks}
+        yield self._decision("loss", whole, loss)
         if self._base.optimizer is None:
             forms = [Option(form, whole, optimizer=OptimizerPrecision({"*": form}, "stochastic")) for form in _STATES]
             yield Decision("optimizer's state", whole, (Option(AS_BASE, whole), *forms))
