@@ -1,5 +1,6 @@
 """Run a copy of a model, in float64 or compiled under a policy: its outputs and gradients, and their errors."""
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -193,25 +194,58 @@ def under_policy(
 
     The scale is backed off as in training until all gradients are finite.
     """
-    settings = policy.loss_scale or LossScale(enabled=policy.lower_precision_fp in SCALED_DTYPES)
-    unscaled = start is None or not settings.enabled or policy.outputs == "keep"  # which the backend refuses
-    scaler = None if unscaled else GradScaler(policy.device, init_scale=settings.init_scale)
+    (outcome,) = each_under_policy(file, here, policy, lowering, start, [contextlib.nullcontext()], beside)
+    return outcome
 
-    def run(compiled: Callable[..., Any]) -> tuple[Results, float | None]:
-        scale = None if scaler is None else settings.init_scale
-        while True:
-            results = here.run(compiled, start, None if scaler is None else scaler.scale, beside=beside)
-            if not fxamp.report(compiled).graphs:
-                raise ListingError(f"{file}: Dynamo makes no graph of model: no policy would change anything")
-            lower = 0.0 if scale is None else scale * settings.backoff_factor
-            hopeless = not all(bool(output.isfinite().all()) for output in results.outputs)
-            if results.finite or hopeless or lower < max(_LEAST_SCALE, settings.min_scale or 0.0):
-                return results, scale
-            assert scaler is not None
-            scaler.update(scale := lower)
+
+def each_under_policy(
+    file: str,
+    here: Copy,
+    policy: Policy,
+    lowering: str,
+    start: Start | None,
+    settings: Sequence[AbstractContextManager[Any]],
+    beside: Any = None,
+) -> list[tuple[Results, float | None]]:
+    """Compile the model once, and run it as :func:`under_policy` within each of ``settings``, which change values."""
+    scale = policy.loss_scale or LossScale(enabled=policy.lower_precision_fp in SCALED_DTYPES)
+    unscaled = start is None or not scale.enabled or policy.outputs == "keep"  # which the backend refuses
+    scaler = None if unscaled else GradScaler(policy.device, init_scale=scale.init_scale)
+
+    def run(compiled: Callable[..., Any]) -> list[tuple[Results, float | None]]:
+        outcomes = []
+        for setting in settings:
+            with setting:
+                outcomes.append(_backed_off(file, here, compiled, start, scaler, scale, beside))
+        return outcomes
 
     options = {"policy": policy, "lowering": lowering, "scaler": scaler}
     return run_compiled(file, here, policy, "fxamp", options, run)
+
+
+def _backed_off(
+    file: str,
+    here: Copy,
+    compiled: Callable[..., Any],
+    start: Start | None,
+    scaler: GradScaler | None,
+    settings: LossScale,
+    beside: Any,
+) -> tuple[Results, float | None]:
+    """Return the results, with finite gradients if a scale gives them, and that scale."""
+    scale = None if scaler is None else settings.init_scale
+    if scaler is not None:
+        scaler.update(settings.init_scale)
+    while True:
+        results = here.run(compiled, start, None if scaler is None else scaler.scale, beside=beside)
+        if not fxamp.report(compiled).graphs:
+            raise ListingError(f"{file}: Dynamo makes no graph of model: no policy would change anything")
+        lower = 0.0 if scale is None else scale * settings.backoff_factor
+        hopeless = not all(bool(output.isfinite().all()) for output in results.outputs)
+        if results.finite or hopeless or lower < max(_LEAST_SCALE, settings.min_scale or 0.0):
+            return results, scale
+        assert scaler is not None
+        scaler.update(scale := lower)
 
 
 def failure(file: str, doing: str, error: BaseException) -> FxampError:

@@ -21,6 +21,7 @@ _SUBCOMMANDS: Subcommands = {
         "fxamp.tools.policy.bisect.command",
         "find the fewest modules or rules to widen for a tolerance",
     ),
+    "fit": ("fxamp.tools.policy.fit.command", "find the policy with which a step fits a GPU's memory"),
 }
 
 

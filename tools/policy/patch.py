@@ -70,14 +70,15 @@ def patch_text(
     scale, None to leave it out. The file will be written to ``output``, or to the working directory.
     """
     lines = [f"# {line}" if line else "#" for line in head]
-    lines += ["", f"extends = [{_quoted(_reach(base, output))}]"]
+    lines += ["", f"extends = [{reach(base, output)}]"]
     if init_scale is not None:
         lines += ["", "[loss_scale]", f"init_scale = {init_scale!r}"]
         lines += _bounds(policy.loss_scale, init_scale)
-    return "\n".join(lines) + "\n" + _rules_text(policy, rules)
+    return "\n".join(lines) + "\n" + rules_text(policy, rules)
 
 
-def _rules_text(policy: Policy, rules: Sequence[Rule]) -> str:
+def rules_text(policy: Policy, rules: Sequence[Rule]) -> str:
+    """Return ``rules`` as tables of a policy file, after an empty line; "" without rules."""
     if not rules:
         return ""
     whole = replace(policy, rules=tuple(replace(rule, origin=None) for rule in rules), loss_scale=None).dumps()
@@ -92,12 +93,12 @@ def _bounds(base: LossScale | None, init_scale: float) -> list[str]:
     return [f"{bound} = {init_scale!r}" for bound in bounds]
 
 
-def _reach(base: str, output: str | None) -> str:
-    """Return ``base`` as written in the file: a name unchanged; a path relative to the file, or absolute."""
+def reach(base: str, output: str | None) -> str:
+    """Return ``base`` in quotes as the file names it: a name unchanged; a path relative to the file, or absolute."""
     if not base.endswith(".toml"):
-        return base
+        return _quoted(base)
     path, folder = Path(base).resolve(), Path(output or "patch.toml").resolve().parent
-    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.as_posix()
+    return _quoted(path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.as_posix())
 
 
 def _quoted(text: str) -> str:

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from fxamp.errors import OptionError
+from fxamp.tools.common.caches import cache_folder
 
 _SOURCE = Path(__file__).with_name("hooks.cpp")
 _COMPILERS = ("g++", "clang++", "c++")
@@ -65,7 +66,7 @@ def compiled_hooks(home: Path, version: str) -> Path:
     compiler = _compiler()
     text = _SOURCE.read_text()
     key = hashlib.sha256(f"{text} {home} {version} {compiler}".encode()).hexdigest()[:16]
-    library = _folder() / f"absent_gpu_{key}.so"
+    library = cache_folder() / f"absent_gpu_{key}.so"
     if library.exists():
         return library
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
@@ -89,11 +90,3 @@ def _compiler() -> str:
             return path
     tried = f"CXX is {named!r}, which is not there" if named else f"there is none of {', '.join(_COMPILERS)}"
     raise OptionError(f"counting for an absent GPU needs a C++ compiler, and {tried}")
-
-
-def _folder() -> Path:
-    """Where the library is kept: in Inductor's cache if that has a place of its own, else in the user's."""
-    caches = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(caches) / "fxamp"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

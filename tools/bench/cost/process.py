@@ -16,12 +16,13 @@ def counts(requests: Iterable[tuple[Workload, Way]]) -> Iterator[Count]:
         with Process(prepare_torch) as process:
             for workload, way in requests:
                 label = way.label
-                yield process.ask(_count, workload, way)
+                yield process.ask(count, workload, way)
     except ContenderFailed as failed:
         raise OptionError(f"{label}: {failed}") from failed
 
 
-def _count(pretended: bool, workload: Workload, way: Way) -> Count:
+def count(pretended: bool, workload: Workload, way: Way) -> Count:
+    """Count one request, in a process that :func:`prepare_torch` has prepared; its result is ``pretended``."""
     from fxamp.tools.bench.cost.measure import measure
 
     return measure(workload, way, pretended)

@@ -1,0 +1,1 @@
+"""fxamp-policy fit: the policy for a GPU and its memory."""

@@ -1,0 +1,104 @@
+"""The answer as text: the policy file, and the table of policies beside it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tabulate import tabulate
+
+from fxamp.policy import Rule
+from fxamp.tools.common.formatting import size
+from fxamp.tools.policy.fit.choice import Limits
+from fxamp.tools.policy.fit.decisions import MARK, Option
+from fxamp.tools.policy.fit.prices import Price
+from fxamp.tools.policy.fit.search import Candidate, Search
+from fxamp.tools.policy.patch import reach, rules_text
+
+_TITLES = ("", "memory", "peak", "kept", "est. ms", "time", "error", "")
+
+
+def policy_text(candidate: Candidate, base: str, head: Sequence[str], search: Search, output: str | None) -> str:
+    """Return the text of a policy file that extends ``base``, or the shipped policy that ``candidate`` is."""
+    own = not candidate.options
+    lines = [
+        *(f"# {line}" for line in head),
+        "",
+        f"extends = [{reach(candidate.policy.name if own else base, output)}]",
+    ]
+    state = next((option.optimizer for option in candidate.options if option.optimizer), None)
+    if state is not None:
+        form, why = state.content(), _why(candidate.options, search, lambda option: option.optimizer is state)
+        lines += ["", f"# {why}", "[optimizer]", f'state = "{form["state"]}"', f'rounding = "{form["rounding"]}"']
+    inherited = {rule.id for rule in search.pricing.base.rules}
+    rules = [] if own else [rule for rule in candidate.policy.rules if rule.id not in inherited]
+    return (
+        "\n".join(lines) + "\n" + rules_text(candidate.policy, [_explained(rule, candidate, search) for rule in rules])
+    )
+
+
+def _explained(rule: Rule, candidate: Candidate, search: Search) -> Rule:
+    name = rule.id.partition(MARK)[0]
+    measured = _why(candidate.options, search, lambda option: any(own.id == name for own in option.rules))
+    return replace(rule, why=f"{rule.why} {measured}".strip()) if measured else rule
+
+
+def _why(options: Sequence[Option], search: Search, concerns: Any) -> str:
+    """Say what the options that ``concerns`` save and cost by themselves."""
+    parts = []
+    for decision, prices in zip(search.decisions, search.prices, strict=True):
+        for option, price in zip(decision.options, prices, strict=True):
+            if option in options and concerns(option):
+                parts.append(f"{decision.scope.name}: {effect(price, search.base)}")
+    return f"{option_words(options, concerns)}: {'; '.join(parts)}." if parts else ""
+
+
+def option_words(options: Sequence[Option], concerns: Any) -> str:
+    """Return the names of the options that ``concerns``, each once."""
+    return "Measured alone, " + ", ".join(dict.fromkeys(option.name for option in options if concerns(option)))
+
+
+def effect(added: Price, base: Price) -> str:
+    """Say what an option adds: bytes in use, the gradient's error and time, in shares of the base's."""
+    memory = f"saves {size(round(-added.memory))}" if added.memory <= 0 else f"takes {size(round(added.memory))}"
+    error = (base + added).error / base.error - 1 if base.error else 0.0
+    time = added.milliseconds / base.milliseconds if base.milliseconds else 0.0
+    return f"{memory}, {100 * error:+.2f} % of error, {100 * time:+.2f} % of time"
+
+
+def table(search: Search, chosen: Candidate | None, limits: Limits) -> str:
+    """Return base, shipped policies, chosen one and frontier, all counted and measured; the fastest first."""
+    frontier = search.frontier()
+    base = search.base
+    rows = []
+    for candidate in sorted(search.candidates.values(), key=lambda one: one.price.milliseconds):
+        if candidate.options and candidate is not chosen and candidate not in frontier:
+            continue
+        price = candidate.price
+        notes = ["chosen"] if candidate is chosen else []
+        notes += [] if limits.hold(price) else ["too large" if price.memory > limits.memory else "too inexact"]
+        notes += [] if candidate in frontier else ["beaten"]
+        rows.append(
+            (
+                candidate.name,
+                *(size(round(bytes_)) for bytes_ in (price.memory, price.peak, price.kept)),
+                f"{price.milliseconds:.4g}",
+                f"{price.milliseconds / base.milliseconds:.3f}",
+                f"{price.error / base.error:.3f}" if base.error else "-",
+                ", ".join(notes),
+            )
+        )
+    return tabulate(rows, headers=_TITLES, disable_numparse=True)
+
+
+def content(candidate: Candidate) -> dict[str, Any]:
+    """Return a candidate as JSON's values."""
+    price = candidate.price
+    return {
+        "name": candidate.name,
+        "memory": price.memory,
+        "peak": price.peak,
+        "kept": price.kept,
+        "estimated_milliseconds": price.milliseconds,
+        "gradient_error": price.error,
+        "options": [{"scope": option.scope.name, "option": option.name} for option in candidate.options],
+    }

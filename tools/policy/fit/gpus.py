@@ -1,0 +1,55 @@
+"""The GPUs that a policy is fitted to, and amounts of memory.
+
+Rates are the shares of the data sheets' that the count takes for an H100: 0.9 of the bandwidth, 0.61 of the dense
+products in 16 bits. Kernels are those that Inductor makes for an H100.
+"""
+
+import re
+from argparse import ArgumentTypeError
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from fxamp.tools.bench.cost.row import Rates
+
+_UNITS = {unit: 1024**at for at, unit in enumerate(("b", "kib", "mib", "gib", "tib"))}
+_UNITS |= {unit: 1000**at for at, unit in enumerate(("b", "kb", "mb", "gb", "tb"))}
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Bytes a second of its memory, FLOPs a second of dense products in 16 bits, its memory, and whether it has fp8."""
+
+    bandwidth: float
+    flops16: float
+    memory: int
+    fp8: bool
+
+    @property
+    def rates(self) -> Rates:
+        """What it does in a second, of what its data sheet says."""
+        return Rates(0.9 * self.bandwidth, 0.61 * self.flops16, 0.61 * self.flops16 / 12)
+
+
+GPUS = MappingProxyType(
+    {
+        "a100": Gpu(2.039e12, 312e12, 80 << 30, False),
+        "a100-40gb": Gpu(1.555e12, 312e12, 40 << 30, False),
+        "rtx4090": Gpu(1.008e12, 165e12, 24 << 30, True),
+        "h100": Gpu(3.35e12, 989e12, 80 << 30, True),
+        "h200": Gpu(4.8e12, 989e12, 141 * 10**9, True),
+        "b200": Gpu(8.0e12, 2250e12, 180 * 10**9, True),
+    }
+)
+"""By the name that ``--gpu`` takes: NVIDIA's data sheets."""
+
+
+def amount(text: str) -> int:
+    """An argparse ``type``: bytes, such as ``"40GiB"``, ``"500 MB"``."""
+    match = _AMOUNT.fullmatch(text.strip().lower())
+    bytes_ = int(float(match[1]) * _UNITS.get(match[2] or "b", 0)) if match else 0
+    if bytes_ < 1:
+        raise ArgumentTypeError(
+            f"{text!r} is no amount of memory; accepted: a number above 0 with B, KiB, MiB, GiB, TiB, kB, MB, GB or TB"
+        )
+    return bytes_

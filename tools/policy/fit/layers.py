@@ -1,0 +1,127 @@
+"""Parts of a model that a rule can name: layers that are alike, the first and the last apart, and all else."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from fxamp.tools.policy.calibrate.rules import exact
+
+#: With more kinds of layers than this, first and last are not apart.
+_APART = 2
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A part of a model.
+
+    ``modules``: globs that cover it, none for the whole model. ``word``: its name in ids.
+
+    ``size``: how many layers stand for each one that :func:`shortened` leaves of it. ``kind``: the same for parts whose
+    layers are alike.
+    """
+
+    name: str
+    modules: tuple[str, ...] = ()
+    word: str = ""
+    size: float = 1.0
+    kind: str = ""
+
+
+def scopes(model: Any) -> list[Scope]:
+    """Return the parts of ``model``, in order; one, the whole, for a model without layers that are alike."""
+    if not isinstance(model, nn.Module):
+        return [Scope("model")]
+    kinds = list(_kinds(model))
+    if not kinds:
+        return [Scope("model")]
+    known = [path for path, _ in model.named_modules()]
+    parts: list[Scope] = []
+    for container, paths in kinds:
+        for word, some, size in _cuts(paths, len(kinds)):
+            globs = tuple(exact(path, known) for path in some)
+            name = _name(word, container, kinds, paths)
+            slug = word if len(kinds) == 1 else re.sub(r"[^A-Za-z0-9]+", "-", name)
+            parts.append(Scope(name, globs, slug, size, paths[0]))
+    rest = tuple(exact(path, known) for path in _rest(model, [path for _, paths in kinds for path in paths]))
+    return [*parts, Scope("rest", rest, "rest", kind="rest")] if rest else parts
+
+
+def _cuts(paths: list[str], kinds: int) -> list[tuple[str, list[str], float]]:
+    """Cut layers that are alike into parts, each with how many layers stand for one of the short model."""
+    if len(paths) == 2 or kinds > _APART:
+        return [("all", paths, len(paths) / 2)]
+    return [("first", paths[:1], 1), ("middle", paths[1:-1], len(paths) - 2), ("last", paths[-1:], 1)]
+
+
+@contextmanager
+def shortened(model: Any) -> Iterator[None]:
+    """Within the block, ``model`` has few layers: of those that are alike the first, one other, and the last.
+
+    Where first and last are not apart, there are two.
+    """
+    before = [(part, dict(part._modules)) for part in model.modules()] if isinstance(model, nn.Module) else []
+    try:
+        shorten(model)
+        yield
+    finally:
+        for part, inside in before:
+            part._modules.clear()
+            part._modules.update(inside)
+
+
+def shorten(model: Any) -> Any:
+    """Take layers out of ``model`` as :func:`shortened` does, and return it."""
+    kinds = list(_kinds(model)) if isinstance(model, nn.Module) else []
+    for container, paths in kinds:
+        layers = model.get_submodule(container)
+        for path in paths[2:-1] if len(kinds) <= _APART else paths[2:]:
+            del layers._modules[path.rpartition(".")[2]]
+    for container in dict.fromkeys(container for container, _ in kinds):
+        layers = model.get_submodule(container)
+        inside = list(layers._modules.values())
+        layers._modules.clear()
+        layers._modules.update({str(at): layer for at, layer in enumerate(inside)})
+    return model
+
+
+def _name(word: str, container: str, kinds: list[tuple[str, list[str]]], paths: list[str]) -> str:
+    several = sum(other == container for other, _ in kinds) > 1
+    return f"{word} of {container}" + (f" like {paths[0].rpartition('.')[2]}" if several else "")
+
+
+def _kinds(model: nn.Module, path: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yield each outermost list of layers with the paths of those that are alike, two or more, in order."""
+    for name, child in model.named_children():
+        inner = f"{path}.{name}" if path else name
+        alike: dict[object, list[str]] = defaultdict(list)
+        if isinstance(child, (nn.ModuleList, nn.Sequential)):
+            for at, layer in child.named_children():
+                if any(True for _ in layer.parameters()):
+                    alike[_signature(layer)].append(f"{inner}.{at}")
+        groups = [paths for paths in alike.values() if len(paths) > 1]
+        if groups:
+            yield from ((inner, paths) for paths in groups)
+        else:
+            yield from _kinds(child, inner)
+
+
+def _signature(layer: nn.Module) -> object:
+    classes = tuple(type(module) for module in layer.modules())
+    return classes, tuple((name, tuple(value.shape)) for name, value in layer.named_parameters())
+
+
+def _rest(model: nn.Module, layers: list[str], path: str = "") -> Iterator[str]:
+    """Yield the outermost modules that hold none of ``layers``, and are none."""
+    for name, child in model.named_children():
+        inner = f"{path}.{name}" if path else name
+        if inner in layers:
+            continue
+        if any(layer.startswith(f"{inner}.") for layer in layers):
+            yield from _rest(child, layers, inner)
+        else:
+            yield inner
