@@ -21,7 +21,7 @@ _OF_SEQUENCES = (
 
 @statement(weight=2)
 def loss_of_layer(d: Draft) -> None:
-    x = d.value(lambda v: v.dim() in (2, 3) and v.numel() // v.shape[-1] > 2)
+    x = d.value(lambda v: v.dim() in (2, 3) and v.numel() > 0 and prod(v.shape[:-1]) > 2)
     classes = d.pick((8, 12, 4))
     weight = d.parameter(classes, d.shape(x)[-1])
     bias = d.parameter(classes) if d.chance() else None
