@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from fxamp.errors import CaptureError
 from fxamp.graph import SourceFrame, source_frames
 
 
@@ -41,13 +42,32 @@ def inlined_request(node: Node) -> CustomAutocast | None:
 
 
 def _request_at(frames: set[SourceFrame]) -> CustomAutocast | None:
+    """Return the request of the Function whose code the frames are in; several may share one ``forward``.
+
+    Raises CaptureError if they ask for different casts, and the frames do not say which of them runs.
+    """
+    requests = set(_requests(frames))
+    if len(requests) > 1:
+        decorated = any(frame.function == "decorate_fwd" for frame in frames)
+        requests = {request for request in requests if (request is not None) == decorated}
+    if len(requests) > 1:
+        asked = " and ".join(
+            sorted(str(request and request.cast_inputs).removeprefix("torch.") for request in requests)
+        )
+        raise CaptureError(
+            f"autograd.Functions that share the code of one forward ask for different casts (cast_inputs = {asked}); "
+            "accepted: a forward of its own for each, or calls under torch.autocast"
+        )
+    return next(iter(requests), None)
+
+
+def _requests(frames: set[SourceFrame]) -> Iterator[CustomAutocast | None]:
     for function in _subclasses(torch.autograd.Function):
         methods = [vars(function).get(name) for name in ("forward", "backward")]
         forward, backward = (method.__func__ if isinstance(method, staticmethod) else method for method in methods)
         codes = [code for code in (_code(forward), _code(backward)) if code is not None]
         if any(_within(frame, code) for frame in frames for code in codes):
-            return _request(forward, backward)
-    return None
+            yield _request(forward, backward)
 
 
 def _subclasses(cls: type) -> Iterator[type]:

@@ -6,6 +6,8 @@ from exhaustive import each_once
 from like_autocast import assert_like_autocast, compile_with, leaf
 from torch.amp import custom_bwd, custom_fwd
 
+from fxamp.errors import CaptureError
+
 LOWERINGS = ("eager", "aot_eager")
 
 
@@ -65,6 +67,24 @@ class OtherDevice(torch.autograd.Function):
         return grad.mm(a.t()) + a.t().mm(grad)
 
 
+def multiply(ctx, a, b):
+    ctx.save_for_backward(a, b)
+    return a.mm(b)
+
+
+def derivative(ctx, grad):
+    a, b = ctx.saved_tensors
+    return 3 * grad.mm(b.t()), 3 * a.t().mm(grad)
+
+
+def sharing(cast_inputs: torch.dtype | None, decorated: bool = True) -> type[torch.autograd.Function]:
+    """A Function whose code others have too; only its decorators are its own."""
+    forward = custom_fwd(multiply, device_type="cpu", cast_inputs=cast_inputs) if decorated else multiply
+    backward = custom_bwd(derivative, device_type="cpu") if decorated else derivative
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Sharing", (torch.autograd.Function,), methods)
+
+
 @each_once("function, lowering", [Product, Float32Product], LOWERINGS)
 def test_a_decorated_function_is_as_under_autocast(function, lowering: str) -> None:
     def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -106,3 +126,19 @@ def test_decorators_for_another_device_ask_for_nothing_here() -> None:
     a = torch.full((4, 4), 1 + 2**-12)
     assert not torch.equal(compiled(a), a @ a)
     assert torch.equal(compiled(a), (a.bfloat16() @ a.bfloat16()).float())
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("grads", [True, False])
+def test_of_functions_that_share_their_code_each_runs_as_its_decorators_ask(lowering: str, grads: bool) -> None:
+    plain, float32 = sharing(None, decorated=False), sharing(torch.float32)
+    a = torch.full((4, 4), 1 + 2**-12, requires_grad=grads)
+    b = (a.bfloat16() @ a.bfloat16()).float()
+    assert torch.equal(compile_with(lambda x: float32.apply(x, x + 0), lowering)(a), a @ a)
+    assert torch.equal(compile_with(lambda x: plain.apply(x, x + 0), lowering)(a).float(), b)
+
+
+def test_functions_that_share_their_code_and_ask_for_different_casts_are_refused() -> None:
+    functions = sharing(torch.float32), sharing(torch.float16)
+    with pytest.raises(CaptureError, match="cast_inputs = float16 and float32"):
+        compile_with(lambda x: functions[0].apply(x, x + 0), "eager")(leaf(4, 4))
