@@ -140,8 +140,10 @@ def clipped_by_scaler(optimizer: torch.optim.Optimizer) -> fxamp.GradScaler:
 
 
 def plain_adamw(count: int) -> torch.optim.Optimizer:
+    """It has its state: without one the first step would depend on a norm, which no kernel computes."""
     optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(4, 4)) for _ in range(count)], lr=1e-3)
     move_gradients(optimizer)
+    optimizer.step()
     return optimizer
 
 
@@ -201,10 +203,7 @@ BETWEEN: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 
 @pytest.mark.parametrize("change", BETWEEN)
 def test_what_changes_between_clip_and_step_counts_for_the_step(change: str) -> None:
-    """As if gradients had been unscaled and clipped in memory by the step: by the coefficient of those that were clipped.
-
-    torch's SGD takes the gradients that are there when it steps, divided by the scale, times that coefficient.
-    """
+    """torch's SGD takes what is there when it steps: gradients over the scale, times the coefficient of the clip."""
     results = []
     for compiled in (True, False):
         torch.manual_seed(0)
