@@ -23,6 +23,7 @@ class UnscaleRequest:
         squared_norm: one float32 on the device, zeroed by the caller; the sum of the squares of all unscaled gradients
             is added to it (for a check only: of all sources), each squared before it is rounded to its target's dtype;
             or None.
+        addresses: where the sources start, if the caller has read that already; or None.
     """
 
     sources: Sequence[Tensor]
@@ -31,6 +32,7 @@ class UnscaleRequest:
     found_inf: Tensor | None = None
     flags: Tensor | None = None
     squared_norm: Tensor | None = None
+    addresses: list[int] | None = None
 
     @property
     def device(self) -> torch.device:

@@ -49,14 +49,16 @@ def check_(
     flags: Tensor | None = None,
     squared_norm: Tensor | None = None,
     tables: Tables | None = None,
+    addresses: list[int] | None = None,
 ) -> None:
     """Check gradients for inf and NaN without changing them.
 
     Arguments and errors are those of :func:`check_unscale_`; ``squared_norm`` is that of the unchanged gradients. It
     alone may be requested: ``found_inf`` is None then.
-    ``tables``: where the caller keeps the tables of gradients on one device that look alike in every call.
+    ``tables``: where the caller keeps the tables of gradients on one device that look alike in every call;
+    ``addresses``: where they start, if the caller has read that already.
     """
-    work = UnscaleRequest(grads, found_inf=found_inf, flags=flags, squared_norm=squared_norm)
+    work = UnscaleRequest(grads, found_inf=found_inf, flags=flags, squared_norm=squared_norm, addresses=addresses)
     home = _clear(grads, found_inf, flags, squared_norm)
     if tables is None:
         perform_everywhere(work, home, keep=True)

@@ -53,7 +53,7 @@ class _Addresses:
 
     @classmethod
     def of(cls, work: UnscaleRequest) -> "_Addresses":
-        sources = list(map(_address, work.sources))
+        sources = list(map(_address, work.sources)) if work.addresses is None else work.addresses
         if work.targets is None:
             return cls(sources, [0] * len(sources))
         return cls(sources, sources if work.targets is work.sources else list(map(_address, work.targets)))

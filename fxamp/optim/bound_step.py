@@ -32,15 +32,25 @@ class BoundStep:
         self,
         optimizer: torch.optim.Optimizer,
         run: CompiledParts,
-        layout: Layout,
-        state: Sequence[Tensor] | None = None,
+        owners: tuple[Sequence[Tensor], Sequence[Tensor | None], Sequence[Tensor]],
+        tensors: Sequence[Tensor],
+        floats: Sequence[float],
     ) -> None:
-        """``state``: the layout's state tensors, where they are known from an earlier step."""
-        self._optimizer, self._run, self._owners = optimizer, run, layout.owners
-        self._gradients = layout.active()
-        self._tensors, self._floats = layout.tensors(state, self._gradients), layout.floats()
+        """``owners``: the parameters, the gradient of each, and the gradients that are not None."""
+        self._optimizer, self._run = optimizer, run
+        self._owners, every, self._gradients = owners
+        self._tensors, self._floats = tensors, floats
+        self._addresses: list[int] | None = None
         everywhere = len(self._gradients) == len(self._owners)
-        self._written = layout.owners if everywhere else layout.with_gradients()
+        self._written = (
+            self._owners if everywhere else [o for o, g in zip(self._owners, every, strict=True) if g is not None]
+        )
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, run: CompiledParts, layout: Layout) -> "BoundStep":
+        """Return the step of a layout that ``run`` was compiled for."""
+        owners = layout.owners, layout.gradients, layout.active()
+        return cls(optimizer, run, owners, layout.tensors(), layout.floats())
 
     @torch.no_grad()
     def clipping(self, max_norm: float | None, inv_scale: Tensor | None) -> Factors:
@@ -50,7 +60,11 @@ class BoundStep:
         """
         if max_norm is None:
             return Factors(inv_scale)
-        norm = norm_of(self._owners, self._gradients, self._run.tables)
+        addresses = self._read_addresses()
+        if addresses is not None:
+            first = len(self._owners)
+            addresses = addresses[first : first + len(self._gradients)]
+        norm = norm_of(self._owners, self._gradients, self._run.tables, addresses)
         return Factors(inv_scale, coefficient(norm if inv_scale is None else norm * inv_scale, max_norm))
 
     def __call__(self, found_inf: Tensor | None, factors: Factors) -> None:
@@ -62,17 +76,25 @@ class BoundStep:
         """
         optimizer = self._optimizer
         for hook in step_pre_hooks(optimizer):
+            self._addresses = None  # a hook may give a tensor other memory
             result: Any = hook(optimizer, (), {})
             if result is not None and result != ((), {}):
                 raise RuntimeError(
                     f"a pre-hook passed arguments to the step, but a compiled step takes none: {result!r}"
                 )
-        self._run(self._tensors, self._floats, [*factors.present(), *([] if found_inf is None else [found_inf])])
+        extras = [*factors.present(), *([] if found_inf is None else [found_inf])]
+        self._run(self._tensors, self._floats, extras, self._read_addresses())
         # Generated code writes through addresses. Tell autograd, which refuses a backward through changed weights.
         torch.autograd.graph.increment_version(self._written)
         for post in step_post_hooks(optimizer):
             post(optimizer, (), {})
         note_step(optimizer)
+
+    def _read_addresses(self) -> list[int] | None:
+        """Return where each tensor starts; None if no part of the step can use that."""
+        if self._addresses is None and self._run.launches:
+            self._addresses = list(map(Tensor.data_ptr, self._tensors))
+        return self._addresses
 
 
 def has_pre_hooks(optimizer: torch.optim.Optimizer) -> bool:

@@ -25,11 +25,12 @@ def require_max_norm(max_norm: float, name: str = "clip_grad_norm_: max_norm") -
 
 def coefficient(norm: Tensor, max_norm: float) -> Tensor:
     """Return the clip coefficient: ``min(max_norm / (norm + 1e-6), 1)``, 0-dim float32."""
-    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    return torch.clamp((norm + 1e-6).reciprocal() * max_norm, max=1.0)  # as torch divides a number by a tensor
 
 
-@torch.no_grad()
-def norm_of(parameters: Sequence[Tensor], gradients: Sequence[Tensor], tables: Tables) -> Tensor:
+def norm_of(
+    parameters: Sequence[Tensor], gradients: Sequence[Tensor], tables: Tables, addresses: list[int] | None = None
+) -> Tensor:
     """Return the norm of the gradients of a step's parameters, 0-dim float32 on their one device; waits for no device.
 
     Of DTensors it is that of the whole gradients: a collective call, which all ranks must make.
@@ -38,13 +39,15 @@ def norm_of(parameters: Sequence[Tensor], gradients: Sequence[Tensor], tables: T
         parameters: all that a step updates.
         gradients: theirs, of DTensors this rank's part, laid out as the parameter.
         tables: kept by the caller for gradients that look alike in every call.
+        addresses: where the gradients start, if the caller has read that already.
     """
     device = parameters[0].device
     if not all_plain(parameters):
         return total_norm(squares_of(parameters), device)
-    square = torch.zeros((), dtype=torch.float32, device=device)
-    if gradients:
-        check_(gradients, None, squared_norm=square, tables=tables)
+    if not gradients:
+        return torch.zeros((), dtype=torch.float32, device=device)
+    square = torch.empty((), dtype=torch.float32, device=device)
+    check_(gradients, None, squared_norm=square, tables=tables, addresses=addresses)
     return square.sqrt()
 
 

@@ -46,7 +46,7 @@ def group_gradients(parameters: Iterable[Tensor], by_spread: bool = False) -> li
     parameters = list(parameters)
     gradients = list(map(attrgetter("grad"), parameters))
     devices = set(map(attrgetter("device"), parameters))
-    if len(devices) == 1 and _stored_as_they_are(parameters, gradients):
+    if len(devices) == 1 and stored_as_they_are(parameters, gradients):
         return [GradientGroup(devices.pop(), WHOLE, parameters, gradients)]
     groups: dict[tuple[torch.device, Spread], GradientGroup] = {}
     for parameter in parameters:
@@ -66,7 +66,7 @@ def group_gradients(parameters: Iterable[Tensor], by_spread: bool = False) -> li
     return list(groups.values())
 
 
-def _stored_as_they_are(parameters: Sequence[Tensor], gradients: Sequence[Any]) -> bool:
+def stored_as_they_are(parameters: Sequence[Tensor], gradients: Sequence[Any]) -> bool:
     """Whether each parameter has a gradient, and all are plain dense tensors: the usual case, decided fast."""
     if not all_plain(parameters) or not all_plain(gradients):
         return False

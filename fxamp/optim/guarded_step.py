@@ -18,7 +18,7 @@ from fxamp.optim.programs.lowering import StepOptions
 from fxamp.optim.programs.step_parts import CompiledParts, compile_parts, pack_state
 from fxamp.optim.reading.fingerprint import own_attributes
 from fxamp.optim.reading.layout import Layout, read_layout, settings_of
-from fxamp.optim.reading.snapshot import Snapshot
+from fxamp.optim.reading.snapshot import Likeness, Snapshot
 from fxamp.optim.tracing.counters_as_tensors import counters_as_tensors
 from fxamp.optim.tracing.stand_ins import needs_arguments, replaced_step, wrapped_optimizer
 from fxamp.torch_private import compile_lock
@@ -35,9 +35,9 @@ MOST_STATE_CREATIONS = 16
 
 @dataclass(frozen=True, eq=False)
 class _LastStep:
-    """The last step with the same options; the next one reuses its layout if it ``serves`` its snapshot."""
+    """The last step with the same options; the next one reuses its layout if it is like its snapshot."""
 
-    serves: Callable[[Snapshot], bool]
+    likeness: Callable[[Snapshot], Likeness]
     layout: Layout
     state: list[Tensor]
     floats: list[float]
@@ -92,8 +92,7 @@ class GuardedStep:
             inner = wrapped_optimizer(optimizer)
             if inner is not None:
                 raise NotCompilableError(f"its step calls that of another optimizer, {type(inner).__name__}")
-            precision = precision_of(optimizer)
-            options = StepOptions(scaled, clipped, guarded, self._lowering, self._mode, precision)
+            options = self._options(optimizer, scaled, clipped, guarded)
             with torch.no_grad():  # tensors look different in the other mode
                 return self._prepare(optimizer, options)
         except MakesStateError as error:
@@ -101,6 +100,14 @@ class GuardedStep:
         except NotCompilableError as error:
             self._log_once(optimizer, str(error), HOST_DECIDES if guarded else UNCOMPILED)
         return None
+
+    def has_run(self, scaled: bool, clipped: bool) -> bool:
+        """Whether the optimizer has taken such a compiled step that can be skipped, so that the next one likely is."""
+        optimizer = self._optimizer()
+        return optimizer is not None and self._options(optimizer, scaled, clipped, True) in self._last
+
+    def _options(self, optimizer: torch.optim.Optimizer, scaled: bool, clipped: bool, guarded: bool) -> StepOptions:
+        return StepOptions(scaled, clipped, guarded, self._lowering, self._mode, precision_of(optimizer))
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -110,16 +117,18 @@ class GuardedStep:
     def _prepare(self, optimizer: torch.optim.Optimizer, options: StepOptions) -> BoundStep:
         now = Snapshot(optimizer)
         last = self._last.get(options)
-        if last is not None and last.serves(now):
+        likeness = Likeness.OTHER if last is None else last.likeness(now)
+        if last is not None and likeness is Likeness.EQUAL:
+            own = last.layout
+            tensors = [*own.parameters, *now.active, *last.state]
+            return BoundStep(optimizer, last.compiled, (own.owners, now.gradients, now.active), tensors, last.floats)
+        if last is not None and likeness is Likeness.KIND:
+            attributes = own_attributes(optimizer)
             layout = replace(
-                last.layout,
-                gradients=now.gradients,
-                settings=settings_of(optimizer),
-                attributes=own_attributes(optimizer),
+                last.layout, gradients=now.gradients, settings=settings_of(optimizer), attributes=attributes
             )
-            floats = layout.floats()
-            if floats == last.floats or last.compiled.serves(floats):
-                return BoundStep(optimizer, last.compiled, layout, last.state)
+            if last.compiled.serves(layout.floats()):
+                return BoundStep.of(optimizer, last.compiled, layout)
         layout = read_layout(optimizer)
         key = (options, layout.key())
         compiled = self._known(key, layout)
@@ -134,7 +143,7 @@ class GuardedStep:
             layout.floats(),
             compiled,
         )
-        return BoundStep(optimizer, compiled, layout)
+        return BoundStep.of(optimizer, compiled, layout)
 
     def _compile_once(
         self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions, key: Hashable

@@ -1,6 +1,7 @@
 """What the host does for a compiled step on a GPU, counted in the interpreter's launches with the kernel left out."""
 
 import cProfile
+import gc
 import pstats
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import fxamp
 from fxamp.kernels import Implementation, forced
+from fxamp.optim.reading.snapshot import Snapshot
 
 pytest.importorskip("triton")
 
@@ -69,9 +71,14 @@ def move_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 
 def calls(step: Callable[[], Any]) -> int:
-    """The number of function calls, Python's and C's, that Python's own code makes."""
+    """The number of function calls, Python's and C's, that Python's own code makes; none of what is collected then."""
     profile = cProfile.Profile()
-    profile.runcall(step)
+    gc.collect()
+    gc.disable()
+    try:
+        profile.runcall(step)
+    finally:
+        gc.enable()
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
 
 
@@ -108,6 +115,123 @@ def test_the_table_names_the_gradients_of_this_step(launches: list[Any]) -> None
     parameters = optimizer.param_groups[0]["params"]
     rows = table.view(3, -1).tolist()
     assert [row[:2] for row in rows] == [[p.data_ptr(), p.grad.data_ptr()] for p in parameters]
+
+
+def test_a_hook_that_moves_a_parameter_moves_what_the_step_writes_to(launches: list[Any]) -> None:
+    """The norm's addresses are read before the hooks of the step."""
+    optimizer = adamw(3)
+    (parameter, *_) = optimizer.param_groups[0]["params"]
+    optimizer.register_step_pre_hook(lambda *_: setattr(parameter, "data", torch.ones(4, 4)))
+    optimizer.step()
+    _, table, *_ = launches[-1]
+    assert table.view(3, -1)[0, 0] == parameter.data_ptr()
+
+
+def clipped_by_scaler(optimizer: torch.optim.Optimizer) -> fxamp.GradScaler:
+    """A scaler that has clipped, before the optimizer's next step; earlier steps were compiled."""
+    scaler = fxamp.GradScaler("cpu", init_scale=8.0, skip="device")
+    for at in range(4):
+        scaler.scale(torch.ones(()))
+        scaler.clip_grad_norm_(optimizer, 1.0)
+        if at < 3:
+            scaler.step(optimizer)
+            scaler.update()
+    return scaler
+
+
+def plain_adamw(count: int) -> torch.optim.Optimizer:
+    """It has its state: without one the first step would depend on a norm, which no kernel computes."""
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(4, 4)) for _ in range(count)], lr=1e-3)
+    move_gradients(optimizer)
+    optimizer.step()
+    return optimizer
+
+
+def test_a_scaler_s_clip_and_step_read_the_optimizer_once(launches: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = plain_adamw(3)
+    scaler = clipped_by_scaler(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    taken, original = [], Snapshot.__init__
+    monkeypatch.setattr(Snapshot, "__init__", lambda self, own: (taken.append(own), original(self, own))[1])
+    scaler.scale(torch.ones(()))
+    scaler.clip_grad_norm_(optimizer, 1.0)
+    scaler.step(optimizer)
+    assert len(taken) == 1
+
+
+def test_a_scaler_s_clip_and_step_make_few_calls_for_each_parameter(launches: list[Any]) -> None:
+    def counted(count: int) -> int:
+        optimizer = plain_adamw(count)
+        scaler = clipped_by_scaler(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        scaler.scale(torch.ones(()))
+        return calls(lambda: (scaler.clip_grad_norm_(optimizer, 1.0), scaler.step(optimizer)))
+
+    assert counted(110) - counted(10) <= 100 * 2
+
+
+def test_a_gradient_replaced_between_clip_and_step_is_the_one_that_the_kernel_reads(launches: list[Any]) -> None:
+    optimizer = plain_adamw(3)
+    scaler = clipped_by_scaler(optimizer)
+    old = [parameter.grad for parameter in optimizer.param_groups[0]["params"]]
+    move_gradients(optimizer)
+    scaler.step(optimizer)
+    _, table, *_ = launches[-1]
+    rows = table.view(3, -1).tolist()
+    assert [row[1] for row in rows] == [p.grad.data_ptr() for p in optimizer.param_groups[0]["params"]]
+    assert not {row[1] for row in rows} & {gradient.data_ptr() for gradient in old}
+
+
+BETWEEN: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "nothing": lambda own: None,
+    "a gradient replaced": lambda own: setattr(own.param_groups[0]["params"][0], "grad", torch.full((4, 4), 3.0)),
+    "no gradient": lambda own: setattr(own.param_groups[0]["params"][0], "grad", None),
+    "a sparse gradient": lambda own: setattr(
+        own.param_groups[0]["params"][0], "grad", torch.full((4, 4), 3.0).to_sparse(1)
+    ),
+    "data replaced": lambda own: setattr(own.param_groups[0]["params"][0], "data", torch.full((4, 4), 2.0)),
+    "another rate": lambda own: own.param_groups[0].update(lr=0.5),
+    "another group": lambda own: own.param_groups[1]["params"].insert(0, own.param_groups[0]["params"].pop()),
+    "another momentum": lambda own: own.state[own.param_groups[0]["params"][0]].update(
+        momentum_buffer=torch.ones(4, 4)
+    ),
+    "momentum in place": lambda own: own.state[own.param_groups[0]["params"][0]]["momentum_buffer"].mul_(3),
+}
+
+
+@pytest.mark.parametrize("change", BETWEEN)
+def test_what_changes_between_clip_and_step_counts_for_the_step(change: str) -> None:
+    """torch's SGD takes what is there when it steps: gradients over the scale, times the coefficient of the clip."""
+    results = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(4, 4)) for _ in range(3)]
+        groups = [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.2}]
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, foreach=False)
+        scaler = fxamp.GradScaler("cpu", init_scale=8.0, skip="device", step_lowering="aot_eager")
+        for step in range(4):
+            for parameter in parameters:
+                parameter.grad = torch.randn(4, 4) * 8
+            squares = [(parameter.grad / 8).square().sum() for parameter in parameters if parameter.grad is not None]
+            factor = torch.clamp(0.5 / (torch.stack(squares).sum().sqrt() + 1e-6), max=1.0)
+            if compiled:
+                scaler.scale(torch.ones(()))
+                scaler.clip_grad_norm_(optimizer, 0.5)
+            if step == 3:
+                BETWEEN[change](optimizer)
+            if compiled:
+                scaler.step(optimizer)
+                scaler.update()
+                continue
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad / 8 * factor
+            optimizer.step()
+        results.append([*parameters, *(optimizer.state[p]["momentum_buffer"] for p in parameters)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

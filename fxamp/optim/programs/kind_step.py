@@ -142,12 +142,30 @@ class KindStep:
         lists = [self.traced.inputs(use.translated(floats)) for use in self.uses]
         return [[on.on_device(own)] for on, own in zip(self.numbers, lists, strict=True)] if self.numbers else lists
 
+    @property
+    def launches(self) -> bool:
+        """Whether the kernel reads the layout's own tensors, so that their addresses tell whether one has moved."""
+        return isinstance(self.run, _AllAtOnce) and self.run.direct
+
     @torch.no_grad()
-    def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
+    def __call__(
+        self,
+        tensors: Sequence[Tensor],
+        floats: Sequence[float],
+        extras: Sequence[Tensor],
+        addresses: list[int] | None = None,
+    ) -> None:
+        numbers = self.numbers_by_kind(floats)
+        launched = self.run if isinstance(self.run, _AllAtOnce) else None
+        if launched is not None and launched.again(addresses, numbers, extras):
+            return
         columns = self.members.tensors(tensors)
         if self.streams:
             columns.append(self.streams)
-        self.run(columns, self.numbers_by_kind(floats), extras)
+        if launched is None:
+            self.run(columns, numbers, extras)
+        else:
+            launched(columns, numbers, extras, addresses)
 
 
 def lower_kinds(
@@ -177,7 +195,8 @@ def lower_kinds(
     members = Members.of(uses, places, tensors)
     interpret = implementation(device) is Implementation.INTERPRETER
     kernel_for = StepTarget(members.numels, device, interpret) if kernel else None
-    run, source = _lowered(gm, traced, options, kernel_for, members.kinds)
+    direct = not members.reordered and not any(isinstance(tensor, PackedTensor) for tensor in tensors)
+    run, source = _lowered(gm, traced, options, kernel_for, members.kinds, direct)
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
     by_chance = any(node.target == STREAM for node in gm.graph.find_nodes(op="placeholder"))
@@ -188,14 +207,19 @@ def lower_kinds(
 
 
 def _lowered(
-    gm: GraphModule, traced: Traced, options: StepOptions, target: StepTarget | None, kinds: tuple[int, ...]
+    gm: GraphModule,
+    traced: Traced,
+    options: StepOptions,
+    target: StepTarget | None,
+    kinds: tuple[int, ...],
+    direct: bool,
 ) -> tuple[Run, str | None]:
     if target is not None:
         try:
             generated = StepKernel(gm, kernel_inputs(gm), target)
         except NotGeneratedError as why:
             raise NotCompilableError(f"no kernel can be generated: {why}") from why
-        return _all_at_once(generated, kinds), generated.source
+        return _AllAtOnce(generated, kinds, direct), generated.source
     if options.lowering == "aot_eager":
         return _for_each(gm, kinds), None
     if device_type(gm) != "cpu":
@@ -211,17 +235,39 @@ def device_type(gm: GraphModule) -> str:
     return str(next(iter(gm.graph.nodes)).meta["val"].device.type)
 
 
-def _all_at_once(generated: StepKernel, kinds: tuple[int, ...]) -> Run:
-    @functools.lru_cache(maxsize=1)
-    def spread(own: tuple[tuple[int, ...], ...]) -> list[list[int]]:
-        return [[own[kind][at] for kind in kinds] for at in range(len(own[0]))]
+class _AllAtOnce:
+    """Launches a kernel for all parameters.
 
-    def run(columns: Columns, numbers: list[list[Any]], extras: Sequence[Tensor]) -> None:
-        addresses = [list(map(Tensor.data_ptr, column)) for column in columns]
-        own = tuple(tuple(map(Tensor.data_ptr, tensors)) for tensors in numbers)
-        generated([*addresses, *spread(own)], extras)
+    ``kinds``: the kind of each. ``direct``: whether it reads the layout's tensors themselves: no copies in another
+    memory order, no parts of packed ones.
+    """
 
-    return run
+    def __init__(self, generated: StepKernel, kinds: tuple[int, ...], direct: bool) -> None:
+        self.direct = direct
+        self._generated, self._kinds = generated, kinds
+        self._spread = functools.lru_cache(maxsize=1)(self._spread_numbers)
+
+    def again(self, addresses: list[int] | None, numbers: list[list[Any]], extras: Sequence[Tensor]) -> bool:
+        """Launch as the last time if all of the layout's tensors are where they were; return whether they were.
+
+        ``addresses``: of all of the layout's tensors, or None.
+        """
+        return addresses is not None and self.direct and self._generated.again((addresses, _starts(numbers)), extras)
+
+    def __call__(
+        self, columns: Columns, numbers: list[list[Any]], extras: Sequence[Tensor], addresses: list[int] | None = None
+    ) -> None:
+        own = _starts(numbers)
+        starts = [list(map(Tensor.data_ptr, column)) for column in columns]
+        origin = None if addresses is None or not self.direct else (addresses, own)
+        self._generated([*starts, *self._spread(tuple(map(tuple, own)))], extras, origin)
+
+    def _spread_numbers(self, own: tuple[tuple[int, ...], ...]) -> list[list[int]]:
+        return [[own[kind][at] for kind in self._kinds] for at in range(len(own[0]))]
+
+
+def _starts(numbers: list[list[Any]]) -> list[list[int]]:
+    return [list(map(Tensor.data_ptr, tensors)) for tensors in numbers]
 
 
 def _for_each(

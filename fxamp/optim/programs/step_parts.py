@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 
 import torch
@@ -40,10 +41,30 @@ class CompiledParts:
         """Whether all programs are valid for these settings."""
         return all(part.serves(floats) for part in self.parts)
 
-    def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
-        """Step; ``tensors`` and ``floats`` are the layout's, ``extras`` are the factors and the flag."""
+    @cached_property
+    def launches(self) -> bool:
+        """Whether a part can be launched again as it was, if each of the layout's tensors is where it was."""
+        return any(isinstance(part, KindStep) and part.launches for part in self.parts)
+
+    def __call__(
+        self,
+        tensors: Sequence[Tensor],
+        floats: Sequence[float],
+        extras: Sequence[Tensor],
+        addresses: list[int] | None = None,
+    ) -> None:
+        """Step.
+
+        Args:
+            tensors, floats: the layout's.
+            extras: the factors and the flag.
+            addresses: where each of the tensors starts, if a part :attr:`launches`; else None.
+        """
         for part in self.parts:
-            part(tensors, floats, extras)
+            if isinstance(part, KindStep):
+                part(tensors, floats, extras, addresses)
+            else:
+                part(tensors, floats, extras)
 
 
 def compile_parts(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> CompiledParts:

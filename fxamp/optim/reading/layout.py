@@ -96,10 +96,6 @@ class Layout:
         """Return the gradients that are not None."""
         return [gradient for gradient in self.gradients if gradient is not None]
 
-    def with_gradients(self) -> list[Tensor]:
-        """Return the optimizer's own parameters that have a gradient."""
-        return [owner for owner, gradient in zip(self.owners, self.gradients, strict=True) if gradient is not None]
-
     def state_tensors(self) -> list[Tensor]:
         """Return every tensor of the state, owner by owner."""
         return [value for entry in self.state.values() for value in entry.values() if isinstance(value, Tensor)]
@@ -125,13 +121,9 @@ class Layout:
         """Return every float among the settings, in order."""
         return [value for value in self._leaves if type(value) is float]
 
-    def tensors(self, state: Sequence[Tensor] | None = None, active: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Return all tensor inputs of the step, in the compiled step's order.
-
-        ``state``, ``active``: its :meth:`state_tensors` and :meth:`active`, where they are known.
-        """
-        known, gradients = self.state_tensors() if state is None else state, self.active() if active is None else active
-        return [*self.parameters, *gradients, *self.setting_tensors(), *known]
+    def tensors(self) -> list[Tensor]:
+        """Return all tensor inputs of the step, in the compiled step's order."""
+        return [*self.parameters, *self.active(), *self.setting_tensors(), *self.state_tensors()]
 
     def places(self) -> list[list[int]]:
         """Return, for each parameter, the indices in :meth:`tensors` of the tensors of ``only((position,))``."""

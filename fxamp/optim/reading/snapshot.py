@@ -4,14 +4,15 @@ Objects are compared by identity and tensors by :func:`~fxamp.torch_private.comp
 nanoseconds a tensor. A loop in Python takes ten times as long, which is more than a GPU needs for the step itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from enum import Enum
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
 import torch
 
-from fxamp.optim.reading.fingerprint import fingerprint, own_attributes, setting_fingerprint
+from fxamp.optim.reading.fingerprint import PLAIN, fingerprint, own_attributes, setting_fingerprint
 from fxamp.optim.reading.layout import gradients_of
 from fxamp.optim.shards import all_plain, local
 from fxamp.torch_private import comparison_with
@@ -27,53 +28,86 @@ class Snapshot:
 
     Attributes:
         gradients: one for each parameter, None if it has none; of DTensors this rank's part.
+        active: those that are not None.
+        settings: the values of each group's settings, "params" among them.
 
     Raises:
         NotCompilableError: a gradient is a DTensor and its parameter is not, or the other way round.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        entries = optimizer.state.values()
-        if not {dict}.issuperset(map(type, entries)):
-            entries = [entry if isinstance(entry, dict) else {"": entry} for entry in entries]  # type: ignore[assignment]
-        state = list(chain.from_iterable(map(dict.values, entries)))
+        groups = optimizer.param_groups
+        owners = [parameter for group in groups for parameter in group["params"]]
+        state = _values_of(optimizer.state.values())
         self._objects: tuple[Sequence[Any], ...] = (owners, list(optimizer.state), state)
         self._parts, self.gradients = owners, list(map(_grad, owners))
         if not all_plain(owners):
             self._parts, self.gradients = list(map(local, owners)), gradients_of(owners)
             self._objects += (self._parts, list(map(local, state)))
-        self._active = [gradient for gradient in self.gradients if gradient is not None]
-        everywhere = len(self._active) == len(owners)
+        self.active = [gradient for gradient in self.gradients if gradient is not None]
+        everywhere = len(self.active) == len(owners)
         self._absent = [] if everywhere else [at for at, gradient in enumerate(self.gradients) if gradient is None]
-        self._settings = (
-            [
-                [(k, setting_fingerprint(v)) for k, v in group.items() if k != "params"]
-                for group in optimizer.param_groups
-            ],
-            fingerprint(own_attributes(optimizer)),
+        self._names = [(len(group["params"]), *group) for group in groups]
+        self.settings = [list(group.values()) for group in groups]
+        self._attributes = own_attributes(optimizer)
+
+    def _fingerprint(self) -> Any:
+        settings = [
+            [setting_fingerprint(value) for name, value in zip(names[1:], values, strict=True) if name != "params"]
+            for names, values in zip(self._names, self.settings, strict=True)
+        ]
+        return settings, fingerprint(self._attributes)
+
+    def plain_settings(self) -> bool:
+        """Whether the settings cannot change in place, and the optimizer has no attributes of its own."""
+        return not self._attributes and all(
+            isinstance(value, PLAIN) or (type(value) is tuple and all(isinstance(item, PLAIN) for item in value))
+            for names, values in zip(self._names, self.settings, strict=True)
+            for name, value in zip(names[1:], values, strict=True)
+            if name != "params"
         )
 
-    def comparison(self) -> "Callable[[Snapshot], bool]":
-        """Return whether a later snapshot is equal to this one; holds no gradient, which the user may drop.
+    def comparison(self) -> "Callable[[Snapshot], Likeness]":
+        """Return how a later snapshot is like this one; holds no gradient, which the user may drop.
 
         Parameters and gradients are dense.
         """
-        objects, absent, settings, count = self._objects, self._absent, self._settings, len(self._active)
-        same_parts, same_gradients = comparison_with(self._parts), comparison_with(self._active)
+        objects, absent, names, count = self._objects, self._absent, self._names, len(self.active)
+        settings = self.settings if self.plain_settings() else None
+        print_ = self._fingerprint()
+        same_parts, same_gradients = comparison_with(self._parts), comparison_with(self.active)
 
-        def equal(now: "Snapshot") -> bool:
-            return (
+        def likeness(now: "Snapshot") -> Likeness:
+            if not (
                 len(now._objects) == len(objects)
                 and all(map(_same, now._objects, objects))
-                and len(now._active) == count
+                and len(now.active) == count
                 and now._absent == absent
-                and now._settings == settings
+                and now._names == names
                 and same_parts(*now._parts)
-                and same_gradients(*now._active)
-            )
+                and same_gradients(*now.active)
+            ):
+                return Likeness.OTHER
+            if settings is not None and not now._attributes and all(map(_same, now.settings, settings)):
+                return Likeness.EQUAL
+            return Likeness.KIND if now._fingerprint() == print_ else Likeness.OTHER
 
-        return equal
+        return likeness
+
+
+class Likeness(Enum):
+    """What two snapshots share: ``EQUAL``: all but addresses; ``KIND``: all but the values of settings' floats."""
+
+    EQUAL = "equal"
+    KIND = "kind"
+    OTHER = "other"
+
+
+def _values_of(entries: Collection[Any]) -> list[Any]:
+    try:
+        return list(chain.from_iterable(map(dict.values, entries)))
+    except TypeError:  # an entry that is no dict
+        return [value for entry in entries for value in (entry.values() if isinstance(entry, dict) else (entry,))]
 
 
 def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:

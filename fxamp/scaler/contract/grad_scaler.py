@@ -12,7 +12,7 @@ from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.optim import clip
 from fxamp.optim.gradients import multiply_
 from fxamp.optim.in_backward import require_no_backward_steps
-from fxamp.optim.shards import is_dtensor
+from fxamp.optim.shards import all_plain, is_dtensor
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
 from fxamp.scaler.contract.gradient_check import check_gradients
@@ -21,7 +21,7 @@ from fxamp.scaler.contract.outcomes import Outcomes
 from fxamp.scaler.contract.overflows import OverflowLedger
 from fxamp.scaler.contract.rank_agreement import Ranks, agree, require_ranks
 from fxamp.scaler.contract.settings import ScaleBounds, SkipChoice, require_device, scaler_settings
-from fxamp.scaler.contract.step_plan import StepCall, has_float16, plan_step, prepared
+from fxamp.scaler.contract.step_plan import StepCall, has_float16, plan_step, will_clip
 from fxamp.scaler.contract.step_runs import run_step
 from fxamp.scaler.graphs.graph_flags import GraphFlags
 from fxamp.scaler.outside_graphs.float16_flow import begin
@@ -230,7 +230,7 @@ class GradScaler(torch.amp.GradScaler):
         if not self._enabled:
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         record = self._record(optimizer, "clip_grad_norm_")
-        later = prepared(self._choice, optimizer, parameters, self._holds_scale(record), clipped=True) is not None
+        later = will_clip(self._choice, optimizer, parameters, self._holds_scale(record))
         if not later and any(
             type(parameter.grad) is not Tensor or parameter.grad.is_sparse for parameter in parameters
         ):
@@ -472,6 +472,8 @@ class GradScaler(torch.amp.GradScaler):
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return all of the optimizer's parameters; AssertionError if a group holds something that is not a tensor."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if all_plain(parameters):
+        return parameters
     for parameter in parameters:
         if not isinstance(parameter, Tensor):
             raise AssertionError(f"expected param to be torch.Tensor, got {type(parameter).__name__}")

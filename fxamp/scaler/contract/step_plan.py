@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
 from fxamp.optim import BoundStep, clips, guarded, has_pre_hooks
+from fxamp.optim.gradients import stored_as_they_are
 from fxamp.scaler.contract.optimizer_record import OptimizerRecord
 from fxamp.scaler.contract.settings import SkipChoice
 
@@ -77,6 +78,19 @@ def plan_step(choice: SkipChoice, call: StepCall, attached: bool) -> StepPlan:
     # A first step is the most likely to raise. Unscale before it, so that the gradients' state stays known.
     unscale = unscale or (ready and first and not has_float16(parameters))
     return StepPlan("fused", unscale, ready, first=first)
+
+
+def will_clip(choice: SkipChoice, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], scaled: bool) -> bool:
+    """Whether the optimizer's step will run compiled and clip gradients as it reads them: all have a gradient.
+
+    If the last such step did, and gradients are plain tensors, nothing else is read: the step reads all when it runs,
+    and if it cannot run compiled then, gradients are clipped in memory before it.
+    """
+    if not _runs_compiled(choice, optimizer, parameters) or (scaled and has_pre_hooks(optimizer)):
+        return False
+    step = guarded(optimizer, choice.lowering, choice.mode)
+    plain = stored_as_they_are(parameters, [parameter.grad for parameter in parameters])
+    return (plain and step.has_run(scaled, clipped=True)) or step.prepare(scaled, clipped=True) is not None
 
 
 def prepared(
@@ -151,4 +165,4 @@ def _has_values(state: Any) -> bool:
 
 def has_float16(parameters: Sequence[Tensor]) -> bool:
     """Whether a gradient is float16: then only a fused step may unscale it, because that does not round to float16."""
-    return any(parameter.grad is not None and parameter.grad.dtype == torch.float16 for parameter in parameters)
+    return torch.float16 in {gradient.dtype for parameter in parameters if (gradient := parameter.grad) is not None}

@@ -191,6 +191,8 @@ class GraphFlags:
 
         It is known if every gradient is unchanged since a backward returned it, and those backwards returned no others.
         """
+        if not self._squares:
+            return None
         summands, (_, changed) = {*map(id, parameters)}, self._split(parameters)
         squares = [square for square in self._squares if square.owners & summands]
         summed = sorted(owner for square in squares for owner in square.owners)
@@ -211,6 +213,8 @@ class GraphFlags:
         """Return the places of the parameters whose gradient is exactly what a graph checked, and of all others."""
         unchanged: list[int] = []
         others: list[int] = []
+        if not self._marks:
+            return unchanged, [*range(len(parameters))]
         for at, parameter in enumerate(parameters):
             mark, gradient = self._marks.get(id(parameter)), parameter.grad
             (unchanged if mark is not None and gradient is not None and mark.fits(gradient) else others).append(at)
