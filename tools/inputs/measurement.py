@@ -234,8 +234,6 @@ def _backed_off(
 ) -> tuple[Results, float | None]:
     """Return the results, with finite gradients if a scale gives them, and that scale."""
     scale = None if scaler is None else settings.init_scale
-    if scaler is not None:
-        scaler.update(settings.init_scale)
     while True:
         results = here.run(compiled, start, None if scaler is None else scaler.scale, beside=beside)
         if not fxamp.report(compiled).graphs:
@@ -243,6 +241,8 @@ def _backed_off(
         lower = 0.0 if scale is None else scale * settings.backoff_factor
         hopeless = not all(bool(output.isfinite().all()) for output in results.outputs)
         if results.finite or hopeless or lower < max(_LEAST_SCALE, settings.min_scale or 0.0):
+            if scaler is not None and scale != settings.init_scale:
+                scaler.update(settings.init_scale)  # for the next setting
             return results, scale
         assert scaler is not None
         scaler.update(scale := lower)
