@@ -43,7 +43,8 @@ def test_it_covers_every_policy_and_way_of_the_device() -> None:
 
 def test_the_command_prints_outcomes_and_a_sum(capsys: pytest.CaptureFixture[str]) -> None:
     status = bench.main(["check", "--device", "cpu", "--only", "unscale, float", "--only", "2**31", "--json"])
-    document = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
     statuses = {outcome["name"]: outcome["status"] for outcome in document["checks"]}
     assert status == 0
     assert statuses == {
@@ -51,6 +52,7 @@ def test_the_command_prints_outcomes_and_a_sum(capsys: pytest.CaptureFixture[str
         "check and unscale, float16": OK,
         "more than 2**31 elements": SKIPPED,
     }
+    assert [line.partition(": ")[0] for line in printed.err.splitlines()] == [OK, OK, SKIPPED], "each when it is known"
     table = check_command._table(document)
     assert "2 ok, 1 skipped" in table and "a CPU runs torch's own ops" in table
 

@@ -46,8 +46,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     with so_far(lambda: _table(_document(device, options, outcomes)) if outcomes else ""):
         for outcome in _outcomes(device, options):
             outcomes.append(outcome)
-            if outcome.status == WRONG:
-                say(f"not ok: {outcome.name}: {outcome.detail}")
+            say(f"{outcome.status}: {outcome.name}: {outcome.detail}")
         speed = [] if options.no_speed or device == "cpu" else _bandwidth(options, say)
     document = _document(device, options, outcomes, speed)
     failed = tuple(outcome.name for outcome in outcomes if outcome.status == WRONG)
