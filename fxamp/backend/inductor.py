@@ -22,7 +22,14 @@ from fxamp.backend.unused_results import UnusedResults
 from fxamp.lowering_names import mode_settings
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Partitioner
 from fxamp.policy.model.keep import KEPT
-from fxamp.torch_private import donated_inputs, is_cacheable, is_dynamic, stores_backwards, storing_backwards
+from fxamp.torch_private import (
+    donated_inputs,
+    is_cacheable,
+    is_dynamic,
+    order_writes,
+    stores_backwards,
+    storing_backwards,
+)
 
 #: Inductor's settings for a backward with values in 8 bits. Inductor writes a value of more ops than this to memory.
 #: Conversions from and to 8 bits have about ten: with its own limit for GPUs, 30, some kernels compute again, from all
@@ -34,6 +41,7 @@ def lower_by_inductor(
     gm: GraphModule, inputs: Sequence[Any], options: Options, compilation: Compilation
 ) -> Callable[..., Any]:
     """Compile ``gm`` with Inductor, and return a callable."""
+    order_writes()
     patches, key = {**mode_settings(options.mode), **options.inductor}, compilation.key(gm)
     min_cut = partitioners.min_cut_rematerialization_partition
     partition = compilation.partition(min_cut)

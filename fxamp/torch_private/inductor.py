@@ -1,6 +1,7 @@
 """What Inductor does with an op, and with the outputs of a graph."""
 
 from collections.abc import Collection
+from typing import Any
 
 from torch._ops import OpOverload
 from torch.fx import Node
@@ -24,3 +25,22 @@ def drop_outputs(output: Node, places: Collection[int]) -> None:
     key = "user_visible_output_idxs"
     if key in output.meta:
         output.meta[key] = [at for at in output.meta[key] if at not in places]
+
+
+def order_writes() -> None:
+    """From now on Inductor keeps reads of a buffer behind the writes to it. Imports Inductor. Breaks loudly.
+
+    Where its C++ backend computes a node's loops again to fuse it, it loses that the node reads the buffer as a
+    scatter left it, and may move the node before the scatter: gradients become zero.
+    """
+    from torch._inductor.scheduler import SchedulerNode
+
+    recompute = SchedulerNode.recompute_size_and_body
+    if recompute.__module__ == __name__:
+        return
+
+    def recompute_and_rename(node: SchedulerNode, *args: Any, **kwargs: Any) -> None:
+        recompute(node, *args, **kwargs)
+        node.set_read_writes(node.read_writes.rename(node.mutation_renames))
+
+    SchedulerNode.recompute_size_and_body = recompute_and_rename  # type: ignore[method-assign, assignment]

@@ -352,3 +352,27 @@ def test_an_untraceable_node_keeps_its_captured_dtypes() -> None:
     compiled = compile_with(lambda x, w: needs_float32(x @ w), "eager")
     x = torch.ones(4, 4)
     assert torch.equal(compiled(x, x), torch.full((4, 4), 8.0))
+
+
+class Warp(nn.Module):
+    """The gradient of its sampling is scattered, and read by a convolution's backward in another memory order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.ConvTranspose2d(4, 2, 2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        upper = F.interpolate(self.first(x), scale_factor=2, mode="nearest")
+        grid = F.affine_grid(torch.eye(2, 3)[None].expand(2, 2, 3), [2, 4, 6, 6], align_corners=False)
+        sampled: torch.Tensor = self.last(F.grid_sample(upper, grid, align_corners=False))
+        return sampled
+
+
+@pytest.mark.inductor
+def test_inductor_reads_no_gradient_before_the_scatter_that_makes_it() -> None:
+    torch.manual_seed(0)
+    model, x = Warp(), torch.randn(2, 3, 6, 6)
+    (_, exact), (_, autocast) = run(model, (x,)), run(model, (x,), torch.bfloat16)
+    _, gradients = run(compile_with(model, "inductor"), (x,))
+    for name, true in exact.items():
+        assert torch.dist(gradients[name], true) <= 2 * torch.dist(autocast[name], true), name

@@ -1,9 +1,12 @@
 """Inductor's table of ops is as fxamp takes it to be."""
 
 import inspect
+from unittest.mock import Mock
 
+import pytest
 import torch
 import torch._inductor.compile_fx
+from torch._inductor.scheduler import SchedulerNode
 
 from fxamp import torch_private as private
 
@@ -27,3 +30,17 @@ def test_outputs_that_became_none_have_no_layout() -> None:
     assert output.meta["user_visible_output_idxs"] == [1]
     lowering = inspect.getsource(torch._inductor.compile_fx)
     assert '"user_visible_output_idxs"' in lowering
+
+
+def test_a_node_that_is_computed_again_keeps_the_names_of_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = []
+    monkeypatch.setattr(SchedulerNode, "recompute_size_and_body", lambda node, *args, **kwargs: computed.append(args))
+    private.order_writes()
+    mended = SchedulerNode.recompute_size_and_body
+    private.order_writes()
+    assert SchedulerNode.recompute_size_and_body is mended, "once"
+    node = Mock(mutation_renames={"before": "after"})
+    mended(node, None)
+    assert computed == [(None,)]
+    node.read_writes.rename.assert_called_once_with({"before": "after"})
+    node.set_read_writes.assert_called_once_with(node.read_writes.rename.return_value)

@@ -23,7 +23,7 @@ from fxamp.pipeline import run_passes
 from fxamp.reports.dumps import stages_by_environment
 from fxamp.reports.list_graph import list_graph
 from fxamp.torch_devices import copy_across_, moved
-from fxamp.torch_private import compiling_flag
+from fxamp.torch_private import compiling_flag, order_writes
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,7 @@ def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
 
+    order_writes()
     inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
     patches = mode_settings(options.mode)
     # All parameters' kernels read the same few scalars; without a limit Inductor would try to fuse every pair of them.
