@@ -30,7 +30,7 @@ from fxamp.reports.runs import caller
 from fxamp.reports.warnings import Example, warn_once
 from fxamp.torch_devices import native_bfloat16
 from fxamp.torch_dtypes import NARROW
-from fxamp.torch_private import called_by_backward, guard_current_graph, running_backward
+from fxamp.torch_private import called_by_backward, guard_current_graph, inputs_cast_by_caller, running_backward
 
 _FLOAT32 = (
     "policy 'auto' chose float32 for a graph%s, so nothing in it is cast: %s. Name a policy to cast anyway; "
@@ -104,6 +104,8 @@ class Choice:
 
 #: What Dynamo compiles inside of a backward was not traced with its forward, so nothing scales what it computes.
 IN_BACKWARD = Choice(None, "autograd calls this code in a backward, where it runs as it is written")
+#: Under autocast, ``custom_fwd`` switches it off for a forward whose inputs it casts.
+IN_FORWARD = Choice(None, "custom_fwd(cast_inputs=...) calls this code, which then runs as it is written")
 
 
 def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | None = None) -> Choice:
@@ -114,12 +116,15 @@ def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | Non
     ran the model under it before and does not now. If the program says nothing, it selects float16 if a scaler was
     given and gradients are on; bfloat16 if the device computes in it natively (:func:`native_bfloat16`), on a CPU only
     if the graph's products gain from it (:mod:`fxamp.backend.auto_products`); else no policy, which is logged once. A
-    hook, and the backward of a Function that no graph holds, get none, whatever the options say.
+    hook, the backward of a Function that no graph holds, and its forward if it has ``cast_inputs``, get none, whatever
+    the options say.
     Raises PolicyError if a named policy is for another device than the graph's tensors, or for another machine.
     """
     if called_by_backward():
         return IN_BACKWARD
     place = device_of(inputs)
+    if place is not None and inputs_cast_by_caller(place.type) is not None:
+        return IN_FORWARD
     if options.policy != "auto":
         policy = options.policy
         resolved = resolve_here(policy, place) if isinstance(policy, Policy) else load_here(policy, place)

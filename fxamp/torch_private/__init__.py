@@ -41,6 +41,7 @@ from fxamp.torch_private.dynamo import (
     compiles_with,
     guard_current_graph,
     hint,
+    inputs_cast_by_caller,
     on_each_compilation,
     raised_through_dynamo,
     untraced,

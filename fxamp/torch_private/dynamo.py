@@ -45,17 +45,37 @@ def called_by_backward() -> bool:
     that such code calls, and for what a checkpoint computes again, in which gradients are enabled. If torch renames
     ``compile_wrapper``, such a callable counts as code that autograd calls; the rest breaks loudly.
     """
-    from torch._dynamo import eval_frame
     from torch.autograd.graph import _engine_run_backward
 
     if running_backward() == -1 or torch.is_grad_enabled():
         return False
+    return _caller(lambda code: code is _engine_run_backward.__code__) is not None
+
+
+def inputs_cast_by_caller(device_type: str) -> torch.dtype | None:
+    """Return the ``cast_inputs`` of the ``custom_fwd`` that runs a Function's forward, which Dynamo compiles by itself.
+
+    It does so where a graph breaks at the call of the Function. None without such a request for ``device_type``, and
+    for a callable of torch.compile that the forward calls. If torch renames ``decorate_fwd``, it is not found.
+    """
+    place = ("decorate_fwd", torch.amp.autocast_mode.__file__)
+    frame = _caller(lambda code: (code.co_name, code.co_filename) == place)
+    if frame is None or frame.f_locals.get("device_type") != device_type:
+        return None
+    cast_inputs: torch.dtype | None = frame.f_locals.get("cast_inputs")
+    return cast_inputs
+
+
+def _caller(matches: Callable[[CodeType], bool]) -> FrameType | None:
+    """Return the innermost frame that runs matching code; None if a callable of torch.compile runs in between."""
+    from torch._dynamo import eval_frame
+
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not _engine_run_backward.__code__:
+    while frame is not None and not matches(frame.f_code):
         if (frame.f_code.co_name, frame.f_code.co_filename) == ("compile_wrapper", eval_frame.__file__):
-            return False
+            return None
         frame = frame.f_back
-    return frame is not None
+    return frame
 
 
 def hint(number: int | torch.SymInt) -> int | None:

@@ -101,6 +101,15 @@ def test_the_function_that_asks_for_float32_runs_in_float32(lowering: str) -> No
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_forward_that_dynamo_compiles_by_itself_keeps_its_cast_inputs(lowering: str) -> None:
+    """Dynamo breaks where a Function gets the same tensor twice."""
+    a = torch.full((4, 4), 1 + 2**-12, requires_grad=True)
+    assert torch.equal(compile_with(lambda x: Float32Product.apply(x, x), lowering)(a), a @ a)
+    rounded = (a.bfloat16() @ a.bfloat16()).float()
+    assert torch.equal(compile_with(lambda x: Product.apply(x, x), lowering)(a).float(), rounded)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
 def test_an_undecorated_function_runs_under_the_rules_in_both_directions(lowering: str) -> None:
     """Eager autocast fails in its backward (float32 meets bfloat16); here it is as if it were decorated."""
 

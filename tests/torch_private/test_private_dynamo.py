@@ -174,3 +174,32 @@ def test_callbacks_stay_after_a_reset_and_know_what_is_skipped() -> None:
     finally:
         callback_handler.start_callbacks, callback_handler.end_callbacks = before
     assert private.compiled_code() is None and private.why_skipped() == ""
+
+
+def test_a_forward_is_asked_for_the_casts_of_its_decorator_and_what_it_calls_is_not() -> None:
+    requests: list[torch.dtype | None] = []
+
+    def backend(gm: torch.fx.GraphModule, _: list[Any]) -> Any:
+        requests.extend(private.inputs_cast_by_caller(device) for device in ("cpu", "cuda"))
+        return gm.forward
+
+    inner = torch.compile(lambda x: x.sin(), backend=backend)
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+        def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
+            torch._dynamo.graph_break()
+            return inner(a * b)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return gradient, gradient
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: Function.apply(x, x), backend=backend)(torch.ones(2, requires_grad=True))
+    assert torch.float32 in requests[::2] and set(requests[1::2]) == {None}
+    requests.clear()
+    torch._dynamo.reset()
+    Function.apply(torch.ones(2), torch.ones(2))
+    assert requests == [None, None]
