@@ -53,13 +53,12 @@ def test_a_graph_without_powers_stays_as_it_is() -> None:
     assert Result(record.modified, record.counts) == Result(0) and format_graph(graph.module) == before
 
 
-@pytest.mark.exhaustive  # where Inductor vectorises
+@pytest.mark.exhaustive
 def test_no_power_is_raised_where_the_parameters_are_updated() -> None:
-    """In the code that Inductor generates for AdamW, no vectorised loop over a parameter raises one."""
+    """In the code that Inductor generates for AdamW, no loop over a parameter raises one, vectorised or not."""
     training = Training(OPTIMIZERS["AdamW"], on_device("inductor")).run(SCENARIOS["clean"])
     (kind,) = parts_of(guarded(training.optimizer))
     assert isinstance(kind, KindStep) and kind.source is not None
-    loops = re.split(r"\bfor\(", kind.source)
-    updating = [text for text in loops if ".store(" in text]
-    assert updating and not any("std::pow(" in text for text in updating)
+    _before, *loops = re.split(r"\bfor\(", kind.source)
+    assert loops and not any("std::pow(" in text for text in loops)
     assert kind.source.count("std::pow(") == 2
