@@ -5,7 +5,7 @@ they have no effect, so the request ``cast_inputs=torch.float32`` would be lost.
 it by the code object that the traced nodes refer to, and reads its decorators.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from inspect import unwrap
 from types import CodeType
@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.errors import CaptureError
 from fxamp.graph import SourceFrame, source_frames
+from fxamp.torch_private import is_custom_fwd
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class CustomAutocast:
     device: str
     cast_inputs: torch.dtype | None
     decorated_backward: bool
+
+    def __str__(self) -> str:
+        arguments = f'device_type="{self.device}", cast_inputs={self.cast_inputs}'
+        return f"custom_fwd({arguments}){', custom_bwd' if self.decorated_backward else ''}"
 
 
 def custom_autocast(*traced: GraphModule) -> CustomAutocast | None:
@@ -38,7 +43,7 @@ def custom_autocast(*traced: GraphModule) -> CustomAutocast | None:
 def inlined_request(node: Node) -> CustomAutocast | None:
     """Return the same for one node of a Function that Dynamo inlined entirely, because no gradient is needed."""
     frames = source_frames(node)
-    return _request_at(set(frames)) if any(frame.function == "decorate_fwd" for frame in frames) else None
+    return _request_at(set(frames)) if _decorated(frames) else None
 
 
 def _request_at(frames: set[SourceFrame]) -> CustomAutocast | None:
@@ -48,17 +53,18 @@ def _request_at(frames: set[SourceFrame]) -> CustomAutocast | None:
     """
     requests = set(_requests(frames))
     if len(requests) > 1:
-        decorated = any(frame.function == "decorate_fwd" for frame in frames)
-        requests = {request for request in requests if (request is not None) == decorated}
+        requests = {request for request in requests if (request is not None) == _decorated(frames)}
     if len(requests) > 1:
-        asked = " and ".join(
-            sorted(str(request and request.cast_inputs).removeprefix("torch.") for request in requests)
-        )
         raise CaptureError(
-            f"autograd.Functions that share the code of one forward ask for different casts (cast_inputs = {asked}); "
+            "autograd.Functions that share the code of one forward ask for different casts "
+            f"({' and '.join(sorted(str(request or 'no custom_fwd') for request in requests))}); "
             "accepted: a forward of its own for each, or calls under torch.autocast"
         )
     return next(iter(requests), None)
+
+
+def _decorated(frames: Iterable[SourceFrame]) -> bool:
+    return any(is_custom_fwd(frame.file, frame.function) for frame in frames)
 
 
 def _requests(frames: set[SourceFrame]) -> Iterator[CustomAutocast | None]:

@@ -52,14 +52,18 @@ def called_by_backward() -> bool:
     return _caller(lambda code: code is _engine_run_backward.__code__) is not None
 
 
+def is_custom_fwd(file: str, function: str) -> bool:
+    """Whether a function of this file and name is the wrapper that ``torch.amp.custom_fwd`` puts around a forward."""
+    return (file, function) == (torch.amp.autocast_mode.__file__, "decorate_fwd")
+
+
 def inputs_cast_by_caller(device_type: str) -> torch.dtype | None:
     """Return the ``cast_inputs`` of the ``custom_fwd`` that runs a Function's forward, which Dynamo compiles by itself.
 
     It does so where a graph breaks at the call of the Function. None without such a request for ``device_type``, and
     for a callable of torch.compile that the forward calls. If torch renames ``decorate_fwd``, it is not found.
     """
-    place = ("decorate_fwd", torch.amp.autocast_mode.__file__)
-    frame = _caller(lambda code: (code.co_name, code.co_filename) == place)
+    frame = _caller(lambda code: is_custom_fwd(code.co_filename, code.co_name))
     if frame is None or frame.f_locals.get("device_type") != device_type:
         return None
     cast_inputs: torch.dtype | None = frame.f_locals.get("cast_inputs")

@@ -203,3 +203,13 @@ def test_a_forward_is_asked_for_the_casts_of_its_decorator_and_what_it_calls_is_
     torch._dynamo.reset()
     Function.apply(torch.ones(2), torch.ones(2))
     assert requests == [None, None]
+
+
+def test_the_wrapper_of_custom_fwd_is_known_by_its_code_and_no_other_is() -> None:
+    def method(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        return a
+
+    forward = torch.amp.custom_fwd(method, device_type="cpu").__code__
+    others = torch.amp.custom_bwd(method, device_type="cpu").__code__, method.__code__
+    assert private.is_custom_fwd(forward.co_filename, forward.co_name)
+    assert not any(private.is_custom_fwd(code.co_filename, code.co_name) for code in others)
