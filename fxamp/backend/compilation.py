@@ -6,10 +6,10 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fxamp.backend.cache_key import cache_key
 from fxamp.listing import KeptValue
 from fxamp.passes.sequences import BACKWARD
 from fxamp.pipeline import run_traced
+from fxamp.pipeline.cache_key import cache_key
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, Partitioner
 from fxamp.policy import Policy
 from fxamp.reports.dumps import Stages
@@ -40,8 +40,6 @@ class Compilation:
 
     def key(self, gm: GraphModule) -> str:
         """Return what the keys of torch's caches must contain for ``gm``."""
-        if self.policy is None:
-            return ""
         return cache_key(
             gm, self.policy, [(type(participant).__name__, participant.key) for participant in self.participants]
         )

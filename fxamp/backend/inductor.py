@@ -14,12 +14,12 @@ from torch._inductor import compile_fx, config
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx import GraphModule
 
-from fxamp.backend.cache_key import keyed
 from fxamp.backend.compilation import Compilation
 from fxamp.backend.options import Options
 from fxamp.backend.stored_backward import StoredBackward
 from fxamp.backend.unused_results import UnusedResults
 from fxamp.lowering_names import mode_settings
+from fxamp.pipeline.cache_key import keyed
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Partitioner
 from fxamp.policy.model.keep import KEPT
 from fxamp.torch_private import (
@@ -51,7 +51,8 @@ def lower_by_inductor(
     dynamic = any(map(is_dynamic, inputs))
     with keyed(key):
         if not _changes(compilation, dynamic):
-            return cast(Callable[..., Any], compiled())
+            # The backward may be compiled only when it first runs, outside compile_fx.
+            return cast(Callable[..., Any], compiled(inner_compile=keyed(key)(compile_fx.compile_fx_inner)))
         if dynamic or compilation.stages.kept or not stores_backwards() or not is_cacheable(gm):
             inner = _Inner(compilation, key, patches, stores=False)
             # AOTAutograd's cache would return a backward that nobody has changed.

@@ -20,6 +20,7 @@ from fxamp.passes.step.guard_updates import FLAG
 from fxamp.passes.step.lift_scalars import reads_on_host
 from fxamp.passes.step.pack_state import PackState
 from fxamp.pipeline import run_passes
+from fxamp.pipeline.cache_key import keyed, source_digest
 from fxamp.reports.dumps import stages_by_environment
 from fxamp.reports.list_graph import list_graph
 from fxamp.torch_devices import copy_across_, moved
@@ -138,6 +139,7 @@ def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[
     with (
         compiling_flag(everywhere=True),
         config.patch(patches),
+        keyed(f"fxamp {source_digest()}"),
         tracing(TracingContext(traced.mode)),
         torch.no_grad(),
     ):

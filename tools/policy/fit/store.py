@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import fxamp.tools
-from fxamp.backend.cache_key import source_digest
+from fxamp.pipeline.cache_key import source_digest
 from fxamp.tools.common.caches import cache_folder
 from fxamp.tools.inputs.kinds import imported_names, program_syntax
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ import torch
 from exhaustive import exhaustive
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
 from torch.fx import GraphModule, symbolic_trace
 
 import fxamp
-from fxamp.backend import cache_key as keys
-from fxamp.backend.cache_key import cache_key
+from fxamp.pipeline import cache_key as keys
+from fxamp.pipeline.cache_key import cache_key
 from fxamp.policy import Policy
 
 BF16 = Policy.load("cpu-bfloat16")
@@ -120,6 +122,29 @@ def test_a_change_misses_the_cache_and_a_repetition_hits_it(change: str) -> None
     options, rename = CHANGES[change]()
     assert compiled_anew(options, *map(rename, names)) == "miss"
     assert compiled_anew(options, *map(rename, names)) == "hit"
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("policy", ["cpu-float16", "auto"])
+def test_a_backward_that_is_compiled_when_it_runs_is_of_this_fxamp(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither torch.compile alone nor other code of fxamp has compiled it: their Inductor may generate other code."""
+
+    def forward_and_backward(backend: str, **options: object) -> int:
+        torch._dynamo.reset()
+        counters.clear()
+        with functorch_config.patch(enable_autograd_cache=False):
+            compiled = torch.compile(lambda x: (x @ x).sin().sum(), backend=backend, options=options or None)
+            compiled(torch.ones(5, 5, requires_grad=True)).backward()
+        return int(counters["inductor"]["fxgraph_cache_hit"])
+
+    forward_and_backward("inductor")
+    hits = []
+    for digest in ("one", RUN, RUN):
+        monkeypatch.setattr(keys, "source_digest", partial(str, digest))
+        hits.append(forward_and_backward("fxamp", policy=policy))
+    assert hits[1:] == [0, 2]
 
 
 @pytest.mark.inductor

@@ -30,15 +30,17 @@ _IRRELEVANT = frozenset(
 )
 
 
-def cache_key(gm: GraphModule, policy: Policy, *settings: object) -> str:
+def cache_key(gm: GraphModule, policy: Policy | None, *settings: object) -> str:
     """Return the tag for the graph ``gm``, rewritten by ``policy``; ``settings`` are what else its compilation reads.
 
+    Without a policy nothing is cast, but fxamp's code counts: it changes what Inductor generates, too.
     A setting or a node's annotation counts by its ``repr``. One with an address in it gives a tag that no other process
     has, so such graphs are compiled in each.
     """
     digest = hashlib.sha256(source_digest().encode())
-    rules = [(rule.id, rule.why, str(rule.origin)) for rule in policy.rules]
-    digest.update(repr((policy.digest, policy.name, rules, settings)).encode())
+    if policy is not None:
+        rules = [(rule.id, rule.why, str(rule.origin)) for rule in policy.rules]
+        digest.update(repr((policy.digest, policy.name, rules, settings)).encode())
     digest.update(repr([_annotations(node) for node in all_nodes(gm)]).encode())
     return f"fxamp {digest.hexdigest()}"
 
@@ -47,7 +49,7 @@ def cache_key(gm: GraphModule, policy: Policy, *settings: object) -> str:
 def keyed(tag: str) -> Iterator[None]:
     """Add ``tag`` to the keys of torch's caches inside."""
     own = compiler_config.cache_key_tag
-    with compiler_config.patch(cache_key_tag=f"{own} {tag}" if tag else own):  # type: ignore[attr-defined]
+    with compiler_config.patch(cache_key_tag=f"{own} {tag}"):  # type: ignore[attr-defined]
         yield
 
 
