@@ -1,4 +1,7 @@
-"""Read AMD's machine code from the assembly that Triton's compiler returns."""
+"""Read AMD's machine code from the assembly that Triton's compiler returns.
+
+The compiler gives line 0 to instructions that it merged from several lines.
+"""
 
 import re
 from collections.abc import Iterator
@@ -10,8 +13,8 @@ _PLACE = re.compile(r"([\w.]+\.py):(\d+)")
 _FACT = re.compile(r"^\s+\.(\w+):\s+(\d+)$", re.MULTILINE)
 _WAIT = re.compile(r"(vmcnt|lgkmcnt)\((\d+)\)")
 _LABEL = re.compile(r"^(?:(\.LBB\d+_\d+):|; %bb)")
-_JUMP = re.compile(r"^\ts_c?branch\w* (\.LBB\d+_\d+)")
-_INSTRUCTION = re.compile(r"^\t[a-z]\w+_")
+_JUMP = re.compile(r"^\ts_(?:c?branch\w* (?P<target>\.LBB\d+_\d+)|endpgm)")
+_INSTRUCTION = re.compile(r"^\t[a-z]+_\w")
 _WIDTHS = {
     "x4": 16,
     "x3": 12,
@@ -49,7 +52,7 @@ def _blocks(text: str, source: str) -> Iterator[Block]:
         elif _INSTRUCTION.match(row):
             current.append(_instruction(row.split(";")[0].strip(), line))
             if jump := _JUMP.match(row):
-                yield Block(tuple(current), label, jump[1])
+                yield Block(tuple(current), label, jump["target"] or "", falls=row.startswith("\ts_c"))
                 label, current = "", []
     yield Block(tuple(current), label)
 

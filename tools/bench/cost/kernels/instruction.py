@@ -56,12 +56,14 @@ class Block:
         instructions: in order.
         label: where other blocks jump to; empty if none does.
         jump: the label of the block that its last instruction may jump to; empty if it is no jump.
+        falls: whether the next block in memory may run after it.
         cold: whether it calls a subroutine for rare values, such as subnormals.
     """
 
     instructions: tuple[Instruction, ...]
     label: str = ""
     jump: str = ""
+    falls: bool = True
     cold: bool = False
 
 

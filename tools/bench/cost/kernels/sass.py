@@ -23,6 +23,7 @@ _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?P<text>[^;]+);\s+/\* 0x[0-9a-
 _UPPER = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
 _LABEL = re.compile(r"^(\.L_x_\d+):")
 _JUMP = re.compile(r"^(?:@!?U?P\w+\s+)?BRA.*`\((\.L_x_\d+)\)")
+_END = re.compile(r"^(?:BRA\S*\s+`|EXIT|RET)")
 _BITS = {".128": 16, ".64": 8, ".U16": 2, ".S16": 2, ".U8": 1, ".S8": 1}
 _CONVERSIONS = ("F2F", "F2I", "I2F", "FRND", "MUFU", "F2FP", "I2FP")
 _FAR = ("LDG", "ATOMG", "ATOM", "RED", "LDL", "LD")
@@ -67,7 +68,7 @@ def _blocks(text: str, source: str, wide: bool) -> Iterator[Block]:
         if place := _LINE.search(row):
             line = int(place["line"]) if Path(place["file"]).name == source else line
         elif target := _LABEL.match(row):
-            yield _block(current, label, "")
+            yield _block(current, label)
             label, current = target[1], []
         elif row.startswith("$"):
             break
@@ -77,16 +78,15 @@ def _blocks(text: str, source: str, wide: bool) -> Iterator[Block]:
             current.append(_instruction(first, line, int(upper[1], 16), wide))
             if current[-1].opcode.startswith(("BRA", "EXIT")):
                 jump = _JUMP.match(first)
-                yield _block(current, label, jump[1] if jump else "")
+                yield _block(current, label, jump[1] if jump else "", _END.match(first) is None)
                 label, current = "", []
             first = ""
-    yield _block(current, label, "")
+    yield _block(current, label)
 
 
-def _block(instructions: list[Instruction], label: str, jump: str) -> Block:
-    return Block(
-        tuple(instructions), label, jump, any(instruction.opcode.startswith("CALL") for instruction in instructions)
-    )
+def _block(instructions: list[Instruction], label: str, jump: str = "", falls: bool = True) -> Block:
+    cold = any(instruction.opcode.startswith("CALL") for instruction in instructions)
+    return Block(tuple(instructions), label, jump, falls, cold)
 
 
 def _instruction(text: str, line: int, upper: int, wide: bool) -> Instruction:

@@ -51,30 +51,53 @@ def sections(text: str) -> Mapping[int, Section]:
 def by_section(blocks: Sequence[Block], lines: Mapping[int, Section]) -> Mapping[Section, tuple[Instruction, ...]]:
     """Return the instructions of each section, in order; those of cold blocks are in none.
 
-    A block belongs where most of its instructions come from, as a compiler moves some of them to other blocks. What it
-    moved out of the loop runs once, unless it unrolled all of the loop.
+    A block belongs where most of its instructions come from, as a compiler moves some of them to other blocks. What has
+    no line was merged from the code of whole blocks and of others, and serves both. What the compiler moved out of the
+    loop runs once, unless it unrolled all of the loop.
     """
     result: dict[Section, tuple[Instruction, ...]] = dict.fromkeys(Section, ())
     looping = _looping(blocks)
     warm = [(at, block.instructions) for at, block in enumerate(blocks) if block.instructions and not block.cold]
     chosen = {at: _section(own, lines) for at, own in warm}
     unrolled = not any(section is Section.WHOLE and at in looping for at, section in chosen.items())
+    began = False
     for at, own in warm:
-        repeated = at in looping or chosen[at] is Section.PART or (unrolled and chosen[at] is Section.WHOLE)
-        result[chosen[at] if repeated else Section.ONCE] += own
+        section = chosen[at]
+        began |= section in (Section.WHOLE, Section.PART)
+        if section is None:
+            section = Section.WHOLE if at in looping or began else Section.ONCE
+        repeated = at in looping or section is Section.PART or (unrolled and section is Section.WHOLE)
+        result[section if repeated else Section.ONCE] += own
     return result
 
 
-def _section(instructions: Sequence[Instruction], lines: Mapping[int, Section]) -> Section:
-    ((chosen, _),) = Counter(lines.get(instruction.line, Section.ONCE) for instruction in instructions).most_common(1)
+def _section(instructions: Sequence[Instruction], lines: Mapping[int, Section]) -> Section | None:
+    """Return the section of most instructions; None if most have no line."""
+    ((chosen, _),) = Counter(lines.get(instruction.line) for instruction in instructions).most_common(1)
     return chosen
 
 
 def _looping(blocks: Sequence[Block]) -> set[int]:
-    """Return the indices of blocks between the target of a jump backwards and that jump."""
+    """Return the indices of blocks that can run again after they have run."""
     places = {block.label: at for at, block in enumerate(blocks) if block.label}
-    jumps = ((places.get(block.jump, len(blocks)), at) for at, block in enumerate(blocks))
-    return {inside for first, last in jumps for inside in range(first, last + 1)}
+    following = [
+        [place for place in (places.get(block.jump), at + 1 if block.falls else None) if place is not None]
+        for at, block in enumerate(blocks)
+    ]
+    return {at for at in range(len(blocks)) if at in _reached(at, following)}
+
+
+def _reached(start: int, following: Sequence[Sequence[int]]) -> set[int]:
+    """Return the blocks that run after ``start``; ``following``: those that may come next after each."""
+    reached: set[int] = set()
+    waiting = [start]
+    while waiting:
+        at = waiting.pop()
+        for place in following[at] if at < len(following) else ():
+            if place not in reached:
+                reached.add(place)
+                waiting.append(place)
+    return reached
 
 
 def bytes_of_a_block(ttgir: str, lines: Mapping[int, Section]) -> int:
