@@ -8,7 +8,7 @@ import torch
 from torch.fx import GraphModule
 
 from fxamp.capture import capture
-from fxamp.listing import Listing
+from fxamp.graph_text import Listing
 from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Policy
 

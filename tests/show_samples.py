@@ -1,6 +1,6 @@
 """A small listing written by hand, with one of everything that fxamp-show prints."""
 
-from fxamp.listing import Document, Entry, Listing, RuleRef, Source, TensorType
+from fxamp.graph_text import Document, Entry, Listing, RuleRef, Source, TensorType
 
 TABLE = "policies/accelerators.toml"
 PRODUCTS = RuleRef("matrix-products", f"{TABLE}:5", "lower_precision_fp", "Matrix products run on 16-bit units.")

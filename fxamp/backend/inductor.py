@@ -18,7 +18,7 @@ from fxamp.backend.cache_key import keyed
 from fxamp.backend.compilation import Compilation
 from fxamp.backend.options import Options
 from fxamp.backend.stored_backward import StoredBackward
-from fxamp.backend.unused_results import UnusedResults
+from fxamp.backend.unread_results import UnreadResults
 from fxamp.lowering_names import mode_settings
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Partitioner
 from fxamp.policy.model.keep import KEPT
@@ -73,11 +73,11 @@ def _changes(compilation: Compilation, dynamic: bool) -> bool:
 
 def _late(compilation: Compilation) -> Compilation:
     """Return ``compilation`` with the backward compiled when it first runs, as a stored one must be."""
-    late = any(isinstance(participant, UnusedResults) for participant in compilation.participants)
+    late = any(isinstance(participant, UnreadResults) for participant in compilation.participants)
     if late or compilation.policy is None:
         return compilation
     return replace(
-        compilation, participants=(UnusedResults(compilation.policy, expected=False), *compilation.participants)
+        compilation, participants=(UnreadResults(compilation.policy, expected=False), *compilation.participants)
     )
 
 

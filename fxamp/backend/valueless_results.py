@@ -63,7 +63,7 @@ class ValuelessTensor(Tensor):
 
 
 @dataclass(frozen=True)
-class DroppedResults(Participant):
+class ValuelessResults(Participant):
     """Gives the caller a :class:`ValuelessTensor` for each result that the graph does not make."""
 
     def run(self, run: Callable[..., Any], gm: GraphModule, lowering: str) -> Callable[..., Any]:

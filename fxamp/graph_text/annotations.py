@@ -3,7 +3,7 @@
 import re
 from functools import lru_cache
 
-from fxamp.listing.model import TensorType
+from fxamp.graph_text.model import TensorType
 
 _DTYPE = re.compile(r"[a-z]+[0-9][a-z0-9_]*")
 _SYMBOL = re.compile(r"Sym\((.*)\)", re.DOTALL)

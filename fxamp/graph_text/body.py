@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fxamp.errors import ListingError
-from fxamp.listing.annotations import symbol, tensor_type
-from fxamp.listing.calls import classify, dotted, names_in, operator_name
-from fxamp.listing.clean import Block
-from fxamp.listing.fields import entry_fields
-from fxamp.listing.margin import Margin, read_margin
-from fxamp.listing.model import Entry, Listing
+from fxamp.graph_text.annotations import symbol, tensor_type
+from fxamp.graph_text.calls import classify, dotted, names_in, operator_name
+from fxamp.graph_text.clean import Block
+from fxamp.graph_text.fields import entry_fields
+from fxamp.graph_text.margin import Margin, read_margin
+from fxamp.graph_text.model import Entry, Listing
 
 
 def read_class(tree: ast.ClassDef, block: Block, ours: bool, where: str, warnings: list[str]) -> Listing:

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from fxamp.listing.annotations import tensor_type
-from fxamp.listing.model import KeptValue, RuleRef, TensorType
-from fxamp.listing.write import FORMAT
+from fxamp.graph_text.annotations import tensor_type
+from fxamp.graph_text.model import KeptValue, RuleRef, TensorType
+from fxamp.graph_text.write import FORMAT
 
 Fields = list[tuple[str, str]]
 
@@ -98,13 +98,13 @@ def _number(what: str, text: str) -> int:
 
 
 def _rule(text: str) -> RuleRef:
-    """Read a rule that :func:`fxamp.listing.write.write_rule` wrote."""
+    """Read a rule that :func:`fxamp.graph_text.write.write_rule` wrote."""
     name, origin, cast, why = [*_parts(text), "", "", "", ""][:4]
     return RuleRef(name, origin, cast, why)
 
 
 def _kept(text: str) -> KeptValue:
-    """Read a kept value that :func:`fxamp.listing.write.write_kept` wrote."""
+    """Read a kept value that :func:`fxamp.graph_text.write.write_kept` wrote."""
     parts = _parts(text)
     if len(parts) not in (9, 13):
         raise ValueError(f"kept has {len(parts)} parts; accepted: 9, or 13 with a rule")

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fxamp.listing.comments import PREFIX, read_comment
-from fxamp.listing.fields import Fields
-from fxamp.listing.model import Source
+from fxamp.graph_text.comments import PREFIX, read_comment
+from fxamp.graph_text.fields import Fields
+from fxamp.graph_text.model import Source
 
 #: An annotation, a note about recomputation, or "Backward of forward node:" may come before the location.
 _FILE = re.compile(r"#.*? File: (.*?):(\d{1,18}) in (.*?), code: ?(.*)")

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from fxamp.errors import ListingError, nearest
-from fxamp.listing.body import read_class
-from fxamp.listing.clean import Block, blocks, plain_lines, stage_of
-from fxamp.listing.comments import PREFIX, read_comment
-from fxamp.listing.fields import Fields, graph_fields
-from fxamp.listing.model import Document, Listing
-from fxamp.listing.python import as_python, class_of
-from fxamp.listing.runnable import input_types
+from fxamp.graph_text.body import read_class
+from fxamp.graph_text.clean import Block, blocks, plain_lines, stage_of
+from fxamp.graph_text.comments import PREFIX, read_comment
+from fxamp.graph_text.fields import Fields, graph_fields
+from fxamp.graph_text.model import Document, Listing
+from fxamp.graph_text.python import as_python, class_of
+from fxamp.graph_text.runnable import input_types
 
 _ACCEPTED = (
     "the text of GraphModule.print_readable(), fx_graph_readable.py or fx_graph_runnable.py of TORCH_COMPILE_DEBUG, "

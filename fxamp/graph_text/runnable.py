@@ -4,8 +4,8 @@ import ast
 from dataclasses import replace
 
 from fxamp.errors import ListingError
-from fxamp.listing.model import Listing, TensorType
-from fxamp.listing.python import parse_quietly
+from fxamp.graph_text.model import Listing, TensorType
+from fxamp.graph_text.python import parse_quietly
 
 #: Names of dtypes that are not shortened to a letter and a number, as ``float32`` is to ``f32``.
 _DTYPES = {"bfloat16": "bf16", "bcomplex32": "bc32", "bool": "b8"}

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from fxamp.listing.model import FP8, Entry, KeptValue, Listing
+from fxamp.graph_text.model import FP8, Entry, KeptValue, Listing
 
 #: Calls that are not operations of the program: they select one of several results, or compute a size.
 _PICKS = frozenset({"_operator.getitem", "operator.getitem", "builtins.getitem", "getitem"})

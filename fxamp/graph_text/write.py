@@ -1,4 +1,4 @@
-"""Write a listing as text, in the form of ``GraphModule.print_readable``, which :mod:`fxamp.listing.parse` reads back.
+"""Write a listing as text, in the form of ``GraphModule.print_readable``; :mod:`fxamp.graph_text.parse` reads it back.
 
 The text is Python that is never run. It depends only on the listing: the same graph gives the same text. It contains
 the whole listing, except the source lines of inputs.
@@ -6,8 +6,8 @@ the whole listing, except the source lines of inputs.
 
 from collections.abc import Iterator
 
-from fxamp.listing.comments import write_comment
-from fxamp.listing.model import Entry, KeptValue, Listing, RuleRef
+from fxamp.graph_text.comments import write_comment
+from fxamp.graph_text.model import Entry, KeptValue, Listing, RuleRef
 
 #: The version of the comment format.
 FORMAT = "1"

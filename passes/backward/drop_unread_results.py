@@ -1,4 +1,4 @@
-"""drop-unused: remove the gradients of unused results from a backward graph.
+"""drop-unread-results: remove the gradients of unread results from a backward graph.
 
 Otherwise autograd would write zeros for them, and the graph would read them. A backward is linear in its tangents, so:
 
@@ -34,11 +34,11 @@ LINEAR: dict[Any, tuple[int, ...]] = {
 
 
 @dataclass(frozen=True)
-class DropUnused(TracedPass[Context]):
+class DropUnreadResults(TracedPass[Context]):
     """Requires values on all nodes; ensures rule 1. ``inputs``: the names of the tangents' nodes, of fixed sizes."""
 
     inputs: tuple[str, ...] = ()
-    name = "drop-unused"
+    name = "drop-unread-results"
 
     def requires(self, gm: GraphModule, context: Context) -> str | None:
         missing = set(self.inputs) - {node.name for node in gm.graph.find_nodes(op="placeholder")}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxamp
-from fxamp.backend.dropped_results import ValuelessTensor
+from fxamp.backend.valueless_results import ValuelessTensor
 from fxamp.errors import DroppedResultError
 from fxamp.policy import Policy
 

@@ -12,9 +12,9 @@ from printed_graphs import PROGRAMS
 
 import fxamp
 from fxamp.errors import ListingError
-from fxamp.listing import Entry, KeptValue, Listing, RuleRef, Source, TensorType
-from fxamp.listing.parse import parse_text, read_file
-from fxamp.listing.write import write_listing
+from fxamp.graph_text import Entry, KeptValue, Listing, RuleRef, Source, TensorType
+from fxamp.graph_text.parse import parse_text, read_file
+from fxamp.graph_text.write import write_listing
 from fxamp.reports.list_graph import list_graph
 
 

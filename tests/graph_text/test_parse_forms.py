@@ -5,8 +5,8 @@ import torch
 
 from fxamp.errors import ListingError
 from fxamp.graph import op_name
-from fxamp.listing import Entry, Listing
-from fxamp.listing.parse import parse_text
+from fxamp.graph_text import Entry, Listing
+from fxamp.graph_text.parse import parse_text
 
 
 def read(*body: str, given: str = 'x: "f32[2, 3]"', before: str = "", after: str = "") -> Listing:

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fxamp.errors import ListingError
-from fxamp.listing import Document
-from fxamp.listing.parse import parse_text, read_file
+from fxamp.graph_text import Document
+from fxamp.graph_text.parse import parse_text, read_file
 
 TORCHS = """class <lambda>(torch.nn.Module):
     def forward(self, L_x_: "f32[s77, 4]", s77: "Sym(s77)", getattr_1 = None):
@@ -222,6 +222,6 @@ def test_the_mark_would_be_made_if_it_ran(tmp_path: Path) -> None:
 
 
 def test_reading_needs_no_torch() -> None:
-    program = "import sys, fxamp.listing.parse; print(sorted({'torch', 'triton', 'numpy'} & set(sys.modules)))"
+    program = "import sys, fxamp.graph_text.parse; print(sorted({'torch', 'triton', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

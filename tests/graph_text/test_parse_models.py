@@ -7,7 +7,7 @@ from models.zoo import MODELS, build
 from printed_graphs import graphs_of
 from test_parse_printed import compare
 
-from fxamp.listing.parse import parse_text
+from fxamp.graph_text.parse import parse_text
 
 
 @pytest.mark.parametrize("name", exhaustive(["gpt2", "resnet"], always=["resnet"]))

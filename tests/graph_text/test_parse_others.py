@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxamp.errors import ListingError
 from fxamp.graph import dtype_name
-from fxamp.listing import Listing
-from fxamp.listing.parse import parse_text, read_file
+from fxamp.graph_text import Listing
+from fxamp.graph_text.parse import parse_text, read_file
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """

@@ -10,8 +10,8 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import dtype_name, op_name
-from fxamp.listing import Entry, Listing
-from fxamp.listing.parse import parse_text
+from fxamp.graph_text import Entry, Listing
+from fxamp.graph_text.parse import parse_text
 
 
 def expected_target(node: Node) -> str | None:

@@ -5,8 +5,8 @@ import torch
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 from fxamp.errors import ListingError
-from fxamp.listing import Entry
-from fxamp.listing.parse import parse_text
+from fxamp.graph_text import Entry
+from fxamp.graph_text.parse import parse_text
 
 
 def inputs(*calls: str, given: str = "x") -> list[Entry]:

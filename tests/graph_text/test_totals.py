@@ -2,8 +2,8 @@
 
 import pytest
 
-from fxamp.listing import Entry, Listing, RuleRef, TensorType
-from fxamp.listing.totals import Index, changed, is_op, totals, was_dtype
+from fxamp.graph_text import Entry, Listing, RuleRef, TensorType
+from fxamp.graph_text.totals import Index, changed, is_op, totals, was_dtype
 
 
 def given(name: str, dtype: str, *shape: int | str) -> Entry:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import fxamp
 from fxamp.kernels import Implementation, check_, forced, scale_update, update_scale_
 from fxamp.kernels.gradient_request import UnscaleRequest
-from fxamp.scaler.contract.outcomes import Outcomes
+from fxamp.scaler.torch_contract.step_outcomes import Outcomes
 
 SECOND = torch.device("cuda", 1)
 

@@ -15,17 +15,17 @@ from fxamp.optim.in_backward import require_no_backward_steps
 from fxamp.optim.shards import all_plain, is_dtensor
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
-from fxamp.scaler.contract.gradient_check import check_gradients
-from fxamp.scaler.contract.optimizer_record import OptimizerRecord, StepResult, fresh_optimizer_state
-from fxamp.scaler.contract.outcomes import Outcomes
-from fxamp.scaler.contract.overflows import OverflowLedger
-from fxamp.scaler.contract.rank_agreement import Ranks, agree, require_ranks
-from fxamp.scaler.contract.settings import ScaleBounds, SkipChoice, require_device, scaler_settings
-from fxamp.scaler.contract.step_plan import StepCall, has_float16, plan_step, will_clip
-from fxamp.scaler.contract.step_runs import run_step
 from fxamp.scaler.graphs.graph_flags import GraphFlags
-from fxamp.scaler.outside_graphs.float16_flow import begin
+from fxamp.scaler.outside_graphs.float16_scaling import begin
 from fxamp.scaler.scale import adapt_scale_, map_tensors, reciprocal, set_scale_
+from fxamp.scaler.torch_contract.gradient_check import check_gradients
+from fxamp.scaler.torch_contract.optimizer_record import OptimizerRecord, StepResult, fresh_optimizer_state
+from fxamp.scaler.torch_contract.overflows import OverflowLedger
+from fxamp.scaler.torch_contract.rank_agreement import Ranks, agree, require_ranks
+from fxamp.scaler.torch_contract.settings import ScaleBounds, SkipChoice, require_device, scaler_settings
+from fxamp.scaler.torch_contract.step_outcomes import Outcomes
+from fxamp.scaler.torch_contract.step_plan import StepCall, has_float16, plan_step, will_clip
+from fxamp.scaler.torch_contract.step_runs import run_step
 from fxamp.torch_devices import moved
 from fxamp.torch_private import untraced
 
@@ -46,7 +46,7 @@ class GradScaler(torch.amp.GradScaler):
 
     Differences from torch: growth tests ``tracker >= interval``, so the scale still grows after the interval was
     lowered; ``new_scale`` may be an int; a fused optimizer's first step waits for the device
-    (``fxamp/scaler/contract/fused.py``); ranks agree on a skip.
+    (``fxamp/scaler/torch_contract/fused.py``); ranks agree on a skip.
 
     Args:
         device: the device type of the losses, such as ``"cuda"`` or ``"cpu"``. ``"cuda"`` without an available CUDA
@@ -134,7 +134,7 @@ class GradScaler(torch.amp.GradScaler):
 
         Raises:
             UnscaledError: float16 code outside the graphs that fxamp cannot follow; see
-                ``fxamp/scaler/outside_graphs/float16_flow.py``.
+                ``fxamp/scaler/outside_graphs/float16_scaling.py``.
             ValueError: ``outputs`` holds something that is neither a tensor nor an iterable.
         """
         if not self._enabled:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fxamp.optim.clip import Squares
 from fxamp.optim.gradients import GradientGroup, group_gradients
-from fxamp.scaler.contract.overflows import OverflowLedger
 from fxamp.scaler.graphs.graph_flags import GraphFlags
+from fxamp.scaler.torch_contract.overflows import OverflowLedger
 from fxamp.torch_devices import moved
 
 

@@ -21,8 +21,8 @@ from torch.amp.grad_scaler import OptState
 
 from fxamp.optim import BoundStep, clips, guarded, has_pre_hooks
 from fxamp.optim.gradients import stored_as_they_are
-from fxamp.scaler.contract.optimizer_record import OptimizerRecord
-from fxamp.scaler.contract.settings import SkipChoice
+from fxamp.scaler.torch_contract.optimizer_record import OptimizerRecord
+from fxamp.scaler.torch_contract.settings import SkipChoice
 
 
 @dataclass(frozen=True)

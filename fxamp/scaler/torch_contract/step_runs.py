@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fxamp.optim import BoundStep, Factors
-from fxamp.scaler.contract.optimizer_record import OptimizerRecord
-from fxamp.scaler.contract.step_plan import StepCall, StepPlan
+from fxamp.scaler.torch_contract.optimizer_record import OptimizerRecord
+from fxamp.scaler.torch_contract.step_plan import StepCall, StepPlan
 from fxamp.torch_devices import moved
 
 

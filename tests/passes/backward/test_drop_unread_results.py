@@ -1,4 +1,4 @@
-"""The pass drop-unused on tiny backward graphs: it gives what zeros would give, and reads none."""
+"""The pass drop-unread-results on tiny backward graphs: it gives what zeros would give, and reads none."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from fxamp.capture import Captured
 from fxamp.errors import PassError
-from fxamp.passes.backward.drop_unused_results import DropUnused
+from fxamp.passes.backward.drop_unread_results import DropUnreadResults
 from fxamp.passes.backward.scale_backward import tangents
 from fxamp.passes.base import Context
 from fxamp.pipeline import run_passes
@@ -55,7 +55,7 @@ PROGRAMS = [loss_and_logits, chain, broadcast, normed, projected]
 
 def drop(gm: GraphModule, *names: str) -> int:
     mode = mode_of(gm)
-    (record,) = run_passes(Captured(gm, mode), Context(mode), DropUnused(names))
+    (record,) = run_passes(Captured(gm, mode), Context(mode), DropUnreadResults(names))
     return record.modified
 
 

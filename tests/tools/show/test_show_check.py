@@ -13,7 +13,7 @@ from torch.nn import functional
 import fxamp
 from fxamp.capture import capture
 from fxamp.capture.dynamo import trace
-from fxamp.listing import Entry, Listing, RuleRef, Source
+from fxamp.graph_text import Entry, Listing, RuleRef, Source
 from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import built_in_names
 from fxamp.tools.show.findings import Finding, finding_lines, findings

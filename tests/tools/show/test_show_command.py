@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from show_samples import document, given, op, plain
 
-from fxamp.listing import Document, Listing
+from fxamp.graph_text import Document, Listing
 from fxamp.tools.show.command import main
 from fxamp.tools.show.json_format import to_json
 

@@ -11,7 +11,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 from show_samples import FOLLOWS, NORMS, PRODUCTS, cast, given, line, op, tensor
 
-from fxamp.listing import Document, Entry, KeptValue, Listing
+from fxamp.graph_text import Document, Entry, KeptValue, Listing
 from fxamp.tools.common.numbered_rows import glob
 from fxamp.tools.common.terminal import Look
 from fxamp.tools.show.command import main

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from show_samples import gpt
 
-from fxamp.listing import Document, KeptValue, Listing, Source
+from fxamp.graph_text import Document, KeptValue, Listing, Source
 from fxamp.tools.show.html import SCRIPTS, html_page
 
 BROWSER = next(

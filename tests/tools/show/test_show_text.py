@@ -9,7 +9,7 @@ from golden_text import assert_golden
 from show_samples import cast, document, given, gpt, op, plain
 
 from fxamp.errors import OptionError
-from fxamp.listing import Document, Entry, Listing
+from fxamp.graph_text import Document, Entry, Listing
 from fxamp.tools.common.table import cut
 from fxamp.tools.common.terminal import Look
 from fxamp.tools.show.select import select
