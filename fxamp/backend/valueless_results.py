@@ -40,9 +40,9 @@ class ValuelessTensor(Tensor):
 
     @staticmethod
     def __new__(cls, size: tuple[int, ...], dtype: torch.dtype, device: torch.device, why: str) -> "ValuelessTensor":
-        made: ValuelessTensor = Tensor._make_wrapper_subclass(cls, size, dtype=dtype, device=device)
-        made.why = why
-        return made
+        tensor: ValuelessTensor = Tensor._make_wrapper_subclass(cls, size, dtype=dtype, device=device)
+        tensor.why = why
+        return tensor
 
     @classmethod
     def __torch_function__(
@@ -73,10 +73,10 @@ class ValuelessResults(Participant):
 
 def _filling(run: Callable[..., Any], dropped: tuple[DroppedResult, ...]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
-        sizes = [tuple(read(args) for read in each.sizes) for each in dropped]
+        sizes = [tuple(read(args) for read in result.sizes) for result in dropped]
         results = list(run(*args))
-        for each, size in zip(dropped, sizes, strict=True):
-            results[each.at] = ValuelessTensor(size, each.dtype, each.device, each.why)
+        for result, size in zip(dropped, sizes, strict=True):
+            results[result.at] = ValuelessTensor(size, result.dtype, result.device, result.why)
         return tuple(results)
 
     return call

@@ -34,18 +34,18 @@ class Net(nn.Module):
 @pytest.fixture
 def compiled_backwards(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The backward graphs that were compiled."""
-    made: list[Any] = []
+    callables: list[Any] = []
     real = unread_results.UnreadResults.backward
 
     def noted(self: Any, compiler: Callable[..., Any]) -> Any:
         def noting(graph: Any, examples: Any) -> Any:
-            made.append(graph)
+            callables.append(graph)
             return compiler(graph, examples)
 
         return real(self, noting)
 
     monkeypatch.setattr(unread_results.UnreadResults, "backward", noted)
-    return made
+    return callables
 
 
 class Zeros(RunningOps):
@@ -178,14 +178,14 @@ def two_results(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return (x * w).tanh(), x.sin() * w
 
 
-def an_input_and_more(made: Tensor, w: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-    return made.float(), (made + w).relu(), *rest
+def an_input_and_more(value: Tensor, w: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    return value.float(), (value + w).relu(), *rest
 
 
 def with_a_break(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    made, unused = two_results(x, w)
+    value, unused = two_results(x, w)
     torch._dynamo.graph_break()
-    return an_input_and_more(made, w, unused)
+    return an_input_and_more(value, w, unused)
 
 
 @pytest.mark.parametrize("made_by", ["fxamp", "torch"])
@@ -235,10 +235,10 @@ def test_hooks_on_results_see_what_there_is() -> None:
     net = Net()
     function, _ = compiled(net, False, lowering="aot_eager")
     loss, logits, _ = function(torch.randn(5, 4))
-    seen: list[Tensor] = []
-    logits.register_hook(seen.append)
+    gradients: list[Tensor] = []
+    logits.register_hook(gradients.append)
     (loss + logits.sum()).backward()
-    assert len(seen) == 1 and bool(seen[0].eq(1).all())
+    assert len(gradients) == 1 and bool(gradients[0].eq(1).all())
 
 
 def test_compiled_autograd_keeps_its_zeros() -> None:

@@ -81,23 +81,23 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
 
 def graphs_of(program: Callable[..., Any], x: torch.Tensor, dynamic: bool = False) -> list[tuple[str, GraphModule]]:
     """Dynamo's graphs and AOTAutograd's of a call of ``program``, each with what it is, in the order they are made."""
-    found: list[tuple[str, GraphModule]] = []
+    graphs: list[tuple[str, GraphModule]] = []
 
     def take(stage: str) -> Callable[..., Any]:
         def compiler(gm: GraphModule, inputs: list[Any]) -> Any:
-            found.append((stage, gm))
+            graphs.append((stage, gm))
             return make_boxed_func(gm.forward)
 
         return compiler
 
     def partition(gm: GraphModule, *rest: Any, **more: Any) -> tuple[GraphModule, GraphModule]:
-        found.append(("joint", gm))
+        graphs.append(("joint", gm))
         return default_partition(gm, *rest, **more)
 
     aot = aot_autograd(fw_compiler=take("forward"), bw_compiler=take("backward"), partition_fn=partition)
 
     def backend(gm: GraphModule, inputs: list[Any]) -> Any:
-        found.append(("dynamo", gm))
+        graphs.append(("dynamo", gm))
         return aot(gm, inputs)
 
     torch._dynamo.reset()
@@ -106,4 +106,4 @@ def graphs_of(program: Callable[..., Any], x: torch.Tensor, dynamic: bool = Fals
         torch._dynamo.maybe_mark_dynamic(x, 0)
     torch.compile(program, backend=backend)(x).backward()
     torch._dynamo.reset()
-    return found
+    return graphs

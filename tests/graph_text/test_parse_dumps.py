@@ -21,8 +21,8 @@ from fxamp.reports.list_graph import list_graph
 def read_back(listing: Listing) -> Listing:
     document = parse_text(write_listing(listing, 3), "dump.py")
     assert document.warnings == ()
-    (found,) = document.graphs
-    return found
+    (graph,) = document.graphs
+    return graph
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -9,21 +9,21 @@ from fxamp.graph_text import Entry, Listing
 from fxamp.graph_text.parse import parse_text
 
 
-def read(*body: str, given: str = 'x: "f32[2, 3]"', before: str = "", after: str = "") -> Listing:
+def read(*body: str, inputs: str = 'x: "f32[2, 3]"', before: str = "", after: str = "") -> Listing:
     """The one graph of a forward with the lines ``body``, read without a warning."""
     lines = "".join(f"        {line}\n" for line in body)
-    text = f"{before}class GraphModule(torch.nn.Module):\n    def forward(self, {given}):\n{lines}{after}"
+    text = f"{before}class GraphModule(torch.nn.Module):\n    def forward(self, {inputs}):\n{lines}{after}"
     document = parse_text(text, "graph.txt")
     assert document.warnings == ()
     (listing,) = document.graphs
     return listing
 
 
-def entry(statement: str, given: str = 'x: "f32[2, 3]", y: "f32[3]"') -> Entry:
+def entry(statement: str, inputs: str = 'x: "f32[2, 3]", y: "f32[3]"') -> Entry:
     """What one statement, which names ``z``, is read as."""
-    found = read(statement, "return (z,)", given=given).entry("z")
-    assert found is not None
-    return found
+    result = read(statement, "return (z,)", inputs=inputs).entry("z")
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize(
@@ -56,22 +56,22 @@ def entry(statement: str, given: str = 'x: "f32[2, 3]", y: "f32[3]"') -> Entry:
     ],
 )
 def test_right_hand_sides(right: str, kind: str, target: str, inputs: list[str]) -> None:
-    found = entry(f"z = {right};  x = None")
-    assert (found.kind, found.target, list(found.inputs)) == (kind, target, inputs)
-    assert found.call == right
+    result = entry(f"z = {right};  x = None")
+    assert (result.kind, result.target, list(result.inputs)) == (kind, target, inputs)
+    assert result.call == right
 
 
 @pytest.mark.parametrize("operator", ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or"])
 def test_operators_that_write(operator: str) -> None:
     sign = dict(zip(["add", "sub", "mul", "truediv", "floordiv"], ["+", "-", "*", "/", "//"], strict=True))
     sign |= {"mod": "%", "pow": "**", "matmul": "@", "and": "&", "or": "|"}
-    found = entry(f'x {sign[operator]}= y;  z: "f32[2, 3]" = x;  x = y = None')
-    assert (found.target, found.inputs, found.dtype) == (f"operator.i{operator}", ("x", "y"), "f32")
+    result = entry(f'x {sign[operator]}= y;  z: "f32[2, 3]" = x;  x = y = None')
+    assert (result.target, result.inputs, result.dtype) == (f"operator.i{operator}", ("x", "y"), "f32")
 
 
 def test_an_item_that_is_written() -> None:
-    found = entry("x[(0, slice(None, None, None))] = y;  z = x;  y = z = None")
-    assert (found.kind, found.target, found.inputs) == ("call_function", "operator.setitem", ("x", "y"))
+    result = entry("x[(0, slice(None, None, None))] = y;  z = x;  y = z = None")
+    assert (result.kind, result.target, result.inputs) == ("call_function", "operator.setitem", ("x", "y"))
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_an_item_that_is_written() -> None:
     ],
 )
 def test_types(annotation: str, dtype: str, shape: tuple[int | str, ...], device: str) -> None:
-    (given,) = read("return (x,)", given=f"x: {annotation}").entries[0].values
-    (made,) = entry(f"z: {annotation} = x.sin()", given=f"y: {annotation}, x: {annotation} = None").values
-    assert (made.dtype, made.shape, made.device) == (dtype, shape, device)
-    assert made == given
+    (of_input,) = read("return (x,)", inputs=f"x: {annotation}").entries[0].values
+    (of_result,) = entry(f"z: {annotation} = x.sin()", inputs=f"y: {annotation}, x: {annotation} = None").values
+    assert (of_result.dtype, of_result.shape, of_result.device) == (dtype, shape, device)
+    assert of_result == of_input
 
 
 @pytest.mark.parametrize("annotation", ["torch.Tensor", '"PlainAOTInput"', '""', '"()"', "list[int]", '"A(B(C()))"'])
@@ -102,8 +102,8 @@ def test_types_of_no_tensor(annotation: str) -> None:
 
 
 def test_symbols_are_no_tensors() -> None:
-    found = entry('z: "Sym(s0 + 2*s1)" = x.size(0)')
-    assert (found.symbol, found.values) == ("s0 + 2*s1", ())
+    result = entry('z: "Sym(s0 + 2*s1)" = x.size(0)')
+    assert (result.symbol, result.values) == ("s0 + 2*s1", ())
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_inputs_that_are_unpacked_from_trees() -> None:
         'mul: "f32[2]" = torch.ops.aten.mul.Tensor(tangents_1, primals_1);  tangents_1 = primals_1 = None',
         "return pytree.tree_unflatten([mul, None], self._out_spec)",
     ]
-    listing = read(*body, given="primals, tangents")
+    listing = read(*body, inputs="primals, tangents")
     assert [(e.name, e.kind, e.dtype) for e in listing.entries] == [
         ("primals_1", "placeholder", "f32"),
         ("tangents_1", "placeholder", "bf16"),
@@ -153,7 +153,7 @@ def test_inputs_that_are_unpacked_from_trees() -> None:
 
 
 def test_names_of_inputs() -> None:
-    listing = read("l_x_ = L_x_", "add = l_x_ + L_x_", "return (add,)", given="L_x_, /, *args, k = 3, **more")
+    listing = read("l_x_ = L_x_", "add = l_x_ + L_x_", "return (add,)", inputs="L_x_, /, *args, k = 3, **more")
     assert [(e.name, e.target) for e in listing.entries[:4]] == [
         ("l_x_", "L_x_"),
         ("args", "*args"),
@@ -174,14 +174,14 @@ def test_varied_inputs_are_read_as_torch_makes_them() -> None:
 
 def test_objects_that_python_cannot_read_back() -> None:
     shown = "<function f.<locals>.g at 0x7f>"
-    found = entry(f'z: "f32[2]" = torch.ops.higher_order.flex(x, {shown}, [<Kind.A: 1>]);  x = None')
-    assert (found.target, found.inputs) == ("higher_order::flex", ("x",))
-    assert shown in found.call and found.values[0].shape == (2,)
+    result = entry(f'z: "f32[2]" = torch.ops.higher_order.flex(x, {shown}, [<Kind.A: 1>]);  x = None')
+    assert (result.target, result.inputs) == ("higher_order::flex", ("x",))
+    assert shown in result.call and result.values[0].shape == (2,)
 
 
 def test_comparisons_are_no_objects() -> None:
-    found = entry("z = torch.f(x <y, <object at 0x1>)")
-    assert found.inputs == ("x", "y")
+    result = entry("z = torch.f(x <y, <object at 0x1>)")
+    assert result.inputs == ("x", "y")
 
 
 def test_results_over_several_lines() -> None:

@@ -32,8 +32,8 @@ torch.compile(f, backend={backend!r})(x, w).backward()
 def run(folder: Path, backend: str, **environment: str) -> str:
     """Run the program in ``folder``; returns what it wrote to stderr."""
     (folder / "program.py").write_text(PROGRAM.format(backend=backend))
-    given = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), **environment}
-    done = subprocess.run([sys.executable, "program.py"], cwd=folder, env=given, capture_output=True, text=True)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), **environment}
+    done = subprocess.run([sys.executable, "program.py"], cwd=folder, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -151,15 +151,15 @@ def test_a_repro_without_its_runner(traced: GraphModule) -> None:
 @pytest.mark.exhaustive
 def test_inductors_debug_folder(tmp_path: Path) -> None:
     run(tmp_path, "inductor", TORCH_COMPILE_DEBUG="1")
-    found = {}
+    files = {}
     for file in tmp_path.glob("torch_compile_debug/**/fx_graph_*.py"):
         (listing,) = read_file(str(file)).graphs
         direction = "backward" if "backward" in file.parent.name else "forward"
-        found[file.stem.removeprefix("fx_graph_"), direction] = listing
+        files[file.stem.removeprefix("fx_graph_"), direction] = listing
     kinds = ("readable", "transformed", "runnable")
-    assert set(found) == {(kind, way) for kind in kinds for way in ("forward", "backward")}
+    assert set(files) == {(kind, way) for kind in kinds for way in ("forward", "backward")}
     for way in ("forward", "backward"):
-        readable, transformed, runnable = (found[kind, way] for kind in kinds)
+        readable, transformed, runnable = (files[kind, way] for kind in kinds)
         assert len(targets(transformed)) >= 3 and targets(readable) == targets(runnable)
         first, second = (
             [str(entry.values[0]) for entry in listing.entries if entry.kind == "placeholder"]

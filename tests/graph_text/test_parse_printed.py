@@ -41,10 +41,10 @@ def compare(gm: GraphModule, listing: Listing) -> int:
 def compare_types(node: Node, entry: Entry) -> None:
     value = node.meta.get("val", node.meta.get("example_value"))
     if isinstance(value, torch.Tensor) and node.op not in ("output", "get_attr"):
-        (found,) = entry.values
-        assert found.dtype == dtype_name(value.dtype)
-        assert list(map(str, found.shape)) == list(map(str, value.shape))
-        assert found.device in ("", str(value.device))
+        (tensor,) = entry.values
+        assert tensor.dtype == dtype_name(value.dtype)
+        assert list(map(str, tensor.shape)) == list(map(str, value.shape))
+        assert tensor.device in ("", str(value.device))
     elif isinstance(value, torch.SymInt):
         assert entry.symbol == str(value)
 

@@ -9,10 +9,10 @@ from fxamp.graph_text import Entry
 from fxamp.graph_text.parse import parse_text
 
 
-def inputs(*calls: str, given: str = "x") -> list[Entry]:
-    """The inputs of a graph that takes ``given``, read by ``calls``."""
+def inputs(*calls: str, params: str = "x") -> list[Entry]:
+    """The inputs of a graph that takes ``params``, read by ``calls``."""
     text = (
-        f"class Repro(torch.nn.Module):\n    def forward(self, {given}):\n        return ()\ndef load_args(reader):\n"
+        f"class Repro(torch.nn.Module):\n    def forward(self, {params}):\n        return ()\ndef load_args(reader):\n"
     )
     text += "".join(f"    {call}\n" for call in calls) + "load_args._version = 0\n"
     (listing,) = parse_text(text, "repro.py").graphs
@@ -32,7 +32,7 @@ def test_sizes_devices_and_defaults() -> None:
         "reader.tensor(buf0, (), requires_grad=True)  # y",
         "buf1 = reader.storage(None, 4*s0)",
         "reader.tensor(buf1, (2*s0,))  # z",
-        given="x, y, z",
+        params="x, y, z",
     )
     assert (str(first.values[0]), first.values[0].device) == ("f16[s0, 4]", "cuda:1")
     assert (str(second.values[0]), second.values[0].device) == ("f32[]", "cuda:1")
@@ -40,7 +40,7 @@ def test_sizes_devices_and_defaults() -> None:
 
 
 def test_inputs_that_are_no_tensors_keep_their_place() -> None:
-    found = inputs(
+    entries = inputs(
         "reader.symint(4, expr='s77')  # a",
         "reader.symint(7)  # b",
         "reader.const('c')  # c, filtered out during compilation",
@@ -52,12 +52,12 @@ def test_inputs_that_are_no_tensors_keep_their_place() -> None:
         "reader.opaque('Name')  # f",
         "buf0 = reader.storage(None, 8)",
         "reader.tensor(buf0, (2,))  # g",
-        given="a, b, c, d, e, f, g",
+        params="a, b, c, d, e, f, g",
     )
-    assert [entry.symbol for entry in found] == ["s77", "7", "", "", "", "", ""]
-    assert [len(entry.values) for entry in found] == [0, 0, 0, 0, 0, 0, 1]
+    assert [entry.symbol for entry in entries] == ["s77", "7", "", "", "", "", ""]
+    assert [len(entry.values) for entry in entries] == [0, 0, 0, 0, 0, 0, 1]
 
 
 def test_inputs_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ListingError, match=r"^repro\.py:4: load_args reads 1 inputs, but forward takes 2$"):
-        inputs("buf0 = reader.storage(None, 8)", "reader.tensor(buf0, (2,))  # x", given="x, y")
+        inputs("buf0 = reader.storage(None, 8)", "reader.tensor(buf0, (2,))  # x", params="x, y")

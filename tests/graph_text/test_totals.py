@@ -6,7 +6,7 @@ from fxamp.graph_text import Entry, Listing, RuleRef, TensorType
 from fxamp.graph_text.totals import Index, changed, is_op, totals, was_dtype
 
 
-def given(name: str, dtype: str, *shape: int | str) -> Entry:
+def input_entry(name: str, dtype: str, *shape: int | str) -> Entry:
     return Entry(name, "placeholder", name, values=(TensorType(dtype, shape),))
 
 
@@ -17,10 +17,10 @@ def op(name: str, target: str, *inputs: str, dtype: str = "f32", **more: object)
 
 def test_a_cast_reads_and_writes_every_element() -> None:
     cast = op("c", "aten::to.dtype", "x", dtype="bf16", inserted="for y")
-    assert Index().bytes_cast(Listing("G", (given("x", "f32", 3, 4), cast)), cast) == 12 * (4 + 2)
+    assert Index().bytes_cast(Listing("G", (input_entry("x", "f32", 3, 4), cast)), cast) == 12 * (4 + 2)
 
 
-@pytest.mark.parametrize("entries", [(), (given("x", "f32", "s0", 4),), (given("x", "f9", 3, 4),)])
+@pytest.mark.parametrize("entries", [(), (input_entry("x", "f32", "s0", 4),), (input_entry("x", "f9", 3, 4),)])
 def test_bytes_of_unknown_sizes_and_dtypes_are_unknown(entries: tuple[Entry, ...]) -> None:
     cast = op("c", "aten::to.dtype", "x", dtype="bf16", inserted="for y")
     listing = Listing("G", (*entries, cast), policy="p")
@@ -31,15 +31,15 @@ def test_bytes_of_unknown_sizes_and_dtypes_are_unknown(entries: tuple[Entry, ...
 
 def test_names_are_those_of_the_graph_or_body_they_stand_in() -> None:
     cast = op("c", "aten::to.dtype", "x", dtype="bf16", inserted="for y")
-    inner = Listing("body", (given("x", "f32", 3, 4), cast))
+    inner = Listing("body", (input_entry("x", "f32", 3, 4), cast))
     outer = Entry("hop", "call_function", "higher_order::wrap", bodies=("body",))
-    sums = totals(Listing("G", (given("x", "f32", "s0"), outer), bodies={"body": inner}, policy="p"))
+    sums = totals(Listing("G", (input_entry("x", "f32", "s0"), outer), bodies={"body": inner}, policy="p"))
     assert (sums.casts, sums.cast_bytes, sums.ops) == (1, 72, 0)
 
 
 def test_ops_are_counted_by_dtype_most_first_and_without_what_is_no_op() -> None:
     entries = (
-        given("x", "f32", 3, 4),
+        input_entry("x", "f32", 3, 4),
         op("a", "aten::mm.default", "x", dtype="bf16", rule=RuleRef("r")),
         op("b", "aten::neg.default", "a", dtype="bf16"),
         op("c", "aten::neg.default", "b", dtype="bf16"),

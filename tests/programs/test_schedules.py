@@ -54,8 +54,8 @@ def test_a_scaler_that_loads_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -
 def test_a_gradient_that_is_no_zeros_where_autocast_has_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unread results get gradients of ones."""
     monkeypatch.setattr(DropUnreadResults, "run", _ones)
-    found = differences(NORMED, Setting(used=0b010))
-    assert "the gradient of w2 is there, with autocast it is None" in found
+    messages = differences(NORMED, Setting(used=0b010))
+    assert "the gradient of w2 is there, with autocast it is None" in messages
 
 
 def _ones(step: DropUnreadResults, gm: torch.fx.GraphModule, context: Context) -> Result:

@@ -29,9 +29,9 @@ class Model(torch.nn.Module):
     def forward(self, x):
         hidden = torch.utils.checkpoint.checkpoint(self.linear, x, use_reentrant=False)
         with torch.autocast("cpu", enabled=False):
-            kept = x.mean()
+            mean = x.mean()
         left, _ = hidden.split(2, -1)
-        return (left @ left.t()).masked_fill(x[:, :1] > 0, float("-inf")).sum() + kept
+        return (left @ left.t()).masked_fill(x[:, :1] > 0, float("-inf")).sum() + mean
 
 
 def rewritten(policy: "str | Policy" = "cpu-bfloat16") -> GraphModule:

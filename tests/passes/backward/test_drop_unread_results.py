@@ -61,12 +61,12 @@ def drop(gm: GraphModule, *names: str) -> int:
 
 def values(gm: GraphModule) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    found = {}
+    tensors = {}
     for node in gm.graph.find_nodes(op="placeholder"):
         value = node.meta["val"]
         drawn = torch.randn(value.shape, dtype=torch.float32).to(value.dtype)
-        found[node.name] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(drawn)
-    return found
+        tensors[node.name] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(drawn)
+    return tensors
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -76,12 +76,12 @@ def test_results_are_those_that_zeros_give(program: Callable[..., Any]) -> None:
     names = [node.name for node in tangents(gm)]
     for chosen in range(1, 2 ** len(names)):
         unused = [name for at, name in enumerate(names) if not chosen >> at & 1]
-        dropped, given = deepcopy(gm), values(gm)
+        dropped, inputs = deepcopy(gm), values(gm)
         assert drop(dropped, *unused) == len(unused)
-        zeroed = {name: torch.zeros_like(value) if name in unused else value for name, value in given.items()}
+        zeroed = {name: torch.zeros_like(value) if name in unused else value for name, value in inputs.items()}
         expected = gm(*zeroed.values())
-        made = dropped(*(value for name, value in given.items() if name not in unused))
-        for ours, theirs in zip(made, expected, strict=True):
+        results = dropped(*(value for name, value in inputs.items() if name not in unused))
+        for ours, theirs in zip(results, expected, strict=True):
             assert (ours is None) == (theirs is None)
             if theirs is not None:
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
