@@ -38,6 +38,7 @@ def kernel(gpus: PretendedGpus) -> Any:
 
 
 def require_second(gpus: PretendedGpus, *expected: str) -> None:
+    """Fail unless all that was ``expected`` happened, all of it on the second GPU, and the first is current again."""
     assert {*expected} <= {what for what, _ in gpus.asked}
     assert {device for _, device in gpus.asked} == {1} and gpus.current == 0
 

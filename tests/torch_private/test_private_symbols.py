@@ -46,6 +46,7 @@ def test_sizes_of_another_trace_keep_their_names() -> None:
 
 
 def test_dropped_sizes_are_not_missed_by_who_traces_next() -> None:
+    """Else the next trace raises PendingUnbackedSymbolNotFound."""
     mode = _mode()
     with mode, private.dropped_sizes(mode.shape_env):
         torch.ones(4).nonzero()

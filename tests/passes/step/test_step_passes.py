@@ -152,3 +152,5 @@ def test_an_op_that_the_table_does_not_know_is_not_liftable() -> None:
         odd = traced.module.graph.call_function(aten.fmod.Scalar, (copy.args[1], node))
     odd.meta["val"] = copy.args[1].meta["val"]
     assert not liftable(traced.module)
+    with pytest.raises(PassError, match=r"known for the float of aten\.fmod\.Scalar"):
+        run(traced, LiftScalars())
