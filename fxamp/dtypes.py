@@ -4,7 +4,7 @@ A new 16-bit dtype needs a name here, and then
 
     its arithmetic in kernels      fxamp/kernels/gradient_source.py; fxamp/optim/kernels: expressions.py, source.py
     a plan for its gradients       fxamp/kernels/launch_plan.py
-    its short name in listings     fxamp/graph/printing.py, fxamp/listing/model.py
+    its short name in listings     fxamp/graph/printing.py, fxamp/graph_text/model.py
     conditions on its name         fxamp/policy/model/conditions.py
 
 8-bit dtypes are not targets of casts. Each of their uses has its own list:

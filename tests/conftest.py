@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the processes for ``-n auto``: one for each processor if a folder is tested, else pytest's own alone."""
-    folders = [given for given in config.args if Path(given.partition("::")[0]).is_dir()]
+    folders = [argument for argument in config.args if Path(argument.partition("::")[0]).is_dir()]
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(processors, MOST_PROCESSES) if folders and processors > 1 else 0
 

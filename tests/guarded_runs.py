@@ -167,4 +167,4 @@ def saved(training: Training) -> dict[str, Tensor]:
     state = {
         pytree.keystr(path): torch.as_tensor(leaf) for path, leaf in leaves if isinstance(leaf, (Tensor, int, float))
     }
-    return {f"parameter {at}": each.detach() for at, each in enumerate(training.parameters)} | state
+    return {f"parameter {at}": parameter.detach() for at, parameter in enumerate(training.parameters)} | state

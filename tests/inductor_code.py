@@ -61,8 +61,8 @@ def machine_code(name: str, text: str, folder: Path, target: str = "sm_90") -> b
 
     messages: dict[str, Any] = {}
 
-    def remember(*_: Any, **given: Any) -> Callable[[Any], Any]:
-        messages.update(given["triton_meta"])
+    def remember(*_: Any, **settings: Any) -> Callable[[Any], Any]:
+        messages.update(settings["triton_meta"])
         return lambda function: function
 
     path = folder / f"{name}.py"
@@ -73,11 +73,11 @@ def machine_code(name: str, text: str, folder: Path, target: str = "sm_90") -> b
     with absent, patch.multiple(triton_heuristics, **decorators):
         exec(compile(text, str(path), "exec"), scope)
     function = scope[name]
-    blocks = {each: BLOCKS[each] for each in function.arg_names if each in BLOCKS}
+    blocks = {argument: BLOCKS[argument] for argument in function.arg_names if argument in BLOCKS}
     known = blocks | messages["constants"]
-    constants = {(function.arg_names.index(each),): value for each, value in known.items()}
+    constants = {(function.arg_names.index(argument),): value for argument, value in known.items()}
     signature = messages["signature"] | dict.fromkeys(blocks, "constexpr")
     source = ASTSource(function, signature, constexprs=constants)
-    made = triton.compile(source, target=TARGETS[target], options={"enable_fp_fusion": True})
-    code: bytes = made.asm["cubin"]
+    kernel = triton.compile(source, target=TARGETS[target], options={"enable_fp_fusion": True})
+    code: bytes = kernel.asm["cubin"]
     return code

@@ -43,12 +43,12 @@ def run(
 def compile_with(program: Callable[..., Any], lowering: str = "eager", **options: Any) -> Callable[..., Any]:
     """A compiled copy of ``program``; the policy is cpu-bfloat16 unless given."""
     torch._dynamo.reset()
-    given = {"policy": "cpu-bfloat16", "lowering": lowering} | options
+    settings = {"policy": "cpu-bfloat16", "lowering": lowering} | options
     if isinstance(program, torch.nn.Module):
         twin = copy.deepcopy(program)
-        twin.compile(backend="fxamp", options=given)
+        twin.compile(backend="fxamp", options=settings)
         return twin
-    return torch.compile(program, backend="fxamp", options=given)
+    return torch.compile(program, backend="fxamp", options=settings)
 
 
 def assert_like_autocast(

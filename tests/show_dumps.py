@@ -8,7 +8,7 @@ import torch
 from torch.fx import GraphModule
 
 from fxamp.capture import capture
-from fxamp.listing import Listing
+from fxamp.graph_text import Listing
 from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Policy
 
@@ -19,20 +19,20 @@ def dumped(
     model: Callable[..., Any], folder: Path, *args: Any, dynamic: bool = False, devices: bool = False, **kwargs: Any
 ) -> list[tuple[Path, Listing]]:
     """For every graph of one call: the file that holds its text, and the listing under :data:`POLICY`."""
-    found: list[tuple[Path, Listing]] = []
+    listings: list[tuple[Path, Listing]] = []
     policy = Policy.load(POLICY).resolve("cpu")
 
     def take(gm: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        file = folder / f"graph_{len(found)}.txt"
+        file = folder / f"graph_{len(listings)}.txt"
         text = gm.print_readable(print_output=False, include_device=devices, include_stride=devices)
         file.write_text(text, encoding="utf-8")
-        found.append((file, apply_policy(capture(gm, inputs), policy, None, "named by --policy").listing))
+        listings.append((file, apply_policy(capture(gm, inputs), policy, None, "named by --policy").listing))
         return gm.forward
 
     torch._dynamo.reset()
     torch.compile(model, backend=take, dynamic=dynamic)(*args, **kwargs)
     torch._dynamo.reset()
-    return found
+    return listings
 
 
 def rows(listing: Listing) -> list[tuple[Any, ...]]:

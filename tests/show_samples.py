@@ -1,6 +1,6 @@
 """A small listing written by hand, with one of everything that fxamp-show prints."""
 
-from fxamp.listing import Document, Entry, Listing, RuleRef, Source, TensorType
+from fxamp.graph_text import Document, Entry, Listing, RuleRef, Source, TensorType
 
 TABLE = "policies/accelerators.toml"
 PRODUCTS = RuleRef("matrix-products", f"{TABLE}:5", "lower_precision_fp", "Matrix products run on 16-bit units.")
@@ -23,7 +23,7 @@ def line(number: int, code: str) -> Source:
     return Source("/models/gpt.py", number, "forward", code)
 
 
-def given(name: str, value: str) -> Entry:
+def input_entry(name: str, value: str) -> Entry:
     return Entry(name, "placeholder", name, values=(tensor(value),))
 
 
@@ -109,8 +109,8 @@ def body() -> Listing:
     return Listing(
         "wrap_body_0",
         (
-            given("add", "f32[2, 128]"),
-            given("w", "f32[s0, 16]"),
+            input_entry("add", "f32[2, 128]"),
+            input_entry("w", "f32[s0, 16]"),
             cast("add_f16", "add", "f16[2, 128]", asked, module="h.0.mlp"),
             cast("view", "w", "f16[s0, 16]", asked, module="h.0.mlp"),
             op("mm", "aten::mm.default", ("add_f16", "view"), "f16[2, 16]", **product),
@@ -123,7 +123,7 @@ def body() -> Listing:
 def gpt() -> Listing:
     return Listing(
         "GPT",
-        (given("x", "f32[2, 8, 16]"), given("w", "f32[16, 16]"), *norm_and_linear(), *rest()),
+        (input_entry("x", "f32[2, 8, 16]"), input_entry("w", "f32[16, 16]"), *norm_and_linear(), *rest()),
         bodies={"wrap_body_0": body()},
         stage="cast",
         policy="cuda-float16",
@@ -139,7 +139,7 @@ def gpt() -> Listing:
 
 def plain() -> Listing:
     """What torch itself dumps: no decision of fxamp in it."""
-    return Listing("Plain", (given("x", "f16[4, 4]"), op("exp", "aten::exp.default", ("x",), "f16[4, 4]")))
+    return Listing("Plain", (input_entry("x", "f16[4, 4]"), op("exp", "aten::exp.default", ("x",), "f16[4, 4]")))
 
 
 def document() -> Document:

@@ -34,8 +34,8 @@ def test_the_files_that_a_new_dtype_needs_exist() -> None:
 
 def test_no_other_file_lists_devices_or_dtypes() -> None:
     """A display of two names or more is a second definition; one that maps names to something else is a table."""
-    found = [f"{path.relative_to(ROOT)}:{line}" for path in FILES for line in _second_definitions(path)]
-    assert found == []
+    places = [f"{path.relative_to(ROOT)}:{line}" for path in FILES for line in _second_definitions(path)]
+    assert places == []
 
 
 def _second_definitions(path: Path) -> Iterator[int]:

@@ -22,10 +22,12 @@ def converted(model: nn.Module, recipe: str, leave_out: tuple[str, ...] = ()) ->
     """A copy of ``model`` whose linear layers, but those of these names, are torchao's."""
     config = float8.Float8LinearConfig.from_recipe_name(recipe)
 
-    def wanted(module: nn.Module, name: str) -> bool:
+    def is_converted(module: nn.Module, name: str) -> bool:
         return name not in leave_out
 
-    swapped: nn.Module = float8.convert_to_float8_training(copy.deepcopy(model), config=config, module_filter_fn=wanted)
+    swapped: nn.Module = float8.convert_to_float8_training(
+        copy.deepcopy(model), config=config, module_filter_fn=is_converted
+    )
     return swapped
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fxamp.listing import KeptValue
+from fxamp.graph_text import KeptValue
 from fxamp.passes.sequences import BACKWARD
 from fxamp.pipeline import run_traced
 from fxamp.pipeline.cache_key import cache_key

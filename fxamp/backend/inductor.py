@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from fxamp.backend.compilation import Compilation
 from fxamp.backend.options import Options
 from fxamp.backend.stored_backward import StoredBackward
-from fxamp.backend.unused_results import UnusedResults
+from fxamp.backend.unread_results import UnreadResults
 from fxamp.lowering_names import mode_settings
 from fxamp.pipeline.cache_key import keyed
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Partitioner
@@ -74,11 +74,11 @@ def _changes(compilation: Compilation, dynamic: bool) -> bool:
 
 def _late(compilation: Compilation) -> Compilation:
     """Return ``compilation`` with the backward compiled when it first runs, as a stored one must be."""
-    late = any(isinstance(participant, UnusedResults) for participant in compilation.participants)
+    late = any(isinstance(participant, UnreadResults) for participant in compilation.participants)
     if late or compilation.policy is None:
         return compilation
     return replace(
-        compilation, participants=(UnusedResults(compilation.policy, expected=False), *compilation.participants)
+        compilation, participants=(UnreadResults(compilation.policy, expected=False), *compilation.participants)
     )
 
 

@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 
 from fxamp.errors import OptionError
 from fxamp.graph import graph_output, mode_of, tensor_value
-from fxamp.listing import KeptValue
+from fxamp.graph_text import KeptValue
 from fxamp.passes.partition.mark_recomputed import RECOMPUTED, MarkRecomputed
 from fxamp.passes.partition.pack_kept import KEPT_VALUES, RESTORE, PackKept, kept_value
 from fxamp.passes.partition.unpack_kept import UnpackKept

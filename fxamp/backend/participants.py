@@ -4,10 +4,10 @@ from torch.fx import GraphModule
 
 from fxamp.backend.backward_rules import BackwardRules
 from fxamp.backend.backward_steps import BackwardSteps
-from fxamp.backend.dropped_results import DroppedResults
 from fxamp.backend.kept_rules import KeptRules
 from fxamp.backend.options import Options
-from fxamp.backend.unused_results import UnusedResults, may_be_unused
+from fxamp.backend.unread_results import UnreadResults, may_be_unread
+from fxamp.backend.valueless_results import ValuelessResults
 from fxamp.lowering_names import mode_settings
 from fxamp.pipeline.participant import Participant
 from fxamp.policy import Policy
@@ -23,11 +23,11 @@ def participants(policy: Policy | None, options: Options, gm: GraphModule, ended
     """
     if policy is None:
         return ()
-    takes_part: list[Participant] = [DroppedResults()] if policy.has_rules_for(RESULTS) else []
+    takes_part: list[Participant] = [ValuelessResults()] if policy.has_rules_for(RESULTS) else []
     if policy.has_rules_for(KEPT):
         takes_part.append(KeptRules(policy))
-    if options.lowering != "eager" and (options.scaler is not None or not ended) and may_be_unused(gm):
-        takes_part.append(UnusedResults(policy))
+    if options.lowering != "eager" and (options.scaler is not None or not ended) and may_be_unread(gm):
+        takes_part.append(UnreadResults(policy))
     if policy.has_rules_for("backward"):
         takes_part.append(BackwardRules(policy))
     if options.scaler is not None:

@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from fxamp.errors import OptionError
-from fxamp.listing import KeptValue
+from fxamp.graph_text import KeptValue
 
 #: A compiled graph that takes its inputs in one list and empties the list.
 Boxed = Callable[[list[Any]], Any]

@@ -16,9 +16,9 @@ import torch.distributed
 from torch._logging._internal import trace_structured_artifact
 
 from fxamp.errors import OptionError
-from fxamp.listing import Listing
-from fxamp.listing.comments import PREFIX
-from fxamp.listing.write import write_listing
+from fxamp.graph_text import Listing
+from fxamp.graph_text.comments import PREFIX
+from fxamp.graph_text.write import write_listing
 
 log = logging.getLogger(__name__)
 

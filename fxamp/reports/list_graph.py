@@ -13,8 +13,8 @@ from fxamp.capture import VERBATIM
 from fxamp.graph import dtype_name, fake_tensors, graph_output, inner_tensors, op_name, subgraphs
 from fxamp.graph.higher_order import inner_graphs
 from fxamp.graph.source import module_class, module_path, source_line
-from fxamp.listing import Entry, KeptValue, Listing, RuleRef, Source, TensorType
-from fxamp.listing.totals import totals_of
+from fxamp.graph_text import Entry, KeptValue, Listing, RuleRef, Source, TensorType
+from fxamp.graph_text.totals import totals_of
 from fxamp.passes.partition.pack_kept import KEPT_VALUES, kept_as_they_are
 from fxamp.passes.shared.decision import WAS, Decision, decision, inserted_for
 from fxamp.policy import Rule

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fxamp.listing import KeptValue, Listing
-from fxamp.listing.model import FLOATS, FP8
-from fxamp.listing.totals import Totals, totals
+from fxamp.graph_text import KeptValue, Listing
+from fxamp.graph_text.model import FLOATS, FP8
+from fxamp.graph_text.totals import Totals, totals
 from fxamp.policy import Policy, Rule
 from fxamp.policy.file.paths import is_built_in
 from fxamp.reports.list_graph import list_graph, rule_ref

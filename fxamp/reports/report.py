@@ -9,8 +9,8 @@ from typing import Any
 from tabulate import tabulate
 
 from fxamp.errors import OptionError
-from fxamp.listing import Document, RuleRef
-from fxamp.listing.totals import totals_of
+from fxamp.graph_text import Document, RuleRef
+from fxamp.graph_text.totals import totals_of
 from fxamp.reports import GraphRecord
 from fxamp.reports.breaks import skipped_functions
 from fxamp.reports.registry import outside, records_of

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 
-from fxamp.listing.model import Entry, RuleRef
+from fxamp.graph_text.model import Entry, RuleRef
 from fxamp.policy import Policy, Rule
 from fxamp.reports.record import GraphRecord
 

@@ -19,12 +19,12 @@ optimizer. Flags are kept until ``update``.
 
 Three rooms, each of which knows only those below it, and ``scale``, the scale's arithmetic:
 
-    contract          torch.amp.GradScaler's contract: the class, the check of gradients, who runs a step
+    torch_contract    torch.amp.GradScaler's contract: the class, the check of gradients, who runs a step
     graphs            compiled graphs: their backwards scale, unscale and check inside, and report flags
     outside_graphs    float16 outside of graphs: the walk from a scaled loss, and what cannot be followed
 
 ``fxamp/scaler/README.md`` draws the road of a step.
 """
 
-from fxamp.scaler.contract.grad_scaler import GradScaler
-from fxamp.scaler.contract.optimizer_record import StepResult
+from fxamp.scaler.torch_contract.grad_scaler import GradScaler
+from fxamp.scaler.torch_contract.optimizer_record import StepResult

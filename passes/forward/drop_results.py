@@ -85,8 +85,8 @@ class DropResults(Pass[CastContext]):
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         output = graph_output(gm.graph)
         leaves = pytree.tree_leaves(output.args[0])
-        made = [result.at for result in output.meta.get(DROPPED, ()) if leaves[result.at] is not None]
-        return f"dropped outputs {made} are made" if made else None
+        places = [result.at for result in output.meta.get(DROPPED, ()) if leaves[result.at] is not None]
+        return f"dropped outputs {places} are made" if places else None
 
 
 def _is_dead(node: Node) -> bool:
@@ -139,8 +139,8 @@ def _dropped(at: int, leaf: Node, rule: Rule, inputs: Sequence[Any], context: Ca
         log.warning("%s is not dropped: %s", name, why or "its sizes depend on values")
         return None
     where = f", {rule.origin}" if rule.origin else ""
-    said = (
+    reason = (
         f"{name} is not made in training: policy {context.policy.name!r} drops it by its rule {rule.id!r}{where}. To "
         "read it, leave the rule out, or narrow its conditions; under torch.no_grad() it is made"
     )
-    return DroppedResult(at, tuple(filter(None, sizes)), value.dtype, value.device, said)
+    return DroppedResult(at, tuple(filter(None, sizes)), value.dtype, value.device, reason)

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, dtype_name, graph_output, module_path, tensor_value
-from fxamp.listing import KeptValue, RuleRef
+from fxamp.graph_text import KeptValue, RuleRef
 from fxamp.passes.base import CastContext, Result, TracedPass
 from fxamp.passes.shared.kept_packing import Packing, PackWriter, plan_packing
 from fxamp.passes.shared.saved_values import (
@@ -36,7 +36,7 @@ from fxamp.policy.model.keep import Keep
 #: Key of the forward's output node's ``meta``: a :class:`Restore` or None for each position after the results.
 RESTORE = "fxamp_restore"
 
-#: Key of the same ``meta``: a :class:`fxamp.listing.model.KeptValue` for each memory, in the order of positions.
+#: Key of the same ``meta``: a :class:`fxamp.graph_text.model.KeptValue` for each memory, in the order of positions.
 KEPT_VALUES = "fxamp_kept_values"
 
 

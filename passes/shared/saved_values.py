@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import graph_output, op_name, tensor_value
 from fxamp.graph.aliases import is_view
-from fxamp.listing.totals import total
+from fxamp.graph_text.totals import total
 from fxamp.passes.base import CastContext
 from fxamp.passes.shared.autocast_regions import marked_lower
 from fxamp.passes.shared.sites import facts_of, site_of

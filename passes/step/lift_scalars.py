@@ -84,9 +84,13 @@ _COMPARES: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class LiftScalars(Pass[Context]):
-    """Ensures that no value in the graph is a symbolic float."""
+    """Requires ops of the tables wherever there is a symbolic float; ensures that no value in the graph is one."""
 
     name = "lift-scalars"
+
+    def requires(self, gm: GraphModule, context: Context) -> str | None:
+        unknown = {str(node.target) for node in _unknown(gm)}
+        return f"no form with a tensor is known for the float of {', '.join(sorted(unknown))}" if unknown else None
 
     def run(self, gm: GraphModule, context: Context) -> Result:
         inputs = [node for node in gm.graph.find_nodes(op="placeholder") if _is_scalar(node)]
@@ -219,8 +223,6 @@ class _Writer:
             return self._call(_COMPARES[target], args[0], self._rounded(args[1], dtype))
         if target in _EACH:
             return self._each(node)
-        if target not in _TAKES_TENSOR:
-            raise NotImplementedError(f"{target} takes a float that the table cannot make a tensor")
         if "alpha" in kwargs:
             alpha = self._operand(kwargs.pop("alpha"), node)
             args[1] = self._call(aten.mul.Tensor, self._operand(args[1], node), alpha)

@@ -53,7 +53,7 @@ NETS: dict[str, tuple[type[Net], int]] = {
 }
 
 
-def made(name: str, factor: float) -> tuple[Net, Tensor]:
+def net_and_examples(name: str, factor: float) -> tuple[Net, Tensor]:
     """A net and four examples for it."""
     kind, features = NETS[name]
     return kind(factor), torch.linspace(-1, 1, 4 * features).reshape(4, features)
@@ -64,10 +64,10 @@ def step(factor: float, policy: str, scaled: bool, name: str) -> dict[str, Any]:
     torch._dynamo.reset()
     counters.clear()
     scaler = fxamp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
-    net, x = made(name, factor)
+    net, x = net_and_examples(name, factor)
     model = torch.compile(net, backend="fxamp", options={"policy": policy, "scaler": scaler})
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-    gradients, found = [], []
+    gradients, scales = [], []
     for spoiled in (False, True):
         optimizer.zero_grad()
         loss, logits = model(x)
@@ -75,11 +75,11 @@ def step(factor: float, policy: str, scaled: bool, name: str) -> dict[str, Any]:
         gradients.append([parameter.grad.flatten().tolist() for parameter in net.parameters()])
         scaler.step(optimizer)
         scaler.update()
-        found.append(scaler.loss_scale)
+        scales.append(scaler.loss_scale)
     hits = {name: counters[name][f"{cache}_cache_hit"] for name, cache in CACHES.items()}
     misses = {name: counters[name][f"{cache}_cache_miss"] for name, cache in CACHES.items()}
-    kept = [str(value) for graph in fxamp.report(model).graphs for value in graph.kept]
-    return {"gradients": gradients, "scales": found, "hits": hits, "misses": misses, "kept": kept}
+    kept_values = [str(value) for graph in fxamp.report(model).graphs for value in graph.kept]
+    return {"gradients": gradients, "scales": scales, "hits": hits, "misses": misses, "kept": kept_values}
 
 
 CACHES = {"aot_autograd": "autograd", "inductor": "fxgraph"}
@@ -87,7 +87,7 @@ CACHES = {"aot_autograd": "autograd", "inductor": "fxgraph"}
 
 def by_autocast(factor: float, dtype: torch.dtype, name: str) -> list[Tensor]:
     """The gradients of the first backward under eager autocast."""
-    net, x = made(name, factor)
+    net, x = net_and_examples(name, factor)
     with torch.autocast("cpu", dtype):
         loss, _ = net(x)
     (loss * 1024).backward()

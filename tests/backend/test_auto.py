@@ -382,6 +382,6 @@ def test_the_log_names_the_graph_that_runs_in_float32(cpu: str, caplog: pytest.L
         with torch.no_grad():
             model(x)
             model(torch.randn(2, 8))
-    said = [message for message in caplog.messages if "nothing in it is cast" in message]
-    assert len(said) == (cpu == "plain")
-    assert all(f"({__file__}:" in message for message in said)
+    warnings = [message for message in caplog.messages if "nothing in it is cast" in message]
+    assert len(warnings) == (cpu == "plain")
+    assert all(f"({__file__}:" in message for message in warnings)

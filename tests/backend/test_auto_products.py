@@ -45,7 +45,7 @@ def test_products_are_what_pen_and_paper_say() -> None:
     m, k, n = 6, 10, 14
     product = m * k * n, m * k + k * n + m * n
     assert counted(lambda a, b: a @ b + 1, (m, k), (k, n)) == by_hand(product)
-    assert counted(lambda *given: F.linear(*given), (m, k), (n, k), (n,)) == by_hand((product[0], product[1] + n))
+    assert counted(lambda *operands: F.linear(*operands), (m, k), (n, k), (n,)) == by_hand((product[0], product[1] + n))
     assert counted(lambda a, b: torch.einsum("mk,kn->mn", a, b), (m, k), (k, n)) == by_hand(product)
     batched = 3 * product[0], 3 * product[1]
     assert counted(lambda a, b: torch.matmul(a, b), (3, m, k), (3, k, n)) == by_hand(batched)

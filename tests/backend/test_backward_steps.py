@@ -118,15 +118,15 @@ def test_gradients_under_inductor_are_those_of_the_weights_before_the_step() -> 
 
 def test_gradients_are_gone_before_the_backward_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """While one is handed over, those from before are freed; ``.grad`` stays None."""
-    seen: list[weakref.ref[Tensor]] = []
+    references: list[weakref.ref[Tensor]] = []
     living: list[int] = []
     receive = backward_steps._Run.receive
 
     def watching(self: Any, gradients: Any, places: Any) -> None:
         gc.collect()
         if gradients:
-            living.append(sum(reference() is not None for reference in seen))
-        seen.extend(weakref.ref(gradient.untyped_storage()) for gradient in gradients)
+            living.append(sum(reference() is not None for reference in references))
+        references.extend(weakref.ref(gradient.untyped_storage()) for gradient in gradients)
         receive(self, gradients, places)
 
     monkeypatch.setattr(backward_steps._Run, "receive", watching)

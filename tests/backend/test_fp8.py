@@ -35,8 +35,8 @@ def gradients(call: Callable[..., Any], model: nn.Module, *inputs: Any, **named:
     result = call(*inputs, **named)
     loss = getattr(result, "loss", result)
     loss.backward()
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {"loss": loss.detach()} | found
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach()} | gradients
 
 
 def compiled(model: nn.Module, **options: Any) -> Any:
@@ -99,10 +99,10 @@ class Transposed(nn.Linear):
 
     @staticmethod
     def of(layer: Conv1D) -> "Transposed":
-        made = Transposed(*layer.weight.shape)
-        made.weight = nn.Parameter(layer.weight.detach().t())
-        made.bias = layer.bias
-        return made
+        replacement = Transposed(*layer.weight.shape)
+        replacement.weight = nn.Parameter(layer.weight.detach().t())
+        replacement.bias = layer.bias
+        return replacement
 
 
 def with_linear_layers(model: nn.Module) -> nn.Module:
@@ -118,9 +118,9 @@ def with_linear_layers(model: nn.Module) -> nn.Module:
 LANGUAGE_MODELS = list(product([small_gpt2, small_llama], ["tensorwise", "rowwise"], ["eager", "aot_eager"]))
 
 
-@pytest.mark.parametrize("given", exhaustive(LANGUAGE_MODELS, always=[(small_gpt2, "tensorwise", "aot_eager")]))
-def test_language_models_are_torchaos(given: tuple[Callable[[], nn.Module], str, str]) -> None:
-    make, recipe, lowering = given
+@pytest.mark.parametrize("case", exhaustive(LANGUAGE_MODELS, always=[(small_gpt2, "tensorwise", "aot_eager")]))
+def test_language_models_are_torchaos(case: tuple[Callable[[], nn.Module], str, str]) -> None:
+    make, recipe, lowering = case
     model = make()
     tokens = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(1))
     theirs = converted(with_linear_layers(model), recipe)
@@ -217,11 +217,11 @@ def test_what_a_checkpoint_computes_again_is_the_same(recipe: str) -> None:
     """pytorch #150859: scales of rows, computed again, must not differ."""
     torch.manual_seed(0)
     model, x = Block(), torch.randn(2, 9, 32)
-    found = []
+    outcomes = []
     for again in (False, True):
         ours = compiled(model, policy=policy(recipe), lowering="aot_eager")
-        found.append(gradients(ours, ours, x, again))
-    assert same(*found) == []
+        outcomes.append(gradients(ours, ours, x, again))
+    assert same(*outcomes) == []
 
 
 def distance(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
@@ -269,8 +269,8 @@ def test_a_scaler_sees_what_overflows(recipe: str) -> None:
         scaler.update()
 
     step(x)
-    found = {name: p.grad for name, p in ours.named_parameters() if p.grad is not None}
-    assert distance(found, {name: exact[name] for name in found}) < 0.2 and scaler.skipped_steps == 0
+    actual = {name: p.grad for name, p in ours.named_parameters() if p.grad is not None}
+    assert distance(actual, {name: exact[name] for name in actual}) < 0.2 and scaler.skipped_steps == 0
     x[0, 3, 4] = torch.inf
     step(x)
     assert scaler.skipped_steps == 1
@@ -294,5 +294,5 @@ def test_inductor_errs_no_more_and_hides_nothing() -> None:
     for bad in (torch.inf, torch.nan):
         with torch.no_grad():
             fused.up.weight[3, 4] = bad
-        found = gradients(fused, fused, x)
-        assert not found["loss"].isfinite() and not found["down.weight"].isfinite().all()
+        ours = gradients(fused, fused, x)
+        assert not ours["loss"].isfinite() and not ours["down.weight"].isfinite().all()

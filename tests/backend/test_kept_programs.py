@@ -32,8 +32,8 @@ def test_computing_again_changes_no_bit_and_holds_less(make: type[nn.Module]) ->
     torch.manual_seed(1)
     loss, plain, _ = compiled_gradients(model, X, BASE)
     torch.manual_seed(1)
-    found_loss, found, report = compiled_gradients(model, X, policy(AGAIN))
-    assert torch.equal(loss, found_loss) and same(plain, found)
+    loss_again, gradients, report = compiled_gradients(model, X, policy(AGAIN))
+    assert torch.equal(loss, loss_again) and same(plain, gradients)
     again = [value for value in report.graphs[-1].kept if value.form == "recompute"]
     assert again and all(value.rule is not None and value.rule.id == "again" for value in again)
     assert held(model, X, policy(AGAIN), "aot_eager")[0] < held(model, X, BASE, "aot_eager")[0]
@@ -49,10 +49,10 @@ def test_under_inductor_norms_and_activations_are_computed_again() -> None:
     after, _ = held(model, X, policy(again), "inductor")
     assert after < 0.7 * before
     loss, plain, _ = compiled_gradients(model, X, BASE, "inductor")
-    found_loss, found, _ = compiled_gradients(model, X, policy(again), "inductor")
-    torch.testing.assert_close(loss, found_loss, rtol=1e-6, atol=0)
+    loss_again, gradients, _ = compiled_gradients(model, X, policy(again), "inductor")
+    torch.testing.assert_close(loss, loss_again, rtol=1e-6, atol=0)
     for name, gradient in plain.items():
-        assert (found[name] - gradient).norm() <= 5e-3 * gradient.norm(), name
+        assert (gradients[name] - gradient).norm() <= 5e-3 * gradient.norm(), name
 
 
 class Checkpointed(nn.Module):
@@ -85,13 +85,13 @@ class Broken(nn.Module):
 def test_gradients_are_close_to_those_without(make: type[nn.Module]) -> None:
     model = make()
     loss, plain, _ = compiled_gradients(model, X, BASE)
-    found_loss, found, report = compiled_gradients(model, X, all_in("int8"))
-    assert torch.equal(loss, found_loss) and plain.keys() == found.keys()
-    assert not same(plain, found)
+    loss_again, gradients, report = compiled_gradients(model, X, all_in("int8"))
+    assert torch.equal(loss, loss_again) and plain.keys() == gradients.keys()
+    assert not same(plain, gradients)
     packed = [value for graph in report.graphs for value in graph.kept if value.form.startswith("int8")]
     assert packed
     for name, gradient in plain.items():
-        assert (found[name] - gradient).norm() <= 0.03 * gradient.norm(), name
+        assert (gradients[name] - gradient).norm() <= 0.03 * gradient.norm(), name
 
 
 def test_a_value_is_packed_once_however_often_the_backward_runs() -> None:
@@ -145,14 +145,14 @@ def test_shapes_may_change(fused_attention: bool) -> None:
     compiled = torch.compile(model, backend="fxamp", dynamic=True, options=options)
     for x in shapes():
         compiled(x).backward()
-        found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         model.zero_grad()
         model(x).backward()
         for name, parameter in model.named_parameters():
             if parameter.grad is None:
                 assert name.startswith("qkv") and not fused_attention
                 continue
-            assert (found[name] - parameter.grad).norm() <= 0.05 * parameter.grad.norm(), name
+            assert (gradients[name] - parameter.grad).norm() <= 0.05 * parameter.grad.norm(), name
         model.zero_grad()
     graphs = fxamp.report(compiled).graphs
     assert len(graphs) == 1
@@ -178,9 +178,9 @@ def test_where_autocast_is_off_nothing_is_packed() -> None:
             return torch.sigmoid(x * 2).pow(2).mean()
 
     _, _, report = compiled_gradients(Off(), X, all_in("int8"))
-    kept = {value.name: (value.form, value.reason) for value in report.graphs[-1].kept}
-    assert ("f32", "autocast is off where it is made") in kept.values()
-    assert any(form.startswith("int8") for form, _ in kept.values())
+    forms = {value.name: (value.form, value.reason) for value in report.graphs[-1].kept}
+    assert ("f32", "autocast is off where it is made") in forms.values()
+    assert any(form.startswith("int8") for form, _ in forms.values())
 
 
 def test_the_shipped_policy_keeps_what_it_promises() -> None:
@@ -243,7 +243,7 @@ def test_the_leanest_policy_holds_the_least() -> None:
     )
     assert lean < 0.6 * before and leanest < 0.35 * before
     loss, plain, _ = compiled_gradients(model, x, BASE)
-    found_loss, found, _ = compiled_gradients(model, x, Policy.load("cpu-bfloat16-leanest"))
-    assert torch.equal(loss, found_loss)
+    loss_again, gradients, _ = compiled_gradients(model, x, Policy.load("cpu-bfloat16-leanest"))
+    assert torch.equal(loss, loss_again)
     for name, gradient in plain.items():
-        assert (found[name] - gradient).norm() <= 0.03 * gradient.norm(), name
+        assert (gradients[name] - gradient).norm() <= 0.03 * gradient.norm(), name

@@ -95,8 +95,8 @@ PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
 def keeps_what_eager_keeps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The min cut chooses other values than autograd, and computes the rest again; this partitioner does not."""
 
-    def partition(gm: Any, inputs: Any, **given: Any) -> Any:
-        return partitioners.default_partition(gm, inputs, num_fwd_outputs=given["num_fwd_outputs"])
+    def partition(gm: Any, inputs: Any, **settings: Any) -> Any:
+        return partitioners.default_partition(gm, inputs, num_fwd_outputs=settings["num_fwd_outputs"])
 
     monkeypatch.setattr(partitioners, "min_cut_rematerialization_partition", partition)
     yield
@@ -126,14 +126,14 @@ def test_gradients_are_those_of_eager_autograd_with_the_same_packing(program: st
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     loss, expected = packed_gradients(model, [x], lambda flat: squeezed(flat, keep), LEAST)
     model.load_state_dict(buffers, strict=False)
-    found_loss, found, report = compiled_gradients(model, x, all_in(keep))
+    loss_again, gradients, report = compiled_gradients(model, x, all_in(keep))
     packed = [value for value in report.graphs[-1].kept if value.form.startswith(keep)]
     assert len(packed) >= 3 and all(gradient.isfinite().all() for gradient in expected.values())
-    assert torch.equal(loss, found_loss)
-    assert same(expected, found)
+    assert torch.equal(loss, loss_again)
+    assert same(expected, gradients)
     model.load_state_dict(buffers, strict=False)
     _, plain, _ = compiled_gradients(model, x, BASE)
-    assert not same(plain, found), "packing in 8 bits leaves traces"
+    assert not same(plain, gradients), "packing in 8 bits leaves traces"
 
 
 def squeezed(flat: Tensor, keep: str) -> Tensor:
@@ -144,11 +144,11 @@ def squeezed(flat: Tensor, keep: str) -> Tensor:
 def test_wide_values_are_kept_in_sixteen_bits() -> None:
     model = Perceptron()
     loss, expected = packed_gradients(model, [X], lambda flat: flat.bfloat16().to(flat.dtype), LEAST)
-    found_loss, found, report = compiled_gradients(model, X, all_in("bfloat16"))
-    kept = {value.dtype: value for value in report.graphs[-1].kept if value.rule is not None}
-    assert kept["f32"].form == "bfloat16" and kept["f32"].after == 2 * X.numel()
-    assert kept["bf16"].form == "bf16" and "16 bits already" in kept["bf16"].reason
-    assert torch.equal(loss, found_loss) and same(expected, found)
+    loss_again, gradients, report = compiled_gradients(model, X, all_in("bfloat16"))
+    by_dtype = {value.dtype: value for value in report.graphs[-1].kept if value.rule is not None}
+    assert by_dtype["f32"].form == "bfloat16" and by_dtype["f32"].after == 2 * X.numel()
+    assert by_dtype["bf16"].form == "bf16" and "16 bits already" in by_dtype["bf16"].reason
+    assert torch.equal(loss, loss_again) and same(expected, gradients)
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,8 @@ def test_autograd_holds_the_bytes_that_are_told(program: str) -> None:
     model = make()
     before, _ = held(model, x, BASE, "aot_eager")
     after, report = held(model, x, all_in("int8"), "aot_eager")
-    kept = report.graphs[-1].kept
-    assert (before, after) == (sum(value.before for value in kept), sum(value.after for value in kept))
+    values = report.graphs[-1].kept
+    assert (before, after) == (sum(value.before for value in values), sum(value.after for value in values))
     assert after < 0.75 * before
 
 
@@ -260,13 +260,13 @@ def test_under_inductor_blocks_along_channels_come_back() -> None:
     model, x = ManyChannels(), torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     rules = policy(Rule("all", keep="int8", region="kept", elements=f">={LEAST}"))  # type: ignore[arg-type]
     loss, expected, _ = compiled_gradients(model, x, rules)
-    found_loss, found, report = compiled_gradients(model, x, rules, "inductor")
+    loss_again, actual, report = compiled_gradients(model, x, rules, "inductor")
     assert [value.form for value in report.graphs[-1].kept].count("int8/64") >= 2
-    torch.testing.assert_close(loss, found_loss, rtol=1e-6, atol=0)
+    torch.testing.assert_close(loss, loss_again, rtol=1e-6, atol=0)
     exact = copy.deepcopy(model).double()
     exact(x.double()).backward()
     for name, parameter in exact.named_parameters():
         if name != "first.bias":  # the norm cancels it: its gradient is all noise
             assert parameter.grad is not None
-            errors = [(gradients[name] - parameter.grad).norm() for gradients in (found, expected)]
+            errors = [(gradients[name] - parameter.grad).norm() for gradients in (actual, expected)]
             assert errors[0] <= 1.25 * errors[1], name

@@ -93,5 +93,5 @@ def test_a_users_rule_that_matches_nothing_is_said_once(
     path.write_text('extends = ["cpu-bfloat16"]\n[[rule]]\nid = "typo"\ncast = "fp32"\nops = ["matmull"]\nwhy = "x"\n')
     for _ in range(2):
         compile_with(lambda x: x @ x, "eager", policy=str(path))(torch.ones(2, 2))
-    said = [message for message in caplog.messages if "matched no op" in message]  # not one of cpu.toml's
-    assert len(said) == 1 and "'typo'" in said[0] and "mine.toml:2" in said[0]
+    warnings = [message for message in caplog.messages if "matched no op" in message]  # not one of cpu.toml's
+    assert len(warnings) == 1 and "'typo'" in warnings[0] and "mine.toml:2" in warnings[0]

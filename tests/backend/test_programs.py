@@ -322,17 +322,17 @@ def test_a_frozen_parameter_gets_no_gradient() -> None:
 
 
 def test_a_graph_break_hands_out_what_was_captured() -> None:
-    seen: list[torch.dtype] = []
+    dtypes: list[torch.dtype] = []
 
     def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         hidden = x @ w
         torch._dynamo.graph_break()
-        seen.append(hidden.dtype)
+        dtypes.append(hidden.dtype)
         return F.conv1d(hidden[None], w[:, :, None])
 
     compiled = compile_with(program, "eager")
     results, gradients = run(compiled, (leaf(4, 4), leaf(4, 4)))
-    assert seen[-1] is torch.float32
+    assert dtypes[-1] is torch.float32
     assert gradients.keys() == {"input 0", "input 1"}
     assert all(torch.isfinite(leaf).all() for leaf in leaves(results))
 

@@ -28,7 +28,7 @@ WAYS = (
 @pytest.mark.inductor
 @pytest.mark.parametrize("way", exhaustive(WAYS, always=WAYS[:1]))
 def test_a_new_process_trains_with_the_stored_graph(way: tuple[str, bool, str]) -> None:
-    """The gradients are equal bit for bit, an unused result becomes used, and an overflow is found."""
+    """The gradients are equal bit for bit, an unread result becomes used, and an overflow is found."""
     policy, scaled, net = way
     factor = random.SystemRandom().randrange(2**20) / 2**20 + 1  # no run before this one has compiled it
     first = stored_step.step(factor, policy, scaled, net)
@@ -42,8 +42,8 @@ def test_a_new_process_trains_with_the_stored_graph(way: tuple[str, bool, str]) 
     assert second["scales"] == first["scales"] == ([1024.0, 512.0] if scaled else [1.0, 1.0])
     dtype = torch.bfloat16 if "bfloat16" in policy else torch.float16
     tolerance = 0.02 if "lean" in policy else 4 * torch.finfo(dtype).eps
-    for found, expected in zip(first["gradients"][0], stored_step.by_autocast(factor, dtype, net), strict=True):
-        torch.testing.assert_close(torch.tensor(found), expected, rtol=tolerance, atol=tolerance)
+    for actual, expected in zip(first["gradients"][0], stored_step.by_autocast(factor, dtype, net), strict=True):
+        torch.testing.assert_close(torch.tensor(actual), expected, rtol=tolerance, atol=tolerance)
 
 
 def graph() -> tuple[torch.fx.GraphModule, list[Tensor]]:
@@ -53,25 +53,25 @@ def graph() -> tuple[torch.fx.GraphModule, list[Tensor]]:
 
 
 def test_a_graph_that_cannot_be_stored_is_left_out_of_the_cache() -> None:
-    made, inputs = graph()
-    next(iter(made.graph.nodes)).meta["lock"] = (item for item in ())
-    stored = StoredBackward(made, inputs, {}, lambda args: args)
+    gm, inputs = graph()
+    next(iter(gm.graph.nodes)).meta["lock"] = (item for item in ())
+    stored = StoredBackward(gm, inputs, {}, lambda args: args)
     with pytest.raises(Exception, match="the backward graph cannot be stored") as refused:
         stored.prepare_for_serialization()
     assert type(refused.value).__name__ == "BypassAOTAutogradCache"
 
 
 def test_a_loaded_graph_gets_the_settings_of_its_process() -> None:
-    made, inputs = graph()
-    stored = StoredBackward(made, inputs, {"cudagraphs": "theirs", "is_backward": True}, lambda args: args)
+    gm, inputs = graph()
+    stored = StoredBackward(gm, inputs, {"cudagraphs": "theirs", "is_backward": True}, lambda args: args)
     stored.prepare_for_serialization()
     loaded = pickle.loads(pickle.dumps(stored))
-    seen = []
+    loads = []
 
-    def load(*given: object) -> object:
-        seen.append(given[2])
+    def load(*call: object) -> object:
+        loads.append(call[2])
         return lambda args: args
 
     with storing_backwards(load=load):
         loaded.post_compile(inputs, None, {"cudagraphs": "ours", "is_backward": True})
-    assert seen == [{"cudagraphs": "ours", "is_backward": True}] and loaded([1]) == [1]
+    assert loads == [{"cudagraphs": "ours", "is_backward": True}] and loaded([1]) == [1]

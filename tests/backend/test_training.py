@@ -30,6 +30,6 @@ def last_loss(policy: str) -> float:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["fp8", "fp8-rowwise", "lean", "leanest"])
 def test_a_gpt_learns_as_much(kind: str, bfloat16: float) -> None:
-    found = last_loss(f"cpu-bfloat16-{kind}")
+    ours = last_loss(f"cpu-bfloat16-{kind}")
     assert bfloat16 < 3.5  # an untrained one has 5.55
-    assert found <= (1 + SHARE) * bfloat16
+    assert ours <= (1 + SHARE) * bfloat16

@@ -112,15 +112,15 @@ def test_no_tensor_of_the_capture_stays_in_the_graph(monkeypatch: pytest.MonkeyP
 
 
 def test_a_call_for_its_effect_alone_is_kept() -> None:
-    kept: list[str] = []
+    names: list[str] = []
 
     def backend(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        kept.extend(node.name for node in capture(gm, inputs).module.graph.nodes)
+        names.extend(node.name for node in capture(gm, inputs).module.graph.nodes)
         return gm.forward
 
     torch._dynamo.reset()
     torch.compile(Net(_replaced), backend=backend)(torch.ones(3, 4))
-    assert any("version_count" in name for name in kept)
+    assert any("version_count" in name for name in names)
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_sizes_that_depend_on_values_are_those_that_dynamo_bound(lowering: str) 
     linear, x = nn.Linear(4, 4), torch.randn(6, 4)
     torch._dynamo.reset()
     options = {"policy": "cpu-bfloat16", "lowering": lowering}
-    found = torch.compile(masked, backend="fxamp", options=options, fullgraph=True)(x)
-    found.backward()
+    result = torch.compile(masked, backend="fxamp", options=options, fullgraph=True)(x)
+    result.backward()
     with torch.autocast("cpu", torch.bfloat16):
         expected = masked(x)
-    torch.testing.assert_close(found, expected.to(found.dtype), rtol=2**-6, atol=2**-6)
+    torch.testing.assert_close(result, expected.to(result.dtype), rtol=2**-6, atol=2**-6)
 
 
 def _share(x: Tensor, w: Tensor, like: Tensor) -> Tensor:

@@ -52,8 +52,8 @@ def gradients(net: nn.Module, rank: int) -> Gradients:
     for step in range(2):
         loss, _ = net(words(rank + 10 * step))
         loss.backward()
-    found = {name.removeprefix("module."): p.grad for name, p in net.named_parameters() if p.grad is not None}
-    return {name: gradient.detach().clone() for name, gradient in found.items()}
+    gradients = {name.removeprefix("module."): p.grad for name, p in net.named_parameters() if p.grad is not None}
+    return {name: gradient.detach().clone() for name, gradient in gradients.items()}
 
 
 def compiled() -> Tied:
@@ -65,9 +65,9 @@ def compiled() -> Tied:
 
 def parallel(mesh: DeviceMesh) -> list[str]:
     """What the log says of a head whose classes are spread over the ranks."""
-    said: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("fxamp").addHandler(handler)
     torch._dynamo.reset()
 
@@ -85,7 +85,7 @@ def parallel(mesh: DeviceMesh) -> list[str]:
     net.compile(backend="fxamp", options=OPTIONS)
     net(torch.ones(10, WIDTH), words(0)).backward()
     logging.getLogger("fxamp").removeHandler(handler)
-    return said
+    return messages
 
 
 def work(mesh: DeviceMesh) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_gradients_are_the_mean_of_those_of_single_processes(ranks: list[dict[st
     for rank in ranks:
         assert rank[kind].keys() == alone[0].keys()
         for name, gradient in rank[kind].items():
-            torch.testing.assert_close(gradient, torch.stack([each[name] for each in alone]).mean(0))
+            torch.testing.assert_close(gradient, torch.stack([of_rank[name] for of_rank in alone]).mean(0))
 
 
 @pytest.mark.exhaustive

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fxamp
 from fxamp.graph import inner_tensors
-from fxamp.listing.parse import parse_text
+from fxamp.graph_text.parse import parse_text
 from fxamp.reports import registry
 
 

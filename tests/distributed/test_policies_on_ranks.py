@@ -83,17 +83,17 @@ def gradients(net: nn.Module, x: Tensor) -> Gradients:
 def spread(mesh: DeviceMesh, kind: str, name: str) -> Gradients:
     """The mean over ranks of the gradients of their batches."""
     torch._dynamo.reset()
-    net, given = model(), options(name)
+    net, settings = model(), options(name)
     if kind == "replicated":
-        net.compile(backend="fxamp", options=given)
+        net.compile(backend="fxamp", options=settings)
         return gradients(DistributedDataParallel(net), batch(mesh.get_local_rank()))
     for block in net.blocks:
         if kind == "by block":
-            block.compile(backend="fxamp", options=given)
+            block.compile(backend="fxamp", options=settings)
         fully_shard(block, mesh=mesh)
     fully_shard(net, mesh=mesh)
     if kind == "in one piece":
-        net.compile(backend="fxamp", options=given)
+        net.compile(backend="fxamp", options=settings)
     return gradients(net, batch(mesh.get_local_rank()))
 
 
@@ -121,8 +121,8 @@ def parts_of(values: Iterable[Tensor]) -> list[Tensor]:
 
 
 def gradients_of(net: nn.Module) -> Gradients:
-    found = {name: parameter.grad for name, parameter in net.named_parameters()}
-    return {name: _whole(gradient) for name, gradient in found.items() if gradient is not None}
+    gradients = {name: parameter.grad for name, parameter in net.named_parameters()}
+    return {name: _whole(gradient) for name, gradient in gradients.items() if gradient is not None}
 
 
 def kept_in_parallel(mesh: DeviceMesh) -> tuple[Gradients, Gradients]:
@@ -153,14 +153,14 @@ def kept_in_parallel(mesh: DeviceMesh) -> tuple[Gradients, Gradients]:
     return gradients_of(ours), gradients_of(theirs)
 
 
-def as_autograd_keeps(gm: Any, inputs: Any, **given: Any) -> Any:
+def as_autograd_keeps(gm: Any, inputs: Any, **settings: Any) -> Any:
     """The min cut chooses other values than autograd, and computes the rest again; this partitioner does not."""
-    return partitioners.default_partition(gm, inputs, num_fwd_outputs=given["num_fwd_outputs"])
+    return partitioners.default_partition(gm, inputs, num_fwd_outputs=settings["num_fwd_outputs"])
 
 
 def work(mesh: DeviceMesh, asked: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    found: dict[str, Any] = {f"{kind} {name}": spread(mesh, kind, name) for kind, name in asked}
-    return found | {"refused": refused(mesh), "parallel": kept_in_parallel(mesh)}
+    results: dict[str, Any] = {f"{kind} {name}": spread(mesh, kind, name) for kind, name in asked}
+    return results | {"refused": refused(mesh), "parallel": kept_in_parallel(mesh)}
 
 
 def refused(mesh: DeviceMesh) -> list[str]:

@@ -86,9 +86,9 @@ def trained(net: nn.Module, scaled: bool, lowering: str | None) -> Gradients:
     by_hand = SCALE if scaled and lowering is None else 1.0
     (result.square().sum() * by_hand).backward()
     gradients = {name: parameter.grad for name, parameter in net.named_parameters()} | {"input": x.grad}
-    found = {name: _local(gradient) / by_hand for name, gradient in gradients.items()}
+    ratios = {name: _local(gradient) / by_hand for name, gradient in gradients.items()}
     own = [record for record in registry.recent(before) if isinstance(net, Whole) and "gain" in str(record.listing)]
-    return found | {"graphs": torch.tensor(len(own))}
+    return ratios | {"graphs": torch.tensor(len(own))}
 
 
 def _local(gradient: Tensor) -> Tensor:
@@ -102,10 +102,10 @@ def work(mesh: DeviceMesh, asked: Sequence[tuple[str, bool, str | None]]) -> dic
 @pytest.fixture(scope="module", params=exhaustive(RANKS, always=[2]), ids=lambda ranks: f"{ranks} ranks")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """On each rank, what the selected tests ask for."""
-    given = asked_by(request)
+    cases = asked_by(request)
     asked = [
         (parameters["kind"], parameters["scaled"], lowering)
-        for parameters in given
+        for parameters in cases
         for lowering in (None, parameters["lowering"])
     ]
     return on_ranks(partial(work, asked=[*dict.fromkeys(asked)]), request.param, tmp_path_factory.mktemp("ranks"))

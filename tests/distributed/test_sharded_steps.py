@@ -67,16 +67,16 @@ def state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 @contextmanager
 def collectives() -> Iterator[list[str]]:
     """The all-reduces that are made meanwhile."""
-    made: list[str] = []
+    calls: list[str] = []
     real = dist.all_reduce
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        made.append("all_reduce")
+        calls.append("all_reduce")
         return real(*args, **kwargs)
 
     dist.all_reduce = counted
     try:
-        yield made
+        yield calls
     finally:
         dist.all_reduce = real
 
@@ -87,16 +87,16 @@ def stepped(mesh: DeviceMesh | None, make: Make, clip_norm: float | None, **how:
     optimizer = make([*own.values()])
     if how:
         fxamp.compile_optimizer(optimizer, clip_norm=clip_norm, **how)
-    with collectives() as made, HostReads() as reads:
+    with collectives() as calls, HostReads() as reads:
         for step in range(1, STEPS + 1):
             for at, parameter in own.items():
                 parameter.grad = spread(values(step, at), at, mesh)
             if not how and clip_norm is not None:
                 nn.utils.clip_grad_norm_([*own.values()], clip_norm)
-            made.clear()
+            calls.clear()
             reads.count = 0
             optimizer.step()
-        counts = {"collectives": len(made), "reads": reads.count}
+        counts = {"collectives": len(calls), "reads": reads.count}
     refusals = guarded(optimizer, how["lowering"]).reasons if how else ()
     weights = [whole(parameter) for parameter in own.values()]
     return {"weights": weights, "state": state(optimizer), "refusals": refusals, **counts}
@@ -114,7 +114,7 @@ def scaled(mesh: DeviceMesh | None, skip: str, dtype: torch.dtype = torch.float3
     optimizer = torch.optim.AdamW([*own.values()], lr=0.1, foreach=False)
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2, skip=skip, step_lowering="aot_eager")
     norms, skips = [], []
-    with collectives() as made:
+    with collectives() as calls:
         for step in range(1, STEPS + 1):
             factor = float(scaler.scale(torch.ones(())))
             for at, parameter in own.items():
@@ -123,12 +123,12 @@ def scaled(mesh: DeviceMesh | None, skip: str, dtype: torch.dtype = torch.float3
                 if bad:
                     (gradient.to_local() if mesh is not None else gradient)[-1] = math.inf
                 parameter.grad = gradient
-            made.clear()
+            calls.clear()
             norms.append(whole(scaler.clip_grad_norm_(optimizer, MAX_NORM)).item())
             skips.append(bool(scaler.step(optimizer, return_skipped=True).skipped))
             scaler.update()
     weights = [whole(parameter) for parameter in own.values()]
-    return {"weights": weights, "norms": norms, "skips": skips, "scale": scaler.loss_scale, "collectives": len(made)}
+    return {"weights": weights, "norms": norms, "skips": skips, "scale": scaler.loss_scale, "collectives": len(calls)}
 
 
 def partial(mesh: DeviceMesh) -> Result:
@@ -164,7 +164,7 @@ def in_fewer_bits(mesh: DeviceMesh | None, name: str) -> Result:
     policy = fxamp.Policy.loads(f'extends = ["cpu-bfloat16"]\n[optimizer]\n{table}\n')
     own = {at: nn.Parameter(results.detach().to(dtype)) for at, results in parameters(mesh, only).items()}
     saved: dict[str, Any] | None = None
-    kept = set()
+    forms = set()
     for first in (1, 3):
         optimizer = torch.optim.AdamW([*own.values()], lr=0.1)
         fxamp.compile_optimizer(optimizer, policy, lowering=lowering)
@@ -176,24 +176,24 @@ def in_fewer_bits(mesh: DeviceMesh | None, name: str) -> Result:
             with forced(Implementation.INTERPRETER):
                 optimizer.step()
         held = [local(value) for entry in optimizer.state.values() for value in entry.values()]
-        kept |= {value.form for value in held if isinstance(value, PackedTensor)}
+        forms |= {value.form for value in held if isinstance(value, PackedTensor)}
         saved = copy.deepcopy(optimizer.state_dict())
     assert saved is not None
     kinds = {type(value) for entry in saved["state"].values() for value in entry.values() if value.dim()}
     weights = [whole(parameter) for parameter in own.values()]
-    return {"weights": weights, "state": state(optimizer), "kept": sorted(kept), "kinds": sorted(map(str, kinds))}
+    return {"weights": weights, "state": state(optimizer), "kept": sorted(forms), "kinds": sorted(map(str, kinds))}
 
 
 def work(mesh: DeviceMesh) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         name: stepped(mesh, make, MAX_NORM, lowering="aot_eager") for name, make in ELEMENTWISE.items()
     }
     for name in WHOLE_TENSORS:
         ours = stepped(mesh, OPTIMIZERS[name], None, lowering="aot_eager", only=(0,))
-        found[name] = ours, stepped(mesh, OPTIMIZERS[name], None, only=(0,))
-    found |= {skip: scaled(mesh, skip) for skip in ("device", "host")}
+        results[name] = ours, stepped(mesh, OPTIMIZERS[name], None, only=(0,))
+    results |= {skip: scaled(mesh, skip) for skip in ("device", "host")}
     packed = {f"packed {name}": in_fewer_bits(mesh, name) for name in FEWER_BITS}
-    return found | {"kernel": by_kernel(mesh), "partial": partial(mesh)} | packed
+    return results | {"kernel": by_kernel(mesh), "partial": partial(mesh)} | packed
 
 
 @pytest.fixture(scope="module", params=exhaustive(RANKS, always=[2]), ids=lambda ranks: f"{ranks} ranks")

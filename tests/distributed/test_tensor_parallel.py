@@ -34,8 +34,8 @@ def work(mesh: DeviceMesh, asked: Sequence[Asked]) -> Runs:
 @pytest.fixture(scope="module", params=exhaustive([1, 2], always=[2]), ids=lambda ranks: f"{ranks} ranks")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Runs]:
     """On each rank, the runs that the selected tests ask for."""
-    given = asked_by(request)
-    asked = {(parameters["name"], parameters["lowering"], parameters["scaled"]) for parameters in given}
+    cases = asked_by(request)
+    asked = {(parameters["name"], parameters["lowering"], parameters["scaled"]) for parameters in cases}
     return on_ranks(partial(work, asked=sorted(asked)), request.param, tmp_path_factory.mktemp("ranks"))
 
 

@@ -119,11 +119,11 @@ def replicated(zero: bool) -> dict[str, Any]:
 
 
 def work(mesh: DeviceMesh, folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         lower: (train(mesh, lower, None), train(mesh, lower, "aot_eager", folder if lower == "float16" else None))
         for lower in ("bfloat16", "float16")
     }
-    return found | {"zero": replicated(True), "ddp": replicated(False)}
+    return results | {"zero": replicated(True), "ddp": replicated(False)}
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -119,13 +119,13 @@ def refusal() -> str:
 
 
 def work(mesh: DeviceMesh, asked: Sequence[tuple[str, bool]], named: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {f"{kind} {scaled}": train(mesh, kind, scaled) for kind, scaled in asked}
+    results: dict[str, Any] = {f"{kind} {scaled}": train(mesh, kind, scaled) for kind, scaled in asked}
     if "joined" in named:
         off = torch.amp.GradScaler("cpu", enabled=False)
-        found["joined"] = joined(off, {"policy": "cpu-bfloat16"}), joined(off, None)
+        results["joined"] = joined(off, {"policy": "cpu-bfloat16"}), joined(off, None)
     alone, torchs = (kind("cpu", SCALE, **more) for kind, more in JOINED)
-    found["joined, scaled"] = joined(alone, {"policy": "cpu-float16"}), joined(torchs, None)
-    return found | {"refused": refusal()}
+    results["joined, scaled"] = joined(alone, {"policy": "cpu-float16"}), joined(torchs, None)
+    return results | {"refused": refusal()}
 
 
 JOINED: tuple[tuple[Any, dict[str, Any]], ...] = (
@@ -137,9 +137,9 @@ JOINED: tuple[tuple[Any, dict[str, Any]], ...] = (
 @pytest.fixture(scope="module", params=exhaustive(RANKS, always=[2]), ids=lambda ranks: f"{ranks} ranks")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """On each rank, what the selected tests ask for."""
-    given = asked_by(request)
-    asked = sorted({(results["kind"], results["scaled"]) for results in given if "kind" in results})
-    named = [results["name"] for results in given if "name" in results]
+    cases = asked_by(request)
+    asked = sorted({(case["kind"], case["scaled"]) for case in cases if "kind" in case})
+    named = [case["name"] for case in cases if "name" in case]
     return on_ranks(partial(work, asked=asked, named=named), request.param, tmp_path_factory.mktemp("ranks"))
 
 

@@ -30,12 +30,12 @@ def net() -> Net:
 def batches(loud: bool = False) -> list[tuple[Tensor, Tensor]]:
     """The same in every run. ``loud``: one of them holds values that float16 does not."""
     generator = torch.Generator().manual_seed(1)
-    made = [
+    batches = [
         (torch.randn(4, WIDTH, generator=generator), torch.randint(4, (4,), generator=generator)) for _ in range(STEPS)
     ]
     if loud:
-        made[LOUD][0].mul_(1e6)
-    return made
+        batches[LOUD][0].mul_(1e6)
+    return batches
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:

@@ -48,28 +48,28 @@ def accelerator(mixed_precision: str = "no") -> Any:
 
 def by_accelerate(dtype: str) -> tuple[Any, Prepare]:
     """Its own way; on a CPU it makes no scaler, so it is given what it makes on a GPU."""
-    made = accelerator("bf16")
+    ours = accelerator("bf16")
     if dtype == "fp16":
-        made.state._mixed_precision = "fp16"
-        made.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
-    return made, made.prepare
+        ours.state._mixed_precision = "fp16"
+        ours.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    return ours, ours.prepare
 
 
 def by_fxamp(dtype: str, **scaler: Any) -> tuple[Any, Prepare]:
-    made = accelerator()
-    given = {"scaler": {"init_scale": SCALE, **scaler}} if dtype == "fp16" else {}
+    ours = accelerator()
+    settings = {"scaler": {"init_scale": SCALE, **scaler}} if dtype == "fp16" else {}
 
     def prepared(*objects: Any) -> tuple[Any, ...]:
-        return prepare(made, *objects, policy=POLICIES[dtype], options=LOWERING, **given)
+        return prepare(ours, *objects, policy=POLICIES[dtype], options=LOWERING, **settings)
 
-    return made, prepared
+    return ours, prepared
 
 
 class Loop:
     """Accelerate's own documentation's loop: accumulation, clipping, a schedule."""
 
-    def __init__(self, made: tuple[Any, Prepare]) -> None:
-        self.accelerator, prepared = made
+    def __init__(self, pair: tuple[Any, Prepare]) -> None:
+        self.accelerator, prepared = pair
         model = net()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
@@ -119,8 +119,8 @@ def test_training_is_that_under_accelerates_own_mixed_precision(run: tuple[str, 
 
 def test_auto_follows_what_accelerate_wraps_the_forward_in(caplog: pytest.LogCaptureFixture) -> None:
     """On any CPU: the region is inside of the graph, and the evaluation in it too."""
-    made = accelerator("bf16")
-    ours = Loop((made, partial(prepare, made, options=LOWERING))).run(batches())
+    engine = accelerator("bf16")
+    ours = Loop((engine, partial(prepare, engine, options=LOWERING))).run(batches())
     theirs = Loop(by_accelerate("bf16")).run(batches())
 
     assert ours.seen == theirs.seen
@@ -151,11 +151,11 @@ def test_a_compiled_optimizer_steps_inside_of_accelerates(way: Any, monkeypatch:
     real = torch.optim.AdamW
     compiled: list[torch.optim.Optimizer] = []
 
-    def made(*given: Any, **named: Any) -> torch.optim.Optimizer:
-        compiled.append(fxamp.compile_optimizer(real(*given, **named), lowering="aot_eager"))
+    def fused_adamw(*args: Any, **named: Any) -> torch.optim.Optimizer:
+        compiled.append(fxamp.compile_optimizer(real(*args, **named), lowering="aot_eager"))
         return compiled[0]
 
-    monkeypatch.setattr(torch.optim, "AdamW", made)
+    monkeypatch.setattr(torch.optim, "AdamW", fused_adamw)
     ours = Loop(way("bf16")).run(batches())
 
     assert guarded(compiled[0], "aot_eager").compilations == 1
@@ -194,23 +194,23 @@ def test_a_model_of_which_no_graph_runs_is_named(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"scaler": 2.0}, "scaler=2.0, of type builtins.float"),
         ({"options": {"policy": "auto"}}, "options contains 'policy'"),
         ({"scaler": torch.amp.GradScaler("cpu")}, "of type torch.amp.grad_scaler.GradScaler"),
     ],
 )
-def test_arguments_are_checked(given: dict[str, Any], message: str) -> None:
+def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(fxamp.FxampError, match=message):
-        prepare(accelerator(), net(), **given)
+        prepare(accelerator(), net(), **arguments)
 
 
 def test_two_scalers_are_refused() -> None:
-    made = accelerator()
-    made.scaler = torch.amp.GradScaler("cpu")
+    ours = accelerator()
+    ours.scaler = torch.amp.GradScaler("cpu")
     with pytest.raises(fxamp.FxampError, match="has a scaler already, GradScaler"):
-        prepare(made, net(), policy="cpu-float16")
-    made.state._mixed_precision = "fp16"
+        prepare(ours, net(), policy="cpu-float16")
+    ours.state._mixed_precision = "fp16"
     with pytest.raises(fxamp.FxampError, match="scales losses itself"):
-        prepare(made, net(), policy="cpu-float16")
+        prepare(ours, net(), policy="cpu-float16")

@@ -82,8 +82,8 @@ class Module(LightningModule):
 
 
 def trainer(precision: MixedPrecision, folder: Path, **arguments: Any) -> Trainer:
-    given = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1, "logger": Logger()}
-    given |= {"max_epochs": 1, "log_every_n_steps": 1, **arguments}
+    settings = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1, "logger": Logger()}
+    settings |= {"max_epochs": 1, "log_every_n_steps": 1, **arguments}
     return Trainer(
         accelerator="cpu",
         plugins=[precision],
@@ -92,15 +92,15 @@ def trainer(precision: MixedPrecision, folder: Path, **arguments: Any) -> Traine
         enable_model_summary=False,
         enable_checkpointing=False,
         num_sanity_val_steps=0,
-        **given,
+        **settings,
     )
 
 
 def fit(precision: MixedPrecision, folder: Path, loud: bool = False, **arguments: Any) -> tuple[Module, Trainer]:
-    module, made = Module(), trainer(precision, folder, **arguments)
-    made.fit(module, loader(batches(loud)), loader(batches()[:1]))
+    module, engine = Module(), trainer(precision, folder, **arguments)
+    engine.fit(module, loader(batches(loud)), loader(batches()[:1]))
     assert not {"training_step", "validation_step", "log"} & set(vars(module))
-    return module, made
+    return module, engine
 
 
 def loader(data: list[Any]) -> DataLoader[Any]:
@@ -158,11 +158,11 @@ def test_a_compiled_optimizer_steps_inside_of_lightnings(
     real = Module.configure_optimizers
     compiled: list[torch.optim.Optimizer] = []
 
-    def made(self: Module) -> torch.optim.Optimizer:
+    def optimizer_of(self: Module) -> torch.optim.Optimizer:
         compiled.append(fxamp.compile_optimizer(real(self), lowering="aot_eager"))
         return compiled[0]
 
-    monkeypatch.setattr(Module, "configure_optimizers", made)
+    monkeypatch.setattr(Module, "configure_optimizers", optimizer_of)
     ours, _ = fit(way("bf16"), tmp_path)
 
     assert guarded(compiled[0], "aot_eager").compilations == 1

@@ -53,25 +53,25 @@ class Classifier(nn.Module):
 def data(number: int, loud: bool = False) -> list[dict[str, Tensor]]:
     """``loud``: one of them, of the second step, holds values that float16 does not."""
     generator = torch.Generator().manual_seed(number)
-    made = [
+    examples = [
         {"x": torch.randn(WIDTH, generator=generator), "labels": torch.randint(4, (), generator=generator)}
         for _ in range(number)
     ]
     if loud:
-        made[2]["x"].mul_(1e6)
-    return made
+        examples[2]["x"].mul_(1e6)
+    return examples
 
 
 class Own(TrainerCallback):
     """The float16 that the Trainer has on GPUs alone."""
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        given["model"].forward = torch.autocast("cpu", torch.float16)(given["model"].forward)
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        more["model"].forward = torch.autocast("cpu", torch.float16)(more["model"].forward)
 
 
 def trainer(folder: Path, *callbacks: TrainerCallback, loud: bool = False, **arguments: Any) -> Any:
     reset()
-    given = {"max_steps": STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, **arguments}
+    settings = {"max_steps": STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, **arguments}
     args = TrainingArguments(
         str(folder),
         use_cpu=True,
@@ -83,36 +83,36 @@ def trainer(folder: Path, *callbacks: TrainerCallback, loud: bool = False, **arg
         per_device_eval_batch_size=2,
         save_steps=2,
         disable_tqdm=True,
-        **given,
+        **settings,
     )
     train = data(16, loud)
     return Trainer(Classifier(), args, train_dataset=train, eval_dataset=data(2), callbacks=list(callbacks))
 
 
 def by_fxamp(folder: Path, policy: str, *callbacks: TrainerCallback, scaler: Any = None, **arguments: Any) -> Any:
-    given = {"init_scale": SCALE, **(scaler or {})} if policy == "cpu-float16" else None
-    return trainer(folder, FxampCallback(policy, given, LOWERING), *callbacks, **arguments)
+    settings = {"init_scale": SCALE, **(scaler or {})} if policy == "cpu-float16" else None
+    return trainer(folder, FxampCallback(policy, settings, LOWERING), *callbacks, **arguments)
 
 
 def in_float16(folder: Path, loud: bool) -> Any:
     """By torch alone: what Accelerate does on a GPU, whose scaler it does not make on a CPU."""
-    made = trainer(folder, Own(), loud=loud)
-    made.accelerator.native_amp, made.accelerator.scaler = True, torch.amp.GradScaler("cpu", init_scale=SCALE)
-    made.accelerator.state._mixed_precision = "fp16"
-    return made
+    engine = trainer(folder, Own(), loud=loud)
+    engine.accelerator.native_amp, engine.accelerator.scaler = True, torch.amp.GradScaler("cpu", init_scale=SCALE)
+    engine.accelerator.state._mixed_precision = "fp16"
+    return engine
 
 
-def history(made: Any, *names: str) -> list[list[Any]]:
-    return [[entry.get(name) for name in names] for entry in made.state.log_history if "loss" in entry]
+def history(engine: Any, *names: str) -> list[list[Any]]:
+    return [[entry.get(name) for name in names] for entry in engine.state.log_history if "loss" in entry]
 
 
-def seen(made: Any) -> str:
+def report_text(engine: Any) -> str:
     """What was logged, as text: a norm may be nan."""
-    return repr(history(made, "loss", "grad_norm", "learning_rate"))
+    return repr(history(engine, "loss", "grad_norm", "learning_rate"))
 
 
-def scaler_of(made: Any) -> fxamp.GradScaler:
-    (callback,) = (each for each in made.callback_handler.callbacks if isinstance(each, FxampCallback))
+def scaler_of(engine: Any) -> fxamp.GradScaler:
+    (callback,) = (one for one in engine.callback_handler.callbacks if isinstance(one, FxampCallback))
     return callback.scaler
 
 
@@ -121,7 +121,7 @@ def test_bfloat16_is_the_trainers_own(tmp_path: Path) -> None:
     theirs, ours = trainer(tmp_path / "theirs", bf16=True), by_fxamp(tmp_path / "ours", "cpu-bfloat16")
     theirs.train(), ours.train()
 
-    assert seen(ours) == seen(theirs)
+    assert report_text(ours) == report_text(theirs)
     assert ours.evaluate()["eval_loss"] == theirs.evaluate()["eval_loss"]
     assert_same(weights(ours.model), weights(theirs.model))
     assert len(fxamp.report(ours.model).graphs) > 0
@@ -133,7 +133,7 @@ def test_auto_follows_the_trainers_bfloat16(tmp_path: Path, monkeypatch: pytest.
     theirs, ours = trainer(tmp_path / "theirs", bf16=True), by_fxamp(tmp_path / "ours", "auto", bf16=True)
     theirs.train(), ours.train()
 
-    assert seen(ours) == seen(theirs)
+    assert report_text(ours) == report_text(theirs)
     assert ours.evaluate()["eval_loss"] == theirs.evaluate()["eval_loss"]
     assert_same(weights(ours.model), weights(theirs.model))
     assert {graph.policy for graph in fxamp.report(ours.model).graphs} == {"cpu-bfloat16"}
@@ -146,7 +146,7 @@ def test_float16_is_torchs_own(tmp_path: Path, loud: bool) -> None:
     ours = by_fxamp(tmp_path / "ours", "cpu-float16", loud=loud)
     ours.train()
 
-    assert seen(ours) == seen(theirs)
+    assert report_text(ours) == report_text(theirs)
     assert_same(weights(ours.model), weights(theirs.model))
     assert history(ours, "loss_scale")[-1] == [theirs.accelerator.scaler.get_scale()]
     assert history(ours, "skipped_steps")[-1] == [int(loud)]
@@ -159,10 +159,10 @@ class Counting(TrainerCallback):
     def __init__(self) -> None:
         self.counts: list[int] = []
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self.mode = HostReads().__enter__()
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self.mode.__exit__(None, None, None)
         self.counts.append(self.mode.count)
 
@@ -220,8 +220,8 @@ def written(folder: Path, *callbacks: TrainerCallback, **arguments: Any) -> tupl
     texts: list[Any] = []
     graphs: list[int] = []
 
-    def metrics(found: Any) -> dict[str, float]:
-        texts.append(found.predictions.tolist())
+    def metrics(prediction: Any) -> dict[str, float]:
+        texts.append(prediction.predictions.tolist())
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
         return {}
 
@@ -245,15 +245,15 @@ def written(folder: Path, *callbacks: TrainerCallback, **arguments: Any) -> tupl
         generation_config=transformers.GenerationConfig(max_new_tokens=8, min_new_tokens=8, **words),
         **arguments,
     )
-    made = transformers.Seq2SeqTrainer(
+    engine = transformers.Seq2SeqTrainer(
         model, args, train_dataset=train, eval_dataset=train[:2], compute_metrics=metrics, callbacks=list(callbacks)
     )
-    made.train()
+    engine.train()
     prompt = rows[2:3, :3]
     texts.append(
         model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=args.generation_config)
     )
-    return made, texts, graphs
+    return engine, texts, graphs
 
 
 @pytest.mark.exhaustive
@@ -262,17 +262,17 @@ def test_text_is_generated_between_steps_as_by_the_trainer_alone(tmp_path: Path)
     ours, our_texts, graphs = written(tmp_path / "ours", FxampCallback("cpu-bfloat16", options=LOWERING))
 
     assert len(our_texts) == 3 and repr(our_texts) == repr(their_texts)
-    assert seen(ours) == seen(theirs)
-    losses = [[entry.get("eval_loss") for entry in made.state.log_history] for made in (ours, theirs)]
+    assert report_text(ours) == report_text(theirs)
+    losses = [[entry.get("eval_loss") for entry in engine.state.log_history] for engine in (ours, theirs)]
     assert losses[0] == losses[1]
     assert_same(weights(ours.model), weights(theirs.model))
     assert 0 < graphs[0] == graphs[1], "the second evaluation compiles nothing, though each word is another length"
 
 
 def test_another_scaler_is_refused(tmp_path: Path) -> None:
-    made = by_fxamp(tmp_path, "cpu-float16", fp16=True)
+    engine = by_fxamp(tmp_path, "cpu-float16", fp16=True)
     with pytest.raises(fxamp.FxampError, match="brings a scaler of its own"):
-        made.train()
+        engine.train()
 
 
 def test_a_callback_that_cannot_be_restored_is_refused(tmp_path: Path) -> None:
@@ -293,8 +293,8 @@ def test_training_drops_what_evaluation_reads(tmp_path: Path) -> None:
     shapes: list[Any] = []
 
     class Watching(Trainer):  # type: ignore[misc]
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **given: Any) -> Any:
-            loss, outputs = super().compute_loss(model, inputs, True, **given)
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any) -> Any:
+            loss, outputs = super().compute_loss(model, inputs, True, **more)
             if torch.is_grad_enabled():
                 shapes.append(outputs["logits"].shape)
                 with pytest.raises(DroppedResultError, match=r"FxampCallback\(drop_logits=True\)"):
@@ -302,8 +302,8 @@ def test_training_drops_what_evaluation_reads(tmp_path: Path) -> None:
             return (loss, outputs) if return_outputs else loss
 
     callback = FxampCallback("cpu-bfloat16", None, LOWERING, drop_logits=True)
-    made = trainer(tmp_path, callback)
-    ours = Watching(Logits(), made.args, train_dataset=data(16), eval_dataset=data(2), callbacks=[callback])
+    engine = trainer(tmp_path, callback)
+    ours = Watching(Logits(), engine.args, train_dataset=data(16), eval_dataset=data(2), callbacks=[callback])
     ours.train()
     assert len(shapes) == 2 * STEPS
     assert ours.predict(data(2)).predictions.shape[0] == 2

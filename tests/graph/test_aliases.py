@@ -25,7 +25,7 @@ class Doubled(torch.autograd.Function):
         return first * 2 + second
 
 
-def kept(body: Callable[..., Any], *args: Any) -> Any:
+def outputs_of(body: Callable[..., Any], *args: Any) -> Any:
     return checkpoint(body, *args, use_reentrant=False)
 
 
@@ -36,9 +36,9 @@ PROGRAMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "several results": lambda x, w: (x.max(0)[0], x.max(0)[1], x.min(0)[0]),
     "in place": lambda x, w: (h := x * 1, h.add_(1), h[0]),
     "conversions": lambda x, w: (x.float(), x.double(), x.to(w), x.contiguous()),
-    "checkpoint": lambda x, w: (h := x.tanh(), kept(lambda a: a @ w, h)),
-    "checkpoint of views": lambda x, w: (h := x.tanh(), kept(lambda a: (a[0], a, a * 2), h)),
-    "checkpoint of related results": lambda x, w: kept(lambda a: (b := a * 2, b[0], a + 1), x),
+    "checkpoint": lambda x, w: (h := x.tanh(), outputs_of(lambda a: a @ w, h)),
+    "checkpoint of views": lambda x, w: (h := x.tanh(), outputs_of(lambda a: (a[0], a, a * 2), h)),
+    "checkpoint of related results": lambda x, w: outputs_of(lambda a: (b := a * 2, b[0], a + 1), x),
     "function": lambda x, w: (h := x.tanh(), Doubled.apply(h)),
     "cond": lambda x, w: (h := x.tanh(), torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (h,))),
 }
@@ -53,15 +53,15 @@ class Memory(Interpreter):
 
 
 def captured(program: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[GraphModule, list[Tensor]]:
-    seen: list[tuple[GraphModule, list[Tensor]]] = []
+    graphs: list[tuple[GraphModule, list[Tensor]]] = []
 
     def backend(gm: GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
-        seen.append((capture(gm, examples).module, list(examples)))
+        graphs.append((capture(gm, examples).module, list(examples)))
         return gm.forward
 
     torch._dynamo.reset()
     torch.compile(program, backend=backend, fullgraph=True)(*inputs)
-    return seen[0]
+    return graphs[0]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -88,7 +88,7 @@ def body_writes(x: Tensor, w: Tensor) -> Tensor:
         buffer.add_(1)
         return a * 2
 
-    return kept(body, x) + buffer
+    return outputs_of(body, x) + buffer
 
 
 def test_a_body_writes_to_what_it_writes_to_alone() -> None:
@@ -101,7 +101,7 @@ def test_a_body_writes_to_what_it_writes_to_alone() -> None:
 def test_one_tensor_under_two_nodes() -> None:
     def program(x: Tensor, w: Tensor) -> Any:
         h = x * 1
-        return h.add_(1), h.view(-1), kept(lambda a: (a, a[0]), h)
+        return h.add_(1), h.view(-1), outputs_of(lambda a: (a, a[0]), h)
 
     gm, _ = captured(program, (torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)))
     nodes = {node.name: node for node in gm.graph.nodes}

@@ -80,13 +80,13 @@ def expected(gradients: list[Tensor], inv_scale: Tensor, dtype: torch.dtype | No
     """
     true, flags = [], []
     for gradient in gradients:
-        found = torch.zeros((), device=gradient.device)
+        found_inf = torch.zeros((), device=gradient.device)
         copy = gradient.clone()
         if gradient.dtype is torch.bfloat16 or (dtype is not None and dtype != gradient.dtype):
             copy = copy.to(torch.promote_types(gradient.dtype, torch.float32))
-        torch._amp_foreach_non_finite_check_and_unscale_([copy], found, inv_scale)
+        torch._amp_foreach_non_finite_check_and_unscale_([copy], found_inf, inv_scale)
         true.append(copy.to(dtype or gradient.dtype))
-        flags.append(int(found))
+        flags.append(int(found_inf))
     return Expected(true, flags, float(any(flags)))
 
 

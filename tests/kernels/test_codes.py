@@ -38,8 +38,8 @@ def grid(code: str) -> Tensor:
     form = CODES[code]
     magnitudes = torch.arange(form.top + 1, dtype=torch.uint8)
     ones = torch.full((1,), 127, dtype=torch.int16)
-    found: Tensor = torch.cat([decode(part, ones, code) for part in magnitudes.split(BLOCK)]).double()
-    return torch.cat([-found.flip(0), found]).unique() if form.signed else found
+    values: Tensor = torch.cat([decode(part, ones, code) for part in magnitudes.split(BLOCK)]).double()
+    return torch.cat([-values.flip(0), values]).unique() if form.signed else values
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -48,10 +48,10 @@ def test_the_nearest_value_is_taken(code: str) -> None:
     table = grid(code)
     value = values(CODES[code].signed, BLOCK)
     value = value / value.abs().max() * 1.9
-    found = there_and_back(value, code).double()
+    rounded = there_and_back(value, code).double()
     best = (value.double()[:, None] - table).abs().min(dim=1).values
     keeps = (value == 0) | CODES[code].signed | (value >= table[1])
-    torch.testing.assert_close((value.double() - found).abs()[keeps], best[keeps], rtol=0, atol=0)
+    torch.testing.assert_close((value.double() - rounded).abs()[keeps], best[keeps], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -67,8 +67,8 @@ def test_packing_again_changes_nothing(code: str) -> None:
 def test_what_is_above_zero_stays_above_zero_without_a_sign() -> None:
     value = torch.tensor([1.0, 1e-20, 1e-37, 0.0])
     for slot in (-1, 0):
-        found = there_and_back(value, "u5m3", slot)
-        assert (found[:3] > 0).all() and found[3] == 0
+        rounded = there_and_back(value, "u5m3", slot)
+        assert (rounded[:3] > 0).all() and rounded[3] == 0
 
 
 @pytest.mark.parametrize("code", [*CODES, "bfloat16"])
@@ -127,8 +127,8 @@ def test_random_bits_are_even_and_independent() -> None:
 def test_inf_and_nan_show_in_their_block_alone() -> None:
     value = torch.ones(2 * BLOCK)
     value[3] = float("inf")
-    found = there_and_back(value, "s3m4")
-    assert not found[:BLOCK].isfinite().any() and found[BLOCK:].eq(1).all()
+    rounded = there_and_back(value, "s3m4")
+    assert not rounded[:BLOCK].isfinite().any() and rounded[BLOCK:].eq(1).all()
     value[3] = float("nan")
     assert not there_and_back(value, "s3m4")[3].isfinite()
     assert round_by_chance(value, KEY, 0)[3].isnan()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import fxamp
 from fxamp.kernels import Implementation, check_, forced, scale_update, update_scale_
 from fxamp.kernels.gradient_request import UnscaleRequest
-from fxamp.scaler.contract.outcomes import Outcomes
+from fxamp.scaler.torch_contract.step_outcomes import Outcomes
 
 SECOND = torch.device("cuda", 1)
 
@@ -38,6 +38,7 @@ def kernel(gpus: PretendedGpus) -> Any:
 
 
 def require_second(gpus: PretendedGpus, *expected: str) -> None:
+    """Fail unless all that was ``expected`` happened, all of it on the second GPU, and the first is current again."""
     assert {*expected} <= {what for what, _ in gpus.asked}
     assert {device for _, device in gpus.asked} == {1} and gpus.current == 0
 

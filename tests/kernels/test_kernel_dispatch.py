@@ -76,10 +76,12 @@ def test_shares_of_several_devices_are_brought_together() -> None:
 
 def test_a_share_for_each_device() -> None:
     """ "cpu:0" is another name of the same memory, and counts as another device."""
-    gradients, kept = [torch.ones(3), torch.ones(2)], torch.zeros((), device="cpu:0")
+    gradients, found_inf = [torch.ones(3), torch.ones(2)], torch.zeros((), device="cpu:0")
     flags, norm = torch.zeros(2, dtype=torch.int32), torch.zeros(())
-    perform_everywhere(UnscaleRequest(gradients, None, None, kept, flags, norm), torch.device("cpu", 0), keep=False)
-    assert (kept.item(), flags.tolist(), norm.item()) == (0.0, [0, 0], 5.0)
+    perform_everywhere(
+        UnscaleRequest(gradients, None, None, found_inf, flags, norm), torch.device("cpu", 0), keep=False
+    )
+    assert (found_inf.item(), flags.tolist(), norm.item()) == (0.0, [0, 0], 5.0)
 
 
 def test_16_byte_accesses_need_source_and_target_aligned() -> None:
@@ -170,10 +172,10 @@ def test_few_tables_are_kept(uploads: Counter[str]) -> None:
     ],
 )
 def test_wrong_results_are_refused_with_what_was_expected(name: str, wrong: torch.Tensor) -> None:
-    given = {"inv_scale": torch.ones(()), "found_inf": torch.zeros(())} | {name: wrong}
+    arguments = {"inv_scale": torch.ones(()), "found_inf": torch.zeros(())} | {name: wrong}
     gradients = [torch.ones(2), torch.ones(3)]
     with pytest.raises(OptionError, match=f"{name}: expected .* on cpu, got {wrong.numel()} of {wrong.dtype}"):
-        check_unscale_(gradients, **given)
+        check_unscale_(gradients, **arguments)
     assert gradients[0].tolist() == [1.0, 1.0]
 
 
@@ -220,9 +222,9 @@ def test_what_runs_on_a_gpu_needs_no_op_for_bfloat16(chosen: Implementation, mon
     monkeypatch.setattr(torch, "_amp_foreach_non_finite_check_and_unscale_", refusing)
     for seed in range(4):
         gradients, inv_scale = random_gradients(seed, (torch.bfloat16, torch.float32)), inverse(SCALES[seed])
-        wanted = expected(gradients, inv_scale)
+        true = expected(gradients, inv_scale)
         found_inf, flags = torch.zeros(()), torch.zeros(len(gradients), dtype=torch.int32)
         with forced(chosen):
             check_unscale_(gradients, inv_scale, found_inf, flags)
-        assert (flags.tolist(), found_inf.item()) == (wanted.flags, wanted.found_inf)
-        assert all(map(same_bits, gradients, wanted.true))
+        assert (flags.tolist(), found_inf.item()) == (true.flags, true.found_inf)
+        assert all(map(same_bits, gradients, true.true))

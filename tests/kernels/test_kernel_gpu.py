@@ -60,11 +60,11 @@ def test_to_another_dtype_equals_cast_then_torchs_op(seed: int, dtype: torch.dty
 
 def test_check_only_writes_nothing() -> None:
     gradients = on_gpu(200)
-    kept = [gradient.clone() for gradient in gradients]
+    before = [gradient.clone() for gradient in gradients]
     found_inf, flags = torch.zeros((), device="cuda"), torch.zeros(len(gradients), dtype=torch.int32, device="cuda")
     check_(gradients, found_inf, flags)
-    assert flags.tolist() == expected(kept, torch.ones((), device="cuda")).flags
-    assert all(map(same_bits, gradients, kept))
+    assert flags.tolist() == expected(before, torch.ones((), device="cuda")).flags
+    assert all(map(same_bits, gradients, before))
 
 
 def test_a_large_gradient_and_its_norm() -> None:
@@ -92,9 +92,9 @@ def test_scale_update_equals_torchs_op() -> None:
     for scale, found_inf, rule in itertools.product(scales, (0.0, 1.0, math.nan), rules):
         ours = torch.tensor(scale, device="cuda"), torch.tensor(0, dtype=torch.int32, device="cuda")
         theirs = ours[0].clone(), ours[1].clone()
-        found = torch.tensor(found_inf, device="cuda")
-        update_scale_(*ours, found, *rule)
-        torch._amp_update_scale_(*theirs, found, *rule)
+        flag = torch.tensor(found_inf, device="cuda")
+        update_scale_(*ours, flag, *rule)
+        torch._amp_update_scale_(*theirs, flag, *rule)
         assert same_bits(ours[0], theirs[0])
         assert ours[1].equal(theirs[1])
 

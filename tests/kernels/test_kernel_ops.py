@@ -51,9 +51,9 @@ def test_no_gradients() -> None:
 
 
 def test_dense_strides_are_kept() -> None:
-    given = gradients()
-    true, _ = OPS.check_unscale(given, INV_SCALE, torch.float32)
-    assert true[-1].stride() == given[-1].stride()
+    inputs = gradients()
+    true, _ = OPS.check_unscale(inputs, INV_SCALE, torch.float32)
+    assert true[-1].stride() == inputs[-1].stride()
 
 
 def program(first: Tensor, second: Tensor, inv_scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -40,9 +40,9 @@ def test_no_golden_text_is_left_over() -> None:
 def every_kernel() -> list[Kernel]:
     asked = [Asked(*choice) for choice in itertools.product((False, True), repeat=3)]
     return [
-        Kernel(source, target, aligned, each, 2048)
-        for source, target, aligned, each in itertools.product(DTYPES, (*DTYPES, None), (False, True), asked)
-        if target is not None or each != Asked()
+        Kernel(source, target, aligned, results, 2048)
+        for source, target, aligned, results in itertools.product(DTYPES, (*DTYPES, None), (False, True), asked)
+        if target is not None or results != Asked()
     ]
 
 

@@ -28,26 +28,26 @@ def test_in_place_equals_torchs_op(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 104))
 def test_to_another_dtype_equals_cast_then_torchs_op(seed: int, dtype: torch.dtype) -> None:
     gradients = random_gradients(seed, DTYPES)
-    kept = [gradient.clone() for gradient in gradients]
+    before = [gradient.clone() for gradient in gradients]
     inv_scale = inverse(SCALES[seed % len(SCALES)])
     reference = expected(gradients, inv_scale, dtype)
     true, flags = check_unscale(gradients, inv_scale, dtype)
     assert flags.tolist() == reference.flags
     assert all(map(same_bits, true, reference.true))
-    assert all(map(same_bits, gradients, kept))
+    assert all(map(same_bits, gradients, before))
 
 
 @pytest.mark.parametrize("seed", range(200, 206))
 def test_check_only_writes_nothing_to_gradients(seed: int) -> None:
     gradients = random_gradients(seed, DTYPES)
-    kept = [gradient.clone() for gradient in gradients]
+    before = [gradient.clone() for gradient in gradients]
     versions = [gradient._version for gradient in gradients]
     found_inf, flags = torch.zeros(1), torch.zeros(len(gradients), dtype=torch.int32)
     check_(gradients, found_inf, flags)
-    reference = expected(kept, torch.ones(()))
+    reference = expected(before, torch.ones(()))
     assert flags.tolist() == reference.flags
     assert found_inf.item() == reference.found_inf
-    assert all(map(same_bits, gradients, kept))
+    assert all(map(same_bits, gradients, before))
     assert [gradient._version for gradient in gradients] == versions
 
 

@@ -63,8 +63,8 @@ def test_gpus_accept_every_layout(recipe: str, rows: int, dtype: torch.dtype) ->
     gradient = torch.ones(rows, 48, dtype=dtype)
     with GpuLayouts() as gpu:
         for operands in ((x, weight), (column_major(x), weight), (x, column_major(weight))):
-            for given in (gradient, column_major(gradient).detach()):
-                scaled(*operands, recipe, dtype).backward(given)
+            for incoming in (gradient, column_major(gradient).detach()):
+                scaled(*operands, recipe, dtype).backward(incoming)
     assert gpu.products == 6 * (2 if recipe == "rowwise_with_gw_hp" else 3)
 
 
@@ -159,9 +159,9 @@ def test_no_copies_of_weights_in_8_bits_are_kept(recipe: str) -> None:
     compiled = aot_function(program, keep, keep, partition_fn=min_cut_rematerialization_partition)
     compiled(x, weight).backward()
     (output,) = graphs[0].graph.find_nodes(op="output")
-    kept = [node.meta["val"] for node in output.args[0][1:]]
-    assert (torch.float32, (48, 32)) in [(value.dtype, tuple(value.shape)) for value in kept]
-    assert not [value for value in kept if value.numel() == 48 * 32 and value.dtype is not torch.float32]
+    values = [node.meta["val"] for node in output.args[0][1:]]
+    assert (torch.float32, (48, 32)) in [(value.dtype, tuple(value.shape)) for value in values]
+    assert not [value for value in values if value.numel() == 48 * 32 and value.dtype is not torch.float32]
     expected = [value.grad for value in (x, weight)]
     x.grad = weight.grad = None
     program(x, weight).backward()

@@ -23,10 +23,10 @@ Data = tuple[torch.Tensor, torch.Tensor]
 def digits() -> tuple[Data, Data]:
     """1200 images to train on and 597 to test on, shuffled; pixels in [0, 1]."""
     torch.manual_seed(0)
-    found = load_digits()
-    order = torch.randperm(len(found.target))
-    images = torch.tensor(found.images, dtype=torch.float32)[order, None] / 16
-    labels = torch.tensor(found.target)[order]
+    digits = load_digits()
+    order = torch.randperm(len(digits.target))
+    images = torch.tensor(digits.images, dtype=torch.float32)[order, None] / 16
+    labels = torch.tensor(digits.target)[order]
     return (images[:1200], labels[:1200]), (images[1200:], labels[1200:])
 
 
@@ -121,8 +121,8 @@ class _Residual(nn.Module):
         x = self.stem(images).relu()
         x = (x + self.second(self.first(x).relu())).relu()
         x = (self.shorter(x) + self.third(x)).relu()
-        found: torch.Tensor = self.head(x.mean((2, 3)))
-        return found
+        logits: torch.Tensor = self.head(x.mean((2, 3)))
+        return logits
 
 
 def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Module:

@@ -17,8 +17,8 @@ def test_the_ops_run_in_the_dtypes_of_eager_autocast(base: Baseline, eager: Comp
     pairs = _in_order(_without(base.ops.forward, other), _without(eager.ops.forward, other))
     pair = _by_kind if base.name in REORDERED_BACKWARD else _in_order
     pairs += pair(_without(base.ops.backward, other), _without(eager.ops.backward, other))
-    found = Counter((str(theirs), str(ours)) for theirs, ours in pairs if theirs != ours)
-    assert found == _allowed(base.name)
+    differences = Counter((str(theirs), str(ours)) for theirs, ours in pairs if theirs != ours)
+    assert differences == _allowed(base.name)
     assert all(_at_least_as_wide(theirs, ours) for theirs, ours in pairs)
 
 
@@ -59,11 +59,11 @@ def _by_kind(theirs: list[Op], ours: list[Op]) -> list[Pair]:
 
 
 def _beyond(ops: list[Op], common: Counter[Op]) -> list[Op]:
-    seen: Counter[Op] = Counter()
+    counts: Counter[Op] = Counter()
     rest = []
     for op in ops:
-        seen[op] += 1
-        if seen[op] > common[op]:
+        counts[op] += 1
+        if counts[op] > common[op]:
             rest.append(op)
     return rest
 

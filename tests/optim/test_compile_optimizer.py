@@ -32,9 +32,9 @@ def parameters(dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
 
 
-def give_gradients(given: list[Tensor], step: int) -> None:
+def give_gradients(params: list[Tensor], step: int) -> None:
     generator = torch.Generator().manual_seed(100 + step)
-    for parameter in given:
+    for parameter in params:
         parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
 
 
@@ -93,8 +93,8 @@ def test_inductor_compiles_one_program_for_all_shapes() -> None:
     compiled, eager = torch.optim.AdamW(ours, lr=0.1), torch.optim.AdamW(theirs, lr=0.1)
     fxamp.compile_optimizer(compiled)
     for step in range(3):
-        for given in (ours, theirs):
-            give_gradients(given, step)
+        for params in (ours, theirs):
+            give_gradients(params, step)
         compiled.step()
         eager.step()
     for a, b in zip(ours, theirs, strict=True):
@@ -168,13 +168,13 @@ def test_a_users_own_step_gets_its_closure() -> None:
 def test_hooks_are_called_once_a_step() -> None:
     optimizer = OPTIMIZERS["AdamW"](parameters())
     fxamp.compile_optimizer(optimizer, lowering="aot_eager")
-    seen: list[str] = []
-    optimizer.register_step_pre_hook(lambda *_: seen.append("pre"))
-    optimizer.register_step_post_hook(lambda *_: seen.append("post"))
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
     for step in range(3):
         give_gradients(optimizer.param_groups[0]["params"], step)
         optimizer.step()
-    assert seen == ["pre", "post"] * 3
+    assert calls == ["pre", "post"] * 3
 
 
 def test_a_scheduler_may_come_before_or_after() -> None:

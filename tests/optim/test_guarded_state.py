@@ -199,14 +199,14 @@ def test_gradients_stay_scaled_unless_they_are_unscaled_first() -> None:
 
 def test_hooks_see_true_gradients() -> None:
     ours, theirs = pair("AdamW")
-    seen = []
+    states = []
     for training in (ours, theirs):
         training.optimizer.register_step_pre_hook(
-            lambda o, a, k: seen.append(o.param_groups[0]["params"][0].grad.clone())
+            lambda o, a, k: states.append(o.param_groups[0]["params"][0].grad.clone())
         )
         training.run(SCENARIOS["clean"])
     assert_agree(ours, theirs, None)
-    for a, b in zip(seen[:5], seen[5:], strict=True):
+    for a, b in zip(states[:5], states[5:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 

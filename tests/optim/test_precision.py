@@ -44,7 +44,7 @@ def policy(table: str) -> Policy:
     return Policy.loads(f'extends = ["cpu-bfloat16"]\n[optimizer]\n{table}\n')
 
 
-def made(
+def packing(
     table: str | None, make: Any = OPTIMIZERS["AdamW"], dtype: torch.dtype = torch.float32, lowering: str = "aot_eager"
 ) -> torch.optim.Optimizer:
     generator = torch.Generator().manual_seed(0)
@@ -76,7 +76,7 @@ def states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_machine_code_of_8_bit_state_spills_nothing_to_memory(dtype: torch.dtype, arch: str) -> None:
     with forced(Implementation.INTERPRETER):
-        optimizer = step(made(TABLES["8bit by chance"], dtype=dtype, lowering="inductor"), 0, 1)
+        optimizer = step(packing(TABLES["8bit by chance"], dtype=dtype, lowering="inductor"), 0, 1)
     (part,) = parts_of(guarded(optimizer))
     gm = part.traced.module
     inputs = kernel_inputs(gm)
@@ -89,7 +89,7 @@ def test_machine_code_of_8_bit_state_spills_nothing_to_memory(dtype: torch.dtype
 @pytest.mark.parametrize("name", TABLES)
 def test_one_step_from_the_same_state_differs_by_one_rounding_of_the_state(name: str) -> None:
     """The plain optimizer goes on from what the packed one reads: parameters agree, state within a step of its form."""
-    ours = step(made(TABLES[name]), 0, 1)
+    ours = step(packing(TABLES[name]), 0, 1)
     theirs = torch.optim.AdamW([nn.Parameter(p.detach().clone()) for p in parameters(ours)], **_arguments(ours))
     theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
     for optimizer in (ours, theirs):
@@ -112,7 +112,7 @@ def _arguments(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def test_second_moments_have_no_sign_and_small_bytes() -> None:
-    optimizer = step(made(TABLES["8bit"]), 0, 1)
+    optimizer = step(packing(TABLES["8bit"]), 0, 1)
     entry = optimizer.state[parameters(optimizer)[0]]
     assert (entry["exp_avg"].form, entry["exp_avg_sq"].form) == ("s3m4", "u5m3")
     count = parameters(optimizer)[0].numel()
@@ -131,9 +131,9 @@ def test_second_moments_have_no_sign_and_small_bytes() -> None:
 )
 def test_generated_code_keeps_the_same_bits(name: str, dtype: torch.dtype, how: Implementation | None) -> None:
     """The kernel in Triton's interpreter, and what Inductor makes of the step on this CPU."""
-    ours = step(made(TABLES[name], dtype=dtype), 0, 1, 2)
+    ours = step(packing(TABLES[name], dtype=dtype), 0, 1, 2)
     with forced(how):
-        generated = step(made(TABLES[name], dtype=dtype, lowering="inductor"), 0, 1, 2)
+        generated = step(packing(TABLES[name], dtype=dtype, lowering="inductor"), 0, 1, 2)
     for a, b in zip(states(ours), states(generated), strict=True):
         if isinstance(a, PackedTensor):
             assert isinstance(b, PackedTensor) and a.form == b.form
@@ -162,43 +162,43 @@ def test_sizes_that_the_guards_exclude_are_not_served() -> None:
 
 @each_once("skip, name", ["host", "device"], TABLES)
 def test_a_skipped_step_changes_no_bit(name: str, skip: str) -> None:
-    optimizer = step(made(TABLES[name]), 0, 1)
+    optimizer = step(packing(TABLES[name]), 0, 1)
     scaler = fxamp.GradScaler("cpu", skip=skip, step_lowering="aot_eager")
     scaler.scale(torch.zeros(()))
     before = copy.deepcopy([part for value in states(optimizer) for part in getattr(value, "parts", (value,))])
-    kept = [parameter.detach().clone() for parameter in parameters(optimizer)]
+    weights = [parameter.detach().clone() for parameter in parameters(optimizer)]
     parameters(optimizer)[2].grad[7] = float("inf")  # type: ignore[index]
     scaler.step(optimizer)
     scaler.update()
     after = [part for value in states(optimizer) for part in getattr(value, "parts", (value,))]
     assert scaler.skipped_steps == 1
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(parameters(optimizer), kept, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(parameters(optimizer), weights, strict=True))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("table", ['state = "8bit"\nrounding = "stochastic"\nweights = "kahan"', 'state = "float32"'])
 def test_a_thousand_overflows_change_no_bit(table: str) -> None:
     """Of 16-bit weights, what their rounding lost, state and counters; the steps between them are taken."""
-    optimizer = step(made(table, dtype=torch.bfloat16), 0, 1)
+    optimizer = step(packing(table, dtype=torch.bfloat16), 0, 1)
     scaler = fxamp.GradScaler("cpu", init_scale=1.0, min_scale=1.0, skip="device", step_lowering="aot_eager")
     scaler.scale(torch.zeros(()))
     chance = random.Random(0)
 
     def bits() -> list[Tensor]:
-        kept = [part for value in states(optimizer) for part in getattr(value, "parts", (value,))]
-        return [tensor.detach().clone() for tensor in (*kept, *parameters(optimizer))]
+        held = [part for value in states(optimizer) for part in getattr(value, "parts", (value,))]
+        return [tensor.detach().clone() for tensor in (*held, *parameters(optimizer))]
 
     for at in range(1000):
         before = bits()
         gradient = chance.choice(parameters(optimizer)).grad
         assert gradient is not None
-        kept, place = gradient.clone(), chance.randrange(gradient.numel())
+        copy_before, place = gradient.clone(), chance.randrange(gradient.numel())
         gradient.view(-1)[place] = chance.choice([float("inf"), float("-inf"), float("nan")])
         scaler.step(optimizer)
         scaler.update()
         assert all(map(torch.equal, bits(), before))
-        gradient.copy_(kept)
+        gradient.copy_(copy_before)
         if at % 100 == 0:
             scaler.step(optimizer)
             scaler.update()
@@ -207,7 +207,7 @@ def test_a_thousand_overflows_change_no_bit(table: str) -> None:
 
 
 def test_saved_state_is_ordinary_and_loads_either_way() -> None:
-    ours = step(made(TABLES["8bit"]), 0, 1)
+    ours = step(packing(TABLES["8bit"]), 0, 1)
     saved, packed = ours.state_dict(), packed_state_dict(ours)
     assert all(type(v) is Tensor for entry in saved["state"].values() for v in entry.values())
     assert type(packed["state"][0]["exp_avg"]) is PackedTensor
@@ -217,13 +217,13 @@ def test_saved_state_is_ordinary_and_loads_either_way() -> None:
     packed = torch.load(stream, weights_only=False)
     expected = [value.unpacked() for value in states(ours) if isinstance(value, PackedTensor)]
     for source in (copy.deepcopy(saved), packed):
-        fresh = made(TABLES["8bit"])
+        fresh = packing(TABLES["8bit"])
         fresh.load_state_dict(source)
         for parameter, value in zip(parameters(fresh), parameters(ours), strict=True):
             parameter.data.copy_(value)
         step(fresh, 5)
-        found = step(copy.deepcopy(ours), 5) if source is None else fresh
-        assert sum(isinstance(value, PackedTensor) for value in states(found)) == len(expected)
+        continued = step(copy.deepcopy(ours), 5) if source is None else fresh
+        assert sum(isinstance(value, PackedTensor) for value in states(continued)) == len(expected)
         plain = torch.optim.AdamW([nn.Parameter(p.detach().clone()) for p in parameters(ours)], **_arguments(ours))
         plain.load_state_dict(copy.deepcopy(saved))
         step(plain, 5)
@@ -232,9 +232,9 @@ def test_saved_state_is_ordinary_and_loads_either_way() -> None:
 
 
 def test_random_bits_come_from_the_seed_and_the_step_alone() -> None:
-    first, second = (step(made(TABLES["8bit by chance"]), 0, 1, 2) for _ in range(2))
+    first, second = (step(packing(TABLES["8bit by chance"]), 0, 1, 2) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(parameters(first), parameters(second), strict=True))
-    other = made(None)
+    other = packing(None)
     fxamp.compile_optimizer(other, policy(TABLES["8bit by chance"]), lowering="aot_eager", seed=1)
     step(other, 0, 1, 2)
     different = [not torch.equal(a, b) for a, b in zip(parameters(first), parameters(other), strict=True)]
@@ -243,7 +243,7 @@ def test_random_bits_come_from_the_seed_and_the_step_alone() -> None:
 
 def test_a_step_that_the_optimizer_takes_itself_finds_ordinary_state() -> None:
     """As a copy does, which is an ordinary optimizer. It reads what it has rounded, so it is less exact."""
-    optimizer = step(made(TABLES["8bit"]), 0, 1)
+    optimizer = step(packing(TABLES["8bit"]), 0, 1)
     other = copy.deepcopy(optimizer)
     assert any(isinstance(value, PackedTensor) for value in states(other))
     step(other, 2)
@@ -253,7 +253,7 @@ def test_a_step_that_the_optimizer_takes_itself_finds_ordinary_state() -> None:
 
 
 def test_another_policy_takes_what_was_packed() -> None:
-    optimizer = step(made(TABLES["8bit"]), 0, 1)
+    optimizer = step(packing(TABLES["8bit"]), 0, 1)
     fxamp.compile_optimizer(optimizer, policy(TABLES["bfloat16"]), lowering="aot_eager")
     step(optimizer, 2)
     assert {value.form for value in states(optimizer) if isinstance(value, PackedTensor)} == {"bfloat16"}
@@ -284,7 +284,7 @@ def test_what_cannot_be_packed_is_refused_by_name() -> None:
         ('state = { exp_avgs = "8bit" }', "no such state .*did you mean 'exp_avg'"),
     ):
         with pytest.raises(OptionError, match=message):
-            step(made(table), 0, 1)
+            step(packing(table), 0, 1)
 
 
 def test_parameters_without_a_program_keep_their_state_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -299,7 +299,7 @@ def test_parameters_without_a_program_keep_their_state_and_the_log_says_so(caplo
 @pytest.mark.parametrize("name", exhaustive(["SGD", "RMSprop", "Adagrad", "NAdam", "Rprop"], always=["SGD", "NAdam"]))
 def test_other_optimizers_and_a_users_own(name: str) -> None:
     for make in (OPTIMIZERS[name], Counting):
-        ours, plain = (step(made(table, make), 0, 1, 2) for table in ('state = "bfloat16"', None))
+        ours, plain = (step(packing(table, make), 0, 1, 2) for table in ('state = "bfloat16"', None))
         assert guarded(ours, "aot_eager").compilations >= 1
         for a, b in zip(parameters(ours), parameters(plain), strict=True):
             assert (a - b).abs().max() <= 0.05 * (1 + b.abs().max())
@@ -369,8 +369,8 @@ def our_codes(own: list[Tensor]) -> torch.optim.Optimizer:
         """What is above 0 stays so."""
         blocks = values.view(-1, 256)
         scales = torch.exp2(torch.floor(torch.log2(blocks.amax(1, keepdim=True))))
-        found = nearest(values, second, True).view(-1, 256)
-        return torch.where((found == 0) & (blocks > 0), least * scales, found).view(values.shape)
+        rounded = nearest(values, second, True).view(-1, 256)
+        return torch.where((rounded == 0) & (blocks > 0), least * scales, rounded).view(values.shape)
 
     return Rounded(own, lambda values: nearest(values, first, True), above_zero)
 

@@ -53,8 +53,8 @@ def parameters(group: int) -> list[nn.Parameter]:
 
 
 def trained(make: Any, groups: Groups, own: list[list[nn.Parameter]], seeds: list[int], **how: Any) -> Any:
-    given = [{"params": params, **settings} for params, settings in zip(own, groups, strict=True)]
-    optimizer = make(given, lr=0.1)
+    param_groups = [{"params": params, **settings} for params, settings in zip(own, groups, strict=True)]
+    optimizer = make(param_groups, lr=0.1)
     if how:
         fxamp.compile_optimizer(optimizer, **how)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)

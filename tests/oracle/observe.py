@@ -93,5 +93,5 @@ class _Stop(TorchDispatchMode):
 def dtype_argument(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.dtype | None:
     """Return the value of a call's ``dtype`` argument, None if it has none."""
     named = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False))
-    found: torch.dtype | None = {**named, **kwargs}.get("dtype")
-    return found
+    dtype: torch.dtype | None = {**named, **kwargs}.get("dtype")
+    return dtype

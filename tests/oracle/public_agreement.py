@@ -67,9 +67,9 @@ def disagreements(call: Call, policy: Policy, mixtures: Sequence[str] = ()) -> I
             yield from _compared(call, [mixture], policy, real, _ours(call, [mixture], policy))
 
 
-def accepted(call: Call, found: Disagreement) -> bool:
+def accepted(call: Call, difference: Disagreement) -> bool:
     """Say whether a disagreement is one of the few that have a reason."""
-    return found.wider and call.name in ACCEPTED
+    return difference.wider and call.name in ACCEPTED
 
 
 def _compared(
@@ -80,13 +80,13 @@ def _compared(
             yield Disagreement(mixtures[0], ours, wider=False)
         return
     results, repeatable = ours
-    for mixture, autocasts, given in zip(mixtures, real, results, strict=True):
-        before, after = output_dtypes(autocasts), output_dtypes(given)
+    for mixture, autocasts, dtypes in zip(mixtures, real, results, strict=True):
+        before, after = output_dtypes(autocasts), output_dtypes(dtypes)
         if before != after:
             wider = _wider(after, before)
             if not wider or policy.device == "cpu" or not _refused_on_the_cpu(call, mixture):
                 yield Disagreement(mixture, f"autocast {_short(before)}, fxamp {_short(after)}", wider)
-        elif repeatable and policy.device == "cpu" and (how := _other_values(autocasts, given)):
+        elif repeatable and policy.device == "cpu" and (how := _other_values(autocasts, dtypes)):
             yield Disagreement(mixture, how, wider=True)
 
 
@@ -98,11 +98,11 @@ def _other_values(real: Any, ours: Any) -> str | None:
     return None
 
 
-def _wider(given: Dtypes, wanted: Dtypes) -> bool:
+def _wider(mine: Dtypes, theirs: Dtypes) -> bool:
     """Say whether no result is narrower than wanted."""
-    return len(given) == len(wanted) and all(
+    return len(mine) == len(theirs) and all(
         ours == real or (ours.is_complex == real.is_complex and ours.itemsize > real.itemsize)
-        for ours, real in zip(given, wanted, strict=True)
+        for ours, real in zip(mine, theirs, strict=True)
     )
 
 
@@ -183,17 +183,17 @@ def main(arguments: Sequence[str]) -> int:
     """Compare every sample of every function on the devices named (all, if none is); print what differs."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    found = 0
+    failures = 0
     for device in arguments or LOWER:
         policy, compared = policy_for(device), 0
         for compared, call in enumerate(calls(every=True), 1):  # noqa: B007
             for one in disagreements(call, policy):
-                found += not accepted(call, one)
+                failures += not accepted(call, one)
                 note = " (accepted)" if accepted(call, one) else ""
                 print(f"{device}  {call.title}  {one.mixture}: {one.how}{note}", flush=True)
         print(f"{device}: {compared} calls", flush=True)
-    print(f"{found} disagreements")
-    return bool(found)
+    print(f"{failures} disagreements")
+    return bool(failures)
 
 
 if __name__ == "__main__":

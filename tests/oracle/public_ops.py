@@ -63,12 +63,12 @@ def calls(every: bool = False, names: Sequence[str] = ()) -> Iterator[Call]:
 
 
 def _samples(op: OpInfo, every: bool) -> list[Any]:
-    made = op.sample_inputs_func(op, "cpu", torch.float32, False)
-    strided = (sample for sample in made if _is_strided(sample))
-    found = list(strided) if every else list(islice(strided, 1))
-    if isinstance(made, Generator):
-        made.close()  # one that ends later sets the grad mode in the middle of a trace
-    return found
+    samples = op.sample_inputs_func(op, "cpu", torch.float32, False)
+    strided = (sample for sample in samples if _is_strided(sample))
+    inputs = list(strided) if every else list(islice(strided, 1))
+    if isinstance(samples, Generator):
+        samples.close()  # one that ends later sets the grad mode in the middle of a trace
+    return inputs
 
 
 def _is_strided(sample: Any) -> bool:

@@ -52,8 +52,8 @@ class Variant:
 def overload(name: str) -> OpOverload:
     """Return the overload of a registered name: ``"aten::mm"``, ``"aten::sum.dim_IntList"``."""
     packet, _, which = name.removeprefix("aten::").partition(".")
-    found: OpOverload = getattr(getattr(torch.ops.aten, packet), which or "default")
-    return found
+    op: OpOverload = getattr(getattr(torch.ops.aten, packet), which or "default")
+    return op
 
 
 def samples(name: str, lower: torch.dtype) -> Iterator[Variant]:
@@ -67,9 +67,9 @@ def samples(name: str, lower: torch.dtype) -> Iterator[Variant]:
         yield Variant(label, op, sample, dtypes)
     if any(argument.name == "dtype" for argument in op._schema.arguments):
         for dtype in (torch.float64, torch.float32, lower):
-            given = Sample(sample.args, {**sample.kwargs, "dtype": dtype})
-            yield Variant(f"dtype={dtype}", op, given, (torch.float32,) * sample.floats())
-            yield Variant(f"dtype={dtype} of {lower}", op, given, (lower,) * sample.floats())
+            changed = Sample(sample.args, {**sample.kwargs, "dtype": dtype})
+            yield Variant(f"dtype={dtype}", op, changed, (torch.float32,) * sample.floats())
+            yield Variant(f"dtype={dtype} of {lower}", op, changed, (lower,) * sample.floats())
     yield from _mutating(op, sample, lower)
 
 
@@ -98,10 +98,10 @@ def _mutating(op: OpOverload, sample: Sample, lower: torch.dtype) -> Iterator[Va
         if mutating is None or (label == "out=" and op.name() in NO_SHAPES):
             continue
         shapes = _out_specs(op, mutating, sample)
-        given = Sample(sample.args, {**sample.kwargs, **shapes})
-        extra = (lower,) * (given.floats() - sample.floats())
+        changed = Sample(sample.args, {**sample.kwargs, **shapes})
+        extra = (lower,) * (changed.floats() - sample.floats())
         for dtype in (torch.float32, lower):
-            yield Variant(f"{label} {dtype}", mutating, given, (dtype,) * sample.floats() + extra)
+            yield Variant(f"{label} {dtype}", mutating, changed, (dtype,) * sample.floats() + extra)
 
 
 def _in_place(op: OpOverload) -> OpOverload | None:

@@ -24,9 +24,9 @@ class Sample:
 
     def floats(self) -> int:
         """Return how many floating inputs the call has."""
-        found: list[Spec] = []
-        self._map(lambda spec: found.append(spec) if spec.dtype is None else None)
-        return len(found)
+        specs: list[Spec] = []
+        self._map(lambda spec: specs.append(spec) if spec.dtype is None else None)
+        return len(specs)
 
     def build(self, dtypes: tuple[torch.dtype, ...], device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with the floating inputs in ``dtypes``, in their order."""

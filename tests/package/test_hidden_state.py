@@ -42,11 +42,11 @@ def state_of(text: str) -> set[str]:
     """
     tree = ast.parse(text)
     written = set(_written(tree))
-    found = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    names = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
     locks: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and any("cache" in ast.unparse(part) for part in node.decorator_list):
-            found.add(node.name)
+            names.add(node.name)
         if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
             continue
         (name,) = [ast.unparse(part) for part in (node.targets if isinstance(node, ast.Assign) else [node.target])]
@@ -54,8 +54,8 @@ def state_of(text: str) -> set[str]:
         if call in _LOCKS:
             locks.add(name)
         elif call in _CHANGING or call == "cache" or _empty(node.value) or name in written:
-            found.add(name)
-    return found or locks
+            names.add(name)
+    return names or locks
 
 
 def _called(value: ast.expr) -> str:
@@ -109,11 +109,11 @@ def test_state_is_found(text: str, expected: set[str]) -> None:
 
 
 def test_an_optimizer_is_borrowed_by_one_thread_at_a_time() -> None:
-    inside, leave, seen = threading.Event(), threading.Event(), []
+    inside, leave, flags = threading.Event(), threading.Event(), []
 
     class Slow(torch.optim.SGD):
         def step(self, closure=None):  # type: ignore[no-untyped-def, override]
-            seen.append(len(self.param_groups[0]["params"]))
+            flags.append(len(self.param_groups[0]["params"]))
             inside.set()
             leave.wait(timeout=60)
 
@@ -129,9 +129,9 @@ def test_an_optimizer_is_borrowed_by_one_thread_at_a_time() -> None:
         thread.start()
     inside.wait(timeout=60)
     threads[1].join(timeout=0.2)
-    waiting = len(seen) == 1
+    waiting = len(flags) == 1
     leave.set()
     for thread in threads:
         thread.join(timeout=60)
-    assert waiting and seen == [1, 1]
+    assert waiting and flags == [1, 1]
     assert optimizer.param_groups[0]["params"][0] is real

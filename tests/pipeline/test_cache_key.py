@@ -42,10 +42,10 @@ class Named(nn.Module):
 
 
 def graph(path: str = "a", kind: object = nn.Linear, **annotations: object) -> GraphModule:
-    made = symbolic_trace(lambda x: x @ x)
-    for node in made.graph.nodes:
+    graph = symbolic_trace(lambda x: x @ x)
+    for node in graph.graph.nodes:
         node.meta.update({"nn_module_stack": {"1": (f"L['self'].{path}", kind)}, **annotations})
-    return made
+    return graph
 
 
 def test_key_is_the_same_for_the_same_graph_elsewhere() -> None:
@@ -96,12 +96,12 @@ def compiled_anew(options: dict[str, object], *names: str) -> str:
     torch._dynamo.reset()
     counters.clear()
     torch.compile(Named(*names), backend="fxamp", options=options)(torch.ones(16, 16).half())
-    found = counters["aot_autograd"]
-    return "/".join(what for what in ("hit", "miss", "bypass") if found[f"autograd_cache_{what}"])
+    counts = counters["aot_autograd"]
+    return "/".join(what for what in ("hit", "miss", "bypass") if counts[f"autograd_cache_{what}"])
 
 
-def scaled(policy: str, **given: bool) -> dict[str, object]:
-    return {"policy": policy, "scaler": fxamp.GradScaler("cpu", init_scale=1024.0, **given)}  # type: ignore[arg-type]
+def scaled(policy: str, **settings: bool) -> dict[str, object]:
+    return {"policy": policy, "scaler": fxamp.GradScaler("cpu", init_scale=1024.0, **settings)}  # type: ignore[arg-type]
 
 
 CHANGES: dict[str, Callable[[], tuple[dict[str, object], Callable[[str], str]]]] = {

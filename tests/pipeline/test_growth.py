@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
 from fxamp.capture import Captured, capture
-from fxamp.listing.write import write_listing
+from fxamp.graph_text.write import write_listing
 from fxamp.passes.base import CastContext
 from fxamp.passes.sequences import FORWARD
 from fxamp.pipeline import run_passes

@@ -38,12 +38,12 @@ class Replace(TracedPass[Context]):
         return not self.kernels_only
 
     def run(self, gm: GraphModule, context: Context) -> Result:
-        found = gm.graph.find_nodes(op="call_function", target=self.op)
-        for node in found:
+        nodes = gm.graph.find_nodes(op="call_function", target=self.op)
+        for node in nodes:
             with gm.graph.inserting_before(node):
                 node.replace_all_uses_with(self.write(GraphWriter(gm.graph, context.mode), node.args[0]))
             gm.graph.erase_node(node)
-        return Result(len(found))
+        return Result(len(nodes))
 
 
 def first(writer: GraphWriter, node: Node) -> Node:
@@ -79,9 +79,9 @@ def run(gm: GraphModule, step: Pass[Context]) -> int:
 def strides(gm: GraphModule, *targets: Any) -> list[list[tuple[Any, ...]]]:
     """The strides that the calls of ``targets`` and the output read, recomputed from those of the inputs."""
     with mode_of(gm):
-        seen = _Seen(gm, targets)
-        seen.run(*(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")))
-    return seen.strides
+        layouts = _Seen(gm, targets)
+        layouts.run(*(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")))
+    return layouts.strides
 
 
 class _Seen(torch.fx.Interpreter):
@@ -200,9 +200,9 @@ def test_where_nothing_changes_nothing_is_computed(monkeypatch: pytest.MonkeyPat
 
 def test_all_passes_over_partitioned_graphs_are_checked() -> None:
     modules = [
-        importlib.import_module(f"{package.__name__}.{found.name}")
+        importlib.import_module(f"{package.__name__}.{info.name}")
         for package in (fxamp.passes.backward, fxamp.passes.partition)
-        for found in pkgutil.iter_modules(package.__path__)
+        for info in pkgutil.iter_modules(package.__path__)
     ]
     kinds = [kind for module in modules for _, kind in inspect.getmembers(module, inspect.isclass)]
     passes = {kind for kind in kinds if issubclass(kind, Pass) and not inspect.isabstract(kind)}

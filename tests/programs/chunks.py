@@ -24,8 +24,8 @@ def chunk_differences(program: Program, setting: Setting) -> list[str]:
     Raises Refused where eager autocast raises, and where fxamp differs from it without the rule too.
     """
     theirs, exact = oracle(run_eager, program, setting), oracle(run_exact, program, setting)
-    found = found_in(lambda: _compared(run_compiled(program, setting), theirs, exact, program.lower))
-    if not found:
+    differences = found_in(lambda: _compared(run_compiled(program, setting), theirs, exact, program.lower))
+    if not differences:
         return []
     if breaks():
         raise Refused(f"Dynamo breaks the graph: {breaks()[0]}")
@@ -34,7 +34,7 @@ def chunk_differences(program: Program, setting: Setting) -> list[str]:
     without = found_in(lambda: compared(run_compiled(program, whole), theirs, plain, whole))
     if without:
         raise Refused(f"without the rule: {without[0]}")
-    return found
+    return differences
 
 
 def _compared(ours: Outcome, theirs: Outcome, exact: Outcome, lower: torch.dtype) -> Iterator[str]:

@@ -29,7 +29,7 @@ _SCALE = 2.0**8
 _RAISED = "raised"
 _ZEROS = "all zeros"
 _NAN = "zeros but for NaN"
-#: What AOTAutograd returns for the gradients of unused results: a product of zeros and infinities is NaN.
+#: What AOTAutograd returns for the gradients of unread results: a product of zeros and infinities is NaN.
 _IDLE = (_ZEROS, _NAN)
 _BY = " differs by up to "
 
@@ -50,35 +50,35 @@ def differences(program: Program, setting: Setting) -> list[str]:
     AOTAutograd or Dynamo change is not fxamp's doing.
     """
     with warnings.catch_warnings(action="ignore"):
-        wanted = oracle(run_eager, program, setting)
+        expected = oracle(run_eager, program, setting)
         if setting.own and not _says(program):
             raise Refused("no region of the program says anything")
-        plain = wanted if setting.ambient or setting.own else oracle(run_plain, program, setting)
-        found = _found(lambda: run_compiled(program, setting), wanted, plain, setting)
+        plain = expected if setting.ambient or setting.own else oracle(run_plain, program, setting)
+        differences = _differences(lambda: run_compiled(program, setting), expected, plain, setting)
         broken = breaks()
-        if any(map(_is_idle, found)):
-            found = _without_idle_of_torch(program, setting, found, wanted)
-        if found and broken:
+        if any(map(_is_idle, differences)):
+            differences = _without_idle_of_torch(program, setting, differences, expected)
+        if differences and broken:
             raise Refused(f"Dynamo breaks the graph: {broken[0]}")
-        if found and _stale(program, setting, wanted, plain, found):
+        if differences and _stale(program, setting, expected, plain, differences):
             raise Refused("autocast's cache is stale: a leaf was written to after it had been cast")
-        if found and _parted(wanted, plain):
+        if differences and _parted(expected, plain):
             raise Refused("results that are one under autocast leave in two dtypes, as captured")
-        changed = _changed_by_torch(program, setting, found, wanted) if found else []
+        changed = _changed_by_torch(program, setting, differences, expected) if differences else []
         if changed:
             raise Refused(f"torch.compile alone: {changed[0]}")
-    return found
+    return differences
 
 
-def _is_idle(found: str) -> bool:
-    return any(idle in found for idle in _IDLE)
+def _is_idle(difference: str) -> bool:
+    return any(idle in difference for idle in _IDLE)
 
 
-def _without_idle_of_torch(program: Program, setting: Setting, found: list[str], wanted: Outcome) -> list[str]:
-    """Take from ``found`` the idle gradients that torch.compile returns too: NaN only where torch.compile has NaN."""
-    same = _found(lambda: run_compiled_by_torch(program, setting, ambient=not setting.own), wanted, wanted, setting)
+def _without_idle_of_torch(program: Program, setting: Setting, differences: list[str], expected: Outcome) -> list[str]:
+    """Take from ``differences`` the idle gradients that torch.compile returns too: NaN only where it has NaN."""
+    same = _torch_differences(program, setting, expected)
     excused = {*same, *(one.replace(_NAN, _ZEROS) for one in same)}
-    return [one for one in found if not (_is_idle(one) and one in excused)]
+    return [one for one in differences if not (_is_idle(one) and one in excused)]
 
 
 def breaks() -> list[str]:
@@ -96,51 +96,51 @@ _ENDS: list[str] = []
 def _ends_noted() -> Iterator[None]:
     compile_subgraph = OutputGraph.compile_subgraph
 
-    def noting(graph: OutputGraph, tx: Any, reason: Any, *given: Any, **named: Any) -> Any:
+    def noting(graph: OutputGraph, tx: Any, reason: Any, *args: Any, **named: Any) -> Any:
         if reason.graph_break:
             _ENDS.append(str(reason.reason).strip())
-        return compile_subgraph(graph, tx, reason, *given, **named)
+        return compile_subgraph(graph, tx, reason, *args, **named)
 
     _ENDS.clear()
     with patch.object(OutputGraph, "compile_subgraph", noting):
         yield
 
 
-def _stale(program: Program, setting: Setting, wanted: Outcome, plain: Outcome, found: list[str]) -> bool:
-    """Whether only autocast's cache explains what was ``found``: it keeps the cast of a leaf that was written to.
+def _stale(program: Program, setting: Setting, expected: Outcome, plain: Outcome, differences: list[str]) -> bool:
+    """Whether only autocast's cache explains ``differences``: it keeps the cast of a leaf that was written to.
 
     Then either the results differ with the cache and not without it, or nothing that differs with it does without it:
     fxamp casts such a leaf for each use, so its gradients meet in float32.
     """
-    if not wanted.written:
+    if not expected.written:
         return False
     try:
         uncached = run_eager(program, setting, cached=False)
     except RuntimeError:  # autograd refuses a write that the cached casts hide
         return False
-    without = _found(lambda: run_compiled(program, setting), uncached, plain, setting)
-    if any(map(_is_result, compared(uncached, wanted, plain, setting))) and not any(map(_is_result, without)):
+    without = _differences(lambda: run_compiled(program, setting), uncached, plain, setting)
+    if any(map(_is_result, compared(uncached, expected, plain, setting))) and not any(map(_is_result, without)):
         return True
-    return not {_what(one) for one in found} & {_what(one) for one in without}
+    return not {_what(one) for one in differences} & {_what(one) for one in without}
 
 
-def _what(found: str) -> str:
-    return found.partition(_BY)[0]
+def _what(difference: str) -> str:
+    return difference.partition(_BY)[0]
 
 
-def _parted(wanted: Outcome, plain: Outcome) -> bool:
+def _parted(expected: Outcome, plain: Outcome) -> bool:
     """Whether autocast's results share memory that the captured dtypes part: ``h.bfloat16()`` of a float32 ``h``.
 
     The loss takes one result for each piece of memory, so it is another one then.
     """
-    pairs = zip(plain.results, wanted.results, strict=True)
+    pairs = zip(plain.results, expected.results, strict=True)
     dtypes = {f"result {i}": torch.promote_types(p.dtype, w.dtype) for i, (p, w) in enumerate(pairs)}
-    both = [(dtypes[a], dtypes[b]) for a, b in wanted.shared - plain.shared if a in dtypes and b in dtypes]
+    both = [(dtypes[a], dtypes[b]) for a, b in expected.shared - plain.shared if a in dtypes and b in dtypes]
     return any(a != b for a, b in both)
 
 
-def _is_result(found: str) -> bool:
-    return found.startswith(("result ", _RAISED))
+def _is_result(difference: str) -> bool:
+    return difference.startswith(("result ", _RAISED))
 
 
 def oracle(run: Callable[[Program, Setting], Outcome], program: Program, setting: Setting) -> Outcome:
@@ -151,8 +151,8 @@ def oracle(run: Callable[[Program, Setting], Outcome], program: Program, setting
         raise Refused(f"{type(error).__name__}: {error}") from error
 
 
-def _found(run: Callable[[], Outcome], wanted: Outcome, plain: Outcome, setting: Setting) -> list[str]:
-    return found_in(lambda: compared(run(), wanted, plain, setting))
+def _differences(run: Callable[[], Outcome], expected: Outcome, plain: Outcome, setting: Setting) -> list[str]:
+    return found_in(lambda: compared(run(), expected, plain, setting))
 
 
 def found_in(comparison: Callable[[], Iterator[str]]) -> list[str]:
@@ -165,22 +165,28 @@ def found_in(comparison: Callable[[], Iterator[str]]) -> list[str]:
         return [f"{_RAISED} {type(error).__name__}: {_VARYING.sub('', str(error))}"]
 
 
-def _changed_by_torch(program: Program, setting: Setting, found: list[str], wanted: Outcome) -> list[str]:
+def _torch_differences(program: Program, setting: Setting, expected: Outcome) -> list[str]:
+    """How torch.compile alone differs from ``expected``."""
+    run = partial(run_compiled_by_torch, program, setting, ambient=not setting.own)
+    return _differences(run, expected, expected, setting)
+
+
+def _changed_by_torch(program: Program, setting: Setting, differences: list[str], expected: Outcome) -> list[str]:
     """What torch.compile changes in float32, or under autocast if it changes the same there, and no less.
 
     That torch.compile raises excuses no other fault than an error. Where it returns the same wrong results, gradients
     differ as they may.
     """
     changed = _changed_in_float32(program, setting)
-    if changed and _raised(changed) == _raised(found):
+    if changed and _raised(changed) == _raised(differences):
         return changed
-    same = _found(lambda: run_compiled_by_torch(program, setting, ambient=not setting.own), wanted, wanted, setting)
-    results = [one for one in found if one.startswith("result ")]
+    same = _torch_differences(program, setting, expected)
+    results = [one for one in differences if one.startswith("result ")]
     if results and _raised(same):  # torch.compile's wrong results can make its backward raise
         setting = replace(setting, schedule="forward")
-        wanted = run_eager(program, setting)
-        same = _found(lambda: run_compiled_by_torch(program, setting, ambient=not setting.own), wanted, wanted, setting)
-    return same if all(_covered(one, same) for one in results or found) else []
+        expected = run_eager(program, setting)
+        same = _torch_differences(program, setting, expected)
+    return same if all(_covered(one, same) for one in results or differences) else []
 
 
 def _covered(one: str, others: list[str]) -> bool:
@@ -194,12 +200,12 @@ def _changed_in_float32(program: Program, setting: Setting) -> list[str]:
         plain = run_plain(program, setting)
     except Exception:  # it needs autocast
         return []
-    changed = _found(lambda: run_compiled_by_torch(program, setting), plain, plain, setting)
+    changed = _differences(lambda: run_compiled_by_torch(program, setting), plain, plain, setting)
     return [one for one in changed if not _is_idle(one)]
 
 
-def _raised(found: list[str]) -> bool:
-    return any(one.startswith(_RAISED) for one in found)
+def _raised(differences: list[str]) -> bool:
+    return any(one.startswith(_RAISED) for one in differences)
 
 
 def run_plain(program: Program, setting: Setting) -> Outcome:
@@ -319,22 +325,22 @@ def _under_autocast(
     return call
 
 
-def compared(got: Outcome, wanted: Outcome, plain: Outcome, setting: Setting) -> Iterator[str]:
-    """How ``got`` differs from ``wanted``, bit for bit; ``plain`` has the captured dtypes."""
-    for i, (ours, theirs) in enumerate(zip(got.results, wanted.results, strict=True)):
+def compared(got: Outcome, expected: Outcome, plain: Outcome, setting: Setting) -> Iterator[str]:
+    """How ``got`` differs from ``expected``, bit for bit; ``plain`` has the captured dtypes."""
+    for i, (ours, theirs) in enumerate(zip(got.results, expected.results, strict=True)):
         if ours.dtype not in _result_dtypes(plain.results[i].dtype, theirs.dtype, setting):
             yield f"result {i} is {ours.dtype}, captured {plain.results[i].dtype}, with autocast {theirs.dtype}"
         yield from _values(f"result {i}", ours, theirs)
-    for name, theirs in wanted.gradients.items():
+    for name, theirs in expected.gradients.items():
         yield from _gradients(f"the gradient of {name}", got.gradients.get(name), theirs, setting)
-    for name, theirs in wanted.state.items():
+    for name, theirs in expected.state.items():
         yield from _values(f"{name} after the call", got.state[name], theirs, _sum_error(theirs, setting))
-    if got.scale != wanted.scale:
-        yield f"the scale becomes {got.scale}, with autocast {wanted.scale}"
-    if got.same != wanted.same:
-        yield f"one object: {sorted(got.same)}, with autocast {sorted(wanted.same)}"
-    if got.shared != wanted.shared:
-        yield f"shared memory: {sorted(got.shared)}, with autocast {sorted(wanted.shared)}"
+    if got.scale != expected.scale:
+        yield f"the scale becomes {got.scale}, with autocast {expected.scale}"
+    if got.same != expected.same:
+        yield f"one object: {sorted(got.same)}, with autocast {sorted(expected.same)}"
+    if got.shared != expected.shared:
+        yield f"shared memory: {sorted(got.shared)}, with autocast {sorted(expected.shared)}"
 
 
 def _result_dtypes(captured: torch.dtype, autocast: torch.dtype, setting: Setting) -> set[torch.dtype]:

@@ -203,7 +203,7 @@ class Draft:
         place = replace(self.place, body=name, outer=frozenset(self.values) | frozenset(arguments))
         before = [side.names() for side in self._sides]
         try:
-            self._run("\n".join(f"{own} = {given}" for own, given in arguments.items()))
+            self._run("\n".join(f"{own} = {value}" for own, value in arguments.items()))
             with self.block(f"def {name}({', '.join(arguments)}):", place):
                 yield
         finally:

@@ -51,14 +51,14 @@ def observe(run: Run, setting: Setting) -> Outcome:
     batches = [run.inputs]
     if setting.schedule in ("again", "together", "larger"):
         batches.append(larger(run.inputs) if setting.schedule == "larger" else run.inputs)
-    kept: list[Tensor] = []
+    copies: list[Tensor] = []
     losses: list[Tensor] = []
     written: set[str] = set()
     for inputs in batches:
         named = named_tensors(run.module, inputs)
         versions = leaf_versions(named)
         results = list(run.call(*inputs))
-        kept += [result.detach().clone() for result in results]
+        copies += [result.detach().clone() for result in results]
         written |= {name for name, version in versions.items() if named[name]._version != version}
         losses += terms(results, named, setting)
         if setting.schedule == "apart":
@@ -73,23 +73,23 @@ def observe(run: Run, setting: Setting) -> Outcome:
     if setting.schedule == "evaluated":
         with torch.no_grad():
             evaluates = run.call if run.evaluates is None else run.evaluates
-            kept += [result.clone() for result in evaluates(*run.inputs)]
+            copies += [result.clone() for result in evaluates(*run.inputs)]
     step = None if run.scaler is None else _step(run.scaler, run.module)
-    return outcome(named, results, kept, step, frozenset(written))
+    return outcome(named, results, copies, step, frozenset(written))
 
 
 def outcome(
     named: dict[str, Tensor],
     results: Sequence[Tensor],
-    kept: Sequence[Tensor],
+    copies: Sequence[Tensor],
     scale: float | None,
     written: frozenset[str] = frozenset(),
 ) -> Outcome:
-    """What is left after all: ``kept`` are copies of all results, ``results`` those of the last call."""
+    """What is left after all: ``copies`` are those of all results, ``results`` those of the last call."""
     gradients = {name: None if t.grad is None else t.grad.clone() for name, t in named.items() if t.is_leaf}
     state = {name: tensor.detach().clone() for name, tensor in named.items()}
     everything = {f"result {i}": result for i, result in enumerate(results)} | named
-    return Outcome(tuple(kept), gradients, state, scale, _same(everything), _shared(everything), written)
+    return Outcome(tuple(copies), gradients, state, scale, _same(everything), _shared(everything), written)
 
 
 def leaf_versions(named: dict[str, Tensor]) -> dict[str, int]:
@@ -136,20 +136,20 @@ def terms(results: Sequence[Tensor], named: dict[str, Tensor], setting: Setting)
     hands out; where they are inputs, their gradient comes first or last in a sum of float32. One is enough to see what
     flows back.
     """
-    seen = {_memory(tensor) for tensor in named.values()}
-    found: list[Tensor] = []
+    memories = {_memory(tensor) for tensor in named.values()}
+    tensors: list[Tensor] = []
     for at, result in enumerate(results):
-        if not result.requires_grad or not setting.uses(at) or _memory(result) in seen:
+        if not result.requires_grad or not setting.uses(at) or _memory(result) in memories:
             continue
-        seen.add(_memory(result))
+        memories.add(_memory(result))
         real = flat(result)
-        found.append((real.to(torch.promote_types(real.dtype, torch.float32)).square() * (at + 1)).sum())
-    if setting.schedule != "apart" and found:
-        total = found[0]
-        for term in found[1:]:
+        tensors.append((real.to(torch.promote_types(real.dtype, torch.float32)).square() * (at + 1)).sum())
+    if setting.schedule != "apart" and tensors:
+        total = tensors[0]
+        for term in tensors[1:]:
             total = total + term.to(total.dtype)
-        found = [total]
-    return [term * setting.factor for term in found]
+        tensors = [total]
+    return [term * setting.factor for term in tensors]
 
 
 def _memory(tensor: Tensor) -> int:

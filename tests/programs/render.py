@@ -176,11 +176,11 @@ def _member(declaration: Declaration) -> str:
 
 def _inputs(program: Program) -> Iterator[str]:
     yield "def make_inputs():"
-    made = [
+    lines = [
         _values(declaration) + (".requires_grad_()" if declaration.grad else "")
         for declaration in program.declared("input")
     ]
-    yield f"    return [{', '.join(made)}]"
+    yield f"    return [{', '.join(lines)}]"
 
 
 def _values(declaration: Declaration) -> str:

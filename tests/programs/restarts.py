@@ -16,10 +16,10 @@ def restart_differences(program: Program, setting: Setting) -> list[str]:
     Raises Refused where eager autocast raises, and where a restart with the optimizer's own step differs too.
     """
     oracle(run_eager, program, setting)
-    found = found_in(lambda: _compared(program, setting))
-    if found and differences(program, replace(setting, compiled="")):
-        raise Refused(f"with the optimizer's own step: {found[0]}")
-    return found
+    messages = found_in(lambda: _compared(program, setting))
+    if messages and differences(program, replace(setting, compiled="")):
+        raise Refused(f"with the optimizer's own step: {messages[0]}")
+    return messages
 
 
 def _compared(program: Program, setting: Setting) -> Iterator[str]:

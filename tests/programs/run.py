@@ -31,18 +31,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--settings", nargs="+", default=[], help="words of the table of settings: no others are drawn")
     parser.add_argument("--longest", type=int, default=Focus.longest, help="statements of a program")
     parser.add_argument("--shrink", type=Shrink, choices=Shrink, default=Shrink.DROP, metavar="no|drop|all")
-    given = parser.parse_args(arguments)
-    kinds = tuple(kind for kind in given.kinds if kind not in given.without)
-    focus = Focus(kinds, tuple(given.settings), given.longest)
-    start, first = time.monotonic(), 1_000_000 * given.seed
-    tasks = [Task(number, focus, given.shrink) for number in range(first, first + given.programs)]
-    total, seen = Tally(), Counter[str]()
-    for task, tally in run_all(_one, tasks, given.processes, start + 60 * given.minutes):
+    options = parser.parse_args(arguments)
+    kinds = tuple(kind for kind in options.kinds if kind not in options.without)
+    focus = Focus(kinds, tuple(options.settings), options.longest)
+    start, first = time.monotonic(), 1_000_000 * options.seed
+    tasks = [Task(number, focus, options.shrink) for number in range(first, first + options.programs)]
+    total, counts = Tally(), Counter[str]()
+    for task, tally in run_all(_one, tasks, options.processes, start + 60 * options.minutes):
         total.add(tally)
         for failure in tally.failures:
             print(f"{'=' * 100}\nprogram {task.number}\n{failure}", flush=True)
-            seen.update([failure.splitlines()[0][:100]])
-    _print(total, seen, (time.monotonic() - start) / 60)
+            counts.update([failure.splitlines()[0][:100]])
+    _print(total, counts, (time.monotonic() - start) / 60)
     return bool(total.failures)
 
 
@@ -52,13 +52,13 @@ def _one(task: Task) -> Tally:
     return search([task.number], task.focus, task.shrink)
 
 
-def _print(total: Tally, seen: Counter[str], minutes: float) -> None:
+def _print(total: Tally, counts: Counter[str], minutes: float) -> None:
     ran = total.programs + total.refused.total()
     print(f"{ran} programs in {minutes:.1f} minutes, {ran / minutes:.0f} a minute: {total.programs} compared, ", end="")
     print(
         f"{total.refused.total()} refused, {total.failures.total()} failures in {len(total.failures)} shrunk programs"
     )
-    tables = {"failures": seen, "statements": total.kinds, "settings": total.settings, "refused": total.refused}
+    tables = {"failures": counts, "statements": total.kinds, "settings": total.settings, "refused": total.refused}
     for title, counted in tables.items():
         print(f"\n{title}")
         for name, count in counted.most_common():

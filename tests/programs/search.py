@@ -141,8 +141,8 @@ def _message(case: Case) -> str:
     setting = case.setting
     compare = chunk_differences if setting.chunks else restart_differences if setting.compiled else differences
     with warnings.catch_warnings(action="ignore"):
-        found = compare(case.program, setting)
-    return "\n".join([*found, "", script(case)]) if found else ""
+        messages = compare(case.program, setting)
+    return "\n".join([*messages, "", script(case)]) if messages else ""
 
 
 def _fails(case: Case) -> bool:

@@ -39,8 +39,8 @@ capture, lower, wrappers, writer, run, linear_cross_entropy = (
 def remove_a_cast(patch: pytest.MonkeyPatch) -> None:
     """The last input of every op that a rule casts stays as it is."""
 
-    def edit(*given: Any) -> Edit:
-        whole = edit_for(*given)
+    def edit(*args: Any) -> Edit:
+        whole = edit_for(*args)
         return replace(whole, casts=dict(list(whole.casts.items())[:-1]))
 
     patch.setattr(insert_casts, "edit_for", edit)
@@ -78,7 +78,7 @@ def skip_a_region(patch: pytest.MonkeyPatch) -> None:
 
 def leave_strides(patch: pytest.MonkeyPatch) -> None:
     """What a pass does to strides stays."""
-    patch.setattr(TracedLayouts, "restore", lambda *given: 0)
+    patch.setattr(TracedLayouts, "restore", lambda *args: 0)
 
 
 def overlook_regions(patch: pytest.MonkeyPatch) -> None:
@@ -99,9 +99,9 @@ def hide_data(patch: pytest.MonkeyPatch) -> None:
 
 def lose_sizes(patch: pytest.MonkeyPatch) -> None:
     """A size that depends on values has a new name for everyone who traces it."""
-    patch.setattr(lower, "rebind_sizes", lambda *given: None)
-    patch.setattr(writer, "rebind_sizes", lambda *given: None)
-    patch.setattr(run, "dropped_sizes", lambda *given: nullcontext())
+    patch.setattr(lower, "rebind_sizes", lambda *args: None)
+    patch.setattr(writer, "rebind_sizes", lambda *args: None)
+    patch.setattr(run, "dropped_sizes", lambda *args: nullcontext())
 
 
 def keep_questions(patch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def require_results(patch: pytest.MonkeyPatch) -> None:
 
 def drop_a_gradient(patch: pytest.MonkeyPatch) -> None:
     """A loss in chunks treats probabilities as constants."""
-    patch.setattr(linear_cross_entropy, "_whole", lambda *given: linear_cross_entropy._Losses.apply(*given))
+    patch.setattr(linear_cross_entropy, "_whole", lambda *args: linear_cross_entropy._Losses.apply(*args))
 
 
 def round_doubles(patch: pytest.MonkeyPatch) -> None:
@@ -199,8 +199,8 @@ def test_a_shared_cast_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_forgotten_training_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the same program, evaluated outside of autocast after its backward; "auto" would cast on such a device."""
     setting = Setting(ambient=True, schedule="evaluated")
-    monkeypatch.setattr(policy_choice, "native_bfloat16", lambda *given: True)
-    monkeypatch.setattr(Choice, "settled", lambda choice, *given: choice)
+    monkeypatch.setattr(policy_choice, "native_bfloat16", lambda *args: True)
+    monkeypatch.setattr(Choice, "settled", lambda choice, *args: choice)
     assert differences(SHARED, setting) == []
     forget_the_training(monkeypatch)
     assert any("result 2 differs" in one for one in differences(SHARED, setting))

@@ -56,8 +56,8 @@ def _call(run: Run, setting: Setting, number: int) -> _Call:
     results = list(run.call(*inputs))
     gradients: dict[str, Tensor | None] = dict.fromkeys(leaves)
     for loss in terms(results, named, setting):
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        gradients = dict(zip(leaves, found, strict=True))
+        actual = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        gradients = dict(zip(leaves, actual, strict=True))
     return [result.detach().clone() for result in results], gradients
 
 

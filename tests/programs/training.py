@@ -14,7 +14,7 @@ _STEPS = 4
 
 def train(run: Run, setting: Setting) -> Outcome:
     """Four steps; with the schedule "restart" a compiled program begins anew, from files, after the second."""
-    optimizer, kept = _optimizer(run), list[Tensor]()
+    optimizer, copies = _optimizer(run), list[Tensor]()
     written: set[str] = set()
     for step in range(_STEPS):
         if step == _STEPS // 2 and setting.schedule == "restart" and run.afresh is not None:
@@ -24,12 +24,12 @@ def train(run: Run, setting: Setting) -> Outcome:
         for tensor in named.values():
             tensor.grad = None
         results = list(run.call(*run.inputs))
-        kept += [result.detach().clone() for result in results]
+        copies += [result.detach().clone() for result in results]
         written |= {name for name, version in versions.items() if named[name]._version != version}
         backward(terms(results, named, setting), run.scaler)
         _step(run, optimizer)
     scale = None if run.scaler is None else scale_of(run.scaler)
-    return outcome(named, results, kept, scale, frozenset(written))
+    return outcome(named, results, copies, scale, frozenset(written))
 
 
 def _optimizer(run: Run) -> torch.optim.Optimizer | None:

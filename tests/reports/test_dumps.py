@@ -35,8 +35,8 @@ def train(folder: Path, lowering: str, **options: object) -> Broken:
     torch._dynamo.reset()
     dumps._numbers.clear()
     model = Broken()
-    given = {"policy": "cpu-bfloat16", "lowering": lowering, "dump": folder, **options}
-    model.compile(backend="fxamp", options=given)
+    settings = {"policy": "cpu-bfloat16", "lowering": lowering, "dump": folder, **options}
+    model.compile(backend="fxamp", options=settings)
     model(torch.ones(3, 4)).backward()
     return model
 

@@ -12,8 +12,8 @@ import fxamp
 from fxamp.capture import capture
 from fxamp.capture.dynamo import trace
 from fxamp.graph import dtype_name, op_name, subgraphs
-from fxamp.listing import Listing
-from fxamp.listing.write import write_listing
+from fxamp.graph_text import Listing
+from fxamp.graph_text.write import write_listing
 from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Category, Policy, Rule
 from fxamp.reports.list_graph import list_graph
@@ -29,9 +29,9 @@ class Model(torch.nn.Module):
     def forward(self, x):
         hidden = torch.utils.checkpoint.checkpoint(self.linear, x, use_reentrant=False)
         with torch.autocast("cpu", enabled=False):
-            kept = x.mean()
+            mean = x.mean()
         left, _ = hidden.split(2, -1)
-        return (left @ left.t()).masked_fill(x[:, :1] > 0, float("-inf")).sum() + kept
+        return (left @ left.t()).masked_fill(x[:, :1] > 0, float("-inf")).sum() + mean
 
 
 def rewritten(policy: "str | Policy" = "cpu-bfloat16") -> GraphModule:
@@ -100,7 +100,7 @@ def test_the_text_of_a_listing_is_torchs_form_with_comments():
     text = write_listing(listing, 0).replace(__file__, "model.py")
 
     # Line numbers change with the files they count in.
-    assert_golden("listing/checkpoint", re.sub(r"(model\.py|\.toml):\d+", r"\1:N", text))
+    assert_golden("graph_text/checkpoint", re.sub(r"(model\.py|\.toml):\d+", r"\1:N", text))
 
 
 def test_a_text_depends_on_nothing_but_the_graph():

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import fxamp
-from fxamp.listing import Entry, Listing, TensorType
-from fxamp.listing.totals import totals
+from fxamp.graph_text import Entry, Listing, TensorType
+from fxamp.graph_text.totals import totals
 from fxamp.reports import GraphRecord, registry
 
 OPTIONS = {"policy": "cpu-bfloat16", "lowering": "eager"}

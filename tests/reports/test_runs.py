@@ -88,10 +88,10 @@ def test_compiled_methods_belong_to_their_module_too() -> None:
 
 
 def test_functions_of_one_code() -> None:
-    def made(factor: Tensor) -> Callable[[Tensor], Tensor]:
+    def function_of(factor: Tensor) -> Callable[[Tensor], Tensor]:
         return compiled(lambda x: x @ x.t() * factor)
 
-    functions = [made(torch.ones(2)) for _ in range(3)]
+    functions = [function_of(torch.ones(2)) for _ in range(3)]
     functions[0](X)
     functions[2](X)
     assert [len(fxamp.report(function).graphs) for function in functions] == [1, 0, 1]
@@ -100,10 +100,10 @@ def test_functions_of_one_code() -> None:
 def test_functions_that_call_one_model_in_several_graphs() -> None:
     net = Net()
 
-    def made() -> Callable[[Tensor], Tensor]:
+    def fresh_function() -> Callable[[Tensor], Tensor]:
         return compiled(lambda x: net(x).sum() + 1)
 
-    functions = [made() for _ in range(2)]
+    functions = [fresh_function() for _ in range(2)]
     for function in functions:
         function(X)
     assert len({len(fxamp.report(function).graphs) for function in functions}) == 1
@@ -201,8 +201,8 @@ def test_a_new_model_in_the_place_of_a_dead_one() -> None:
 def test_parameters_that_are_new_at_each_call_are_noted_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
     walked = counted_walks(monkeypatch)
     monkeypatch.setattr(runs, "_MOST", 3)
-    function, kept = compiled(lambda x, w: x @ w), [nn.Parameter(torch.eye(4)) for _ in range(5)]
-    for weight in kept:
+    function, factors = compiled(lambda x, w: x @ w), [nn.Parameter(torch.eye(4)) for _ in range(5)]
+    for weight in factors:
         function(X, weight)
     assert len(walked) == 3
 

@@ -169,8 +169,8 @@ def test_one_compiled_graph_serves_two_modules_and_knows_them_apart(lowering: st
     optimizers = sgd(first), sgd(second)
     graphs = registry.count()
     for bad in ([False, False], [False, True], [True, False]):
-        for net, each in zip((first, second), bad, strict=True):
-            backward(scaler, net(leaf(2, 4).detach()), each)
+        for net, overflows in zip((first, second), bad, strict=True):
+            backward(scaler, net(leaf(2, 4).detach()), overflows)
         assert finish(scaler, *optimizers) == bad
         assert read() == 0
     assert registry.count() == graphs + 1
@@ -180,7 +180,9 @@ def test_a_parameter_in_two_graphs(lowering: str, read: Read) -> None:
     net, scaler = model(), make_scaler()
     compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
     for bad in ([False, False], [True, False], [False, True], [True, True]):
-        outputs = [compiled(leaf(2, 4, seed=seed)).sum() * (1e38 if each else 1) for seed, each in enumerate(bad)]
+        outputs = [
+            compiled(leaf(2, 4, seed=seed)).sum() * (1e38 if overflows else 1) for seed, overflows in enumerate(bad)
+        ]
         scaler.scale(outputs[0] + outputs[1]).backward()
         assert finish(scaler, optimizer) == [any(bad)]
         assert read() == 2

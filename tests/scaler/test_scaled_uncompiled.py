@@ -99,6 +99,7 @@ def test_gradients_are_true(make: Make, half: bool) -> None:
 
 @pytest.mark.parametrize("half", [True, False])
 def test_gradients_are_true_while_compiling_is_disabled(half: bool) -> None:
+    """Fails as the test above does: on the norms and weights."""
     with disabled():
         test_gradients_are_true(skipped, half)
 

@@ -27,16 +27,16 @@ class Graph:
     def backward(self, bad: Sequence[int] = ()) -> None:
         """Add 2 to every owner's gradient, through the scale; those numbered in ``bad`` overflow on the way."""
         scale = self.scaler.graph_scale(torch.device("cpu"))
-        found, gradients = [], []
+        scales, gradients = [], []
         for i, reference in enumerate(self.owners):
             scaled = torch.full((2,), 2.0) * scale * (INF if i in bad else 1.0)
             true = scaled / scale
-            found.append(not true.isfinite().all())
+            scales.append(not true.isfinite().all())
             owner = None if reference is None else reference()
             gradients.append(true)
             if owner is not None:
                 owner.grad = true if owner.grad is None else owner.grad + true
-        self.scaler.graphs.record(self.owners, torch.tensor(found).to(self.flags), gradients)
+        self.scaler.graphs.record(self.owners, torch.tensor(scales).to(self.flags), gradients)
 
 
 def parameters(count: int) -> list[Tensor]:

@@ -154,7 +154,7 @@ def test_what_other_libraries_reach_for() -> None:
 
 
 def test_other_libraries_write_to_an_optimizers_state() -> None:
-    seen = []
+    states = []
     for kind in SCALERS:
         parameter = torch.ones(2, requires_grad=True)
         optimizer = torch.optim.SGD([parameter], lr=0.1)
@@ -174,9 +174,9 @@ def test_other_libraries_write_to_an_optimizers_state() -> None:
         with pytest.raises(RuntimeError, match=r"step\(\) has already been called"):
             scaler.step(optimizer)
         scaler.update()
-        seen.append((parameter.detach(), parameter.grad, scaler.state_dict()))
-    assert_same(seen[1], seen[0])
-    assert_same(seen[1][0], torch.ones(2))
+        states.append((parameter.detach(), parameter.grad, scaler.state_dict()))
+    assert_same(states[1], states[0])
+    assert_same(states[1][0], torch.ones(2))
 
 
 def test_a_pickle_remembers_a_scaled_loss() -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import fxamp
 from fxamp.kernels import Implementation, forced
-from fxamp.scaler.contract.rank_agreement import agree
 from fxamp.scaler.graphs.graph_flags import GraphFlags
+from fxamp.scaler.torch_contract.rank_agreement import agree
 
 INF = float("inf")
 #: The exact arithmetic of powers of two: no order of additions rounds.
@@ -123,8 +123,8 @@ def test_only_one_place_copies_without_waiting() -> None:
     """Whoever copies between devices asks there; a step's outcome has an event that says when it has arrived."""
     folder = Path(fxamp.__file__).parent
     files = {path.relative_to(folder) for path in folder.rglob("*.py") if "non_blocking=" in path.read_text()}
-    assert files == {Path("torch_devices.py"), Path("scaler/contract/outcomes.py")}
-    outcomes = (folder / "scaler/contract/outcomes.py").read_text()
+    assert files == {Path("torch_devices.py"), Path("scaler/torch_contract/step_outcomes.py")}
+    outcomes = (folder / "scaler/torch_contract/step_outcomes.py").read_text()
     assert re.findall(r"(\w+)\.copy_\(.*non_blocking=", outcomes) == ["host"] and outcomes.count("non_blocking") == 1
 
 

@@ -59,8 +59,8 @@ def gradients(net: nn.Module, scaler: Any, precision: bool) -> list[Tensor]:
         loss = net(x).float().square().mean() * TINY
     scaler.scale(loss).backward()
     scaler.unscale_(torch.optim.SGD(net.parameters(), lr=0.1))
-    found = [p.grad for p in net.parameters() if p.grad is not None]
-    return [gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient for gradient in found]
+    gradients = [p.grad for p in net.parameters() if p.grad is not None]
+    return [gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient for gradient in gradients]
 
 
 def run(name: str) -> dict[str, Any]:

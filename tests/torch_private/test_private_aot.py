@@ -38,14 +38,14 @@ def test_a_graph_that_is_compiled_later_has_the_contexts_of_its_compilation() ->
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_compiled_graph_has_metadata_and_keeps_what_it_saved_if_asked(keeps: bool) -> None:
     """If not asked, torch refuses ``retain_graph=True``: with that gone, there would be nothing to keep."""
-    seen: list[Any] = []
+    calls: list[Any] = []
 
     def forward(graph: torch.fx.GraphModule, _: Any) -> Any:
-        seen.append(private.current_metadata())
+        calls.append(private.current_metadata())
         return make_boxed_func(graph.forward)
 
     def backward(graph: torch.fx.GraphModule, _: Any) -> Any:
-        assert seen[-1].bw_donated_idxs
+        assert calls[-1].bw_donated_idxs
         if keeps:
             private.keep_saved_tensors()
         return make_boxed_func(graph.forward)
@@ -60,13 +60,13 @@ def test_a_compiled_graph_has_metadata_and_keeps_what_it_saved_if_asked(keeps: b
         function = private.function_of(y.grad_fn)
         assert private.compiled_by_aot(function)
         assert private.subclass_metadata(function) is None and hasattr(function, "maybe_subclass_metadata")
-        assert private.graph_metadata(function) == [seen[-1], None]
+        assert private.graph_metadata(function) == [calls[-1], None]
         with nullcontext() if keeps else pytest.raises(RuntimeError, match="retain_graph"):
             y.sum().backward(retain_graph=True)
 
 
 def test_a_backward_that_is_compiled_late_finds_its_metadata() -> None:
-    seen: list[Any] = []
+    calls: list[Any] = []
 
     def compiler(gm: Any, _: Any) -> Any:
         again = private.compiling_again()
@@ -76,7 +76,7 @@ def test_a_backward_that_is_compiled_late_finds_its_metadata() -> None:
                 with again():
                     TracingContext.get().fw_metadata = None
                     with private.running_metadata():
-                        seen.append((private.current_metadata(), private.donated_inputs()))
+                        calls.append((private.current_metadata(), private.donated_inputs()))
                     assert private.current_metadata() is None and private.donated_inputs() is None
             return gm.forward(*args)
 
@@ -91,7 +91,7 @@ def test_a_backward_that_is_compiled_late_finds_its_metadata() -> None:
     metadata.bw_donated_idxs = [0]
     private.keep_if_retained(y.grad_fn)
     assert metadata.bw_donated_idxs == [0], "its kernels are already compiled for it"
-    assert [given for given, _ in seen] == [metadata]
+    assert [actual for actual, _ in calls] == [metadata]
 
 
 def test_what_is_computed_again_is_not_kept() -> None:
@@ -101,7 +101,7 @@ def test_what_is_computed_again_is_not_kept() -> None:
         graphs.append(gm)
         return make_boxed_func(gm.forward)
 
-    def kept(again: bool) -> list[torch.dtype]:
+    def dtypes_kept(again: bool) -> list[torch.dtype]:
         def program(x: Tensor) -> Tensor:
             with private.computed_again() if again else nullcontext():
                 narrow = x.to(torch.float16)  # half of what x takes: the cheaper one to keep
@@ -113,7 +113,7 @@ def test_what_is_computed_again_is_not_kept() -> None:
         (output,) = graphs[0].graph.find_nodes(op="output")
         return [node.meta["val"].dtype for node in output.args[0][1:]]
 
-    assert kept(again=False) == [torch.float16] and kept(again=True) == [torch.float32]
+    assert dtypes_kept(again=False) == [torch.float16] and dtypes_kept(again=True) == [torch.float32]
     with private.computed_again():  # outside of tracing nothing happens
         assert not torch.fx.traceback.has_preserved_node_meta()
 

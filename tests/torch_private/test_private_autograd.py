@@ -28,19 +28,19 @@ def doubled(x: Tensor) -> Tensor:
 
 def test_a_running_backward_is_known() -> None:
     x = torch.ones(2, requires_grad=True)
-    seen: list[tuple[Any, int, bool]] = []
+    calls: list[tuple[Any, int, bool]] = []
 
     def look(_: Tensor) -> None:
-        seen.append((private.running_node(), private.running_backward(), private.keeps_graph()))
+        calls.append((private.running_node(), private.running_backward(), private.keeps_graph()))
 
     y = x * 2
     y.register_hook(look)
     assert private.running_node() is None and private.running_backward() == -1
     y.sum().backward(retain_graph=True)
     y.sum().backward()
-    assert [node is y.grad_fn for node, _, _ in seen] == [True, True]
-    assert seen[1][1] == seen[0][1] + 1
-    assert [keeps for _, _, keeps in seen] == [True, False]
+    assert [node is y.grad_fn for node, _, _ in calls] == [True, True]
+    assert calls[1][1] == calls[0][1] + 1
+    assert [keeps for _, _, keeps in calls] == [True, False]
 
 
 def test_nodes_tell_what_they_are() -> None:

@@ -59,15 +59,15 @@ def test_an_error_passes_through_dynamo_unchanged() -> None:
 
 
 def test_the_hint_of_a_size_is_known() -> None:
-    seen: list[int | None] = []
+    numbers: list[int | None] = []
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        seen.extend(private.hint(value) for value in inputs if isinstance(value, torch.SymInt))
+        numbers.extend(private.hint(value) for value in inputs if isinstance(value, torch.SymInt))
         return gm.forward
 
     torch._dynamo.reset()
     torch.compile(lambda x: x * x.shape[0], backend=backend, dynamic=True)(torch.ones(5, 5))
-    assert seen and set(seen) == {5}
+    assert numbers and set(numbers) == {5}
     assert private.hint(3) == 3
 
 
@@ -79,34 +79,37 @@ class Norm(nn.Module):
         self.head, self.norm, self.constant = nn.Linear(4, 4), nn.BatchNorm1d(4), constant
 
     def forward(self, x: Tensor) -> Tensor:
-        made = self.norm(self.head(x))
-        return made * torch.tensor([1.0, 2.0, 3.0, 4.0]) if self.constant else made
+        hidden = self.norm(self.head(x))
+        return hidden * torch.tensor([1.0, 2.0, 3.0, 4.0]) if self.constant else hidden
 
 
 @pytest.mark.parametrize("held", [0, 1])
 def test_what_stays_in_place_between_calls_is_what_torch_says(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
     """So says what AOTAutograd gives to a partitioner. Tensors that a graph holds come first."""
     name = "min_cut_rematerialization_partition"
-    partition, seen = getattr(partitioners, name), []
+    partition, calls = getattr(partitioners, name), []
 
     def noting(*args: Any, **kwargs: Any) -> Any:
-        seen.append(kwargs["static_lifetime_input_indices"])
+        calls.append(kwargs["static_lifetime_input_indices"])
         return partition(*args, **kwargs)
 
     for place in (debugging, partitioners):
         monkeypatch.setattr(place, name, noting)
-    given: dict[str, dict[str, Any]] = {"aot_eager": {}, "fxamp": {"policy": "cpu-bfloat16", "lowering": "aot_eager"}}
-    for backend, options in given.items():
+    settings: dict[str, dict[str, Any]] = {
+        "aot_eager": {},
+        "fxamp": {"policy": "cpu-bfloat16", "lowering": "aot_eager"},
+    }
+    for backend, options in settings.items():
         torch._dynamo.reset()
         torch.compile(Norm(bool(held)), backend=backend, options=options)(torch.ones(2, 4))
-    theirs, ours = seen
+    theirs, ours = calls
     assert len(theirs) == 7 and ours == [*range(held), *(at + held for at in theirs)]
 
 
 def test_a_graph_that_is_not_dynamos_has_no_sources_to_adopt() -> None:
-    made = torch.fx.symbolic_trace(nn.Linear(2, 2))
-    private.adopt_sources(made, made)
-    assert not hasattr(made, "_param_name_to_source")
+    graph = torch.fx.symbolic_trace(nn.Linear(2, 2))
+    private.adopt_sources(graph, graph)
+    assert not hasattr(graph, "_param_name_to_source")
 
 
 def test_what_a_backward_calls_is_told_from_what_the_program_compiles() -> None:

@@ -16,11 +16,11 @@ def test_a_graph_is_stored_with_values_and_annotations() -> None:
     mode = FakeTensorMode()
     with mode:
         inputs = [torch.ones(3, 4), torch.empty_strided((2, 4), (1, 2))]
-    made = make_fx(lambda x, y: x.sum() * y, tracing_mode="fake")(*inputs)
-    for node in made.graph.nodes:
+    gm = make_fx(lambda x, y: x.sum() * y, tracing_mode="fake")(*inputs)
+    for node in gm.graph.nodes:
         node.meta.update(nn_module_stack={"1": ("L['self'].head", nn.Linear)}, source_fn_stack=threading.Lock())
-    loaded, examples = private.load_graph(private.dump_graph(made, inputs), FakeTensorMode())
-    assert stored_graphs._text(loaded) == stored_graphs._text(made)
+    loaded, examples = private.load_graph(private.dump_graph(gm, inputs), FakeTensorMode())
+    assert stored_graphs._text(loaded) == stored_graphs._text(gm)
     assert [value.stride() for value in examples] == [value.stride() for value in inputs]
     kind = stored_graphs._qualified(nn.Linear)
     assert all(node.meta["nn_module_stack"] == {"1": ("L['self'].head", kind)} for node in loaded.graph.nodes)
@@ -30,23 +30,23 @@ def test_a_graph_is_stored_with_values_and_annotations() -> None:
 def test_a_view_is_stored_with_its_layout() -> None:
     with FakeTensorMode():
         view = torch.ones(50)[2:].as_strided((3, 4), (1, 3), 5)
-    made = make_fx(lambda x: x * 2, tracing_mode="fake")(view)
-    (given,) = made.graph.find_nodes(op="placeholder")
-    given.meta["val"] = view
+    gm = make_fx(lambda x: x * 2, tracing_mode="fake")(view)
+    (before,) = gm.graph.find_nodes(op="placeholder")
+    before.meta["val"] = view
     mode = FakeTensorMode()
-    loaded, examples = private.load_graph(private.dump_graph(made, [view]), mode)
-    (found,) = loaded.graph.find_nodes(op="placeholder")
-    for value in (*examples, found.meta["val"]):
+    loaded, examples = private.load_graph(private.dump_graph(gm, [view]), mode)
+    (after,) = loaded.graph.find_nodes(op="placeholder")
+    for value in (*examples, after.meta["val"]):
         assert (value.shape, value.stride(), value.storage_offset()) == ((3, 4), (1, 3), 5)
         assert value.fake_mode is mode and not value._is_view()
 
 
 def test_a_graph_of_dynamic_sizes_is_not_stored() -> None:
-    made = make_fx(lambda x: x * x.shape[0], tracing_mode="symbolic")(torch.ones(3, 4))
-    (given,) = made.graph.find_nodes(op="placeholder")
-    assert private.is_dynamic(given.meta["val"]) and not private.is_dynamic(torch.ones(2))
+    gm = make_fx(lambda x: x * x.shape[0], tracing_mode="symbolic")(torch.ones(3, 4))
+    (before,) = gm.graph.find_nodes(op="placeholder")
+    assert private.is_dynamic(before.meta["val"]) and not private.is_dynamic(torch.ones(2))
     with pytest.raises(ValueError, match="dynamic sizes"):
-        private.dump_graph(made, [])
+        private.dump_graph(gm, [])
 
 
 def test_a_graph_that_is_not_restored_as_it_was_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ def test_sizes_of_another_trace_keep_their_names() -> None:
 
 
 def test_dropped_sizes_are_not_missed_by_who_traces_next() -> None:
+    """Else the next trace raises PendingUnbackedSymbolNotFound."""
     mode = _mode()
     with mode, private.dropped_sizes(mode.shape_env):
         torch.ones(4).nonzero()
@@ -74,7 +75,7 @@ def test_a_tracer_notes_the_nodes_of_sizes_in_order() -> None:
 
 def test_a_size_is_read_from_the_inputs_of_a_run() -> None:
     gm = make_fx(lambda x: x.nonzero(), tracing_mode="symbolic")(torch.ones(4, 6))
-    x, found = (node.meta["val"] for node in list(gm.graph.nodes)[:2])
+    x, unbacked = (node.meta["val"] for node in list(gm.graph.nodes)[:2])
     rows = x.shape[0]
     assert isinstance(rows, torch.SymInt)
     readers = [private.size_reader(size, [None, x]) for size in (3, rows, 2 * rows - 1)]
@@ -82,4 +83,4 @@ def test_a_size_is_read_from_the_inputs_of_a_run() -> None:
     assert [read(run) for read in readers if read is not None] == [3, 5, 9]
     of_numbers = private.size_reader(rows, [rows])
     assert of_numbers is not None and of_numbers([7]) == 7
-    assert private.size_reader(rows, []) is None and private.size_reader(found.shape[0], [x]) is None
+    assert private.size_reader(rows, []) is None and private.size_reader(unbacked.shape[0], [x]) is None

@@ -60,13 +60,13 @@ def test_the_compiling_flag_is_set_and_given_back() -> None:
 
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_another_thread_sees_the_compiling_flag_only_if_it_must(everywhere: bool) -> None:
-    seen: list[bool] = []
+    flags: list[bool] = []
     with private.compiling_flag(everywhere):
-        thread = threading.Thread(target=lambda: seen.append(bool(torch.compiler.is_compiling())))
+        thread = threading.Thread(target=lambda: flags.append(bool(torch.compiler.is_compiling())))
         thread.start()
         thread.join()
         assert torch.compiler.is_compiling()
-    assert seen == [everywhere]
+    assert flags == [everywhere]
 
 
 def test_threads_that_overlap_leave_the_compiling_flag_as_it_was() -> None:

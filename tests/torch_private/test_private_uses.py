@@ -45,7 +45,7 @@ SHARP = frozenset(
 
 
 def test_no_other_file_reaches_for_what_is_private_here() -> None:
-    found = [
+    uses = [
         f"{path.relative_to(ROOT)}: {name}"
         for folder in ("fxamp", "passes", "tools")
         for path in sorted((ROOT / folder).rglob("*.py"))
@@ -53,7 +53,7 @@ def test_no_other_file_reaches_for_what_is_private_here() -> None:
         for name in _names(ast.parse(path.read_text(encoding="utf-8")))
         if name in SHARP
     ]
-    assert found == []
+    assert uses == []
 
 
 def test_every_function_has_a_test() -> None:

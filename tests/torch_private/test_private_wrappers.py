@@ -11,14 +11,14 @@ from fxamp import torch_private as private
 
 @pytest.mark.usefixtures("one_rank")
 def test_the_running_wrapper_is_known() -> None:
-    seen: list[Any] = []
+    values: list[Any] = []
 
     class Model(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            seen.append(private.running_wrapper())
+            values.append(private.running_wrapper())
             return super().forward(x)
 
     wrapper = nn.parallel.DistributedDataParallel(Model(2, 2))
     wrapper(torch.ones(1, 2))
-    assert seen == [wrapper]
+    assert values == [wrapper]
     assert private.running_wrapper() is None

@@ -4,8 +4,8 @@ import os
 from functools import lru_cache
 from pathlib import PurePath
 
-from fxamp.listing.model import Entry, RuleRef, Source
-from fxamp.listing.totals import Totals
+from fxamp.graph_text.model import Entry, RuleRef, Source
+from fxamp.graph_text.totals import Totals
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 

@@ -15,8 +15,8 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from fxamp.backend.rewrite import rewrite
 from fxamp.errors import FxampError
-from fxamp.listing.model import Entry
-from fxamp.listing.totals import is_op
+from fxamp.graph_text.model import Entry
+from fxamp.graph_text.totals import is_op
 from fxamp.policy import Policy
 from fxamp.reports.list_graph import list_graph
 from fxamp.tools.common.silence import in_one_line

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxamp.errors import BannedOpError, PolicyError
-from fxamp.listing.model import Entry, Listing
-from fxamp.listing.totals import Totals, totals
+from fxamp.graph_text.model import Entry, Listing
+from fxamp.graph_text.totals import Totals, totals
 from fxamp.tools.common.output import notice
 from fxamp.tools.common.silence import in_one_line, quiet
 from fxamp.tools.diff.side_by_side import ops_by_path

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fxamp.listing.totals import Totals
+from fxamp.graph_text.totals import Totals
 from fxamp.tools.common.columns import MODULE, NODE, OP, RULE, SOURCE
 from fxamp.tools.common.formatting import bytes_cast, counted, op_name, place, plural, size_or
 from fxamp.tools.common.numbered_rows import combined

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxamp.listing.totals import Totals
+from fxamp.graph_text.totals import Totals
 from fxamp.tools.common.formatting import bytes_cast, counted, plural, size
 from fxamp.tools.common.page import colour, colours, escaped
 from fxamp.tools.common.table import printable

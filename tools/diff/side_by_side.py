@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fxamp.listing.model import Entry, Listing, RuleRef
-from fxamp.listing.totals import Index, Totals, is_op, totals
+from fxamp.graph_text.model import Entry, Listing, RuleRef
+from fxamp.graph_text.totals import Index, Totals, is_op, totals
 from fxamp.tools.common.formatting import op_name, overruled, place, size_or
 from fxamp.tools.common.numbered_rows import combined
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fxamp.devices import DEVICES
 from fxamp.errors import ListingError, OptionError, nearest
-from fxamp.listing import Listing
+from fxamp.graph_text import Listing
 from fxamp.policy import Policy
 
 

@@ -13,7 +13,7 @@ from torch.utils._dtype_abbrs import dtype_abbrs
 
 from fxamp.errors import ListingError
 from fxamp.graph import dtype_name, fake_tensors
-from fxamp.listing import Entry, Listing, TensorType
+from fxamp.graph_text import Entry, Listing, TensorType
 from fxamp.tools.inputs.expressions import Opaque, Reader, Unreadable
 from fxamp.tools.inputs.limits import limited
 from fxamp.tools.inputs.prepare import ProgramGraph

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from fxamp.errors import ListingError
-from fxamp.listing import Document, Listing
+from fxamp.graph_text import Document, Listing
 from fxamp.policy.model.keep import KEPT
 from fxamp.tools.common.output import notice
 from fxamp.tools.common.silence import in_one_line, quiet
@@ -67,7 +67,7 @@ def prepare(path: str, request: Request) -> "list[ProgramGraph]":
 
 
 def _read(file: str) -> Document:
-    from fxamp.listing.parse import read_file
+    from fxamp.graph_text.parse import read_file
 
     return read_file(file)
 

@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 from fxamp.backend.kept_rules import KeptRules
 from fxamp.capture.fakes import fake_inputs
 from fxamp.graph import strip_values
-from fxamp.listing import KeptValue
+from fxamp.graph_text import KeptValue
 from fxamp.passes.partition.pack_kept import kept_as_they_are
 from fxamp.pipeline.participant import boxed
 from fxamp.policy import Policy

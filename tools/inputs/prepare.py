@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from fxamp.capture import Captured, capture
 from fxamp.graph import all_nodes
-from fxamp.listing import Entry, Listing, TensorType
+from fxamp.graph_text import Entry, Listing, TensorType
 from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Policy
 from fxamp.reports.kept import kept_bytes

@@ -36,8 +36,8 @@ class Operand:
     @property
     def words(self) -> str:
         """The operand and its scales: ``"input, with a scale for each row"``."""
-        each = "one scale" if self.dim is None else f"a scale for each {'row' if self.dim else 'column'}"
-        return f"{self.what}, with {each}"
+        scales = "one scale" if self.dim is None else f"a scale for each {'row' if self.dim else 'column'}"
+        return f"{self.what}, with {scales}"
 
     def scaled(self, value: Tensor) -> Tensor:
         """Return what is rounded to 8 bits of a value, ``[..., K]``, at this place: float32 ``[rows, K]``."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fxamp.errors import ListingError, OptionError
-from fxamp.listing.model import Document
+from fxamp.graph_text.model import Document
 from fxamp.tools.common.command_line import Parser, guarded, natural, one_of, positive
 from fxamp.tools.common.output import notice, require_folder, write_text
 from fxamp.tools.common.terminal import look_of

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from fxamp.errors import PolicyError
-from fxamp.listing.model import Entry, Listing, Source
-from fxamp.listing.totals import Index, is_op, is_pick
+from fxamp.graph_text.model import Entry, Listing, Source
+from fxamp.graph_text.totals import Index, is_op, is_pick
 from fxamp.policy import Category, Policy, Rule
 from fxamp.tools.common.formatting import op_name, place, rule_name
 from fxamp.tools.show.select import Keep, everything

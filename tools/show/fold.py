@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 
-from fxamp.listing.model import Entry, Listing
+from fxamp.graph_text.model import Entry, Listing
 
 #: Fields that contain names; they are compared apart. All others must be equal.
 _TEXTS = ("call", "reason", "overruled", "inserted", "verbatim", "not_fp8", "symbol")

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from fxamp.listing import Document
+from fxamp.graph_text import Document
 from fxamp.tools.common.page import colours, escaped
 from fxamp.tools.show.html_data import page_data
 

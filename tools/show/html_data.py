@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fxamp.listing import Document, Entry, Listing, RuleRef, Source
-from fxamp.listing.totals import Index, changed, is_op, is_pick, totals, was_dtype
+from fxamp.graph_text import Document, Entry, Listing, RuleRef, Source
+from fxamp.graph_text.totals import Index, changed, is_op, is_pick, totals, was_dtype
 from fxamp.tools.common.formatting import op_name, overruled, place
 from fxamp.tools.common.numbered_rows import combined
 from fxamp.tools.show.select import select

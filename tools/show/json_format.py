@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fxamp.errors import ListingError
-from fxamp.listing.model import Document, Entry, KeptValue, Listing, RuleRef, Source, TensorType
-from fxamp.listing.totals import Index, totals
+from fxamp.graph_text.model import Document, Entry, KeptValue, Listing, RuleRef, Source, TensorType
+from fxamp.graph_text.totals import Index, totals
 from fxamp.tools.show.findings import Finding
 from fxamp.tools.show.schema import mistakes
 from fxamp.tools.show.select import Keep, Selection, select

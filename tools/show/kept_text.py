@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from fxamp.listing import KeptValue, Listing
-from fxamp.listing.totals import largest_first, total, totals_of
+from fxamp.graph_text import KeptValue, Listing
+from fxamp.graph_text.totals import largest_first, total, totals_of
 from fxamp.tools.common.columns import MODULE, REASON, RULE
 from fxamp.tools.common.formatting import size_or
 from fxamp.tools.common.numbered_rows import Group, combined

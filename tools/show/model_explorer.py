@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from fxamp.listing.model import Document, Entry, Listing
-from fxamp.listing.totals import Index, is_pick, was_dtype
+from fxamp.graph_text.model import Document, Entry, Listing
+from fxamp.graph_text.totals import Index, is_pick, was_dtype
 from fxamp.tools.common.formatting import op_name, place, rule_name
 
 #: Background colours by dtype, and the border of inserted casts.

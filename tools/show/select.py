@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 from functools import cache
 
 from fxamp.errors import OptionError, nearest
-from fxamp.listing.model import Document, Entry, Listing
-from fxamp.listing.totals import changed, is_op
+from fxamp.graph_text.model import Document, Entry, Listing
+from fxamp.graph_text.totals import changed, is_op
 
 #: Whether to keep an entry.
 Keep = Callable[[Entry], bool]

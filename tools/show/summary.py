@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from fxamp.listing.model import Entry, Listing
-from fxamp.listing.totals import Index, Totals, totals
+from fxamp.graph_text.model import Entry, Listing
+from fxamp.graph_text.totals import Index, Totals, totals
 from fxamp.tools.common.formatting import counted, plural, rule_name, size
 from fxamp.tools.common.numbered_rows import combined
 from fxamp.tools.common.table import cut

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fxamp.listing.model import Entry, Listing
-from fxamp.listing.totals import Index, is_op, is_step, was_dtype
+from fxamp.graph_text.model import Entry, Listing
+from fxamp.graph_text.totals import Index, is_op, is_step, was_dtype
 from fxamp.tools.common.columns import MODULE, NODE, OP, REASON, RULE, SOURCE, painter
 from fxamp.tools.common.formatting import op_name, place, plural, size
 from fxamp.tools.common.table import Column, Layout, labelled, printable, render

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fxamp.errors import OptionError, nearest
-from fxamp.listing.model import FLOATS, Entry, Listing
-from fxamp.listing.totals import Index, is_pick, was_dtype
+from fxamp.graph_text.model import FLOATS, Entry, Listing
+from fxamp.graph_text.totals import Index, is_pick, was_dtype
 from fxamp.tools.common.formatting import op_name, place, rule_name, size
 from fxamp.tools.common.table import printable
 

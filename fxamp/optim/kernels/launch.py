@@ -13,7 +13,7 @@ from fxamp.kernels.launch_plan import ALIGNMENT, block_map
 from fxamp.kernels.small_floats import SCALES
 from fxamp.kernels.store import load_function
 from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_block
-from fxamp.optim.kernels.nodes import prepared_nodes
+from fxamp.optim.kernels.scalar_nodes import prepared_nodes
 from fxamp.optim.kernels.scalars import NAME as SCALARS
 from fxamp.optim.kernels.scalars import scalars_text
 from fxamp.optim.kernels.source import NAME, StepInputs, step_text

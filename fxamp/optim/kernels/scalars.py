@@ -1,13 +1,13 @@
 """The kernel that runs before a generated step: it computes each parameter's 0-dim values, and writes its counters.
 
 One program serves one parameter. Values that the step's own kernel reads go to cells of 8 bytes, as many for each
-parameter as :func:`~fxamp.optim.kernels.nodes.prepared_nodes` returns. So float64 arithmetic, for which most GPUs have
-few units, runs once instead of in each thread of the step.
+parameter as :func:`~fxamp.optim.kernels.scalar_nodes.prepared_nodes` returns. So float64 arithmetic, for which most
+GPUs have few units, runs once instead of in each thread of the step.
 """
 
 from torch.fx import GraphModule
 
-from fxamp.optim.kernels.nodes import counters, is_flat, prepared_nodes
+from fxamp.optim.kernels.scalar_nodes import counters, is_flat, prepared_nodes
 from fxamp.optim.kernels.source import StepInputs, Writer, indented
 
 NAME = "step_scalars"

@@ -1,6 +1,6 @@
 """The nodes of the autograd graph at which compiled graphs begin and end, and what is known of gradients there.
 
-``follow`` (float16_flow) marks the nodes that it has visited; a border reads the mark when its backward runs.
+``follow`` (float16_scaling) marks the nodes that it has visited; a border reads the mark when its backward runs.
 """
 
 import weakref

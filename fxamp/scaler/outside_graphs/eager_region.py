@@ -11,7 +11,7 @@ derivative has that factor too:
     third       leave ...                and so on: gradient penalties work, at any depth
 
 Gradients that leave are checked, and reported with the parameter that they belong to. float16 gradients that the
-scaler's walk found are scaled outside the region too, and cross unchanged (``float16_flow.py``).
+scaler's walk found are scaled outside the region too, and cross unchanged (``float16_scaling.py``).
 """
 
 from collections import Counter

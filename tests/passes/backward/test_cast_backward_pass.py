@@ -97,16 +97,18 @@ def test_a_refusal_is_recorded_and_leaves_no_cast() -> None:
     before = format_graph(gm)
     run(gm, wide("mm", inputs={"mat2": "follow"}))
     assert format_graph(gm) == before
-    made = [decision(node) for node in gm.graph.nodes if op_name(node) == "aten::mm.default"]
-    assert ["must have one dtype" in decided.overruled for decided in made if decided] == [True, True]
+    decisions = [decision(node) for node in gm.graph.nodes if op_name(node) == "aten::mm.default"]
+    assert ["must have one dtype" in decided.overruled for decided in decisions if decided] == [True, True]
 
 
 def test_the_losers_are_recorded() -> None:
     gm = backward_graph(product, leaf(2, 3, dtype=torch.bfloat16), leaf(4, 3))
     low = Rule("low", LOW, ("m*",), region="both")
     run(gm, low, wide("mm"))
-    made = [decision(node) for node in gm.graph.nodes if op_name(node) == "aten::mm.default"]
-    assert [(decided.rule.id, decided.lost) for decided in made if decided and decided.rule] == [("wide", (low,))] * 2
+    decisions = [decision(node) for node in gm.graph.nodes if op_name(node) == "aten::mm.default"]
+    assert [(decided.rule.id, decided.lost) for decided in decisions if decided and decided.rule] == [
+        ("wide", (low,))
+    ] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -27,18 +27,18 @@ def cast(
 ) -> tuple[GraphModule, Context]:
     """A gradient of this shape, cast to 16 bits, and read through a view; by another op, if ``also_read``."""
     mode = FakeTensorMode()
-    made = Graph()
-    gradient = made.placeholder("gradient")
+    graph = Graph()
+    gradient = graph.placeholder("gradient")
     with mode:
         gradient.meta["val"] = torch.empty(shape, dtype=dtype, device=device)
-    writer = GraphWriter(made, mode)
+    writer = GraphWriter(graph, mode)
     doubled = writer.call(aten.mul.Tensor, gradient, 2)
     narrow = writer.call(prims.convert_element_type.default, doubled, torch.float16)
     view = writer.call(aten.view.default, narrow, [-1, shape[-1]])
     written = [doubled] if source_read else []
     results = [*written, view, *([writer.call(aten.neg.default, narrow)] if also_read else [])]
-    made.output(tuple(results))
-    return GraphModule(torch.nn.Module(), made), Context(mode)
+    graph.output(tuple(results))
+    return GraphModule(torch.nn.Module(), graph), Context(mode)
 
 
 def summed(
@@ -51,18 +51,18 @@ def summed(
 ) -> tuple[GraphModule, Context]:
     """A sum of gradients that so many ops read; with ``shared``, another op reads what is summed before the last."""
     mode = FakeTensorMode()
-    made = Graph()
-    gradients = [made.placeholder(f"gradient_{at}") for at in range(addends)]
+    graph = Graph()
+    gradients = [graph.placeholder(f"gradient_{at}") for at in range(addends)]
     for gradient in gradients:
         with mode:
             gradient.meta["val"] = torch.empty(2, rows, 1, dtype=dtype, device=device)
-    writer = GraphWriter(made, mode)
+    writer = GraphWriter(graph, mode)
     total = before = gradients[0]
     for gradient in gradients[1:]:
         before, total = total, writer.call(aten.add.Tensor, total, gradient)
     results = [writer.call(aten.sum.dim_IntList, total, [dim]) for dim in range(readers)]
-    made.output((*results, *([writer.call(aten.neg.default, before)] if shared else [])))
-    return GraphModule(torch.nn.Module(), made), Context(mode)
+    graph.output((*results, *([writer.call(aten.neg.default, before)] if shared else [])))
+    return GraphModule(torch.nn.Module(), graph), Context(mode)
 
 
 #: By name, the pass, its graph, and which op its promise misses before it ran.

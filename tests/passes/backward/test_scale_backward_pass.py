@@ -40,13 +40,13 @@ def arguments(gm: GraphModule) -> list[Tensor]:
     return [torch.randn(v.shape, generator=generator).to(v.dtype) for v in values]
 
 
-def with_scale(gm: GraphModule, given: list[Tensor], scale: float) -> list[Tensor]:
+def with_scale(gm: GraphModule, values: list[Tensor], scale: float) -> list[Tensor]:
     """The arguments as they come when the loss was scaled: float16 tangents hold the scale; then the scale itself."""
     names = {node.name for node in tangents(gm)}
     inputs = gm.graph.find_nodes(op="placeholder")
     scaled = [
         (value.float() * scale).half() if node.name in names and value.dtype == torch.float16 else value
-        for node, value in zip(inputs, given, strict=False)
+        for node, value in zip(inputs, values, strict=False)
     ]
     return [*scaled, torch.tensor(scale)]
 
@@ -114,10 +114,10 @@ def test_the_promise_is_checked() -> None:
 @pytest.mark.parametrize("scale", [2.0**10, 3.0, 2.0**-3])
 def test_gradients_come_out_true_and_flagged(check: str, scale: float) -> None:
     plain = backward_graph(mixed, ones(2, 3), ones(4, 3))
-    given = arguments(plain)
-    expected = plain(*given)
+    inputs = arguments(plain)
+    expected = plain(*inputs)
     run(plain, check)
-    *got, flags = plain(*with_scale(plain, given, scale))
+    *got, flags = plain(*with_scale(plain, inputs, scale))
     assert flags.tolist() == [False, False]
     for a, b in zip(got, expected, strict=True):
         assert a.dtype == b.dtype
@@ -130,12 +130,12 @@ def test_gradients_come_out_true_and_flagged(check: str, scale: float) -> None:
 def test_a_flag_is_raised_for_just_the_gradient_that_overflowed(check: str, bad: float) -> None:
     """``x`` is reached by both tangents, ``w`` by the first alone."""
     gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
-    given = arguments(gm)
+    inputs = arguments(gm)
     names = [node.name for node in tangents(gm)]
     at = [node.name for node in gm.graph.find_nodes(op="placeholder")].index(names[1])
-    given[at] = torch.full_like(given[at], bad)
+    inputs[at] = torch.full_like(inputs[at], bad)
     run(gm, check)
-    *_, flags = gm(*given, torch.tensor(2.0))
+    *_, flags = gm(*inputs, torch.tensor(2.0))
     assert flags.tolist() == [True, False]
 
 
@@ -143,9 +143,9 @@ def test_a_flag_is_raised_for_just_the_gradient_that_overflowed(check: str, bad:
 @pytest.mark.parametrize("scale", [0.0, INF, 2.0**20])
 def test_a_scale_that_spoils_gradients_raises_flags(check: str, scale: float) -> None:
     gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
-    given = arguments(gm)
+    inputs = arguments(gm)
     run(gm, check)
-    *got, flags = gm(*with_scale(gm, given, scale))
+    *got, flags = gm(*with_scale(gm, inputs, scale))
     assert [bool(flag) for flag in flags] == [not g.isfinite().all() for g in got]
     assert flags.any()
 
@@ -164,8 +164,8 @@ def test_a_scale_beyond_float16_is_taken_out_of_a_float16_tangent(check: str) ->
 def test_float16_enters_and_leaves_with_the_scale_and_is_checked(check: str, norm: bool) -> None:
     gm = backward_graph(lambda x, y: x * y, ones(2, dtype=torch.float16), ones(2, dtype=torch.float16))
     assert run(gm, check, norm).counts == {"tangents": 1, "gradients": 2}
-    given = [torch.tensor(values, dtype=torch.float16) for values in ([2.0, 2.0], [3.0, 3e4], [1.0, 4.0])]
-    first, second, flags, *square = gm(*given, torch.tensor(8.0))
+    inputs = [torch.tensor(values, dtype=torch.float16) for values in ([2.0, 2.0], [3.0, 3e4], [1.0, 4.0])]
+    first, second, flags, *square = gm(*inputs, torch.tensor(8.0))
     by_value = sorted((value.tolist(), bool(flag)) for value, flag in zip((first, second), flags, strict=True))
     assert by_value == [([2.0, 8.0], False), ([3.0, INF], True)]
     assert first.dtype == second.dtype == torch.float16
@@ -185,9 +185,9 @@ def test_both_checks_give_the_same_bits() -> None:
     results = []
     for check in CHECKS:
         gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
-        given = arguments(gm)
+        inputs = arguments(gm)
         run(gm, check)
-        results.append(gm(*given, torch.tensor(3.0)))
+        results.append(gm(*inputs, torch.tensor(3.0)))
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b) and a.dtype == b.dtype
 
@@ -211,13 +211,13 @@ def test_a_large_sum_is_unscaled_and_checked_where_it_is_made(bad: float, norm: 
     outcomes = []
     for check in CHECKS:
         gm = backward_graph(used_twice, ones(2, 1024), ones(1024, 1024))
-        given = [torch.full_like(value, bad) if value.dim() == 0 else value for value in arguments(gm)]
+        inputs = [torch.full_like(value, bad) if value.dim() == 0 else value for value in arguments(gm)]
         run(gm, check, norm)
         kernels = gm.graph.find_nodes(op="call_function", target=torch.ops.fxamp.check_unscale.default)
         kernels += gm.graph.find_nodes(op="call_function", target=torch.ops.fxamp.check_unscale_norm.default)
         read = [source.meta["val"].shape for kernel in kernels for source in kernel.args[0]]
         assert read == ([] if check == "ops" else [(2, 1024)])
-        outcomes.append(gm(*given, torch.tensor(3.0)))
+        outcomes.append(gm(*inputs, torch.tensor(3.0)))
     plain, fused = outcomes
     assert torch.equal(plain[2].bool(), fused[2].bool()) and bool(plain[2].any()) == (bad == INF)
     for a, b in zip(plain[:2], fused[:2], strict=True):
@@ -241,9 +241,9 @@ def test_complex_and_double_values_are_scaled_too() -> None:
     def program(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return a * 2, b * 3
 
-    given = ones(2, dtype=torch.complex64), ones(2, dtype=torch.float64)
+    inputs = ones(2, dtype=torch.complex64), ones(2, dtype=torch.float64)
     for check in CHECKS:
-        gm = backward_graph(program, *given)
+        gm = backward_graph(program, *inputs)
         assert run(gm, check).counts == {"tangents": 2, "gradients": 2}
         big = torch.tensor([1e300, 1.0], dtype=torch.float64)
         first, second, flags = gm(torch.tensor([1 + 1j, 2j]), big, torch.tensor(8.0))
@@ -258,7 +258,7 @@ def test_what_is_no_gradient_stays_as_it_is() -> None:
     gm = backward_graph(mixed, ones(2, 3), ones(4, 3))
     output = graph_output(gm.graph)
     output.meta["desc"] = [output.meta["desc"][0], None]
-    kept = output.args[0][1]
+    gradient = output.args[0][1]
     run(gm)
     assert gradients(gm) == [0]
-    assert graph_output(gm.graph).args[0][1] is kept
+    assert graph_output(gm.graph).args[0][1] is gradient

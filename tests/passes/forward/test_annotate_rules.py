@@ -11,15 +11,15 @@ from fxamp.policy import Category, Rule
 
 def decisions(bench: object) -> dict[str, Decision]:
     graph = bench.captured.module.graph  # type: ignore[attr-defined]
-    return {op_name(node): made for node in graph.nodes if (made := decision(node)) is not None}
+    return {op_name(node): choice for node in graph.nodes if (choice := decision(node)) is not None}
 
 
 def test_every_op_gets_the_rule_that_matches_it_or_none() -> None:
     bench = workbench(lambda a: (a.mm(a).exp() + 1).relu(), torch.ones(2, 2))
     before = bench.text
     bench.run(AnnotateRules())
-    found = {name: made.rule.id if made.rule else None for name, made in decisions(bench).items()}
-    assert found == {
+    rules = {name: choice.rule.id if choice.rule else None for name, choice in decisions(bench).items()}
+    assert rules == {
         "aten::mm.default": "products",
         "aten::exp.default": "wide",
         "aten::add.Tensor": None,
@@ -32,8 +32,8 @@ def test_the_rules_that_lost_are_recorded() -> None:
     early, late = Rule("early", Category.FP32, ("mm",)), Rule("late", Category.LOWER_PRECISION_FP, ("mm",))
     bench = workbench(lambda a: a.mm(a), torch.ones(2, 2), under=policy(early, late))
     bench.run(AnnotateRules())
-    made = decisions(bench)["aten::mm.default"]
-    assert (made.rule, made.lost) == (late, (early,))
+    choice = decisions(bench)["aten::mm.default"]
+    assert (choice.rule, choice.lost) == (late, (early,))
 
 
 def test_running_twice_changes_nothing_more() -> None:
@@ -49,8 +49,8 @@ def test_no_rule_holds_where_autocast_is_disabled() -> None:
 
     bench = workbench(program, torch.ones(2, 2))
     bench.run(AnnotateRules())
-    made = decisions(bench)["aten::mm.default"]
-    assert made.rule is None and made.lower is None and "disabled" in made.reason
+    choice = decisions(bench)["aten::mm.default"]
+    assert choice.rule is None and choice.lower is None and "disabled" in choice.reason
 
 
 def test_a_region_has_its_own_dtype() -> None:
@@ -67,9 +67,9 @@ def test_in_place_out_and_view_calls_follow_their_inputs() -> None:
     rules = policy(Rule("all", Category.LOWER_PRECISION_FP, ("exp_", "view", "mm")))
     bench = workbench(lambda a: a.clone().view(4).exp_(), torch.ones(2, 2), under=rules)
     bench.run(AnnotateRules())
-    made = decisions(bench)
-    assert made["aten::exp_.default"].rule is None and "in-place" in made["aten::exp_.default"].reason
-    assert made["aten::view.default"].rule is None and "view" in made["aten::view.default"].reason
+    choices = decisions(bench)
+    assert choices["aten::exp_.default"].rule is None and "in-place" in choices["aten::exp_.default"].reason
+    assert choices["aten::view.default"].rule is None and "view" in choices["aten::view.default"].reason
 
 
 def test_a_banned_op_is_refused_with_its_advice_and_the_source_line() -> None:

@@ -29,12 +29,14 @@ def decided(
     bench = workbench(program, *inputs, under=under)
     bench.run(*([ExpandComposites()] if expand else []), AnnotateRules())
     graph = bench.captured.module.graph
-    return [(op_name(node), made) for node in graph.nodes if (made := decision(node)) is not None]
+    return [(op_name(node), choice) for node in graph.nodes if (choice := decision(node)) is not None]
 
 
 def ids(program: Callable[..., Any], *inputs: Any, under: Policy, expand: bool = False) -> list[str]:
     """The rule's id for every op, ``"-"`` where none decides."""
-    return [made.rule.id if made.rule else "-" for _, made in decided(program, *inputs, under=under, expand=expand)]
+    return [
+        choice.rule.id if choice.rule else "-" for _, choice in decided(program, *inputs, under=under, expand=expand)
+    ]
 
 
 class Block(nn.Module):
@@ -82,9 +84,11 @@ PRODUCTS = Rule("products", LOW, ("linear", "mm", "bmm"))
 )
 def test_a_condition_picks_the_calls_that_meet_it(condition: dict[str, Any], linears: str) -> None:
     special = Rule("special", FP32, ("linear",), **condition)
-    found = [made for op, made in decided(Net(), X, under=policy(PRODUCTS, special)) if op == "aten::linear.default"]
-    assert "".join(made.rule.id[0] for made in found if made.rule) == linears
-    assert [made.lost for made in found] == [(PRODUCTS,) if letter == "s" else () for letter in linears]
+    choices = [
+        choice for op, choice in decided(Net(), X, under=policy(PRODUCTS, special)) if op == "aten::linear.default"
+    ]
+    assert "".join(choice.rule.id[0] for choice in choices if choice.rule) == linears
+    assert [choice.lost for choice in choices] == [(PRODUCTS,) if letter == "s" else () for letter in linears]
 
 
 def test_a_rule_without_ops_covers_what_computes() -> None:
@@ -93,7 +97,7 @@ def test_a_rule_without_ops_covers_what_computes() -> None:
         return torch.softmax(y, -1, dtype=torch.float32).sum()
 
     every = policy(Rule("all", LOW, args={"self": {"rank": "<3"}}))
-    assert {op: made.rule is not None for op, made in decided(program, X, under=every)} == {
+    assert {op: choice.rule is not None for op, choice in decided(program, X, under=every)} == {
         "aten::view.default": False,
         "aten::exp.default": True,
         "aten::to.dtype": False,
@@ -188,11 +192,11 @@ def test_unlisted_decides_what_no_rule_covers(unlisted: str, dtype: torch.dtype)
     under = Policy("test", "cpu", "bfloat16", rules=(PRODUCTS,), unlisted=unlisted)
     bench = workbench(lambda x, w: (x.mm(w).view(8) * x.view(8)).relu(), X, torch.ones(4, 4), under=under)
     bench.run(AnnotateRules(), InsertCasts())
-    made = {op_name(n): (decision(n), n.meta["val"].dtype) for n in bench.captured.module.graph.nodes if decision(n)}
+    choices = {op_name(n): (decision(n), n.meta["val"].dtype) for n in bench.captured.module.graph.nodes if decision(n)}
     expected = torch.float32 if unlisted == "follow" else dtype  # torch promotes bfloat16 times float32 by itself
-    assert made["aten::mul.Tensor"][1] is expected and made["aten::relu.default"][1] is expected
-    assert made["aten::view.default"][0].rule is None
-    rule = made["aten::relu.default"][0].rule
+    assert choices["aten::mul.Tensor"][1] is expected and choices["aten::relu.default"][1] is expected
+    assert choices["aten::view.default"][0].rule is None
+    rule = choices["aten::relu.default"][0].rule
     assert rule is None if unlisted == "follow" else rule is not None and (rule.id, rule.cast) == ("unlisted", unlisted)
 
 
@@ -229,6 +233,6 @@ def test_a_symbolic_size_meets_no_condition_and_the_reason_says_so() -> None:
 
     torch._dynamo.reset()
     torch.compile(lambda x: x.exp(), backend=backend, dynamic=True)(torch.ones(3, 5))
-    (made,) = [made for node in graphs[0].nodes if (made := decision(node)) is not None]
-    assert made.rule is None
-    assert "no rule: follows its inputs; rule big is passed over: the size of self is not known (s" in made.reason
+    (choice,) = [choice for node in graphs[0].nodes if (choice := decision(node)) is not None]
+    assert choice.rule is None
+    assert "no rule: follows its inputs; rule big is passed over: the size of self is not known (s" in choice.reason

@@ -152,8 +152,8 @@ def test_a_rule_that_an_op_cannot_follow_is_overruled_and_says_so() -> None:
     bench = workbench(lambda a: torch.linalg.inv(a), torch.eye(2), under=rules)
     bench.run(*PASSES)
     (node,) = [n for n in bench.captured.module.graph.nodes if n.op == "call_function"]
-    made = decision(node)
-    assert made is not None and made.rule is not None and "16-bit kernel" in made.overruled
+    choice = decision(node)
+    assert choice is not None and choice.rule is not None and "16-bit kernel" in choice.overruled
 
 
 def test_running_statistics_are_never_cast() -> None:

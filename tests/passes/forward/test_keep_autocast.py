@@ -16,16 +16,16 @@ from fxamp.policy import Policy
 
 
 def _captured(fn: Callable[..., Any], *inputs: Tensor, enabled: bool) -> Captured:
-    found: list[Captured] = []
+    graphs: list[Captured] = []
 
-    def backend(gm: GraphModule, given: Any) -> Callable[..., Any]:
-        found.append(capture(gm, given))
+    def backend(gm: GraphModule, inputs: Any) -> Callable[..., Any]:
+        graphs.append(capture(gm, inputs))
         return gm.forward
 
     torch._dynamo.reset()
     with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
         torch.compile(fn, backend=backend, fullgraph=True)(*inputs)
-    return found[0]
+    return graphs[0]
 
 
 def _mapped(x: Tensor, w: Tensor) -> Tensor:

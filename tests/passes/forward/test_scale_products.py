@@ -38,8 +38,8 @@ def scaled(bench: Workbench) -> list[str]:
 
 
 def refusals(bench: Workbench) -> list[str]:
-    made = [decision(node) for node in all_nodes(bench.captured.module)]
-    return [one.overruled for one in made if one is not None and one.overruled]
+    decisions = [decision(node) for node in all_nodes(bench.captured.module)]
+    return [one.overruled for one in decisions if one is not None and one.overruled]
 
 
 X, W = torch.ones(4, 32), torch.ones(32, 16)

@@ -64,8 +64,8 @@ def test_a_convolution_reads_a_pooling_before_it_is_packed() -> None:
         y = aten.convolution.default(x := aten.relu.default(x), weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
         return y, x
 
-    for made, after in ((function, "aten.convolution.default"), (pointwise, "aten.relu.default")):
-        gm, context = forward(made, torch.ones(1, 32, 8, 8), torch.ones(4, 32, 1, 1))
+    for body, after in ((function, "aten.convolution.default"), (pointwise, "aten.relu.default")):
+        gm, context = forward(body, torch.ones(1, 32, 8, 8), torch.ones(4, 32, 1, 1))
         assert PackKept(1).run(gm, context).modified == 1
         names = ops(gm)
         assert names[names.index(after) + 1] == "aten.permute.default", "blocks lie along the channels"

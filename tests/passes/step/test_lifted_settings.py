@@ -52,10 +52,10 @@ def traced_for_inductor(make: Make) -> tuple[Traced, Layout]:
 
 
 def after(traced: Traced, layout: Layout, numbers: list[Any]) -> list[Tensor]:
-    given = [tensor.detach().clone() for tensor in layout.tensors()]
+    tensors = [tensor.detach().clone() for tensor in layout.tensors()]
     with torch.no_grad():
-        traced.module(*given, *numbers)
-    return given
+        traced.module(*tensors, *numbers)
+    return tensors
 
 
 @pytest.mark.parametrize("name", MAKES)

@@ -70,9 +70,9 @@ def test_a_graph_that_is_not_functional_is_refused() -> None:
     traced = step_graph()
     (copy,) = updates(traced.module)
     with traced.module.graph.inserting_before(copy):
-        kept = traced.module.graph.call_function(aten.clone.default, (copy.args[0],))
-        write = traced.module.graph.call_function(aten.add_.Tensor, (kept, kept))
-    kept.meta["val"] = write.meta["val"] = copy.args[0].meta["val"]
+        clone = traced.module.graph.call_function(aten.clone.default, (copy.args[0],))
+        write = traced.module.graph.call_function(aten.add_.Tensor, (clone, clone))
+    clone.meta["val"] = write.meta["val"] = copy.args[0].meta["val"]
     with pytest.raises(PassError, match="not functional"):
         run(traced, GuardUpdates())
 
@@ -81,18 +81,18 @@ def test_a_graph_that_is_not_functional_is_refused() -> None:
 def test_a_set_flag_keeps_everything_whatever_the_gradients_hold(bad: float) -> None:
     traced = step_graph()
     run(traced, FoldUnscale(True, False), GuardUpdates())
-    given = torch.tensor([1.0, 2.0])
-    traced.module(given, torch.tensor([bad, 1.0]), 0.5, *_unused(traced), torch.tensor(0.25), torch.tensor(1.0))
-    assert given.tolist() == [1.0, 2.0]
+    values = torch.tensor([1.0, 2.0])
+    traced.module(values, torch.tensor([bad, 1.0]), 0.5, *_unused(traced), torch.tensor(0.25), torch.tensor(1.0))
+    assert values.tolist() == [1.0, 2.0]
 
 
 def test_a_clear_flag_steps_by_the_true_clipped_gradient() -> None:
     traced = step_graph()
     run(traced, FoldUnscale(True, True), GuardUpdates())
-    given = torch.tensor([1.0, 2.0])
+    values = torch.tensor([1.0, 2.0])
     factors = torch.tensor(0.25), torch.tensor(0.5)
-    traced.module(given, torch.tensor([8.0, 16.0]), 0.5, *_unused(traced), *factors, torch.tensor(0.0))
-    assert given.tolist() == [0.5, 1.0]
+    traced.module(values, torch.tensor([8.0, 16.0]), 0.5, *_unused(traced), *factors, torch.tensor(0.0))
+    assert values.tolist() == [0.5, 1.0]
 
 
 def _unused(traced: Traced) -> list[float]:
@@ -108,9 +108,9 @@ def test_16_bit_gradients_are_unscaled_in_float32_and_rounded() -> None:
     run(traced, FoldUnscale(True, False), GuardUpdates())
     inverse = torch.tensor(1 / 3)
     expected = parameter.detach() - (parameter.grad.float() * inverse).bfloat16()
-    given = parameter.detach().clone()
-    traced.module(given, parameter.grad, 1.0, *_unused(traced), inverse, torch.tensor(0.0))
-    assert torch.equal(given, expected)
+    values = parameter.detach().clone()
+    traced.module(values, parameter.grad, 1.0, *_unused(traced), inverse, torch.tensor(0.0))
+    assert torch.equal(values, expected)
 
 
 def test_every_use_of_a_gradient_reads_the_product() -> None:
@@ -152,3 +152,5 @@ def test_an_op_that_the_table_does_not_know_is_not_liftable() -> None:
         odd = traced.module.graph.call_function(aten.fmod.Scalar, (copy.args[1], node))
     odd.meta["val"] = copy.args[1].meta["val"]
     assert not liftable(traced.module)
+    with pytest.raises(PassError, match=r"known for the float of aten\.fmod\.Scalar"):
+        run(traced, LiftScalars())

@@ -22,9 +22,9 @@ def stepping(parameter: Tensor, gradient: Tensor, rate: Tensor) -> None:
     """Copies of both kinds, one of which changes the dtype, and a rate that is computed twice."""
     own = aten.clone.default(parameter)
     new = own - gradient * (1 - rate) - own * (1 - rate)
-    kept = aten.copy.default(parameter, new)
+    copy = aten.copy.default(parameter, new)
     rounded = aten.copy.default(parameter, gradient.double())
-    parameter.copy_(kept + rounded)
+    parameter.copy_(copy + rounded)
 
 
 def tidy(parameter: Tensor, gradient: Tensor, rate: Tensor) -> None:
@@ -45,10 +45,10 @@ def test_what_is_written_and_that_values_stay(step: Pass) -> None:
     graph, context = captured(stepping)
     broken = "copies are left" if isinstance(step, DropCopies) else ""
     assert golden_pass(f"passes/{step.name}", graph.module, context, step, broken).modified > 0
-    given, expected = ([torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), torch.tensor(0.25)] for _ in range(2))
-    graph.module(*given)
+    actual, expected = ([torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), torch.tensor(0.25)] for _ in range(2))
+    graph.module(*actual)
     stepping(*expected)
-    assert torch.equal(given[0], expected[0]) and not torch.equal(given[0], torch.tensor([1.0, 2.0, 3.0]))
+    assert torch.equal(actual[0], expected[0]) and not torch.equal(actual[0], torch.tensor([1.0, 2.0, 3.0]))
 
 
 @pytest.mark.parametrize("step", PASSES, ids=lambda p: p.name)
@@ -69,6 +69,6 @@ def test_a_copy_that_lays_out_anew_stays() -> None:
     graph, context = captured(transposing)
     (record,) = run_passes(graph, context, DropCopies())
     assert record.modified == 0
-    given = [torch.zeros(3), torch.tensor([1.0, 2.0, 3.0]), torch.tensor(0.0)]
-    graph.module(*given)
-    assert given[0].tolist() == [1.0, 2.0, 3.0]
+    inputs = [torch.zeros(3), torch.tensor([1.0, 2.0, 3.0]), torch.tensor(0.0)]
+    graph.module(*inputs)
+    assert inputs[0].tolist() == [1.0, 2.0, 3.0]

@@ -45,11 +45,11 @@ def composite_product(d: Draft) -> None:
 
 def _factors(d: Draft) -> tuple[str, str]:
     x = d.ranked(2)
-    wanted = d.shape(x)[-1]
+    width = d.shape(x)[-1]
     if d.chance():
-        return x, d.parameter(wanted, d.pick((8, 4)))
-    y = d.value(lambda v: v.dim() == 2 and wanted in v.shape)
-    return x, y if d.shape(y)[0] == wanted else f"{y}.t()"
+        return x, d.parameter(width, d.pick((8, 4)))
+    y = d.value(lambda v: v.dim() == 2 and width in v.shape)
+    return x, y if d.shape(y)[0] == width else f"{y}.t()"
 
 
 _BATCHED = ("torch.bmm({}, {})", "{} @ {}", "torch.baddbmm({0} @ {1}, {0}, {1})", "torch.matmul({}, {})")

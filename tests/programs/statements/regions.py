@@ -62,10 +62,10 @@ def inference(d: Draft) -> None:
     """
     if d.place.body or not d.place.grad or (d.setting.ambient and d.setting.schedule == "evaluated"):
         raise Unfit
-    seen, plain = set(d.values), "with torch.no_grad():"
+    before, plain = set(d.values), "with torch.no_grad():"
     with d.block("with torch.inference_mode():", replace(d.place, grad=False), oracle=plain, alone=plain):
         d.statements(3)
-    for name in [name for name in d.values if name not in seen]:
+    for name in [name for name in d.values if name not in before]:
         d.do(f"{name} = {name}.clone()")
 
 

@@ -12,18 +12,17 @@ from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.check import command as check_command
 from fxamp.tools.bench.check import training
 from fxamp.tools.bench.check.bandwidth import gradient_work, make_gradients
-from fxamp.tools.bench.check.checks import checks, run_check
-from fxamp.tools.bench.check.outcome import (
+from fxamp.tools.bench.check.check_line import (
     OK,
     SKIPPED,
     WRONG,
     Check,
     Outcome,
     SkippedError,
-    relative_error,
-    require_as_exact,
 )
+from fxamp.tools.bench.check.checks import checks, run_check
 from fxamp.tools.bench.check.program import DRAWS, draw
+from fxamp.tools.bench.check.yardstick import relative_error, require_as_exact
 from fxamp.tools.bench.process import ContenderFailed
 
 

@@ -144,7 +144,7 @@ def test_step_is_counted_by_hand(counted: dict[str, Count]) -> None:
     assert per == {"torch": 10, "fxamp": 7, "clipped": 12}
 
 
-def test_gradients_of_unused_results_and_the_check_are_counted(counted: dict[str, Count]) -> None:
+def test_gradients_of_unread_results_and_the_check_are_counted(counted: dict[str, Count]) -> None:
     (zeros,) = kernels(counted["torch"], "backward", "zeros")
     assert moved(zeros.writes) == [(LOGITS * 2, "float16")]
     assert not kernels(counted["torch"], "backward", "fxamp")
@@ -230,9 +230,9 @@ def test_gradients_that_the_backward_steps_do_not_pile_up(tmp_path: Path, counti
     workload = Workload(str(tmp_path / "wide.py"), dtype="bfloat16")
     usual, steps = (counting(workload, Way(policy)) for policy in ("cuda-bfloat16", str(tmp_path / "steps.toml")))
     weight = 4 * 4096 * 4096
-    kept = sum(value.bytes for value in usual.kept)
+    bytes_kept = sum(value.bytes for value in usual.kept)
     assert usual.gradients == 5 * (weight + 4 * 4096) and steps.gradients == 0
-    assert usual.peak.bytes > usual.gradients and steps.peak.bytes < kept + 2 * weight
+    assert usual.peak.bytes > usual.gradients and steps.peak.bytes < bytes_kept + 2 * weight
     assert steps.bytes("step") == usual.bytes("step") and steps.bytes("backward") <= usual.bytes("backward")
 
 

@@ -63,7 +63,9 @@ def test_a_block_belongs_where_most_of_it_comes_from_and_runs_once_outside_of_th
     assert {section.value: len(own) for section, own in code.items()} == {"once": 4, "loop": 3, "whole": 3, "part": 1}
 
 
-def made(whole: Sequence[Instruction], once: Sequence[Instruction] = (), registers: int = 32, warps: int = 8) -> Count:
+def count_of(
+    whole: Sequence[Instruction], once: Sequence[Instruction] = (), registers: int = 32, warps: int = 8
+) -> Count:
     """A kernel that reads 16 bytes a lane and block, which are 4 elements of 4 bytes."""
     program = Program("kernel", TEXT, {}, 2, {"num_warps": warps}, block=warps * 128)
     code = {Section.ONCE: tuple(once), Section.LOOP: (), Section.WHOLE: tuple(whole), Section.PART: ()}
@@ -71,13 +73,13 @@ def made(whole: Sequence[Instruction], once: Sequence[Instruction] = (), registe
 
 
 def test_memory_is_the_limit_of_a_plain_read() -> None:
-    result = bound(made([LOAD, USE]), H100)
+    result = bound(count_of([LOAD, USE]), H100)
     assert (result.share, result.limit, result.warps) == (1.0, "bandwidth", 64)
 
 
 def test_instructions_limit_what_the_schedulers_can_issue() -> None:
     """128 lanes a clock issue for 4 elements at a time; the bandwidth carries 12.8 bytes a clock."""
-    result = bound(made([LOAD, *[USE] * 199]), H100)
+    result = bound(count_of([LOAD, *[USE] * 199]), H100)
     assert result.shares["issue"] == pytest.approx(128 * 4 / 200 / (H100.bytes_a_clock / 4))
     assert result.share == min(result.shares.values()) < 1
 
@@ -85,32 +87,32 @@ def test_instructions_limit_what_the_schedulers_can_issue() -> None:
 def test_float64_once_a_program_limits_a_gpu_with_few_units_for_it() -> None:
     (ada,) = [device for device in DEVICES if device.arch == "sm_89"]
     once = [Instruction("DFMA", 2, Unit.FP64)] * 170
-    limited = bound(made([LOAD, USE], once), ada).shares["FP64"]
+    limited = bound(count_of([LOAD, USE], once), ada).shares["FP64"]
     assert limited == pytest.approx(2 * 16384 / 256 / 170 / (ada.bytes_a_clock / 4))
-    assert bound(made([LOAD, USE], once), H100).shares["FP64"] > limited
-    assert bound(made([LOAD, USE]), ada).shares["FP64"] == float("inf")
+    assert bound(count_of([LOAD, USE], once), H100).shares["FP64"] > limited
+    assert bound(count_of([LOAD, USE]), ada).shares["FP64"] == float("inf")
 
 
 def test_registers_limit_the_bytes_in_flight() -> None:
     """16 warps, 2 programs, each of which waits for memory once a block."""
-    result = bound(made([LOAD, USE], registers=120), H100)
+    result = bound(count_of([LOAD, USE], registers=120), H100)
     assert result.warps == 16
     once = 16384 / (8 * 128) * (H100.far * LOADED + 1)
     assert result.shares["bytes in flight"] == pytest.approx(2 * 16384 / once / (H100.bytes_a_clock / 4), rel=0.01)
 
 
 def test_loads_that_are_waited_for_together_answer_together() -> None:
-    apart = bound(made([LOAD, USE, LOAD, USE]), H100).shares["bytes in flight"]
-    together = bound(made([LOAD, LOAD, USE, USE]), H100).shares["bytes in flight"]
+    apart = bound(count_of([LOAD, USE, LOAD, USE]), H100).shares["bytes in flight"]
+    together = bound(count_of([LOAD, LOAD, USE, USE]), H100).shares["bytes in flight"]
     assert together == pytest.approx(2 * apart, rel=0.02)
 
 
 def test_a_store_is_waited_for_until_its_operands_are_read() -> None:
     """So a block of two accesses takes as long as one of one, whichever of them is waited for."""
-    plain = 2 * bound(made([LOAD, USE]), H100).shares["bytes in flight"]
+    plain = 2 * bound(count_of([LOAD, USE]), H100).shares["bytes in flight"]
     store = Instruction("STG.E.128", 6, Unit.MEMORY, busy=4, width=16, reads=("barrier 0",), far=True)
-    assert bound(made([LOAD, USE, store, USE]), H100).shares["bytes in flight"] == pytest.approx(plain, rel=0.05)
-    assert bound(made([LOAD, store, USE]), H100).shares["bytes in flight"] == pytest.approx(plain, rel=0.01)
+    assert bound(count_of([LOAD, USE, store, USE]), H100).shares["bytes in flight"] == pytest.approx(plain, rel=0.05)
+    assert bound(count_of([LOAD, store, USE]), H100).shares["bytes in flight"] == pytest.approx(plain, rel=0.01)
 
 
 def test_the_command_prints_a_table_or_json(

@@ -9,7 +9,7 @@ import torch
 from commands import Main, mistake
 from show_samples import gpt
 
-from fxamp.listing import Document
+from fxamp.graph_text import Document
 from fxamp.tools.bench import command as bench
 from fxamp.tools.demo import command as demo
 from fxamp.tools.diff import command as diff

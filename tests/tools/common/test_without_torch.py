@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from show_samples import document, gpt
 
-from fxamp.listing.write import write_listing
+from fxamp.graph_text.write import write_listing
 from fxamp.tools.show.json_format import to_json
 
 ROOT = Path(__file__).parents[3]

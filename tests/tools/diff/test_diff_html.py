@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fxamp.listing import Listing
+from fxamp.graph_text import Listing
 from fxamp.tools.diff.effect import effects
 from fxamp.tools.diff.html import html_lines
 from fxamp.tools.diff.result import Comparison, compare

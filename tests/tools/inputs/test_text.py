@@ -9,7 +9,7 @@ from exhaustive import each_once
 from show_dumps import POLICY, Attention, Branches, Conv, Custom, Gpt, Mlp, dumped, rows
 
 from fxamp.errors import ListingError, OptionError, PolicyError
-from fxamp.listing import Listing
+from fxamp.graph_text import Listing
 from fxamp.tools.inputs.load import Request, load, prepare
 
 PROGRAMS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], torch.Tensor]]] = {

@@ -67,9 +67,9 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
     def count(_: Counting, policy: Policy, *__: Any) -> Count:
         asked.append(policy)
-        kept = sum(rule.region == KEPT and rule.keep != "as-is" for rule in policy.rules)
-        kernel = Kernel("forward", "triton", "add", (Access("a", 10_000_000 + 1000 * kept, "float32"),), ())
-        peak = 4_000_000 - 100_000 * kept
+        rules = sum(rule.region == KEPT and rule.keep != "as-is" for rule in policy.rules)
+        kernel = Kernel("forward", "triton", "add", (Access("a", 10_000_000 + 1000 * rules, "float32"),), ())
+        peak = 4_000_000 - 100_000 * rules
         return Count((kernel,), {}, (Kept(peak, "float32", (1,), "add", "", ""),), 1, 1, 1, Peak(peak))
 
     def errors(_: Measuring, policy: Policy) -> list[float]:
@@ -95,8 +95,8 @@ def test_the_policy_loads_and_is_the_one_that_was_measured(
     assert status == 0 and chosen["memory"] <= document["memory"] == 4e6
     policy, base = Policy.load(out), Policy.load("cuda-bfloat16")
     assert document["policy"] == out.read_text()
-    kept = sum(rule.region == KEPT and rule.keep != "as-is" for rule in policy.rules)
-    assert chosen["peak"] == 4_000_000 - 100_000 * kept and chosen["options"]
+    rules = sum(rule.region == KEPT and rule.keep != "as-is" for rule in policy.rules)
+    assert chosen["peak"] == 4_000_000 - 100_000 * rules and chosen["options"]
     assert policy.rules[: len(base.rules)] == base.rules
     assert all("Measured alone, " in rule.why for rule in policy.rules if "--" in rule.id)
 

@@ -71,8 +71,8 @@ class Pretended:
 
 def pretended(table: list[tuple[Price, ...]], factor: float) -> Search:
     scope = Scope("model")
-    kept = [rule for rule in Policy.load("cuda-bfloat16-lean").rules if rule.region == "kept"]
-    names = iter(kept)
+    rules = [rule for rule in Policy.load("cuda-bfloat16-lean").rules if rule.region == "kept"]
+    names = iter(rules)
     decisions = [
         Decision(str(d), scope, tuple(Option(f"{d}.{o}", scope, (next(names),) if o else ()) for o in range(len(own))))
         for d, own in enumerate(table)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from exhaustive import exhaustive
 from golden_text import assert_golden
-from show_samples import MINE, cast, given, gpt, op, plain, tensor
+from show_samples import MINE, cast, gpt, input_entry, op, plain, tensor
 from torch import nn
 from torch.nn import functional
 
 import fxamp
 from fxamp.capture import capture
 from fxamp.capture.dynamo import trace
-from fxamp.listing import Entry, Listing, RuleRef, Source
+from fxamp.graph_text import Entry, Listing, RuleRef, Source
 from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import built_in_names
 from fxamp.tools.show.findings import Finding, finding_lines, findings
@@ -31,7 +31,7 @@ def check(*listings: Listing) -> list[Finding]:
 def there_and_back(*between: Entry, back: str = "f16", given_as: str = "f16") -> Listing:
     source = between[-1].name if between else "wide"
     entries = (
-        given("x", f"{given_as}[4, 4]"),
+        input_entry("x", f"{given_as}[4, 4]"),
         cast("wide", "x", "f32[4, 4]", "for norm: rule norms"),
         op("norm", "aten::layer_norm.default", ("wide",), "f32[4, 4]"),
         *between,
@@ -76,7 +76,7 @@ def test_casts_back_and_forth(listing: Listing, wrong: bool) -> None:
 
 
 def in_float16(target: str, **about: object) -> Listing:
-    entries = (given("x", "f16[4]"), op("y", target, ("x",), "f16[4]"))
+    entries = (input_entry("x", "f16[4]"), op("y", target, ("x",), "f16[4]"))
     return Listing("G", entries, **{"stage": "cast", "policy": "p", "device": "cuda", **about})  # type: ignore[arg-type]
 
 
@@ -103,7 +103,7 @@ def test_ops_that_autocast_keeps_in_float32(listing: Listing, wrong: bool) -> No
 
 def test_an_op_in_float16_from_float32_inputs_is_the_programs_own_wish() -> None:
     listing = in_float16("aten::sum.default")
-    assert check(replace(listing, entries=(given("x", "f32[4]"), listing.entries[1]))) == []
+    assert check(replace(listing, entries=(input_entry("x", "f32[4]"), listing.entries[1]))) == []
 
 
 @pytest.mark.parametrize(("rule", "wrong"), [(MINE, False), (RuleRef("r", "p.toml:3", "fp32"), True)])
@@ -116,7 +116,7 @@ def test_a_rule_that_asks_for_16_bits_explains_it(rule: RuleRef, wrong: bool) ->
 def test_sums_of_a_backward_are_not_autocasts_business() -> None:
     listing = in_float16("aten::sum.default", stage="")
     assert check(listing) != []
-    assert check(replace(listing, entries=(given("tangents_1", "f16[4]"), *listing.entries))) == []
+    assert check(replace(listing, entries=(input_entry("tangents_1", "f16[4]"), *listing.entries))) == []
 
 
 def test_a_rule_that_another_graph_uses_is_no_finding_and_one_is_said_once() -> None:

@@ -13,9 +13,9 @@ from fcntl import ioctl
 from pathlib import Path
 
 import pytest
-from show_samples import document, given, op, plain
+from show_samples import document, input_entry, op, plain
 
-from fxamp.listing import Document, Listing
+from fxamp.graph_text import Document, Listing
 from fxamp.tools.show.command import main
 from fxamp.tools.show.json_format import to_json
 
@@ -120,7 +120,7 @@ def test_colours_can_be_forced_into_a_pipe(
 def test_a_reader_that_stops_reading_is_no_error(gpt: str) -> None:
     command = " ".join([sys.executable, "-c", f"'{RUN[2]}'", gpt, "--format", "json", "| head -1"])
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    big = Document((Listing("G", tuple(given(f"x{i}", "f32[4]") for i in range(5000))),))
+    big = Document((Listing("G", tuple(input_entry(f"x{i}", "f32[4]") for i in range(5000))),))
     Path(gpt).write_text(to_json(big), encoding="utf-8")
     done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("{\n", "")
@@ -145,7 +145,7 @@ def test_output_that_cannot_be_written_leaves_nothing_behind(gpt: str, tmp_path:
 
 def test_every_op_of_a_large_graph_has_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     count = 2000
-    entries = [given("n0", "f32[8, 8]")]
+    entries = [input_entry("n0", "f32[8, 8]")]
     for at in range(1, count):
         entries.append(
             op(f"n{at}", "aten::neg.default", (f"n{at - 1}",), "f32[8, 8]", module=f"h.{at // 100}", reason="r")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
-from show_samples import FOLLOWS, NORMS, PRODUCTS, cast, given, line, op, tensor
+from show_samples import FOLLOWS, NORMS, PRODUCTS, cast, input_entry, line, op, tensor
 
-from fxamp.listing import Document, Entry, KeptValue, Listing
+from fxamp.graph_text import Document, Entry, KeptValue, Listing
 from fxamp.tools.common.numbered_rows import glob
 from fxamp.tools.common.terminal import Look
 from fxamp.tools.show.command import main
@@ -44,10 +44,12 @@ def network(count: int, widths: tuple[int, ...], gap: bool) -> list[list[Entry]]
 
 
 def listing_of(blocks: list[list[Entry]], widths: tuple[int, ...]) -> Listing:
-    weights = [given(f"w_{at}_{n}", f"f32[{width}, 8]") for at in range(len(blocks)) for n, width in enumerate(widths)]
+    weights = [
+        input_entry(f"w_{at}_{n}", f"f32[{width}, 8]") for at in range(len(blocks)) for n, width in enumerate(widths)
+    ]
     ends = op("sum", "aten::sum.default", (blocks[-1][-1].name,), "f32[]", module="net")
     return Listing(
-        "G", (given("x", "f32[4, 8]"), *weights, *chain.from_iterable(blocks), ends), policy="p", stage="cast"
+        "G", (input_entry("x", "f32[4, 8]"), *weights, *chain.from_iterable(blocks), ends), policy="p", stage="cast"
     )
 
 
@@ -132,14 +134,14 @@ def test_bodies_are_compared_too() -> None:
             bodies=(body,),
             module=f"h.{at}",
         )
-        return outside, Listing(body, (given("x", "f32[4]"), inside))
+        return outside, Listing(body, (input_entry("x", "f32[4]"), inside))
 
     for dtypes, count in ((["f16", "f16", "f16"], 3), (["f16", "f16", "f32"], 2)):
         layers = [layer(at, dtype) for at, dtype in enumerate(dtypes)]
         listing = Listing(
             "G",
             (
-                given("x", "f32[4]"),
+                input_entry("x", "f32[4]"),
                 *sum(((Entry(body.name, "get_attr", body.name), entry) for entry, body in layers), ()),
             ),
             {body.name: body for _, body in layers},
@@ -154,7 +156,7 @@ def test_a_block_inside_a_block_is_folded_too() -> None:
         for at in range(2)
         for expert in range(4)
     ]
-    (whole,) = folded(Listing("G", (given("x", "f32[4]"), *entries)), entries)
+    (whole,) = folded(Listing("G", (input_entry("x", "f32[4]"), *entries)), entries)
     assert isinstance(whole, Alike) and whole.count == 2
     (inner,) = whole.parts
     assert isinstance(inner, Alike) and (inner.pattern, inner.count) == ("h.0.experts.*", 4)
@@ -164,11 +166,13 @@ def test_a_block_inside_a_block_is_folded_too() -> None:
 @pytest.fixture
 def twelve(tmp_path: Path) -> str:
     path = tmp_path / "net.json"
-    kept = tuple(
+    values = tuple(
         KeptValue(f"norm_{at}", "aten::layer_norm.default", f"net.h.{at}.ln", "f16", (4, 8), "int8/128", 64, 33)
         for at in range(12)
     )
-    listing = replace(listing_of(network(12, (8,), True), (8,)), kept=(*kept, replace(kept[0], name="odd", after=64)))
+    listing = replace(
+        listing_of(network(12, (8,), True), (8,)), kept=(*values, replace(values[0], name="odd", after=64))
+    )
     path.write_text(to_json(Document((listing,))), encoding="utf-8")
     return str(path)
 

@@ -8,7 +8,7 @@ import pytest
 from show_samples import document, gpt, plain, tensor
 
 from fxamp.errors import ListingError
-from fxamp.listing import Document, Entry, KeptValue, Listing, RuleRef, Source
+from fxamp.graph_text import Document, Entry, KeptValue, Listing, RuleRef, Source
 from fxamp.tools.show.findings import Finding, findings
 from fxamp.tools.show.json_format import from_json, to_json
 from fxamp.tools.show.model_explorer import to_model_explorer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from show_samples import gpt
 
-from fxamp.listing import Document, KeptValue, Listing, Source
+from fxamp.graph_text import Document, KeptValue, Listing, Source
 from fxamp.tools.show.html import SCRIPTS, html_page
 
 BROWSER = next(
@@ -216,7 +216,7 @@ def test_it_opens_on_the_summary_that_the_text_prints() -> None:
 
 
 def test_kept_bytes_are_summed_by_module_the_largest_first() -> None:
-    kept = [KeptValue(f"a{at}", "aten::add.Tensor", f"h.{at}.attn", "f32", (8,), "int8/8", 32, 9) for at in range(3)]
-    kept += [KeptValue("b", "aten::mm.default", "head", "f32", (8,), "f32", 32, 32)]
-    (graph,) = data_of(html_page(Document((replace(gpt(), kept=tuple(kept)),)), "gpt"))["graphs"]
+    values = [KeptValue(f"a{at}", "aten::add.Tensor", f"h.{at}.attn", "f32", (8,), "int8/8", 32, 9) for at in range(3)]
+    values += [KeptValue("b", "aten::mm.default", "head", "f32", (8,), "f32", 32, 32)]
+    (graph,) = data_of(html_page(Document((replace(gpt(), kept=tuple(values)),)), "gpt"))["graphs"]
     assert graph["kept_modules"] == [["head", 32, 32], ["h.*.attn", 96, 27]]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from golden_text import assert_golden
-from show_samples import cast, document, given, gpt, op, plain
+from show_samples import cast, document, gpt, input_entry, op, plain
 
 from fxamp.errors import OptionError
-from fxamp.listing import Document, Entry, Listing
+from fxamp.graph_text import Document, Entry, Listing
 from fxamp.tools.common.table import cut
 from fxamp.tools.common.terminal import Look
 from fxamp.tools.show.select import select
@@ -141,7 +141,7 @@ def test_why_an_unknown_node_names_the_nearest() -> None:
 
 def test_why_goes_back_to_where_the_dtype_began_each_node_once() -> None:
     follows = {"reason": "no rule: follows its inputs"}
-    entries = [given("x", "f32[4]"), given("y", "f32[4]"), cast("x_f16", "x", "f16[4]", "for a: rule r")]
+    entries = [input_entry("x", "f32[4]"), input_entry("y", "f32[4]"), cast("x_f16", "x", "f16[4]", "for a: rule r")]
     entries += [op("a", "aten::neg.default", ("x_f16",), "f16[4]", **follows)]
     entries += [op("b", "aten::add.Tensor", ("a", "a"), "f16[4]", **follows)]
     entries += [op("c", "aten::add.Tensor", ("a", "b", "y"), "f16[4]", **follows)]
@@ -150,14 +150,14 @@ def test_why_goes_back_to_where_the_dtype_began_each_node_once() -> None:
 
 
 def test_why_an_input_is_there() -> None:
-    many = [given("x", "f32[4]")] + [op(f"n{i}", "aten::neg.default", ("x",), "f32[4]") for i in range(30)]
+    many = [input_entry("x", "f32[4]")] + [op(f"n{i}", "aten::neg.default", ("x",), "f32[4]") for i in range(30)]
     text = why(Listing("G", tuple(many)), "x")
     assert text.count("used by") == 20 and text.endswith("... and 10 more")
     assert "used by    output  no tensor  what the graph returns" in why(gpt(), "wrap_body_0/mm_f32")
 
 
 def test_why_is_bounded() -> None:
-    entries = [given("n0", "f32[4]")] + [
+    entries = [input_entry("n0", "f32[4]")] + [
         op(f"n{i}", "aten::neg.default", (f"n{i - 1}",), "f32[4]") for i in range(1, 500)
     ]
     text = why(Listing("G", tuple(entries)), "n499")
@@ -165,7 +165,7 @@ def test_why_is_bounded() -> None:
 
 
 def test_unknown_numbers_are_said_to_be_unknown() -> None:
-    symbolic = [given("x", "f32[s0]"), cast("x_f16", "x", "f16[s0]", "for y: rule r")]
+    symbolic = [input_entry("x", "f32[s0]"), cast("x_f16", "x", "f16[s0]", "for y: rule r")]
     listing = Listing("G", tuple(symbolic), policy="p", stage="cast")
     assert "1 inserted, bytes unknown" in shown(Document((listing,)))
     assert "unknown: sizes are symbolic" in shown(Document((listing,)))

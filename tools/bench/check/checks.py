@@ -3,9 +3,9 @@
 import time
 from typing import Any
 
+from fxamp.tools.bench.check.check_line import OK, SKIPPED, WRONG, Check, Outcome, SkippedError
 from fxamp.tools.bench.check.gradients import gradient_checks
 from fxamp.tools.bench.check.kernels import kernel_checks
-from fxamp.tools.bench.check.outcome import OK, SKIPPED, WRONG, Check, Outcome, SkippedError
 from fxamp.tools.bench.check.training import training_checks
 from fxamp.tools.common.silence import one_line
 

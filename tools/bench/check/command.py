@@ -11,7 +11,7 @@ from typing import Any
 
 from fxamp.errors import OptionError, nearest
 from fxamp.lowering_names import LOWERINGS
-from fxamp.tools.bench.check.outcome import WRONG, Outcome
+from fxamp.tools.bench.check.check_line import WRONG, Outcome
 from fxamp.tools.bench.process import ContenderFailed, Process
 from fxamp.tools.bench.report import Report, add_styles, drawn, require_device
 from fxamp.tools.common.command_line import Parser, one_of

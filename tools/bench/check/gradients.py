@@ -11,8 +11,9 @@ from fxamp.dtypes import DTYPES
 from fxamp.errors import MachineError, PolicyError
 from fxamp.policy import Policy, built_in_names, variant_names
 from fxamp.reports.report import Report
-from fxamp.tools.bench.check.outcome import Check, SkippedError, relative_error, require, require_as_exact
+from fxamp.tools.bench.check.check_line import Check, SkippedError, require
 from fxamp.tools.bench.check.program import DRAWS, SCALE, Draw, Net, draw
+from fxamp.tools.bench.check.yardstick import relative_error, require_as_exact
 
 
 def gradient_checks(device: str, lowering: str) -> Iterator[Check]:

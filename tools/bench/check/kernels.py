@@ -9,8 +9,9 @@ from torch import Tensor, nn
 import fxamp
 from fxamp import kernels
 from fxamp.policy import Policy, variant_names
-from fxamp.tools.bench.check.outcome import Check, SkippedError, relative_error, require, require_as_exact
+from fxamp.tools.bench.check.check_line import Check, SkippedError, require
 from fxamp.tools.bench.check.program import DRAWS
+from fxamp.tools.bench.check.yardstick import relative_error, require_as_exact
 
 SHAPES = ((1000, 37), (4099,), (3, 5), (1,), (64, 128))
 _STEPS = 5

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import fxamp
-from fxamp.tools.bench.check.outcome import Check, SkippedError, require
+from fxamp.tools.bench.check.check_line import Check, SkippedError, require
 from fxamp.tools.bench.check.program import Net, draw
 from fxamp.tools.bench.host_syncs import host_syncs
 

@@ -46,13 +46,13 @@ def convert_by_torchao(module: nn.Module, contender: Contender, device: str) -> 
 
     gains = _auto_filter_for_recipe(contender.fp8, filter_fqns=["lm_head"])
 
-    def wanted(layer: nn.Module, name: str) -> bool:
+    def is_converted(layer: nn.Module, name: str) -> bool:
         if device == "cuda":
             return bool(gains(layer, name))
         return isinstance(layer, nn.Linear) and not any(size % 16 for size in layer.weight.shape) and "head" not in name
 
     config = Float8LinearConfig.from_recipe_name(contender.fp8)
-    converted: nn.Module = convert_to_float8_training(module, config=config, module_filter_fn=wanted)
+    converted: nn.Module = convert_to_float8_training(module, config=config, module_filter_fn=is_converted)
     return converted
 
 

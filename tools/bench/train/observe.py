@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils import _pytree as pytree
 
-from fxamp.listing.totals import totals
+from fxamp.graph_text.totals import totals
 from fxamp.reports.report import Report
 from fxamp.tools.bench.host_syncs import host_syncs
 from fxamp.tools.bench.train.training import Training

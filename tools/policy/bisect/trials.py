@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fxamp.errors import ListingError
-from fxamp.listing import KeptValue
+from fxamp.graph_text import KeptValue
 from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
 from fxamp.reports import registry

@@ -7,7 +7,7 @@ region "kept" the values that a unit makes are kept for the backward as the forw
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fxamp.listing import KeptValue
+from fxamp.graph_text import KeptValue
 from fxamp.policy import Category, Policy, Rule
 from fxamp.policy.model.keep import KEPT, Keep
 from fxamp.policy.model.rule import PRODUCTS

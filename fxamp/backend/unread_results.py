@@ -1,0 +1,141 @@
+"""Compile backwards without the gradients of unread results, instead of writing and reading zeros for them.
+
+Whether a result is used is known only when the backward runs. So autograd is asked to pass None, and the backward graph
+is compiled when it first runs, without the gradients that are None; another set of them compiles it again.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fxamp.graph import graph_output
+from fxamp.passes.backward.drop_unread_results import DropUnreadResults
+from fxamp.passes.backward.scale_backward import tangents
+from fxamp.pipeline import run_traced
+from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, takes_list
+from fxamp.policy import Policy
+from fxamp.torch_private import (
+    compiled_by_aot,
+    compiling_again,
+    function_of,
+    keep_if_retained,
+    keep_saved_tensors,
+    running_metadata,
+    running_node,
+    subclass_metadata,
+    untraced,
+)
+
+#: Maximum number of compiled variants; further sets of unread results get zeros for their gradients.
+MOST = 3
+
+
+def may_be_unread(gm: GraphModule) -> bool:
+    """Whether Dynamo's graph ``gm`` has several differentiable results, of fixed sizes, and not only scalars."""
+    results = [node.meta.get("example_value") for node in graph_output(gm.graph).all_input_nodes]
+    values = [value for value in results if isinstance(value, Tensor) and value.requires_grad]
+    fixed = all(type(size) is int for value in values for size in value.shape)
+    return torch.is_grad_enabled() and fixed and len(values) > 1 and any(value.dim() for value in values)
+
+
+@dataclass(frozen=True)
+class UnreadResults(Participant):
+    """Compiles the backward when it first runs; ``expected``: without the gradients of results that are not used.
+
+    Wrappers such as DTensor still get zeros. So does compiled autograd, which compiles the backward itself and traces
+    before the hooks run.
+    """
+
+    policy: Policy
+    expected: bool = True
+
+    @property
+    def key(self) -> object:
+        return self.expected
+
+    def forward(self, compiler: GraphCompiler) -> GraphCompiler:
+        if self.expected:  # the first backward tells whether what the forward saved must stay
+            return compiler
+
+        def compile_keeping(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
+            keep_saved_tensors()
+            return compiler(gm, inputs)
+
+        return compile_keeping
+
+    def backward(self, compiler: GraphCompiler) -> GraphCompiler:
+        def compile_late(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
+            return self._by_used_results(gm, inputs, compiler)
+
+        return compile_late
+
+    def run(self, run: Callable[..., Any], gm: GraphModule, lowering: str) -> Callable[..., Any]:
+        """Ask autograd for None as the gradient of each unread result."""
+        return _asking_for_none(run) if self.expected else run
+
+    def _by_used_results(self, gm: GraphModule, inputs: Sequence[Any], compiler: GraphCompiler) -> Boxed:
+        """Return a callable for the backward graph ``gm`` that accepts None for tangents."""
+        nodes = list(gm.graph.find_nodes(op="placeholder"))
+        entering = set(tangents(gm))
+        positions = [at for at, node in enumerate(nodes) if node in entering]
+        again, lock = compiling_again(), Lock()
+        variants: dict[frozenset[int], Boxed] = {}
+
+        def variant(absent: frozenset[int]) -> Boxed:
+            graph = deepcopy(gm)
+            if absent:
+                run_traced(graph, self.policy, DropUnreadResults(tuple(nodes[at].name for at in sorted(absent))))
+            with again(), running_metadata():
+                return compiler(graph, [value for at, value in enumerate(inputs) if at not in absent])
+
+        def run(args: list[Any]) -> Any:
+            absent = frozenset(at for at in positions if args[at] is None)
+            with lock:
+                if absent not in variants and len(variants) >= MOST:
+                    for at in absent:
+                        value = nodes[at].meta["val"]
+                        args[at] = torch.zeros(tuple(value.shape), dtype=value.dtype, device=value.device)
+                    absent = frozenset()
+                if absent not in variants:
+                    variants[absent] = variant(absent)
+            for at in sorted(absent, reverse=True):
+                del args[at]
+            return variants[absent](args)
+
+        return takes_list(run)
+
+
+def _asking_for_none(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        before = [_node(value) for value in args]
+        results = compiled(*args)
+        for node in map(_node, results):
+            function = None if node is None or node in before else function_of(node)
+            if compiled_by_aot(function):
+                node.register_prehook(_ask)
+                break
+        return results
+
+    return call
+
+
+def _node(value: Any) -> Any:
+    """Return autograd's node of ``value``. An input that is a result too has the node of the graph that made it."""
+    return value.grad_fn if isinstance(value, Tensor) else None
+
+
+@untraced
+def _ask(_: Any) -> None:
+    """A hook without a reference to its node: with one, the node would keep alive all that it saved."""
+    node = running_node()
+    if node is None:  # under compiled autograd
+        return
+    keep_if_retained(node)
+    if subclass_metadata(function_of(node)) is None:
+        node.set_materialize_grads(False)

@@ -1,0 +1,168 @@
+"""Who runs an optimizer's step, and what happens to the gradients in memory before it.
+
+1. A compiled step, with ``skip="device"``, where the optimizer's step can be compiled and its state exists: it skips on
+   the device, and unscales and clips gradients as it reads them.
+2. The optimizer itself, if it takes torch's protocol of fused optimizers: a class with ``_step_supports_amp_scaling``
+   finds ``self.grad_scale`` and ``self.found_inf``, and skips on the device. In an older form of the protocol, ``step``
+   takes the scaler: ``step(grad_scaler=...)``; it divides by the scale, so it is not used with compiled graphs, whose
+   gradients are unscaled.
+3. Any other is run by the host, which waits for the flag.
+"""
+
+import inspect
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+
+from fxamp.optim import BoundStep, clips, guarded, has_pre_hooks
+from fxamp.optim.gradients import stored_as_they_are
+from fxamp.scaler.torch_contract.optimizer_record import OptimizerRecord
+from fxamp.scaler.torch_contract.settings import SkipChoice
+
+
+@dataclass(frozen=True)
+class StepCall:
+    """A call of ``GradScaler.step``: the optimizer, its parameters that have a gradient, its record, its arguments."""
+
+    optimizer: torch.optim.Optimizer
+    parameters: Sequence[Tensor]
+    record: OptimizerRecord
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How one step runs.
+
+    Attributes:
+        way: "compiled", "fused", "older" (a step that takes the scaler) or "host".
+        unscale: whether gradients are unscaled in memory first.
+        check: whether they are checked as they are, because nothing else has checked them.
+        compiled: the step, of a compiled way.
+        first: whether a fused step will make state: see :func:`lacks_state`.
+    """
+
+    way: str
+    unscale: bool
+    check: bool = False
+    compiled: BoundStep | None = None
+    first: bool = False
+
+
+def plan_step(choice: SkipChoice, call: StepCall, attached: bool) -> StepPlan:
+    """Return the plan of a step; never waits for the device.
+
+    ``choice``: whether steps run compiled, and how. ``attached``: whether compiled graphs unscale gradients.
+    """
+    optimizer, parameters, record = call.optimizer, call.parameters, call.record
+    ready, clipped = record.stage is OptState.READY, record.coefficient is not None
+    scaled = ready and not attached
+    # Hooks of the step read the gradients in memory.
+    hooks = scaled and not clipped and _runs_compiled(choice, optimizer, parameters) and has_pre_hooks(optimizer)
+    arguments = any(value is not None for value in (*call.args, *call.kwargs.values()))
+    compiled = prepared(choice, optimizer, parameters, scaled and not hooks, clipped, arguments)
+    if compiled is not None:
+        return StepPlan("compiled", hooks, not record.found_inf_per_device, compiled)
+    if not decides_itself(optimizer) or (attached and takes_scaler(optimizer)):
+        return StepPlan("host", ready)
+    unscale = hooks or (ready and clipped)
+    if takes_scaler(optimizer):
+        return StepPlan("older", unscale)
+    first = lacks_state(optimizer, parameters)
+    # A first step is the most likely to raise. Unscale before it, so that the gradients' state stays known.
+    unscale = unscale or (ready and first and not has_float16(parameters))
+    return StepPlan("fused", unscale, ready, first=first)
+
+
+def will_clip(choice: SkipChoice, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], scaled: bool) -> bool:
+    """Whether the optimizer's step will run compiled and clip gradients as it reads them: all have a gradient.
+
+    If the last such step did, and gradients are plain tensors, nothing else is read: the step reads all when it runs,
+    and if it cannot run compiled then, gradients are clipped in memory before it.
+    """
+    if not _runs_compiled(choice, optimizer, parameters) or (scaled and has_pre_hooks(optimizer)):
+        return False
+    step = guarded(optimizer, choice.lowering, choice.mode)
+    plain = stored_as_they_are(parameters, [parameter.grad for parameter in parameters])
+    return (plain and step.has_run(scaled, clipped=True)) or step.prepare(scaled, clipped=True) is not None
+
+
+def prepared(
+    choice: SkipChoice,
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[Tensor],
+    scaled: bool,
+    clipped: bool,
+    arguments: bool = False,
+) -> BoundStep | None:
+    """Return the optimizer's compiled step, compiling it if necessary; None if it does not run compiled.
+
+    Args:
+        choice: whether steps run compiled, and how.
+        optimizer: its gradients must be in the state in which the step will read them.
+        parameters: those with a gradient.
+        scaled: whether the gradients are scaled; the step then multiplies them by the inverse scale.
+        clipped: whether the step multiplies them by a clip coefficient.
+        arguments: whether the caller passes arguments to the step, such as a closure.
+    """
+    if not _runs_compiled(choice, optimizer, parameters) or (scaled and has_pre_hooks(optimizer)):
+        return None
+    return guarded(optimizer, choice.lowering, choice.mode).prepare(scaled, clipped, arguments)
+
+
+def _runs_compiled(choice: SkipChoice, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> bool:
+    """Whether the optimizer's step should run compiled; :func:`prepared` says whether it can.
+
+    False for a ``step`` from ``compile_optimizer`` that clips: that step itself must be called.
+    """
+    return choice.skip == "device" and bool(parameters) and not takes_scaler(optimizer) and not clips(optimizer)
+
+
+def decides_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's step takes the overflow flag and skips on the device."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def takes_scaler(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's step uses the older form of the protocol."""
+    function = getattr(optimizer.step, "__func__", None)
+    if function not in _takes_scaler:
+        answer = "grad_scaler" in inspect.signature(optimizer.step).parameters
+        if function is None:
+            return answer
+        _takes_scaler[function] = answer
+    return _takes_scaler[function]
+
+
+#: Cached per function: reading the signature takes longer than all other checks of a step.
+_takes_scaler: "weakref.WeakKeyDictionary[Any, bool]" = weakref.WeakKeyDictionary()
+
+
+def lacks_state(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> bool:
+    """Whether the next step creates state for a parameter that has none.
+
+    torch's fused SGD (2.11 to 2.15) allocates a momentum buffer in its first step. If that step is skipped, the buffer
+    stays uninitialised, and later steps use it as momentum. So the host must decide on a skip before such a step is
+    called. An SGD group with ``momentum`` 0 keeps no state.
+    """
+    stateless = {id(p) for group in optimizer.param_groups if group.get("momentum") == 0 for p in group["params"]}
+    return any(
+        id(parameter) not in stateless and not _has_values(optimizer.state.get(parameter)) for parameter in parameters
+    )
+
+
+def _has_values(state: Any) -> bool:
+    # Older versions of torch saved {"momentum_buffer": None} for SGD without momentum.
+    values = state.values() if isinstance(state, dict) else [state]
+    return any(value is not None for value in values)
+
+
+def has_float16(parameters: Sequence[Tensor]) -> bool:
+    """Whether a gradient is float16: then only a fused step may unscale it, because that does not round to float16."""
+    return torch.float16 in {gradient.dtype for parameter in parameters if (gradient := parameter.grad) is not None}
