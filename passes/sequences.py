@@ -14,6 +14,7 @@ from fxamp.passes.forward.insert_casts import InsertCasts
 from fxamp.passes.forward.keep_autocast import KeepAutocast
 from fxamp.passes.forward.restore_outputs import RestoreOutputs
 from fxamp.passes.forward.scale_products import ScaleProducts
+from fxamp.passes.partition.add_in_place import AddInPlace
 from fxamp.passes.step.drop_copies import DropCopies
 from fxamp.passes.step.fold_unscale import FoldUnscale
 from fxamp.passes.step.guard_updates import GuardUpdates
@@ -41,10 +42,13 @@ FORWARD: PassSequence[CastContext] = PassSequence(
     ),
 )
 
+#: For AOTAutograd's forward, after the passes of who takes part in it.
+PARTITIONED_FORWARD: PassSequence[CastContext] = PassSequence("partitioned forward", (AddInPlace(),))
+
 #: For AOTAutograd's backward, after the passes of who takes part in it (fxamp/backend/participants.py), in this order:
 #: drop-unread-results, cast-backward, scale-backward. Rules for kept values run theirs around the partition:
 #: mark-recomputed on the joint graph, then pack-kept on the forward, then unpack-kept on the backward.
-BACKWARD: PassSequence[CastContext] = PassSequence("backward", (RealizeCasts(), RealizeSums()))
+BACKWARD: PassSequence[CastContext] = PassSequence("backward", (RealizeCasts(), RealizeSums(), AddInPlace()))
 
 
 def step(

@@ -7,7 +7,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from fxamp.graph_text import KeptValue
-from fxamp.passes.sequences import BACKWARD
+from fxamp.passes.sequences import BACKWARD, PARTITIONED_FORWARD
 from fxamp.pipeline import run_traced
 from fxamp.pipeline.cache_key import cache_key
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, Partitioner
@@ -77,11 +77,11 @@ class Compilation:
         return run
 
     def _shown(self, stage: str, compiler: GraphCompiler) -> GraphCompiler:
-        """Return ``compiler``, after the last passes over the backward; dumps get the graph, and its kernels' code."""
+        """Return ``compiler``, after the last passes over the graph; dumps get the graph, and its kernels' code."""
 
         def compile_shown(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
-            if stage == "backward" and self.policy is not None:
-                run_traced(gm, self.policy, BACKWARD)
+            if self.policy is not None:
+                run_traced(gm, self.policy, BACKWARD if stage == "backward" else PARTITIONED_FORWARD)
             self.stages.graph(stage, lambda: list_partition(gm, stage, self.kept))
             compiled = compiler(gm, inputs)
             source = getattr(compiled, "source_code", None)

@@ -21,6 +21,7 @@ from fxamp.backend.unread_results import UnreadResults
 from fxamp.lowering_names import mode_settings
 from fxamp.pipeline.cache_key import keyed
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Partitioner
+from fxamp.policy.model.chunks import LOSS
 from fxamp.policy.model.keep import KEPT
 from fxamp.torch_private import (
     donated_inputs,
@@ -68,7 +69,8 @@ def _changes(compilation: Compilation, dynamic: bool) -> bool:
 
     The latter is so where sizes are fixed, on every device but the CPU.
     """
-    must = bool(compilation.participants) or compilation.stages.kept
+    chunks = compilation.policy is not None and compilation.policy.has_rules_for(LOSS)
+    must = bool(compilation.participants) or compilation.stages.kept or chunks
     return must or (compilation.device not in (None, "cpu") and not dynamic)
 
 

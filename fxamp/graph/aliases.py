@@ -1,6 +1,7 @@
 """Which values of a graph may share memory, and which of them are written to."""
 
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,18 @@ class AliasSets:
 def is_view(node: Node) -> bool:
     """Whether the schema of the node's op says that its result shares memory with an input."""
     return isinstance(node.target, OpOverload) and any(result.alias_info for result in node.target._schema.returns)
+
+
+#: Views of AOTAutograd's graphs whose schemas do not say so; one of several views.
+_UNANNOTATED_VIEWS = (torch.ops.aten._unsafe_view.default, torch.ops.aten.unsafe_split.Tensor, operator.getitem)
+
+
+def memory_readers(node: Node) -> Iterator[Node]:
+    """Yield what reads the memory of ``node`` in a graph of AOTAutograd's, directly or through views."""
+    for user in node.users:
+        yield user
+        if is_view(user) or user.target in _UNANNOTATED_VIEWS:
+            yield from memory_readers(user)
 
 
 #: Ops that may return an input, or a view of one, although their schemas do not say so; found by running ATen's ops.

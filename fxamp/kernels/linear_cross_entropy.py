@@ -5,18 +5,19 @@ one chunk are gone before those of the next are computed, in the forward and in 
 ``functional.linear_cross_entropy`` cannot be compiled, and makes its gradients unscaled.
 
 1. Products run in the dtype that the policy gives them; log-sum-exp, losses and their sum in float32.
-2. The gradient of a weight accumulates in float32 over the chunks and is rounded once.
+2. The gradient of a weight accumulates in float32 over the chunks and is rounded once. The pass add-in-place gives all
+   chunks one buffer.
 3. ``Gradients.IN_FORWARD``: the forward makes the gradients of the sum of all losses, which do not shrink as the batch
    grows, and the backward multiplies them by the gradient of the loss in float32. So float16 needs no loss scale in the
    forward. There are no more products than without chunks, and a gradient is kept for each operand.
 4. ``Gradients.IN_BACKWARD``: the backward computes the logits of each chunk again. It costs one product more and keeps
    only the operands. ``reduction="none"`` needs it: each row has a gradient of its own.
-5. A chunk reads what the chunk before makes last, so that a compiler cannot mix them and keep the logits of both.
+5. A chunk reads the sums of the chunk before, so that a compiler cannot mix them and keep the logits of both.
 6. Where targets or weights of classes need a gradient, which has as many elements as the logits, there are no chunks.
 7. Rows that do not count have gradients of zero, even if the mean divides by no rows at all, as torch has it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -151,11 +152,11 @@ class _Losses(torch.autograd.Function):
         losses = []
         with kept_exactly() if early else computed_again():
             sums = _Sums(head, ctx.needs_input_grad) if early else None
-            earlier = None
+            earlier: list[Tensor] = []
             for rows, classes in _chunks(input, target, form):
                 chunk = _Chunk.of(head, rows, classes, earlier)
                 losses.append(chunk.losses())
-                earlier = losses[-1] if sums is None else sums.add(chunk, None)
+                earlier = losses[-1:] if sums is None else sums.add(chunk, None)
             operands = [input, weight, bias, target, class_weight]
             saved = operands if sums is None else [*sums.gradients(), _counting(target, form).any()]
         ctx.save_for_backward(*saved)
@@ -181,7 +182,7 @@ class _Losses(torch.autograd.Function):
             head = _Head.of(weight, bias, class_weight, form)
             sums = _Sums(head, ctx.needs_input_grad)
             of_rows = gradient.where(_counting(target, form), 0.0)
-            earlier = None
+            earlier: list[Tensor] = []
             for (rows, classes), scale in zip(_chunks(input, target, form), _cut(of_rows, form.chunks), strict=True):
                 earlier = sums.add(_Chunk.of(head, rows, classes, earlier), scale)
             results = sums.gradients()
@@ -225,10 +226,10 @@ class _Chunk:
     target: Tensor
 
     @staticmethod
-    def of(head: _Head, rows: Tensor, target: Tensor, earlier: Tensor | None) -> "_Chunk":
-        """``earlier``: what the chunk before makes last; None for the first."""
+    def of(head: _Head, rows: Tensor, target: Tensor, earlier: list[Tensor]) -> "_Chunk":
+        """``earlier``: what the chunk before makes from its logits last; empty for the first chunk."""
         rows = rows.to(head.form.dtype)
-        rows = rows if earlier is None else copy_after(rows, earlier)
+        rows = copy_after(rows, earlier) if earlier else rows
         logits = functional.linear(rows, head.weight, head.bias).float()
         return _Chunk(head, rows, logits, torch.logsumexp(logits, -1, keepdim=True), target)
 
@@ -272,63 +273,81 @@ class _Sums:
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
 
-    def add(self, chunk: _Chunk, scale: Tensor | None) -> Tensor:
-        """Add those of one chunk, each row's multiplied by ``scale``, ``[n]``. Return what is made last."""
+    def add(self, chunk: _Chunk, scale: Tensor | None) -> list[Tensor]:
+        """Add those of one chunk, each row's multiplied by ``scale``, ``[n]``. Return what reads the chunk last."""
         exact = chunk.gradients()
         gradients = (exact if scale is None else exact * scale.unsqueeze(1)).to(self._head.form.dtype)
         of_input, of_weight, of_bias = self._needed[:3]
         if of_input:
             self._rows.append(gradients @ self._head.weight)
         if of_weight:
-            self._weight = add_product(gradients, chunk.rows, self._weight)
+            operands = gradients, chunk.rows
+            self._weight = wide_product(*operands) if self._weight is None else add_product(*operands, self._weight)
         if of_bias:
             total = gradients.float().sum(0)
             self._bias = total if self._bias is None else self._bias + total
-        last = self._weight if of_weight else self._rows[-1] if of_input else self._bias
-        assert last is not None, "nothing needs a gradient"
-        return last
+        sums = [total for total in (self._weight, self._bias) if total is not None]
+        return sums or self._rows[-1:]
 
     def gradients(self) -> list[Tensor | None]:
         """Those of the input in the products' dtype, of weight and bias in float32; None where none is needed."""
         return [torch.cat(self._rows) if self._rows else None, self._weight, self._bias]
 
 
-@torch.library.custom_op("fxamp::add_product", mutates_args=(), tags=(torch.Tag.flexible_layout,))
-def add_product(left: Tensor, right: Tensor, total: Tensor | None) -> Tensor:
-    """Return ``left.T @ right``, added to ``total`` if there is one, in float32, which no partial sum leaves.
-
-    Inductor has no lowering for ``addmm`` with a wider result, and would keep all products to sum them in one kernel.
+@torch.library.custom_op("fxamp::wide_product", mutates_args=(), tags=(torch.Tag.flexible_layout,))
+def wide_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return ``left.T @ right`` in float32, which no partial sum leaves.
 
     Args:
         left: ``[M, N]``, float16, bfloat16 or float32.
         right: ``[M, K]`` in the dtype of ``left``.
-        total: float32 ``[N, K]``, or None.
     """
-    left = left.t()
-    if not left.is_cuda or left.dtype is torch.float32:
-        left, right = left.float(), right.float()
-        return left @ right if total is None else torch.addmm(total, left, right)
-    if total is None:
-        return torch.mm(left, right, out_dtype=torch.float32)
-    return torch.addmm(total, left, right, out_dtype=torch.float32)
+    if left.is_cuda and left.dtype is not torch.float32:
+        return torch.mm(left.t(), right, out_dtype=torch.float32)
+    return left.t().float() @ right.float()
 
 
-@add_product.register_fake
-def _(left: Tensor, right: Tensor, total: Tensor | None) -> Tensor:
+@torch.library.custom_op("fxamp::add_product", mutates_args=(), tags=(torch.Tag.flexible_layout,))
+def add_product(left: Tensor, right: Tensor, total: Tensor) -> Tensor:
+    """Return ``total``, float32 ``[N, K]``, and :func:`wide_product` added to it.
+
+    Inductor has no lowering for ``addmm`` with a wider result, and would keep all products to sum them in one kernel.
+    """
+    total = total.clone()
+    add_product_(left, right, total)
+    return total
+
+
+@torch.library.custom_op("fxamp::add_product_", mutates_args=("total",), tags=(torch.Tag.flexible_layout,))
+def add_product_(left: Tensor, right: Tensor, total: Tensor) -> None:
+    """Add :func:`wide_product` to ``total``, float32 ``[N, K]``."""
+    if left.is_cuda and left.dtype is not torch.float32:
+        torch.addmm(total, left.t(), right, out_dtype=torch.float32, out=total)
+    else:
+        total.addmm_(left.t().float(), right.float())
+
+
+@wide_product.register_fake
+def _(left: Tensor, right: Tensor) -> Tensor:
     return left.new_empty(left.shape[1], right.shape[1], dtype=torch.float32)
 
 
-@register_flop_formula(torch.ops.fxamp.add_product)
+@add_product.register_fake
+def _(left: Tensor, right: Tensor, total: Tensor) -> Tensor:
+    return torch.empty_like(total)
+
+
+@register_flop_formula([torch.ops.fxamp.wide_product, torch.ops.fxamp.add_product, torch.ops.fxamp.add_product_])
 def _flops(left: Any, right: Any, *_: Any, **__: Any) -> int:
     return 2 * int(left[0]) * int(left[1]) * int(right[1])
 
 
 @torch.library.custom_op("fxamp::copy_after", mutates_args=(), tags=(torch.Tag.flexible_layout,))
-def copy_after(values: Tensor, earlier: Tensor) -> Tensor:
-    """Return a copy of ``values``, made when ``earlier`` exists: a compiler cannot begin what reads it before."""
+def copy_after(values: Tensor, earlier: Sequence[Tensor]) -> Tensor:
+    """Return a copy of ``values``, made when ``earlier`` exist: a compiler cannot begin what reads it before."""
     return values.clone(memory_format=torch.contiguous_format)
 
 
 @copy_after.register_fake
-def _(values: Tensor, earlier: Tensor) -> Tensor:
+def _(values: Tensor, earlier: Sequence[Tensor]) -> Tensor:
     return torch.empty_like(values, memory_format=torch.contiguous_format)

@@ -13,7 +13,6 @@
    off only after the call that they must come before: they then stand between the two calls.
 """
 
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
@@ -23,7 +22,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, graph_output, tensor_value
-from fxamp.graph.aliases import is_view
+from fxamp.graph.aliases import memory_readers
 from fxamp.kernels import hand_over as hand_over  # registers the op
 from fxamp.passes.backward.scale_backward import gradients
 from fxamp.passes.base import Context, Result, TracedPass
@@ -34,9 +33,6 @@ HANDED_OVER = "fxamp_handed_over"
 
 #: A gradient is small if so many of them are no group.
 SMALL = 64
-
-#: Views whose schemas do not say so; one of several views.
-_VIEWS = (torch.ops.aten._unsafe_view.default, torch.ops.aten.unsafe_split.Tensor, operator.getitem)
 
 
 @dataclass(frozen=True)
@@ -119,25 +115,18 @@ def _gradients(gm: GraphModule, places: list[int]) -> Iterator[_Gradient]:
     for place in places:
         node, owner = _returned(gm)[place], graph_output(gm.graph).meta["desc"][place].grad_of
         parameter = next((own for own, description in inputs.items() if description == owner), None)
-        reads = [] if parameter is None else [order[reader] for reader in _readers(parameter)]
+        readers = () if parameter is None else memory_readers(parameter)
+        reads = [order[reader] for reader in readers if reader.op != "output"]
         yield _Gradient(place, node, parameter, max(first, order[node], *reads))
 
 
-def _readers(node: Node) -> Iterator[Node]:
-    """Yield the calls that read the memory of ``node``, directly or through views."""
-    for user in node.users:
-        if user.op != "output":
-            yield user
-            if is_view(user) or user.target in _VIEWS:
-                yield from _readers(user)
-
-
 def _groups(ready: list[_Gradient], least: int) -> Iterator[list[_Gradient]]:
-    members: list[_Gradient] = []
+    members, total = list[_Gradient](), 0
     for gradient in ready:
         members.append(gradient)
-        if sum(member.bytes for member in members) >= least:
+        total += gradient.bytes
+        if total >= least:
             yield members
-            members = []
+            members, total = [], 0
     if members:
         yield members

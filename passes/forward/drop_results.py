@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from fxamp.graph import describe_source, graph_output, module_classes, module_path, op_name, tensor_value
 from fxamp.graph.aliases import is_view
 from fxamp.passes.base import CastContext, Pass, Result
-from fxamp.passes.shared.cast_writer import CONVERSIONS
+from fxamp.passes.shared.cast_writer import CONVERSIONS, COPIES
 from fxamp.passes.shared.sites import facts_of, site_of
 from fxamp.policy import Rule, Site
 from fxamp.policy.model.keep import RESULT
@@ -36,8 +36,6 @@ log = logging.getLogger(__name__)
 
 #: Key of the output node's ``meta``: a tuple of :class:`DroppedResult`.
 DROPPED = "fxamp_dropped"
-
-_COPIES = frozenset({aten.contiguous.default, aten.clone.default, aten.alias.default})
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,7 @@ class DropResults(Pass[CastContext]):
         if dropped:
             output.args = (pytree.tree_unflatten(leaves, spec),)
             output.meta[DROPPED] = (*output.meta.get(DROPPED, ()), *dropped)
-            for node in reversed(list(gm.graph.nodes)):
-                if _is_dead(node):
-                    gm.graph.erase_node(node)
+            gm.graph.eliminate_dead_code(lambda node: not _only_computes(node))
             gm.recompile()
         return Result(len(dropped), {"dropped": len(dropped)})
 
@@ -89,10 +85,10 @@ class DropResults(Pass[CastContext]):
         return f"dropped outputs {places} are made" if places else None
 
 
-def _is_dead(node: Node) -> bool:
-    """Whether nobody reads the call of an op, which only computes: it writes nothing and draws no random numbers."""
+def _only_computes(node: Node) -> bool:
+    """Whether ``node`` calls an op that writes nothing and draws no random numbers."""
     target = node.target
-    if node.users or not isinstance(target, OpOverload) or target._schema.is_mutable:
+    if not isinstance(target, OpOverload) or target._schema.is_mutable:
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags and bool(target._schema.returns)
 
@@ -115,7 +111,7 @@ def _rule(leaf: object, context: CastContext) -> Rule | None:
 
 def _maker(node: Node) -> Node:
     """Return the node that computed ``node``."""
-    passes_on = is_view(node) or node.target in CONVERSIONS | _COPIES or node.target is operator.getitem
+    passes_on = is_view(node) or node.target in CONVERSIONS | COPIES or node.target is operator.getitem
     source = node.args[0] if passes_on else None
     return _maker(source) if isinstance(source, Node) else node
 

@@ -27,6 +27,9 @@ aten = torch.ops.aten
 CONVERSIONS = frozenset({aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default})
 """Ops that only convert."""
 
+COPIES = frozenset({aten.contiguous.default, aten.clone.default, aten.alias.default})
+"""Ops that return the values of their input, in memory of its own or not."""
+
 _DETACHING = frozenset({aten.detach.default, aten.detach_.default})
 
 

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from fxamp.graph import INSERTED, AliasSets, argument, is_wrapper, tensor_value
 from fxamp.passes.base import CastContext
-from fxamp.passes.shared.cast_writer import CONVERSIONS, before_cast
+from fxamp.passes.shared.cast_writer import CONVERSIONS, COPIES, before_cast
 from fxamp.passes.shared.sites import site_of
 from fxamp.policy import Category, Rule
 from fxamp.policy.model.chunks import AUTO, LOSS
@@ -27,7 +27,6 @@ aten = torch.ops.aten
 SIZED = frozenset({aten.view.default, aten.reshape.default, aten._unsafe_view.default})
 """Row ops whose second argument is the new shape."""
 
-_COPIES = frozenset({aten.contiguous.default, aten.clone.default, aten.alias.default})
 _ROW_OPS = SIZED | {aten.slice.Tensor, aten.flatten.using_ints}
 
 
@@ -93,7 +92,7 @@ def _path(loss: Node, logits: torch.Tensor) -> tuple[Node, tuple[Node, ...], boo
         elif node.target in CONVERSIONS:
             if INSERTED not in node.meta and not _keeps_values(node):
                 return f"{node.name} rounds or moves its logits, or makes them float64"
-        elif node.target not in _COPIES:
+        elif node.target not in COPIES:
             return f"between it and a linear layer stands {node.name}"
         reader, node = node, _source(node)
     if not isinstance(node, Node):

@@ -266,7 +266,7 @@ def test_without_gradients_none_are_made() -> None:
         weights = 0
 
         def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.weights += op is torch.ops.fxamp.add_product.default
+            self.weights += op is torch.ops.fxamp.wide_product.default
             return op(*args, **(kwargs or {}))
 
     with Products() as products:
