@@ -15,7 +15,6 @@ from typing import Any
 from torch.compiler import config as compiler_config
 from torch.fx import GraphModule
 
-import fxamp
 from fxamp.graph import all_nodes, module_classes, module_path
 from fxamp.passes.shared.decision import decision
 from fxamp.policy import Policy
@@ -54,10 +53,9 @@ def keyed(tag: str) -> Iterator[None]:
 
 
 @cache
-def source_digest() -> str:
-    """Return the sha256 in hex of the version and the code of fxamp, without its tools."""
-    home = Path(str(fxamp.__file__)).parent
-    digest = hashlib.sha256(fxamp.__version__.encode())
+def source_digest(home: Path = Path(__file__).parents[1]) -> str:
+    """Return the sha256 in hex of the code of fxamp, which contains its version, without the tools; ``home``: where."""
+    digest = hashlib.sha256()
     for file in _sources(home):
         digest.update(str(file.relative_to(home)).encode() + file.read_bytes())
     return digest.hexdigest()
