@@ -118,7 +118,8 @@ def with_linear_layers(model: nn.Module) -> nn.Module:
 LANGUAGE_MODELS = list(product([small_gpt2, small_llama], ["tensorwise", "rowwise"], ["eager", "aot_eager"]))
 
 
-@pytest.mark.parametrize("case", exhaustive(LANGUAGE_MODELS, always=[(small_gpt2, "tensorwise", "aot_eager")]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", LANGUAGE_MODELS)
 def test_language_models_are_torchaos(case: tuple[Callable[[], nn.Module], str, str]) -> None:
     make, recipe, lowering = case
     model = make()
@@ -242,8 +243,6 @@ def test_every_way_to_run_it_gives_the_same(way: tuple[str, str]) -> None:
     plain = compiled(model, policy=policy(recipe, base=base), lowering="eager")
     expected = gradients(plain, plain, tokens)
     assert distance(expected, exact) < 0.35
-    whole = compiled(model, policy=policy(recipe, base=base), lowering="aot_eager")
-    assert same(gradients(whole, whole, tokens), expected) == []
     torch._dynamo.mark_dynamic(tokens, 1)
     moving = compiled(model, policy=policy(recipe, base=base), lowering="aot_eager")
     assert same(gradients(moving, moving, tokens), expected) == []

@@ -53,7 +53,11 @@ class Setting:
         return self.scaler.clip_grad_norm_(self.optimizer, 1e9).item()
 
 
-@each_once("skip, lowering", ["host", "device"], ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+UNDER_INDUCTOR = pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])  # as in test_kernel_ops
+
+
+@pytest.mark.parametrize("lowering", ["aot_eager", UNDER_INDUCTOR])
+@pytest.mark.parametrize("skip", ["host", "device"])
 def test_the_backward_makes_the_norm_and_nothing_else_reads_the_gradients(
     skip: str, lowering: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
