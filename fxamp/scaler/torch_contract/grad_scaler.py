@@ -46,7 +46,7 @@ class GradScaler(torch.amp.GradScaler):
 
     Differences from torch: growth tests ``tracker >= interval``, so the scale still grows after the interval was
     lowered; ``new_scale`` may be an int; a fused optimizer's first step waits for the device
-    (``fxamp/scaler/torch_contract/fused.py``); ranks agree on a skip.
+    (``fxamp/scaler/torch_contract/step_plan.py``); ranks agree on a skip.
 
     Args:
         device: the device type of the losses, such as ``"cuda"`` or ``"cpu"``. ``"cuda"`` without an available CUDA
