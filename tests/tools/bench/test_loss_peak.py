@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from cost_counting import Counting
+from exhaustive import exhaustive
 
 from fxamp.tools.bench.cost.workload import Way, Workload
 
@@ -19,8 +20,11 @@ gradients = "{}"
 """
 
 
-@pytest.mark.parametrize("gradients", ["forward", "backward"])
-@pytest.mark.parametrize("model", ["bert-base", "gpt2-124m"])  # a head with a bias and one without
+#: A head with a bias and one without.
+CASES = [(model, gradients) for model in ("bert-base", "gpt2-124m") for gradients in ("forward", "backward")]
+
+
+@pytest.mark.parametrize(("model", "gradients"), exhaustive(CASES, always=CASES[:1]))
 def test_one_chunk_and_one_sum_stand_there(tmp_path: Path, counting: Counting, model: str, gradients: str) -> None:
     file = tmp_path / "chunks.toml"
     file.write_text(POLICY.format(CHUNK, gradients))
