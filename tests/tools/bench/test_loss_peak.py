@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import pytest
 from cost_counting import Counting
-from exhaustive import exhaustive
+from exhaustive import each_once
 
 from fxamp.tools.bench.cost.workload import Way, Workload
 
@@ -20,11 +19,7 @@ gradients = "{}"
 """
 
 
-#: A head with a bias and one without.
-CASES = [(model, gradients) for model in ("bert-base", "gpt2-124m") for gradients in ("forward", "backward")]
-
-
-@pytest.mark.parametrize(("model", "gradients"), exhaustive(CASES, always=CASES[:1]))
+@each_once("model,gradients", ("bert-base", "gpt2-124m"), ("forward", "backward"))  # heads with a bias and without
 def test_one_chunk_and_one_sum_stand_there(tmp_path: Path, counting: Counting, model: str, gradients: str) -> None:
     file = tmp_path / "chunks.toml"
     file.write_text(POLICY.format(CHUNK, gradients))
