@@ -275,3 +275,18 @@ def test_without_gradients_none_are_made() -> None:
         assert not products.weights
         Loss().chunked(*operands())
     assert products.weights
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_products_add_up_in_float32_in_one_buffer_on_a_gpu(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(256, size, generator=generator).to("cuda", dtype) for size in (64, 48))
+    total = torch.ops.fxamp.wide_product(left, right)
+    place, product = total.data_ptr(), total.clone()
+    torch.ops.fxamp.add_product_(left, right, total)
+    exact = left.double().t() @ right.double()
+    assert total.data_ptr() == place and total.dtype is torch.float32
+    torch.testing.assert_close(total.double(), 2 * exact, rtol=1e-5, atol=1e-4)
+    assert torch.equal(total, torch.ops.fxamp.add_product(left, right, product))

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import pytest
 from cost_counting import Counting
+from exhaustive import each_once
 
 from fxamp.tools.bench.cost.workload import Way, Workload
 
@@ -19,8 +19,7 @@ gradients = "{}"
 """
 
 
-@pytest.mark.parametrize("gradients", ["forward", "backward"])
-@pytest.mark.parametrize("model", ["bert-base", "gpt2-124m"])  # a head with a bias and one without
+@each_once("model,gradients", ("bert-base", "gpt2-124m"), ("forward", "backward"))  # heads with a bias and without
 def test_one_chunk_and_one_sum_stand_there(tmp_path: Path, counting: Counting, model: str, gradients: str) -> None:
     file = tmp_path / "chunks.toml"
     file.write_text(POLICY.format(CHUNK, gradients))
