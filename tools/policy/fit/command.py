@@ -141,7 +141,6 @@ def _answer(options: Namespace, pricing: Pricing, memory: int) -> int:
         _say(f"{candidate.name}: {summary(candidate.price, base)}")
         search.add(candidate)
     search.look("chosen", limits, options.prefer)
-    chosen = search.best(limits, options.prefer)
     _frontier(search, limits, options.frontier)
     chosen = search.best(limits, options.prefer)
     answer = Answer(options, search, chosen, limits, list(_notes(options, search, chosen, limits)))

@@ -45,13 +45,17 @@ class Search:
 
         What an option adds differs from policy to policy: several lower the same moment. So the prices are taken to
         start from the policy verified last, until they lead nowhere else; then from the base, where sums promise most.
-        It ends where these promise nothing better, or after ``rounds``.
+        It ends where these promise nothing better, where the smallest policy is too large, or after ``rounds``.
         """
         start, known = self.base, set[tuple[int, ...]]()
         cuts: list[Cut] = []
         for _ in range(rounds):
             aim = self._aim(limits, prefer)
             chosen = choose(self.prices, start, aim, prefer, cuts)
+            if chosen is None and start is not self.base and self.best(limits, prefer) is None:
+                chosen = choose(self.prices, start, Limits(inf, limits.square), "memory", cuts)
+                if chosen is None or chosen in known:
+                    return
             if chosen is None or chosen in known:
                 chosen = choose(self.prices, self.base, aim, prefer, cuts)
                 if chosen is None or chosen in known or not self._promising(chosen, limits, prefer):
