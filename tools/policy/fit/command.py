@@ -116,7 +116,7 @@ def _checked(options: Namespace) -> int:
         raise OptionError(f"--memory {size(memory)}: the {options.gpu} has {size(gpu.memory)}; accepted: up to that")
     if options.chart is not None:
         if not charts.available():
-            raise OptionError("--chart: matplotlib is not installed; pip install matplotlib, or 'fxamp[fit]'")
+            raise OptionError(f"--chart: {charts.MISSING}")
         if not options.chart.endswith(".svg"):
             raise OptionError(f"--chart {options.chart!r}: it is an SVG file; accepted: '{options.chart}.svg'")
         require_folder(options.chart, options.model, options.sister, option="--chart")
