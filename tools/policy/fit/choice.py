@@ -1,6 +1,6 @@
 """Which option of each decision: exactly, by integer linear programming."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import isfinite
@@ -13,6 +13,9 @@ from fxamp.tools.policy.fit.prices import Price
 PREFERENCES = ("memory", "time", "error")
 _SECOND, _RULE = 1e-3, 1e-5
 
+
+#: Stands among the moments for the error.
+_ERROR = ""
 
 #: Options by decision and place, of which a choice takes at least one.
 Cut = Set[tuple[int, int]]
@@ -49,15 +52,20 @@ def missed(prices: Sequence[Sequence[Price]], price: Price, limits: Limits, chos
 
     Whatever options bring together: what lowers no part that is too high is no help.
     """
-    parts: list[Callable[[Price], float]] = [
-        lambda one, name=name: one.held + one.moments.get(name, 0.0)
-        for name, bytes_ in price.moments.items()
-        if price.held + bytes_ > limits.memory
-    ]
-    parts += [lambda one: one.square] if price.square > limits.square else []
+    high = [name for name, bytes_ in price.moments.items() if price.held + bytes_ > limits.memory]
+    high += [_ERROR] if price.square > limits.square else []
+
+    def part(one: Price, name: str) -> float:
+        return one.square if name == _ERROR else one.held + one.moments.get(name, 0.0)
+
     return [
-        {(d, o) for d, own in enumerate(prices) for o, added in enumerate(own) if part(added) < part(own[chosen[d]])}
-        for part in parts
+        {
+            (d, o)
+            for d, own in enumerate(prices)
+            for o, added in enumerate(own)
+            if part(added, name) < part(own[chosen[d]], name)
+        }
+        for name in high
     ]
 
 

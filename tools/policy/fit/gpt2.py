@@ -1,5 +1,7 @@
 """GPT-2 124M in its own shapes, with 3 of its 12 layers."""
+
 import torch
+
 from fxamp.tools.bench.models import build
 
 with torch.device("meta"):

@@ -1,4 +1,3 @@
-import torch
 from fxamp.tools.bench.models import build
 
 model, (inputs,) = build("gpt2-124m", "tiny", 0, 1, {"layers": 3, "width": 128, "length": 64})
