@@ -1,4 +1,4 @@
-"""Charts by matplotlib, which the extra ``fxamp[charts]`` installs: curves of losses."""
+"""Charts by matplotlib, which the extras ``fxamp[charts]`` and ``fxamp[fit]`` install."""
 
 import io
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def line_chart(title: str, curves: Sequence[Curve], x_label: str, y_label: str) 
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
@@ -55,7 +55,8 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
     return [sum(part) / len(part) for part in parts]
 
 
-def _svg(figure: "Figure") -> str:
+def svg(figure: "Figure") -> str:
+    """Return ``figure`` as an SVG document."""
     from matplotlib import rc_context
 
     written = io.StringIO()

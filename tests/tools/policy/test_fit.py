@@ -1,9 +1,12 @@
 """fxamp-policy fit: what it writes loads and is what it counted, its cache knows its key, its mistakes are one line."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from commands import mistake
@@ -13,15 +16,20 @@ from torch import nn
 from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
 from fxamp.tools.bench.command import main as bench
-from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel, Peak
+from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel, Moment, Peak
 from fxamp.tools.bench.cost.row import Rates
+from fxamp.tools.common.formatting import size
 from fxamp.tools.policy.command import main
 from fxamp.tools.policy.fit import choice
-from fxamp.tools.policy.fit.counts import Counting
+from fxamp.tools.policy.fit.answer import policy_text
+from fxamp.tools.policy.fit.counts import Counting, Form
 from fxamp.tools.policy.fit.decisions import Language
 from fxamp.tools.policy.fit.errors import Measuring
 from fxamp.tools.policy.fit.gpus import GPUS
-from fxamp.tools.policy.fit.layers import scopes, shortened
+from fxamp.tools.policy.fit.layers import by_scope, scopes, shortened
+from fxamp.tools.policy.fit.prices import Price
+from fxamp.tools.policy.fit.search import Candidate
+from fxamp.tools.policy.fit.training import Training
 
 MODEL = """
 import torch
@@ -65,16 +73,21 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Counts and errors that follow from the number of rules; the result says how many there were."""
     asked: list[Policy] = []
 
-    def count(_: Counting, policy: Policy, *__: Any) -> Count:
+    def count(_: Counting, policy: Policy, __: Any, form: Form) -> Count:
         asked.append(policy)
         rules = sum(rule.region == KEPT and rule.keep != "as-is" for rule in policy.rules)
         kernel = Kernel("forward", "triton", "add", (Access("a", 10_000_000 + 1000 * rules, "float32"),), ())
-        peak = 4_000_000 - 100_000 * rules
-        return Count((kernel,), {}, (Kept(peak, "float32", (1,), "add", "", ""),), 1, 1, 1, Peak(peak))
+        peak = (form.batch or 128) * (4_000_000 - 100_000 * rules) // 128
+        moments = (Moment("forward", "layers.0", peak),)
+        return Count((kernel,), {}, (Kept(peak, "float32", (1,), "add", "", ""),), 1, 1, 1, Peak(peak), 0, moments)
 
-    def errors(_: Measuring, policy: Policy) -> list[float]:
+    def errors(self: Measuring, policy: Policy) -> list[float]:
         asked.append(policy)
-        return [1e-3 * (1 + 0.01 * sum(rule.keep == "int8" for rule in policy.rules))]
+        smaller = "small" in self.work.file
+        return [
+            (2e-3 if smaller else 1e-3)
+            * (1 + 0.01 * sum(rule.keep in ("int8", "float8_e4m3fn") for rule in policy.rules))
+        ]
 
     monkeypatch.setattr(Counting, "_ask", count)
     monkeypatch.setattr(Measuring, "_errors", errors)
@@ -131,7 +144,97 @@ def test_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str], preten
     out = tmp_path / "mine.toml"
     status, text, _ = run(capsys, "fit", model(tmp_path), "--memory", "1MB", "--output", str(out))
     assert status == 1 and not out.exists()
-    assert "nothing fits: " in text and " are missing" in text and "what brings most: " in text
+    document = json.loads(run(capsys, "fit", str(tmp_path / "model.py"), "--memory", "1MB", "--json")[1])
+    least = min(one["memory"] for one in document["policies"] if one["name"] != "beyond the limits")
+    assert f"nothing fits: {size(round(least - 1e6))} are missing" in text
+    assert "whose fullest moment is the forward, first of layers" in text
+
+
+def test_what_the_error_forbids_is_named_where_nothing_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
+) -> None:
+    _, text, _ = run(capsys, "fit", model(tmp_path), "--memory", "1MB", "--error", "1.001")
+    words = text.partition("what brings most on top of 'smallest")[2]
+    assert "kept values of " in words and "8-bit " in words and " of the error" in words
+
+
+def test_the_largest_batch_is_counted_with_the_next_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
+) -> None:
+    file = model(tmp_path)
+    text = json.loads(run(capsys, "fit", file, "--memory", "8MB", "--prefer", "memory", "--batch", "--json")[1])
+    chosen = next(one for one in text["policies"] if one["name"] == text["chosen"])
+    held, peak = chosen["memory"] - chosen["peak"], chosen["peak"]
+    fits = next(size for size in range(128, 10_000) if held + (size + 1) * peak // 128 > 8e6)
+    (note,) = [note for note in text["notes"] if "the largest batch" in note]
+    assert f"the largest batch under {chosen['name']} is {fits}, which takes" in note
+    assert note.endswith(f"{fits + 1} would take {size(round(held + (fits + 1) * peak // 128))}")
+    written(tmp_path, "import torch\nmodel, inputs = torch.nn.Linear(2, 2), {}")
+
+
+def test_steps_are_trained_under_base_and_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
+) -> None:
+    arguments = ("fit", model(tmp_path, layers=2), "--prefer", "memory", "--frontier", "1", "--steps", "3")
+    status, text, _ = run(capsys, *arguments, "--output", str(tmp_path / "mine.toml"))
+    line = next(line for line in text.splitlines() if line.startswith("3 steps of AdamW at 0.001"))
+    losses = [float(word) for word in line.replace(",", " ").split() if word.startswith("5.")]
+    assert status == 0 and len(losses) == 6 and losses[1] < losses[0]
+    assert "they part at step " in text or "stays as near to cuda-bfloat16 as that was to float32" in text
+
+
+def test_where_losses_part() -> None:
+    base, exact = [3.0, 2.0, 1.0, 0.5], [3.01, 2.0, 1.02, 0.5]
+    assert Training(base, [3.0, 2.005, 1.015, 0.49], exact).parted is None
+    assert Training(base, [3.0, 2.005, 1.025, 0.5], exact).parted == 2
+    assert Training(base, [3.0, 2.015, 1.0, 0.5], exact).parted == 1
+    assert Training(base, [3.0, math.nan, 1.0, 0.5], exact).parted == 1
+
+
+def test_the_chart_shows_every_policy_of_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
+) -> None:
+    chart = tmp_path / "frontier.svg"
+    arguments = ("fit", model(tmp_path), "--gpu", "a100", "--memory", "4MB", "--chart", str(chart))
+    text = run(capsys, *arguments, "--json")[1]
+    drawn = chart.read_text()
+    assert run(capsys, *arguments)[1] == json.loads(text)["policy"] and chart.read_text() == drawn
+    labels = {element.text for element in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")}
+    chosen = json.loads(text)["chosen"].removeprefix("cuda-bfloat16-")
+    assert {"cuda-bfloat16", "lean", "leanest", "fast", "fast-norms", "limit", "shipped", "fitted", chosen} <= labels
+
+
+def test_the_error_of_a_sister_is_taken_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
+) -> None:
+    small = tmp_path / "small.py"
+    small.write_text(MODEL.replace("{layers}", "3").replace("64", "32"))
+    meta = 'with torch.device("meta"):\n    model = Net(6)'
+    file = written(tmp_path, MODEL.replace("{layers}", "6").replace("model = Net(6)", meta))
+    _, text, _ = run(capsys, "fit", file, "--sister", str(small), "--json")
+    document = json.loads(text)
+    assert document["policies"][0]["gradient_error"] == 2e-3
+    assert "The error is that of small.py, not of model.py." in document["notes"]
+    assert not any("fp8" in one["name"] for one in document["policies"])  # it is too small for products in fp8
+
+
+def test_only_the_loss_leaves_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
+) -> None:
+    out = tmp_path / "mine.toml"
+    for budget in ("4MB", "5MB"):  # a policy of its own, and the base
+        run(capsys, "fit", model(tmp_path), "--memory", budget, "--loss-only", "--output", str(out))
+        assert [rule.id for rule in Policy.load(out).rules if rule.drop] == ["loss-only"]
+
+
+def test_the_file_is_the_policy_where_a_rule_replaces_the_bases() -> None:
+    base = Policy.load("cuda-bfloat16")
+    language = Language(base, fp8=False)
+    norms = next(own for own in language.decisions(scopes(None), None) if own.name == "norms")
+    policy, price = language.policy(base, norms.options[1:]), Price(milliseconds=1.0, square=1.0)
+    search: Any = SimpleNamespace(decisions=[norms], prices=[[price, price]], base=price)
+    text = policy_text(Candidate("chosen", policy, price, norms.options[1:]), "cuda-bfloat16", [], search, None)
+    assert Policy.loads(text) == policy != base
 
 
 def test_an_interrupted_run_goes_on_where_it_was(
@@ -165,6 +268,8 @@ def test_an_interrupted_run_goes_on_where_it_was(
         (("--base", "cuda-bfloat16-leam"), "did you mean 'cuda-bfloat16-lean"),
         (("--prefer", "speed"), "accepted: memory, time, error"),
         (("--output", "mine.json"), "accepted: 'mine.json.toml'"),
+        (("--chart", "frontier.png"), "accepted: 'frontier.png.svg'"),
+        (("--sister", "none.py"), "none.py"),
     ],
 )
 def test_mistakes_are_one_line_and_nothing_is_counted(
@@ -204,6 +309,21 @@ def test_layers_that_are_alike_are_one_with_first_and_last_apart() -> None:
     assert len(net[1]) == 5
     (whole,) = scopes(nn.Linear(2, 2))
     assert whole.modules == ()
+
+
+def test_bytes_in_use_are_those_of_the_part_that_runs_or_ran_before() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))), nn.Linear(3, 1))
+    forward = [Moment("forward", *one) for one in (("0", 1), ("1.0", 2), ("1.1", 5), ("1.1", 4), ("1.2", 6), ("2", 9))]
+    moments = [*forward, Moment("backward", "2", 8), Moment("backward", "1.2", 7), Moment("backward", "0", 3)]
+    assert by_scope(scopes(net), moments) == {
+        "forward, after start": 1,
+        "forward, first of 1": 2,
+        "forward, middle of 1": 5,
+        "forward, last of 1": 6,
+        "forward, after last of 1": 9,
+        "backward, after last of 1": 8,
+        "backward, last of 1": 7,
+    }
 
 
 def test_every_option_is_a_policy_that_loads() -> None:

@@ -44,6 +44,7 @@ def measure(workload: Workload, way: Way, pretended: bool, counted: Counted | No
         graphs=counted.graphs,
         peak=counted.peak,
         gradients=counted.gradients,
+        moments=tuple(counted.moments),
     )
 
 

@@ -7,6 +7,7 @@ it reads last counts both.
 
 import operator
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from fxamp.passes.backward.scale_backward import SCALE
 from fxamp.tools.bench.cost import schedule
-from fxamp.tools.bench.cost.count import Buffer, Kept, Peak
+from fxamp.tools.bench.cost.count import Buffer, Kept, Moment, Peak
 from fxamp.tools.bench.cost.schedule import Lowering, Scheduled
 from fxamp.torch_private import current_metadata
 
@@ -27,8 +28,11 @@ prims = torch.ops.prims
 Lifetime = Any
 
 
-def peak(graph: Lowering, stage: str, waiting: Sequence[Kept]) -> Peak:
-    """Return the peak of ``graph``, whose scheduler is made. ``waiting``: what other forwards keep meanwhile."""
+def peak(graph: Lowering, stage: str, waiting: Sequence[Kept]) -> tuple[Peak, list[Moment]]:
+    """Return the peak of ``graph``, whose scheduler is made, and the moments that lead to it and from it.
+
+    ``waiting``: what other forwards keep meanwhile.
+    """
     nodes, outputs = graph.scheduler.nodes, OrderedSet(graph.get_output_names())
     inputs = _kept_inputs(graph, outputs)
     most, in_use = estimate_peak_memory(nodes, inputs, outputs)
@@ -38,9 +42,11 @@ def peak(graph: Lowering, stage: str, waiting: Sequence[Kept]) -> Peak:
     buffers = [describe.buffer(lifetime) for lifetime in _in_use(lifetimes, moment)]
     buffers += [Buffer(v.bytes, v.dtype, v.shape, "kept", "forward", v.op, v.module, v.source) for v in waiting]
     ops, module, source = describe.kernel(nodes[moment]) if nodes else ("", "", "")
-    total = int(most) + sum(value.bytes for value in waiting)
+    others = sum(value.bytes for value in waiting)
     largest_first = tuple(sorted(buffers, key=lambda buffer: -buffer.bytes))
-    return Peak(total, stage, moment + 1, len(nodes), ops, module, source, largest_first)
+    by_module = groupby(range(len(nodes)), lambda at: describe.kernel(nodes[at])[1])
+    moments = [Moment(stage, name, max(int(in_use[at]) for at in steps) + others) for name, steps in by_module]
+    return Peak(int(most) + others, stage, moment + 1, len(nodes), ops, module, source, largest_first), moments
 
 
 def _kept_inputs(graph: Lowering, outputs: OrderedSet[str]) -> dict[str, Any]:

@@ -1,36 +1,96 @@
 """The answer as text: the policy file, and the table of policies beside it."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import json
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
-from fxamp.policy import Rule
+from fxamp.policy import Policy, Rule
 from fxamp.tools.common.formatting import size
+from fxamp.tools.common.output import put, write_text
+from fxamp.tools.common.progress import say
+from fxamp.tools.policy.fit.chart import frontier_chart
 from fxamp.tools.policy.fit.choice import Limits
 from fxamp.tools.policy.fit.decisions import MARK, Option
 from fxamp.tools.policy.fit.prices import Price
-from fxamp.tools.policy.fit.search import Candidate, Search
+from fxamp.tools.policy.fit.search import Candidate, Search, summary
 from fxamp.tools.policy.patch import reach, rules_text
 
 _TITLES = ("", "memory", "peak", "kept", "est. ms", "time", "error", "")
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What the command found. ``notes``: what stands below the table."""
+
+    options: Namespace
+    search: Search
+    chosen: Candidate | None
+    limits: Limits
+    notes: Sequence[str]
+
+    @property
+    def text(self) -> str:
+        """The policy file, "" without a policy."""
+        options = self.options
+        if self.chosen is None:
+            return ""
+        return policy_text(self.chosen, options.policy, list(self._head(self.chosen)), self.search, options.output)
+
+    def _head(self, chosen: Candidate) -> Iterator[str]:
+        options, base = self.options, self.search.base
+        limit = size(round(self.limits.memory))
+        yield f"fxamp-policy fit: {Path(options.model).name} on one {options.gpu}, at most {limit}."
+        yield f"A step takes {summary(chosen.price, base)} of {options.policy}, which takes {size(round(base.memory))}."
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The answer as JSON's values."""
+        return {
+            "version": 1,
+            "gpu": self.options.gpu,
+            "memory": self.limits.memory,
+            "error": self.limits.square**0.5,
+            "chosen": self.chosen.name if self.chosen is not None else None,
+            "policies": [content(candidate) for candidate in self.search.candidates.values()],
+            "policy": self.text,
+            "notes": list(self.notes),
+        }
+
+
+def printed(answer: Answer) -> None:
+    """Write the policy and the chart, and print the table or the JSON object."""
+    options, text = answer.options, answer.text
+    if options.output is not None and text:
+        write_text(text, options.output)
+    if options.chart is not None:
+        title = f"{Path(options.model).stem} on one {options.gpu}"
+        write_text(frontier_chart(title, answer.search, answer.chosen, answer.limits), options.chart)
+    if options.json:
+        put(json.dumps(answer.content, indent=2))
+        return
+    shown = "\n\n".join([table(answer.search, answer.chosen, answer.limits), *answer.notes])
+    if options.output is None and text:
+        say(shown)
+        write_text(text)
+    else:
+        put(shown)
+
+
 def policy_text(candidate: Candidate, base: str, head: Sequence[str], search: Search, output: str | None) -> str:
     """Return the text of a policy file that extends ``base``, or the shipped policy that ``candidate`` is."""
-    own = not candidate.options
-    lines = [
-        *(f"# {line}" for line in head),
-        "",
-        f"extends = [{reach(candidate.policy.name if own else base, output)}]",
-    ]
+    extended = base if candidate.options else candidate.name
+    lines = [*(f"# {line}" for line in head), "", f"extends = [{reach(extended, output)}]"]
     state = next((option.optimizer for option in candidate.options if option.optimizer), None)
     if state is not None:
         form, why = state.content(), _why(candidate.options, search, lambda option: option.optimizer is state)
         lines += ["", f"# {why}", "[optimizer]", f'state = "{form["state"]}"', f'rounding = "{form["rounding"]}"']
-    inherited = {rule.id for rule in search.pricing.base.rules}
-    rules = [] if own else [rule for rule in candidate.policy.rules if rule.id not in inherited]
+    inherited = Policy.load(extended).rules
+    rules = [rule for rule in candidate.policy.rules if rule not in inherited]
     return (
         "\n".join(lines) + "\n" + rules_text(candidate.policy, [_explained(rule, candidate, search) for rule in rules])
     )
@@ -59,7 +119,8 @@ def option_words(options: Sequence[Option], concerns: Any) -> str:
 
 def effect(added: Price, base: Price) -> str:
     """Say what an option adds: bytes in use, the gradient's error and time, in shares of the base's."""
-    memory = f"saves {size(round(-added.memory))}" if added.memory <= 0 else f"takes {size(round(added.memory))}"
+    more = round((base + added).memory - base.memory)
+    memory = f"saves {size(-more)}" if more <= 0 else f"takes {size(more)}"
     error = (base + added).error / base.error - 1 if base.error else 0.0
     time = added.milliseconds / base.milliseconds if base.milliseconds else 0.0
     return f"{memory}, {100 * error:+.2f} % of error, {100 * time:+.2f} % of time"

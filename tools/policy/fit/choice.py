@@ -1,18 +1,24 @@
 """Which option of each decision: exactly, by integer linear programming."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import isfinite
-from types import MappingProxyType
 
 from fxamp.errors import OptionError
 from fxamp.tools.policy.fit.prices import Price
 
-#: What is minimised first. Time and error also count by the first share, each option beside the base's by the second;
-#: memory does not: what fits, fits.
-PREFERENCES: Mapping[str, int] = MappingProxyType({"memory": 0, "time": 1, "error": 2})
+#: What is minimised, by its place among a price's numbers. It counts by its share of the base's. Time and error also
+#: count by the first share below, each option beside the base's by the second; memory does not: what fits, fits.
+PREFERENCES = ("memory", "time", "error")
 _SECOND, _RULE = 1e-3, 1e-5
+
+
+#: Stands among the moments for the error.
+_ERROR = ""
+
+#: Options by decision and place, of which a choice takes at least one.
+Cut = Set[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -34,45 +40,73 @@ def require_solver() -> None:
 
 
 def cost(added: Price, base: Price, prefer: str, plain: bool) -> float:
-    """What one option adds to what is minimised, in shares of the base; ``plain``: it is the base's own option."""
-    shares = [part / whole if whole else 0.0 for part, whole in zip(added.numbers[:3], base.numbers[:3], strict=True)]
-    at = PREFERENCES[prefer]
-    rest = sum(share for other, share in enumerate(shares) if other not in (at, PREFERENCES["memory"]))
-    return shares[at] + _SECOND * rest + (0.0 if plain else _RULE)
+    """What one option adds to what is minimised, beside memory; ``plain``: it is the base's own option."""
+    time = added.milliseconds / base.milliseconds if base.milliseconds else 0.0
+    error = added.square / base.square if base.square else 0.0
+    weights = [1.0 if prefer == name else _SECOND for name in ("time", "error")]
+    return weights[0] * time + weights[1] * error + (0.0 if plain else _RULE)
 
 
-def choose(prices: Sequence[Sequence[Price]], base: Price, limits: Limits, prefer: str) -> tuple[int, ...] | None:
+def missed(prices: Sequence[Sequence[Price]], price: Price, limits: Limits, chosen: Sequence[int]) -> list[Cut]:
+    """Return what another choice needs where ``price``, of the whole policy that is ``chosen``, misses ``limits``.
+
+    Whatever options bring together: what lowers no part that is too high is no help.
+    """
+    high = [name for name, bytes_ in price.moments.items() if price.held + bytes_ > limits.memory]
+    high += [_ERROR] if price.square > limits.square else []
+
+    def part(one: Price, name: str) -> float:
+        return one.square if name == _ERROR else one.held + one.moments.get(name, 0.0)
+
+    return [
+        {
+            (d, o)
+            for d, own in enumerate(prices)
+            for o, added in enumerate(own)
+            if part(added, name) < part(own[chosen[d]], name)
+        }
+        for name in high
+    ]
+
+
+def choose(
+    prices: Sequence[Sequence[Price]], base: Price, limits: Limits, prefer: str, cuts: Sequence[Cut] = ()
+) -> tuple[int, ...] | None:
     """Return the option of each decision whose sum costs least within ``limits``; None if there is none.
 
-    ``prices``: what each option adds to ``base``; one that is not finite is never taken.
+    ``prices``: what each option adds to ``base``; one that is not finite is never taken. Of each of
+    ``cuts`` at least one is taken. Memory is a variable of its own, no less than the bytes in use at any moment.
     """
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     every = [(d, o, price) for d, own in enumerate(prices) for o, price in enumerate(own)]
-    costs = np.array([cost(price, base, prefer, o == 0) if isfinite(price.memory) else 0.0 for _, o, price in every])
-    finite = np.array([isfinite(price.memory) for *_, price in every])
-    one = np.zeros((len(prices), len(every)))
-    for at, (decision, *_) in enumerate(every):
-        one[decision, at] = 1
+    finite = [isfinite(price.held) for *_, price in every]
+    added = [price if fine else Price() for (*_, price), fine in zip(every, finite, strict=True)]
+    costs = [cost(price, base, prefer, o == 0) for price, (_, o, _) in zip(added, every, strict=True)]
+    whole, memory = base.memory or 1.0, float(prefer == "memory")
+    one = [[*(float(d == at) for d, *_ in every), 0.0] for at in range(len(prices))]
     rows, most = [], []
-    for limit, whole, parts in (
-        (limits.memory, base.memory, [price.memory for *_, price in every]),
-        (limits.square, base.square, [price.square for *_, price in every]),
-    ):
-        if isfinite(limit):
-            rows.append(np.where(finite, parts, 0.0) / whole)
-            most.append((limit - whole) / whole)
-    constraints = [LinearConstraint(one, 1, 1)]
-    if rows:
-        constraints.append(LinearConstraint(np.array(rows), -np.inf, most))
-    bounds = Bounds(0, finite.astype(float))
+    for name in dict.fromkeys(name for price in (base, *added) for name in price.moments):
+        rows.append([*((price.held + price.moments.get(name, 0.0)) / whole for price in added), -1.0])
+        most.append(-(base.held + base.moments.get(name, 0.0)) / whole)
+    if isfinite(limits.square):
+        rows.append([*(price.square / (limits.square or 1.0) for price in added), 0.0])
+        most.append((limits.square - base.square) / (limits.square or 1.0))
+    for cut in cuts:
+        rows.append([*(-float((d, o) in cut) for d, o, _ in every), 0.0])
+        most.append(-1.0)
+    constraints = [LinearConstraint(np.array(one), 1, 1), LinearConstraint(np.array(rows), -np.inf, most)]
     done = milp(
-        costs, integrality=np.ones(len(every)), bounds=bounds, constraints=constraints, options={"mip_rel_gap": 0.0}
+        np.array([*costs, memory]),
+        integrality=[*(1 for _ in every), 0],
+        bounds=Bounds(0, [*map(float, finite), limits.memory / whole]),
+        constraints=constraints,
+        options={"mip_rel_gap": 0.0},
     )
     if done.x is None:
         return None
-    taken = {decision: option for (decision, option, _), share in zip(every, done.x, strict=True) if share > 0.5}
+    taken = {decision: option for (decision, option, _), share in zip(every, done.x, strict=False) if share > 0.5}
     return tuple(taken[decision] for decision in range(len(prices)))
 
 

@@ -1,37 +1,52 @@
 """``fxamp-policy fit``: say the GPU and its memory, and get the policy for a model's training step."""
 
-import json
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
 import torch
 
 from fxamp.errors import FxampError, ListingError, OptionError, PolicyError
-from fxamp.policy import Policy
+from fxamp.policy import Policy, Rule
+from fxamp.tools.common import charts
 from fxamp.tools.common.command_line import Parser, one_of, positive, positive_number
 from fxamp.tools.common.formatting import plural, size
 from fxamp.tools.common.interrupt import so_far
-from fxamp.tools.common.output import put, write_text
+from fxamp.tools.common.output import require_folder
 from fxamp.tools.common.progress import say
 from fxamp.tools.inputs.kinds import bound_names, program_syntax
-from fxamp.tools.policy.fit.answer import content, effect, policy_text, table
+from fxamp.tools.inputs.model_file import program
+from fxamp.tools.policy.fit.answer import Answer, printed
+from fxamp.tools.policy.fit.batch import largest
 from fxamp.tools.policy.fit.choice import PREFERENCES, Limits, require_solver
-from fxamp.tools.policy.fit.counts import Counting
+from fxamp.tools.policy.fit.counts import Counting, batch_of
 from fxamp.tools.policy.fit.decisions import Language
 from fxamp.tools.policy.fit.errors import Measuring
 from fxamp.tools.policy.fit.gpus import GPUS, amount
 from fxamp.tools.policy.fit.layers import scopes, shortened
 from fxamp.tools.policy.fit.prices import Pricing
-from fxamp.tools.policy.fit.search import Candidate, Search
+from fxamp.tools.policy.fit.search import Candidate, Search, summary
 from fxamp.tools.policy.fit.store import Store
+from fxamp.tools.policy.fit.training import trained
 from fxamp.tools.policy.patch import base_policy, load_model
 
 PROG = "fxamp-policy fit"
 
 #: Shipped variants that the answer stands beside.
 _VARIANTS = ("fast-norms", "fast", "lean", "leanest", "fp8", "fp8-rowwise")
+
+#: Choices that are verified for each point of the frontier.
+_FRONTIER_ROUNDS = 2
+
+#: The rule of ``--loss-only``.
+_LOSS_ONLY = Rule(
+    "loss-only",
+    drop=True,
+    args={"result": {"dtype": ["float32", "bfloat16", "float16"], "rank": ">=1"}},
+    why="The training reads the loss alone.",
+)
 
 
 def parser(prog: str) -> Parser:
@@ -49,8 +64,13 @@ def parser(prog: str) -> Parser:
     add("--error", type=positive_number, default=1.5, metavar="R", help="of the gradient, over the base's (1.5)")
     add("--prefer", type=one_of(*PREFERENCES), default="time", help=f"{', '.join(PREFERENCES)}: what is least (time)")
     add("--base", dest="policy", default="cuda-bfloat16", metavar="P", help="the policy to extend (cuda-bfloat16)")
+    add("--loss-only", action="store_true", help="results beside the loss are not made: the training reads none")
+    add("--sister", metavar="SMALL.py", help="a small model with the same modules, on which the error is measured")
     add("--batches", metavar="N", type=positive, help="measure the error on the first N batches only")
     add("--frontier", metavar="N", type=positive, default=3, help="policies of smaller memory in the table (3)")
+    add("--batch", action="store_true", help="count the largest batch with which a step fits")
+    add("--steps", metavar="N", type=positive, help="train N steps under base and answer, and compare the losses")
+    add("--chart", metavar="FILE", help="draw time, memory and error of all policies: an SVG file")
     add("--output", metavar="FILE", help="where the policy is written; standard output unless given")
     add("--json", action="store_true", help="print one JSON object instead of a table")
     return result
@@ -62,113 +82,146 @@ def _say(text: str) -> None:
 
 def run(options: Namespace) -> int:
     """Write the policy; returns 1 if none fits."""
-    require_solver()
-    gpu = GPUS[options.gpu]
-    memory = options.memory or gpu.memory
-    if memory > gpu.memory:
-        raise OptionError(f"--memory {size(memory)}: the {options.gpu} has {size(gpu.memory)}; accepted: up to that")
-    base = Policy.load(options.policy)
+    memory = _checked(options)
+    base, gpu = Policy.load(options.policy), GPUS[options.gpu]
     if base.device != "cuda":
         raise PolicyError(f"--base {options.policy}: it is for {base.device}; accepted: a policy for cuda")
-    names = bound_names(program_syntax(options.model, "a Python file with model and inputs"))
-    if not {"inputs", "*"} & names:
-        raise ListingError(f"{options.model}: it defines no inputs, which the count takes; accepted: model and inputs")
     torch.manual_seed(0)
-    work = load_model(options, _say)
-    store = Store.of(options.model)
-    batches = tuple(work.batches())
-    with Counting(options.model, store) as counting:
-        measuring = Measuring(work, batches, store)
+    work = load_model(Namespace(**{**vars(options), "model": options.sister or options.model}), _say)
+    model = program(options.model, _say).model if options.sister else work.model
+    with Counting(options.model, Store.of(options.model)) as counting:
+        measuring = Measuring(work, tuple(work.batches()), Store.of(work.file))
         here = base_policy(options.policy, work, lambda _: None, runs=True, emulate=True)[1]
-        pricing = Pricing(base, here, Language(base, gpu.fp8), counting, measuring, gpu.rates, _say)
+        counted = replace(base, rules=(*base.rules, _LOSS_ONLY)) if options.loss_only else base
+        language = Language(base, gpu.fp8)
+        twins = {
+            (option.scope.name, option.name): option
+            for decision in language.decisions(scopes(work.model), work.model)
+            for option in decision.options
+        }
+        parts = scopes(model)
+        with shortened(model):
+            both = parts, scopes(model)
+        pricing = Pricing(model, counted, here, language, counting, measuring, both, twins, gpu.rates, _say)
         with so_far(lambda: f"{_fresh(pricing)}; they are kept, and the same command goes on from there"):
             return _answer(options, pricing, memory)
 
 
+def _checked(options: Namespace) -> int:
+    """Return the most bytes of a step. Raises FxampError for options that cannot be."""
+    require_solver()
+    gpu = GPUS[options.gpu]
+    memory: int = options.memory or gpu.memory
+    if memory > gpu.memory:
+        raise OptionError(f"--memory {size(memory)}: the {options.gpu} has {size(gpu.memory)}; accepted: up to that")
+    if options.chart is not None:
+        if not charts.available():
+            raise OptionError(f"--chart: {charts.MISSING}")
+        if not options.chart.endswith(".svg"):
+            raise OptionError(f"--chart {options.chart!r}: it is an SVG file; accepted: '{options.chart}.svg'")
+        require_folder(options.chart, options.model, options.sister, option="--chart")
+    names = bound_names(program_syntax(options.model, "a Python file with model and inputs"))
+    if not {"inputs", "*"} & names:
+        raise ListingError(f"{options.model}: it defines no inputs, which the count takes; accepted: model and inputs")
+    return memory
+
+
 def _answer(options: Namespace, pricing: Pricing, memory: int) -> int:
     own = Candidate(options.policy, pricing.base, pricing.of([]))
-    limits = Limits(memory, own.price.square * options.error**2)
-    model, language = pricing.measuring.work.model, pricing.language
+    base, model, language = own.price, pricing.model, pricing.language
+    _say(f"{own.name}: {size(round(base.memory))}")
+    limits = Limits(memory, base.square * options.error**2)
     decisions = language.decisions(scopes(model), model)
     with shortened(model):
         short = language.decisions(scopes(model), model)
-    search = Search(pricing, decisions, pricing.options(decisions, short, own.price), own.price, _say)
+    _say(f"{plural(sum(len(one.options) - 1 for one in decisions), 'option')} of {plural(len(decisions), 'decision')}")
+    search = Search(pricing, decisions, pricing.options(decisions, short, base), base, _say)
     search.add(own)
     for candidate in _shipped(pricing):
+        _say(f"{candidate.name}: {summary(candidate.price, base)}")
         search.add(candidate)
     search.look("chosen", limits, options.prefer)
-    smallest = search.look("smallest", Limits(inf, limits.square), "memory")
-    if smallest is not None:
-        span = own.price.memory - smallest.price.memory
-        for at in range(1, options.frontier):
-            most = own.price.memory - span * at / options.frontier
-            search.look(f"at {size(round(most))}", Limits(most, limits.square), "time")
+    _frontier(search, limits, options.frontier)
     chosen = search.best(limits, options.prefer)
-    _print(options, search, chosen, limits)
+    answer = Answer(options, search, chosen, limits, list(_notes(options, search, chosen, limits)))
+    printed(answer)
     return 0 if chosen is not None else 1
 
 
-def _print(options: Namespace, search: Search, chosen: Candidate | None, limits: Limits) -> None:
-    text = ""
-    if chosen is not None:
-        text = policy_text(chosen, options.policy, list(_head(options, search, chosen, limits)), search, options.output)
-        if options.output is not None:
-            write_text(text, options.output)
-    notes = list(_notes(search, chosen, limits))
-    if options.json:
-        put(
-            json.dumps(
-                {
-                    "version": 1,
-                    "gpu": options.gpu,
-                    "memory": limits.memory,
-                    "error": limits.square**0.5,
-                    "chosen": chosen.name if chosen is not None else None,
-                    "policies": [content(candidate) for candidate in search.candidates.values()],
-                    "policy": text,
-                    "notes": notes,
-                },
-                indent=2,
-            )
-        )
-        return
-    shown = "\n\n".join([table(search, chosen, limits), *notes])
-    if options.output is None and text:
-        say(shown)
-        write_text(text)
-    else:
-        put(shown)
+def _frontier(search: Search, limits: Limits, most: int) -> None:
+    """Look for policies between the base and the smallest one."""
+    exact = Limits(inf, limits.square)
+    search.look("smallest", exact, "memory")
+    smallest = search.best(exact, "memory")
+    if smallest is not None:
+        span = search.base.memory - smallest.price.memory
+        for at in range(1, most):
+            memory = search.base.memory - span * at / most
+            search.look(f"at {size(round(memory))}", Limits(memory, limits.square), "time", _FRONTIER_ROUNDS)
 
 
-def _head(options: Namespace, search: Search, chosen: Candidate, limits: Limits) -> Iterator[str]:
-    price, base = chosen.price, search.base
-    yield f"fxamp-policy fit: {Path(options.model).name} on one {options.gpu}, at most {size(round(limits.memory))}."
-    yield (
-        f"A step takes {size(round(price.memory))} ({options.policy}: {size(round(base.memory))}), an estimated "
-        f"{price.milliseconds / base.milliseconds:.3f} of its time, and {price.error / base.error:.3f} of its error."
-    )
-
-
-def _notes(search: Search, chosen: Candidate | None, limits: Limits) -> Iterator[str]:
+def _notes(options: Namespace, search: Search, chosen: Candidate | None, limits: Limits) -> Iterator[str]:
+    """Yield what stands below the table."""
+    pricing = search.pricing
     if chosen is None:
-        exact = [one for one in search.candidates.values() if one.price.square <= limits.square]
-        least = min(exact, key=lambda one: one.price.memory)
-        missing = size(round(least.price.memory - limits.memory))
-        yield f"nothing fits: {missing} are missing; the smallest within the error is {least.name!r}"
-        added = [
-            (price, f"{decision.name}, {option.name}, {decision.scope.name}")
-            for decision, prices in zip(search.decisions, search.prices, strict=True)
-            for option, price in zip(decision.options, prices, strict=True)
-        ]
-        price, words = min(added, key=lambda pair: pair[0].memory)
-        yield f"what brings most: {words}: {effect(price, search.base)}"
+        yield _missing(search, limits)
     elif chosen.sum is not None:
         ratio = chosen.price.memory / chosen.sum.memory, chosen.price.error / chosen.sum.error
         yield f"of its options' sum it takes {ratio[0]:.3f} of the memory and {ratio[1]:.3f} of the error"
+    if options.batch:
+        yield _largest_batch(options, search, chosen or _smallest(search, limits), limits.memory)
+    if options.steps is not None and chosen is not None:
+        here = pricing.runs(chosen.options) if chosen.options else _here(chosen.name, pricing)
+        yield trained(pricing.measuring, pricing.here, here, options.steps).text(options.policy, chosen.name)
+    if options.sister:
+        yield f"The error is that of {Path(options.sister).name}, not of {Path(options.model).name}."
     yield (
         "Memory: parameters, state of AdamW, and the larger of peak and gradients; not what CUDA itself takes. Counted "
-        f"for the GPU, not measured; the error is measured here. {_fresh(search.pricing)}."
+        f"for the GPU, not measured; the error is measured here. {_fresh(pricing)}."
     )
+
+
+def _smallest(search: Search, limits: Limits) -> Candidate:
+    """Return the policy of least memory within the error, or else of least error."""
+    smallest = search.best(Limits(inf, limits.square), "memory") or search.best(Limits(inf, inf), "error")
+    assert smallest is not None
+    return smallest
+
+
+def _missing(search: Search, limits: Limits) -> str:
+    """Say how many bytes are missing, and which decision would bring most, counted with all others."""
+    least = _smallest(search, limits)
+    composed = search.best(Limits(inf, limits.square), "memory", shipped=False) or least
+    text = (
+        f"nothing fits: {size(round(least.price.memory - limits.memory))} are missing; the smallest within the error "
+        f"is {least.name!r}, whose fullest moment is the {least.price.fullest}"
+    )
+    step = search.next_smaller(composed)
+    if step is None:
+        return f"{text}; no other decision lowers it"
+    decision, option, smaller = step
+    words = f"{decision.name} of {decision.scope.name}: {option.name}"
+    return f"{text}\nwhat brings most on top of {composed.name!r}: {words}: {summary(smaller.price, search.base)}"
+
+
+def _largest_batch(options: Namespace, search: Search, candidate: Candidate, limit: float) -> str:
+    """Say which batch is the largest that fits under ``candidate``, as counted, and what the next one would take."""
+    whole = program(options.model, lambda _: None)
+    batch = batch_of((whole.args, whole.kwargs))
+    if not batch:
+        raise ListingError(f"{options.model}: --batch: inputs hold no tensor with a first dimension")
+
+    def memory(size_: int) -> float:
+        bytes_ = search.pricing.memory(candidate.policy, size_)
+        _say(f"{candidate.name}, batch {size_}: {size(round(bytes_))}")
+        return bytes_
+
+    counted = largest(memory, batch, limit)
+    fits = max((n for n, bytes_ in counted.items() if bytes_ <= limit), default=0)
+    above = f"{fits + 1} would take {size(round(counted[fits + 1]))}"
+    if not fits:
+        return f"no batch fits under {candidate.name}: {above}"
+    return f"the largest batch under {candidate.name} is {fits}, which takes {size(round(counted[fits]))}; {above}"
 
 
 def _fresh(pricing: Pricing) -> str:
@@ -176,15 +229,22 @@ def _fresh(pricing: Pricing) -> str:
     return f"{plural(counts, 'count')} and {plural(errors, 'error')} were new"
 
 
+def _here(name: str, pricing: Pricing) -> Policy:
+    """Return a shipped policy, or the base, as the model that is measured runs it."""
+    return base_policy(name, pricing.measuring.work, lambda _: None, runs=True, emulate=True)[1]
+
+
 def _shipped(pricing: Pricing) -> Iterator[Candidate]:
-    """Yield the shipped variants that can be counted."""
+    """Yield the shipped variants that can be counted and measured."""
     family = f"{pricing.base.device}-{pricing.base.lower_precision_fp}"
+    fp8 = any("fp8" in option for _, option in pricing.twins)
     for name in [family, *(f"{family}-{variant}" for variant in _VARIANTS)]:
         there = Policy.load(name)
-        if there.has_fp8 and not pricing.language.fp8:
+        if there.has_fp8 and not fp8:
             continue
-        here = base_policy(name, pricing.measuring.work, lambda _: None, runs=True, emulate=True)[1]
+        dropping = tuple(rule for rule in pricing.base.rules if rule == _LOSS_ONLY)
+        there = replace(there, rules=(*there.rules, *dropping))
         try:
-            yield Candidate(name, there, pricing.price(there, here))
+            yield Candidate(name, there, pricing.price(there, _here(name, pricing)))
         except FxampError as error:
             _say(f"{name}: left out: {error}")

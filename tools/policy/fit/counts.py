@@ -1,15 +1,22 @@
-"""What a policy's step costs on a GPU, by the count: in another process, while this one measures errors."""
+"""What a policy's step costs on a GPU, by the count: in other processes, while this one measures errors."""
 
+import os
 import tempfile
+import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
 from fxamp.errors import OptionError
 from fxamp.policy import Policy
-from fxamp.tools.bench.cost.count import Count
+from fxamp.tools.bench.cost.count import Count, Moment
 from fxamp.tools.bench.cost.hooks import prepare_torch
 from fxamp.tools.bench.cost.process import count
 from fxamp.tools.bench.cost.row import Row, row
@@ -17,58 +24,80 @@ from fxamp.tools.bench.cost.workload import Way, Workload
 from fxamp.tools.bench.process import ContenderFailed, Process
 from fxamp.tools.policy.fit.store import Store
 
-_SHORT = """from fxamp.tools.inputs.model_file import program
+#: Processes at a time, of less than 1 GiB each.
+_MOST = 4
+
+_PROGRAM = """from fxamp.tools.inputs.model_file import program
+from fxamp.tools.policy.fit.counts import resized
 from fxamp.tools.policy.fit.layers import shorten
 
-whole = program({!r}, lambda _: None)
-model, inputs = shorten(whole.model), (whole.args, whole.kwargs)
+whole = program({file!r}, lambda _: None)
+model = shorten(whole.model) if {short} else whole.model
+inputs = resized((whole.args, whole.kwargs), {batch})
 """
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is counted of a model: with few layers of each kind (``short``), with another ``batch``; 0: its own."""
+
+    short: bool = False
+    batch: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One counted step: its numbers, and the bytes in use from moment to moment."""
+
+    row: Row
+    moments: Sequence[Moment]
 
 
 @dataclass
 class Counting:
-    """Counts the model of ``file`` under policies, one after another; a context manager, for its process and files.
+    """Counts the model of ``file`` under policies; a context manager, for its processes and files.
 
-    It ends after the count that is going on, which is kept. ``fresh``: how many counts were not in ``store``.
+    It ends after the counts that are going on, which are kept. ``fresh``: how many counts were not in ``store``.
     """
 
     file: str
     store: Store
     fresh: int = 0
     _folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix="fxamp-fit-"))
-    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
-    _process: Process | None = None
+    _pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(max(1, min(_MOST, (os.cpu_count() or 1) // 2)))
+    )
+    _processes: dict[int, Process] = field(default_factory=dict)
 
-    def row(self, policy: Policy, short: bool = False) -> "Future[Row]":
-        """Count a step under ``policy``; ``short``: of the model with few layers of each kind.
+    def step(self, policy: Policy, form: Form = Form()) -> "Future[Step]":
+        """Count a step under ``policy``. The future raises OptionError, with the reason, where that cannot be done."""
+        return self._pool.submit(self._step, policy, form)
 
-        The future raises OptionError, with the reason, where that cannot be counted.
-        """
-        return self._pool.submit(self._row, policy, short)
-
-    def _row(self, policy: Policy, short: bool) -> Row:
-        workload = Workload(str(Path(self.file).resolve()), policy.lower_precision_fp)
-        key = ("count", policy.digest, workload, short)
+    def _step(self, policy: Policy, form: Form) -> Step:
+        workload = Workload("", policy.lower_precision_fp)
+        key = ("count", policy.digest, workload, form)
         fields = self.store.get(*key)
         if fields is None:
-            counted = row(policy.name, policy.name, self._ask(policy, workload, short))
-            fields = asdict(counted)
-            self.store.put(fields, *key)
+            counted = self._ask(policy, replace(workload, model=self.file), form)
+            step = Step(row(policy.name, policy.name, counted), counted.moments)
+            self.store.put(asdict(step), *key)
             self.fresh += 1
-        return Row(**fields)
+            return step
+        return Step(Row(**fields["row"]), [Moment(**moment) for moment in fields["moments"]])
 
-    def _ask(self, policy: Policy, workload: Workload, short: bool) -> Count:
-        folder = Path(self._folder.name)
-        path, program = folder / f"{policy.digest[:32]}.toml", folder / "short.py"
+    def _ask(self, policy: Policy, workload: Workload, form: Form) -> Count:
+        folder, at = Path(self._folder.name), threading.get_ident()
+        path, program = folder / f"{policy.digest[:32]}.toml", folder / f"{form.short}-{form.batch}-{at}.py"
         path.write_text(policy.dumps(), encoding="utf-8")
-        program.write_text(_SHORT.format(workload.model), encoding="utf-8")
-        few = replace(workload, model=str(program)) if short else workload
+        text = _PROGRAM.format(file=str(Path(workload.model).resolve()), **asdict(form))
+        program.write_text(text, encoding="utf-8")
         try:
-            if self._process is None:
-                self._process = Process(prepare_torch)
-            return self._process.ask(count, few, Way(str(path)))
+            if at not in self._processes:
+                self._processes[at] = Process(prepare_torch)
+            return self._processes[at].ask(count, replace(workload, model=str(program)), Way(str(path)))
         except ContenderFailed as failed:
-            self._end()
+            if at in self._processes:
+                self._processes.pop(at).close()
             raise OptionError(f"{self.file}: counting under policy {policy.name!r}: {failed}") from failed
 
     def __enter__(self) -> Self:
@@ -78,10 +107,26 @@ class Counting:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
-        self._end()
+        for process in self._processes.values():
+            process.close()
         self._folder.cleanup()
 
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.close()
+
+def batch_of(inputs: Any) -> int:
+    """Return the batch of a model's inputs: the first dimension of their first tensor, 0 if none has a dimension."""
+    return next((len(v) for v in pytree.tree_leaves(inputs) if isinstance(v, Tensor) and v.dim()), 0)
+
+
+def resized(inputs: Any, batch: int) -> Any:
+    """Return ``inputs`` with ``batch`` as the first dimension wherever that is :func:`batch_of`; as they are for 0.
+
+    The tensors that differ are on "meta".
+    """
+    own = batch_of(inputs)
+
+    def resize(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.dim() or len(value) != own:
+            return value
+        return torch.empty((batch, *value.shape[1:]), dtype=value.dtype, device="meta")
+
+    return pytree.tree_map(resize, inputs) if batch else inputs

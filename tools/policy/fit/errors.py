@@ -46,8 +46,7 @@ class Measuring:
 
     def _errors(self, policy: Policy) -> list[float]:
         """Return the error of each draw; the model is compiled once."""
-        lowered = any(policy.has_rules_for(region) for region in ("backward", KEPT))
-        lowering, work = "aot_eager" if lowered else "eager", self.work
+        lowering, work = self.lowering(policy), self.work
         copy = Copy.of(work.model, self.batches)
         draws = [_nearby(copy.model, draw) for draw in self.draws]
         with unlogged("fxamp"):
@@ -56,6 +55,10 @@ class Measuring:
         return [
             relative([*results.gradients_of(exact).values()], [*exact.gradients.values()]) for results, exact in pairs
         ]
+
+    def lowering(self, policy: Policy) -> str:
+        """Return the lowering that runs ``policy`` whole, and torch's own kernels and backward where that is enough."""
+        return "aot_eager" if any(policy.has_rules_for(region) for region in ("backward", KEPT)) else "eager"
 
     def _float64(self, draw: int) -> Results:
         """Return the gradients in float64. Raises ListingError if there are none, or none that are finite."""

@@ -2,14 +2,19 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from fxamp.policy.model.module_globs import covers_module
+from fxamp.tools.bench.cost.count import Moment
 from fxamp.tools.policy.calibrate.rules import exact
+
+#: The kind of the part that has no layers.
+REST = "rest"
 
 #: With more kinds of layers than this, first and last are not apart.
 _APART = 2
@@ -48,7 +53,7 @@ def scopes(model: Any) -> list[Scope]:
             slug = word if len(kinds) == 1 else re.sub(r"[^A-Za-z0-9]+", "-", name)
             parts.append(Scope(name, globs, slug, size, paths[0]))
     rest = tuple(exact(path, known) for path in _rest(model, [path for _, paths in kinds for path in paths]))
-    return [*parts, Scope("rest", rest, "rest", kind="rest")] if rest else parts
+    return [*parts, Scope("rest", rest, "rest", kind=REST)] if rest else parts
 
 
 def _cuts(paths: list[str], kinds: int) -> list[tuple[str, list[str], float]]:
@@ -56,6 +61,22 @@ def _cuts(paths: list[str], kinds: int) -> list[tuple[str, list[str], float]]:
     if len(paths) == 2 or kinds > _APART:
         return [("all", paths, len(paths) / 2)]
     return [("first", paths[:1], 1), ("middle", paths[1:-1], len(paths) - 2), ("last", paths[-1:], 1)]
+
+
+def by_scope(parts: Sequence[Scope], moments: Sequence[Moment]) -> dict[str, float]:
+    """Return the most bytes in use while each part of a model runs, forward and backward.
+
+    What is in no layer stands after the layer before it: a loss after the last one, embeddings of a backward after the
+    first.
+    """
+    most: dict[str, float] = {}
+    latest = "start"
+    for moment in moments:
+        names = [p.name for p in parts if p.kind != REST and any(covers_module(g, moment.module) for g in p.modules)]
+        latest = names[0] if names else latest
+        name = f"{moment.stage}, {'' if names else 'after '}{latest}"
+        most[name] = max(most.get(name, 0.0), moment.bytes)
+    return most
 
 
 @contextmanager
