@@ -2,7 +2,8 @@
 
 1. A linear layer whose results only a cross entropy reads, and the loss, become one
    :mod:`fxamp.kernels.linear_cross_entropy`, which AOTAutograd traces through.
-2. Views and slices of the logits' rows become those of the layer's inputs.
+2. Views and slices of the logits' rows become those of the layer's inputs. A ``logsumexp`` of the logits becomes
+   another result of the call.
 3. The products keep the dtype that the casts gave the layer; it reads the weight before fxamp's cast, so that the
    weight's gradient is rounded once.
 """
@@ -19,11 +20,11 @@ from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import before_cast
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import SIZED, LinearLoss, linear_loss
-from fxamp.policy.model.chunks import LOSS
 
 aten = torch.ops.aten
 
 CHUNKED = torch.ops.fxamp.linear_cross_entropy.default
+WITH_LOG_SUMS = torch.ops.fxamp.linear_cross_entropy_and_log_sums.default
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,6 @@ class ChunkLosses(Pass[CastContext]):
     name = "chunk-losses"
 
     def run(self, gm: GraphModule, context: CastContext) -> Result:
-        if not context.policy.has_rules_for(LOSS):
-            return Result(0)
         with context.computing():
             cut = sum(_cut(graph, context) for graph in all_graphs(gm))
         return Result(cut, {"chunked": cut})
@@ -60,26 +59,39 @@ def _cut(gm: GraphModule, context: CastContext) -> int:
 
 def _replace(match: LinearLoss, writer: GraphWriter) -> None:
     loss, linear = match.loss, match.linear
-    before, dtype = tensor_value(loss), tensor_value(linear)
-    assert before is not None and dtype is not None
+    dtype = tensor_value(linear)
+    assert dtype is not None
     why = f"for {loss.name}: a chunk of its logits at a time"
-    with loss.graph.inserting_before(loss):
+    for node in match.moved:
+        match.place.prepend(node)
+    with loss.graph.inserting_before(match.place):
         rows = _rows(match, writer, why)
         target = _target(match, writer, why)
         form = [argument(loss, name) for name in ("weight", "reduction", "ignore_index", "label_smoothing")]
         weight, bias = (before_cast(argument(linear, name)) for name in ("weight", "bias"))
-        gradients = match.rule.gradients or str(Gradients.IN_FORWARD)
-        result = writer.call(
-            CHUNKED, rows, weight, bias, target, *form, dtype.dtype, match.chunks, gradients,
+        early = str(match.rule.gradients or Gradients.IN_FORWARD)
+        gradients = str(Gradients.IN_BACKWARD) if match.log_sums else early
+        call = writer.call(
+            WITH_LOG_SUMS if match.log_sums else CHUNKED,
+            rows, weight, bias, target, *form, dtype.dtype, match.chunks, gradients,
             near=loss, why=why, name="linear_cross_entropy",
         )  # fmt: skip
-        decide(result, _decision(match))
-        if tensor_value(result).shape != before.shape:  # type: ignore[union-attr]
-            result = writer.call(aten.reshape.default, result, list(before.shape), near=loss, why=why)
-        if before.dtype is not torch.float32:
-            result = writer.call(aten.to.dtype, result, before.dtype, near=loss, why=why)
-    loss.replace_all_uses_with(result)
-    _erase(loss, linear)
+        decide(call, _decision(match))
+        results = [writer.item(call, index) for index in (0, 1)] if match.log_sums else [call]
+        for node, result in ((loss, results[0]), *((log_sum, results[-1]) for log_sum in match.log_sums)):
+            node.replace_all_uses_with(_as(node, result, writer, why))
+    _erase(match)
+
+
+def _as(node: Node, result: Node, writer: GraphWriter, why: str) -> Node:
+    """Write ``result`` in the shape and the dtype of ``node``."""
+    before, value = tensor_value(node), tensor_value(result)
+    assert before is not None and value is not None
+    if value.shape != before.shape:
+        result = writer.call(aten.reshape.default, result, list(before.shape), near=node, why=why)
+    if before.dtype is not torch.float32:
+        result = writer.call(aten.to.dtype, result, before.dtype, near=node, why=why)
+    return result
 
 
 def _decision(match: LinearLoss) -> Decision:
@@ -117,15 +129,16 @@ def _target(match: LinearLoss, writer: GraphWriter, why: str) -> Node:
     return writer.call(aten.reshape.default, target, sizes, near=match.loss, why=why)
 
 
-def _erase(loss: Node, linear: Node) -> None:
-    """Erase the loss, the layer, what stands between them, and the casts that only they read."""
+def _erase(match: LinearLoss) -> None:
+    """Erase the loss, its log-sums, the layer, what stands between them, and the casts that only they read."""
+    linear, graph = match.linear, match.loss.graph
     operands = linear.all_input_nodes
-    node: Any = loss
-    while node is not linear:
-        source = node.args[0]
-        loss.graph.erase_node(node)
-        node = source
-    loss.graph.erase_node(linear)
+    for node in (*match.log_sums, match.loss):
+        while node is not linear and not node.users:
+            source: Any = node.args[0]
+            graph.erase_node(node)
+            node = source
+    graph.erase_node(linear)
     for operand in operands:
         if INSERTED in operand.meta and not operand.users:
-            loss.graph.erase_node(operand)
+            graph.erase_node(operand)
