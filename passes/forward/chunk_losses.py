@@ -4,8 +4,8 @@
    :mod:`fxamp.kernels.linear_cross_entropy`, which AOTAutograd traces through.
 2. Views and slices of the logits' rows become those of the layer's inputs. A ``logsumexp`` of the logits becomes
    another result of the call.
-3. The products keep the dtype that the casts gave the layer; it reads the weight before fxamp's cast, so that the
-   weight's gradient is rounded once.
+3. The products keep the dtype that the casts gave the layer, or run in fp8 where a rule says so; it reads the weight
+   before fxamp's cast, so that the weight's gradient is rounded once.
 """
 
 from dataclasses import dataclass, replace
@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from fxamp.graph import INSERTED, GraphWriter, all_graphs, argument, tensor_value
 from fxamp.kernels.linear_cross_entropy import Gradients
 from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.forward.scale_products import asked_in_fp8, why_16_bits
 from fxamp.passes.shared.cast_writer import before_cast
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import SIZED, LinearLoss, linear_loss
@@ -51,17 +52,17 @@ def _chunkable(node: Node, context: CastContext) -> LinearLoss | None:
 def _cut(gm: GraphModule, context: CastContext) -> int:
     matches = [match for node in gm.graph.nodes if (match := _chunkable(node, context)) is not None]
     for match in matches:
-        _replace(match, GraphWriter(gm.graph, context.mode))
+        _replace(match, GraphWriter(gm.graph, context.mode), context)
     if matches:
         gm.recompile()
     return len(matches)
 
 
-def _replace(match: LinearLoss, writer: GraphWriter) -> None:
+def _replace(match: LinearLoss, writer: GraphWriter, context: CastContext) -> None:
     loss, linear = match.loss, match.linear
     dtype = tensor_value(linear)
     assert dtype is not None
-    why = f"for {loss.name}: a chunk of its logits at a time"
+    why, choice = f"for {loss.name}: a chunk of its logits at a time", _decision(match, context)
     for node in match.moved:
         match.place.prepend(node)
     with loss.graph.inserting_before(match.place):
@@ -74,9 +75,10 @@ def _replace(match: LinearLoss, writer: GraphWriter) -> None:
         call = writer.call(
             WITH_LOG_SUMS if match.log_sums else CHUNKED,
             rows, weight, bias, target, *form, dtype.dtype, match.chunks, gradients,
-            near=loss, why=why, name="linear_cross_entropy",
+            *([str(choice.rule.recipe)] if choice.rule is not match.rule and choice.rule else []),
+            near=loss, name="linear_cross_entropy",
         )  # fmt: skip
-        decide(call, _decision(match))
+        decide(call, choice)
         results = [writer.item(call, index) for index in (0, 1)] if match.log_sums else [call]
         for node, result in ((loss, results[0]), *((log_sum, results[-1]) for log_sum in match.log_sums)):
             node.replace_all_uses_with(_as(node, result, writer, why))
@@ -94,9 +96,15 @@ def _as(node: Node, result: Node, writer: GraphWriter, why: str) -> Node:
     return result
 
 
-def _decision(match: LinearLoss) -> Decision:
-    made = decision(match.loss) or Decision(None, None, "")
-    return replace(made, rule=match.rule, reason=f"{match.chunks} chunks; {match.rule.why}", overruled="", lost=())
+def _decision(match: LinearLoss, context: CastContext) -> Decision:
+    """Return the decision for the chunked loss: by the rule for fp8 if its products run so, else by that for chunks."""
+    in_fp8 = asked_in_fp8(match.linear)
+    why = "" if in_fp8 is None else why_16_bits(match.linear, in_fp8.lower, context, {})
+    reason = f"{match.chunks} chunks; {match.rule.why}"
+    if in_fp8 is not None and not why:
+        return replace(in_fp8, reason=f"{reason} {in_fp8.reason}")
+    choice = decision(match.loss) or Decision(None, None, "")
+    return replace(choice, rule=match.rule, reason=reason, overruled="", lost=(), not_fp8=why)
 
 
 def _rows(match: LinearLoss, writer: GraphWriter, why: str) -> Node:

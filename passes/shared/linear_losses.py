@@ -18,7 +18,7 @@ from fxamp.passes.base import CastContext
 from fxamp.passes.shared.cast_writer import CONVERSIONS, COPIES, before_cast
 from fxamp.passes.shared.log_sums import keeps_values, log_sums_of, moved_before
 from fxamp.passes.shared.sites import site_of
-from fxamp.policy import Category, Rule
+from fxamp.policy import Rule
 from fxamp.policy.model.chunks import AUTO, LOSS
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import hint
@@ -88,9 +88,6 @@ def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
     why = _wrong_operands(node, logits) or _why_in_place(node, path)
     if why:
         return why
-    ruling = context.policy.ruling(site_of(path.linear))
-    if ruling.rule is not None and ruling.rule.cast is Category.FP8:
-        return "its product runs in fp8"
     chunks = _chunks(rule, path.linear, logits)
     return _cut(node, path, rule, chunks) if isinstance(chunks, int) else chunks
 
