@@ -177,7 +177,8 @@ class Entry:
     @property
     def runs_in(self) -> str:
         """Return the dtype that it computes in: that of its result, or ``"fp8"`` for a product in 8 bits."""
-        return FP8 if self.target == "fxamp::scaled_linear.default" else self.dtype
+        in_fp8 = self.target.startswith("fxamp::") and self.rule is not None and self.rule.cast.startswith(FP8)
+        return FP8 if in_fp8 else self.dtype
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """The cross entropy of a linear layer's results, a chunk of rows at a time: ``torch.ops.fxamp.linear_cross_entropy``.
 
-It is differentiable, and made of ops that AOTAutograd traces. No tensor of rows x classes ever exists: the logits of
+``linear_cross_entropy_and_log_sums`` also returns the logits' log-sums, which a z-loss reads.
+
+Both are differentiable, and made of ops that AOTAutograd traces. No tensor of rows x classes ever exists: the logits of
 one chunk are gone before those of the next are computed, in the forward and in the backward. torch's own chunked
 ``functional.linear_cross_entropy`` cannot be compiled, and makes its gradients unscaled.
 
@@ -15,6 +17,8 @@ one chunk are gone before those of the next are computed, in the forward and in 
 5. A chunk reads the sums of the chunk before, so that a compiler cannot mix them and keep the logits of both.
 6. Where targets or weights of classes need a gradient, which has as many elements as the logits, there are no chunks.
 7. Rows that do not count have gradients of zero, even if the mean divides by no rows at all, as torch has it.
+8. In fp8 (``recipe``) each chunk is a layer's call of its own, as :mod:`fxamp.kernels.scaled_linear` has it: one scale
+   for a chunk of rows instead of all rows rounds no value more coarsely. The weight has the same scales in all chunks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,6 +32,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.flop_counter import register_flop_formula
 
+from fxamp.kernels.scaled_linear import input_gradient, output_product, scaled_linear, weight_gradient
+from fxamp.policy import Recipe
 from fxamp.torch_private import computed_again, kept_exactly, untraced
 
 NONE, MEAN, SUM = range(3)
@@ -41,11 +47,16 @@ class Gradients(StrEnum):
     IN_BACKWARD = "backward"
 
 
-_LIBRARY = torch.library.Library("fxamp", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
-    "linear_cross_entropy(Tensor input, Tensor weight, Tensor? bias, Tensor target, Tensor? class_weight, "
-    "int reduction, SymInt ignore_index, float label_smoothing, ScalarType dtype, int chunks, str gradients) -> Tensor"
+_OPERANDS = (
+    "Tensor input, Tensor weight, Tensor? bias, Tensor target, Tensor? class_weight, int reduction, "
+    "SymInt ignore_index, float label_smoothing, ScalarType dtype, int chunks, str gradients, str recipe=''"
 )
+_LIBRARY = torch.library.Library("fxamp", "FRAGMENT")  # type: ignore[no-untyped-call]
+for _signature in (
+    f"linear_cross_entropy({_OPERANDS}) -> Tensor",
+    f"linear_cross_entropy_and_log_sums({_OPERANDS}) -> (Tensor, Tensor)",
+):
+    _LIBRARY.define(_signature)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,7 @@ class _Form:
     dtype: torch.dtype
     chunks: int
     gradients: Gradients
+    recipe: Recipe | None
 
 
 @torch.library.impl(_LIBRARY, "linear_cross_entropy", "CompositeImplicitAutograd")
@@ -73,6 +85,7 @@ def linear_cross_entropy(
     dtype: torch.dtype,
     chunks: int,
     gradients: str,
+    recipe: str = "",
 ) -> Tensor:
     """Return ``cross_entropy(linear(input, weight, bias), target, ...)`` in float32.
 
@@ -88,6 +101,7 @@ def linear_cross_entropy(
         dtype: what ``input``, ``weight`` and ``bias`` are cast to for the products.
         chunks: how many chunks the rows are cut into, of equal size but for rounding.
         gradients: one of :class:`Gradients`.
+        recipe: one of :class:`fxamp.policy.Recipe` for products in fp8, else "".
 
     Returns:
         A number, or with reduction 0 ``[N]``. The gradients of all operands have the dtypes of these tensors. A second
@@ -95,26 +109,62 @@ def linear_cross_entropy(
     """
     late = reduction == NONE or not torch.is_grad_enabled()
     place = Gradients.IN_BACKWARD if late else Gradients(gradients)
-    form = _Form(reduction, ignore_index, label_smoothing, dtype, chunks, place)
+    form = _Form(reduction, ignore_index, label_smoothing, dtype, chunks, place, Recipe(recipe) if recipe else None)
+    return _loss_and_log_sums(input, weight, bias, target, class_weight, form)[0]
+
+
+@torch.library.impl(_LIBRARY, "linear_cross_entropy_and_log_sums", "CompositeImplicitAutograd")
+def linear_cross_entropy_and_log_sums(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    class_weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    label_smoothing: float,
+    dtype: torch.dtype,
+    chunks: int,
+    gradients: str,
+    recipe: str = "",
+) -> tuple[Tensor, Tensor]:
+    """Return what :func:`linear_cross_entropy` does, and the ``logsumexp`` of each row's logits: float32 ``[N]``.
+
+    The backward makes the gradients, whatever ``gradients`` is: the forward does not know those of the log-sums.
+    """
+    place = Gradients.IN_BACKWARD
+    form = _Form(reduction, ignore_index, label_smoothing, dtype, chunks, place, Recipe(recipe) if recipe else None)
+    return _loss_and_log_sums(input, weight, bias, target, class_weight, form)
+
+
+def _loss_and_log_sums(
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, form: _Form
+) -> tuple[Tensor, Tensor]:
     if torch.is_grad_enabled() and (target.requires_grad or (class_weight is not None and class_weight.requires_grad)):
         return _whole(input, weight, bias, target, class_weight, form)
-    losses: Tensor = _Losses.apply(input, weight, bias, target, class_weight, form)  # type: ignore[no-untyped-call]
-    return losses / _count(target, class_weight, form) if reduction == MEAN else losses
+    losses: Tensor
+    losses, log_sums = _Losses.apply(input, weight, bias, target, class_weight, form)  # type: ignore[no-untyped-call]
+    return losses / _count(target, class_weight, form) if form.reduction == MEAN else losses, log_sums
 
 
 def _whole(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, form: _Form
-) -> Tensor:
-    """Return the loss by torch's own ops: all operands can have gradients."""
-    operands = (None if tensor is None else tensor.to(form.dtype) for tensor in (input, weight, bias))
-    return functional.cross_entropy(
-        functional.linear(*operands).float(),  # type: ignore[arg-type]
+) -> tuple[Tensor, Tensor]:
+    """Return loss and log-sums by torch's own ops: all operands can have gradients."""
+    if form.recipe is None:
+        operands = (None if tensor is None else tensor.to(form.dtype) for tensor in (input, weight, bias))
+        logits = functional.linear(*operands).float()  # type: ignore[arg-type]
+    else:
+        logits = scaled_linear(input.to(form.dtype), weight, bias, form.recipe, form.dtype).float()
+    loss = functional.cross_entropy(
+        logits,
         target.float() if target.is_floating_point() else target,
         None if class_weight is None else class_weight.float(),
         ignore_index=form.ignore_index,
         reduction=("none", "mean", "sum")[form.reduction],
         label_smoothing=form.label_smoothing,
     )
+    return loss, logits.logsumexp(-1)
 
 
 def _counting(target: Tensor, form: _Form) -> Tensor:
@@ -133,7 +183,10 @@ def _count(target: Tensor, class_weight: Tensor | None, form: _Form) -> Tensor:
 
 
 class _Losses(torch.autograd.Function):
-    """The sum of the losses of all rows, or each; :class:`_Form` says where the gradients are made."""
+    """The sum of the losses of all rows, or each, and their log-sums ``[N]``.
+
+    :class:`_Form` says where the gradients are made. If the forward makes them, the log-sums have none.
+    """
 
     @staticmethod
     def forward(
@@ -144,30 +197,37 @@ class _Losses(torch.autograd.Function):
         target: Tensor,
         class_weight: Tensor | None,
         form: _Form,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         ctx.form = form
+        ctx.set_materialize_grads(False)
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (input, weight, bias)]
         head = _Head.of(weight, bias, class_weight, form)
         early = form.gradients is Gradients.IN_FORWARD and any(ctx.needs_input_grad[:3])
-        losses = []
+        losses, log_sums = [], []
         with kept_exactly() if early else computed_again():
             sums = _Sums(head, ctx.needs_input_grad) if early else None
             earlier: list[Tensor] = []
             for rows, classes in _chunks(input, target, form):
                 chunk = _Chunk.of(head, rows, classes, earlier)
                 losses.append(chunk.losses())
-                earlier = losses[-1:] if sums is None else sums.add(chunk, None)
+                log_sums.append(chunk.log_sums.squeeze(1))
+                earlier = losses[-1:] if sums is None else sums.add(chunk, chunk.gradients())
             operands = [input, weight, bias, target, class_weight]
             saved = operands if sums is None else [*sums.gradients(), _counting(target, form).any()]
         ctx.save_for_backward(*saved)
+        of_rows = torch.cat(log_sums)
+        if early:
+            ctx.mark_non_differentiable(of_rows)
         if form.reduction == NONE:
-            return torch.cat(losses)
-        return torch.stack([chunk_losses.sum() for chunk_losses in losses]).sum()
+            return torch.cat(losses), of_rows
+        return torch.stack([chunk_losses.sum() for chunk_losses in losses]).sum(), of_rows
 
     @staticmethod
     @untraced
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor | None, of_log_sums: Tensor | None) -> tuple[Tensor | None, ...]:
         form: _Form = ctx.form
+        if gradient is None and of_log_sums is None:
+            return (None,) * 6
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "a loss that a policy's rule cuts into chunks has no second derivative (create_graph=True); accepted: "
@@ -175,19 +235,29 @@ class _Losses(torch.autograd.Function):
             )
         if form.gradients is Gradients.IN_FORWARD:
             *results, counts = ctx.saved_tensors
-            gradient = gradient.where(counts, 0.0)
-            results = [None if t is None else t.float() * gradient for t in results]
+            assert gradient is not None, "the log-sums have no gradient"
+            scale = gradient.where(counts, 0.0)
+            results = [None if t is None else t.float() * scale for t in results]
         else:
-            input, weight, bias, target, class_weight = ctx.saved_tensors
-            head = _Head.of(weight, bias, class_weight, form)
-            sums = _Sums(head, ctx.needs_input_grad)
-            of_rows = gradient.where(_counting(target, form), 0.0)
-            earlier: list[Tensor] = []
-            for (rows, classes), scale in zip(_chunks(input, target, form), _cut(of_rows, form.chunks), strict=True):
-                earlier = sums.add(_Chunk.of(head, rows, classes, earlier), scale)
-            results = sums.gradients()
+            results = _computed_again(ctx, gradient, of_log_sums)
         gradients = [None if r is None else r.to(dtype) for r, dtype in zip(results, ctx.dtypes, strict=True)]
         return *gradients, None, None, None
+
+
+def _computed_again(ctx: Any, gradient: Tensor | None, of_log_sums: Tensor | None) -> list[Tensor | None]:
+    """Return the gradients by logits that are computed again; None stands for gradients of zero."""
+    form: _Form = ctx.form
+    input, weight, bias, target, class_weight = ctx.saved_tensors
+    sums = _Sums(head := _Head.of(weight, bias, class_weight, form), ctx.needs_input_grad)
+    of_rows = None if gradient is None else gradient.where(_counting(target, form), 0.0)
+    scales, log_scales = (
+        [None] * form.chunks if each is None else _cut(each, form.chunks) for each in (of_rows, of_log_sums)
+    )
+    earlier: list[Tensor] = []
+    for (rows, classes), scale, log_scale in zip(_chunks(input, target, form), scales, log_scales, strict=True):
+        chunk = _Chunk.of(head, rows, classes, earlier)
+        earlier = sums.add(chunk, chunk.weighted_gradients(scale, log_scale))
+    return sums.gradients()
 
 
 def _cut(rows: Tensor, chunks: int) -> list[Tensor]:
@@ -202,7 +272,7 @@ def _chunks(input: Tensor, target: Tensor, form: _Form) -> Iterator[tuple[Tensor
 
 @dataclass(frozen=True)
 class _Head:
-    """The linear layer in the dtype of its products, and the weights of classes in float32."""
+    """The linear layer, in the dtype of its products unless they are in fp8, and the weights of classes in float32."""
 
     weight: Tensor
     bias: Tensor | None
@@ -212,7 +282,29 @@ class _Head:
     @staticmethod
     def of(weight: Tensor, bias: Tensor | None, class_weight: Tensor | None, form: _Form) -> "_Head":
         lower = None if bias is None else bias.to(form.dtype)
-        return _Head(weight.to(form.dtype), lower, None if class_weight is None else class_weight.float(), form)
+        weight = weight.to(form.dtype) if form.recipe is None else weight
+        return _Head(weight, lower, None if class_weight is None else class_weight.float(), form)
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """``[n, C]`` in the products' dtype."""
+        if self.form.recipe is None:
+            return functional.linear(rows, self.weight, self.bias)
+        product = output_product(rows, self.weight, self.form.recipe, self.form.dtype)
+        return product if self.bias is None else product + self.bias
+
+    def input_gradient(self, gradients: Tensor) -> Tensor:
+        """``[n, K]`` in the products' dtype, from those of the logits."""
+        if self.form.recipe is None:
+            return gradients @ self.weight
+        return input_gradient(gradients, self.weight, self.form.recipe, self.form.dtype)
+
+    def weight_gradient(self, gradients: Tensor, rows: Tensor, total: Tensor | None) -> Tensor:
+        """``[C, K]`` in float32, added to ``total``."""
+        if self.form.recipe is None or self.form.recipe is Recipe.ROWWISE_WITH_GW_HP:
+            summed: Tensor = wide_product(gradients, rows) if total is None else add_product(gradients, rows, total)
+            return summed
+        product = weight_gradient(gradients, rows, self.form.recipe, self.form.dtype).float()
+        return product if total is None else total + product
 
 
 @dataclass(frozen=True)
@@ -230,7 +322,7 @@ class _Chunk:
         """``earlier``: what the chunk before makes from its logits last; empty for the first chunk."""
         rows = rows.to(head.form.dtype)
         rows = copy_after(rows, earlier) if earlier else rows
-        logits = functional.linear(rows, head.weight, head.bias).float()
+        logits = head.logits(rows).float()
         return _Chunk(head, rows, logits, torch.logsumexp(logits, -1, keepdim=True), target)
 
     def losses(self) -> Tensor:
@@ -242,7 +334,20 @@ class _Chunk:
     def gradients(self) -> Tensor:
         """``[n, C]``: the gradient of the sum of :meth:`losses` for each logit, in float32."""
         shares = self._shares()
-        return torch.exp(self.logits - self.log_sums) * shares.sum(-1, keepdim=True) - shares
+        return self._probabilities() * shares.sum(-1, keepdim=True) - shares
+
+    def weighted_gradients(self, scale: Tensor | None, log_scale: Tensor | None) -> Tensor:
+        """``[n, C]``: that of the losses times ``scale``, and of the log-sums times ``log_scale``; both ``[n]``."""
+        losses = None if scale is None else self.gradients() * scale.unsqueeze(1)
+        log_sums = None if log_scale is None else self._probabilities() * log_scale.unsqueeze(1)
+        if losses is None or log_sums is None:
+            result = log_sums if losses is None else losses
+            assert result is not None, "neither losses nor log-sums have a gradient"
+            return result
+        return losses + log_sums
+
+    def _probabilities(self) -> Tensor:
+        return torch.exp(self.logits - self.log_sums)
 
     def _shares(self) -> Tensor:
         """``[n, C]``: by how much each class counts in a row's loss."""
@@ -273,16 +378,14 @@ class _Sums:
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
 
-    def add(self, chunk: _Chunk, scale: Tensor | None) -> list[Tensor]:
-        """Add those of one chunk, each row's multiplied by ``scale``, ``[n]``. Return what reads the chunk last."""
-        exact = chunk.gradients()
-        gradients = (exact if scale is None else exact * scale.unsqueeze(1)).to(self._head.form.dtype)
+    def add(self, chunk: _Chunk, of_logits: Tensor) -> list[Tensor]:
+        """Add those of one chunk, from float32 gradients of its logits, ``[n, C]``. Return what reads the chunk last."""
+        gradients = of_logits.to(self._head.form.dtype)
         of_input, of_weight, of_bias = self._needed[:3]
         if of_input:
-            self._rows.append(gradients @ self._head.weight)
+            self._rows.append(self._head.input_gradient(gradients))
         if of_weight:
-            operands = gradients, chunk.rows
-            self._weight = wide_product(*operands) if self._weight is None else add_product(*operands, self._weight)
+            self._weight = self._head.weight_gradient(gradients, chunk.rows, self._weight)
         if of_bias:
             total = gradients.float().sum(0)
             self._bias = total if self._bias is None else self._bias + total

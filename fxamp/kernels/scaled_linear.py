@@ -60,11 +60,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, weight: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(input, weight)
         ctx.recipe, ctx.dtype = recipe, dtype
-        rows, columns = _rows(input), weight.t()
-        if recipe is Recipe.TENSORWISE:
-            product = _multiply(_cast(rows, E4M3), _cast_weight(columns), dtype, fast=True)
-        else:
-            product = _multiply_rowwise(_cast(rows, E4M3, -1), _cast_weight(columns, 0), dtype, fast=True)
+        product = output_product(_rows(input), weight, recipe, dtype)
         return product.reshape(*input.shape[:-1], weight.shape[0])
 
     @staticmethod
@@ -73,15 +69,22 @@ class _Product(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         of_input, of_weight = None, None
         if ctx.needs_input_grad[0]:
-            of_input = _input_gradient(_rows(gradient), weight, ctx.recipe, ctx.dtype)
+            of_input = input_gradient(_rows(gradient), weight, ctx.recipe, ctx.dtype)
             of_input = of_input.reshape(input.shape).to(input.dtype)
         if ctx.needs_input_grad[1]:
-            of_weight = _weight_gradient(_rows(gradient), _rows(input), ctx.recipe, ctx.dtype).to(weight.dtype)
+            of_weight = weight_gradient(_rows(gradient), _rows(input), ctx.recipe, ctx.dtype).to(weight.dtype)
         return of_input, of_weight, None, None
 
 
-def _input_gradient(gradient: Tensor, weight: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
-    """``[rows, N] @ [N, K]``."""
+def output_product(rows: Tensor, weight: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
+    """``[rows, K] @ [K, N]`` in ``dtype``, of the rows and the transposed ``weight`` ``[N, K]``."""
+    if recipe is Recipe.TENSORWISE:
+        return _multiply(_cast(rows, E4M3), _cast_weight(weight.t()), dtype, fast=True)
+    return _multiply_rowwise(_cast(rows, E4M3, -1), _cast_weight(weight.t(), 0), dtype, fast=True)
+
+
+def input_gradient(gradient: Tensor, weight: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
+    """``[rows, N] @ [N, K]`` in ``dtype``."""
     if recipe is Recipe.TENSORWISE:
         return _multiply(_cast(gradient, E5M2), _cast_weight(weight), dtype)
     if recipe is Recipe.ROWWISE:
@@ -91,8 +94,8 @@ def _input_gradient(gradient: Tensor, weight: Tensor, recipe: Recipe, dtype: tor
     return _multiply_rowwise(_cast(gradient, E4M3, -1), one_each, dtype)
 
 
-def _weight_gradient(gradient: Tensor, rows: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
-    """``[N, rows] @ [rows, K]``: a sum over rows."""
+def weight_gradient(gradient: Tensor, rows: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
+    """``[N, rows] @ [rows, K]`` in ``dtype``: a sum over rows."""
     if recipe is Recipe.ROWWISE_WITH_GW_HP:
         return gradient.to(dtype).t() @ rows.to(dtype)
     if recipe is Recipe.TENSORWISE:

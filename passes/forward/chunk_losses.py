@@ -2,9 +2,10 @@
 
 1. A linear layer whose results only a cross entropy reads, and the loss, become one
    :mod:`fxamp.kernels.linear_cross_entropy`, which AOTAutograd traces through.
-2. Views and slices of the logits' rows become those of the layer's inputs.
-3. The products keep the dtype that the casts gave the layer; it reads the weight before fxamp's cast, so that the
-   weight's gradient is rounded once.
+2. Views and slices of the logits' rows become those of the layer's inputs. A ``logsumexp`` of the logits becomes
+   another result of the call.
+3. The products keep the dtype that the casts gave the layer, or run in fp8 where a rule says so; it reads the weight
+   before fxamp's cast, so that the weight's gradient is rounded once.
 """
 
 from dataclasses import dataclass, replace
@@ -16,14 +17,15 @@ from torch.fx import GraphModule, Node
 from fxamp.graph import INSERTED, GraphWriter, all_graphs, argument, tensor_value
 from fxamp.kernels.linear_cross_entropy import Gradients
 from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.forward.scale_products import asked_in_fp8, why_16_bits
 from fxamp.passes.shared.cast_writer import before_cast
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import SIZED, LinearLoss, linear_loss
-from fxamp.policy.model.chunks import LOSS
 
 aten = torch.ops.aten
 
 CHUNKED = torch.ops.fxamp.linear_cross_entropy.default
+WITH_LOG_SUMS = torch.ops.fxamp.linear_cross_entropy_and_log_sums.default
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,6 @@ class ChunkLosses(Pass[CastContext]):
     name = "chunk-losses"
 
     def run(self, gm: GraphModule, context: CastContext) -> Result:
-        if not context.policy.has_rules_for(LOSS):
-            return Result(0)
         with context.computing():
             cut = sum(_cut(graph, context) for graph in all_graphs(gm))
         return Result(cut, {"chunked": cut})
@@ -52,39 +52,59 @@ def _chunkable(node: Node, context: CastContext) -> LinearLoss | None:
 def _cut(gm: GraphModule, context: CastContext) -> int:
     matches = [match for node in gm.graph.nodes if (match := _chunkable(node, context)) is not None]
     for match in matches:
-        _replace(match, GraphWriter(gm.graph, context.mode))
+        _replace(match, GraphWriter(gm.graph, context.mode), context)
     if matches:
         gm.recompile()
     return len(matches)
 
 
-def _replace(match: LinearLoss, writer: GraphWriter) -> None:
+def _replace(match: LinearLoss, writer: GraphWriter, context: CastContext) -> None:
     loss, linear = match.loss, match.linear
-    before, dtype = tensor_value(loss), tensor_value(linear)
-    assert before is not None and dtype is not None
-    why = f"for {loss.name}: a chunk of its logits at a time"
-    with loss.graph.inserting_before(loss):
+    dtype = tensor_value(linear)
+    assert dtype is not None
+    why, choice = f"for {loss.name}: a chunk of its logits at a time", _decision(match, context)
+    for node in match.moved:
+        match.place.prepend(node)
+    with loss.graph.inserting_before(match.place):
         rows = _rows(match, writer, why)
         target = _target(match, writer, why)
         form = [argument(loss, name) for name in ("weight", "reduction", "ignore_index", "label_smoothing")]
         weight, bias = (before_cast(argument(linear, name)) for name in ("weight", "bias"))
-        gradients = match.rule.gradients or str(Gradients.IN_FORWARD)
-        result = writer.call(
-            CHUNKED, rows, weight, bias, target, *form, dtype.dtype, match.chunks, gradients,
-            near=loss, why=why, name="linear_cross_entropy",
+        early = str(match.rule.gradients or Gradients.IN_FORWARD)
+        gradients = str(Gradients.IN_BACKWARD) if match.log_sums else early
+        call = writer.call(
+            WITH_LOG_SUMS if match.log_sums else CHUNKED,
+            rows, weight, bias, target, *form, dtype.dtype, match.chunks, gradients,
+            *([str(choice.rule.recipe)] if choice.rule is not match.rule and choice.rule else []),
+            near=loss, name="linear_cross_entropy",
         )  # fmt: skip
-        decide(result, _decision(match))
-        if tensor_value(result).shape != before.shape:  # type: ignore[union-attr]
-            result = writer.call(aten.reshape.default, result, list(before.shape), near=loss, why=why)
-        if before.dtype is not torch.float32:
-            result = writer.call(aten.to.dtype, result, before.dtype, near=loss, why=why)
-    loss.replace_all_uses_with(result)
-    _erase(loss, linear)
+        decide(call, choice)
+        results = [writer.item(call, index) for index in (0, 1)] if match.log_sums else [call]
+        for node, result in ((loss, results[0]), *((log_sum, results[-1]) for log_sum in match.log_sums)):
+            node.replace_all_uses_with(_as(node, result, writer, why))
+    _erase(match)
 
 
-def _decision(match: LinearLoss) -> Decision:
-    made = decision(match.loss) or Decision(None, None, "")
-    return replace(made, rule=match.rule, reason=f"{match.chunks} chunks; {match.rule.why}", overruled="", lost=())
+def _as(node: Node, result: Node, writer: GraphWriter, why: str) -> Node:
+    """Write ``result`` in the shape and the dtype of ``node``."""
+    before, value = tensor_value(node), tensor_value(result)
+    assert before is not None and value is not None
+    if value.shape != before.shape:
+        result = writer.call(aten.reshape.default, result, list(before.shape), near=node, why=why)
+    if before.dtype is not torch.float32:
+        result = writer.call(aten.to.dtype, result, before.dtype, near=node, why=why)
+    return result
+
+
+def _decision(match: LinearLoss, context: CastContext) -> Decision:
+    """Return the decision for the chunked loss: by the rule for fp8 if its products run so, else by that for chunks."""
+    in_fp8 = asked_in_fp8(match.linear)
+    why = "" if in_fp8 is None else why_16_bits(match.linear, in_fp8.lower, context, {})
+    reason = f"{match.chunks} chunks; {match.rule.why}"
+    if in_fp8 is not None and not why:
+        return replace(in_fp8, reason=f"{reason} {in_fp8.reason}")
+    choice = decision(match.loss) or Decision(None, None, "")
+    return replace(choice, rule=match.rule, reason=reason, overruled="", lost=(), not_fp8=why)
 
 
 def _rows(match: LinearLoss, writer: GraphWriter, why: str) -> Node:
@@ -117,15 +137,16 @@ def _target(match: LinearLoss, writer: GraphWriter, why: str) -> Node:
     return writer.call(aten.reshape.default, target, sizes, near=match.loss, why=why)
 
 
-def _erase(loss: Node, linear: Node) -> None:
-    """Erase the loss, the layer, what stands between them, and the casts that only they read."""
+def _erase(match: LinearLoss) -> None:
+    """Erase the loss, its log-sums, the layer, what stands between them, and the casts that only they read."""
+    linear, graph = match.linear, match.loss.graph
     operands = linear.all_input_nodes
-    node: Any = loss
-    while node is not linear:
-        source = node.args[0]
-        loss.graph.erase_node(node)
-        node = source
-    loss.graph.erase_node(linear)
+    for node in (*match.log_sums, match.loss):
+        while node is not linear and not node.users:
+            source: Any = node.args[0]
+            graph.erase_node(node)
+            node = source
+    graph.erase_node(linear)
     for operand in operands:
         if INSERTED in operand.meta and not operand.users:
-            loss.graph.erase_node(operand)
+            graph.erase_node(operand)

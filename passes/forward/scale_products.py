@@ -46,7 +46,7 @@ class ScaleProducts(Pass[CastContext]):
         return Result(scaled, {"scaled": scaled})
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
-        left = [node.name for node in all_nodes(gm) if _asked(node) is not None]
+        left = [node.name for node in all_nodes(gm) if asked_in_fp8(node) is not None]
         return f"products left in 16 bits: {', '.join(left)}" if left else None
 
 
@@ -65,21 +65,22 @@ def operands_of(product: Node) -> Operands:
     return _PRODUCTS[product.target](product)
 
 
-def _asked(node: Node) -> Decision | None:
+def asked_in_fp8(node: Node) -> Decision | None:
     """Return the decision for fp8 on ``node`` if it was not applied yet."""
     choice = decision(node)
     if choice is None or choice.rule is None or choice.rule.cast is not Category.FP8:
         return None
-    return choice if choice.lower is not None and not choice.overruled and node.target is not SCALED else None
+    applied = choice.overruled or getattr(node.target, "namespace", "") == "fxamp"
+    return None if choice.lower is None or applied else choice
 
 
 def _scale(gm: GraphModule, context: CastContext, outer: Mapping[Node, Any]) -> int:
     """Replace the products of one graph. ``outer``: what the inputs of a body are bound to."""
     scaled = 0
     for node in list(gm.graph.nodes):
-        choice = _asked(node)
+        choice = asked_in_fp8(node)
         if choice is not None:
-            why = _why_16_bits(node, choice.lower, context, outer)
+            why = why_16_bits(node, choice.lower, context, outer)
             if why:
                 keep_out_of_fp8(node, why)
             else:
@@ -118,8 +119,8 @@ _PRODUCTS: Mapping[Any, Callable[[Node], Operands]] = {
 }
 
 
-def _why_16_bits(node: Node, lower: torch.dtype | None, context: CastContext, outer: Mapping[Node, Any]) -> str:
-    """Return why the product cannot run in fp8, or ""."""
+def why_16_bits(node: Node, lower: torch.dtype | None, context: CastContext, outer: Mapping[Node, Any]) -> str:
+    """Return why the product cannot run in fp8, or "". ``outer``: what the inputs of a body are bound to."""
     find = _PRODUCTS.get(node.target)
     if find is None:
         return "it names its dtype"

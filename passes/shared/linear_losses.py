@@ -1,9 +1,9 @@
 """Find the losses that a policy's rules cut into chunks: a cross entropy that alone reads a linear layer's results.
 
 1. Between the two may stand what neither mixes classes nor computes: views and slices of rows, copies, and conversions
-   that lose nothing and stay on the device.
+   that lose nothing and stay on the device. ``logsumexp`` over the classes of the same rows may read the results too.
 2. The layer computes later than in the program, beside its loss. So nothing may write to its operands, and it must not
-   stand where gradients are off unless the loss does.
+   stand where gradients are off unless the loss does; nor may a ``logsumexp``.
 3. A loss whose operands torch would reject stays whole, so that torch raises its own error.
 """
 
@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fxamp.graph import INSERTED, AliasSets, argument, is_wrapper, tensor_value
+from fxamp.graph import AliasSets, argument, is_wrapper, tensor_value
 from fxamp.passes.base import CastContext
 from fxamp.passes.shared.cast_writer import CONVERSIONS, COPIES, before_cast
+from fxamp.passes.shared.log_sums import keeps_values, log_sums_of, moved_before
 from fxamp.passes.shared.sites import site_of
-from fxamp.policy import Category, Rule
+from fxamp.policy import Rule
 from fxamp.policy.model.chunks import AUTO, LOSS
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import hint
@@ -26,6 +27,11 @@ aten = torch.ops.aten
 
 SIZED = frozenset({aten.view.default, aten.reshape.default, aten._unsafe_view.default})
 """Row ops whose second argument is the new shape."""
+
+ROWS = "fxamp_rows"
+"""Key of a loss's ``meta``: how many rows of logits the program itself wants to exist at a time."""
+
+_ASKED = "The program calls linear_cross_entropy with chunks of so many rows."
 
 _ROW_OPS = SIZED | {aten.slice.Tensor, aten.flatten.using_ints}
 
@@ -39,24 +45,37 @@ class LinearLoss:
     """A ``loss`` of the results of ``linear``, and how it is cut.
 
     ``row_ops`` stand between them, in order. ``classes_second``: a transposition before the loss moved the classes to
-    dimension 1.
+    dimension 1. ``log_sums`` are the calls of ``logsumexp`` that read the results too. All of it is computed at
+    ``place``, a node of these; ``moved``, on which the loss depends, goes there first.
     """
 
     loss: Node
     linear: Node
     row_ops: tuple[Node, ...]
     classes_second: bool
+    log_sums: tuple[Node, ...]
     rule: Rule
     chunks: int
+    place: Node
+    moved: tuple[Node, ...]
+
+
+@dataclass
+class _Path:
+    """What stands between a loss and a linear layer; see :class:`LinearLoss`."""
+
+    linear: Node
+    row_ops: tuple[Node, ...]
+    classes_second: bool
+    log_sums: tuple[Node, ...]
 
 
 def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
     """Return the loss that a rule cuts; why it stays whole, as text; None without a rule, or if one chunk is all."""
-    if node.target is not aten.cross_entropy_loss.default or not context.policy.has_rules_for(LOSS):
+    if node.target is not aten.cross_entropy_loss.default:
         return None
     logits = tensor_value(node.args[0])
-    elements = None if logits is None else hint(logits.numel())
-    rule = context.policy.ruling(replace(site_of(node, LOSS), elements=elements)).rule
+    rule = _rule(node, logits, context)
     if rule is None:
         return None
     if is_wrapper(logits):
@@ -66,66 +85,84 @@ def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
     path = _path(node, logits)
     if isinstance(path, str):
         return path
-    linear, row_ops, classes_second = path
-    why = _wrong_operands(node, logits, classes_second) or _why_in_place(node, linear)
+    why = _wrong_operands(node, logits) or _why_in_place(node, path)
     if why:
         return why
-    ruling = context.policy.ruling(site_of(linear))
-    if ruling.rule is not None and ruling.rule.cast is Category.FP8:
-        return "its product runs in fp8"
-    chunks = _chunks(rule, linear, logits)
-    if isinstance(chunks, str):
-        return chunks
-    return LinearLoss(node, linear, row_ops, classes_second, rule, chunks) if chunks > 1 else None
+    chunks = _chunks(rule, path.linear, logits)
+    return _cut(node, path, rule, chunks) if isinstance(chunks, int) else chunks
 
 
-def _path(loss: Node, logits: torch.Tensor) -> tuple[Node, tuple[Node, ...], bool] | str:
+def _rule(loss: Node, logits: torch.Tensor | None, context: CastContext) -> Rule | None:
+    """Return the policy's rule, else the program's own wish as a rule."""
+    rows = loss.meta.get(ROWS)
+    asked = None if rows is None else Rule("program", ops=("cross_entropy_loss",), chunks=rows, why=_ASKED)
+    if not context.policy.has_rules_for(LOSS):
+        return asked
+    elements = None if logits is None else hint(logits.numel())
+    return context.policy.ruling(replace(site_of(loss, LOSS), elements=elements)).rule or asked
+
+
+def _cut(loss: Node, path: _Path, rule: Rule, chunks: int) -> LinearLoss | str | None:
+    if chunks < 2:
+        return None
+    place = min((loss, *path.log_sums))
+    operands = [source for op in (loss, *path.row_ops) for source in op.all_input_nodes[1:]]
+    moved = moved_before(place, loss, operands)
+    if isinstance(moved, str):
+        return moved
+    return LinearLoss(loss, **vars(path), rule=rule, chunks=chunks, place=place, moved=moved)
+
+
+def _path(loss: Node, logits: torch.Tensor) -> _Path | str:
     """Walk from the loss to the linear layer."""
     reader, node, row_ops, classes_second = loss, _source(loss), list[Node](), False
-    while isinstance(node, Node) and node.target is not aten.linear.default:
-        if len(node.users) > 1:
-            return f"{_others(node, reader)} reads its logits too"
+    log_sums: list[Node] = []
+    while isinstance(node, Node):
+        beside = _beside(node, reader, 1 if logits.dim() == 3 and not classes_second else -1)
+        if isinstance(beside, str):
+            return beside
+        if beside and any(op.target is aten.slice.Tensor for op in row_ops):
+            return f"{beside[0].name} reads other rows of its logits"
+        log_sums += beside
+        if node.target is aten.linear.default:
+            break
         if node.target in _ROW_OPS and _keeps_last(node):
             row_ops.append(node)
         elif _moves_classes(node) and logits.dim() == 3 and not classes_second and not row_ops:
             classes_second = True
         elif node.target in CONVERSIONS:
-            if INSERTED not in node.meta and not _keeps_values(node):
+            if not keeps_values(node):
                 return f"{node.name} rounds or moves its logits, or makes them float64"
         elif node.target not in COPIES:
             return f"between it and a linear layer stands {node.name}"
         reader, node = node, _source(node)
     if not isinstance(node, Node):
         return "no linear layer makes its logits"
-    if len(node.users) > 1:
-        return f"{_others(node, reader)} reads its logits too"
     if not classes_second and logits.dim() != 2:
         return "its logits are no plain matrix"
     if logits.dtype not in _COMPUTED:
         return f"its logits are {logits.dtype}".replace("torch.", "")
-    return node, tuple(reversed(row_ops)), classes_second
+    return _Path(node, tuple(reversed(row_ops)), classes_second, tuple(log_sums))
 
 
 def _source(node: Node) -> Any:
     return node.args[0] if node.args else None
 
 
-def _others(node: Node, reader: Node) -> str:
+def _beside(node: Node, reader: Node, classes: int) -> list[Node] | str:
+    """Return the log-sums over dimension ``classes`` that read ``node`` beside ``reader``; what else does, as text."""
+    value = tensor_value(node)
     others = [user for user in node.users if user is not reader]
-    if all(user.op == "output" for user in others):
-        return "the output (a rule with drop = true drops results)"
-    return " and ".join(user.name for user in others)
+    branches = {} if value is None else {user: log_sums_of(user, classes % value.dim()) for user in others}
+    strangers = [user for user in others if branches.get(user) is None]
+    if strangers and all(user.op == "output" for user in strangers):
+        return "the output (a rule with drop = true drops results) reads its logits too"
+    if strangers:
+        return f"{' and '.join(user.name for user in strangers)} reads its logits too"
+    return [node for branch in branches.values() for node in branch or ()]
 
 
-def _keeps_values(node: Node) -> bool:
-    """Whether a conversion loses nothing, stays on its device, and makes no dtype wider than float32."""
-    source, result = tensor_value(node.args[0]), tensor_value(node)
-    if source is None or result is None or source.device != result.device or source.layout != result.layout:
-        return False
-    return result.dtype is torch.float32 or (result.dtype is source.dtype and result.dtype in NARROW)
-
-
-def _wrong_operands(loss: Node, logits: torch.Tensor, classes_second: bool) -> str:
+def _wrong_operands(loss: Node, logits: torch.Tensor) -> str:
     """Rule 3: return why torch would reject target, weights or settings, or ""."""
     target, weight = (tensor_value(argument(loss, name)) for name in ("target", "weight"))
     if target is None or is_wrapper(target) or is_wrapper(weight):
@@ -141,14 +178,19 @@ def _wrong_operands(loss: Node, logits: torch.Tensor, classes_second: bool) -> s
     return "" if 0 <= argument(loss, "label_smoothing") <= 1 else "its label smoothing is not from 0 to 1"
 
 
-def _why_in_place(loss: Node, linear: Node) -> str:
+def _why_in_place(loss: Node, path: _Path) -> str:
     """Rule 2: return why the layer cannot compute beside its loss, or ""."""
+    linear = path.linear
     aliases = AliasSets(loss.graph)
     operands = [source for operand in linear.all_input_nodes for source in (operand, before_cast(operand))]
     written = [operand.name for operand in operands if aliases.mutated(operand)]
     if written:
         return f"the program writes to {written[0]}, which the linear layer reads"
-    return "" if _gradients_on(linear) or not _gradients_on(loss) else "gradients are off where its logits are made"
+    on = _gradients_on(loss)
+    if on and not _gradients_on(linear):
+        return "gradients are off where its logits are made"
+    other = next((node.name for node in path.log_sums if _gradients_on(node) is not on), "")
+    return f"{other} reads its logits where gradients are {'off' if on else 'on'}" if other else ""
 
 
 def _gradients_on(node: Node) -> bool:

@@ -22,6 +22,7 @@ _LAYOUT = Layout(
         Column("runs on"),
         Column("bytes", right=True),
         Column("kept", right=True),
+        Column("peak", right=True),
         Column("error", right=True),
         Column("what it does", shorten="end", least=30),
     ),
@@ -50,7 +51,7 @@ def run(options: Namespace) -> None:
     rows = [row for name in names if (row := _row(name, options.device, figures["policies"]))]
     look = look_of(sys.stdout)
     lines = list(render(_LAYOUT, rows, look.width))
-    if any(any(row[2:5]) for row in rows):
+    if any(any(row[2:6]) for row in rows):
         about = f"{figures['about']} Made by fxamp-bench policies."
         lines += ["", *textwrap.wrap(about, look.width or _WIDTH, break_on_hyphens=False)]
     put("\n".join(lines))
@@ -61,7 +62,7 @@ def _row(name: str, device: str | None, figures: Mapping[str, Any]) -> tuple[str
     assert shipped is not None
     if device not in (None, policy.device):
         return None
-    ratios = (figures.get(name, {}).get(key) for key in ("bytes", "kept", "error"))
+    ratios = (figures.get(name, {}).get(key) for key in ("bytes", "kept", "peak", "error"))
     cells = ("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
     return name, " ".join(_conditions(policy)), *cells, shipped.purpose
 

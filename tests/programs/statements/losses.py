@@ -36,6 +36,11 @@ def loss_of_layer(d: Draft) -> None:
         f"F.cross_entropy({logits}, {target}{form})",
         exact=f"F.cross_entropy({logits}.double(), {exact_target}{exact_form})",
     )
+    if d.chance(4):  # a z-loss
+        rows, dim = (logits, 1) if d.chance() else (layer, -1)
+        log_sums = f"{rows}{{}}.logsumexp({dim}{d.pick(('', ', keepdim=True'))}).pow(2)"
+        z_loss = d.pick(("{}.mean()", "{}.sum() * 1e-2", "({}[1:] * 0.1).mean()")).format(log_sums)
+        d.let(z_loss.format(""), exact=z_loss.format(".double()"))
     if d.chance(8):
         d.let(f"{d.pick((layer, logits))}.mean()")
 

@@ -40,7 +40,7 @@ def test_a_policy_without_figures_has_a_row_and_an_empty_record(
 
 
 def test_ratios_have_three_digits() -> None:
-    assert Figures(bytes=1.03849, kept=0.56).content() == {"bytes": 1.038, "kept": 0.56}
+    assert Figures(bytes=1.03849, kept=0.56, peak=0.4404).content() == {"bytes": 1.038, "kept": 0.56, "peak": 0.44}
     assert Figures().content() == {}
 
 
@@ -59,7 +59,7 @@ def test_one_process_counts_every_policy_and_torch_once_for_each_dtype(monkeypat
 
     monkeypatch.setattr(module, "counts", counts)
     asked = ("cuda-bfloat16", "mps-float16", "cuda-float16", "cuda-bfloat16-fast")
-    expected = [Figures(0.9, 0.9), Figures(), Figures(0.5, 0.5), Figures(0.75, 0.75)]
+    expected = [Figures(0.9, 0.9, 0.9), Figures(), Figures(0.5, 0.5, 0.5), Figures(0.75, 0.75, 0.75)]
     assert list(figures(asked)) == list(zip(asked, expected, strict=True))
     (names,) = processes
     assert sorted(names) == sorted([*moved] * 2)

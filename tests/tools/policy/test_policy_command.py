@@ -148,7 +148,7 @@ def test_list_says_what_each_costs_as_the_figures_do(capsys: pytest.CaptureFixtu
 
 def test_every_policy_has_the_figures_of_its_device() -> None:
     figures = json.loads((ROOT / "policies/figures.json").read_text())["policies"]
-    keys = {"cuda": {"bytes", "kept"}, "cpu": {"error"}}
+    keys = {"cuda": {"bytes", "kept", "peak"}, "cpu": {"error"}}
     for name in (*built_in_names(), *variant_names()):
         assert set(figures[name]) == keys.get(name.partition("-")[0], set()), f"{name}: run fxamp-bench policies"
     assert set(figures) == {*built_in_names(), *variant_names()}

@@ -27,7 +27,7 @@ from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.output import require_folder, write_text
 from fxamp.tools.common.progress import bar
 
-_TITLES = ("policy", "bytes moved", "bytes kept", "gradient error")
+_TITLES = ("policy", "bytes moved", "bytes kept", "peak", "gradient error")
 #: The counted model, in its full size, and the layers that are counted and extrapolated.
 MODEL, LAYERS = "gpt2-124m", (2, 4)
 _TINY = Path(__file__).with_name("tiny_gpt2.py")
@@ -37,12 +37,13 @@ _TINY = Path(__file__).with_name("tiny_gpt2.py")
 class Figures:
     """Ratios of one policy, None where there is none.
 
-    ``bytes``: what a step moves; ``kept``: what the forward keeps for the backward; each over torch.compile +
-    autocast's. ``error``: of the gradient against float64, over autocast's.
+    ``bytes``: what a step moves; ``kept``: what the forward keeps for the backward; ``peak``: the most at once; each
+    over torch.compile + autocast's. ``error``: of the gradient against float64, over autocast's.
     """
 
     bytes: float | None = None
     kept: float | None = None
+    peak: float | None = None
     error: float | None = None
 
     def content(self) -> dict[str, float]:
@@ -88,16 +89,17 @@ def _table(document: Mapping[str, Any], markdown: bool = False) -> str:
 def _document(results: Mapping[str, Figures]) -> dict[str, Any]:
     layers = MODELS[MODEL].sizes["full"]["layers"]
     about = (
-        f"Bytes: of a training step of {MODEL} ({layers} layers, extrapolated from {LAYERS[0]} and {LAYERS[1]}), over "
-        "those of torch.compile + autocast; counted, not measured. Error: of the gradient of a tiny GPT-2 against "
-        "float64, over autocast's, on a CPU."
+        f"Bytes moved, bytes kept for the backward, and their peak: of a training step of {MODEL} that returns the "
+        f"loss alone ({layers} layers, extrapolated from {LAYERS[0]} and {LAYERS[1]}), over those of torch.compile + "
+        "autocast; counted, not measured. Error: of the gradient of a tiny GPT-2 against float64, over autocast's, on "
+        "a CPU."
     )
     versions = {name: version(name).partition("+")[0] for name in ("torch", "transformers")}
     return {"about": about, "versions": versions, "policies": {name: own.content() for name, own in results.items()}}
 
 
 def _cells(content: Mapping[str, float]) -> list[str]:
-    return [f"{content[name]:.3f}" if name in content else "" for name in ("bytes", "kept", "error")]
+    return [f"{content[name]:.3f}" if name in content else "" for name in ("bytes", "kept", "peak", "error")]
 
 
 def figures(policies: Sequence[str]) -> Iterator[tuple[str, Figures]]:
@@ -119,7 +121,7 @@ def _counted(policies: Sequence[tuple[str, str]]) -> Iterator[Figures]:
     before = dict.fromkeys(("", dtype) for _, dtype in policies)
     ways = [*before, *policies]
     counted = counts(
-        (Workload(MODEL, dtype=dtype, sizes={**full, "layers": layers}), Way(policy))
+        (Workload(MODEL, dtype=dtype, sizes={**full, "layers": layers}, loss_only=True), Way(policy))
         for policy, dtype in ways
         for layers in LAYERS
     )
@@ -129,7 +131,8 @@ def _counted(policies: Sequence[tuple[str, str]]) -> Iterator[Figures]:
         rows = [row(label, policy, count) for count in islice(counted, len(LAYERS))]
         ours = extrapolated(LAYERS, rows, full["layers"])
         if policy:
-            yield Figures(bytes=ours.bytes / torch[dtype].bytes, kept=ours.kept / torch[dtype].kept)
+            base = torch[dtype]
+            yield Figures(ours.bytes / base.bytes, ours.kept / base.kept, ours.peak / base.peak)
         else:
             torch[dtype] = ours
 
