@@ -379,7 +379,7 @@ class _Sums:
         self._bias: Tensor | None = None
 
     def add(self, chunk: _Chunk, of_logits: Tensor) -> list[Tensor]:
-        """Add those of one chunk, from float32 gradients of its logits, ``[n, C]``. Return what reads the chunk last."""
+        """Add those of one chunk, from its logits' float32 gradients, ``[n, C]``. Return what reads the chunk last."""
         gradients = of_logits.to(self._head.form.dtype)
         of_input, of_weight, of_bias = self._needed[:3]
         if of_input:
