@@ -35,7 +35,9 @@ ITEM_BYTES = {
 _CASTS = ("aten::to.dtype", "prims::convert_element_type.default")
 
 #: What ``runs_in`` says of a product in 8-bit floats: its operands have two dtypes, and its result a third.
-FP8 = "fp8"
+FP8 = ("fp8", "mxfp8")
+"""What :attr:`Entry.runs_in` says of products in 8 bits."""
+
 
 FLOATS = frozenset({"f64", "f32", "f16", "bf16", "f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz"})
 
@@ -176,9 +178,9 @@ class Entry:
 
     @property
     def runs_in(self) -> str:
-        """Return the dtype that it computes in: that of its result, or ``"fp8"`` for a product in 8 bits."""
-        in_fp8 = self.target.startswith("fxamp::") and self.rule is not None and self.rule.cast.startswith(FP8)
-        return FP8 if in_fp8 else self.dtype
+        """Return the dtype that it computes in: that of its result, or one of :data:`FP8` for a product in 8 bits."""
+        cast = "" if self.rule is None else self.rule.cast.partition(" ")[0]
+        return cast if cast in FP8 and self.target.startswith("fxamp::") else self.dtype
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import register_flop_formula
 
 from fxamp.kernels.scaled_linear import input_gradient, output_product, scaled_linear, weight_gradient
-from fxamp.policy import Recipe
+from fxamp.policy import RECIPES, Recipe
 from fxamp.torch_private import computed_again, kept_exactly, untraced
 
 NONE, MEAN, SUM = range(3)
@@ -300,7 +300,7 @@ class _Head:
 
     def weight_gradient(self, gradients: Tensor, rows: Tensor, total: Tensor | None) -> Tensor:
         """``[C, K]`` in float32, added to ``total``."""
-        if self.form.recipe is None or self.form.recipe is Recipe.ROWWISE_WITH_GW_HP:
+        if self.form.recipe is None or RECIPES[self.form.recipe].weight_gradient is None:
             summed: Tensor = wide_product(gradients, rows) if total is None else add_product(gradients, rows, total)
             return summed
         product = weight_gradient(gradients, rows, self.form.recipe, self.form.dtype).float()

@@ -109,7 +109,7 @@ class Policy:
                 f"a policy with [match] device = {kind!r}, such as '{kind}-{self.lower_precision_fp}'"
             )
         here = machine(torch_version, capability, cpu_features, arch)
-        mismatches = "; and ".join(self._match.mismatches(here, self.has_fp8))
+        mismatches = "; and ".join(self._match.mismatches(here, {str(rule.cast) for rule in self.rules if rule.in_fp8}))
         if mismatches:
             raise PolicyError(f"policy {self.name!r} does not match: it needs {mismatches}")
         return replace(
@@ -152,8 +152,8 @@ class Policy:
 
     @property
     def has_fp8(self) -> bool:
-        """Whether a rule has products run in fp8."""
-        return any(rule.cast is Category.FP8 for rule in self.rules)
+        """Whether a rule has products run in fp8 or mxfp8."""
+        return any(rule.in_fp8 for rule in self.rules)
 
     def has_rules_for(self, region: str) -> bool:
         """Say whether a rule is for a region: "forward", "backward" or "kept"."""

@@ -78,12 +78,12 @@ def _decide(node: Node, region: AutocastRegion, context: CastContext, aliases: C
 
 def _not_fp8(ruling: Ruling, choice: Decision) -> str:
     """Return why a call that a rule for fp8 names does not run in fp8; "" for every other call."""
-    if ruling.rule is not None and ruling.rule.cast is Category.FP8:
+    if ruling.rule is not None and ruling.rule.in_fp8:
         return "" if choice.rule is not None else choice.reason
-    won = [rule.id for rule in ruling.lost if rule.cast is Category.FP8]
+    won = [rule.id for rule in ruling.lost if rule.in_fp8]
     if won and ruling.rule is not None:
         return _joined(f"rule {ruling.rule.id} comes after {won[-1]}", ruling.rule.why)
-    passed = ((rule, objection) for rule, objection in ruling.passed_over if rule.cast is Category.FP8)
+    passed = ((rule, objection) for rule, objection in ruling.passed_over if rule.in_fp8)
     return _joined(*(f"rule {rule.id} is passed over: {objection.why}" for rule, objection in passed))
 
 

@@ -99,7 +99,7 @@ def _as(node: Node, result: Node, writer: GraphWriter, why: str) -> Node:
 def _decision(match: LinearLoss, context: CastContext) -> Decision:
     """Return the decision for the chunked loss: by the rule for fp8 if its products run so, else by that for chunks."""
     in_fp8 = asked_in_fp8(match.linear)
-    why = "" if in_fp8 is None else why_16_bits(match.linear, in_fp8.lower, context, {})
+    why = "" if in_fp8 is None else why_16_bits(match.linear, in_fp8, context, {})
     reason = f"{match.chunks} chunks; {match.rule.why}"
     if in_fp8 is not None and not why:
         return replace(in_fp8, reason=f"{reason} {in_fp8.reason}")

@@ -1,10 +1,11 @@
-"""scale-products: run the products that rules with ``cast = "fp8"`` cover in fp8.
+"""scale-products: run the products that rules with ``cast = "fp8"`` or ``"mxfp8"`` cover in these formats.
 
 1. ``linear``, ``addmm``, ``mm`` and ``matmul`` become :mod:`fxamp.kernels.scaled_linear`, which AOTAutograd traces
    through. It reads the activation in 16 bits, and the weight before the cast that fxamp inserted for the product.
 2. The second operand must be a weight: an input of the program or a constant, or a view or cast of one. That of
    ``linear`` always is.
-3. A product that fp8 kernels do not support stays in 16 bits, and its record says why.
+3. A product that the kernels do not support stays in 16 bits, and its record says why. The recipe is data: its sizes
+   are looked up, and the op gets its name.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,11 +18,10 @@ from torch.fx import GraphModule, Node
 from fxamp.graph import INSERTED, GraphWriter, all_nodes, argument, is_wrapper, tensor_value
 from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order import autograd_function, bodies
-from fxamp.kernels.scaled_linear import MULTIPLE
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CONVERSIONS, before_cast
 from fxamp.passes.shared.decision import Decision, decision, keep_out_of_fp8
-from fxamp.policy import Category
+from fxamp.policy import RECIPES, Recipe
 from fxamp.torch_private import hint
 
 aten = torch.ops.aten
@@ -68,7 +68,7 @@ def operands_of(product: Node) -> Operands:
 def asked_in_fp8(node: Node) -> Decision | None:
     """Return the decision for fp8 on ``node`` if it was not applied yet."""
     choice = decision(node)
-    if choice is None or choice.rule is None or choice.rule.cast is not Category.FP8:
+    if choice is None or choice.rule is None or not choice.rule.in_fp8:
         return None
     applied = choice.overruled or getattr(node.target, "namespace", "") == "fxamp"
     return None if choice.lower is None or applied else choice
@@ -80,7 +80,7 @@ def _scale(gm: GraphModule, context: CastContext, outer: Mapping[Node, Any]) -> 
     for node in list(gm.graph.nodes):
         choice = asked_in_fp8(node)
         if choice is not None:
-            why = why_16_bits(node, choice.lower, context, outer)
+            why = why_16_bits(node, choice, context, outer)
             if why:
                 keep_out_of_fp8(node, why)
             else:
@@ -119,8 +119,8 @@ _PRODUCTS: Mapping[Any, Callable[[Node], Operands]] = {
 }
 
 
-def why_16_bits(node: Node, lower: torch.dtype | None, context: CastContext, outer: Mapping[Node, Any]) -> str:
-    """Return why the product cannot run in fp8, or "". ``outer``: what the inputs of a body are bound to."""
+def why_16_bits(node: Node, choice: Decision, context: CastContext, outer: Mapping[Node, Any]) -> str:
+    """Return why the product cannot run as decided, or "". ``outer``: what the inputs of a body are bound to."""
     find = _PRODUCTS.get(node.target)
     if find is None:
         return "it names its dtype"
@@ -137,18 +137,19 @@ def why_16_bits(node: Node, lower: torch.dtype | None, context: CastContext, out
         return "the second operand is no weight: the program computes it"
     if any(argument(node, name) not in (None, 1) for name in ("alpha", "beta")):
         return "it scales its operands by alpha or beta"
-    if result.dtype is not lower:
+    if result.dtype is not choice.lower:
         return f"its result is {result.dtype}".replace("torch.", "")
     device = context.policy.device if context.every_device else weight.device.type
     if device not in DEVICES:
         return f"{device} has no kernels for it"
-    return _wrong_sizes(input, weight)
+    assert choice.rule is not None
+    return _wrong_sizes(input, weight, RECIPES[Recipe(choice.rule.recipe)].multiple)
 
 
-def _wrong_sizes(input: torch.Tensor, weight: torch.Tensor) -> str:
+def _wrong_sizes(input: torch.Tensor, weight: torch.Tensor, multiple: int) -> str:
     for at, size in enumerate(weight.shape):
-        if not isinstance(size, int) or size % MULTIPLE or not size:
-            return f"size {at} of the weight is {size}, not a multiple of {MULTIPLE}"
+        if not isinstance(size, int) or size % multiple or not size:
+            return f"size {at} of the weight is {size}, not a multiple of {multiple}"
     for size in input.shape[:-1]:
         # A symbolic size with an example value is at least 2, since torch makes 0 and 1 constants.
         if hint(size) is None:

@@ -34,8 +34,8 @@ def edit_for(rule: Rule, node: Node, lower: torch.dtype, context: CastContext) -
     assert rule.cast is not None, "a rule on kept values casts nothing"
     if rule.cast in _EDITS:
         return _EDITS[rule.cast](node, lower, context)
-    dtypes = {Category.LOWER_PRECISION_FP: lower, Category.FP8: lower, Category.FP32: torch.float32}
-    return _cast_all(node, dtypes[rule.cast], context, _own_dtypes(rule, node, lower))
+    dtype = torch.float32 if rule.cast is Category.FP32 else lower
+    return _cast_all(node, dtype, context, _own_dtypes(rule, node, lower))
 
 
 def _cast_all(

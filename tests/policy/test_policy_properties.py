@@ -6,7 +6,8 @@ from tempfile import TemporaryDirectory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fxamp.policy import Category, LossScale, Policy, Recipe, Rule, Site, TensorFacts
+from fxamp.policy import Category, LossScale, Policy, Rule, Site, TensorFacts
+from fxamp.policy.model.recipe import RECIPES_OF
 
 HEAD = 'lower_precision_fp = "float16"\n[match]\ndevice = "cuda"\n'
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,11 +38,11 @@ def rules(draw: st.DrawFn, name: str) -> Rule:
     return Rule(
         name,
         cast,
-        ("mm",) if cast is Category.FP8 else tuple(draw(st.lists(ops, min_size=1, max_size=3))),
+        ("mm",) if cast in RECIPES_OF else tuple(draw(st.lists(ops, min_size=1, max_size=3))),
         why=draw(texts),
         torch=draw(st.sampled_from([None, ">=2.11", "<2.12"])),
         advice="do not" if cast is Category.BANNED else "",
-        recipe=draw(st.sampled_from(list(Recipe))) if cast is Category.FP8 else "",
+        recipe=draw(st.sampled_from(RECIPES_OF[cast])) if cast in RECIPES_OF else "",
         modules=tuple(draw(st.lists(st.sampled_from(["layers.*.router", ".norm", "a.**.b"]), max_size=2 * narrow))),
         module_classes=tuple(draw(st.lists(st.sampled_from(["*Norm", "torch.nn.Linear"]), max_size=2 * narrow))),
         args=draw(arguments) if narrow else {},

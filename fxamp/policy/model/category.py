@@ -25,3 +25,5 @@ class Category(StrEnum):
     FP8 = "fp8"
     """A product with a 2-d weight multiplies 8-bit values, scaled by the rule's recipe, and returns the policy's 16-bit
     dtype. So do the two products of its backward. Autocast has no such category."""
+    MXFP8 = "mxfp8"
+    """As fp8, with one scale, a power of two, for every 32 values that are summed over."""

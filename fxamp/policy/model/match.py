@@ -6,7 +6,7 @@ on. So ``capability`` is for NVIDIA's, ``arch`` names AMD's, and a policy with o
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from fxamp.errors import nearest
@@ -30,6 +30,9 @@ LACKS_FP8 = {
     "gfx942": "multiplies float8_e4m3fnuz and float8_e5m2fnuz only, which fxamp does not write",
 }
 """AMD GPUs on which products in fp8 do not run, and why."""
+
+LEAST_CAPABILITY = {"fp8": (8, 9), "mxfp8": (10, 0)}
+"""The NVIDIA GPUs that multiply in a format, by its cast."""
 
 ARCHITECTURES = (*LACKS_FP8, "gfx950", "gfx1200", "gfx1201")
 """Names of AMD GPUs that builds of torch are made for; others of the form :data:`ARCHITECTURE` are accepted too."""
@@ -119,35 +122,42 @@ class Match:
             if getattr(self, key) and self.device != device:
                 yield key, f"{key} is for device = {device!r}, but this policy has device = {self.device!r}"
 
-    def mismatches(self, machine: Machine, fp8: bool) -> Iterator[str]:
+    def mismatches(self, machine: Machine, casts: Collection[str] = ()) -> Iterator[str]:
         """Describe each condition that ``machine`` fails; unknown facts are not checked.
 
-        ``fp8``: whether the policy has products run in fp8.
+        ``casts``: "fp8" and "mxfp8", if the policy has products run in them.
         """
         if self.torch and not holds(self.torch, machine.torch):
             yield f"torch {self.torch}, but this is torch {machine.torch}"
         if machine.arch is not None:
-            yield from self._of_amd(machine.arch, fp8)
+            yield from self._of_amd(machine.arch, casts)
         elif machine.capability is not None:
-            yield from self._of_nvidia(machine.capability)
+            yield from self._of_nvidia(machine.capability, casts)
         if machine.cpu_features is not None and (missing := set(self.cpu_features) - machine.cpu_features):
             lacking = ", ".join(name for name in self.cpu_features if name in missing)
             yield f"the CPU features {', '.join(self.cpu_features)}, but this CPU lacks {lacking}"
 
-    def _of_nvidia(self, capability: tuple[int, ...]) -> Iterator[str]:
+    def _of_nvidia(self, capability: tuple[int, ...], casts: Collection[str]) -> Iterator[str]:
         number = ".".join(map(str, capability))
         if self.capability and not meets(parse(self.capability, "compute capability", CAPABILITY), capability):
             yield f"compute capability {self.capability}, but this device has {number}"
+            return
+        for cast in sorted(casts):
+            if capability < LEAST_CAPABILITY[cast]:
+                least = ".".join(map(str, LEAST_CAPABILITY[cast]))
+                yield f"products in {cast}: compute capability >={least}, but this device has {number}"
         if self.arch and not self.capability:
             yield f"an AMD GPU ({', '.join(self.arch)}), but this one is NVIDIA's, of compute capability {number}"
 
-    def _of_amd(self, arch: str, fp8: bool) -> Iterator[str]:
+    def _of_amd(self, arch: str, casts: Collection[str]) -> Iterator[str]:
         if self.arch and arch not in self.arch:
             yield f"{' or '.join(self.arch)} where the GPU is AMD's, but this one is {arch}"
         if self.capability and not self.arch:
             yield f"an NVIDIA GPU of compute capability {self.capability}, but this one is AMD's {arch}"
-        if fp8 and arch in LACKS_FP8:
+        if "fp8" in casts and arch in LACKS_FP8:
             yield f"products in fp8, but {arch} {LACKS_FP8[arch]}"
+        if "mxfp8" in casts:
+            yield f"products in mxfp8, which fxamp lays out for NVIDIA GPUs only, but this one is AMD's {arch}"
 
     def unchecked(self, machine: Machine) -> Iterator[str]:
         """Yield the conditions that cannot be checked because the facts are unknown."""

@@ -1,25 +1,107 @@
-"""The recipes of rules with ``cast = "fp8"``: the 8-bit dtypes of a product and its backward, and their scales."""
+"""The recipes of rules with ``cast = "fp8"`` or ``"mxfp8"``: how each operand of a product is quantized.
 
+A recipe is data: passes, kernels and tools read it here. Names and results are those of torchao.float8 and of torchao's
+MXFP8 training.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
+
+from fxamp.policy.model.category import Category
+
+TENSOR, ROW = "tensor", "row"
+"""Values of :attr:`Quantization.block`: all values of the operand share a scale, or all that one result sums over."""
+
+MULTIPLE = 16
+"""The number that every size of an operand, except the number of rows, must be a multiple of, without blocks."""
 
 
 class Recipe(StrEnum):
-    """How the operands of the three products of a linear layer are scaled before they are rounded to 8 bits.
-
-    A scale maps the largest absolute value of its tensor, row or column to the dtype's largest value. Names and results
-    are those of torchao.float8.
-    """
+    """A row of :data:`RECIPES`, under the name that a rule gives."""
 
     TENSORWISE = "tensorwise"
-    """One scale per tensor. Inputs and weights are e4m3, gradients e5m2."""
     ROWWISE = "rowwise"
-    """One scale for each row or column that a product sums over, rounded down to a power of two. All are e4m3."""
     ROWWISE_WITH_GW_HP = "rowwise_with_gw_hp"
-    """As rowwise, but the weight's gradient is a 16-bit product; for the input's the weight has one scale."""
+    FLOOR = "floor"
+    RCEIL = "rceil"
+    RCEIL_WGRAD_WITH_HP = "rceil_wgrad_with_hp"
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How one operand of a product is quantized.
+
+    ``dtype``: that of its values, as torch names it. ``block``: :data:`TENSOR`, :data:`ROW`, or the number of values
+    along the sum that share a scale. ``scale_dtype``: float32, or float8_e8m0fnu, a power of two. ``scale_rounding``:
+    "" leaves the scale that maps the largest magnitude to the dtype's largest value; "power_of_2" rounds it down to a
+    power of two. Of e8m0 scales, "floor" takes the largest magnitude's power of two over the dtype's largest, and
+    larger values saturate; "rceil" takes the least power of two with which no value saturates.
+    """
+
+    dtype: str
+    block: str | int
+    scale_dtype: str = "float32"
+    scale_rounding: str = ""
+
+    @property
+    def multiple(self) -> int:
+        """The number that sizes which are summed over must be a multiple of."""
+        return self.block if isinstance(self.block, int) else MULTIPLE
+
+
+Operands = tuple[Quantization, Quantization]
+
+
+@dataclass(frozen=True)
+class Products:
+    """The operands of the three products of a linear layer; None for a product in 16 bits.
+
+    ``output`` is of input and weight, ``input_gradient`` of the output's gradient and weight, ``weight_gradient`` of
+    the output's gradient and input.
+    """
+
+    output: Operands
+    input_gradient: Operands
+    weight_gradient: Operands | None
+
+    def __iter__(self) -> Iterator[Operands | None]:
+        return iter((self.output, self.input_gradient, self.weight_gradient))
+
+    @property
+    def multiple(self) -> int:
+        """The number that both sizes of a weight must be a multiple of."""
+        return max(operand.multiple for operands in self if operands is not None for operand in operands)
+
+
+_E4M3, _E5M2 = (Quantization(dtype, TENSOR) for dtype in ("float8_e4m3fn", "float8_e5m2"))
+_POWER_OF_2 = Quantization("float8_e4m3fn", TENSOR, scale_rounding="power_of_2")
+_ROW = Quantization("float8_e4m3fn", ROW, scale_rounding="power_of_2")
+_FLOOR, _RCEIL = (Quantization("float8_e4m3fn", 32, "float8_e8m0fnu", rounding) for rounding in ("floor", "rceil"))
+
+RECIPES: Mapping[Recipe, Products] = MappingProxyType(
+    {
+        Recipe.TENSORWISE: Products((_E4M3, _E4M3), (_E5M2, _E4M3), (_E5M2, _E4M3)),
+        Recipe.ROWWISE: Products((_ROW, _ROW), (_ROW, _ROW), (_ROW, _ROW)),
+        Recipe.ROWWISE_WITH_GW_HP: Products((_ROW, _ROW), (_ROW, _POWER_OF_2), None),
+        Recipe.FLOOR: Products((_FLOOR, _FLOOR), (_FLOOR, _FLOOR), (_FLOOR, _FLOOR)),
+        Recipe.RCEIL: Products((_RCEIL, _RCEIL), (_RCEIL, _RCEIL), (_RCEIL, _RCEIL)),
+        Recipe.RCEIL_WGRAD_WITH_HP: Products((_RCEIL, _RCEIL), (_RCEIL, _RCEIL), None),
+    }
+)
+
+RECIPES_OF: Mapping[Category, tuple[Recipe, ...]] = MappingProxyType(
+    {
+        Category.FP8: (Recipe.TENSORWISE, Recipe.ROWWISE, Recipe.ROWWISE_WITH_GW_HP),
+        Category.MXFP8: (Recipe.FLOOR, Recipe.RCEIL, Recipe.RCEIL_WGRAD_WITH_HP),
+    }
+)
+"""The recipes that rules with a cast may name; other casts have none."""
 
 
 _UNSUPPORTED = {
-    "mxfp8": "MXFP8, one scale for 32 values, is not supported",
+    "mxfp8": "MXFP8, one scale for 32 values, is cast = 'mxfp8'",
     "nvfp4": "NVFP4, values of 4 bits, is not supported",
     "delayed": "delayed scaling, by the values of earlier steps, is not supported",
     "allgather": "an fp8 all-gather of FSDP2 is not supported",
@@ -27,6 +109,6 @@ _UNSUPPORTED = {
 
 
 def unsupported(name: str) -> str:
-    """Return a message if ``name`` names a recipe that fxamp does not support; else ""."""
+    """Return a message if ``name`` names a recipe that fxamp does not support under that name; else ""."""
     letters = "".join(filter(str.isalnum, name)).lower()
     return next((message for word, message in _UNSUPPORTED.items() if word in letters), "")

@@ -11,7 +11,7 @@ from fxamp.policy.model.conditions import ArgCondition, Objection, number_object
 from fxamp.policy.model.keep import BLOCK, EIGHT_BITS, KEPT, Keep, keep_problems
 from fxamp.policy.model.module_globs import covers_class, covers_module, module_glob
 from fxamp.policy.model.op_names import canonical, covers
-from fxamp.policy.model.recipe import Recipe
+from fxamp.policy.model.recipe import RECIPES_OF
 from fxamp.policy.model.results import RESULTS, result_problems
 from fxamp.policy.model.settings import unknown_value
 from fxamp.policy.model.site import Site
@@ -19,7 +19,7 @@ from fxamp.policy.model.site import Site
 RULE_REGIONS = ("forward", "backward", "both", KEPT, LOSS, RESULTS)
 INPUT_DTYPES = ("lower_precision_fp", "fp32", "follow")
 PRODUCTS = ("aten::linear", "aten::mm", "aten::addmm", "aten::matmul")
-"""The ops that rules with ``cast = "fp8"`` may name."""
+"""The ops that rules with ``cast = "fp8"`` or ``"mxfp8"`` may name."""
 
 ONE_DTYPE = (Category.LOWER_PRECISION_FP, Category.FP32)
 """The categories that name one dtype for every input: only these allow ``inputs`` and the backward."""
@@ -58,7 +58,8 @@ class Rule:
     Nor has a rule of region "results", which says ``drop``: a graph that returns a loss does not make the results that
     meet the conditions, for nobody reads them.
 
-    ``recipe`` is how ``cast = "fp8"`` scales, one of :class:`Recipe`. ``advice`` is the hint in a banned op's error.
+    ``recipe`` is how ``cast = "fp8"`` and ``"mxfp8"`` scale, one of :data:`RECIPES_OF`. ``advice`` is the hint in a
+    banned op's error.
     ``why`` and ``origin`` explain the rule and do not count in equality.
 
     ``args`` and ``inputs`` may be given as mappings. Raises ValueError for values that a policy file could not hold.
@@ -125,6 +126,11 @@ class Rule:
         if self.drop:
             return "drop"
         return f"{self.cast} {self.recipe}" if self.recipe else str(self.keep or self.cast)
+
+    @property
+    def in_fp8(self) -> bool:
+        """Whether the products that the rule covers run in fp8 or mxfp8."""
+        return self.cast in RECIPES_OF
 
     @property
     def conditional(self) -> bool:
@@ -233,15 +239,18 @@ def problems(
 
 
 def _fp8_problems(cast: Category | None, recipe: str, ops: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], str]]:
+    accepted = () if cast is None else tuple(map(str, RECIPES_OF.get(cast, ())))
+    if cast is None or not accepted:
+        if cast is not None and recipe:
+            casts = " or ".join(repr(category.value) for category in RECIPES_OF)
+            yield ("recipe",), f"recipe goes with cast = {casts}, but this rule has cast = {cast.value!r}"
+        return
     others = [op for op in ops if op.partition(".")[0] not in PRODUCTS]
-    if cast is Category.FP8 and (others or not ops):
+    if others or not ops:
         named = ", ".join(op.removeprefix("aten::") for op in PRODUCTS)
         fault = f"not for {others[0]!r}" if others else "but this rule names no ops"
-        yield ("ops",), f"cast = 'fp8' is for the ops {named}, {fault}"
-    accepted = tuple(recipe.value for recipe in Recipe)
-    if cast is not None and cast is not Category.FP8 and recipe:
-        yield ("recipe",), f"recipe goes with cast = 'fp8', but this rule has cast = {cast.value!r}"
-    elif cast is Category.FP8 and not recipe:
-        yield ("recipe",), f"cast = 'fp8' needs a recipe; accepted: {', '.join(map(repr, accepted))}"
-    elif recipe and recipe not in accepted:
+        yield ("ops",), f"cast = {cast.value!r} is for the ops {named}, {fault}"
+    if not recipe:
+        yield ("recipe",), f"cast = {cast.value!r} needs a recipe; accepted: {', '.join(map(repr, accepted))}"
+    elif recipe not in accepted:
         yield ("recipe",), unknown_value("recipe", recipe, accepted)

@@ -120,7 +120,7 @@ PLAIN: Groups = {
     HEAD + RULE.replace("fp32", "{}"): {
         "fp23": "cast = 'fp23' is unknown; .*did you mean 'fp32'",
         "nvfp4": "cast = 'nvfp4': NVFP4, .* is not supported; accepted: 'lower",
-        "mxfp8": "cast = 'mxfp8': MXFP8, .* is not supported; accepted: 'lower",
+        "mxfp6": "cast = 'mxfp6' is unknown; .*did you mean 'mxfp8'",
     },
     HEAD + "{}\n": {
         'devcie = "cpu"': r"unknown key 'devcie' in \[match\]; .*did you mean 'device'",
@@ -187,6 +187,11 @@ BEYOND: Groups = {
         "min_scale = 8\nmax_scale = 4": "min_scale = 8 is above max_scale = 4",
         "min_scale = 8\ninit_scale = 4": (6, "init_scale = 4 is out of bounds; .*from 8 to"),
     },
+    HEAD + "{}\n": {
+        '[[rule]]\nid = "a"\ncast = "mxfp8"\nops = ["mm"]\nrecipe = "rowwise"': (
+            "recipe = 'rowwise' is unknown; accepted: 'floor', 'rceil', 'rceil_wgrad_with_hp'"
+        ),
+    },
     CUDA + "{}\n": {
         'cpu_features = ["avx2"]': "cpu_features is for device = 'cpu'",
     },
@@ -248,6 +253,7 @@ BEYOND: Groups = {
         'arch = ["gfx950"]': "arch is for device = 'cuda', .*device = 'cpu'",
         "cpu_features = []": r"cpu_features = \[\] is empty; accepted: a list with at least one",
         '[[rule]]\nid = "a"\ncast = "fp8"\nops = ["mm"]': "cast = 'fp8' needs a recipe; accepted: 'tensorwise'",
+        '[[rule]]\nid = "a"\ncast = "mxfp8"\nops = ["mm"]': "cast = 'mxfp8' needs a recipe; accepted: 'floor'",
         '[[rule]]\nid = "a"\ncast = "fp8"\nrecipe = "rowwise"\nmodules = ["mlp"]': (
             "cast = 'fp8' is for the ops linear, mm, addmm, matmul, but this rule names no ops"
         ),

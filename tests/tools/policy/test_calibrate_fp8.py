@@ -142,8 +142,8 @@ def test_operands_are_what_the_kernel_rounds(recipe: Recipe, op: str) -> None:
     x, w = graph.placeholder("x"), graph.placeholder("w")
     product = graph.call_function(target, (x, w))
     input = torch.randn(2, 16, 32, requires_grad=True)
-    weight = torch.randn(48, 32, requires_grad=True)
-    gradient = torch.randn(2, 16, 48).bfloat16()
+    weight = torch.randn(64, 32, requires_grad=True)
+    gradient = torch.randn(2, 16, 64).bfloat16()
     values_by_name = {"x": input, "w": weight if op == "linear" else weight.t(), product.name: gradient}
     with Rounded() as rounded:
         scaled_linear(input, weight, None, recipe, torch.bfloat16).backward(gradient)

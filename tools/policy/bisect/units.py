@@ -105,8 +105,8 @@ class ModuleTree:
 def rule_units(policy: Policy, places: Iterable[ModuleOp]) -> tuple[Unit, ...]:
     """Return the policy's rules that decide an op of ``places`` and that bisecting can widen, in order."""
     ops = {place.op for place in places}
-    low = Category.FP8 if policy.has_fp8 else Category.LOWER_PRECISION_FP
-    return _units(r for r in policy.rules if r.cast is low and any(_decides(r, op) for op in ops))
+    low = [r for r in policy.rules if (r.in_fp8 if policy.has_fp8 else r.cast is Category.LOWER_PRECISION_FP)]
+    return _units(rule for rule in low if any(_decides(rule, op) for op in ops))
 
 
 def kept_rule_units(policy: Policy, packed: Iterable[KeptValue]) -> tuple[Unit, ...]:

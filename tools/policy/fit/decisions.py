@@ -122,7 +122,7 @@ class Language:
                 facts = TensorFacts("float32", tuple(weight.shape))
                 for op, argument in (("aten::linear", "weight"), ("aten::addmm.default", "mat2")):
                     rule = policy.ruling(Site(op, path, args={argument: facts})).rule
-                    if rule is not None and rule.cast is Category.FP8:
+                    if rule is not None and rule.in_fp8:
                         return True
         return not isinstance(model, nn.Module)
 

@@ -1,0 +1,180 @@
+"""Matrices in 8-bit floats and their scales, by the recipes of :mod:`fxamp.policy`, and the products of two of them.
+
+Rows of a matrix run along the sum of the product: the first operand is ``[rows, sum]``, the second one, transposed,
+``[columns, sum]``. Values are row-major, so the second operand is column-major in the product, as GPUs need it.
+
+1. A float32 scale is what values are multiplied by. It maps the largest magnitude of the tensor, or of a row, to the
+   largest value of the dtype.
+2. An e8m0 scale is a biased exponent in uint8, what the values of a block are to be multiplied by afterwards; 255 is
+   NaN. The exponents are computed from the bits of the largest magnitude, so they are the same everywhere.
+3. If the largest magnitude is infinite or NaN, the results are NaN, so a loss scaler detects it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import frexp
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.functional import ScalingType, SwizzleType
+
+from fxamp.policy import ROW, TENSOR, Quantization
+
+#: The smallest absolute value that a scale is computed from; torchao uses the same.
+_SMALLEST = 1e-12
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A matrix in 8 bits, and its scales: none-dimensional, ``[rows, 1]``, or ``[rows, blocks]``."""
+
+    values: Tensor
+    scale: Tensor
+    form: Quantization
+
+
+def quantize(matrix: Tensor, form: Quantization) -> Quantized:
+    """Return ``matrix``, ``[rows, sum]``, in 8 bits, the sum padded with zeros to :attr:`Quantization.multiple`."""
+    scale = scale_of(matrix, form)
+    return Quantized(rounded(matrix, scale, form), scale, form)
+
+
+def scale_of(matrix: Tensor, form: Quantization) -> Tensor:
+    """Return the scales of ``matrix``, ``[rows, sum]``."""
+    if isinstance(form.block, int):
+        return _block_scales(matrix, form)
+    largest = matrix.abs().amax() if form.block == TENSOR else matrix.abs().amax(-1, keepdim=True)
+    # Compilers and eager mode divide float32 differently; a float64 quotient rounds to the same float32 in both.
+    largest = largest.double()
+    limit = torch.finfo(_dtype(form)).max
+    scale = (limit / torch.where(largest < _SMALLEST, _SMALLEST, largest)).float()
+    return torch.exp2(torch.floor(torch.log2(scale))) if form.scale_rounding == "power_of_2" else scale
+
+
+def rounded(matrix: Tensor, scale: Tensor, form: Quantization) -> Tensor:
+    """Return the 8-bit values of ``matrix``, ``[rows, sum]``, row-major, with the sum padded."""
+    return _padded(scaled(matrix, scale, form), form).to(_dtype(form)).contiguous()
+
+
+def scaled(matrix: Tensor, scale: Tensor, form: Quantization) -> Tensor:
+    """Return what is rounded to 8 bits, in float32; of blocks, with the sum padded.
+
+    Float32 scales and "rceil" need no clamp: what exceeds the largest of the dtype by rounding alone is rounded back to
+    it. A clamp would cost time, and beside one as Inductor writes it Triton miscompiles transposed stores of 8 bits
+    (triton #11111). So GPUs have none for "floor" either: Triton's casts saturate.
+    """
+    if not isinstance(form.block, int):
+        return matrix.float() * scale
+    factor = ((254 - scale.int()).clamp(min=0) << 23).view(torch.float32)
+    blocks = _blocks(matrix, form).float() * factor.unsqueeze(-1)
+    if form.scale_rounding == "floor" and emulates(matrix.device):
+        limit = torch.finfo(_dtype(form)).max
+        blocks = blocks.clamp(-limit, limit)
+    return blocks.flatten(-2)
+
+
+def _dtype(form: Quantization) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, form.dtype)
+    return dtype
+
+
+def _padded(matrix: Tensor, form: Quantization) -> Tensor:
+    missing = -matrix.shape[-1] % form.multiple
+    return matrix if isinstance(missing, int) and missing == 0 else functional.pad(matrix, (0, missing))
+
+
+def _blocks(matrix: Tensor, form: Quantization) -> Tensor:
+    """``[rows, blocks, block]``."""
+    padded = _padded(matrix, form)
+    return padded.reshape(padded.shape[0], padded.shape[1] // form.multiple, form.multiple)
+
+
+def _block_scales(matrix: Tensor, form: Quantization) -> Tensor:
+    """Biased exponents, uint8 ``[rows, blocks]``."""
+    bits = _blocks(matrix, form).abs().amax(-1).float().view(torch.int32)
+    fraction, exponent = frexp(torch.finfo(_dtype(form)).max)
+    # "rceil" carries into the exponent if the mantissa is above that of the dtype's largest value.
+    carry = 0 if form.scale_rounding == "floor" else (1 << 24) - 1 - int(fraction * (1 << 24))
+    biased = (((bits + carry) >> 23) - (exponent - 1)).clamp(min=0)
+    return torch.where(bits >= 255 << 23, 255, biased).to(torch.uint8)
+
+
+def multiply(left: Quantized, right: Quantized, dtype: torch.dtype, fast: bool = False) -> Tensor:
+    """Return the product, ``[rows, columns]``, in ``dtype``; ``fast``: accumulate with fewer bits where GPUs can.
+
+    Scales of rows and of blocks round the product to bfloat16 first: their kernels return it.
+    """
+    kinds = {left.form.block, right.form.block}
+    block = next((kind for kind in kinds if isinstance(kind, int)), ROW if ROW in kinds else TENSOR)
+    return _PRODUCTS.get(block, _multiply_blocks)(left, right, dtype, fast)
+
+
+def _multiply_tensorwise(left: Quantized, right: Quantized, dtype: torch.dtype, fast: bool) -> Tensor:
+    return _scaled_mm(left.values, right.values, left.scale.reciprocal(), right.scale.reciprocal(), dtype, fast)
+
+
+def _multiply_rowwise(left: Quantized, right: Quantized, dtype: torch.dtype, fast: bool) -> Tensor:
+    """Without ``fast`` the scales are applied to the product: there is no kernel for both. A scale may be for all."""
+    of_left, of_right = left.scale.reciprocal(), right.scale.reciprocal()
+    of_right = of_right.t() if of_right.dim() else of_right
+    if fast:
+        return _scaled_mm(left.values, right.values, of_left, of_right, torch.bfloat16, fast).to(dtype)
+    one = left.scale.new_ones(())
+    product = _scaled_mm(left.values, right.values, one, one, torch.bfloat16, fast)
+    return (product * (of_left * of_right)).to(torch.bfloat16).to(dtype)
+
+
+def _scaled_mm(
+    left: Tensor, right: Tensor, of_left: Tensor, of_right: Tensor, dtype: torch.dtype, fast: bool
+) -> Tensor:
+    return torch._scaled_mm(left, right.t(), scale_a=of_left, scale_b=of_right, out_dtype=dtype, use_fast_accum=fast)
+
+
+def emulates(device: torch.device) -> bool:
+    """Whether products of blocks are emulated on ``device``: no CPU has such units."""
+    return device.type != "cuda"
+
+
+def _multiply_blocks(left: Quantized, right: Quantized, dtype: torch.dtype, fast: bool) -> Tensor:
+    """On a CPU the operands are multiplied in bfloat16, which holds their values exactly, as torchao emulates it."""
+    if emulates(left.values.device):
+        return (_dequantized(left) @ _dequantized(right).t()).to(dtype)
+    kind, swizzle = ScalingType.BlockWise1x32, SwizzleType.SWIZZLE_32_4_4
+    product = functional.scaled_mm(
+        left.values,
+        right.values.t(),
+        swizzled(left.scale),
+        kind,
+        swizzled(right.scale),
+        kind,
+        swizzle_a=swizzle,
+        swizzle_b=swizzle,
+        output_dtype=torch.bfloat16,
+    )
+    return product.to(dtype)
+
+
+def _dequantized(matrix: Quantized) -> Tensor:
+    exponent = matrix.scale.int()
+    # Float32 has no normal value for exponent 0, and inf at 255.
+    bits = torch.where(exponent == 0, 1 << 22, torch.where(exponent == 255, 0x7FC00000, exponent << 23))
+    scale = bits.int().view(torch.float32).bfloat16().unsqueeze(-1)
+    return (_blocks(matrix.values.bfloat16(), matrix.form) * scale).flatten(-2)
+
+
+def swizzled(scale: Tensor) -> Tensor:
+    """Return uint8 exponents, ``[rows, blocks]``, as e8m0 in the order that Blackwell's tensor cores read, flat.
+
+    Rows are padded to a multiple of 128, blocks to one of 4 (docs.nvidia.com/cuda/cublas, "1D Block Scaling Factors
+    Layout").
+    """
+    padded = functional.pad(scale, (0, -scale.shape[1] % 4, 0, -scale.shape[0] % 128))
+    tiles = padded.reshape(padded.shape[0] // 128, 4, 32, padded.shape[1] // 4, 4).permute(0, 3, 2, 1, 4)
+    return tiles.reshape(-1).view(torch.float8_e8m0fnu)
+
+
+_PRODUCTS: Mapping[str | int, Callable[[Quantized, Quantized, torch.dtype, bool], Tensor]] = {
+    TENSOR: _multiply_tensorwise,
+    ROW: _multiply_rowwise,
+}
