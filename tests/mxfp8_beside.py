@@ -44,7 +44,7 @@ def converted(model: nn.Module, recipe: str) -> nn.Module:
     """A copy of ``model`` whose linear layers are torchao's."""
     twin = copy.deepcopy(model)
     for module in twin.modules():
-        if type(module) is nn.Linear:
+        if isinstance(module, nn.Linear):
             module.__class__ = EmulatedLinear
             module.recipe = recipe
     return twin

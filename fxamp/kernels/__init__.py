@@ -6,7 +6,7 @@
     torch.ops.fxamp.check_unscale(gradients, inv_scale, dtype)          the same work inside compiled graphs
     torch.ops.fxamp.check_unscale_norm(gradients, inv_scale, dtype)
 
-There are also ``torch.ops.fxamp.scaled_linear``, a linear layer in 8-bit floats, and
+There are also ``torch.ops.fxamp.scaled_linear``, a linear layer in 8-bit floats (its operands: ``quantize``), and
 ``torch.ops.fxamp.linear_cross_entropy``, a loss in chunks of rows, made of ops that AOTAutograd traces.
 
 On a CUDA device this is a generated Triton kernel; elsewhere, or without Triton, it is the reference in ATen ops. One

@@ -17,7 +17,6 @@ from math import frexp
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.functional import ScalingType, SwizzleType
 
 from fxamp.policy import ROW, TENSOR, Quantization
 
@@ -137,22 +136,14 @@ def emulates(device: torch.device) -> bool:
 
 
 def _multiply_blocks(left: Quantized, right: Quantized, dtype: torch.dtype, fast: bool) -> Tensor:
-    """On a CPU the operands are multiplied in bfloat16, which holds their values exactly, as torchao emulates it."""
+    """On a CPU the operands are multiplied in bfloat16, which holds their values exactly, as torchao emulates it.
+
+    ``F.scaled_mm`` names the order of the scales, but Inductor lowers it without one only.
+    """
     if emulates(left.values.device):
         return (_dequantized(left) @ _dequantized(right).t()).to(dtype)
-    kind, swizzle = ScalingType.BlockWise1x32, SwizzleType.SWIZZLE_32_4_4
-    product = functional.scaled_mm(
-        left.values,
-        right.values.t(),
-        swizzled(left.scale),
-        kind,
-        swizzled(right.scale),
-        kind,
-        swizzle_a=swizzle,
-        swizzle_b=swizzle,
-        output_dtype=torch.bfloat16,
-    )
-    return product.to(dtype)
+    scales = swizzled(left.scale), swizzled(right.scale)
+    return _scaled_mm(left.values, right.values, *scales, torch.bfloat16, False).to(dtype)
 
 
 def _dequantized(matrix: Quantized) -> Tensor:

@@ -9,6 +9,8 @@ import pytest
 import torch
 import transformers
 from exhaustive import each_once, exhaustive
+from mxfp8_beside import RECIPES as MXFP8
+from mxfp8_beside import converted as in_mxfp8
 from small_models import Wrapped
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,9 +26,10 @@ PRODUCTS = ("linear", "addmm.default", "mm.default", "matmul")
 
 
 def policy(recipe: str = "tensorwise", *others: Rule, base: str = "cpu-bfloat16", **more: Any) -> Policy:
-    """cpu-bfloat16 with all products in fp8."""
+    """cpu-bfloat16 with all products in fp8 or mxfp8."""
     exact = Policy.load(base)
-    rules = (*exact.rules, Rule("fp8", Category.FP8, PRODUCTS, recipe=recipe, **more), *others)
+    cast = Category.MXFP8 if recipe in MXFP8 else Category.FP8
+    rules = (*exact.rules, Rule("fp8", cast, PRODUCTS, recipe=recipe, **more), *others)
     return Policy("fp8", "cpu", exact.lower_precision_fp, rules=rules)
 
 
@@ -61,14 +64,25 @@ class Layers(nn.Module):
         return self.down(F.gelu(self.norm(self.up(x)))).square().mean()
 
 
-@each_once("recipe, lowering", RECIPES, ["eager", "aot_eager"])
+def beside_torchao(model: nn.Module, recipe: str) -> tuple[nn.Module, nn.Module]:
+    """``model`` and a copy of it whose linear layers are torchao's.
+
+    torchao quantizes what was cast to bfloat16 to mxfp8, fxamp float32 weights: they hold values of bfloat16.
+    """
+    if recipe not in MXFP8:
+        return model, converted(model, recipe)
+    model = model.bfloat16().float()
+    return model, in_mxfp8(model, recipe)
+
+
+@each_once("recipe, lowering", [*RECIPES, *MXFP8], ["eager", "aot_eager"])
 def test_linear_layers_are_torchaos(recipe: str, lowering: str) -> None:
     torch.manual_seed(0)
     model, x = Layers(), torch.randn(2, 16, 32)
     whole = recipe != "rowwise_with_gw_hp"  # torchao refuses float32 weights with that one
     if not whole:
         model, x = model.bfloat16(), x.bfloat16()
-    theirs = converted(model, recipe)
+    model, theirs = beside_torchao(model, recipe)
 
     def beside(value: Tensor) -> Tensor:
         with autocast(torch.bfloat16):
@@ -116,6 +130,7 @@ def with_linear_layers(model: nn.Module) -> nn.Module:
 
 
 LANGUAGE_MODELS = list(product([small_gpt2, small_llama], ["tensorwise", "rowwise"], ["eager", "aot_eager"]))
+LANGUAGE_MODELS += [(small_gpt2, "floor", "eager"), (small_llama, "rceil", "aot_eager")]
 
 
 @pytest.mark.exhaustive
@@ -124,7 +139,8 @@ def test_language_models_are_torchaos(case: tuple[Callable[[], nn.Module], str, 
     make, recipe, lowering = case
     model = make()
     tokens = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(1))
-    theirs = converted(with_linear_layers(model), recipe)
+    model, _ = beside_torchao(model, recipe)
+    _, theirs = beside_torchao(with_linear_layers(model), recipe)
 
     def beside(**inputs: Tensor) -> Any:
         with autocast(torch.bfloat16):
@@ -187,7 +203,7 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.up, self.down = nn.Embedding(48, 32), nn.Linear(32, 64), nn.Linear(64, 32, bias=False)
+        self.embed, self.up, self.down = nn.Embedding(64, 32), nn.Linear(32, 64), nn.Linear(64, 32, bias=False)
 
     def block(self, x: Tensor) -> Tensor:
         return x + self.down(F.gelu(self.up(x)))
@@ -213,7 +229,7 @@ class Block(nn.Module):
         return x.float().square().mean()
 
 
-@pytest.mark.parametrize("recipe", exhaustive(RECIPES, always=["rowwise"]))
+@pytest.mark.parametrize("recipe", exhaustive([*RECIPES, *MXFP8], always=["rowwise", "floor"]))
 def test_what_a_checkpoint_computes_again_is_the_same(recipe: str) -> None:
     """pytorch #150859: scales of rows, computed again, must not differ."""
     torch.manual_seed(0)
@@ -231,13 +247,14 @@ def distance(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
 
 
 WAYS = [("tensorwise", "cpu-bfloat16"), ("rowwise", "cpu-float16"), ("rowwise_with_gw_hp", "cpu-bfloat16")]
+WAYS += [("floor", "cpu-float16"), ("rceil", "cpu-bfloat16"), ("rceil_wgrad_with_hp", "cpu-bfloat16")]
 
 
-@pytest.mark.parametrize("way", exhaustive(WAYS, always=[("rowwise", "cpu-float16")]))
+@pytest.mark.parametrize("way", exhaustive(WAYS, always=[("rowwise", "cpu-float16"), ("rceil", "cpu-bfloat16")]))
 def test_every_way_to_run_it_gives_the_same(way: tuple[str, str]) -> None:
     recipe, base = way
     torch.manual_seed(0)
-    model, tokens = Tied(), torch.randint(48, (2, 17))
+    model, tokens = Tied(), torch.randint(64, (4, 17))
     twin = copy.deepcopy(model).double()
     exact = gradients(twin, twin, tokens)
     plain = compiled(model, policy=policy(recipe, base=base), lowering="eager")
@@ -252,7 +269,7 @@ def test_every_way_to_run_it_gives_the_same(way: tuple[str, str]) -> None:
         assert distance(gradients(moving, moving, shorter), fresh) < 0.35
 
 
-@pytest.mark.parametrize("recipe", exhaustive(["tensorwise", "rowwise"], always=["tensorwise"]))
+@pytest.mark.parametrize("recipe", exhaustive(["tensorwise", "rowwise", "floor"], always=["tensorwise"]))
 def test_a_scaler_sees_what_overflows(recipe: str) -> None:
     torch.manual_seed(0)
     model, x = Layers(), torch.randn(2, 16, 32)

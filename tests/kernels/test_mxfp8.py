@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_layouts import require_gpu_layouts
 from mxfp8_beside import RECIPES, converted, linear_reference, quantized
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn import functional
-from torch.nn.functional import ScalingType, SwizzleType
 from torchao.prototype.mx_formats.utils import from_blocked, to_blocked
 
 from fxamp.kernels import quantize as module
@@ -112,24 +111,18 @@ def test_what_is_not_finite_stays_so(recipe: str, bad: float) -> None:
     assert weight.grad is not None and not weight.grad[4].isfinite().any()
 
 
-def _by_definition(left: Tensor, right: Tensor, *scales: Any, **settings: Any) -> Tensor:
-    """``F.scaled_mm`` for MXFP8, after torch's meta kernel accepted these layouts for a GPU."""
-    of_left, kind, of_right, other = scales
-    assert kind is other is ScalingType.BlockWise1x32 and settings.pop("output_dtype") is torch.bfloat16
-    assert set(settings.values()) == {SwizzleType.SWIZZLE_32_4_4}
-    with FakeTensorMode():
-        operands = [torch.empty_strided(m.shape, m.stride(), dtype=m.dtype, device="cuda") for m in (left, right)]
-        flat = [torch.empty(s.numel(), dtype=torch.uint8, device="cuda").view(s.dtype) for s in (of_left, of_right)]
-        meta = _SCALED_MM(*operands, flat[0], kind, flat[1], kind, **settings, output_dtype=torch.bfloat16)
-    assert meta.shape == (left.shape[0], right.shape[1])
+def _by_definition(left: Tensor, right: Tensor, **settings: Any) -> Tensor:
+    """``torch._scaled_mm`` of blocks, after torch's meta kernel accepted these layouts for a GPU."""
+    require_gpu_layouts(_SCALED_MM, (left, right), settings)
     values = []
-    for matrix, swizzle in ((left, of_left), (right.t(), of_right)):
-        biased = from_blocked(swizzle.view(torch.uint8), matrix.shape[0], matrix.shape[1] // 32)
+    for matrix, scale in ((left, settings["scale_a"]), (right.t(), settings["scale_b"])):
+        biased = from_blocked(scale.view(torch.uint8), matrix.shape[0], matrix.shape[1] // 32)
         values.append(matrix.double() * torch.exp2(biased.double() - 127).repeat_interleave(32, 1))
+    assert settings["out_dtype"] is torch.bfloat16
     return (values[0] @ values[1].t()).bfloat16()
 
 
-_SCALED_MM = functional.scaled_mm
+_SCALED_MM = torch._scaled_mm
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -141,7 +134,7 @@ def test_gpus_receive_the_same_products(recipe: str, rows: int, monkeypatch: pyt
     emulated = scaled_linear(x, weight, None, recipe, torch.bfloat16)
     expected = torch.autograd.grad(emulated, (x, weight), gradient)
     monkeypatch.setattr(module, "emulates", lambda device: False)
-    monkeypatch.setattr(functional, "scaled_mm", _by_definition)
+    monkeypatch.setattr(torch, "_scaled_mm", _by_definition)
     output = scaled_linear(x, weight, None, recipe, torch.bfloat16)
     gradients = torch.autograd.grad(output, (x, weight), gradient)
     for own, reference in zip((output, *gradients), (emulated, *expected), strict=True):
@@ -155,4 +148,4 @@ def test_a_gpus_graph_multiplies_blocks() -> None:
     with FakeTensorMode():
         x, weight = torch.empty(48, 64, dtype=torch.bfloat16, device="cuda"), torch.empty(96, 64, device="cuda")
         graph = make_fx(layer)(x, weight).graph
-    assert len(graph.find_nodes(op="call_function", target=torch.ops.aten._scaled_mm_v2.default)) == 1
+    assert len(graph.find_nodes(op="call_function", target=torch.ops.aten._scaled_mm.default)) == 1

@@ -24,6 +24,7 @@ TABLES = {
     "fast-norms": {"fast-norms", "fast-norms-cpu"},
     "fp8": {"fp8", "fp8-small"},
     "fp8-rowwise": {"fp8-rowwise", "fp8-rowwise-small"},
+    "mxfp8": {"mxfp8", "fp8-rowwise-small"},
 }
 
 
@@ -40,11 +41,11 @@ def test_a_variant_extends_the_policy_that_it_is_named_after(name: str) -> None:
 
 
 def test_the_variants_are_for_both_dtypes_and_no_table_is_taken_for_one() -> None:
-    kinds = {"cpu": [kind for kind in TABLES if not kind.startswith("fp8")], "cuda": list(TABLES)}
-    names = {f"{d}-{t}-{kind}" for d, variants in kinds.items() for t in ("bfloat16", "float16") for kind in variants}
-    assert set(variant_names()) == names | {"cpu-bfloat16-fp8", "cpu-bfloat16-fp8-rowwise"} and not names & set(
-        built_in_names()
-    )
+    """But those for products in 8 bits: no CPU has such in float16, no GPU in mxfp8."""
+    dtypes = ("bfloat16", "float16")
+    names = {f"{d}-{t}-{kind}" for kind in TABLES for d in ("cpu", "cuda") for t in dtypes}
+    names -= {f"cpu-float16-{kind}" for kind in TABLES if "fp8" in kind} | {"cuda-float16-mxfp8"}
+    assert set(variant_names()) == names and not names & set(built_in_names())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -240,6 +241,19 @@ def test_fp8_leaves_out_what_torchao_leaves_out(variant: str, recipe: str) -> No
                 assert rule is not None and (rule.cast is Category.FP8) is in_fp8_by_torchao(layer, module)
                 in_fp8.add(rule.recipe)
     assert in_fp8 == {"", recipe}
+
+
+def test_mxfp8_is_for_gpus_that_have_it() -> None:
+    policy = Policy.load("cuda-bfloat16-mxfp8")
+    with pytest.raises(PolicyError, match=r"needs compute capability >=10\.0, but this device has 9\.0"):
+        policy.resolve("cuda", capability="9.0")
+    with pytest.raises(PolicyError, match=r"products in mxfp8, .* but this one is AMD's gfx950"):
+        policy.resolve("cuda", arch="gfx950")
+    inner = {"linear.default": "weight", "mm.default": "mat2", "addmm.default": "mat2", "matmul": "other"}
+    for op, name in inner.items():
+        site = Site(f"aten::{op}", "layers.0.mlp", args={name: TensorFacts("float32", (8192, 8192))})
+        rule = policy.resolve("cuda", capability="10.0").ruling(site).rule
+        assert rule is not None and rule.asks == "mxfp8 rceil"
 
 
 def test_fp8_is_for_gpus_that_have_it() -> None:

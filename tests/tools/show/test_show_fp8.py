@@ -64,3 +64,12 @@ def test_diff_tells_what_moves_to_fp8(model: str, capsys: pytest.CaptureFixture[
     assert "lower_precision_fp -> fp8 tensorwise" in text and "net.py: graph_0: 1 op with another dtype or cast" in text
     (row,) = [line for line in text.splitlines() if line.startswith("linear ")]
     assert row.split()[-5:] == ["bf16", "fp8", "matrix-products", "->", "fp8-linear"]
+
+
+def test_show_tells_what_runs_in_mxfp8(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show([model, "--policy", "cpu-bfloat16-mxfp8"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "bf16 5, mxfp8 1 casts" in text and "products in fp8 mxfp8 rceil 1 in 16 bits" in text
+    assert "linear_1: rule mxfp8-linear is passed over: size 0 of weight is 20, not %32" in text
+    assert diff(["cpu-bfloat16-fp8", "cpu-bfloat16-mxfp8", "--graph", model]) == 1
+    assert "fp8 tensorwise -> mxfp8 rceil" in " ".join(capsys.readouterr().out.split())
