@@ -75,6 +75,15 @@ def test_gpt2_takes_no_longer(counting: Counting) -> None:
     assert all(time <= plain for time in others)
 
 
+@pytest.mark.exhaustive
+def test_mxfp8_compiles_for_a_b200(layer: Path, tmp_path: Path) -> None:
+    modules = generated(layer, "cuda-bfloat16-mxfp8", 100)
+    assert sum(module.count("extern_kernels._scaled_mm(") for module in modules) == 3 * 3
+    texts = {name: text for module in modules for name, text in kernels(module)}
+    for name, text in texts.items():
+        assert machine_code(name, text, tmp_path, "sm_100"), name
+
+
 @pytest.mark.parametrize("policy", exhaustive(FP8, always=()))
 def test_the_generated_kernels_compile_for_an_h100(policy: str, layer: Path, tmp_path: Path) -> None:
     texts = {name: text for module in generated(layer, policy) for name, text in kernels(module)}
