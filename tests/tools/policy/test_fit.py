@@ -23,7 +23,7 @@ from fxamp.tools.policy.command import main
 from fxamp.tools.policy.fit import choice
 from fxamp.tools.policy.fit.answer import policy_text
 from fxamp.tools.policy.fit.counts import Counting, Form
-from fxamp.tools.policy.fit.decisions import Language
+from fxamp.tools.policy.fit.decisions import AS_BASE, Language
 from fxamp.tools.policy.fit.errors import Measuring
 from fxamp.tools.policy.fit.gpus import GPUS
 from fxamp.tools.policy.fit.layers import by_scope, scopes, shortened
@@ -229,7 +229,7 @@ def test_only_the_loss_leaves_where_that_is_asked_for(
 
 def test_the_file_is_the_policy_where_a_rule_replaces_the_bases() -> None:
     base = Policy.load("cuda-bfloat16")
-    language = Language(base, fp8=False)
+    language = Language(base)
     norms = next(own for own in language.decisions(scopes(None), None) if own.name == "norms")
     policy, price = language.policy(base, norms.options[1:]), Price(milliseconds=1.0, square=1.0)
     search: Any = SimpleNamespace(decisions=[norms], prices=[[price, price]], base=price)
@@ -328,20 +328,24 @@ def test_bytes_in_use_are_those_of_the_part_that_runs_or_ran_before() -> None:
 
 def test_every_option_is_a_policy_that_loads() -> None:
     base = Policy.load("cuda-bfloat16")
-    language, net = Language(base, fp8=True), nn.ModuleList([nn.Linear(8192, 8192, device="meta") for _ in range(4)])
+    language = Language(base, ("fp8", "mxfp8"))
+    net = nn.ModuleList([nn.Linear(8192, 8192, device="meta") for _ in range(4)])
     decisions = language.decisions(scopes(net), net)
     for decision in decisions:
         for option in decision.options[1:]:
             policy = language.policy(base, [option])
             assert policy != base and Policy.loads(policy.dumps()) == policy
     recipes = {option.name for own in decisions if own.name == "products" for option in own.options}
-    assert recipes >= {"fp8 tensorwise", "fp8 rowwise", "fp8 rowwise_with_gw_hp"}
-    assert not any(own.name == "products" for own in Language(base, fp8=False).decisions(scopes(net), net))
+    of_hopper = {"fp8 tensorwise", "fp8 rowwise", "fp8 rowwise_with_gw_hp"}
+    assert recipes == {AS_BASE, *of_hopper, "mxfp8 rceil"}
+    hopper = Language(base, ("fp8",)).decisions(scopes(net), net)
+    assert {o.name for own in hopper if own.name == "products" for o in own.options} == {AS_BASE, *of_hopper}
+    assert not any(own.name == "products" for own in Language(base).decisions(scopes(net), net))
 
 
 def test_all_options_of_lean_together_are_lean() -> None:
     base, lean = Policy.load("cuda-bfloat16"), Policy.load("cuda-bfloat16-lean")
-    language = Language(base, fp8=False)
+    language = Language(base)
     words = {
         "8-bit integers, norms' inputs in 16 bits",
         "activations, norms, gates",

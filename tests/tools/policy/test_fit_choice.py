@@ -75,7 +75,7 @@ class Pretended:
 
     def __init__(self, whole: Callable[[Sequence[int]], Price], decisions: Sequence[Decision]) -> None:
         self.base = Policy.load("cuda-bfloat16")
-        self.language = Language(self.base, fp8=False)
+        self.language = Language(self.base)
         self.asked = 0
         self._whole, self._decisions = whole, decisions
 

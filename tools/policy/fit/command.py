@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from fxamp.errors import FxampError, ListingError, OptionError, PolicyError
-from fxamp.policy import Policy, Rule
+from fxamp.policy import Policy, Rule, variant_names
 from fxamp.tools.common import charts
 from fxamp.tools.common.command_line import Parser, one_of, positive, positive_number
 from fxamp.tools.common.formatting import plural, size
@@ -35,7 +35,7 @@ from fxamp.tools.policy.patch import base_policy, load_model
 PROG = "fxamp-policy fit"
 
 #: Shipped variants that the answer stands beside.
-_VARIANTS = ("fast-norms", "fast", "lean", "leanest", "fp8", "fp8-rowwise")
+_VARIANTS = ("fast-norms", "fast", "lean", "leanest", "fp8", "fp8-rowwise", "mxfp8")
 
 #: Choices that are verified for each point of the frontier.
 _FRONTIER_ROUNDS = 2
@@ -93,7 +93,7 @@ def run(options: Namespace) -> int:
         measuring = Measuring(work, tuple(work.batches()), Store.of(work.file))
         here = base_policy(options.policy, work, lambda _: None, runs=True, emulate=True)[1]
         counted = replace(base, rules=(*base.rules, _LOSS_ONLY)) if options.loss_only else base
-        language = Language(base, gpu.fp8)
+        language = Language(base, gpu.formats)
         twins = {
             (option.scope.name, option.name): option
             for decision in language.decisions(scopes(work.model), work.model)
@@ -238,9 +238,10 @@ def _shipped(pricing: Pricing) -> Iterator[Candidate]:
     """Yield the shipped variants that can be counted and measured."""
     family = f"{pricing.base.device}-{pricing.base.lower_precision_fp}"
     fp8 = any("fp8" in option for _, option in pricing.twins)
-    for name in [family, *(f"{family}-{variant}" for variant in _VARIANTS)]:
+    variants = [name for variant in _VARIANTS if (name := f"{family}-{variant}") in variant_names()]
+    for name in [family, *variants]:
         there = Policy.load(name)
-        if there.has_fp8 and not fp8:
+        if there.has_fp8 and not (fp8 and pricing.language.multiplies(there)):
             continue
         dropping = tuple(rule for rule in pricing.base.rules if rule == _LOSS_ONLY)
         there = replace(there, rules=(*there.rules, *dropping))

@@ -1,12 +1,12 @@
 """What a policy can decide about a step, as options: each is a few rules of the shipped variants, for one scope."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from fxamp.policy import Category, Policy, Rule
+from fxamp.policy import Category, Policy, Rule, variant_names
 from fxamp.policy.model.chunks import LOSS
 from fxamp.policy.model.keep import KEPT, Keep
 from fxamp.policy.model.module_globs import covers_module
@@ -48,10 +48,13 @@ class Decision:
 
 
 class Language:
-    """What the shipped variants of a policy's device and dtype say, cut into options."""
+    """What the shipped variants of a policy's device and dtype say, cut into options.
 
-    def __init__(self, base: Policy, fp8: bool) -> None:
-        self._base, self.fp8 = base, fp8
+    ``formats``: the casts to 8 bits that the GPU multiplies in, "fp8" and "mxfp8".
+    """
+
+    def __init__(self, base: Policy, formats: Collection[str] = ()) -> None:
+        self._base, self.formats = base, formats
         family = f"{base.device}-{base.lower_precision_fp}"
         lean, leanest = (Policy.load(f"{family}-{variant}").rules for variant in ("lean", "leanest"))
         self._kept = {rule.id: rule for rule in (*leanest, *lean) if rule.region == KEPT}
@@ -63,9 +66,15 @@ class Language:
         self._norms = [r for r in fast if r.id in ("norm-layers", "rms-norm") and base.device == "cuda"]
         self._stream = [rule for rule in fast if rule.id not in own]
         table = {rule.id for rule in Policy.load(family).rules}
-        self._products = [r for r in Policy.load(f"{family}-fp8").rules if r.id not in table] if fp8 else []
-        rowwise = Policy.load(f"{family}-fp8-rowwise").rules if fp8 else ()
-        self._rowwise = [rule for rule in rowwise if rule.id not in table]
+        self._products: dict[str, list[Rule]] = {"fp8": [], "fp8-rowwise": [], "mxfp8": []}
+        for kind in self._products:
+            name = f"{family}-{kind}"
+            if name in variant_names() and self.multiplies(Policy.load(name)):
+                self._products[kind] = [rule for rule in Policy.load(name).rules if rule.id not in table]
+
+    def multiplies(self, policy: Policy) -> bool:
+        """Whether the GPU has the products in 8 bits that ``policy`` asks for."""
+        return {str(rule.cast) for rule in policy.rules if rule.in_fp8} <= {*self.formats}
 
     def decisions(self, scopes: Sequence[Scope], model: Any) -> list[Decision]:
         """Return all decisions on ``model``: those of each scope, then those of the whole model."""
@@ -75,7 +84,7 @@ class Language:
         norm = self._base.rule_for("aten::layer_norm")
         if self._norms and norm is not None and norm.cast is not Category.LOWER_PRECISION_FP:
             yield self._decision("norms", scope, {"16 bits": self._norms})
-        if not self._base.has_fp8 and self.fp8:
+        if not self._base.has_fp8 and self.formats:
             recipes = {word: rules for word, rules in self._recipes().items() if self._multiplies(rules, scope, model)}
             yield self._decision("products", scope, recipes)
         if not self._base.has_rules_for(KEPT):
@@ -110,8 +119,10 @@ class Language:
             yield Decision("optimizer's state", whole, (Option(AS_BASE, whole), *forms))
 
     def _recipes(self) -> dict[str, list[Rule]]:
-        precise = [replace(rule, recipe="rowwise_with_gw_hp") if rule.recipe else rule for rule in self._rowwise]
-        return {"fp8 tensorwise": self._products, "fp8 rowwise": self._rowwise, "fp8 rowwise_with_gw_hp": precise}
+        whole, rowwise, blocks = self._products.values()
+        precise = [replace(rule, recipe="rowwise_with_gw_hp") if rule.recipe else rule for rule in rowwise]
+        options = {"fp8 tensorwise": whole, "fp8 rowwise": rowwise, "fp8 rowwise_with_gw_hp": precise}
+        return options | {"mxfp8 rceil": blocks}
 
     def _multiplies(self, rules: list[Rule], scope: Scope, model: Any) -> bool:
         """Whether a weight of ``model`` is multiplied in fp8 under ``rules``, as far as its size and module tell."""

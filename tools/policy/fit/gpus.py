@@ -18,12 +18,12 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 @dataclass(frozen=True)
 class Gpu:
-    """Bytes a second of its memory, FLOPs a second of dense products in 16 bits, its memory, and whether it has fp8."""
+    """Bytes a second of its memory, FLOPs a second of dense products in 16 bits, its memory, and its casts to 8 bits."""
 
     bandwidth: float
     flops16: float
     memory: int
-    fp8: bool
+    formats: tuple[str, ...] = ()
 
     @property
     def rates(self) -> Rates:
@@ -33,12 +33,12 @@ class Gpu:
 
 GPUS = MappingProxyType(
     {
-        "a100": Gpu(2.039e12, 312e12, 80 << 30, False),
-        "a100-40gb": Gpu(1.555e12, 312e12, 40 << 30, False),
-        "rtx4090": Gpu(1.008e12, 165e12, 24 << 30, True),
-        "h100": Gpu(3.35e12, 989e12, 80 << 30, True),
-        "h200": Gpu(4.8e12, 989e12, 141 * 10**9, True),
-        "b200": Gpu(8.0e12, 2250e12, 180 * 10**9, True),
+        "a100": Gpu(2.039e12, 312e12, 80 << 30),
+        "a100-40gb": Gpu(1.555e12, 312e12, 40 << 30),
+        "rtx4090": Gpu(1.008e12, 165e12, 24 << 30, ("fp8",)),
+        "h100": Gpu(3.35e12, 989e12, 80 << 30, ("fp8",)),
+        "h200": Gpu(4.8e12, 989e12, 141 * 10**9, ("fp8",)),
+        "b200": Gpu(8.0e12, 2250e12, 180 * 10**9, ("fp8", "mxfp8")),
     }
 )
 """By the name that ``--gpu`` takes: NVIDIA's data sheets."""
