@@ -61,3 +61,14 @@ def counted_experts(d: Draft) -> None:
         rows = d.let(f"torch.where({chosen}[:, 0] == {number})[0]")
         part = d.let(f"F.linear({x}[{rows}], {expert}) * {scores}[{rows}, :1]")
         d.do(f"{out}.index_add_(0, {rows}, {_alike(d, part, out)})")
+
+
+@statement()
+def grouped_experts(d: Draft) -> None:
+    """One product for all experts. Autocast has no category for it, and GPUs take bfloat16 alone: the program casts."""
+    x = d.ranked(2)
+    rows, size = d.shape(x)
+    width, ends = 16, d.let(f"torch.tensor({[rows // 2, rows]}, dtype=torch.int32)")
+    hidden = d.let(f"F.linear({d.lowered(x)}, {d.weight(width, size)}).bfloat16()")
+    experts = f"{d.parameter(_COUNT, width, width)}.bfloat16()"
+    d.let(f"F.linear(F.grouped_mm({hidden}, {experts}, offs={ends}).float(), {d.weight(size, width)})")
