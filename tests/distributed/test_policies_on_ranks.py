@@ -26,12 +26,13 @@ from fxamp.policy import Category, Policy, Rule
 pytestmark = pytest.mark.exhaustive
 
 RANKS = (2, 4)
-WIDTH, HIDDEN, BLOCK = 16, 64, 32
+WIDTH, HIDDEN, BLOCK = 32, 64, 32
 BASE = Policy.load("cpu-bfloat16")
 LEAST = 64
 POLICIES = {
     "tensorwise": Rule("fp8", Category.FP8, ("linear",), recipe="tensorwise"),
     "rowwise": Rule("fp8", Category.FP8, ("linear",), recipe="rowwise"),
+    "mxfp8": Rule("mxfp8", Category.MXFP8, ("linear",), recipe="rceil"),
     "kept": Rule("all", keep="int8", region="kept", elements=f">={LEAST}", block=BLOCK),
 }
 SPREAD = ("replicated", "by block", "in one piece")

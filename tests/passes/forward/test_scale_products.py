@@ -149,3 +149,12 @@ def test_rules_with_conditions_decide_first() -> None:
 def test_without_rules_for_fp8_nothing_is_looked_at() -> None:
     bench = bench_of(Layers(), torch.ones(2, 32), under=policy())
     assert bench.run(ScaleProducts()).modified == 0 and not scaled(bench)
+
+
+def test_blocks_of_32_need_weights_of_such_sizes() -> None:
+    """16 is enough for fp8; rows need not fit, because those that a product sums over are padded."""
+    rule = Rule("mxfp8", Category.MXFP8, PRODUCTS, recipe="rceil")
+    bench = bench_of(Layers(), torch.ones(3, 32), under=policy(rule))
+    assert ScaleProducts().run(bench.captured.module, bench.context).modified == 1
+    assert scaled(bench) == ["linear"]
+    assert refusals(bench) == ["not in fp8: size 0 of the weight is 16, not a multiple of 32"]

@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fxamp.backend import policy_choice, policy_in_force
 from fxamp.backend.options import parse_options
 from fxamp.errors import PolicyError
-from fxamp.policy import Policy
+from fxamp.policy import Category, Policy, Rule
 from fxamp.policy.model.match import CPU_FEATURES
+from fxamp.policy.model.recipe import RECIPES_OF
 
 
 def policy(**match: Any) -> Policy:
@@ -170,3 +171,27 @@ def test_a_compile_under_a_policy_for_another_machine_is_refused() -> None:
     mine = policy(device="cpu", torch=">=99.0")
     with pytest.raises(PolicyError, match=r"it needs torch >=99.0, but this is torch 2"):
         torch.compile(lambda x: x + 1, backend="fxamp", options={"policy": mine})(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("cast", "facts", "refused"),
+    [
+        ("fp8", {"capability": "8.9"}, ""),
+        ("fp8", {"capability": "8.0"}, r"products in fp8: compute capability >=8\.9, but this device has 8\.0"),
+        ("mxfp8", {"capability": "10.0"}, ""),
+        ("mxfp8", {"capability": (12, 0)}, ""),
+        ("mxfp8", {"capability": "9.0"}, r"products in mxfp8: compute capability >=10\.0, but this device has 9\.0"),
+        ("mxfp8", {"arch": "gfx950"}, "products in mxfp8, .*NVIDIA GPUs only, but this one is AMD's gfx950"),
+    ],
+)
+def test_a_gpu_without_such_products_is_refused_whatever_match_says(
+    cast: str, facts: dict[str, Any], refused: str
+) -> None:
+    category = Category(cast)
+    rule = Rule("products", category, ("linear",), recipe=RECIPES_OF[category][0])
+    own = policy(rules=(rule,))
+    if not refused:
+        assert own.resolve("cuda", **facts).has_fp8
+        return
+    with pytest.raises(PolicyError, match=refused):
+        own.resolve("cuda", **facts)
