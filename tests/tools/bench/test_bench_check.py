@@ -179,6 +179,27 @@ def test_what_stops_the_checks_is_raised_and_ends_all_processes() -> None:
     assert ended
 
 
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA A100-PCIE-40GB", None),
+        ("NVIDIA GeForce RTX 3090", None),
+        ("NVIDIA T4", None),
+    ],
+)
+def test_a_gpu_is_compared_with_the_figures_of_its_own_board(name: str, gpu: str | None) -> None:
+    pytest.importorskip("triton")
+    from fxamp.tools.bench.check.bandwidth import known_gpu
+
+    listed = known_gpu(name)
+    assert (listed and listed.name) == gpu
+
+
 def test_every_counted_kernel_is_timed_beside_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU's few elements: the work is the same, and the count needs no GPU."""
     pytest.importorskip("triton")
@@ -186,7 +207,7 @@ def test_every_counted_kernel_is_timed_beside_its_bound(monkeypatch: pytest.Monk
     from fxamp.tools.bench.cost.kernels.subjects import subjects
 
     gpu = bandwidth.known_gpu("NVIDIA H200")
-    assert gpu is not None and gpu.arch == "sm_90" and bandwidth.known_gpu("NVIDIA T4") is None
+    assert gpu is not None and gpu.arch == "sm_90"
     names = {"float16 to float32", "SGD, momentum"}
     monkeypatch.setattr(bandwidth, "subjects", lambda: [subject for subject in subjects() if subject.name in names])
     rows = bandwidth.speeds("cpu", 4096, 1, gpu)
