@@ -91,9 +91,7 @@ def test_a_step_makes_few_calls_for_each_parameter(moved: bool, most: int, launc
     assert calls(many.step) - calls(few.step) <= 100 * most
 
 
-def test_a_step_where_nothing_has_moved_reads_no_columns(
-    launches: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_where_nothing_has_moved_reads_no_columns(launches: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """It compares the addresses once, and launches."""
     from fxamp.optim.kernels.launch import StepKernel
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
+from fxamp.tools.bench.check.check_line import WRONG, Outcome
 from fxamp.tools.bench.check.checks import run_check
-from fxamp.tools.bench.check.outcome import WRONG, Outcome
 from fxamp.tools.bench.process import ContenderFailed, Process
 
 #: With more processes, most would compile what another one has compiled.
