@@ -2,11 +2,14 @@
 
 bfloat16 is passed as 16 bits in a uint16: widening is a shift, narrowing is integer rounding to nearest even. This is
 exact in compiled code and in Triton's interpreter, whose own bfloat16 casts truncate.
+
+A gradient that is not aligned, such as a view into one of DDP's buckets, is cut after a head of fewer elements than 16
+bytes hold. Its first program reads the head first and handles it last, so that nothing waits for it.
 """
 
 import torch
 
-from fxamp.kernels.launch_plan import ALIGNMENT, CHUNK, Kernel
+from fxamp.kernels.launch_plan import ALIGNMENT, CHUNK, Access, Kernel
 
 ROW = 4  # int64 columns of the table of gradients: source address, target address, numel, position in the caller's list
 
@@ -54,7 +57,6 @@ def {name}({parameters}):
     program = tl.program_id(0)
     row = table + {row} * tl.load(blocks + 2 * program)
     first = tl.load(blocks + 2 * program + 1) * {chunk}  # times a constant, so the compiler sees that it is aligned
-    left = tl.minimum(tl.load(row + 2) - first, {chunk}).to(tl.int32)
 '''
 
 
@@ -82,7 +84,7 @@ def source_text(kernel: Kernel) -> str:
     head = HEAD.format(
         title=_title(kernel),
         alignment=ALIGNMENT,
-        aligned="yes" if kernel.aligned else "no",
+        aligned=kernel.access.value,
         unaligned=names[2:],
         name=kernel_name(kernel),
         parameters=", ".join(names),
@@ -97,6 +99,7 @@ def source_text(kernel: Kernel) -> str:
         *_indented(_body(kernel, masked=False), 8),
         "    elif start < left:  # the last elements of the gradient",
         *_indented(_body(kernel, masked=True), 8),
+        *(_head_body(kernel) if kernel.access is Access.PEELED else []),
         *_results(kernel),
     ]
     return head + "\n".join(_indented(lines, 4)) + "\n"
@@ -109,15 +112,43 @@ def _title(kernel: Kernel) -> str:
 
 
 def _setup(kernel: Kernel) -> list[str]:
-    lines = [_address("source", "row", kernel.source, kernel.aligned)]
+    peeled = kernel.access is Access.PEELED
+    lines = _head_place(kernel) if peeled else [f"left = tl.minimum(tl.load(row + 2) - first, {CHUNK}).to(tl.int32)"]
+    lines.append(_address("source", "row", kernel.source, kernel.access))
     if kernel.target is not None:
-        lines.append(_address("target", "row + 1", kernel.target, kernel.aligned))
-    if kernel.target is not None:
+        lines.append(_address("target", "row + 1", kernel.target, kernel.access))
         lines.append(f"scale = tl.load(inv_scale){'.to(tl.float64)' if _is_double(kernel) else ''}")
+    if peeled:
+        lines.append("ahead = tl.load(source - head + lane, mask=in_head, other=0)")
     if _checks(kernel):
         lines.append(f"exponents = tl.full(({kernel.block},), 0, tl.int{_width(kernel)})")
     if kernel.asked.squared_norm:
         lines.append(f"squares = tl.full(({kernel.block},), 0.0, tl.float{_width(kernel)})")
+    return lines
+
+
+def _head_place(kernel: Kernel) -> list[str]:
+    """Return the lines that say which elements are the head, and how many of the others are left to a program."""
+    size = kernel.source.itemsize
+    return [
+        "numel = tl.load(row + 2)",
+        f"head = ({ALIGNMENT} - tl.load(row) % {ALIGNMENT}) // {size}  # elements before an aligned address",
+        f"lane = tl.arange(0, {ALIGNMENT // size})",
+        "in_head = lane < tl.where(first == 0, tl.minimum(head, numel), 0)",
+        f"left = tl.minimum(numel - head - first, {CHUNK}).to(tl.int32)",
+    ]
+
+
+def _head_body(kernel: Kernel) -> list[str]:
+    """Return the code for the head."""
+    lines = [f"value = {WIDEN[kernel.source].format(loaded='ahead')}"]
+    if _checks(kernel):
+        lines.append(f"head_exponents = {_exponents(kernel)}")
+    if kernel.target is not None:
+        *steps, stored = _narrow(kernel)
+        lines += ["true = value * scale", *steps, f"tl.store(target - head + lane, {stored}, mask=in_head)"]
+    if kernel.asked.squared_norm:
+        lines.append(f"head_squares = tl.where(in_head, {_square(kernel)}, 0.0)")
     return lines
 
 
@@ -132,10 +163,11 @@ def _offsets(kernel: Kernel) -> str:
     return f"tl.max_contiguous({plain}, {ALIGNMENT // max(kernel.source.itemsize, kernel.target.itemsize)})"
 
 
-def _address(name: str, cell: str, dtype: torch.dtype, aligned: bool) -> str:
+def _address(name: str, cell: str, dtype: torch.dtype, access: Access) -> str:
     """The hint must follow the cast: the compiler ignores a hint on the integer."""
-    pointer = f"tl.load({cell}).to(tl.pointer_type(tl.{CARRIER[dtype]}))"
-    return f"{name} = tl.multiple_of({pointer}, {ALIGNMENT}) + first" if aligned else f"{name} = {pointer} + first"
+    start = f"(tl.load({cell}) + {dtype.itemsize} * head)" if access is Access.PEELED else f"tl.load({cell})"
+    pointer = f"{start}.to(tl.pointer_type(tl.{CARRIER[dtype]}))"
+    return f"{name} = {pointer if access is Access.NARROW else f'tl.multiple_of({pointer}, {ALIGNMENT})'} + first"
 
 
 def _body(kernel: Kernel, masked: bool) -> list[str]:
@@ -144,18 +176,23 @@ def _body(kernel: Kernel, masked: bool) -> list[str]:
     lines = ["inside = offsets < left"] if masked else []
     lines.append(f"value = {WIDEN[kernel.source].format(loaded=loaded)}")
     if _checks(kernel):
-        bits = f"value.to(tl.int{_width(kernel)}, bitcast=True)"
-        lines.append(f"exponents = tl.maximum(exponents, {bits} & {_infinity(kernel)})")
+        lines.append(f"exponents = tl.maximum(exponents, {_exponents(kernel)})")
     if kernel.target is not None:
         *steps, stored = _narrow(kernel)
         lines += ["true = value * scale", *steps]
         lines.append(f"tl.store(target + offsets, {stored}{', mask=inside' if masked else ''})")
     if kernel.asked.squared_norm:
-        name = "value" if kernel.target is None else "true"
-        square = f"{name} * {name}"
         # Outside the gradient "true" is 0 * scale, which is NaN if the scale is infinite.
-        lines.append(f"squares += {f'tl.where(inside, {square}, 0.0)' if masked else square}")
+        lines.append(f"squares += {f'tl.where(inside, {_square(kernel)}, 0.0)' if masked else _square(kernel)}")
     return lines
+
+
+def _exponents(kernel: Kernel) -> str:
+    return f"value.to(tl.int{_width(kernel)}, bitcast=True) & {_infinity(kernel)}"
+
+
+def _square(kernel: Kernel) -> str:
+    return "value * value" if kernel.target is None else "true * true"
 
 
 def _narrow(kernel: Kernel) -> tuple[str, ...]:
@@ -170,15 +207,19 @@ def _narrow(kernel: Kernel) -> tuple[str, ...]:
 
 def _results(kernel: Kernel) -> list[str]:
     """Return plain stores of constants: no atomics needed, and no dependence on the order of programs."""
-    lines = []
+    lines, peeled = [], kernel.access is Access.PEELED
     if _checks(kernel):
-        lines.append(f"if tl.max(exponents, axis=0) == {_infinity(kernel)}:  # all ones: inf or NaN")
+        largest = "tl.max(exponents, axis=0)"
+        if peeled:
+            largest = f"tl.maximum({largest}, tl.max(head_exponents, axis=0))"
+        lines.append(f"if {largest} == {_infinity(kernel)}:  # all ones: inf or NaN")
     if kernel.asked.found_inf:
         lines.append("    tl.store(found_inf, 1.0)")
     if kernel.asked.flags:
         lines.append("    tl.store(flags + tl.load(row + 3), 1)")
     if kernel.asked.squared_norm:
-        lines.append("tl.store(partials + program, tl.sum(squares, axis=0).to(tl.float32))")
+        total = "(tl.sum(squares, axis=0) + tl.sum(head_squares, axis=0))" if peeled else "tl.sum(squares, axis=0)"
+        lines.append(f"tl.store(partials + program, {total}.to(tl.float32))")
     return lines
 
 

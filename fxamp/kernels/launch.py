@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fxamp.kernels.gradient_request import Tables, UnscaleRequest
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
-from fxamp.kernels.launch_plan import ALIGNMENT, WARPS, Asked, Gradient, Group, Kernel, is_dense, make_plan
+from fxamp.kernels.launch_plan import ALIGNMENT, WARPS, Access, Asked, Gradient, Group, Kernel, is_dense, make_plan
 from fxamp.kernels.store import load_function
 from fxamp.torch_devices import moved, on_device
 
@@ -46,21 +46,26 @@ class _Launch:
 
 @dataclass(frozen=True)
 class _Addresses:
-    """Where the gradients and their targets start; without targets zeros."""
+    """Where the gradients and their targets start; without targets zeros. ``apart``: whether the targets are others."""
 
     sources: list[int]
     targets: list[int]
+    apart: bool = False
 
     @classmethod
     def of(cls, work: UnscaleRequest) -> "_Addresses":
         sources = list(map(_address, work.sources)) if work.addresses is None else work.addresses
         if work.targets is None:
             return cls(sources, [0] * len(sources))
-        return cls(sources, sources if work.targets is work.sources else list(map(_address, work.targets)))
+        if work.targets is work.sources:
+            return cls(sources, sources)
+        return cls(sources, list(map(_address, work.targets)), apart=True)
 
-    def aligned(self) -> list[bool]:
-        """Whether both are multiples of 16 bytes."""
-        return [(one | other) % ALIGNMENT == 0 for one, other in zip(self.sources, self.targets, strict=True)]
+    def accesses(self) -> list[Access]:
+        """How each gradient is read and written."""
+        others = Access.NARROW if self.apart else Access.PEELED
+        places = zip(self.sources, self.targets, strict=True)
+        return [others if (one | other) % ALIGNMENT else Access.WIDE for one, other in places]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +75,11 @@ class _Launches:
     launches: tuple[_Launch, ...]
     left: tuple[int, ...]
     addresses: _Addresses
-    aligned: list[bool]
+    accesses: list[Access]
 
     def moved(self, addresses: _Addresses, device: torch.device) -> "_Launches | None":
         """Return the launches for other addresses; None if the plan depends on the difference."""
-        if self.aligned != addresses.aligned():
+        if self.accesses != addresses.accesses():
             return None
         tables = _sent([_rows(launch.group, addresses) for launch in self.launches], device)
         launches = zip(self.launches, tables, strict=True)
@@ -175,17 +180,17 @@ def _asked(work: UnscaleRequest) -> Asked:
 
 
 def _prepare_anew(work: UnscaleRequest, addresses: _Addresses) -> _Launches:
-    aligned = addresses.aligned()
-    dtypes = [tensor.dtype for tensor in work.targets] if work.targets is not None else [None] * len(aligned)
+    accesses = addresses.accesses()
+    dtypes = [tensor.dtype for tensor in work.targets] if work.targets is not None else [None] * len(accesses)
     gradients = tuple(
-        Gradient(tensor.numel(), tensor.dtype, dtype, fits, is_dense(tensor))
-        for tensor, dtype, fits in zip(work.sources, dtypes, aligned, strict=True)
+        Gradient(tensor.numel(), tensor.dtype, dtype, access, is_dense(tensor))
+        for tensor, dtype, access in zip(work.sources, dtypes, accesses, strict=True)
     )
     plan = make_plan(gradients, _asked(work), wave=64 if torch.version.hip else 32)
     parts = [part for group in plan.groups for part in (_rows(group, addresses), _block_map(group))]
     tables = _sent(parts, work.device)
     launches = tuple(map(_Launch, plan.groups, tables[::2], tables[1::2]))
-    return _Launches(launches, plan.left, addresses, aligned)
+    return _Launches(launches, plan.left, addresses, accesses)
 
 
 def _rows(group: Group, addresses: _Addresses) -> Tensor:

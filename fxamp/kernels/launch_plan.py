@@ -1,10 +1,11 @@
 """The plan: which gradients share a launch, and what its kernel depends on.
 
-Gradients share a launch if they have the same dtype, the same target dtype, and the same alignment; a launch handles
-any number of them. Each gradient is split into chunks of 16,384 elements, one per program, so that every program has
-about the same amount of work.
+Gradients share a launch if they have the same dtype, the same target dtype, and the same access to memory; a launch
+handles any number of them. Each gradient is split into chunks of 16,384 elements, one per program, so that every
+program has about the same amount of work.
 """
 
+import enum
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,19 @@ LANE = 32  # bytes of arithmetic (float32, or float64) per lane at a time: 8 flo
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+class Access(enum.Enum):
+    """How a kernel reads and writes gradients.
+
+    ``WIDE``: 16 bytes at a time; source and target start at multiples of 16 bytes. ``PEELED``: 16 bytes at a time after
+    a head of fewer elements than that; the target is the source, or there is none, so that both are aligned after the
+    same element. ``NARROW``: one element at a time.
+    """
+
+    WIDE = "yes"
+    PEELED = "after the head"
+    NARROW = "no"
+
+
 class Gradient(NamedTuple):
     """The properties of one gradient that the plan depends on.
 
@@ -27,14 +41,14 @@ class Gradient(NamedTuple):
         numel: its number of elements.
         source: its dtype.
         target: the dtype of the unscaled gradient, or None if it is only checked.
-        aligned: whether source and target both start at a multiple of 16 bytes.
+        access: by where source and target start.
         dense: whether its elements fill their memory without gaps or overlaps, so that storage order can be used.
     """
 
     numel: int
     source: torch.dtype
     target: torch.dtype | None
-    aligned: bool
+    access: Access
     dense: bool
 
 
@@ -54,14 +68,14 @@ class Kernel:
     Attributes:
         source: the dtype that is read.
         target: the dtype that is written, or None if nothing is.
-        aligned: whether 16-byte accesses are possible.
+        access: how it reads and writes them.
         asked: the requested results.
         block: the number of elements that a program handles at a time; it divides ``CHUNK``.
     """
 
     source: torch.dtype
     target: torch.dtype | None
-    aligned: bool
+    access: Access
     asked: Asked
     block: int
 
@@ -116,11 +130,11 @@ def make_plan(gradients: tuple[Gradient, ...], asked: Asked, wave: int) -> Launc
     """Group the gradients of one device; ``wave`` is the number of lanes of a warp on the device, 32 or 64."""
     members: dict[Kernel, list[int]] = {}
     left = []
-    for position, (numel, source, target, aligned, dense) in enumerate(gradients):
+    for position, (numel, source, target, access, dense) in enumerate(gradients):
         if not dense or source not in DTYPES or (target or source) not in DTYPES:
             left.append(position)
         elif numel:
-            kernel = Kernel(source, target, aligned, asked, block_size(source, wave))
+            kernel = Kernel(source, target, access, asked, block_size(source, wave))
             members.setdefault(kernel, []).append(position)
     groups = (
         Group(kernel, tuple(positions), tuple(gradients[position].numel for position in positions))

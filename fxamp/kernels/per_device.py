@@ -31,10 +31,13 @@ def perform_everywhere(work: UnscaleRequest, home: torch.device, keep: bool) -> 
 def _perform_share(
     work: UnscaleRequest, positions: list[int], device: torch.device, home: torch.device, keep: bool
 ) -> None:
+    sources, targets = _chosen(work.sources, positions), None
+    if work.targets is not None:
+        targets = sources if work.targets is work.sources else _chosen(work.targets, positions)
     share = replace(
         work,
-        sources=_chosen(work.sources, positions),
-        targets=None if work.targets is None else _chosen(work.targets, positions),
+        sources=sources,
+        targets=targets,
         inv_scale=None if work.inv_scale is None else moved(work.inv_scale, device),
         found_inf=None if work.found_inf is None else torch.zeros_like(work.found_inf, device=device),
         flags=None if work.flags is None else torch.zeros(len(positions), dtype=torch.int32, device=device),

@@ -83,11 +83,16 @@ def test_16_byte_accesses_need_source_and_target_aligned() -> None:
 
     storage, inv_scale = torch.zeros(64), torch.ones(())
     assert storage.data_ptr() % 16 == 0
-    for source, target, aligned in [(0, 4, True), (0, 5, False), (1, 4, False), (1, 5, False)]:
+    for source, target, access in [(0, 4, "WIDE"), (0, 5, "NARROW"), (1, 4, "NARROW"), (1, 5, "NARROW")]:
         pair = [storage[source:][:8]], [storage[32 + target :][:8]]
         work = UnscaleRequest(*pair, inv_scale)
         (launch,) = _prepare_anew(work, _Addresses.of(work)).launches
-        assert launch.group.kernel.aligned == aligned
+        assert launch.group.kernel.access.name == access
+    for place in (0, 1):
+        gradients = [storage[place:][:8]]
+        for work in (UnscaleRequest(gradients, gradients, inv_scale), UnscaleRequest(gradients, found_inf=inv_scale)):
+            (launch,) = _prepare_anew(work, _Addresses.of(work)).launches
+            assert launch.group.kernel.access.name == ("PEELED" if place else "WIDE")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from machine_code import ARCHS, TARGETS, MachineCode, Program, compiled, machine
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch import OPTIONS
-from fxamp.kernels.launch_plan import Asked, Gradient, make_plan
+from fxamp.kernels.launch_plan import Access, Asked, Gradient, make_plan
 from fxamp.kernels.scale_update_source import update_text
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -25,9 +25,9 @@ PAIRS = [
 ]
 
 
-def code_for(arch: str, source: torch.dtype, dtype: torch.dtype | None, aligned: bool) -> MachineCode:
+def code_for(arch: str, source: torch.dtype, dtype: torch.dtype | None, access: Access) -> MachineCode:
     """With everything asked: what needs most registers."""
-    plan = make_plan((Gradient(1, source, dtype, aligned, True),), Asked(True, True, True), TARGETS[arch].warp_size)
+    plan = make_plan((Gradient(1, source, dtype, access, True),), Asked(True, True, True), TARGETS[arch].warp_size)
     kernel = plan.groups[0].kernel
     return machine_code(kernel_name(kernel), source_text(kernel), parameters(kernel), OPTIONS, arch)
 
@@ -35,16 +35,23 @@ def code_for(arch: str, source: torch.dtype, dtype: torch.dtype | None, aligned:
 @each_once("pair, arch", PAIRS, ARCHS)
 def test_16_bytes_at_a_time_and_no_spills(pair: tuple[torch.dtype, torch.dtype | None], arch: str) -> None:
     """If one dtype is wider, only its accesses have 16 bytes."""
-    code = code_for(arch, *pair, aligned=True)
+    code = code_for(arch, *pair, Access.WIDE)
     source, stored = pair[0].itemsize, 0 if pair[1] is None else pair[1].itemsize
     assert (code.wide_loads > 0) == (source >= stored)
     assert (code.wide_stores > 0) == (stored >= source)
     assert code.spills == 0
 
 
+@each_once("pair, arch", [(F16, None), (F32, None), (BF16, BF16), (F32, F32)], ARCHS)
+def test_after_the_head_gradients_are_read_as_wide_as_aligned_ones(
+    pair: tuple[torch.dtype, torch.dtype | None], arch: str
+) -> None:
+    assert code_for(arch, *pair, Access.PEELED) == code_for(arch, *pair, Access.WIDE)
+
+
 @pytest.mark.parametrize("arch", ARCHS)
-def test_gradients_that_are_not_aligned_are_not_read_16_bytes_at_a_time(arch: str) -> None:
-    assert code_for(arch, F16, F32, aligned=False) == MachineCode(0, 0, 0)
+def test_gradients_whose_targets_are_aligned_otherwise_are_not_read_16_bytes_at_a_time(arch: str) -> None:
+    assert code_for(arch, F16, F32, Access.NARROW) == MachineCode(0, 0, 0)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -2,33 +2,34 @@
 
 import torch
 
-from fxamp.kernels.launch_plan import CHUNK, Asked, Gradient, is_dense, make_plan
+from fxamp.kernels.launch_plan import CHUNK, Access, Asked, Gradient, is_dense, make_plan
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
-FLAGS = Asked(flags=True)
+FLAGS, WIDE = Asked(flags=True), Access.WIDE
 
 
-def test_gradients_of_one_dtype_pair_and_alignment_share_a_launch() -> None:
+def test_gradients_of_one_dtype_pair_and_access_share_a_launch() -> None:
     gradients = (
-        Gradient(10, F16, F32, True, True),
-        Gradient(10, F32, F32, True, True),
-        Gradient(20, F16, F32, True, True),
-        Gradient(30, F16, F16, True, True),
-        Gradient(40, F16, F32, False, True),
+        Gradient(10, F16, F32, WIDE, True),
+        Gradient(10, F32, F32, WIDE, True),
+        Gradient(20, F16, F32, WIDE, True),
+        Gradient(30, F16, F16, WIDE, True),
+        Gradient(40, F16, F32, Access.NARROW, True),
+        Gradient(50, F16, F16, Access.PEELED, True),
     )
     plan = make_plan(gradients, FLAGS, 32)
-    assert [group.positions for group in plan.groups] == [(0, 2), (1,), (3,), (4,)]
-    assert [group.numels for group in plan.groups] == [(10, 20), (10,), (30,), (40,)]
-    assert [group.kernel.aligned for group in plan.groups] == [True, True, True, False]
+    assert [group.positions for group in plan.groups] == [(0, 2), (1,), (3,), (4,), (5,)]
+    assert [group.numels for group in plan.groups] == [(10, 20), (10,), (30,), (40,), (50,)]
+    assert [group.kernel.access for group in plan.groups] == [WIDE, WIDE, WIDE, Access.NARROW, Access.PEELED]
 
 
 def test_what_no_kernel_handles_is_left_and_empty_gradients_need_nothing() -> None:
     gradients = (
-        Gradient(10, F32, F32, True, False),
-        Gradient(10, torch.complex64, torch.complex64, True, True),
-        Gradient(10, F32, torch.float8_e5m2, True, True),
-        Gradient(0, F32, F32, True, True),
-        Gradient(10, F32, None, True, True),
+        Gradient(10, F32, F32, WIDE, False),
+        Gradient(10, torch.complex64, torch.complex64, WIDE, True),
+        Gradient(10, F32, torch.float8_e5m2, WIDE, True),
+        Gradient(0, F32, F32, WIDE, True),
+        Gradient(10, F32, None, WIDE, True),
     )
     plan = make_plan(gradients, FLAGS, 32)
     assert plan.left == (0, 1, 2)
@@ -37,7 +38,7 @@ def test_what_no_kernel_handles_is_left_and_empty_gradients_need_nothing() -> No
 
 def test_block_fits_the_chunk_and_the_wave() -> None:
     blocks = {
-        (dtype, wave): make_plan((Gradient(1, dtype, F32, True, True),), FLAGS, wave).groups[0].kernel.block
+        (dtype, wave): make_plan((Gradient(1, dtype, F32, WIDE, True),), FLAGS, wave).groups[0].kernel.block
         for dtype in (F16, F32, torch.float64)
         for wave in (32, 64)
     }
@@ -46,7 +47,7 @@ def test_block_fits_the_chunk_and_the_wave() -> None:
 
 
 def test_tables_are_on_the_cpu_whatever_the_default_device() -> None:
-    (group,) = make_plan((Gradient(5, F32, F32, True, True),), FLAGS, 32).groups
+    (group,) = make_plan((Gradient(5, F32, F32, WIDE, True),), FLAGS, 32).groups
     with torch.device("meta"):
         assert group.block_map().device.type == "cpu"
 

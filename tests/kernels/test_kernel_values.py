@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from kernel_cases import SCALES, expected, inverse, random_gradients, same_bits
+from kernel_cases import SCALES, expected, finite_bits, inverse, random_gradients, same_bits
 
 from fxamp.kernels import check_, check_unscale, check_unscale_
-from fxamp.kernels.launch_plan import DTYPES
+from fxamp.kernels.launch_plan import CHUNK, DTYPES
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -76,6 +76,27 @@ def test_one_bad_value_is_found_at_every_edge(numel: int, value: float) -> None:
         assert flags.tolist() == [0, 1, 0]
         assert found_inf.item() == 1.0
         assert gradients[1].sub(0.5).count_nonzero() == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_gradient_starts_and_ends_anywhere(dtype: torch.dtype) -> None:
+    """Its head, before an aligned address, may be all of it; what follows the head may need a program less."""
+    per_access = 16 // dtype.itemsize
+    sizes = (1, 2, per_access - 1, per_access, per_access + 1, 2048 + per_access - 1)
+    places = [(place, numel) for place in range(per_access + 1) for numel in sizes]
+    places += [(per_access - 1, CHUNK + 1), (1, CHUNK + per_access)]
+    generator = torch.Generator().manual_seed(0)
+    gradients = [finite_bits(place + numel + 3, dtype, generator)[place : place + numel] for place, numel in places]
+    for at in range(0, len(gradients), 3):
+        gradients[at][(0, -1)[at % 2]] = float("nan")
+    inv_scale, found_inf = inverse(3.0), torch.zeros(())
+    flags = torch.zeros(len(gradients), dtype=torch.int32)
+    checked = torch.zeros_like(flags)
+    check_(gradients, found_inf, checked)
+    reference = expected(gradients, inv_scale)
+    check_unscale_(gradients, inv_scale, found_inf, flags)
+    assert flags.tolist() == checked.tolist() == reference.flags
+    assert all(map(same_bits, gradients, reference.true))
 
 
 def test_overflow_by_unscaling_is_not_reported() -> None:

@@ -91,6 +91,20 @@ def test_a_step_makes_few_calls_for_each_parameter(moved: bool, most: int, launc
     assert calls(many.step) - calls(few.step) <= 100 * most
 
 
+def test_a_step_where_nothing_has_moved_reads_no_columns(launches: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compares the addresses once, and launches."""
+    from fxamp.optim.kernels.launch import StepKernel
+
+    optimizer, columns = adamw(3), list[Any]()
+    monkeypatch.setattr(StepKernel, "__call__", lambda self, *arguments: columns.append(arguments))
+    launches.clear()
+    optimizer.step()
+    assert launches and not columns
+    move_gradients(optimizer)
+    optimizer.step()
+    assert columns
+
+
 def test_tables_are_sent_when_a_gradient_moves_and_blocks_never_again(
     launches: list[Any], tables: Counter[str]
 ) -> None:

@@ -15,7 +15,7 @@ class Net(nn.Module):
         self.first, self.last = nn.Linear(128, 256), nn.Linear(256, 128)
 
     def forward(self, x):
-        return self.last(self.first(x).relu()).float().square().mean()
+        return self.last(nn.functional.ACTIVATION(self.first(x))).float().square().mean()
 
 model, inputs = Net(), (torch.zeros(64, 128, requires_grad=True),)
 """
@@ -24,11 +24,12 @@ model, inputs = Net(), (torch.zeros(64, 128, requires_grad=True),)
 @pytest.mark.inductor
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("capability", [80, 90])
-def test_relus_are_kept_in_what_the_gpu_has(capability: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_activations_are_kept_in_what_the_gpu_has(activation: str, capability: int, tmp_path: Path) -> None:
     """Triton has no float8_e4m3fn before capability 8.9, where codes are computed inside the same kernels."""
     pytest.importorskip("triton", reason="machine code needs triton's compiler")
     file = tmp_path / "net.py"
-    file.write_text(PROGRAM)
+    file.write_text(PROGRAM.replace("ACTIVATION", activation))
     forward, backward = generated(file, "cuda-bfloat16-lean", capability)
     for module in (forward, backward):
         assert ("float8_e4m3fn" in module) is (capability == 90)

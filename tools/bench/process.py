@@ -9,9 +9,9 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar
 
 from fxamp.errors import FxampError
@@ -32,17 +32,24 @@ class Process:
     """A new process that makes an object by ``start(*arguments)``; use it as a context manager, or close it.
 
     ``cache`` is the folder of Inductor's and Triton's caches: an empty one for a cold start, None for the user's own.
-    Raises ContenderFailed if the process cannot make the object, or answer a call.
+    ``settings``: further variables of its environment. Raises ContenderFailed if the process cannot make the object, or
+    answer a call.
     """
 
-    def __init__(self, start: Callable[..., Any], *arguments: Any, cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        start: Callable[..., Any],
+        *arguments: Any,
+        cache: Path | None = None,
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by close()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fxamp.tools.bench.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=_environment(cache),
+            env={**_environment(cache), **settings},
             start_new_session=True,  # Ctrl-C ends the rounds, not the worker in the middle of an answer
         )
         try:
@@ -58,9 +65,13 @@ class Process:
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()
+        self.kill()
         self._process.communicate()
         self._errors.close()
+
+    def kill(self) -> None:
+        """End the process while another thread may wait for its answer: there ContenderFailed is raised."""
+        self._process.kill()
 
     def __enter__(self) -> Self:
         return self

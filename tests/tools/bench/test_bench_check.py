@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from fxamp.tools.bench.check.check_line import (
 )
 from fxamp.tools.bench.check.checks import checks, run_check
 from fxamp.tools.bench.check.program import DRAWS, draw
+from fxamp.tools.bench.check.workers import outcomes
 from fxamp.tools.bench.check.yardstick import relative_error, require_as_exact
 from fxamp.tools.bench.process import ContenderFailed
 
@@ -51,9 +51,11 @@ def test_the_command_prints_outcomes_and_a_sum(capsys: pytest.CaptureFixture[str
         "check and unscale, float16": OK,
         "more than 2**31 elements": SKIPPED,
     }
-    assert [line.partition(": ")[0] for line in printed.err.splitlines()] == [OK, OK, SKIPPED], "each when it is known"
+    known = [line.partition(": ")[0] for line in printed.err.splitlines()]
+    assert known == [outcome["status"] for outcome in document["checks"]], "each when it is known"
     table = check_command._table(document)
-    assert "2 ok, 1 skipped" in table and "a CPU runs torch's own ops" in table
+    assert "2 ok" in table and "1 skipped" in table and "a CPU runs torch's own ops" in table
+    assert table.splitlines()[-1].startswith("All that could be checked here is right. ")
 
 
 @pytest.mark.parametrize("name", ["update of the scale", "skip on the device, scaled by the scaler"])
@@ -128,28 +130,74 @@ def test_whatever_a_check_raises_is_its_outcome(error: Exception, status: str, d
     assert (answer.status, answer.detail) == (status, detail)
 
 
+class Dying:
+    """A process whose first one dies in its first check, as of an illegal access on a GPU."""
+
+    opened = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        Dying.opened += 1
+        self._dies = Dying.opened == 1
+
+    def ask(self, task: Any, at: int) -> Outcome:
+        if self._dies:
+            raise ContenderFailed("its process ended: status -11")
+        return Outcome(f"check {at}", OK, "", 0.0)
+
+    def kill(self) -> None:
+        pass
+
+    close = kill
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_the_next_check_gets_another_process(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    jobs: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first process dies in its first check, as of an illegal access on a GPU."""
-    opened: list[int] = []
-
-    class Dying:
-        def __init__(self, *args: Any, **named: Any) -> None:
-            opened.append(os.getpid())
-
-        def ask(self, task: Any, at: int) -> Outcome:
-            if len(opened) == 1:
-                raise ContenderFailed("its process ended: status -11")
-            return Outcome(f"check {at}", OK, "", 0.0)
-
-        def close(self) -> None:
-            pass
-
     monkeypatch.setattr(check_command, "Process", Dying)
-    assert bench.main(["check", "--device", "cpu", "--only", "unscale"]) == 1
+    monkeypatch.setattr(Dying, "opened", 0)
+    assert bench.main(["check", "--device", "cpu", "--only", "unscale", "--jobs", str(jobs)]) == 1
     out = capsys.readouterr().out
-    assert len(opened) == 2 and "status -11" in out and "not ok" in out
+    assert Dying.opened >= 2 and "status -11" in out
+    assert out.splitlines()[-1].startswith("Not ok: check and unscale, float") and "2 ok" in out
+
+
+def test_what_stops_the_checks_is_raised_and_ends_all_processes() -> None:
+    ended: list[int] = []
+
+    class Process(Dying):
+        def ask(self, task: Any, at: int) -> Outcome:
+            if at == 1:
+                raise OSError("no space left")
+            return super().ask(task, at)
+
+        def kill(self) -> None:
+            ended.append(id(self))
+
+    with pytest.raises(OSError, match="no space"):
+        list(outcomes(["a", "b", "c"], range(3), Process, jobs=2))  # type: ignore[arg-type]
+    assert ended
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA A100-PCIE-40GB", None),
+        ("NVIDIA GeForce RTX 3090", None),
+        ("NVIDIA T4", None),
+    ],
+)
+def test_a_gpu_is_compared_with_the_figures_of_its_own_board(name: str, gpu: str | None) -> None:
+    pytest.importorskip("triton")
+    from fxamp.tools.bench.check.bandwidth import known_gpu
+
+    listed = known_gpu(name)
+    assert (listed and listed.name) == gpu
 
 
 def test_every_counted_kernel_is_timed_beside_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,14 +207,14 @@ def test_every_counted_kernel_is_timed_beside_its_bound(monkeypatch: pytest.Monk
     from fxamp.tools.bench.cost.kernels.subjects import subjects
 
     gpu = bandwidth.known_gpu("NVIDIA H200")
-    assert gpu is not None and gpu.arch == "sm_90" and bandwidth.known_gpu("NVIDIA T4") is None
+    assert gpu is not None and gpu.arch == "sm_90"
     names = {"float16 to float32", "SGD, momentum"}
     monkeypatch.setattr(bandwidth, "subjects", lambda: [subject for subject in subjects() if subject.name in names])
     rows = bandwidth.speeds("cpu", 4096, 1, gpu)
     assert {row["kernel"] for row in rows} == names
     assert all(row["bandwidth"] > 0 and 0 < row["counted"] <= 1 for row in rows)
     assert {row["kernel"] for row in rows if row["of_torch"] is None} == {"SGD, momentum"}
-    document = {"date": "2026-11-22", "machine": {}, "checks": [], "bandwidth": rows}
+    document = {"date": "2026-11-22", "machine": {}, "seconds": 0.0, "checks": [], "bandwidth": rows}
     assert "of the peak" in check_command._table(document) and "counted" in check_command._table(document)
 
 

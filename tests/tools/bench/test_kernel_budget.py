@@ -89,6 +89,16 @@ def test_nothing_is_spilled_and_no_byte_moves_twice(arch: str) -> None:
         assert row["moved"] == row["ideal"], row["kernel"]
 
 
+@pytest.mark.parametrize("kernel", GOALS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_same_is_computed_whether_aligned_or_not(arch: str, kernel: str) -> None:
+    """Else the reader has lost code. The compilers may compute two float32 by one instruction, or one."""
+    counts = [accepted(arch, kernel=kernel, aligned=aligned)[0]["instructions"] for aligned in (True, False)]
+    for unit, most in (("conversion", 1.1), ("FP32", 2.2)):
+        low, high = sorted(count[unit] for count in counts)
+        assert high <= most * low + 1, unit
+
+
 def test_no_thread_of_a_step_computes_in_float64() -> None:
     for row in BUDGET["rows"]:
         if row["bound"] is not None:

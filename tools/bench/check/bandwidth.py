@@ -59,8 +59,12 @@ def speeds(device: str, parameters: int, rounds: int, gpu: Device | None) -> lis
 
 
 def known_gpu(name: str) -> Device | None:
-    """Return the listed GPU whose model is part of a name such as "NVIDIA H200"; None if there is none."""
-    return next((gpu for gpu in DEVICES if gpu.name.split()[0] in name), None)
+    """Return the listed GPU that torch calls by a name such as "NVIDIA H200"; None if there is none.
+
+    Boards of the same chip with slower memory are none of them.
+    """
+    slower = any(board in name.upper() for board in ("PCI", "NVL", "40GB", "LAPTOP"))
+    return None if slower else next((gpu for gpu in DEVICES if gpu.name in name), None)
 
 
 def _work(subject: Subject, device: str, parameters: int) -> dict[str, Run] | None:

@@ -3,9 +3,11 @@
 import argparse
 import datetime
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,17 @@ from fxamp.lowering_names import LOWERINGS
 from fxamp.tools.bench.check.check_line import WRONG, Outcome
 from fxamp.tools.bench.process import ContenderFailed, Process
 from fxamp.tools.bench.report import Report, add_styles, drawn, require_device
-from fxamp.tools.common.command_line import Parser, one_of
+from fxamp.tools.common.command_line import Parser, one_of, positive
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.machine import machine
 from fxamp.tools.common.progress import bar
 
+#: Variables of a process that checks. The tensors are tiny, and processes share the processors. On a CPU Inductor has
+#: only a few files to compile, and a pool of processes for that imports torch in each.
+_SETTINGS = {
+    "cpu": {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+    "cuda": {"OMP_NUM_THREADS": "1"},
+}
 #: Elements that a timed kernel works on: more than the caches of a GPU hold.
 _TIMED = 124_000_000
 
@@ -31,6 +39,7 @@ def parser(prog: str) -> Parser:
         "--lowering", type=one_of(*LOWERINGS), default="inductor", help="of the compiled graphs (inductor)"
     )
     result.add_argument("--only", action="append", metavar="TEXT", help="checks whose name holds TEXT; may be repeated")
+    result.add_argument("--jobs", type=positive, help="processes at once (default: one for each processor, at most 4)")
     result.add_argument("--no-speed", action="store_true", help="measure no bandwidth")
     add_styles(result)
     return result
@@ -42,40 +51,35 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(device)
-    outcomes: list[Outcome] = []
-    with so_far(lambda: _table(_document(device, options, outcomes)) if outcomes else ""):
+    start, outcomes = time.perf_counter(), list[Outcome]()
+
+    def document(speed: Sequence[Any] = ()) -> dict[str, Any]:
+        return _document(device, options, outcomes, time.perf_counter() - start, speed)
+
+    with so_far(lambda: _table(document()) if outcomes else ""):
         for outcome in _outcomes(device, options):
             outcomes.append(outcome)
             say(f"{outcome.status}: {outcome.name}: {outcome.detail}")
         speed = [] if options.no_speed or device == "cpu" else _bandwidth(options, say)
-    document = _document(device, options, outcomes, speed)
+    whole = document(speed)
     failed = tuple(outcome.name for outcome in outcomes if outcome.status == WRONG)
-    return Report(document, _table(document), _table(document, markdown=True), failed=failed)
+    return Report(whole, _table(whole), _table(whole, markdown=True), failed=failed)
 
 
 def _outcomes(device: str, options: argparse.Namespace) -> Iterator[Outcome]:
-    """Yield the outcome of each check; a check that ends its process is not ok, and the next one gets another."""
-    from fxamp.tools.bench.check.checks import checks, run_check
+    """Yield the outcome of each chosen check, in the order in which they end."""
+    from fxamp.tools.bench.check.checks import checks
+    from fxamp.tools.bench.check.workers import outcomes, processes
 
     names = [check.name for check in checks(device, options.lowering)]
     chosen = [at for at, name in enumerate(names) if not options.only or any(text in name for text in options.only)]
     if not chosen:
         raise OptionError(f"--only {options.only[0]!r}: no check's name holds it{nearest(options.only[0], names)}")
-    process: Process | None = None
     with tempfile.TemporaryDirectory() as cache, bar("checks", len(chosen), "check") as shown:
-        try:
-            for at in chosen:
-                process = process or Process(checks, device, options.lowering, cache=Path(cache))
-                try:
-                    yield process.ask(run_check, at=at)
-                except ContenderFailed as ended:
-                    process.close()
-                    process = None
-                    yield Outcome(names[at], WRONG, str(ended), 0.0)
-                shown.update()
-        finally:
-            if process is not None:
-                process.close()
+        start = partial(Process, checks, device, options.lowering, cache=Path(cache), settings=_SETTINGS[device])
+        for outcome in outcomes(names, chosen, start, options.jobs or processes()):
+            yield outcome
+            shown.update()
 
 
 def _bandwidth(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -95,22 +99,21 @@ def _bandwidth(options: argparse.Namespace, say: Callable[[str], None]) -> list[
 
 
 def _document(
-    device: str, options: argparse.Namespace, outcomes: Sequence[Outcome], speed: Sequence[Any] = ()
+    device: str, options: argparse.Namespace, outcomes: Sequence[Outcome], seconds: float, speed: Sequence[Any]
 ) -> dict[str, Any]:
-    import torch
-
     return {
         "version": 1,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": machine(device, torch.get_num_threads()),
+        "machine": machine(device, 1),
         "lowering": options.lowering,
+        "seconds": round(seconds, 1),
         "checks": [asdict(outcome) for outcome in outcomes],
         "bandwidth": list(speed),
     }
 
 
 def _table(document: dict[str, Any], markdown: bool = False) -> str:
-    """The document as tables, with a title and a sum."""
+    """The document as tables, with a title, a sum, and an answer."""
     rows = [(row["status"], row["name"], row["detail"], f"{row['seconds']:.1f}") for row in document["checks"]]
     parts = [
         ", ".join([document["date"], *(f"{k} {v}" for k, v in document["machine"].items())]),
@@ -118,11 +121,16 @@ def _table(document: dict[str, Any], markdown: bool = False) -> str:
     ]
     if document["bandwidth"]:
         parts.append(_speed_table(document["bandwidth"], markdown))
+    return "\n\n".join([*parts, _answer(document)])
+
+
+def _answer(document: dict[str, Any]) -> str:
+    """Return the last line: whether all is right, how many checks ended how, and what is wrong."""
     counts = Counter(row["status"] for row in document["checks"])
-    seconds = sum(row["seconds"] for row in document["checks"])
-    return "\n\n".join(
-        [*parts, f"{', '.join(f'{count} {status}' for status, count in counts.items())}; {seconds:.0f} s"]
-    )
+    wrong = [row["name"] for row in document["checks"] if row["status"] == WRONG]
+    sums = ", ".join(f"{count} {status}" for status, count in counts.items())
+    what = f"Not ok: {'; '.join(wrong)}" if wrong else "All that could be checked here is right"
+    return f"{what}. {sums}; {document['seconds']:.0f} s"
 
 
 def _speed_table(rows: Sequence[dict[str, Any]], markdown: bool) -> str:

@@ -1,5 +1,6 @@
 """The generated kernels against torch's numbers: checks and unscaling, the scale's update, and optimizers' steps."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,9 +47,11 @@ def kernel_checks(device: str) -> Iterator[Check]:
     yield Check("a second GPU as home", _second(device))
 
 
-def _gradients(device: str, dtype: torch.dtype) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator).to(device, dtype) for shape in SHAPES]
+def _gradients(generator: torch.Generator, device: str, dtype: torch.dtype) -> list[Tensor]:
+    """Return views into one tensor, as into one of DDP's buckets: some start at an odd offset, and are not aligned."""
+    sizes = [math.prod(shape) for shape in SHAPES]
+    bucket = torch.randn(sum(sizes), generator=generator).to(device, dtype)
+    return [part.view(shape) for part, shape in zip(bucket.split(sizes), SHAPES, strict=True)]
 
 
 def _unscale(device: str, dtype: torch.dtype) -> Callable[[], str]:
@@ -57,7 +60,7 @@ def _unscale(device: str, dtype: torch.dtype) -> Callable[[], str]:
     def run() -> str:
         inverse = torch.tensor(1 / 1024, device=device)
         for bad in (None, float("inf"), float("nan")):
-            ours = _gradients(device, dtype)
+            ours = _gradients(torch.Generator().manual_seed(0), device, dtype)
             if bad is not None:
                 ours[1][7] = bad
             theirs = [gradient.float() if dtype is torch.bfloat16 else gradient.clone() for gradient in ours]
@@ -98,17 +101,19 @@ def _trained(
     optimizer = getattr(torch.optim, name)(parameters, **_OPTIMIZERS[name], foreach=False)
     wrap(optimizer)
     for _ in range(_STEPS):
-        for parameter in parameters:
-            parameter.grad = torch.randn(parameter.shape, generator=generator).to(device, dtype)
+        for parameter, gradient in zip(parameters, _gradients(generator, device, dtype), strict=True):
+            parameter.grad = gradient
         if clip is not None:
             nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()
     return {str(at): parameter.detach().double().cpu() for at, parameter in enumerate(parameters)}
 
 
-def _compared(device: str, name: str, wrap: Callable[..., Any], yardstick: Callable[..., Any], **torchs: Any) -> str:
+def _compared(
+    device: str, name: str, wrap: Callable[..., Any], yardstick: Callable[..., Any], draws: int = DRAWS, **torchs: Any
+) -> str:
     errors: tuple[list[float], list[float]] = ([], [])
-    for seed in range(DRAWS):
+    for seed in range(draws):
         true = _trained("cpu", name, seed, torch.float64, lambda o: o, **torchs)
         errors[0].append(relative_error(_trained(device, name, seed, torch.float32, wrap), true))
         own = {} if yardstick is not _plain else torchs
@@ -139,7 +144,8 @@ def _packed_step(device: str, policy: str) -> Callable[[], str]:
             lambda o, lowering=lowering: fxamp.compile_optimizer(o, loaded, lowering=lowering)
             for lowering in ("inductor", "aot_eager")
         )
-        return _compared(device, "AdamW", *ways).replace("the yardstick", "the ops one by one")
+        # Each draw traces both steps, which takes seconds.
+        return _compared(device, "AdamW", *ways, draws=2).replace("the yardstick", "the ops one by one")
 
     return run
 

@@ -13,7 +13,7 @@ from fxamp.kernels import Implementation, forced
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch import OPTIONS
-from fxamp.kernels.launch_plan import CHUNK, Asked, Gradient, make_plan
+from fxamp.kernels.launch_plan import CHUNK, Access, Asked, Gradient, make_plan
 from fxamp.kernels.scale_update_source import update_text
 from fxamp.kernels.small_floats import BLOCK, SCALES
 from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_block
@@ -97,7 +97,8 @@ def _gradients(aligned: bool) -> list[Subject]:
 
 
 def _gradient(source: torch.dtype, target: torch.dtype | None, aligned: bool, asked: Asked, wave: int) -> Program:
-    plan = make_plan((Gradient(1, source, target, aligned, True),), asked, wave)
+    others = Access.PEELED if target in (None, source) else Access.NARROW
+    plan = make_plan((Gradient(1, source, target, Access.WIDE if aligned else others, True),), asked, wave)
     kernel = plan.groups[0].kernel
     return Program(kernel_name(kernel), source_text(kernel), parameters(kernel), 2, OPTIONS, kernel.block)
 
