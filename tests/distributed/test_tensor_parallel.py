@@ -14,7 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 LOWERINGS = ("eager", "aot_eager")
 #: Programs that only make sense on DTensors, without a form in one piece.
 APART = ("layouts", "functions")
-NAMES = (*sorted(PROGRAMS.keys() - set(APART)), *APART)
+#: By default: weights by columns and rows, tokens spread over ranks, heads, and results that stay DTensors.
+ALWAYS = ("attention", "mlp", "sequence", "layouts")
+NAMES = exhaustive((*sorted(PROGRAMS.keys() - set(APART)), *APART), ALWAYS)
 
 Runs = dict[str, Values]
 Asked = tuple[str, str, bool]
