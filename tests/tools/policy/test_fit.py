@@ -26,7 +26,7 @@ from fxamp.tools.policy.fit.counts import Counting, Form
 from fxamp.tools.policy.fit.decisions import AS_BASE, Language
 from fxamp.tools.policy.fit.errors import Measuring
 from fxamp.tools.policy.fit.gpus import GPUS
-from fxamp.tools.policy.fit.layers import by_scope, scopes, shortened
+from fxamp.tools.policy.fit.layers import as_of, by_scope, scopes, shortened
 from fxamp.tools.policy.fit.prices import Price
 from fxamp.tools.policy.fit.search import Candidate
 from fxamp.tools.policy.fit.training import Training
@@ -324,6 +324,17 @@ def test_bytes_in_use_are_those_of_the_part_that_runs_or_ran_before() -> None:
         "backward, after last of 1": 8,
         "backward, last of 1": 7,
     }
+
+
+def test_what_the_middle_adds_stands_for_first_and_last() -> None:
+    parts = scopes(nn.Sequential(nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))))
+    order = [f"forward, {part} of 0" for part in ("first", "middle", "last")]
+    order += ["forward, after last of 0", *(f"backward, {part} of 0" for part in ("last", "middle", "first"))]
+    middle = dict(zip(order, (0, -1, -8, -9, -7, -6, 0), strict=True))
+    first, own, last = (as_of(part, parts, middle) for part in parts)
+    assert own == middle
+    assert [first[name] for name in order] == [-1, -8, -8, -9, -7, -7, -6]
+    assert [last[name] for name in order] == [0, 0, -1, -9, -6, 0, 0]
 
 
 def test_every_option_is_a_policy_that_loads() -> None:

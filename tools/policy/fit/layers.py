@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +77,22 @@ def by_scope(parts: Sequence[Scope], moments: Sequence[Moment]) -> dict[str, flo
         name = f"{moment.stage}, {'' if names else 'after '}{latest}"
         most[name] = max(most.get(name, 0.0), moment.bytes)
     return most
+
+
+def as_of(part: Scope, parts: Sequence[Scope], added: Mapping[str, float]) -> dict[str, float]:
+    """Return what ``part`` adds to the bytes of each moment, where the middle one of its kind adds ``added``.
+
+    What the first layer keeps is in use before the middle one runs, and still when that has run backward.
+    """
+    alike = [other.name for other in parts if other.kind == part.kind]
+    if len(alike) < len(("first", "middle", "last")):
+        return dict(added)
+    moved = {
+        f"{stage}, {name}": added.get(f"{stage}, {alike[min(max(at + 1 - alike.index(part.name), 0), 2)]}", 0.0)
+        for stage in ("forward", "backward")
+        for at, name in enumerate(alike)
+    }
+    return {**added, **moved}
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from fxamp.tools.common.progress import bar
 from fxamp.tools.policy.fit.counts import Counting, Form, Step
 from fxamp.tools.policy.fit.decisions import Decision, Language, Option
 from fxamp.tools.policy.fit.errors import Measuring
-from fxamp.tools.policy.fit.layers import Scope, by_scope
+from fxamp.tools.policy.fit.layers import Scope, as_of, by_scope
 
 #: Bytes an element of the state that each form takes, with its scales; AdamW has two states.
 _STATE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "8bit": 1 + 4 / 256, "float8_e4m3fn": 1 + 4 / 256}
@@ -194,7 +194,8 @@ class Pricing:
             return Price(held=self._held(option.optimizer) - self._held(self.base.optimizer))
         if not any((counted.milliseconds, counted.kept, *counted.moments.values())):
             return counted
-        added = counted.times(option.scope.size)
+        moments = as_of(option.scope, self.parts[0], counted.moments)
+        added = replace(counted, moments=moments).times(option.scope.size)
         if all(rule.keep in _EXACT for rule in option.rules):
             return added
         return replace(added, square=max(self._square(self.runs([option])) - base.square, 0.0))

@@ -12,7 +12,7 @@ from fxamp.tools.policy.fit.decisions import Decision, Option
 from fxamp.tools.policy.fit.prices import NEVER, Price, Pricing
 
 #: Choices that are verified for one pair of limits, at most.
-ROUNDS = 8
+ROUNDS = 6
 
 #: Of the memory of what was verified: what is sought where memory is to be least.
 _LESS = 0.999
