@@ -13,8 +13,8 @@ from fxamp.passes.forward.fold_casts import FoldCasts
 from fxamp.passes.forward.insert_casts import InsertCasts
 from fxamp.passes.forward.keep_autocast import KeepAutocast
 from fxamp.passes.forward.restore_outputs import RestoreOutputs
+from fxamp.passes.forward.scale_linear_losses import ScaleLinearLosses
 from fxamp.passes.forward.scale_products import ScaleProducts
-from fxamp.passes.forward.split_linear_losses import SplitLinearLosses
 from fxamp.passes.partition.add_in_place import AddInPlace
 from fxamp.passes.step.drop_copies import DropCopies
 from fxamp.passes.step.fold_unscale import FoldUnscale
@@ -30,7 +30,6 @@ FORWARD: PassSequence[CastContext] = PassSequence(
     "forward",
     (
         DropResults(),
-        SplitLinearLosses(),
         ExpandComposites(),
         AnnotateRules(),
         InsertCasts(),
@@ -38,6 +37,7 @@ FORWARD: PassSequence[CastContext] = PassSequence(
         RestoreOutputs(),
         FoldCasts(),
         ChunkLosses(),
+        ScaleLinearLosses(),
         ScaleProducts(),
         KeepAutocast(),
         DropRegions(),

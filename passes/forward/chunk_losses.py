@@ -21,6 +21,7 @@ from fxamp.passes.forward.scale_products import asked_in_fp8, why_16_bits
 from fxamp.passes.shared.cast_writer import before_cast
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import SIZED, LinearLoss, linear_loss
+from fxamp.policy.model.chunks import LOSS
 
 aten = torch.ops.aten
 
@@ -35,6 +36,8 @@ class ChunkLosses(Pass[CastContext]):
     name = "chunk-losses"
 
     def run(self, gm: GraphModule, context: CastContext) -> Result:
+        if not context.policy.has_rules_for(LOSS):
+            return Result(0)
         with context.computing():
             cut = sum(_cut(graph, context) for graph in all_graphs(gm))
         return Result(cut, {"chunked": cut})

@@ -28,11 +28,6 @@ aten = torch.ops.aten
 SIZED = frozenset({aten.view.default, aten.reshape.default, aten._unsafe_view.default})
 """Row ops whose second argument is the new shape."""
 
-ROWS = "fxamp_rows"
-"""Key of a loss's ``meta``: how many rows of logits the program itself wants to exist at a time."""
-
-_ASKED = "The program calls linear_cross_entropy with chunks of so many rows."
-
 _ROW_OPS = SIZED | {aten.slice.Tensor, aten.flatten.using_ints}
 
 
@@ -72,10 +67,11 @@ class _Path:
 
 def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
     """Return the loss that a rule cuts; why it stays whole, as text; None without a rule, or if one chunk is all."""
-    if node.target is not aten.cross_entropy_loss.default:
+    if node.target is not aten.cross_entropy_loss.default or not context.policy.has_rules_for(LOSS):
         return None
     logits = tensor_value(node.args[0])
-    rule = _rule(node, logits, context)
+    elements = None if logits is None else hint(logits.numel())
+    rule = context.policy.ruling(replace(site_of(node, LOSS), elements=elements)).rule
     if rule is None:
         return None
     if is_wrapper(logits):
@@ -90,16 +86,6 @@ def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
         return why
     chunks = _chunks(rule, path.linear, logits)
     return _cut(node, path, rule, chunks) if isinstance(chunks, int) else chunks
-
-
-def _rule(loss: Node, logits: torch.Tensor | None, context: CastContext) -> Rule | None:
-    """Return the policy's rule, else the program's own wish as a rule."""
-    rows = loss.meta.get(ROWS)
-    asked = None if rows is None else Rule("program", ops=("cross_entropy_loss",), chunks=rows, why=_ASKED)
-    if not context.policy.has_rules_for(LOSS):
-        return asked
-    elements = None if logits is None else hint(logits.numel())
-    return context.policy.ruling(replace(site_of(loss, LOSS), elements=elements)).rule or asked
 
 
 def _cut(loss: Node, path: _Path, rule: Rule, chunks: int) -> LinearLoss | str | None:

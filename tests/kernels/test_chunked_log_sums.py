@@ -18,8 +18,8 @@ TARGET = torch.arange(ROWS) % CLASSES
 
 
 def chunked(x: Tensor, w: Tensor, b: Tensor, reduction: str, target: Tensor = TARGET) -> tuple[Tensor, Tensor]:
-    number = REDUCTIONS.index(reduction)
-    loss, log_sums = WITH_LOG_SUMS(x, w, b, target, None, number, 5, 0.1, x.dtype, 3, str(Gradients.IN_FORWARD))
+    form = REDUCTIONS.index(reduction), -100 if target.is_floating_point() else 5, 0.1
+    loss, log_sums = WITH_LOG_SUMS(x, w, b, target, None, *form, x.dtype, 3, str(Gradients.IN_FORWARD))
     return loss, log_sums
 
 
