@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ def _gradients(generator: torch.Generator, device: str, dtype: torch.dtype) -> l
     """Return views into one tensor, as into one of DDP's buckets: some start at an odd offset, and are not aligned."""
     sizes = [math.prod(shape) for shape in SHAPES]
     bucket = torch.randn(sum(sizes), generator=generator).to(device, dtype)
-    return [part.view(shape) for part, shape in zip(bucket.split(sizes), SHAPES, strict=True)]
+    return [part.view(shape) for part, shape in zip(torch.split(bucket, sizes), SHAPES, strict=True)]
 
 
 def _unscale(device: str, dtype: torch.dtype) -> Callable[[], str]:
@@ -140,12 +141,11 @@ def _packed_step(device: str, policy: str) -> Callable[[], str]:
 
     def run() -> str:
         loaded = Policy.load(policy)
-        ways = (
-            lambda o, lowering=lowering: fxamp.compile_optimizer(o, loaded, lowering=lowering)
-            for lowering in ("inductor", "aot_eager")
+        ours, op_by_op = (
+            partial(fxamp.compile_optimizer, policy=loaded, lowering=lowering) for lowering in ("inductor", "aot_eager")
         )
         # Each draw traces both steps, which takes seconds.
-        return _compared(device, "AdamW", *ways, draws=2).replace("the yardstick", "the ops one by one")
+        return _compared(device, "AdamW", ours, op_by_op, draws=2).replace("the yardstick", "the ops one by one")
 
     return run
 
