@@ -138,6 +138,7 @@ def test_a_captured_step_that_rounds_by_chance_draws_other_bits_in_each_replay()
     policy = fxamp.Policy.loads('extends = ["cuda-bfloat16"]\n[optimizer]\nrounding = "stochastic"\n')
     optimizer = fxamp.compile_optimizer(torch.optim.SGD([weight], lr=1.0), policy)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM):
             optimizer.step()
