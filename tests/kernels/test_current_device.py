@@ -61,6 +61,7 @@ def test_the_check(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_step(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from fxamp.optim.kernels import launch as step_launch
+    from fxamp.optim.kernels.source import Aligned
 
     sent = (torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int32))
     monkeypatch.setattr(step_launch, "load_function", lambda *_: kernel(gpus))
@@ -68,7 +69,8 @@ def test_the_step(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_launch.StepKernel, "_blocks_of", lambda *_: sent)
     step = step_launch.StepKernel.__new__(step_launch.StepKernel)
     step._target, step._flat = step_launch.StepTarget((3,), SECOND), np.array([True])
-    step.scalars, step._cells, step._tables, step.texts = None, 0, None, dict.fromkeys((True, False), "")
+    step._gradient = np.array([False])
+    step.scalars, step._cells, step._tables, step.texts = None, 0, None, dict.fromkeys(Aligned, "")
     step([[256]], [])
     require_second(gpus, "capturing", "stream", "tables", "launch")
 

@@ -21,7 +21,7 @@ from fxamp.errors import OptionError, UnsupportedOpError
 from fxamp.kernels import Implementation, forced
 from fxamp.optim import guarded, packed_state_dict
 from fxamp.optim.kernels.launch_size import STEP_OPTIONS, step_block
-from fxamp.optim.kernels.source import NAME, step_parameters, step_text
+from fxamp.optim.kernels.source import NAME, Aligned, step_parameters, step_text
 from fxamp.optim.precision.packed_tensor import PackedTensor
 from fxamp.optim.programs.kind_step import kernel_inputs
 from fxamp.policy import Policy
@@ -79,10 +79,11 @@ def test_machine_code_of_8_bit_state_spills_nothing_to_memory(dtype: torch.dtype
     (part,) = parts_of(guarded(optimizer))
     gm = part.traced.module
     inputs = kernel_inputs(gm)
-    text = step_text(gm, inputs, True, step_block(TARGETS[arch].warp_size))
-    code = machine_code(NAME, text, step_parameters(gm, inputs), STEP_OPTIONS, arch)
-    assert code.spills == 0
-    assert code.wide_loads and code.wide_stores
+    for aligned in (Aligned.ALL, Aligned.BUT_GRADIENT):
+        text = step_text(gm, inputs, aligned, step_block(TARGETS[arch].warp_size))
+        code = machine_code(NAME, text, step_parameters(gm, inputs), STEP_OPTIONS, arch)
+        assert code.spills == 0
+        assert code.wide_loads and code.wide_stores
 
 
 @pytest.mark.parametrize("name", TABLES)

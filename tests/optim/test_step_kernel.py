@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from every_optimizer import ARGUMENTS, OPTIMIZERS
@@ -17,8 +18,9 @@ import fxamp
 from fxamp.kernels import Implementation, forced
 from fxamp.kernels.small_floats import SCALES
 from fxamp.optim import Factors, guarded
+from fxamp.optim.kernels.launch import StepKernel
 from fxamp.optim.kernels.launch_size import STEP_OPTIONS, step_block
-from fxamp.optim.kernels.source import NAME, step_parameters, step_text
+from fxamp.optim.kernels.source import NAME, Aligned, step_parameters, step_text
 from fxamp.optim.programs.kind_step import kernel_inputs
 from fxamp.policy import Policy
 
@@ -70,7 +72,7 @@ def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def test_memory_that_is_not_aligned_or_not_contiguous() -> None:
     """Unaligned views and transposed matrices step as others do; their neighbours in memory stay as they are."""
     results = []
-    for moved in (False, True):
+    for moved, offset in ((False, 0), (True, 0), (False, 1)):
         storage = torch.zeros(200)
         values = torch.arange(24.0).view(4, 6)
         own = storage[1:25].view(4, 6) if moved else torch.empty(4, 6)
@@ -80,7 +82,8 @@ def test_memory_that_is_not_aligned_or_not_contiguous() -> None:
         for at in range(3):
             for parameter in parameters:
                 # A contiguous gradient, whatever the parameter's order is.
-                parameter.grad = torch.arange(24.0).view(4, 6).sub(11.5 + at)
+                values = torch.arange(24.0).view(4, 6).sub(11.5 + at)
+                parameter.grad = torch.empty(25)[offset:][:24].view(4, 6).copy_(values)
             with forced(Implementation.INTERPRETER):
                 from fxamp.optim import guarded
 
@@ -91,18 +94,29 @@ def test_memory_that_is_not_aligned_or_not_contiguous() -> None:
                     bound(None, Factors())
         results.append([parameter.detach().contiguous() for parameter in parameters])
         assert storage[25:].eq(0).all() and storage[0] == 0
-    for a, b in zip(*results, strict=True):
-        assert torch.equal(a, b)
+    for first, *others in zip(*results, strict=True):
+        assert all(torch.equal(first, other) for other in others)
 
 
+def test_a_gradient_at_an_odd_offset_leaves_the_other_tensors_aligned() -> None:
+    step = StepKernel.__new__(StepKernel)
+    step._flat, step._gradient = np.array([True, True, False]), np.array([False, True, False])
+    addresses = np.array([[16, 32, 3], [16, 36, 8], [20, 32, 0], [20, 36, 0]])
+    kinds = {aligned: chosen.tolist() for aligned, chosen in step._by_alignment(addresses)}
+    assert kinds[Aligned.ALL] == [True, False, False, False]
+    assert kinds[Aligned.BUT_GRADIENT] == [False, True, False, False]
+    assert kinds[Aligned.NONE] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(("aligned", "loads"), [(Aligned.ALL, 8), (Aligned.BUT_GRADIENT, 6)])
 @pytest.mark.parametrize("arch", exhaustive(ARCHS, always=ARCHS[:1]))
-def test_machine_code_has_16_byte_accesses_and_no_spills(arch: str) -> None:
+def test_machine_code_has_16_byte_accesses_and_no_spills(arch: str, aligned: Aligned, loads: int) -> None:
     """Of AdamW, clipped and unscaled: four tensors read and three written, 16 bytes at a time."""
     _, _, part = prepared(OPTIMIZERS["AdamW"])
     gm, inputs = part.traced.module, kernel_inputs(part.traced.module)
-    text = step_text(gm, inputs, True, step_block(TARGETS[arch].warp_size))
+    text = step_text(gm, inputs, aligned, step_block(TARGETS[arch].warp_size))
     code = machine_code(NAME, text, step_parameters(gm, inputs), STEP_OPTIONS, arch)
-    assert code == MachineCode(wide_loads=8, wide_stores=6, spills=0)
+    assert code == MachineCode(wide_loads=loads, wide_stores=6, spills=0)
 
 
 @pytest.mark.parametrize(("state", "bytes_"), [("float32", 28.0), ("bfloat16", 20.0), ("8bit", 16 + 2 * 2 * 2 / 256)])
@@ -151,7 +165,7 @@ def test_two_launches_for_all_parameters(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_no_thread_of_a_step_computes_in_float64(name: str) -> None:
     _, _, part = prepared(OPTIMIZERS[name])
     gm, inputs = part.traced.module, kernel_inputs(part.traced.module)
-    text = step_text(gm, inputs, True, 1024)
+    text = step_text(gm, inputs, Aligned.ALL, 1024)
     for line in text.splitlines():
         assert "float64" not in line or ".to(tl.pointer_type(tl.float64)" in line, line
 

@@ -1,6 +1,6 @@
 """Launch a generated step for all parameters whose steps have the same source: one launch, or two with 0-dim values."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_
 from fxamp.optim.kernels.scalar_nodes import prepared_nodes
 from fxamp.optim.kernels.scalars import NAME as SCALARS
 from fxamp.optim.kernels.scalars import scalars_text
-from fxamp.optim.kernels.source import NAME, StepInputs, step_text
+from fxamp.optim.kernels.source import GRADIENT, NAME, Aligned, StepInputs, step_text
 from fxamp.torch_devices import moved, on_device
 
 MOST_TABLES = 16
@@ -33,12 +33,12 @@ class StepTarget:
 
 @dataclass(eq=False)
 class _Tables:
-    """What the launches read besides the step's tensors: for aligned parameters, and for the others.
+    """What the launches read besides the step's tensors: for parameters that are aligned alike.
 
     Attributes:
         columns: the addresses that they were made for, cell by cell.
         stream: the CUDA stream that they were sent on.
-        launches: whether its parameters are aligned, and three int64 tensors on the device: the table of addresses,
+        launches: what is aligned of its parameters, and three int64 tensors on the device: the table of addresses,
             the table of blocks, and the cells for 0-dim values. Each is aligned, whatever the number of parameters, as
             Triton compiles a kernel once more for tables that are not.
         origin: what the caller knows the columns by; None if nothing.
@@ -46,7 +46,7 @@ class _Tables:
 
     columns: list[list[int]]
     stream: int
-    launches: tuple[tuple[bool, Tensor, Tensor, Tensor], ...]
+    launches: tuple[tuple[Aligned, Tensor, Tensor, Tensor], ...]
     origin: object = None
 
 
@@ -66,19 +66,21 @@ class StepKernel:
 
     def __init__(self, gm: GraphModule, inputs: StepInputs, target: StepTarget) -> None:
         self._target = target
-        self.texts = {aligned: step_text(gm, inputs, aligned, step_block()) for aligned in (True, False)}
+        self.texts = {aligned: step_text(gm, inputs, aligned, step_block()) for aligned in Aligned}
         self.scalars = scalars_text(gm, inputs)
         self._cells = len(prepared_nodes(gm))
         values = [(node.meta["val"], name) for node, name in inputs.cells.items()]
         # Scales, one for 256 elements, are not read 16 bytes at a time.
         self._flat = np.array([v.dim() > 0 and v.dtype is not SCALES and name != "numbers" for v, name in values])
+        self._gradient = np.array([name == GRADIENT for _, name in values])
         self._blocks: dict[tuple[int, bytes], tuple[Tensor, Tensor]] = {}
         self._tables: _Tables | None = None
 
     @property
     def source(self) -> str:
         """The generated code for aligned addresses: of the step, then of the 0-dim values that it needs."""
-        return self.texts[True] if self.scalars is None else f"{self.texts[True]}\n\n{self.scalars}"
+        text = self.texts[Aligned.ALL]
+        return text if self.scalars is None else f"{text}\n\n{self.scalars}"
 
     def __call__(self, columns: list[list[int]], shared: Sequence[Tensor], origin: object = None) -> None:
         """Step.
@@ -131,18 +133,24 @@ class StepKernel:
         if last is not None and last.columns == columns and last.stream == stream and not capturing:
             return last
         addresses = np.array(columns, dtype=np.int64).T
-        aligned = (addresses[:, self._flat] % ALIGNMENT == 0).all(axis=1)
         rows = np.column_stack([addresses, self._target.numels])
         launches = []
-        for is_aligned in (True, False):
-            chosen = aligned == is_aligned
+        for aligned, chosen in self._by_alignment(addresses):
             if chosen.any():
                 table = _sent(torch.from_numpy(rows[chosen].ravel()), self._target.device)
-                launches.append((is_aligned, table, *self._blocks_of(chosen, stream, capturing)))
+                launches.append((aligned, table, *self._blocks_of(chosen, stream, capturing)))
         tables = _Tables(columns, stream, tuple(launches))
         if not capturing:
             self._tables = tables
         return tables
+
+    def _by_alignment(self, addresses: "np.ndarray[Any, Any]") -> Iterator[tuple[Aligned, "np.ndarray[Any, Any]"]]:
+        """Yield which parameters are aligned how; ``addresses``: a row for each, a column for each cell."""
+        fits = (addresses % ALIGNMENT == 0) | ~self._flat
+        every, others = fits.all(axis=1), (fits | self._gradient).all(axis=1)
+        yield Aligned.ALL, every
+        yield Aligned.BUT_GRADIENT, others & ~every
+        yield Aligned.NONE, ~others
 
     def _blocks_of(self, chosen: "np.ndarray[Any, Any]", stream: int, capturing: bool) -> tuple[Tensor, Tensor]:
         """Return the table of blocks and the cells of one launch, of the ``chosen`` parameters.

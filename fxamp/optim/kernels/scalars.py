@@ -8,7 +8,7 @@ GPUs have few units, runs once instead of in each thread of the step.
 from torch.fx import GraphModule
 
 from fxamp.optim.kernels.scalar_nodes import counters, is_flat, prepared_nodes
-from fxamp.optim.kernels.source import StepInputs, Writer, indented
+from fxamp.optim.kernels.source import Aligned, StepInputs, Writer, indented
 
 NAME = "step_scalars"
 
@@ -51,7 +51,7 @@ def scalars_text(gm: GraphModule, inputs: StepInputs) -> str | None:
     head = HEAD.format(
         unaligned=names[2:], name=NAME, parameters=", ".join(names), row=len(inputs.cells) + 1, cells=len(prepared)
     )
-    writer = Writer(inputs, aligned=False, block=1)
+    writer = Writer(inputs, Aligned.NONE, block=1)
     lines = [line for node in gm.graph.nodes if not is_flat(node) for line in writer.lines(node, "")]
     lines += map(writer.prepare, prepared, range(len(prepared)))
     lines += [line for node in counters(gm) for line in writer.store(node, "")]

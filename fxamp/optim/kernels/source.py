@@ -5,6 +5,7 @@ that the graph computes in float64 are left to the kernel of :mod:`fxamp.optim.k
 writes the counters; every program computes the others. A step that is skipped handles no elements.
 """
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,22 @@ def {name}({parameters}):
 '''
 
 
+GRADIENT = "gradient"
+"""The name of the gradient's cell."""
+
+
+class Aligned(enum.Enum):
+    """Which tensors with dimensions start at multiples of 16 bytes.
+
+    ``BUT_GRADIENT``: all others, as where gradients are views into DDP's buckets. Only what is not aligned is read one
+    element at a time.
+    """
+
+    ALL = "yes"
+    BUT_GRADIENT = "all but the gradient"
+    NONE = "no"
+
+
 class NotGeneratedError(Exception):
     """No kernel can be generated for something in the graph; the message says what. Never reaches the user."""
 
@@ -74,13 +91,13 @@ def step_parameters(gm: GraphModule, inputs: StepInputs) -> dict[str, str]:
     return {"table": "*i64", "blocks": "*i64", **prepared, **dict.fromkeys(inputs.shared.values(), "*fp32")}
 
 
-def step_text(gm: GraphModule, inputs: StepInputs, aligned: bool, block: int) -> str:
+def step_text(gm: GraphModule, inputs: StepInputs, aligned: Aligned, block: int) -> str:
     """Return the Python module that defines the kernel :data:`NAME`.
 
     Args:
         gm: functional; its only writes are final ``copy_`` to inputs; all ops are pointwise, all values flat or 0-dim.
         inputs: where the kernel reads its inputs. A row of the table has their addresses, then the number of elements.
-        aligned: whether all addresses are multiples of 16 bytes.
+        aligned: which addresses are multiples of 16 bytes.
         block: the number of elements that a program handles at a time; it divides ``CHUNK``.
 
     Raises:
@@ -89,7 +106,7 @@ def step_text(gm: GraphModule, inputs: StepInputs, aligned: bool, block: int) ->
     names = list(step_parameters(gm, inputs))
     head = HEAD.format(
         alignment=ALIGNMENT,
-        aligned="yes" if aligned else "no",
+        aligned=aligned.value,
         unaligned=names[2:],
         name=NAME,
         parameters=", ".join(names),
@@ -137,7 +154,7 @@ def _dtype(node: Node) -> torch.dtype:
 class Writer:
     """Writes the lines of each node, and stores the names of the inputs."""
 
-    def __init__(self, inputs: StepInputs, aligned: bool, block: int, skip: Node | None = None) -> None:
+    def __init__(self, inputs: StepInputs, aligned: Aligned, block: int, skip: Node | None = None) -> None:
         self._inputs, self._aligned, self._block = inputs, aligned, block
         self.skip, self.shared = skip, tuple(inputs.shared)
         self._cell = {node: at for at, node in enumerate(inputs.cells)}
@@ -146,7 +163,8 @@ class Writer:
         """Return the line that computes the pointer to a program's part of an input; the hint must follow the cast."""
         name = self._inputs.cells[node]
         pointer = f"tl.load(row + {self._cell[node]}).to(tl.pointer_type(tl.{_carrier(node)}))"
-        hinted = f"tl.multiple_of({pointer}, {ALIGNMENT})" if self._aligned else pointer
+        wide = self._aligned is Aligned.ALL or (self._aligned is Aligned.BUT_GRADIENT and name != GRADIENT)
+        hinted = f"tl.multiple_of({pointer}, {ALIGNMENT})" if wide else pointer
         return f"{name}_at = {hinted} + {f'first // {BLOCK}' if _is_scales(node) else 'first'}"
 
     def prepared(self, node: Node, at: int) -> str:

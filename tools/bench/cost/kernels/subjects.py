@@ -19,7 +19,7 @@ from fxamp.kernels.small_floats import BLOCK, SCALES
 from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_block
 from fxamp.optim.kernels.scalars import NAME as SCALARS
 from fxamp.optim.kernels.scalars import scalars_parameters, scalars_text
-from fxamp.optim.kernels.source import NAME, step_parameters, step_text
+from fxamp.optim.kernels.source import NAME, Aligned, step_parameters, step_text
 from fxamp.optim.precision.state_precision import precision_of
 from fxamp.optim.programs.kind_step import KindStep, kernel_inputs
 from fxamp.optim.programs.lowering import StepOptions
@@ -152,7 +152,8 @@ def _steps(name: str, step: Step) -> list[Subject]:
 
     def program(aligned: bool, wave: int) -> Program:
         block = step_block(wave)
-        return Program(NAME, step_text(gm, inputs, aligned, block), step_parameters(gm, inputs), 2, STEP_OPTIONS, block)
+        text = step_text(gm, inputs, Aligned.ALL if aligned else Aligned.NONE, block)
+        return Program(NAME, text, step_parameters(gm, inputs), 2, STEP_OPTIONS, block)
 
     own = [Subject(name, aligned, ideal, partial(program, aligned)) for aligned in (True, False)]
     first = scalars_text(gm, inputs)
