@@ -16,7 +16,8 @@ one chunk are gone before those of the next are computed, in the forward and in 
    only the operands. ``reduction="none"`` needs it: each row has a gradient of its own.
 5. A chunk reads the sums of the chunk before, so that a compiler cannot mix them and keep the logits of both.
 6. Where targets or weights of classes need a gradient, which has as many elements as the logits, there are no chunks.
-7. Rows that do not count have gradients of zero, even if the mean divides by no rows at all, as torch has it.
+7. Rows that do not count have losses of zero, even if their logits are no numbers, and gradients of zero, even if the
+   mean divides by no rows at all, as torch has it.
 8. In fp8 (``recipe``) each chunk is a layer's call of its own, as :mod:`fxamp.kernels.scaled_linear` has it: one scale
    for a chunk of rows instead of all rows rounds no value more coarsely. The weight has the same scales in all chunks.
 """
@@ -329,7 +330,8 @@ class _Chunk:
         """``[n]``: as ``cross_entropy`` has them, by sums over the logits, which one kernel makes with the log-sums."""
         shares = self._shares()
         chosen = torch.where(shares != 0, self.logits * shares, 0.0).sum(-1)
-        return self.log_sums.squeeze(1) * shares.sum(-1) - chosen
+        counts = _counting(self.target, self.head.form)
+        return torch.where(counts, self.log_sums.squeeze(1) * shares.sum(-1) - chosen, 0.0)
 
     def gradients(self) -> Tensor:
         """``[n, C]``: the gradient of the sum of :meth:`losses` for each logit, in float32."""

@@ -9,13 +9,18 @@ from typing import Any
 def returning_nothing() -> Iterator[None]:
     """Let graphs that are captured inside have no results: a program may only write, or return an attribute (``x.T``).
 
-    torch writes invalid Python for them. Breaks loudly.
+    They may have no inputs either, where they read the module's tensors themselves. torch writes invalid Python for
+    both. Breaks loudly.
     """
     from torch._dynamo import functional_export
 
     codegen = functional_export._DynamoBytecodeCodeGen
 
     class _Codegen(codegen):  # type: ignore[misc, valid-type]
+        def gen_fn_def(self, free_vars: list[str], *others: Any, **options: Any) -> str:
+            definition: str = super().gen_fn_def(free_vars or ["*_"], *others, **options)
+            return definition
+
         def generate_output(self, output_args: Any, **options: Any) -> str:
             code: str = super().generate_output(output_args, **options)
             return code if output_args else code.replace("((,), ", "((), ")

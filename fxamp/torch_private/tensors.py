@@ -1,7 +1,8 @@
-"""Tensors: compare many at once with what they were."""
+"""Tensors: compare many at once with what they were; which dtypes oneDNN computes in."""
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
 
@@ -16,3 +17,10 @@ def comparison_with(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     sizes, strides = ([list(read(tensor)) for tensor in tensors] for read in (Tensor.size, Tensor.stride))
     guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)  # type: ignore[arg-type]
     return guards.check
+
+
+def onednn_computes(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN has kernels for ``dtype`` on this CPU: ``torch.lstm`` asks it too. Breaks loudly."""
+    if dtype is torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype is not torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -37,6 +37,7 @@ from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.autocast_regions import AutocastRegion, outermost, walk
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
 from fxamp.passes.shared.sites import site_of
+from fxamp.torch_private import onednn_computes
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class _Expander:
             with torch._C.DisableTorchFunction():  # a function mode would call the composite op itself again
                 return node.target._op_dk(_COMPOSITE, *args, **kwargs)  # type: ignore[union-attr]
 
-        with tracing(None), self._autocast(region), self._lstm_kernel(node), torch.no_grad():
+        with tracing(None), self._autocast(region), self._lstm_kernel(node, region), torch.no_grad():
             try:
                 inner = make_fx(call, tracing_mode="fake", pre_dispatch=True)(*values)
             except RuntimeError:
@@ -146,9 +147,10 @@ class _Expander:
                 inner.graph.erase_node(part)
         return inner
 
-    def _lstm_kernel(self, node: Node) -> AbstractContextManager[None]:
-        """Decompose nn.LSTM to cells where its kernel must not run."""
-        if self._context.lstm_kernel or node.target not in _LSTM:
+    def _lstm_kernel(self, node: Node, region: AutocastRegion) -> AbstractContextManager[None]:
+        """Decompose nn.LSTM to cells where its kernel must not run, or has not the region's dtype on this CPU."""
+        kernel = self._context.lstm_kernel and (region.lower is None or onednn_computes(region.lower))
+        if kernel or node.target not in _LSTM:
             return nullcontext()
         flags: AbstractContextManager[None] = torch.backends.mkldnn.flags(enabled=False)
         return flags

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fxamp.passes.forward import expand_composites
+
 pytestmark = pytest.mark.filterwarnings("ignore:.*")
 
 
@@ -59,3 +61,13 @@ def test_a_recurrent_layer_trains_through_aotautograd(kind: type[nn.RNNBase], lo
     assert len(ours) == len(exact)
     for a, b, c in zip(ours, theirs, exact, strict=True):
         assert (a - c).norm() <= 2 * (b - c).norm()
+
+
+def test_an_lstm_that_onednn_has_no_kernel_for_runs_as_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager autocast raises for it; it computes the cells where the input is narrow before."""
+    monkeypatch.setattr(expand_composites, "onednn_computes", lambda dtype: False)
+    model, x = Net(nn.LSTM), torch.randn(3, 2, 4)
+    ours = trained(model, x, False, backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": "eager"})
+    with torch.backends.mkldnn.flags(enabled=False):
+        theirs = trained(model, x, True)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

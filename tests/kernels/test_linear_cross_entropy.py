@@ -289,3 +289,25 @@ def test_products_add_up_in_float32_in_one_buffer_on_a_gpu(dtype: torch.dtype) -
     assert total.data_ptr() == place and total.dtype is torch.float32
     torch.testing.assert_close(total.double(), 2 * exact, rtol=1e-5, atol=1e-4)
     assert torch.equal(total, torch.ops.fxamp.add_product(left, right, product))
+
+
+@pytest.mark.parametrize("gradients", Gradients)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_rows_that_do_not_count_may_be_no_numbers(reduction: str, gradients: Gradients) -> None:
+    """Attention makes nan of rows that are all padding; their labels are ignored."""
+
+    def outcome(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Tensor | None]:
+        x, w, _ = operands()
+        with torch.no_grad():
+            x[3], x[7] = float("nan"), float("inf")
+        result = loss(x, w, torch.arange(ROWS).where(torch.arange(ROWS) % 4 != 3, 5))
+        result.sum().backward()
+        return [result.detach(), x.grad, w.grad]
+
+    number = REDUCTIONS.index(reduction)
+    ours = outcome(lambda x, w, t: CHUNKED(x, w, None, t, None, number, 5, 0.1, x.dtype, 3, str(gradients)))
+    theirs = outcome(
+        lambda x, w, t: F.cross_entropy(F.linear(x, w), t, ignore_index=5, reduction=reduction, label_smoothing=0.1)
+    )
+    assert ours[0] is not None and ours[0].isfinite().all()
+    torch.testing.assert_close(ours, theirs, equal_nan=True)

@@ -28,6 +28,7 @@ _SPECS = (
     ("edgenext_xx_small", 64, {}),
     ("eva02_tiny_patch14_224", 28, {"img_size": 28, "depth": 1}),
     ("fasternet_t0", 64, {}),
+    ("gemma4_vit_167m", 32, {**_SMALL_IMAGE, "embed_dim": 48, "num_heads": 4}),
     ("gmlp_ti16_224", 32, {"img_size": 32}),
     ("legacy_seresnet18", 32, {}),
     ("levit_128s", 64, {"img_size": 64}),

@@ -21,7 +21,7 @@ from torch._dynamo.output_graph import OutputGraph
 
 import fxamp
 from fxamp.backend import auto_products
-from fxamp.errors import OptionError
+from fxamp.errors import CaptureError, OptionError
 
 #: Far from overflow and underflow for gradients around 1.
 _SCALE = 2.0**8
@@ -32,6 +32,8 @@ _NAN = "zeros but for NaN"
 #: What AOTAutograd returns for the gradients of unread results: a product of zeros and infinities is NaN.
 _IDLE = (_ZEROS, _NAN)
 _BY = " differs by up to "
+#: Why a program that returns its inputs cannot be rewritten.
+_NOTHING = "it computes nothing"
 
 #: What the messages of one error differ in: addresses, places in loaded sources, names of backends and of inputs.
 _VARYING = re.compile(r"0x[0-9a-f]+|<random \w+ \d+>(\", line \d+)?|(?<=backend=)'\w+'|(?<=input \d )\([\w\[\]]+\)")
@@ -160,8 +162,9 @@ def found_in(comparison: Callable[[], Iterator[str]]) -> list[str]:
     try:
         return list(comparison())
     except Exception as error:  # whatever a compiler raises is a finding, but what fxamp refuses by name
-        if isinstance(error.__cause__ or error, OptionError):
-            raise Refused(f"{error.__cause__ or error}") from error
+        cause = error.__cause__ or error
+        if isinstance(cause, OptionError) or (isinstance(error, CaptureError) and _NOTHING in str(error)):
+            raise Refused(str(cause)) from error
         return [f"{_RAISED} {type(error).__name__}: {_VARYING.sub('', str(error))}"]
 
 

@@ -6,7 +6,7 @@ left out, and the next is drawn.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -222,10 +222,10 @@ class Draft:
             if not self.pick((False, *[True] * (usual - 1))):
                 return
 
-    def statements_without(self, kind: str, most: int, usual: int) -> None:
-        """As :meth:`statements`, without those of ``kind``."""
+    def statements_without(self, kinds: Collection[str], most: int, usual: int) -> None:
+        """As :meth:`statements`, without those of ``kinds``."""
         names = self._names_of_kinds
-        self._names_of_kinds = [name for name in names if name != kind]
+        self._names_of_kinds = [name for name in names if name not in kinds]
         self.statements(most, usual)
         self._names_of_kinds = names
 

@@ -1,5 +1,6 @@
 """What a call of a program did: results, gradients, writes, and which results share memory."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -134,12 +135,15 @@ def terms(results: Sequence[Tensor], named: dict[str, Tensor], setting: Setting)
 
     Where results share memory, autocast sums their gradients in 16 bits and a compiled graph in the wider dtype that it
     hands out; where they are inputs, their gradient comes first or last in a sum of float32. One is enough to see what
-    flows back.
+    flows back, but none that an expansion repeats: its own gradient is such a sum.
     """
     memories = {_memory(tensor) for tensor in named.values()}
+    sharers = Counter(map(_memory, results))
     tensors: list[Tensor] = []
     for at, result in enumerate(results):
         if not result.requires_grad or not setting.uses(at) or _memory(result) in memories:
+            continue
+        if sharers[_memory(result)] > 1 and _without_repeats(result) is not result:
             continue
         memories.add(_memory(result))
         real = flat(result)

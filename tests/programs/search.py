@@ -35,7 +35,7 @@ class Tally:
     """What was run: programs that were compared, and those that were refused, by reason.
 
     ``kinds`` and ``settings`` count the statements and settings of both. ``failures`` counts by the shrunk
-    program that stands for them; ``numbers`` are those of all that failed.
+    program that stands for them; ``numbers`` are those of all that failed. ``seconds``: of a processor.
     """
 
     programs: int = 0
@@ -44,6 +44,7 @@ class Tally:
     refused: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     numbers: list[int] = field(default_factory=list)
+    seconds: float = 0.0
 
     def add(self, other: "Tally") -> None:
         self.programs += other.programs
@@ -52,6 +53,7 @@ class Tally:
         self.refused += other.refused
         self.failures += other.failures
         self.numbers += other.numbers
+        self.seconds += other.seconds
 
 
 _ALL = Focus()

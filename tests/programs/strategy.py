@@ -32,6 +32,7 @@ _USED = (ALL, ALL, ALL, 0b0001, 0b0010, 0b0100, 0b1000, 0b0101, 0b0011, 0b1110, 
 _DTYPES = (*[torch.float32] * 6, torch.bfloat16, torch.float16)
 _CHUNKS = (*[""] * 8, "forward", "backward")
 _OPTIMIZERS = ("", "compiled", "compiled-lean")
+_LOSSES = ("loss_of_layer", "loss_in_block", "loss_checkpointed")
 #: Schedules whose errors a loss in chunks does not multiply.
 _SHORT = ("once", "again", "together", "apart")
 
@@ -69,9 +70,9 @@ def cases(draw: Draw, focus: Focus) -> Case:
     if setting.own:
         draft.first("region")
     if setting.chunks:
-        draft.statements_without("loss_of_layer", focus.longest, usual=5)
+        draft.statements_without(_LOSSES, focus.longest, usual=5)
         for _ in range(draft.pick((1, 1, 2))):
-            draft.first("loss_of_layer")
+            draft.first(draft.pick([loss for loss in _LOSSES if focus.has(loss)]))
     else:
         draft.statements(focus.longest, usual=12)
     return draft.finish(_results(draft))
@@ -90,7 +91,7 @@ def _setting(draw: Draw, focus: Focus) -> Setting:
         return Setting("eager", schedule=schedule, used=used)
     if schedule == "restart":
         setting = replace(setting, compiled=draw(st.sampled_from(focus.options(_OPTIMIZERS))))
-    return _in_chunks(draw, focus, setting) if focus.has("loss_of_layer") else setting
+    return _in_chunks(draw, focus, setting) if any(map(focus.has, _LOSSES)) else setting
 
 
 def _in_chunks(draw: Draw, focus: Focus, setting: Setting) -> Setting:

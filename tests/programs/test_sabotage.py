@@ -1,7 +1,7 @@
 """The random programs find what is broken on purpose, within the numbers that the suite runs."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
 from itertools import islice
@@ -14,6 +14,7 @@ from programs.compare import differences
 from programs.program import Declaration, Line, Program, Setting, Text
 from programs.search import Shrink, search
 from programs.strategy import Focus
+from torch._dynamo import functional_export
 from torch._dynamo.backends import common
 from torch.fx import Interpreter
 from torch.optim import Optimizer
@@ -114,6 +115,25 @@ def require_results(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(capture, "returning_nothing", nullcontext)
 
 
+def require_inputs(patch: pytest.MonkeyPatch) -> None:
+    """A graph that reads the module's tensors alone cannot be rewritten."""
+    torch_writes = functional_export._DynamoBytecodeCodeGen.gen_fn_def
+    capturing = capture.returning_nothing
+
+    @contextmanager
+    def capturing_inputs() -> Iterator[None]:
+        with capturing():
+            functional_export._DynamoBytecodeCodeGen.gen_fn_def = torch_writes  # type: ignore[method-assign]
+            yield
+
+    patch.setattr(capture, "returning_nothing", capturing_inputs)
+
+
+def lose_gradient_modes(patch: pytest.MonkeyPatch) -> None:
+    """A loss in chunks has gradients for a layer that stands where they are off."""
+    patch.setattr(linear_losses, "_gradients_on", lambda node: True)
+
+
 def drop_a_gradient(patch: pytest.MonkeyPatch) -> None:
     """A loss in chunks treats probabilities as constants."""
     patch.setattr(linear_cross_entropy, "_whole", lambda *args: linear_cross_entropy._Losses.apply(*args))
@@ -155,6 +175,8 @@ FOCUSED = {
     lose_sizes: Focus(("linear", "masked", "pointwise")),
     keep_questions: Focus(("recurrent", "linear"), ("once", "eager"), 3),
     require_results: Focus(("view",), ("rewritten",), 1),
+    require_inputs: Focus(("data_buffer",), ("rewritten",), 1),
+    lose_gradient_modes: Focus(("linear", "pointwise", "no_grad", "loss_in_block"), ("chunks",), 3),
     drop_a_gradient: Focus(("linear", "pointwise", "loss_of_layer"), ("chunks",), 3),
     round_doubles: Focus(("linear", "pointwise", "loss_of_layer"), ("chunks",), 3),
     forget_the_steps: Focus(("linear", "pointwise"), ("restart", "compiled-lean"), 4),

@@ -1,5 +1,9 @@
-"""Processes that run programs one by one; one that dies or hangs costs its program, and is replaced."""
+"""Processes that run programs one by one; one that dies or hangs costs its program, and is replaced.
 
+They are forked from one that has imported torch and fxamp, so that a new one is cheap: none of them gets old.
+"""
+
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,16 +11,17 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from forked import PRELOADED
 from programs.search import Shrink, Tally
 from programs.strategy import Focus
 
 #: Programs of one process: what torch keeps of each adds up.
-_MOST = 200
+_MOST = 50
 
 #: Seconds for one program.
 _LIMIT = 600.0
 
-_spawn = get_context("spawn")
+_forkserver = get_context("forkserver")
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,8 @@ class _Worker:
 
     @classmethod
     def start(cls, work: Work) -> "_Worker":
-        ours, theirs = _spawn.Pipe()
-        process = _spawn.Process(target=_serve, args=(work, theirs), daemon=True)
+        ours, theirs = _forkserver.Pipe()
+        process = _forkserver.Process(target=_serve, args=(work, theirs), daemon=True)
         process.start()
         theirs.close()
         return cls(process, ours)
@@ -80,6 +85,7 @@ class _Worker:
 
 def run_all(work: Work, tasks: Sequence[Task], processes: int, until: float) -> Iterator[tuple[Task, Tally]]:
     """Yield each task with its tally as it ends; none begins after ``until``, of time.monotonic()."""
+    _forkserver.set_forkserver_preload([*PRELOADED, "programs.search"])
     waiting = list(reversed(tasks))
     workers = [_Worker.start(work) for _ in range(min(processes, len(waiting)))]
     try:
@@ -111,6 +117,8 @@ def _continue(worker: _Worker, workers: list[_Worker], work: Work, waiting: list
 
 
 def _serve(work: Work, pipe: Connection) -> None:
+    """Leave what was imported out of garbage collections."""
+    gc.freeze()
     while True:
         try:
             task = pipe.recv()

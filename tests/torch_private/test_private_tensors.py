@@ -41,3 +41,15 @@ def test_a_comparison_takes_as_many_tensors() -> None:
     with pytest.raises(TypeError):
         equal(torch.ones(2), torch.ones(2))
     assert private.comparison_with([])()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_an_lstm_runs_where_onednn_computes(dtype: torch.dtype) -> None:
+    """Elsewhere its kernel raises, or torch takes another."""
+    layer, x = nn.LSTM(4, 4), torch.randn(2, 3, 4)
+    if private.onednn_computes(dtype):
+        with torch.autocast("cpu", dtype):
+            assert layer(x)[0].dtype is dtype
+    else:
+        with pytest.raises(RuntimeError, match="primitive"), torch.autocast("cpu", dtype):
+            layer(x)

@@ -1,8 +1,11 @@
-"""Cross entropies of linear layers, in every form that a rule with ``chunks`` may cut or must leave whole."""
+"""Cross entropies of linear layers, in every form and place that a rule with ``chunks`` may cut or must leave whole."""
 
+from dataclasses import replace
 from math import prod
+from typing import Any
 
-from programs.draft import Draft
+import torch
+from programs.draft import Draft, Unfit
 from programs.statements.registry import statement
 
 #: What stands between the rows of logits and the loss.
@@ -21,18 +24,62 @@ _OF_SEQUENCES = (
 
 @statement(weight=2)
 def loss_of_layer(d: Draft) -> None:
+    _loss(d, _layer(d))
+
+
+#: Headers of blocks, and what they change of the place.
+_BLOCKS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("for _ in range(2):", {}),
+    ("with torch.no_grad():", {"grad": False}),
+    ('with torch.autocast("cpu", enabled=False):', {"region": True, "lower": None}),
+    ('with torch.autocast("cpu", torch.bfloat16):', {"region": True, "lower": torch.bfloat16}),
+    ('with torch.autocast("cpu", torch.float16):', {"region": True, "lower": torch.float16}),
+)
+
+
+@statement()
+def loss_in_block(d: Draft) -> None:
+    """The block holds the loss, the layer, or both."""
+    header, changes = d.pick(_BLOCKS)
+    before = None if d.chance() else _layer(d)
+    with d.block(header, replace(d.place, **changes)):
+        layer = before or _layer(d)
+        inside = before is not None or d.chance()
+        if inside:
+            _loss(d, layer)
+    if not inside:
+        _loss(d, layer)
+
+
+@statement()
+def loss_checkpointed(d: Draft) -> None:
+    """The oracle calls the body as it is."""
+    if d.place.body or not d.place.grad:
+        raise Unfit
+    x, body, own = d.value(), d.fresh("body"), d.fresh("a")
+    with d.function(body, {own: x}):
+        d.give(_loss(d, _layer(d)))
+    d.let(f"checkpoint({body}, {x}, use_reentrant=False)", oracle=f"{body}({x})")
+
+
+def _layer(d: Draft) -> str:
+    """The results of a linear layer, of two or three dimensions."""
     x = d.value(lambda v: v.dim() in (2, 3) and v.numel() > 0 and prod(v.shape[:-1]) > 2)
     classes = d.pick((8, 12, 4))
     weight = d.parameter(classes, d.shape(x)[-1])
     bias = d.parameter(classes) if d.chance() else None
     operands = [operand for operand in (x, weight, bias) if operand is not None]
     exact = f"exactly(F.linear({', '.join(f'exactly({operand})' for operand in operands)}))"
-    layer = d.let(f"F.linear({', '.join(map(d.lowered, operands))})", exact=exact)
-    between = d.pick(_OF_ROWS if len(d.shape(x)) == 2 else _OF_SEQUENCES)
+    return d.let(f"F.linear({', '.join(map(d.lowered, operands))})", exact=exact)
+
+
+def _loss(d: Draft, layer: str) -> str:
+    """The loss of a layer's results."""
+    between = d.pick(_OF_ROWS if len(d.shape(layer)) == 2 else _OF_SEQUENCES)
     logits = d.let(between.replace("{}", layer))
     target, form = _target(d, logits)
     exact_target, exact_form = (text.replace(".float()", ".double()") for text in (target, form))
-    d.let(
+    loss = d.let(
         f"F.cross_entropy({logits}, {target}{form})",
         exact=f"F.cross_entropy({logits}.double(), {exact_target}{exact_form})",
     )
@@ -43,6 +90,7 @@ def loss_of_layer(d: Draft) -> None:
         d.let(z_loss.format(""), exact=z_loss.format(".double()"))
     if d.chance(8):
         d.let(f"{d.pick((layer, logits))}.mean()")
+    return loss
 
 
 def _target(d: Draft, logits: str) -> tuple[str, str]:
