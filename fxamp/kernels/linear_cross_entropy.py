@@ -22,7 +22,7 @@ one chunk are gone before those of the next are computed, in the forward and in 
    for a chunk of rows instead of all rows rounds no value more coarsely. The weight has the same scales in all chunks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -31,8 +31,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.flop_counter import register_flop_formula
 
+from fxamp.kernels.chunk_sums import add_product, copy_after, wide_product
 from fxamp.kernels.scaled_linear import input_gradient, output_product, scaled_linear, weight_gradient
 from fxamp.policy import RECIPES, Recipe
 from fxamp.torch_private import computed_again, kept_exactly, untraced
@@ -397,62 +397,3 @@ class _Sums:
     def gradients(self) -> list[Tensor | None]:
         """Those of the input in the products' dtype, of weight and bias in float32; None where none is needed."""
         return [torch.cat(self._rows) if self._rows else None, self._weight, self._bias]
-
-
-@torch.library.custom_op("fxamp::wide_product", mutates_args=(), tags=(torch.Tag.flexible_layout,))
-def wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return ``left.T @ right`` in float32, which no partial sum leaves.
-
-    Args:
-        left: ``[M, N]``, float16, bfloat16 or float32.
-        right: ``[M, K]`` in the dtype of ``left``.
-    """
-    if left.is_cuda and left.dtype is not torch.float32:
-        return torch.mm(left.t(), right, out_dtype=torch.float32)
-    return left.t().float() @ right.float()
-
-
-@torch.library.custom_op("fxamp::add_product", mutates_args=(), tags=(torch.Tag.flexible_layout,))
-def add_product(left: Tensor, right: Tensor, total: Tensor) -> Tensor:
-    """Return ``total``, float32 ``[N, K]``, and :func:`wide_product` added to it.
-
-    Inductor has no lowering for ``addmm`` with a wider result, and would keep all products to sum them in one kernel.
-    """
-    total = total.clone()
-    add_product_(left, right, total)
-    return total
-
-
-@torch.library.custom_op("fxamp::add_product_", mutates_args=("total",), tags=(torch.Tag.flexible_layout,))
-def add_product_(left: Tensor, right: Tensor, total: Tensor) -> None:
-    """Add :func:`wide_product` to ``total``, float32 ``[N, K]``."""
-    if left.is_cuda and left.dtype is not torch.float32:
-        torch.addmm(total, left.t(), right, out_dtype=torch.float32, out=total)
-    else:
-        total.addmm_(left.t().float(), right.float())
-
-
-@wide_product.register_fake
-def _(left: Tensor, right: Tensor) -> Tensor:
-    return left.new_empty(left.shape[1], right.shape[1], dtype=torch.float32)
-
-
-@add_product.register_fake
-def _(left: Tensor, right: Tensor, total: Tensor) -> Tensor:
-    return torch.empty_like(total)
-
-
-@register_flop_formula([torch.ops.fxamp.wide_product, torch.ops.fxamp.add_product, torch.ops.fxamp.add_product_])
-def _flops(left: Any, right: Any, *_: Any, **__: Any) -> int:
-    return 2 * int(left[0]) * int(left[1]) * int(right[1])
-
-
-@torch.library.custom_op("fxamp::copy_after", mutates_args=(), tags=(torch.Tag.flexible_layout,))
-def copy_after(values: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-    """Return a copy of ``values``, made when ``earlier`` exist: a compiler cannot begin what reads it before."""
-    return values.clone(memory_format=torch.contiguous_format)
-
-
-@copy_after.register_fake
-def _(values: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-    return torch.empty_like(values, memory_format=torch.contiguous_format)
