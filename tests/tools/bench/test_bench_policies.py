@@ -10,7 +10,7 @@ from exhaustive import exhaustive
 
 from fxamp.tools.bench.command import main
 from fxamp.tools.bench.cost import policies as module
-from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel
+from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel, Peak
 from fxamp.tools.bench.cost.policies import Figures, figures
 from fxamp.tools.bench.cost.workload import Way, Workload
 
@@ -24,6 +24,7 @@ def test_the_readme_says_what_the_policies_readme_says_of_lean() -> None:
         for name in ("README.md", "policies/README.md")
     )
     peak, _, time = table.rpartition("| `gpt2-124m` | ")[2].split(" | ")[1:4]
+    assert float(peak) == SHIPPED["policies"]["cuda-bfloat16-lean"]["peak"]
     promise = "a step of GPT-2 that returns the loss alone needs"
     assert f"{promise} {float(peak):.2f} of the memory at its peak, in {float(time):.2f} of the estimated time" in text
 
@@ -55,7 +56,7 @@ def test_one_process_counts_every_policy_and_torch_once_for_each_dtype(monkeypat
             processes[-1].append(name)
             size = moved[name] * workload.sizes["layers"]
             kernel = Kernel("forward", "triton", "add", (Access("a", size, "float32"),), ())
-            yield Count((kernel,), {}, (Kept(2 * size, "float32", (1,), "add", "", ""),), 1, 1, 1)
+            yield Count((kernel,), {}, (Kept(2 * size, "float32", (1,), "add", "", ""),), 1, 1, 1, Peak(3 * size))
 
     monkeypatch.setattr(module, "counts", counts)
     asked = ("cuda-bfloat16", "mps-float16", "cuda-float16", "cuda-bfloat16-fast")
