@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 import fxamp
 from fxamp.policy import Category, Policy, Rule
 from fxamp.reports.warnings import warn_once
+from fxamp.tools.demo.model import GPT, Size
 
 PRODUCTS = ("linear", "addmm.default", "mm.default", "matmul")
 
@@ -312,3 +313,26 @@ def test_inductor_errs_no_more_and_hides_nothing() -> None:
             fused.up.weight[3, 4] = bad
         ours = gradients(fused, fused, x)
         assert not ours["loss"].isfinite() and not ours["down.weight"].isfinite().all()
+
+
+def losses(policy_name: str, steps: int) -> list[float]:
+    """Of the demo's GPT, on a text that repeats with noise."""
+    torch.manual_seed(0)
+    model = compiled(GPT(Size(1, 2, 32, 16, 64)), policy=policy_name, lowering="aot_eager")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    text = (torch.arange(4096) * 7 % 64 + (torch.rand(4096) < 0.1)) % 64
+    values = []
+    for start in torch.randint(4096 - 17, (steps, 4)):
+        rows = torch.stack([text[at : at + 17] for at in start.tolist()])
+        loss = model(rows[:, :-1], rows[:, 1:])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        values.append(float(loss.detach()))
+    return values
+
+
+@pytest.mark.exhaustive
+def test_training_in_mxfp8_reaches_the_loss_of_bfloat16() -> None:
+    plain, blocks = (sum(losses(name, 150)[-30:]) / 30 for name in ("cpu-bfloat16", "cpu-bfloat16-mxfp8"))
+    assert plain < 1 and abs(blocks / plain - 1) < 0.01
