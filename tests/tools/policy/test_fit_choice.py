@@ -65,7 +65,7 @@ def test_the_choice_equals_exhaustive_search(seed: int, prefer: str) -> None:
     assert chosen is not None and chosen in fitting
     total = objective(table, chosen, predicted(table, BASE, chosen), prefer)
     assert math.isclose(total, least, rel_tol=0, abs_tol=1e-6)
-    cut = {(d, o) for d, own in enumerate(table) for o in range(len(own)) if o != chosen[d]}
+    cut = {(d, o): 1.0 for d, own in enumerate(table) for o in range(len(own)) if o != chosen[d]}
     other = choose(table, BASE, limits, prefer, [cut])
     assert other != chosen and (other is None) == (len(fitting) == 1)
 

@@ -67,6 +67,7 @@ def test_the_error_is_that_of_other_seeds(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.inductor
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("decisions", "share", "prefer"), [(3, 0.5, "time"), (6, 0.5, "time"), (6, 0.5, "error")])
 def test_what_is_chosen_is_what_exhaustive_search_chooses(
     decisions: int,

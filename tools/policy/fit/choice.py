@@ -1,6 +1,6 @@
 """Which option of each decision: exactly, by integer linear programming."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import isfinite
@@ -14,11 +14,8 @@ PREFERENCES = ("memory", "time", "error")
 _SECOND, _RULE = 1e-3, 1e-5
 
 
-#: Stands among the moments for the error.
-_ERROR = ""
-
-#: Options by decision and place, of which a choice takes at least one.
-Cut = Set[tuple[int, int]]
+#: What options bring, by decision and place; those of a choice bring at least 1.
+Cut = Mapping[tuple[int, int], float]
 
 
 @dataclass(frozen=True)
@@ -50,23 +47,18 @@ def cost(added: Price, base: Price, prefer: str, plain: bool) -> float:
 def missed(prices: Sequence[Sequence[Price]], price: Price, limits: Limits, chosen: Sequence[int]) -> list[Cut]:
     """Return what another choice needs where ``price``, of the whole policy that is ``chosen``, misses ``limits``.
 
-    Whatever options bring together: what lowers no part that is too high is no help.
+    Of each moment that is too high, options that are not chosen lower as much as is missing: none lowers more beside
+    others than alone. Of an error, one option has less than the one that is chosen.
     """
-    high = [name for name, bytes_ in price.moments.items() if price.held + bytes_ > limits.memory]
-    high += [_ERROR] if price.square > limits.square else []
-
-    def part(one: Price, name: str) -> float:
-        return one.square if name == _ERROR else one.held + one.moments.get(name, 0.0)
-
-    return [
-        {
-            (d, o)
-            for d, own in enumerate(prices)
-            for o, added in enumerate(own)
-            if part(added, name) < part(own[chosen[d]], name)
-        }
-        for name in high
+    every = [(d, o, added) for d, own in enumerate(prices) for o, added in enumerate(own) if o != chosen[d]]
+    cuts: list[Cut] = [
+        {(d, o): min(max(-added.held - added.moments.get(name, 0.0), 0.0) / missing, 1.0) for d, o, added in every}
+        for name, bytes_ in price.moments.items()
+        if (missing := price.held + bytes_ - limits.memory) > 0
     ]
+    if price.square > limits.square:
+        cuts.append({(d, o): 1.0 for d, o, added in every if added.square < prices[d][chosen[d]].square})
+    return cuts
 
 
 def choose(
@@ -74,8 +66,8 @@ def choose(
 ) -> tuple[int, ...] | None:
     """Return the option of each decision whose sum costs least within ``limits``; None if there is none.
 
-    ``prices``: what each option adds to ``base``; one that is not finite is never taken. Of each of
-    ``cuts`` at least one is taken. Memory is a variable of its own, no less than the bytes in use at any moment.
+    ``prices``: what each option adds to ``base``; one that is not finite is never taken. Each of ``cuts``
+    holds. Memory is a variable of its own, no less than the bytes in use at any moment.
     """
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -94,7 +86,7 @@ def choose(
         rows.append([*(price.square / (limits.square or 1.0) for price in added), 0.0])
         most.append((limits.square - base.square) / (limits.square or 1.0))
     for cut in cuts:
-        rows.append([*(-float((d, o) in cut) for d, o, _ in every), 0.0])
+        rows.append([*(-cut.get((d, o), 0.0) for d, o, _ in every), 0.0])
         most.append(-1.0)
     constraints = [LinearConstraint(np.array(one), 1, 1), LinearConstraint(np.array(rows), -np.inf, most)]
     done = milp(

@@ -11,7 +11,7 @@ import torch
 from fxamp.errors import FxampError, ListingError, OptionError, PolicyError
 from fxamp.policy import Policy, Rule, variant_names
 from fxamp.tools.common import charts
-from fxamp.tools.common.command_line import Parser, one_of, positive, positive_number
+from fxamp.tools.common.command_line import Parser, natural, one_of, positive, positive_number
 from fxamp.tools.common.formatting import plural, size
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.output import require_folder
@@ -67,7 +67,7 @@ def parser(prog: str) -> Parser:
     add("--loss-only", action="store_true", help="results beside the loss are not made: the training reads none")
     add("--sister", metavar="SMALL.py", help="a small model with the same modules, on which the error is measured")
     add("--batches", metavar="N", type=positive, help="measure the error on the first N batches only")
-    add("--frontier", metavar="N", type=positive, default=3, help="policies of smaller memory in the table (3)")
+    add("--frontier", metavar="N", type=natural, default=3, help="policies of smaller memory in the table (3)")
     add("--batch", action="store_true", help="count the largest batch with which a step fits")
     add("--steps", metavar="N", type=positive, help="train N steps under base and answer, and compare the losses")
     add("--chart", metavar="FILE", help="draw time, memory and error of all policies: an SVG file")
@@ -141,7 +141,8 @@ def _answer(options: Namespace, pricing: Pricing, memory: int) -> int:
         _say(f"{candidate.name}: {summary(candidate.price, base)}")
         search.add(candidate)
     search.look("chosen", limits, options.prefer)
-    _frontier(search, limits, options.frontier)
+    if options.frontier or search.best(limits, options.prefer) is None:
+        _frontier(search, limits, options.frontier)
     chosen = search.best(limits, options.prefer)
     answer = Answer(options, search, chosen, limits, list(_notes(options, search, chosen, limits)))
     printed(answer)

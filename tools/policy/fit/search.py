@@ -63,7 +63,8 @@ class Search:
             known.add(chosen)
             candidate = self.verified(name, chosen)
             if candidate is None:
-                cuts.append({(d, o) for d, own in enumerate(self.prices) for o in range(len(own)) if o != chosen[d]})
+                others = ((d, o) for d, own in enumerate(self.prices) for o in range(len(own)) if o != chosen[d])
+                cuts.append(dict.fromkeys(others, 1.0))
                 continue
             cuts += missed(self.prices, candidate.price, self._aim(limits, prefer), chosen)
             start = self._start(candidate.price, chosen)
