@@ -185,11 +185,13 @@ class Draft:
         if outside.depth == _DEEPEST:
             raise Unfit
         self._bodies.append([])
+        before = [side.names() for side in self._sides]
         self.place = replace(place, depth=outside.depth + 1)
         try:
             yield
         except Unfit:
             self._bodies[-1].clear()
+            self._forget_all_but(before)
             raise
         finally:
             self.place = outside
@@ -251,9 +253,12 @@ class Draft:
             for side in self._sides:
                 side.run(code, self.place)
         except Exception as error:
-            for side, names in zip(self._sides, before, strict=True):
-                side.forget_all_but(names)
+            self._forget_all_but(before)
             raise Unfit(str(error)) from error
+
+    def _forget_all_but(self, names: Sequence[frozenset[str]]) -> None:
+        for side, known in zip(self._sides, names, strict=True):
+            side.forget_all_but(known)
 
     def _declare(self, declaration: Declaration) -> str:
         self._declarations.append(declaration)
