@@ -32,7 +32,7 @@ class EmulatedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         product: Tensor = mxfp8_linear._to_mxfp8_then_scaled_mm(
             input.bfloat16(),
-            self.weight.bfloat16(),
+            self.weight.bfloat16().contiguous(),
             kernel_preference=KernelPreference.EMULATED,
             scale_calculation_mode=mode(self.recipe),
             wgrad_with_hp=self.recipe.endswith("_wgrad_with_hp"),

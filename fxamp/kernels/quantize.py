@@ -11,7 +11,7 @@ Rows of a matrix run along the sum of the product: the first operand is ``[rows,
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import frexp
 
 import torch
@@ -37,6 +37,17 @@ def quantize(matrix: Tensor, form: Quantization) -> Quantized:
     """Return ``matrix``, ``[rows, sum]``, in 8 bits, the sum padded with zeros to :attr:`Quantization.multiple`."""
     scale = scale_of(matrix, form)
     return Quantized(rounded(matrix, scale, form), scale, form)
+
+
+def quantize_transposed(matrix: Tensor, form: Quantization) -> Quantized:
+    """As :func:`quantize` of ``matrix.t()``, for ``[sum, rows]``; equal bits.
+
+    With one scale for all, the values are those of the matrix itself: where a forward has them, none are made again.
+    """
+    if form.block != TENSOR or not _is_whole(matrix.shape[0], form):
+        return quantize(matrix.t(), form)
+    of_matrix = quantize(matrix, form)
+    return replace(of_matrix, values=of_matrix.values.t().contiguous())
 
 
 def scale_of(matrix: Tensor, form: Quantization) -> Tensor:
@@ -80,7 +91,13 @@ def _dtype(form: Quantization) -> torch.dtype:
 
 def _padded(matrix: Tensor, form: Quantization) -> Tensor:
     missing = -matrix.shape[-1] % form.multiple
-    return matrix if isinstance(missing, int) and missing == 0 else functional.pad(matrix, (0, missing))
+    return matrix if _is_whole(matrix.shape[-1], form) else functional.pad(matrix, (0, missing))
+
+
+def _is_whole(size: int, form: Quantization) -> bool:
+    """Whether ``size`` is known to need no padding."""
+    missing = -size % form.multiple
+    return isinstance(missing, int) and missing == 0
 
 
 def _blocks(matrix: Tensor, form: Quantization) -> Tensor:

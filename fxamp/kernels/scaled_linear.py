@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.kernels.quantize import Quantized, multiply, quantize, rounded, scale_of
+from fxamp.kernels.quantize import Quantized, multiply, quantize, quantize_transposed, rounded, scale_of
 from fxamp.policy import RECIPES, Quantization, Recipe
 from fxamp.torch_private import computed_again, untraced
 
@@ -82,7 +82,7 @@ def weight_gradient(gradient: Tensor, rows: Tensor, recipe: Recipe, dtype: torch
     if operands is None:
         return gradient.to(dtype).t() @ rows.to(dtype)
     left, right = operands
-    return multiply(quantize(gradient.t(), left), quantize(rows.t(), right), dtype)
+    return multiply(quantize(gradient.t(), left), quantize_transposed(rows, right), dtype)
 
 
 def _rows(values: Tensor) -> Tensor:
