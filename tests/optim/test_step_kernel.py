@@ -108,10 +108,14 @@ def test_a_gradient_at_an_odd_offset_leaves_the_other_tensors_aligned() -> None:
     assert kinds[Aligned.NONE] == [False, False, True, True]
 
 
-@pytest.mark.parametrize(("aligned", "loads"), [(Aligned.ALL, 8), (Aligned.BUT_GRADIENT, 6)])
+@pytest.mark.parametrize("aligned", [Aligned.ALL, Aligned.BUT_GRADIENT])
 @pytest.mark.parametrize("arch", exhaustive(ARCHS, always=ARCHS[:1]))
-def test_machine_code_has_16_byte_accesses_and_no_spills(arch: str, aligned: Aligned, loads: int) -> None:
-    """Of AdamW, clipped and unscaled: four tensors read and three written, 16 bytes at a time."""
+def test_machine_code_has_16_byte_accesses_and_no_spills(arch: str, aligned: Aligned) -> None:
+    """Of AdamW, clipped and unscaled: four tensors read and three written, 16 bytes at a time.
+
+    AMD's GPUs read 16 bytes from any multiple of 4, so also from a gradient that is not aligned.
+    """
+    loads = 8 if aligned is Aligned.ALL or arch.startswith("gfx") else 6
     _, _, part = prepared(OPTIMIZERS["AdamW"])
     gm, inputs = part.traced.module, kernel_inputs(part.traced.module)
     text = step_text(gm, inputs, aligned, step_block(TARGETS[arch].warp_size))
