@@ -18,6 +18,8 @@ from fxamp.graph.nodes import (
     is_answered,
     is_composite,
     is_float_tensor,
+    is_pure,
+    is_random,
     nesting_change,
     op_name,
     register,

@@ -1,5 +1,6 @@
 """Queries on a single fx node. Values are read from ``node.meta["val"]`` (FakeTensors, or trees of them)."""
 
+import operator
 from collections.abc import Iterator
 
 import torch
@@ -115,6 +116,22 @@ def is_composite(target: object) -> bool:
         return False
     name: str = target.name()  # type: ignore[no-untyped-call]
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def is_random(node: Node) -> bool:
+    """Whether ``node`` calls an op that draws random numbers."""
+    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def is_pure(node: Node) -> bool:
+    """Whether ``node`` calls an op, or one of Python's operators, that only computes results from its operands.
+
+    Such a call writes to nothing, draws no random numbers and asserts nothing.
+    """
+    if isinstance(node.target, OpOverload):
+        schema = node.target._schema
+        return bool(schema.returns) and not schema.is_mutable and not is_random(node)
+    return node.op == "call_function" and getattr(operator, getattr(node.target, "__name__", ""), None) is node.target
 
 
 def is_answered(node: Node) -> bool:

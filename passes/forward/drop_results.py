@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxamp.graph import describe_source, graph_output, module_classes, module_path, op_name, tensor_value
+from fxamp.graph import describe_source, graph_output, is_pure, module_classes, module_path, op_name, tensor_value
 from fxamp.graph.aliases import is_view
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CONVERSIONS, COPIES
@@ -74,7 +74,7 @@ class DropResults(Pass[CastContext]):
         if dropped:
             output.args = (pytree.tree_unflatten(leaves, spec),)
             output.meta[DROPPED] = (*output.meta.get(DROPPED, ()), *dropped)
-            gm.graph.eliminate_dead_code(lambda node: not _only_computes(node))
+            gm.graph.eliminate_dead_code(lambda node: not is_pure(node))
             gm.recompile()
         return Result(len(dropped), {"dropped": len(dropped)})
 
@@ -83,14 +83,6 @@ class DropResults(Pass[CastContext]):
         leaves = pytree.tree_leaves(output.args[0])
         places = [result.at for result in output.meta.get(DROPPED, ()) if leaves[result.at] is not None]
         return f"dropped outputs {places} are made" if places else None
-
-
-def _only_computes(node: Node) -> bool:
-    """Whether ``node`` calls an op that writes nothing and draws no random numbers."""
-    target = node.target
-    if not isinstance(target, OpOverload) or target._schema.is_mutable:
-        return False
-    return torch.Tag.nondeterministic_seeded not in target.tags and bool(target._schema.returns)
 
 
 def _is_number(leaf: object) -> bool:

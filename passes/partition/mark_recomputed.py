@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fxamp.graph import graph_output, tensor_value
+from fxamp.graph import graph_output, is_random, tensor_value
 from fxamp.passes.base import CastContext, Result, TracedPass
 from fxamp.passes.shared.saved_values import Memory, in_backward, judge, owner
 from fxamp.policy import Rule
@@ -44,7 +42,7 @@ class MarkRecomputed(TracedPass[CastContext]):
             if node in there or _MARK in node.meta:
                 continue
             rule = judge(Memory(node, (), ()), context).rule
-            if rule is not None and rule.keep is Keep.RECOMPUTE and not _random(node):
+            if rule is not None and rule.keep is Keep.RECOMPUTE and not is_random(_call(node)):
                 marked += _mark(node, rule)
         return Result(marked, {"marked": marked})
 
@@ -55,11 +53,6 @@ def _forward_values(gm: GraphModule) -> Iterator[Node]:
         mine = node.op == "call_function" and tensor_value(node) is not None and not in_backward(node)
         if mine and owner(node) is node:
             yield node
-
-
-def _random(node: Node) -> bool:
-    target = _call(node).target
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _call(node: Node) -> Node:

@@ -4,14 +4,12 @@ A chunked loss hands them out, a number for each row. What the program does with
 coefficient, stays as it is written.
 """
 
-import operator
 from collections.abc import Iterable
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Node
 
-from fxamp.graph import INSERTED, AliasSets, argument, tensor_value
+from fxamp.graph import INSERTED, AliasSets, argument, is_pure, tensor_value
 from fxamp.passes.shared.cast_writer import CONVERSIONS, COPIES
 
 aten = torch.ops.aten
@@ -57,7 +55,7 @@ def moved_before(first: Node, loss: Node, operands: Iterable[Node]) -> tuple[Nod
         needed.add(node)
         pending += [source for source in node.all_input_nodes if source in between and source not in needed]
     aliases = AliasSets(loss.graph) if needed else None
-    fixed = [node for node in needed if node is first or not _pure(node) or (aliases and aliases.mutated(node))]
+    fixed = [node for node in needed if node is first or not is_pure(node) or (aliases and aliases.mutated(node))]
     if fixed:
         return f"the logsumexp of its logits stands before {fixed[0].name}, which it reads"
     return tuple(node for node in between if node in needed)
@@ -70,10 +68,3 @@ def _from(first: Node, end: Node) -> dict[Node, None]:
         nodes[node] = None
         node = node.next
     return nodes
-
-
-def _pure(node: Node) -> bool:
-    """Whether the call depends on its operands alone, and writes to nothing."""
-    if isinstance(node.target, OpOverload):
-        return not node.target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
-    return node.op == "call_function" and getattr(operator, getattr(node.target, "__name__", ""), None) is node.target
