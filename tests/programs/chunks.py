@@ -41,8 +41,8 @@ def chunk_differences(program: Program, setting: Setting) -> list[str]:
 def _compared(ours: Outcome, theirs: Outcome, exact: Outcome, lower: torch.dtype) -> Iterator[str]:
     results = zip(ours.results, theirs.results, exact.results, strict=True)
     for at, (one, autocast, true) in enumerate(results):
-        precise = torch.float64 if autocast.dtype is torch.float64 else torch.float32
-        yield from _value(f"result {at}", one, autocast, true, _ROUNDINGS * torch.finfo(precise).eps, _norm([true]))
+        eps = torch.finfo(autocast.dtype if autocast.is_floating_point() else torch.float32).eps
+        yield from _value(f"result {at}", one, autocast, true, _ROUNDINGS * eps, _norm([true]))
     if ours.scale not in (theirs.scale, exact.scale):
         yield f"the scale becomes {ours.scale}, with autocast {theirs.scale}"
     gradients = [gradient for gradient in exact.gradients.values() if gradient is not None]

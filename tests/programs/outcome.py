@@ -138,7 +138,7 @@ def terms(results: Sequence[Tensor], named: dict[str, Tensor], setting: Setting)
     flows back, but none that an expansion repeats: its own gradient is such a sum.
     """
     memories = {_memory(tensor) for tensor in named.values()}
-    sharers = Counter(map(_memory, results))
+    sharers = Counter(map(_memory, {id(result): result for result in results}.values()))
     tensors: list[Tensor] = []
     for at, result in enumerate(results):
         if not result.requires_grad or not setting.uses(at) or _memory(result) in memories:

@@ -25,7 +25,9 @@ def reduce(case: Case, fails: Callable[[Case], bool]) -> Case:
 def _trials(case: Case) -> Iterator[Case]:
     program = case.program
     for setting in _plainer(case.setting):
-        yield replace(case, setting=setting)
+        # Drawn under an ambient autocast alone.
+        if setting.ambient == case.setting.ambient or "transform" not in program.kinds():
+            yield replace(case, setting=setting)
     for results in _without_one(program.results):
         if results:
             yield _with(case, results=results)
