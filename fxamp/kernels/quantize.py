@@ -90,8 +90,13 @@ def _dtype(form: Quantization) -> torch.dtype:
 
 
 def _padded(matrix: Tensor, form: Quantization) -> Tensor:
-    missing = -matrix.shape[-1] % form.multiple
-    return matrix if _is_whole(matrix.shape[-1], form) else functional.pad(matrix, (0, missing))
+    size = matrix.shape[-1]
+    return matrix if _is_whole(size, form) else functional.pad(matrix, (0, _missing(size, form.multiple)))
+
+
+def _missing(size: int, multiple: int) -> int:
+    """What ``size`` lacks to the next multiple. Of a symbolic size plus this it is known at once that it is one."""
+    return (size + multiple - 1) // multiple * multiple - size
 
 
 def _is_whole(size: int, form: Quantization) -> bool:
@@ -177,7 +182,8 @@ def swizzled(scale: Tensor) -> Tensor:
     Rows are padded to a multiple of 128, blocks to one of 4 (docs.nvidia.com/cuda/cublas, "1D Block Scaling Factors
     Layout").
     """
-    padded = functional.pad(scale, (0, -scale.shape[1] % 4, 0, -scale.shape[0] % 128))
+    rows, blocks = scale.shape
+    padded = functional.pad(scale, (0, _missing(blocks, 4), 0, _missing(rows, 128)))
     tiles = padded.reshape(padded.shape[0] // 128, 4, 32, padded.shape[1] // 4, 4).permute(0, 3, 2, 1, 4)
     return tiles.reshape(-1).view(torch.float8_e8m0fnu)
 
