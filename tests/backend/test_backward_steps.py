@@ -101,6 +101,7 @@ def test_weights_are_the_same_in_every_form_of_the_step(settings: dict[str, Any]
 
 
 @pytest.mark.inductor
+@pytest.mark.exhaustive
 def test_gradients_under_inductor_are_those_of_the_weights_before_the_step() -> None:
     """The rate is so large that a gradient of stepped weights would be far from any rounding of the true one."""
     exact, plain, model = Net().double(), Net(), Net()

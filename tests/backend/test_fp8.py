@@ -251,7 +251,7 @@ WAYS = [("tensorwise", "cpu-bfloat16"), ("rowwise", "cpu-float16"), ("rowwise_wi
 WAYS += [("floor", "cpu-float16"), ("rceil", "cpu-bfloat16"), ("rceil_wgrad_with_hp", "cpu-bfloat16")]
 
 
-@pytest.mark.parametrize("way", exhaustive(WAYS, always=[("rowwise", "cpu-float16"), ("rceil", "cpu-bfloat16")]))
+@pytest.mark.parametrize("way", exhaustive(WAYS, always=[("rowwise", "cpu-float16")]))
 def test_every_way_to_run_it_gives_the_same(way: tuple[str, str]) -> None:
     recipe, base = way
     torch.manual_seed(0)

@@ -49,9 +49,8 @@ def test_a_recurrent_layer_runs_in_the_kernels_of_eager_mode(kind: type[nn.RNNBa
 
 
 @KINDS
-@pytest.mark.parametrize(
-    "lowering", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("lowering", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
 def test_a_recurrent_layer_trains_through_aotautograd(kind: type[nn.RNNBase], lowering: str) -> None:
     """No further from float32 than twice the error of eager autocast without oneDNN's kernel."""
     model, x = Net(kind), torch.randn(3, 2, 4)

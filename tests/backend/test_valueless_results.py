@@ -60,7 +60,10 @@ def batch(rows: int = 4) -> Tensor:
     return torch.arange(rows * 3).view(rows, 3) % 12
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+@pytest.mark.parametrize(
+    "lowering",
+    ["eager", "aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])],
+)
 def test_gradients_are_those_with_the_results(lowering: str) -> None:
     gradients = []
     for under in (POLICY, "cpu-bfloat16"):

@@ -92,7 +92,7 @@ def assert_equal(one: Run, other: Run) -> None:
 steps = st.lists(st.sampled_from(["step", "step", "overflow", "closure", "restart"]), min_size=2, max_size=7)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@settings(max_examples=12, deadline=None, derandomize=True, database=None)
 @given(
     st.sampled_from([*TABLES]),
     st.sampled_from([*MAKES]),

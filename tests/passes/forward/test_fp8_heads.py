@@ -132,6 +132,7 @@ def test_the_report_counts_it() -> None:
 
 
 @pytest.mark.inductor
+@pytest.mark.exhaustive
 def test_the_error_is_at_most_that_of_all_rows_at_once_under_inductor() -> None:
     x, target = inputs()
     eager, compiled = (ours(Net(), x, target, under("rowwise"), lowering) for lowering in ("aot_eager", "inductor"))
