@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.kernels.quantize import Quantized, multiply, quantize, quantize_transposed, rounded, scale_of
+from fxamp.kernels.quantize import Quantized, multiply, prepared, quantize, quantize_transposed, rounded, scale_of
 from fxamp.policy import RECIPES, Quantization, Recipe
 from fxamp.torch_private import computed_again, untraced
 
@@ -90,7 +90,8 @@ def _rows(values: Tensor) -> Tensor:
 
 
 def _quantize_weight(weight: Tensor, form: Quantization) -> Quantized:
-    """As :func:`quantize`. No 8-bit copy is kept: the backward has the weight."""
+    """As :func:`quantize`. No copy in few bits is kept: the backward has the weight."""
+    weight = prepared(weight, form)
     scale = scale_of(weight, form)
     with computed_again():
         return Quantized(rounded(weight, scale, form), scale, form)
