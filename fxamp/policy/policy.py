@@ -152,7 +152,7 @@ class Policy:
 
     @property
     def has_fp8(self) -> bool:
-        """Whether a rule has products run in fp8 or mxfp8."""
+        """Whether a rule has products run in fp8, mxfp8 or nvfp4."""
         return any(rule.in_fp8 for rule in self.rules)
 
     def has_rules_for(self, region: str) -> bool:
