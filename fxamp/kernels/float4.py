@@ -57,7 +57,7 @@ def packed(values: Tensor, stochastic: bool) -> Tensor:
         whole = steps.round()
     codes = whole.to(torch.int32) + torch.where(small, 0, torch.where(middle, 2, 4))
     pairs = (codes | (values.view(torch.int32) >> 28 & 8)).unflatten(1, (-1, 2))
-    return (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8)
+    return (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8).contiguous()
 
 
 def unpacked(codes: Tensor) -> Tensor:

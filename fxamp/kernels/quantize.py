@@ -56,9 +56,7 @@ def quantize(matrix: Tensor, form: Quantization) -> Quantized:
 
 def prepared(matrix: Tensor, form: Quantization) -> Tensor:
     """Return what is scaled and rounded of ``matrix``: with a Hadamard transform, its blocks times that, padded."""
-    if not form.hadamard:
-        return matrix
-    return transformed(_padded(matrix, form), torch.float32 if emulates(matrix.device) else torch.bfloat16)
+    return transformed(_padded(matrix, form)) if form.hadamard else matrix
 
 
 def quantize_transposed(matrix: Tensor, form: Quantization) -> Quantized:
