@@ -52,22 +52,22 @@ def packed(values: Tensor, stochastic: bool) -> Tensor:
     steps = size * torch.where(small, 2.0, torch.where(middle, 1.0, 0.5))
     if stochastic:
         whole = steps.floor()
-        whole = whole + (_chances(values) < steps - whole)
+        whole = torch.where(_chances(values) < steps - whole, whole + 1, whole)
     else:
         whole = steps.round()
-    codes = whole.to(torch.int32) + torch.where(small, 0, torch.where(middle, 2, 4))
-    pairs = (codes | (values.view(torch.int32) >> 28 & 8)).unflatten(1, (-1, 2))
-    return (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8).contiguous()
+    codes = whole + torch.where(small, 0.0, torch.where(middle, 2.0, 4.0))
+    codes = torch.where(values.view(torch.int32) < 0, codes + 8, codes)
+    # A sum, not two halves: Inductor would write the codes to memory if they had two users.
+    of_pair = 1.0 + 15.0 * torch.arange(2, device=values.device)
+    return (codes.unflatten(1, (-1, 2)) * of_pair).sum(-1).to(torch.uint8).contiguous()
 
 
 def unpacked(codes: Tensor) -> Tensor:
     """Return the float32 values, ``[rows, 2n]``, of uint8 ``[rows, n]``."""
-    wide = torch.stack((codes & 15, codes >> 4), -1).flatten(1).to(torch.int32)
-    magnitude = (wide & 7).float()
-    value = torch.where(
-        magnitude < 4, magnitude * 0.5, torch.where(magnitude < 6, magnitude - 2, magnitude * 2 - 8)
-    )
-    return torch.where(wide > 7, -value, value)
+    halves = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
+    size = (halves & 7).float()
+    value = torch.where(size < 4, size * 0.5, torch.where(size < 6, size - 2, size * 2 - 8))
+    return torch.where(halves > 7, -value, value)
 
 
 def _chances(like: Tensor) -> Tensor:
