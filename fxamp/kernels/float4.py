@@ -59,7 +59,8 @@ def packed(values: Tensor, stochastic: bool) -> Tensor:
     codes = torch.where(values.view(torch.int32) < 0, codes + 8, codes)
     # A sum, not two halves: Inductor would write the codes to memory if they had two users.
     of_pair = 1.0 + 15.0 * torch.arange(2, device=values.device)
-    return (codes.unflatten(1, (-1, 2)) * of_pair).sum(-1).to(torch.uint8).contiguous()
+    pairs: Tensor = codes.reshape(codes.shape[0], codes.shape[1] // 2, 2) * of_pair
+    return pairs.sum(-1).to(torch.uint8).contiguous()
 
 
 def unpacked(codes: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ def hadamard_matrix(device: torch.device, dtype: torch.dtype = torch.bfloat16) -
     for shift in (2, 1):
         shared = shared ^ shared >> shift
     minus = (shared ^ (_SIGNS >> index).unsqueeze(1)) & 1
-    return ((1 - 2 * minus) * SIZE**-0.5).to(dtype)
+    matrix: Tensor = (1 - 2 * minus) * SIZE**-0.5
+    return matrix.to(dtype)
 
 
 _LIBRARY = torch.library.Library("fxamp", "FRAGMENT")  # type: ignore[no-untyped-call]

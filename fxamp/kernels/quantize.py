@@ -155,7 +155,8 @@ def _two_level_scales(matrix: Tensor, form: Quantization) -> Scale:
     largest = _blocks(matrix, form).abs().amax(-1).float()
     if form.rows == 1:
         return Scale(*float4.block_scales(largest))
-    scale, outer = float4.block_scales(largest.unflatten(0, (-1, form.rows)).amax(1))
+    tiles = largest.reshape(largest.shape[0] // form.rows, form.rows, largest.shape[1])
+    scale, outer = float4.block_scales(tiles.amax(1))
     return Scale(scale.unsqueeze(1).expand(-1, form.rows, -1).flatten(0, 1), outer)
 
 
@@ -212,9 +213,8 @@ def _multiply_blocks(left: Quantized, right: Quantized, dtype: torch.dtype, fast
     if emulates(left.values.device):
         product = (_dequantized(left) @ _dequantized(right).t()).to(torch.bfloat16)
     else:
-        values = (_gpu_values(operand) for operand in (left, right))
-        scales = (swizzled(operand.scale.values, operand.form) for operand in (left, right))
-        product = _scaled_mm(*values, *scales, torch.bfloat16, False)
+        scales = swizzled(left.scale.values, left.form), swizzled(right.scale.values, right.form)
+        product = _scaled_mm(_gpu_values(left), _gpu_values(right), *scales, torch.bfloat16, False)
     if left.scale.outer is not None and right.scale.outer is not None:
         return (product * (left.scale.outer * right.scale.outer)).to(dtype)
     return product.to(dtype)

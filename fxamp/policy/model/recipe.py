@@ -109,9 +109,7 @@ RECIPES: Mapping[Recipe, Products] = MappingProxyType(
         Recipe.RCEIL_WGRAD_WITH_HP: Products((_RCEIL, _RCEIL), (_RCEIL, _RCEIL), None),
         Recipe.PRETRAINING: Products((_NEAREST, _SQUARE), (_CHANCE, _SQUARE), (_CHANCE_RHT, _NEAREST_RHT)),
         Recipe.PRETRAINING_WITHOUT_RHT: Products((_NEAREST, _SQUARE), (_CHANCE, _SQUARE), (_CHANCE, _NEAREST)),
-        Recipe.PRETRAINING_WITHOUT_SR: Products(
-            (_NEAREST, _SQUARE), (_NEAREST, _SQUARE), (_NEAREST_RHT, _NEAREST_RHT)
-        ),
+        Recipe.PRETRAINING_WITHOUT_SR: Products((_NEAREST, _SQUARE), (_NEAREST, _SQUARE), (_NEAREST_RHT, _NEAREST_RHT)),
         Recipe.NEAREST: Products((_NEAREST, _NEAREST), (_NEAREST, _NEAREST), (_NEAREST, _NEAREST)),
     }
 )

@@ -26,7 +26,7 @@ def kernels(graph: Lowering, stage: str) -> list[Kernel]:
 
 
 def flops(gm: GraphModule) -> dict[str, int]:
-    """FLOPs of the products of a lowered graph, by the dtype of their first operand; of 4 bits, that holds two values."""
+    """FLOPs of the products of a lowered graph, by the dtype of their first operand."""
     result: dict[str, int] = defaultdict(int)
     for node in gm.graph.nodes:
         packet = getattr(node.target, "overloadpacket", None)
@@ -34,7 +34,7 @@ def flops(gm: GraphModule) -> dict[str, int]:
             continue
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
         first = next(leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor))
-        packed = 2 if first.dtype is torch.float4_e2m1fn_x2 else 1
+        packed = 2 if first.dtype is torch.float4_e2m1fn_x2 else 1  # values in an element
         result[word(first.dtype)] += packed * int(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))
     return dict(result)
 

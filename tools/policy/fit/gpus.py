@@ -18,7 +18,7 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 @dataclass(frozen=True)
 class Gpu:
-    """Bytes a second of its memory, FLOPs a second of dense products in 16 bits, its memory, and its casts to 8 and 4 bits."""
+    """Bytes a second of its memory, FLOPs a second of dense products in 16 bits, its memory, its casts to few bits."""
 
     bandwidth: float
     flops16: float
