@@ -21,6 +21,7 @@ from fxamp.backend.unread_results import UnreadResults
 from fxamp.lowering_names import mode_settings
 from fxamp.pipeline.cache_key import keyed
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Partitioner
+from fxamp.policy import Category
 from fxamp.policy.model.chunks import LOSS
 from fxamp.policy.model.keep import KEPT
 from fxamp.torch_private import (
@@ -36,6 +37,10 @@ from fxamp.torch_private import (
 #: Conversions from and to 8 bits have about ten: with its own limit for GPUs, 30, some kernels compute again, from all
 #: that it is made of, what the kernel before could have written.
 _WITH_8_BITS = {"realize_opcount_threshold": 60}
+
+#: The same where products have operands of 4 bits, in both directions. Rounding a value to 4 bits by chance has about a
+#: hundred ops, and what Inductor would write on the way has eight times the bytes of the result.
+_WITH_4_BITS = {"realize_opcount_threshold": 300}
 
 
 def lower_by_inductor(
@@ -112,6 +117,8 @@ class _Inner:
         policy = self.compilation.policy
         in_8_bits = policy is not None and (policy.has_fp8 or policy.has_rules_for(KEPT))
         usual = _WITH_8_BITS if settings.get("is_backward") and in_8_bits else {}
+        if policy is not None and Category.NVFP4 in policy.products:
+            usual = _WITH_4_BITS
 
         def compile_inner(gm: GraphModule, inputs: Sequence[Any]) -> Any:
             # A backward may be compiled only when it first runs, outside compile_fx.

@@ -34,9 +34,8 @@ ITEM_BYTES = {
 #: Ops that cast a tensor: as captured in a forward, and as AOTAutograd writes it in a backward.
 _CASTS = ("aten::to.dtype", "prims::convert_element_type.default")
 
-#: What ``runs_in`` says of a product in 8-bit floats: its operands have two dtypes, and its result a third.
-FP8 = ("fp8", "mxfp8")
-"""What :attr:`Entry.runs_in` says of products in 8 bits."""
+FP8 = ("fp8", "mxfp8", "nvfp4")
+"""What :attr:`Entry.runs_in` says of products in 8 or 4 bits."""
 
 
 FLOATS = frozenset({"f64", "f32", "f16", "bf16", "f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz"})
@@ -178,7 +177,7 @@ class Entry:
 
     @property
     def runs_in(self) -> str:
-        """Return the dtype that it computes in: that of its result, or one of :data:`FP8` for a product in 8 bits."""
+        """Return the dtype that it computes in: that of its result, or one of :data:`FP8` for a product in few bits."""
         cast = "" if self.rule is None else self.rule.cast.partition(" ")[0]
         return cast if cast in FP8 and self.target.startswith("fxamp::") else self.dtype
 

@@ -1,4 +1,4 @@
-"""Matrices in 8-bit floats and their scales, by the recipes of :mod:`fxamp.policy`, and the products of two of them.
+"""Matrices in floats of 8 or 4 bits and their scales, by the recipes of :mod:`fxamp.policy`, and products of two.
 
 Rows of a matrix run along the sum of the product: the first operand is ``[rows, sum]``, the second one, transposed,
 ``[columns, sum]``. Values are row-major, so the second operand is column-major in the product, as GPUs need it.
@@ -7,7 +7,8 @@ Rows of a matrix run along the sum of the product: the first operand is ``[rows,
    largest value of the dtype.
 2. An e8m0 scale is a biased exponent in uint8, what the values of a block are to be multiplied by afterwards; 255 is
    NaN. The exponents are computed from the bits of the largest magnitude, so they are the same everywhere.
-3. If the largest magnitude is infinite or NaN, the results are NaN, so a loss scaler detects it.
+3. A scale in e4m3 has a float32 scale of the tensor beside it (:mod:`fxamp.kernels.float4`).
+4. If the largest magnitude is infinite or NaN, the results are NaN, so a loss scaler detects it.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,25 +19,44 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fxamp.policy import ROW, TENSOR, Quantization
+from fxamp.kernels import float4
+from fxamp.kernels.hadamard import transformed
+from fxamp.policy import PACKED, ROW, TENSOR, Quantization
 
 #: The smallest absolute value that a scale is computed from; torchao uses the same.
 _SMALLEST = 1e-12
 
 
 @dataclass(frozen=True)
-class Quantized:
-    """A matrix in 8 bits, and its scales: none-dimensional, ``[rows, 1]``, or ``[rows, blocks]``."""
+class Scale:
+    """The scales of a matrix: none-dimensional, ``[rows, 1]``, or as bytes ``[rows, blocks]``.
+
+    ``outer``: that of the tensor, which bytes of e4m3 are relative to; none-dimensional float32.
+    """
 
     values: Tensor
-    scale: Tensor
+    outer: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A matrix in 8 bits, or in 4 bits as uint8 ``[rows, sum / 2]``, and its scales."""
+
+    values: Tensor
+    scale: Scale
     form: Quantization
 
 
 def quantize(matrix: Tensor, form: Quantization) -> Quantized:
-    """Return ``matrix``, ``[rows, sum]``, in 8 bits, the sum padded with zeros to :attr:`Quantization.multiple`."""
+    """Return ``matrix``, ``[rows, sum]``, in few bits, the sum padded with zeros to :attr:`Quantization.multiple`."""
+    matrix = prepared(matrix, form)
     scale = scale_of(matrix, form)
     return Quantized(rounded(matrix, scale, form), scale, form)
+
+
+def prepared(matrix: Tensor, form: Quantization) -> Tensor:
+    """Return what is scaled and rounded of ``matrix``: with a Hadamard transform, its blocks times that, padded."""
+    return transformed(_padded(matrix, form)) if form.hadamard else matrix
 
 
 def quantize_transposed(matrix: Tensor, form: Quantization) -> Quantized:
@@ -50,33 +70,41 @@ def quantize_transposed(matrix: Tensor, form: Quantization) -> Quantized:
     return replace(of_matrix, values=of_matrix.values.t().contiguous())
 
 
-def scale_of(matrix: Tensor, form: Quantization) -> Tensor:
-    """Return the scales of ``matrix``, ``[rows, sum]``."""
-    if isinstance(form.block, int):
-        return _block_scales(matrix, form)
+def scale_of(matrix: Tensor, form: Quantization) -> Scale:
+    """Return the scales of ``matrix``, ``[rows, sum]``, after :func:`prepared`."""
+    return _SCALES[form.scale_dtype](matrix, form)
+
+
+def _float_scale(matrix: Tensor, form: Quantization) -> Scale:
     largest = matrix.abs().amax() if form.block == TENSOR else matrix.abs().amax(-1, keepdim=True)
     # Compilers and eager mode divide float32 differently; a float64 quotient rounds to the same float32 in both.
     largest = largest.double()
     limit = torch.finfo(_dtype(form)).max
     scale = (limit / torch.where(largest < _SMALLEST, _SMALLEST, largest)).float()
-    return torch.exp2(torch.floor(torch.log2(scale))) if form.scale_rounding == "power_of_2" else scale
+    return Scale(torch.exp2(torch.floor(torch.log2(scale))) if form.scale_rounding == "power_of_2" else scale)
 
 
-def rounded(matrix: Tensor, scale: Tensor, form: Quantization) -> Tensor:
-    """Return the 8-bit values of ``matrix``, ``[rows, sum]``, row-major, with the sum padded."""
-    return _padded(scaled(matrix, scale, form), form).to(_dtype(form)).contiguous()
+def rounded(matrix: Tensor, scale: Scale, form: Quantization) -> Tensor:
+    """Return the values of ``matrix``, ``[rows, sum]``, in few bits, row-major, with the sum padded."""
+    values = _padded(scaled(matrix, scale, form), form)
+    if form.dtype == PACKED:
+        return float4.packed(values, form.stochastic)
+    return values.to(_dtype(form)).contiguous()
 
 
-def scaled(matrix: Tensor, scale: Tensor, form: Quantization) -> Tensor:
-    """Return what is rounded to 8 bits, in float32; of blocks, with the sum padded.
+def scaled(matrix: Tensor, scale: Scale, form: Quantization) -> Tensor:
+    """Return what is rounded to few bits, in float32; of blocks, with the sum padded.
 
     Float32 scales and "rceil" need no clamp: what exceeds the largest of the dtype by rounding alone is rounded back to
     it. A clamp would cost time, and beside one as Inductor writes it Triton miscompiles transposed stores of 8 bits
     (triton #11111). So GPUs have none for "floor" either: Triton's casts saturate.
     """
     if not isinstance(form.block, int):
-        return matrix.float() * scale
-    factor = ((254 - scale.int()).clamp(min=0) << 23).view(torch.float32)
+        return matrix.float() * scale.values
+    if scale.outer is not None:
+        factor = float4.factors(scale.values, scale.outer)
+    else:
+        factor = ((254 - scale.values.int()).clamp(min=0) << 23).view(torch.float32)
     blocks = _blocks(matrix, form).float() * factor.unsqueeze(-1)
     if form.scale_rounding == "floor" and emulates(matrix.device):
         limit = torch.finfo(_dtype(form)).max
@@ -107,18 +135,36 @@ def _is_whole(size: int, form: Quantization) -> bool:
 
 def _blocks(matrix: Tensor, form: Quantization) -> Tensor:
     """``[rows, blocks, block]``."""
+    assert isinstance(form.block, int)
     padded = _padded(matrix, form)
-    return padded.reshape(padded.shape[0], padded.shape[1] // form.multiple, form.multiple)
+    return padded.reshape(padded.shape[0], padded.shape[1] // form.block, form.block)
 
 
-def _block_scales(matrix: Tensor, form: Quantization) -> Tensor:
+def _exponents(matrix: Tensor, form: Quantization) -> Scale:
     """Biased exponents, uint8 ``[rows, blocks]``."""
     bits = _blocks(matrix, form).abs().amax(-1).float().view(torch.int32)
     fraction, exponent = frexp(torch.finfo(_dtype(form)).max)
     # "rceil" carries into the exponent if the mantissa is above that of the dtype's largest value.
     carry = 0 if form.scale_rounding == "floor" else (1 << 24) - 1 - int(fraction * (1 << 24))
     biased = (((bits + carry) >> 23) - (exponent - 1)).clamp(min=0)
-    return torch.where(bits >= 255 << 23, 255, biased).to(torch.uint8)
+    return Scale(torch.where(bits >= 255 << 23, 255, biased).to(torch.uint8))
+
+
+def _two_level_scales(matrix: Tensor, form: Quantization) -> Scale:
+    """Bytes of e4m3 ``[rows, blocks]``, and the tensor's scale; :attr:`Quantization.rows` rows have the same."""
+    largest = _blocks(matrix, form).abs().amax(-1).float()
+    if form.rows == 1:
+        return Scale(*float4.block_scales(largest))
+    tiles = largest.reshape(largest.shape[0] // form.rows, form.rows, largest.shape[1])
+    scale, outer = float4.block_scales(tiles.amax(1))
+    return Scale(scale.unsqueeze(1).expand(-1, form.rows, -1).flatten(0, 1), outer)
+
+
+_SCALES: Mapping[str, Callable[[Tensor, Quantization], Scale]] = {
+    "float32": _float_scale,
+    "float8_e8m0fnu": _exponents,
+    "float8_e4m3fn": _two_level_scales,
+}
 
 
 def multiply(left: Quantized, right: Quantized, dtype: torch.dtype, fast: bool = False) -> Tensor:
@@ -132,16 +178,17 @@ def multiply(left: Quantized, right: Quantized, dtype: torch.dtype, fast: bool =
 
 
 def _multiply_tensorwise(left: Quantized, right: Quantized, dtype: torch.dtype, fast: bool) -> Tensor:
-    return _scaled_mm(left.values, right.values, left.scale.reciprocal(), right.scale.reciprocal(), dtype, fast)
+    scales = left.scale.values.reciprocal(), right.scale.values.reciprocal()
+    return _scaled_mm(left.values, right.values, *scales, dtype, fast)
 
 
 def _multiply_rowwise(left: Quantized, right: Quantized, dtype: torch.dtype, fast: bool) -> Tensor:
     """Without ``fast`` the scales are applied to the product: there is no kernel for both. A scale may be for all."""
-    of_left, of_right = left.scale.reciprocal(), right.scale.reciprocal()
+    of_left, of_right = left.scale.values.reciprocal(), right.scale.values.reciprocal()
     of_right = of_right.t() if of_right.dim() else of_right
     if fast:
         return _scaled_mm(left.values, right.values, of_left, of_right, torch.bfloat16, fast).to(dtype)
-    one = left.scale.new_ones(())
+    one = of_left.new_ones(())
     product = _scaled_mm(left.values, right.values, one, one, torch.bfloat16, fast)
     return (product * (of_left * of_right)).to(torch.bfloat16).to(dtype)
 
@@ -158,26 +205,39 @@ def emulates(device: torch.device) -> bool:
 
 
 def _multiply_blocks(left: Quantized, right: Quantized, dtype: torch.dtype, fast: bool) -> Tensor:
-    """On a CPU the operands are multiplied in bfloat16, which holds their values exactly, as torchao emulates it.
+    """On a CPU the operands are multiplied in a dtype that holds their values exactly, as torchao emulates it.
 
-    ``F.scaled_mm`` names the order of the scales, but Inductor lowers it without one only.
+    The scales of tensors are applied to the product in bfloat16. ``F.scaled_mm`` takes them, and names the order of the
+    scales, but Inductor lowers it with one scale in no order only.
     """
     if emulates(left.values.device):
-        return (_dequantized(left) @ _dequantized(right).t()).to(dtype)
-    scales = swizzled(left.scale), swizzled(right.scale)
-    return _scaled_mm(left.values, right.values, *scales, torch.bfloat16, False).to(dtype)
+        product = (_dequantized(left) @ _dequantized(right).t()).to(torch.bfloat16)
+    else:
+        scales = swizzled(left.scale.values, left.form), swizzled(right.scale.values, right.form)
+        product = _scaled_mm(_gpu_values(left), _gpu_values(right), *scales, torch.bfloat16, False)
+    if left.scale.outer is not None and right.scale.outer is not None:
+        return (product * (left.scale.outer * right.scale.outer)).to(dtype)
+    return product.to(dtype)
+
+
+def _gpu_values(matrix: Quantized) -> Tensor:
+    return matrix.values.view(_dtype(matrix.form))
 
 
 def _dequantized(matrix: Quantized) -> Tensor:
-    exponent = matrix.scale.int()
+    """In bfloat16, or of 4 bits in float32: without the scale of the tensor."""
+    if matrix.form.dtype == PACKED:
+        scale = float4.decoded_scale(matrix.scale.values).unsqueeze(-1)
+        return (_blocks(float4.unpacked(matrix.values), matrix.form) * scale).flatten(-2)
+    exponent = matrix.scale.values.int()
     # Float32 has no normal value for exponent 0, and inf at 255.
     bits = torch.where(exponent == 0, 1 << 22, torch.where(exponent == 255, 0x7FC00000, exponent << 23))
     scale = bits.int().view(torch.float32).bfloat16().unsqueeze(-1)
     return (_blocks(matrix.values.bfloat16(), matrix.form) * scale).flatten(-2)
 
 
-def swizzled(scale: Tensor) -> Tensor:
-    """Return uint8 exponents, ``[rows, blocks]``, as e8m0 in the order that Blackwell's tensor cores read, flat.
+def swizzled(scale: Tensor, form: Quantization) -> Tensor:
+    """Return the bytes of scales, ``[rows, blocks]``, in the order that Blackwell's tensor cores read, flat.
 
     Rows are padded to a multiple of 128, blocks to one of 4 (docs.nvidia.com/cuda/cublas, "1D Block Scaling Factors
     Layout").
@@ -185,7 +245,8 @@ def swizzled(scale: Tensor) -> Tensor:
     rows, blocks = scale.shape
     padded = functional.pad(scale, (0, _missing(blocks, 4), 0, _missing(rows, 128)))
     tiles = padded.reshape(padded.shape[0] // 128, 4, 32, padded.shape[1] // 4, 4).permute(0, 3, 2, 1, 4)
-    return tiles.reshape(-1).view(torch.float8_e8m0fnu)
+    scale_dtype: torch.dtype = getattr(torch, form.scale_dtype)
+    return tiles.reshape(-1).view(scale_dtype)
 
 
 _PRODUCTS: Mapping[str | int, Callable[[Quantized, Quantized, torch.dtype, bool], Tensor]] = {

@@ -1,11 +1,12 @@
-"""A linear layer in 8-bit floats, as an op of captured graphs: ``torch.ops.fxamp.scaled_linear.default``.
+"""A linear layer in floats of 8 or 4 bits, as an op of captured graphs: ``torch.ops.fxamp.scaled_linear.default``.
 
 It is differentiable, and made of ATen ops that AOTAutograd traces. So a compiler can fuse scales and casts with the ops
 that compute the values, and decides what is kept for the backward. Its recipes match torchao bit for bit.
 
 1. The operands are quantized as the recipe says (:mod:`fxamp.kernels.quantize`). Sums over rows are padded with zeros.
 2. The backward casts weights again, so that no 8-bit copies of them are kept (pytorch #141881).
-3. A second derivative raises: products of 8-bit values have none. (Breaks loudly if torch changes these ops.)
+3. A second derivative raises: products of rounded values have none.
+4. Gradients in 4 bits are rounded by chance: by ``torch.manual_seed``, see :mod:`fxamp.kernels.float4`.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.kernels.quantize import Quantized, multiply, quantize, quantize_transposed, rounded, scale_of
+from fxamp.kernels.quantize import Quantized, multiply, prepared, quantize, quantize_transposed, rounded, scale_of
 from fxamp.policy import RECIPES, Quantization, Recipe
 from fxamp.torch_private import computed_again, untraced
 
@@ -25,7 +26,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 
 @torch.library.impl(_LIBRARY, "scaled_linear", "CompositeImplicitAutograd")
 def scaled_linear(input: Tensor, weight: Tensor, bias: Tensor | None, recipe: str, dtype: torch.dtype) -> Tensor:
-    """Return ``input @ weight.T + bias``, multiplied in 8 bits.
+    """Return ``input @ weight.T + bias``, multiplied in 8 or 4 bits.
 
     Args:
         input: floating ``[..., K]`` with at least one row; K a multiple of the recipe's.
@@ -56,12 +57,36 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         input, weight = ctx.saved_tensors
         of_input, of_weight = None, None
-        if ctx.needs_input_grad[0]:
-            of_input = input_gradient(_rows(gradient), weight, ctx.recipe, ctx.dtype)
-            of_input = of_input.reshape(input.shape).to(input.dtype)
-        if ctx.needs_input_grad[1]:
-            of_weight = weight_gradient(_rows(gradient), _rows(input), ctx.recipe, ctx.dtype).to(weight.dtype)
-        return of_input, of_weight, None, None
+        with torch.no_grad():
+            if ctx.needs_input_grad[0]:
+                of_input = input_gradient(_rows(gradient), weight, ctx.recipe, ctx.dtype)
+                of_input = of_input.reshape(input.shape).to(input.dtype)
+            if ctx.needs_input_grad[1]:
+                of_weight = weight_gradient(_rows(gradient), _rows(input), ctx.recipe, ctx.dtype).to(weight.dtype)
+        return _underivable(of_input), _underivable(of_weight), None, None
+
+
+def _underivable(gradient: Tensor | None) -> Tensor | None:
+    """Return ``gradient``; if the backward is differentiated (``create_graph``), its derivative raises."""
+    if gradient is None or not torch.is_grad_enabled():
+        return gradient
+    final: Tensor = _Final.apply(gradient.requires_grad_())  # type: ignore[no-untyped-call]
+    return final
+
+
+class _Final(torch.autograd.Function):
+    """The same value, without a derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise RuntimeError(
+            "a product of rounded values has no second derivative, but one was asked for; accepted: a backward without "
+            "create_graph, or a policy that leaves this product in 16 bits"
+        )
 
 
 def output_product(rows: Tensor, weight: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
@@ -90,7 +115,8 @@ def _rows(values: Tensor) -> Tensor:
 
 
 def _quantize_weight(weight: Tensor, form: Quantization) -> Quantized:
-    """As :func:`quantize`. No 8-bit copy is kept: the backward has the weight."""
+    """As :func:`quantize`. No copy in few bits is kept: the backward has the weight."""
+    weight = prepared(weight, form)
     scale = scale_of(weight, form)
     with computed_again():
         return Quantized(rounded(weight, scale, form), scale, form)

@@ -4,7 +4,7 @@ from fxamp.policy.file.shipped import built_in_names, variant_names
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.loss_scale import LossScale
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
-from fxamp.policy.model.recipe import MULTIPLE, RECIPES, ROW, TENSOR, Products, Quantization, Recipe
+from fxamp.policy.model.recipe import MULTIPLE, PACKED, RECIPES, ROW, TENSOR, Products, Quantization, Recipe
 from fxamp.policy.model.rule import Origin, Rule
 from fxamp.policy.model.rulings import Ruling
 from fxamp.policy.model.site import Site, Symbol, TensorFacts

@@ -109,7 +109,7 @@ class Policy:
                 f"a policy with [match] device = {kind!r}, such as '{kind}-{self.lower_precision_fp}'"
             )
         here = machine(torch_version, capability, cpu_features, arch)
-        mismatches = "; and ".join(self._match.mismatches(here, {str(rule.cast) for rule in self.rules if rule.in_fp8}))
+        mismatches = "; and ".join(self._match.mismatches(here, [str(cast) for cast in self.products]))
         if mismatches:
             raise PolicyError(f"policy {self.name!r} does not match: it needs {mismatches}")
         return replace(
@@ -152,8 +152,13 @@ class Policy:
 
     @property
     def has_fp8(self) -> bool:
-        """Whether a rule has products run in fp8 or mxfp8."""
-        return any(rule.in_fp8 for rule in self.rules)
+        """Whether a rule has products run in fp8, mxfp8 or nvfp4."""
+        return bool(self.products)
+
+    @cached_property
+    def products(self) -> frozenset[Category]:
+        """The casts of the rules that have products run in fp8, mxfp8 or nvfp4."""
+        return frozenset(rule.cast for rule in self.rules if rule.cast is not None and rule.in_fp8)
 
     def has_rules_for(self, region: str) -> bool:
         """Say whether a rule is for a region: "forward", "backward" or "kept"."""

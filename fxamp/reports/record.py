@@ -69,7 +69,7 @@ class GraphRecord:
 
     @property
     def ops_by_dtype(self) -> dict[str, int]:
-        """The ops by the dtype they run in: of their first floating-point result, fp8 or mxfp8; else ``"other"``."""
+        """The ops by the dtype they run in: of their first floating-point result or as fp8; else ``"other"``."""
         counts: Counter[str] = Counter()
         for dtype, count in self.totals.ops_by_dtype.items():
             counts[dtype if dtype in FLOATS or dtype in FP8 else "other"] += count

@@ -1,4 +1,4 @@
-"""scale-products: run the products that rules with ``cast = "fp8"`` or ``"mxfp8"`` cover in these formats.
+"""scale-products: run the products that rules with ``cast = "fp8"``, ``"mxfp8"`` or ``"nvfp4"`` cover in these formats.
 
 1. ``linear``, ``addmm``, ``mm`` and ``matmul`` become :mod:`fxamp.kernels.scaled_linear`, which AOTAutograd traces
    through. It reads the activation in 16 bits, and the weight before the cast that fxamp inserted for the product.

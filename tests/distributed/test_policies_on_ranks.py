@@ -33,6 +33,7 @@ POLICIES = {
     "tensorwise": Rule("fp8", Category.FP8, ("linear",), recipe="tensorwise"),
     "rowwise": Rule("fp8", Category.FP8, ("linear",), recipe="rowwise"),
     "mxfp8": Rule("mxfp8", Category.MXFP8, ("linear",), recipe="rceil"),
+    "nvfp4": Rule("nvfp4", Category.NVFP4, ("linear",), recipe="nearest"),
     "kept": Rule("all", keep="int8", region="kept", elements=f">={LEAST}", block=BLOCK),
 }
 SPREAD = ("replicated", "by block", "in one piece")

@@ -25,6 +25,7 @@ TABLES = {
     "fp8": {"fp8", "fp8-small"},
     "fp8-rowwise": {"fp8-rowwise", "fp8-rowwise-small"},
     "mxfp8": {"mxfp8", "fp8-rowwise-small"},
+    "nvfp4": {"nvfp4", "fp8-rowwise-small"},
 }
 
 
@@ -41,10 +42,11 @@ def test_a_variant_extends_the_policy_that_it_is_named_after(name: str) -> None:
 
 
 def test_the_variants_are_for_both_dtypes_and_no_table_is_taken_for_one() -> None:
-    """But those for products in 8 bits: no CPU has such in float16, no GPU in mxfp8."""
+    """But those for products in few bits: no CPU has such in float16, no GPU in mxfp8 or nvfp4."""
     dtypes = ("bfloat16", "float16")
     names = {f"{d}-{t}-{kind}" for kind in TABLES for d in ("cpu", "cuda") for t in dtypes}
-    names -= {f"cpu-float16-{kind}" for kind in TABLES if "fp8" in kind} | {"cuda-float16-mxfp8"}
+    names -= {f"cpu-float16-{kind}" for kind in TABLES if "fp" in kind}
+    names -= {"cuda-float16-mxfp8", "cuda-float16-nvfp4"}
     assert set(variant_names()) == names and not names & set(built_in_names())
 
 
@@ -243,17 +245,19 @@ def test_fp8_leaves_out_what_torchao_leaves_out(variant: str, recipe: str) -> No
     assert in_fp8 == {"", recipe}
 
 
-def test_mxfp8_is_for_gpus_that_have_it() -> None:
-    policy = Policy.load("cuda-bfloat16-mxfp8")
+@pytest.mark.parametrize("recipe", ["mxfp8 rceil", "nvfp4 pretraining"])
+def test_blocks_are_for_gpus_that_have_them(recipe: str) -> None:
+    cast = recipe.split()[0]
+    policy = Policy.load(f"cuda-bfloat16-{cast}")
     with pytest.raises(PolicyError, match=r"needs compute capability >=10\.0, but this device has 9\.0"):
         policy.resolve("cuda", capability="9.0")
-    with pytest.raises(PolicyError, match=r"products in mxfp8, .* but this one is AMD's gfx950"):
+    with pytest.raises(PolicyError, match=rf"products in {cast}, .* but this one is AMD's gfx950"):
         policy.resolve("cuda", arch="gfx950")
     inner = {"linear.default": "weight", "mm.default": "mat2", "addmm.default": "mat2", "matmul": "other"}
     for op, name in inner.items():
         site = Site(f"aten::{op}", "layers.0.mlp", args={name: TensorFacts("float32", (8192, 8192))})
         rule = policy.resolve("cuda", capability="10.0").ruling(site).rule
-        assert rule is not None and rule.asks == "mxfp8 rceil"
+        assert rule is not None and rule.asks == recipe
 
 
 def test_fp8_is_for_gpus_that_have_it() -> None:

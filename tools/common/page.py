@@ -6,7 +6,7 @@ from pathlib import Path
 _COLOURS = Path(__file__).with_name("colours.css")
 
 #: The dtypes that have a colour of their own in ``colours.css``; a longer name has that of its beginning.
-_DTYPES = ("f32", "f16", "bf16", "f64", "f8", "fp8", "mxfp8")
+_DTYPES = ("f32", "f16", "bf16", "f64", "f8", "fp8", "mxfp8", "nvfp4")
 
 
 def colours() -> str:

@@ -1,4 +1,4 @@
-"""What a product in fp8 and its backward round to 8 bits, and by which scales: what calibrating looks at."""
+"""What a product in fp8, mxfp8 or nvfp4 and its backward round, and by which scales: what calibrating looks at."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fxamp.kernels.quantize import scale_of, scaled
+from fxamp.kernels.quantize import prepared, scale_of, scaled
 from fxamp.passes.forward.scale_products import operands_of
 from fxamp.policy import RECIPES, ROW, TENSOR, Quantization, Recipe
 
@@ -43,10 +43,11 @@ class Operand:
         return f"{self.what}, with {scales.get(self.form.block, f'a scale for {self.form.block} values of a {line}')}"
 
     def scaled(self, value: Tensor) -> Tensor:
-        """Return what is rounded to 8 bits of a value, ``[..., K]``, at this place: float32, sums along rows."""
+        """Return what is rounded of a value, ``[..., K]``, at this place: float32, sums along rows."""
         matrix = value.detach().float().reshape(-1, value.shape[-1])
         matrix = matrix.t() if self.transposed != self.columns else matrix
-        return scaled(matrix, scale_of(matrix, self.form), self.form)[:, : matrix.shape[1]]
+        size, matrix = matrix.shape[1], prepared(matrix, self.form)
+        return scaled(matrix, scale_of(matrix, self.form), self.form)[:, :size]
 
 
 def operands(product: Node, recipe: Recipe) -> Iterator[Operand]:

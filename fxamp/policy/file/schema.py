@@ -144,7 +144,7 @@ TABLES = {
 RULE_KEYS = {
     "id": Key(STRING, "A word that names the rule; a later file's rule of the same id takes its place."),
     "cast": Key(STRING, "What happens to the floating-point inputs.", tuple(map(str, Category))),
-    "recipe": Key(STRING, "How cast = 'fp8' scales.", tuple(map(str, Recipe))),
+    "recipe": Key(STRING, "How cast = 'fp8', 'mxfp8' or 'nvfp4' scales.", tuple(map(str, Recipe))),
     "why": Key(STRING, "A sentence that is shown where the rule decides."),
     "ops": Key(STRINGS, "Op names: mm, aten::sum.dim_IntList, mylib::op, conv*.", parse=canonical),
     "modules": Key(STRINGS, "Globs on module paths: lm_head, layers.*.router.", parse=module_glob),

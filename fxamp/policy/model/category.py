@@ -27,3 +27,5 @@ class Category(StrEnum):
     dtype. So do the two products of its backward. Autocast has no such category."""
     MXFP8 = "mxfp8"
     """As fp8, with one scale, a power of two, for every 32 values that are summed over."""
+    NVFP4 = "nvfp4"
+    """As fp8 with values of 4 bits (e2m1), a scale in e4m3 for every 16 of them, and a float32 scale for the tensor."""

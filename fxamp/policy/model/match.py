@@ -31,7 +31,7 @@ LACKS_FP8 = {
 }
 """AMD GPUs on which products in fp8 do not run, and why."""
 
-LEAST_CAPABILITY = {"fp8": (8, 9), "mxfp8": (10, 0)}
+LEAST_CAPABILITY = {"fp8": (8, 9), "mxfp8": (10, 0), "nvfp4": (10, 0)}
 """The NVIDIA GPUs that multiply in a format, by its cast."""
 
 ARCHITECTURES = (*LACKS_FP8, "gfx950", "gfx1200", "gfx1201")
@@ -125,7 +125,7 @@ class Match:
     def mismatches(self, machine: Machine, casts: Collection[str] = ()) -> Iterator[str]:
         """Describe each condition that ``machine`` fails; unknown facts are not checked.
 
-        ``casts``: "fp8" and "mxfp8", if the policy has products run in them.
+        ``casts``: "fp8", "mxfp8" and "nvfp4", if the policy has products run in them.
         """
         if self.torch and not holds(self.torch, machine.torch):
             yield f"torch {self.torch}, but this is torch {machine.torch}"
@@ -156,8 +156,8 @@ class Match:
             yield f"an NVIDIA GPU of compute capability {self.capability}, but this one is AMD's {arch}"
         if "fp8" in casts and arch in LACKS_FP8:
             yield f"products in fp8, but {arch} {LACKS_FP8[arch]}"
-        if "mxfp8" in casts:
-            yield f"products in mxfp8, which fxamp lays out for NVIDIA GPUs only, but this one is AMD's {arch}"
+        for cast in sorted(set(casts) - {"fp8"}):
+            yield f"products in {cast}, which fxamp lays out for NVIDIA GPUs only, but this one is AMD's {arch}"
 
     def unchecked(self, machine: Machine) -> Iterator[str]:
         """Yield the conditions that cannot be checked because the facts are unknown."""

@@ -1,11 +1,12 @@
-"""The recipes of rules with ``cast = "fp8"`` or ``"mxfp8"``: how each operand of a product is quantized.
+"""The recipes of rules with ``cast = "fp8"``, ``"mxfp8"`` or ``"nvfp4"``: how each operand of a product is quantized.
 
 A recipe is data: passes, kernels and tools read it here. Names and results are those of torchao.float8 and of torchao's
-MXFP8 training.
+MXFP8 training. Those for NVFP4 are the recipe of "Pretraining Large Language Models with NVFP4" (arXiv 2509.25149), and
+what is left of it without one of its parts.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -15,7 +16,10 @@ TENSOR, ROW = "tensor", "row"
 """Values of :attr:`Quantization.block`: all values of the operand share a scale, or all that one result sums over."""
 
 MULTIPLE = 16
-"""The number that every size of an operand, except the number of rows, must be a multiple of, without blocks."""
+"""The bytes that every size of an operand, except the number of rows, must be a multiple of."""
+
+PACKED = "float4_e2m1fn_x2"
+"""The dtype of two values of 4 bits in one byte."""
 
 
 class Recipe(StrEnum):
@@ -27,6 +31,10 @@ class Recipe(StrEnum):
     FLOOR = "floor"
     RCEIL = "rceil"
     RCEIL_WGRAD_WITH_HP = "rceil_wgrad_with_hp"
+    PRETRAINING = "pretraining"
+    PRETRAINING_WITHOUT_RHT = "pretraining_without_rht"
+    PRETRAINING_WITHOUT_SR = "pretraining_without_sr"
+    NEAREST = "nearest"
 
 
 @dataclass(frozen=True)
@@ -37,18 +45,25 @@ class Quantization:
     along the sum that share a scale. ``scale_dtype``: float32, or float8_e8m0fnu, a power of two. ``scale_rounding``:
     "" leaves the scale that maps the largest magnitude to the dtype's largest value; "power_of_2" rounds it down to a
     power of two. Of e8m0 scales, "floor" takes the largest magnitude's power of two over the dtype's largest, and
-    larger values saturate; "rceil" takes the least power of two with which no value saturates.
+    larger values saturate; "rceil" takes the least power of two with which no value saturates. A scale in float8_e4m3fn
+    is relative to a float32 scale of the tensor. ``rows``: how many rows share a block's scale. ``stochastic``: values
+    are rounded to one of both neighbours, the nearer the likelier; else to the nearest. ``hadamard``: each block is
+    first multiplied by a Hadamard matrix of its size, with random signs that never change.
     """
 
     dtype: str
     block: str | int
     scale_dtype: str = "float32"
     scale_rounding: str = ""
+    rows: int = 1
+    stochastic: bool = False
+    hadamard: bool = False
 
     @property
     def multiple(self) -> int:
         """The number that sizes which are summed over must be a multiple of."""
-        return self.block if isinstance(self.block, int) else MULTIPLE
+        aligned = 2 * MULTIPLE if self.dtype == PACKED else MULTIPLE
+        return max(self.block, aligned) if isinstance(self.block, int) else aligned
 
 
 Operands = tuple[Quantization, Quantization]
@@ -79,6 +94,10 @@ _E4M3, _E5M2 = (Quantization(dtype, TENSOR) for dtype in ("float8_e4m3fn", "floa
 _POWER_OF_2 = Quantization("float8_e4m3fn", TENSOR, scale_rounding="power_of_2")
 _ROW = Quantization("float8_e4m3fn", ROW, scale_rounding="power_of_2")
 _FLOOR, _RCEIL = (Quantization("float8_e4m3fn", 32, "float8_e8m0fnu", rounding) for rounding in ("floor", "rceil"))
+_NEAREST = Quantization(PACKED, 16, "float8_e4m3fn")
+_SQUARE = replace(_NEAREST, rows=16)
+_CHANCE = replace(_NEAREST, stochastic=True)
+_NEAREST_RHT, _CHANCE_RHT = (replace(form, hadamard=True) for form in (_NEAREST, _CHANCE))
 
 RECIPES: Mapping[Recipe, Products] = MappingProxyType(
     {
@@ -88,6 +107,10 @@ RECIPES: Mapping[Recipe, Products] = MappingProxyType(
         Recipe.FLOOR: Products((_FLOOR, _FLOOR), (_FLOOR, _FLOOR), (_FLOOR, _FLOOR)),
         Recipe.RCEIL: Products((_RCEIL, _RCEIL), (_RCEIL, _RCEIL), (_RCEIL, _RCEIL)),
         Recipe.RCEIL_WGRAD_WITH_HP: Products((_RCEIL, _RCEIL), (_RCEIL, _RCEIL), None),
+        Recipe.PRETRAINING: Products((_NEAREST, _SQUARE), (_CHANCE, _SQUARE), (_CHANCE_RHT, _NEAREST_RHT)),
+        Recipe.PRETRAINING_WITHOUT_RHT: Products((_NEAREST, _SQUARE), (_CHANCE, _SQUARE), (_CHANCE, _NEAREST)),
+        Recipe.PRETRAINING_WITHOUT_SR: Products((_NEAREST, _SQUARE), (_NEAREST, _SQUARE), (_NEAREST_RHT, _NEAREST_RHT)),
+        Recipe.NEAREST: Products((_NEAREST, _NEAREST), (_NEAREST, _NEAREST), (_NEAREST, _NEAREST)),
     }
 )
 
@@ -95,6 +118,12 @@ RECIPES_OF: Mapping[Category, tuple[Recipe, ...]] = MappingProxyType(
     {
         Category.FP8: (Recipe.TENSORWISE, Recipe.ROWWISE, Recipe.ROWWISE_WITH_GW_HP),
         Category.MXFP8: (Recipe.FLOOR, Recipe.RCEIL, Recipe.RCEIL_WGRAD_WITH_HP),
+        Category.NVFP4: (
+            Recipe.PRETRAINING,
+            Recipe.PRETRAINING_WITHOUT_RHT,
+            Recipe.PRETRAINING_WITHOUT_SR,
+            Recipe.NEAREST,
+        ),
     }
 )
 """The recipes that rules with a cast may name; other casts have none."""
@@ -102,7 +131,7 @@ RECIPES_OF: Mapping[Category, tuple[Recipe, ...]] = MappingProxyType(
 
 _UNSUPPORTED = {
     "mxfp8": "MXFP8, one scale for 32 values, is cast = 'mxfp8'",
-    "nvfp4": "NVFP4, values of 4 bits, is not supported",
+    "nvfp4": "NVFP4, values of 4 bits, is cast = 'nvfp4'",
     "delayed": "delayed scaling, by the values of earlier steps, is not supported",
     "allgather": "an fp8 all-gather of FSDP2 is not supported",
 }

@@ -19,7 +19,7 @@ from fxamp.policy.model.site import Site
 RULE_REGIONS = ("forward", "backward", "both", KEPT, LOSS, RESULTS)
 INPUT_DTYPES = ("lower_precision_fp", "fp32", "follow")
 PRODUCTS = ("aten::linear", "aten::mm", "aten::addmm", "aten::matmul")
-"""The ops that rules with ``cast = "fp8"`` or ``"mxfp8"`` may name."""
+"""The ops that rules with a cast of :data:`RECIPES_OF` may name."""
 
 ONE_DTYPE = (Category.LOWER_PRECISION_FP, Category.FP32)
 """The categories that name one dtype for every input: only these allow ``inputs`` and the backward."""
@@ -58,8 +58,8 @@ class Rule:
     Nor has a rule of region "results", which says ``drop``: a graph that returns a loss does not make the results that
     meet the conditions, for nobody reads them.
 
-    ``recipe`` is how ``cast = "fp8"`` and ``"mxfp8"`` scale, one of :data:`RECIPES_OF`. ``advice`` is the hint in a
-    banned op's error.
+    ``recipe`` is how ``cast = "fp8"``, ``"mxfp8"`` and ``"nvfp4"`` scale, one of :data:`RECIPES_OF`. ``advice`` is the
+    hint in a banned op's error.
     ``why`` and ``origin`` explain the rule and do not count in equality.
 
     ``args`` and ``inputs`` may be given as mappings. Raises ValueError for values that a policy file could not hold.
@@ -129,7 +129,7 @@ class Rule:
 
     @property
     def in_fp8(self) -> bool:
-        """Whether the products that the rule covers run in fp8 or mxfp8."""
+        """Whether the products that the rule covers run in fp8, mxfp8 or nvfp4."""
         return self.cast in RECIPES_OF
 
     @property

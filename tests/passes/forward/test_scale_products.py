@@ -151,9 +151,10 @@ def test_without_rules_for_fp8_nothing_is_looked_at() -> None:
     assert bench.run(ScaleProducts()).modified == 0 and not scaled(bench)
 
 
-def test_blocks_of_32_need_weights_of_such_sizes() -> None:
+@pytest.mark.parametrize(("cast", "recipe"), [(Category.MXFP8, "rceil"), (Category.NVFP4, "pretraining")])
+def test_blocks_need_weights_of_such_sizes(cast: Category, recipe: str) -> None:
     """16 is enough for fp8; rows need not fit, because those that a product sums over are padded."""
-    rule = Rule("mxfp8", Category.MXFP8, PRODUCTS, recipe="rceil")
+    rule = Rule("blocks", cast, PRODUCTS, recipe=recipe)
     bench = bench_of(Layers(), torch.ones(3, 32), under=policy(rule))
     assert ScaleProducts().run(bench.captured.module, bench.context).modified == 1
     assert scaled(bench) == ["linear"]

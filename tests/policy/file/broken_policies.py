@@ -119,7 +119,7 @@ PLAIN: Groups = {
     },
     HEAD + RULE.replace("fp32", "{}"): {
         "fp23": "cast = 'fp23' is unknown; .*did you mean 'fp32'",
-        "nvfp4": "cast = 'nvfp4': NVFP4, .* is not supported; accepted: 'lower",
+        "nvfp5": "cast = 'nvfp5' is unknown; .*did you mean 'nvfp4'",
         "mxfp6": "cast = 'mxfp6' is unknown; .*did you mean 'mxfp8'",
     },
     HEAD + "{}\n": {
@@ -254,6 +254,7 @@ BEYOND: Groups = {
         "cpu_features = []": r"cpu_features = \[\] is empty; accepted: a list with at least one",
         '[[rule]]\nid = "a"\ncast = "fp8"\nops = ["mm"]': "cast = 'fp8' needs a recipe; accepted: 'tensorwise'",
         '[[rule]]\nid = "a"\ncast = "mxfp8"\nops = ["mm"]': "cast = 'mxfp8' needs a recipe; accepted: 'floor'",
+        '[[rule]]\nid = "a"\ncast = "nvfp4"\nops = ["mm"]': "cast = 'nvfp4' needs a recipe; accepted: 'pretraining'",
         '[[rule]]\nid = "a"\ncast = "fp8"\nrecipe = "rowwise"\nmodules = ["mlp"]': (
             "cast = 'fp8' is for the ops linear, mm, addmm, matmul, but this rule names no ops"
         ),

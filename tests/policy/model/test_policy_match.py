@@ -182,6 +182,9 @@ def test_a_compile_under_a_policy_for_another_machine_is_refused() -> None:
         ("mxfp8", {"capability": (12, 0)}, ""),
         ("mxfp8", {"capability": "9.0"}, r"products in mxfp8: compute capability >=10\.0, but this device has 9\.0"),
         ("mxfp8", {"arch": "gfx950"}, "products in mxfp8, .*NVIDIA GPUs only, but this one is AMD's gfx950"),
+        ("nvfp4", {"capability": "10.0"}, ""),
+        ("nvfp4", {"capability": "9.0"}, r"products in nvfp4: compute capability >=10\.0, but this device has 9\.0"),
+        ("nvfp4", {"arch": "gfx950"}, "products in nvfp4, .*NVIDIA GPUs only, but this one is AMD's gfx950"),
     ],
 )
 def test_a_gpu_without_such_products_is_refused_whatever_match_says(

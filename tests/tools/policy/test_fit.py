@@ -339,7 +339,7 @@ def test_what_the_middle_adds_stands_for_first_and_last() -> None:
 
 def test_every_option_is_a_policy_that_loads() -> None:
     base = Policy.load("cuda-bfloat16")
-    language = Language(base, ("fp8", "mxfp8"))
+    language = Language(base, ("fp8", "mxfp8", "nvfp4"))
     net = nn.ModuleList([nn.Linear(8192, 8192, device="meta") for _ in range(4)])
     decisions = language.decisions(scopes(net), net)
     for decision in decisions:
@@ -348,7 +348,7 @@ def test_every_option_is_a_policy_that_loads() -> None:
             assert policy != base and Policy.loads(policy.dumps()) == policy
     recipes = {option.name for own in decisions if own.name == "products" for option in own.options}
     of_hopper = {"fp8 tensorwise", "fp8 rowwise", "fp8 rowwise_with_gw_hp"}
-    assert recipes == {AS_BASE, *of_hopper, "mxfp8 rceil"}
+    assert recipes == {AS_BASE, *of_hopper, "mxfp8 rceil", "nvfp4 pretraining"}
     hopper = Language(base, ("fp8",)).decisions(scopes(net), net)
     assert {o.name for own in hopper if own.name == "products" for o in own.options} == {AS_BASE, *of_hopper}
     assert not any(own.name == "products" for own in Language(base).decisions(scopes(net), net))

@@ -66,10 +66,12 @@ def test_diff_tells_what_moves_to_fp8(model: str, capsys: pytest.CaptureFixture[
     assert row.split()[-5:] == ["bf16", "fp8", "matrix-products", "->", "fp8-linear"]
 
 
-def test_show_tells_what_runs_in_mxfp8(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show([model, "--policy", "cpu-bfloat16-mxfp8"]) == 0
+@pytest.mark.parametrize("recipe", ["mxfp8 rceil", "nvfp4 pretraining"])
+def test_show_tells_what_runs_in_blocks(recipe: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    cast = recipe.split()[0]
+    assert show([model, "--policy", f"cpu-bfloat16-{cast}"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "bf16 5, mxfp8 1 casts" in text and "products in fp8 mxfp8 rceil 1 in 16 bits" in text
-    assert "linear_1: rule mxfp8-linear is passed over: size 0 of weight is 20, not %32" in text
-    assert diff(["cpu-bfloat16-fp8", "cpu-bfloat16-mxfp8", "--graph", model]) == 1
-    assert "fp8 tensorwise -> mxfp8 rceil" in " ".join(capsys.readouterr().out.split())
+    assert f"bf16 5, {cast} 1 casts" in text and f"products in fp8 {recipe} 1 in 16 bits" in text
+    assert f"linear_1: rule {cast}-linear is passed over: size 0 of weight is 20, not %32" in text
+    assert diff(["cpu-bfloat16-fp8", f"cpu-bfloat16-{cast}", "--graph", model]) == 1
+    assert f"fp8 tensorwise -> {recipe}" in " ".join(capsys.readouterr().out.split())

@@ -34,7 +34,8 @@ def flops(gm: GraphModule) -> dict[str, int]:
             continue
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
         first = next(leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor))
-        result[word(first.dtype)] += int(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))
+        packed = 2 if first.dtype is torch.float4_e2m1fn_x2 else 1  # values in an element
+        result[word(first.dtype)] += packed * int(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))
     return dict(result)
 
 

@@ -20,7 +20,7 @@ _MASK = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True)
 class Format:
-    """The range of a 16-bit dtype.
+    """The range of a dtype.
 
     ``tiny``: exponent of the smallest normal number, 2**tiny. ``top``: numbers of at least 2**top * (1 - 2**-digits-1)
     round to infinity; ``digits`` is the number of significant bits.
@@ -34,8 +34,10 @@ class Format:
     @staticmethod
     def of(dtype: torch.dtype) -> "Format":
         """Return the range of ``dtype``."""
-        info = torch.finfo(dtype)
         name = str(dtype).removeprefix("torch.")
+        if dtype is torch.float4_e2m1fn_x2:  # torch knows no numbers about it
+            return Format(name, 0, 3, 2)
+        info = torch.finfo(dtype)
         return Format(name, round(math.log2(info.tiny)), math.frexp(info.max)[1], 1 - round(math.log2(info.eps)))
 
     @staticmethod

@@ -46,12 +46,12 @@ class Limits:
 
     def fp8_troubles(self, scaled: Scaled) -> list[Trouble]:
         """Return the trouble of an operand of a product in fp8; empty if it fits. Its scales let nothing overflow."""
-        values, dtype = scaled.range, scaled.operand.dtype
+        values = scaled.range
         under = values.underflow()
         if under <= self.underflow:
             return []
         counted = f"{share(under)} of {values.nonzero} nonzero values of the {scaled.operand.words},"
-        words = f"{counted} are below {values.format.name}'s normal {torch.finfo(dtype).tiny:.3g} after scaling"
+        words = f"{counted} are below {values.format.name}'s normal {2.0**values.format.tiny:.3g} after scaling"
         return [Trouble(scaled.place, "fp8", under, words)]
 
     def _judge(self, sample: Sample, values: Range, shift: int, what: str) -> Iterable[Trouble]:

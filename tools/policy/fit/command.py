@@ -35,7 +35,7 @@ from fxamp.tools.policy.patch import base_policy, load_model
 PROG = "fxamp-policy fit"
 
 #: Shipped variants that the answer stands beside.
-_VARIANTS = ("fast-norms", "fast", "lean", "leanest", "fp8", "fp8-rowwise", "mxfp8")
+_VARIANTS = ("fast-norms", "fast", "lean", "leanest", "fp8", "fp8-rowwise", "mxfp8", "nvfp4")
 
 #: Choices that are verified for each point of the frontier.
 _FRONTIER_ROUNDS = 2

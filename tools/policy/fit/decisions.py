@@ -50,7 +50,7 @@ class Decision:
 class Language:
     """What the shipped variants of a policy's device and dtype say, cut into options.
 
-    ``formats``: the casts to 8 bits that the GPU multiplies in, "fp8" and "mxfp8".
+    ``formats``: the casts to few bits that the GPU multiplies in, such as "fp8".
     """
 
     def __init__(self, base: Policy, formats: Collection[str] = ()) -> None:
@@ -66,7 +66,7 @@ class Language:
         self._norms = [r for r in fast if r.id in ("norm-layers", "rms-norm") and base.device == "cuda"]
         self._stream = [rule for rule in fast if rule.id not in own]
         table = {rule.id for rule in Policy.load(family).rules}
-        self._products: dict[str, list[Rule]] = {"fp8": [], "fp8-rowwise": [], "mxfp8": []}
+        self._products: dict[str, list[Rule]] = {"fp8": [], "fp8-rowwise": [], "mxfp8": [], "nvfp4": []}
         for kind in self._products:
             name = f"{family}-{kind}"
             if name in variant_names() and self.multiplies(Policy.load(name)):
@@ -119,10 +119,10 @@ class Language:
             yield Decision("optimizer's state", whole, (Option(AS_BASE, whole), *forms))
 
     def _recipes(self) -> dict[str, list[Rule]]:
-        whole, rowwise, blocks = self._products.values()
+        whole, rowwise, *blocks = self._products.values()
         precise = [replace(rule, recipe="rowwise_with_gw_hp") if rule.recipe else rule for rule in rowwise]
         options = {"fp8 tensorwise": whole, "fp8 rowwise": rowwise, "fp8 rowwise_with_gw_hp": precise}
-        return options | {"mxfp8 rceil": blocks}
+        return options | dict(zip(("mxfp8 rceil", "nvfp4 pretraining"), blocks, strict=True))
 
     def _multiplies(self, rules: list[Rule], scope: Scope, model: Any) -> bool:
         """Whether a weight of ``model`` is multiplied in fp8 under ``rules``, as far as its size and module tell."""

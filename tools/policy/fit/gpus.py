@@ -18,7 +18,7 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 @dataclass(frozen=True)
 class Gpu:
-    """Bytes a second of its memory, FLOPs a second of dense products in 16 bits, its memory, and its 8-bit casts."""
+    """Bytes a second of its memory, FLOPs a second of dense products in 16 bits, its memory, its casts to few bits."""
 
     bandwidth: float
     flops16: float
@@ -38,7 +38,7 @@ GPUS = MappingProxyType(
         "rtx4090": Gpu(1.008e12, 165e12, 24 << 30, ("fp8",)),
         "h100": Gpu(3.35e12, 989e12, 80 << 30, ("fp8",)),
         "h200": Gpu(4.8e12, 989e12, 141 * 10**9, ("fp8",)),
-        "b200": Gpu(8.0e12, 2250e12, 180 * 10**9, ("fp8", "mxfp8")),
+        "b200": Gpu(8.0e12, 2250e12, 180 * 10**9, ("fp8", "mxfp8", "nvfp4")),
     }
 )
 """By the name that ``--gpu`` takes: NVIDIA's data sheets."""

@@ -1,7 +1,7 @@
 // The drawing: boxes, ops, and edges with tags for the casts that lie on them.
 
 const SVG = "http://www.w3.org/2000/svg";
-const DTYPES = ["f32", "f16", "bf16", "f64", "f8", "fp8", "mxfp8"];
+const DTYPES = ["f32", "f16", "bf16", "f64", "f8", "fp8", "mxfp8", "nvfp4"];
 
 function element(name, attributes = {}, parent = null, text = null) {
   const made = document.createElementNS(SVG, name);
