@@ -17,11 +17,12 @@ from torch.fx import GraphModule
 
 from fxamp.torch_private import compiled_code, on_each_compilation, why_skipped
 
-#: The counts of Dynamo's messages when the current compilation started.
-_before: Counter[str] = Counter()
+#: The counts of Dynamo's messages when the current compilation started: of all, and of breaks.
+_before: dict[str, Counter[str]] = {}
 
-#: Why Dynamo skips functions: by file, line and name.
+#: Why Dynamo skips functions, and where it ended a function's first graph: by file, line and name.
 _skips: dict[tuple[str, int, str], str] = {}
+_ends: dict[tuple[str, int, str], str] = {}
 
 _EXPLANATION = re.compile(r"^ *Explanation: (\S.*)$", re.MULTILINE)
 
@@ -31,7 +32,7 @@ def why_ended(gm: GraphModule) -> str:
 
     Call it while ``gm`` is being compiled.
     """
-    fresh = _fresh()
+    fresh = _fresh("unimplemented")
     reason = getattr(gm, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return ""
@@ -43,48 +44,61 @@ def why_ended(gm: GraphModule) -> str:
 
 def skipped_functions(compiled: Any) -> list[str]:
     """List the functions of ``compiled``, a module or function, that Dynamo skips, with location and reason."""
-    codes = {(code.co_filename, code.co_firstlineno) for code in _codes(compiled)}
-    return [_line(place) for place in _skips if place[:2] in codes]
+    return _of(compiled, _skips)
+
+
+def ended_functions(compiled: Any) -> list[str]:
+    """List the functions of ``compiled``, a module or function, whose first graph a break ended, with its reason."""
+    return _of(compiled, _ends)
 
 
 def skipped_now() -> str:
     """Return the function that Dynamo gives up, with location and reason, when a compilation ends; ``""`` if none."""
     code = compiled_code()
-    return _line(_place(code)) if code is not None and _place(code) in _skips else ""
+    return _line(_place(code), _skips) if code is not None and _place(code) in _skips else ""
+
+
+def ended_now() -> bool:
+    """Whether a break ended the graph of the function that Dynamo has compiled, when a compilation ends."""
+    code = compiled_code()
+    return code is not None and _place(code) in _ends
 
 
 def _begin(*_: object) -> None:
     _before.clear()
-    _before.update(_messages())
+    _before.update({kind: Counter(counters[kind]) for kind in ("unimplemented", "graph_break")})
 
 
 def _end(*_: object) -> None:
     code, why = compiled_code(), why_skipped()
-    if code is not None:
-        _skips.pop(_place(code), None)
-    if code is not None and why:
-        _skips[_place(code)] = _first(why)
+    if code is None:
+        return
+    for reasons, messages in ((_skips, [why] if why else []), (_ends, [] if why else _fresh("graph_break"))):
+        reasons.pop(_place(code), None)
+        if messages:
+            reasons[_place(code)] = _first(messages[0])
 
 
 def _place(code: CodeType) -> tuple[str, int, str]:
     return code.co_filename, code.co_firstlineno, code.co_name
 
 
-def _line(place: tuple[str, int, str]) -> str:
+def _of(compiled: Any, reasons: dict[tuple[str, int, str], str]) -> list[str]:
+    codes = {(code.co_filename, code.co_firstlineno) for code in _codes(compiled)}
+    return [_line(place, reasons) for place in reasons if place[:2] in codes]
+
+
+def _line(place: tuple[str, int, str], reasons: dict[tuple[str, int, str], str]) -> str:
     file, line, name = place
-    return f"{file}:{line}: {name}: {_skips[place]}"
+    return f"{file}:{line}: {name}: {reasons[place]}"
 
 
 on_each_compilation(_begin, _end)
 
 
-def _fresh() -> list[str]:
+def _fresh(kind: str) -> list[str]:
     """Return the messages of this compilation."""
-    return [message for message, count in _messages().items() if count > _before[message]]
-
-
-def _messages() -> Counter[str]:
-    return Counter(counters["unimplemented"])
+    return [message for message, count in counters[kind].items() if count > _before[kind][message]]
 
 
 def _first(message: str) -> str:

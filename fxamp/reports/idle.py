@@ -1,7 +1,7 @@
 """Warn if a model was compiled with fxamp but runs without any of its graphs.
 
 Where Dynamo skips a function of a model, the log says so at once. Where it has nothing to compile, as for a copy of the
-model, the first step of an optimizer tells.
+model, or where a graph breaks before its first op, the first step of an optimizer tells.
 """
 
 import gc
@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch._dynamo import config
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fxamp.reports.breaks import skipped_functions, skipped_now
+from fxamp.reports.breaks import ended_functions, ended_now, skipped_functions, skipped_now
 from fxamp.reports.registry import is_fxamp, records_of, runs_for_any
 from fxamp.reports.runs import caller, compiling_backend
 from fxamp.torch_private import backend_of, compiles_with, on_each_compilation
@@ -23,12 +24,16 @@ log = logging.getLogger(__name__)
 #: Modules and functions of which a skipped function was logged, as weak references by id.
 _warned: dict[int, weakref.ref[Any]] = {}
 
+#: Modules and functions of which a break ended the first graph, as weak references, until an optimizer steps.
+_ended: list[weakref.ref[Any]] = []
+
 _stepped: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
 
 _SKIPPED = (
     "%s is compiled with fxamp, but Dynamo skips a function of it, which runs as it is written (functions that it "
     "calls may be compiled; fxamp.report lists all graphs): %s"
 )
+_NO_GRAPH = "%s is compiled with fxamp, but no graph of it ran in the first step, so it trains as it is written: %s"
 _COPY = (
     "copy.deepcopy and pickle leave out what torch.compile made. Compile the copy too: "
     'copy.compile(backend="fxamp", options=...)'
@@ -38,11 +43,12 @@ _COPY = (
 def _warn_of_skip(*_: object) -> None:
     """Warn if Dynamo gives up a function of what is compiled with fxamp, and no graph of it has run yet."""
     skipped, compiled = skipped_now(), caller(sys._getframe(1))
-    if not skipped or compiled is None or not is_fxamp(compiling_backend(sys._getframe(1))):
+    if compiled is None or not is_fxamp(compiling_backend(sys._getframe(1))):
         return
-    if not _is_warned(compiled) and not records_of(compiled):
-        _warned[id(compiled)] = weakref.ref(compiled)
-        log.warning(_SKIPPED, _name(compiled), skipped)
+    if skipped and not records_of(compiled):
+        _warn(compiled, _SKIPPED, skipped)
+    elif ended_now():
+        _ended.append(weakref.ref(compiled))
 
 
 def _is_warned(compiled: object) -> bool:
@@ -52,15 +58,34 @@ def _is_warned(compiled: object) -> bool:
 on_each_compilation(lambda *_: None, _warn_of_skip)
 
 
+def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    """Note a step of any optimizer; one without gradients, or with a learning rate of 0, only fills its state."""
+    if torch.compiler.is_compiling() or optimizer in _stepped:
+        return
+    gradients = any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
+    if gradients and any(group.get("lr", 1) != 0 for group in optimizer.param_groups):
+        stepped(optimizer)
+
+
+register_optimizer_step_post_hook(_after_step)
+
+
 def stepped(optimizer: torch.optim.Optimizer) -> None:
-    """Note a step, skipped or not, that used a scaler, a compiled step or a plugin of fxamp; the first one may warn."""
-    if optimizer not in _stepped:
-        _stepped.add(optimizer)
-        warn_idle(optimizer)
+    """Note a step, skipped or not; the first one may warn."""
+    if optimizer in _stepped:
+        return
+    _stepped.add(optimizer)
+    ended = [compiled for reference in _ended if (compiled := reference()) is not None]
+    _ended.clear()
+    if warn_idle(optimizer):
+        return
+    for compiled in ended:
+        if not records_of(compiled):
+            warn_of(compiled)
 
 
-def warn_idle(optimizer: torch.optim.Optimizer) -> None:
-    """Warn if ``optimizer`` steps parameters of modules compiled with fxamp, and no graph ran for any of them.
+def warn_idle(optimizer: torch.optim.Optimizer) -> bool:
+    """Warn if ``optimizer`` steps parameters of modules compiled with fxamp, and no graph ran for any; whether so.
 
     Training without any module compiled with fxamp is valid: ``GradScaler`` supports it too. The search covers all
     objects of the process and takes about 0.2 s, so it runs only if something was compiled with fxamp, and no graph
@@ -68,7 +93,7 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> None:
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not compiles_with(is_fxamp) or runs_for_any(parameters):
-        return None
+        return False
     modules = [module for module in gc.get_objects() if issubclass(type(module), torch.nn.Module)]
     idle = [module for module in modules if is_fxamp(backend_of(_entry(module))) and not records_of(module)]
     classes = {type(_original(module)) for module in idle}
@@ -78,11 +103,13 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> None:
     ]
     for module in idle:
         if _original(module) in training:
-            return warn_of(module)
+            warn_of(module)
+            return True
     for module in idle:
         if any(_is_copy(other, _original(module)) for other in training):
-            return log.warning("%s is compiled with fxamp, but what trains is a copy of it: %s", _name(module), _COPY)
-    return None
+            _warn(module, "%s is compiled with fxamp, but what trains is a copy of it: %s", _COPY)
+            return True
+    return False
 
 
 def _is_copy(module: torch.nn.Module, original: torch.nn.Module) -> bool:
@@ -91,15 +118,15 @@ def _is_copy(module: torch.nn.Module, original: torch.nn.Module) -> bool:
     return type(module) is type(original) and names[0] == names[1] and _entry(module) is None
 
 
-def warn_of(compiled: torch.nn.Module) -> None:
-    """Warn of a module of which no graph ran, unless a skipped function was the reason and is logged already."""
-    if _is_warned(_original(compiled)):
-        return
-    log.warning(
-        "%s is compiled with fxamp, but no graph of it ran in the first step, so it trains as it is written: %s",
-        _name(compiled),
-        _reason(compiled),
-    )
+def warn_of(compiled: Any) -> None:
+    """Warn of a module or function of which no graph ran, unless that is logged already."""
+    _warn(compiled, _NO_GRAPH, _reason(compiled))
+
+
+def _warn(compiled: Any, message: str, reason: str) -> None:
+    if not _is_warned(_original(compiled)):
+        _warned[id(_original(compiled))] = weakref.ref(_original(compiled))
+        log.warning(message, _name(compiled), reason)
 
 
 def _reason(compiled: torch.nn.Module) -> str:
@@ -114,6 +141,9 @@ def _reason(compiled: torch.nn.Module) -> str:
     skipped = skipped_functions(compiled)
     if skipped:
         return "Dynamo skips " + "; ".join(skipped)
+    ended = ended_functions(compiled)
+    if ended:
+        return "Dynamo ended its graph before the first op, and skips what is called then: " + "; ".join(ended)
     return (
         "its forward was compiled but never called. Either another method was called (Lightning calls training_step: "
         "use fxamp.frameworks.lightning), or a copy (copy.deepcopy, EMA: compile the copy too), or the original module "

@@ -12,7 +12,7 @@ from fxamp.errors import OptionError
 from fxamp.graph_text import Document, RuleRef
 from fxamp.graph_text.totals import totals_of
 from fxamp.reports import GraphRecord
-from fxamp.reports.breaks import skipped_functions
+from fxamp.reports.breaks import ended_functions, skipped_functions
 from fxamp.reports.registry import outside, records_of
 
 _NOTHING = (
@@ -21,6 +21,7 @@ _NOTHING = (
     'model is not compiled, nor is a model before model.compile(backend="fxamp").'
 )
 _SKIPPED = "Functions that Dynamo skips, so they run unchanged:"
+_ENDED = "Dynamo ended the graph of a function before its first op, and skips what that function calls:"
 _RIGHT = ("graph", "ops", "casts", "shared", "folded", "kept")
 
 
@@ -30,12 +31,14 @@ class Report:
 
     It lists the graphs that ran when the model was called, and those that read its parameters. ``outside`` names the
     parameters that no graph read: the code that uses them runs unchanged. ``skipped`` lists functions that Dynamo does
-    not compile, with the reason: for example a graph break inside a loop.
+    not compile, with the reason: for example a graph break inside a loop. ``ended`` lists those whose first graph a
+    graph break ended; where there is no graph, that is why.
     """
 
     graphs: tuple[GraphRecord, ...]
     outside: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
 
     @property
     def casts(self) -> int:
@@ -91,7 +94,10 @@ class Report:
         return "".join([table, *notes])
 
     def _nothing(self) -> list[str]:
-        return ["0 graphs: fxamp compiled none of it.", "", *self._skips()] if self.skipped else [_NOTHING]
+        if not self.skipped and not self.ended:
+            return [_NOTHING]
+        reasons = self._skips() if self.skipped else [_ENDED, *(f"  {function}" for function in self.ended)]
+        return ["0 graphs: fxamp compiled none of it.", "", *reasons]
 
     def _skips(self) -> list[str]:
         return [_SKIPPED, *(f"  {function}" for function in self.skipped)]
@@ -172,4 +178,5 @@ def report(compiled: Any) -> Report:
             f"report of {compiled!r}, of type {type(compiled).__name__}; accepted: what torch.compile returned, or a "
             "module whose .compile() was called"
         )
-    return Report(tuple(records_of(compiled)), tuple(outside(compiled)), tuple(skipped_functions(compiled)))
+    reasons = tuple(skipped_functions(compiled)), tuple(ended_functions(compiled))
+    return Report(tuple(records_of(compiled)), tuple(outside(compiled)), *reasons)

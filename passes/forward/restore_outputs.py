@@ -67,47 +67,63 @@ class _Rebuilder:
         self._casts = casts
         self._writer = writer
         self._aliases = aliases
-        self._made: dict[Node, Node] = {}
+        self._made: dict[tuple[Node, torch.dtype], Node] = {}
+        self._copies: dict[tuple[Node, torch.dtype], Node] = {}
 
     def restore(self, node: Node, dtype: torch.dtype) -> Node:
         """Return ``node`` in ``dtype``; the same result for the same node."""
-        if node not in self._made:
-            self._made[node] = self._rebuilt(node, dtype) if self._shares_memory(node) else self._cast(node, dtype)
-        return self._made[node]
+        return self._rebuilt(node, dtype) if self._shares_memory(node) else self._cast(node, dtype)
 
     def _shares_memory(self, node: Node) -> bool:
         outputs = [leaf for leaf in pytree.tree_leaves(self._output.args[0]) if isinstance(leaf, Node)]
         return any(other is not node and self._aliases.shared(node, other) for other in outputs)
 
     def _rebuilt(self, node: Node, dtype: torch.dtype) -> Node:
-        if node not in self._made:
-            self._made[node] = self._build(node, dtype)
-        return self._made[node]
+        if (node, dtype) not in self._made:
+            self._made[node, dtype] = self._build(node, dtype)
+        return self._made[node, dtype]
 
     def _build(self, node: Node, dtype: torch.dtype) -> Node:
         """Rebuild the node from the cast of the value that it is a view of. All writes are done before the outputs."""
         same = alias_of(node) or given_back(node)
         if same is not None:
             return self._rebuilt(same, dtype)
-        sources = aliased_inputs(node)
-        if len(sources) != 1 or not _is_view_of(node, sources[0]):
+        picked = node.target is operator.getitem and aliased_inputs(node) == [node.args[0]]
+        call = node.all_input_nodes[0] if picked else node
+        sources = _viewed(call, node)
+        if not sources:
             return self._cast(node, dtype)
-        base = self._rebuilt(sources[0], dtype)
+        if (call, dtype) not in self._copies:
+            self._copies[call, dtype] = self._copy(call, {source: self._rebuilt(source, dtype) for source in sources})
+        return self._copy(node, {call: self._copies[call, dtype]}) if picked else self._copies[call, dtype]
+
+    def _copy(self, node: Node, sources: dict[Node, Node]) -> Node:
         with node.graph.inserting_before(self._output):
-            return self._writer.copy(node, {sources[0]: base})
+            return self._writer.copy(node, sources)
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
         return self._casts.cast(node, dtype, self._output, _WHY) if tensor_value(node) is not None else node
 
 
-def _is_view_of(node: Node, source: Node) -> bool:
-    """Whether running the node again on another ``source`` gives the same view of that source.
+def _viewed(call: Node, result: Node) -> list[Node]:
+    """Return the inputs of ``call`` such that the call, run again on others, gives ``result`` as a view of the others.
 
-    What an op without an annotation returns (``einsum``, ``dropout``) is a view of its input or was computed.
+    What an op without an annotation returns (``einsum``, ``dropout``) is a view of its input or was computed. One of
+    several results (``broadcast_tensors``) is a view of one of several inputs; those of its dtype may have to agree.
     """
-    if isinstance(node.target, OpOverload):
-        return is_view(node) or not _memory(node).isdisjoint(_memory(source))
-    return node.target is operator.getitem and node.args[0] is source
+    sources = aliased_inputs(call)
+    if not isinstance(call.target, OpOverload):
+        return []
+    if is_view(call) and len(sources) == 1:
+        return sources
+    if all(_memory(result).isdisjoint(_memory(source)) for source in sources):
+        return []
+    return [source for source in sources if _dtype(source) == _dtype(result)]
+
+
+def _dtype(node: Node) -> torch.dtype | None:
+    value = tensor_value(node)
+    return None if value is None else value.dtype
 
 
 def _memory(node: Node) -> set[int]:

@@ -5,13 +5,16 @@ import gc
 import logging
 import pickle
 import re
+from collections import OrderedDict
 from collections.abc import Callable
+from importlib import import_module
 
 import pytest
 import torch
 from exhaustive import exhaustive
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint_sequential
 
 import fxamp
 from fxamp.reports import breaks
@@ -96,7 +99,7 @@ def train(call: Callable[[Tensor], Tensor], scaler: fxamp.GradScaler, optimizer:
         optimizer.zero_grad()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_models_of_other_tests() -> None:
     gc.collect()
 
@@ -116,6 +119,126 @@ def test_training_without_a_graph_is_said_once(make: Callable, enabled: bool, ca
 
     (message,) = warnings(caplog)
     assert re.search(IDLE[make], message), message
+
+
+@pytest.mark.parametrize("make", [a_copy, compiled_sequential, another_method, the_original])
+def test_it_is_said_to_any_optimizer(make: Callable, caplog: pytest.LogCaptureFixture) -> None:
+    model, call = make(None)
+    for optimizer in (torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(model.parameters())):
+        for _ in range(2):
+            call(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    (message,) = warnings(caplog)
+    assert re.search(IDLE[make], message), message
+
+
+def test_a_step_that_only_fills_its_state_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    model, _ = another_method(None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step()  # there are no gradients
+    model.training_step(torch.ones(2, 4)).sum().backward()
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    assert warnings(caplog) == []
+
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.step()
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_traced_step_is_traced_as_without_fxamp() -> None:
+    def ops() -> list[list[str]]:
+        torch._dynamo.reset()
+        weight = nn.Parameter(torch.ones(2))
+        weight.grad = torch.ones(2)
+        graphs: list[list[str]] = []
+
+        def backend(gm: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:
+            graphs.append([str(node.target) for node in gm.graph.nodes])
+            return gm
+
+        torch.compile(torch.optim.SGD([weight], lr=0.1).step, backend=backend)()
+        return graphs
+
+    hooked = ops()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("torch.optim.optimizer"), "_global_optimizer_post_hooks", OrderedDict())
+        assert ops() == hooked != []
+
+
+def hooked() -> nn.Module:
+    body = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    body[0].register_full_backward_hook(lambda *_: None)
+    return body
+
+
+def averaging() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None))
+
+
+class InSegments(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint_sequential(self.layers, 2, x, use_reentrant=False)
+
+
+class Around(Net):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+BROKEN = {
+    hooked: "forward: Module-level backwards hooks require compiled autograd",
+    averaging: r"forward: Dynamo does not support tracing `Tensor.item\(\)`",
+    InSegments: "forward: .*`checkpoint_sequential`",
+}
+
+
+@pytest.mark.parametrize("make", BROKEN, ids=lambda make: make.__name__)
+def test_a_break_before_the_first_op_is_named(make: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture) -> None:
+    model = make() if make is InSegments else Around(make())
+    model.compile(backend="fxamp", options=OPTIONS | {"policy": "cpu-bfloat16"})
+    for optimizer in (torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(model.parameters())):
+        model(torch.rand(2, 4, requires_grad=True)).sum().backward()
+        optimizer.step()
+
+    (message,) = warnings(caplog)
+    expected = "Dynamo ended its graph before the first op, and skips what is called then: .*test_idle.py:[0-9]+: "
+    assert re.search(expected + BROKEN[make], message), message
+    assert re.search(
+        r"(?s)none of it\..*ended the graph.*\n  .*test_idle.py.*" + BROKEN[make], str(fxamp.report(model))
+    )
+
+
+def test_a_function_whose_graph_breaks_before_the_first_op_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    body = hooked()
+    step = torch.compile(lambda x: body(x), backend="fxamp", options=OPTIONS | {"policy": "cpu-bfloat16"})
+    step(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    torch.optim.SGD(body.parameters(), lr=0.1).step()
+
+    (message,) = warnings(caplog)
+    assert "test_a_function_whose" in message and "Module-level backwards hooks" in message
+
+
+def test_a_break_before_a_graph_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    class Printing(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            return super().forward(x)
+
+    model = Printing()
+    model.compile(backend="fxamp", options=OPTIONS | {"policy": "cpu-bfloat16"})
+    model(torch.ones(2, 4)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert warnings(caplog) == []
 
 
 def test_a_switch_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,7 +356,6 @@ RIGHT = [
 ]
 
 
-@pytest.mark.usefixtures("no_models_of_other_tests")
 @pytest.mark.parametrize("make", RIGHT, ids=lambda make: make.__name__)
 def test_nothing_is_said_where_nothing_is_wrong(make: Callable, caplog: pytest.LogCaptureFixture) -> None:
     beside = nn.Sequential(nn.Linear(4, 4))

@@ -1,5 +1,7 @@
 """fit-constants, restore-outputs, fold-casts and drop-regions."""
 
+from collections.abc import Sequence
+
 import torch
 from bench_graph import Workbench, policy, workbench
 
@@ -75,6 +77,27 @@ def test_outputs_that_share_memory_still_do() -> None:
     first.zero_()
     second.zero_()
     assert whole.dtype is torch.float32 and not whole.any()
+
+
+def test_views_of_several_inputs_share_the_memory_of_each() -> None:
+    def program(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows, columns = a.mm(a)[:, :1], b.mm(b)[:1]
+        grids = torch.meshgrid(rows.flatten(), columns.flatten(), indexing="ij")
+        return (*torch.broadcast_tensors(rows, columns, a), *grids, *torch.atleast_3d(rows[0], columns), rows, columns)
+
+    operands = torch.ones(2, 2), torch.full((2, 2), 3.0)
+    bench = workbench(program, *operands)
+    bench.run(*CAST)
+    assert bench.run(RestoreOutputs()).modified == 8
+    for ours, expected in zip(bench.captured.module(*operands), program(*operands), strict=True):
+        assert ours.dtype is torch.float32 and torch.equal(ours, expected) and ours.stride() == expected.stride()
+    assert _owners(bench.captured.module(*operands)) == _owners(program(*operands)) == [0, 1, 2, 0, 1, 0, 1, 0, 1]
+
+
+def _owners(results: Sequence[torch.Tensor]) -> list[int]:
+    """By result, the first result that shares its memory."""
+    memory = [result.untyped_storage().data_ptr() for result in results]
+    return [memory.index(pointer) for pointer in memory]
 
 
 def test_outputs_may_be_kept() -> None:

@@ -76,6 +76,20 @@ def parts(d: Draft) -> None:
     d.let_several(code.format(d.value(lambda v: v.dim() >= 1)), count)
 
 
+_PAIRED = (
+    "torch.broadcast_tensors({}[:1], {}[None])", "torch.meshgrid({}.flatten()[:3], {}.flatten()[:2], indexing='ij')",
+    "torch.atleast_3d({}, {})",
+)  # fmt: skip
+
+
+@statement()
+def paired_views(d: Draft) -> None:
+    """Two results of one call, each a view of its own input."""
+    x = d.ranked(2, 3)
+    product = d.let(f"{d.lowered(x)} @ {d.weight(d.shape(x)[-1], 4)}")
+    d.let_several(d.pick(_PAIRED).format(product, d.alike(product)), 2)
+
+
 _JOINED = (
     "torch.cat([{}, {}])", "torch.stack([{}, {}], -1)", "torch.hstack([{}, {}])", "torch.cat([{0}, {0}, {1}], -1)",
 )  # fmt: skip
