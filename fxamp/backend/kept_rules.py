@@ -4,21 +4,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from fxamp.errors import OptionError
 from fxamp.graph import graph_output, mode_of, tensor_value
 from fxamp.graph_text import KeptValue
+from fxamp.kernels.host_memory import await_copies_of
 from fxamp.passes.partition.mark_recomputed import RECOMPUTED, MarkRecomputed
 from fxamp.passes.partition.pack_kept import KEPT_VALUES, RESTORE, PackKept, kept_value
 from fxamp.passes.partition.unpack_kept import UnpackKept
 from fxamp.passes.shared.saved_values import saved
 from fxamp.pipeline import run_traced
-from fxamp.pipeline.participant import Participant, Partitioner, refuse_compiled_autograd, refuse_eager
+from fxamp.pipeline.participant import (
+    Boxed,
+    GraphCompiler,
+    Participant,
+    Partitioner,
+    refuse_compiled_autograd,
+    refuse_eager,
+    takes_list,
+)
 from fxamp.policy import Policy
-from fxamp.policy.model.keep import KEPT
+from fxamp.policy.model.keep import KEPT, Keep
 from fxamp.reports.record import unmatched_rules
 from fxamp.reports.warnings import warn_unmatched
+
+#: The devices of policies whose values the host may keep; on a CPU they stay where they are.
+_WITH_HOST = ("cuda", "cpu")
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,7 @@ class KeptRules(Participant):
                 "partition"
             )
         refuse_compiled_autograd(what)
+        self._refuse_host(inductor)
 
     def partition(self, partitioner: Partitioner, lowering: str) -> Partitioner:
         """Pack the values that the partition keeps.
@@ -69,6 +83,26 @@ class KeptRules(Participant):
         warn_unmatched(self.policy.name, unmatched, "nothing that a compiled forward keeps")
         return run
 
+    def backward(self, compiler: GraphCompiler) -> GraphCompiler:
+        def compile_awaiting(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
+            takes = gm.graph.find_nodes(op="call_function", target=torch.ops.fxamp.take_from_host.default)
+            devices = dict.fromkeys(node.args[1] for node in takes)
+            compiled = compiler(gm, inputs)
+            return _awaiting(compiled, list(devices)) if devices else compiled
+
+        return compile_awaiting
+
+    def _refuse_host(self, inductor: Mapping[str, Any]) -> None:
+        """Raise OptionError where values cannot be kept in host memory, if a rule asks for that."""
+        ids = ", ".join(repr(rule.id) for rule in self.policy.rules if rule.keep is Keep.HOST)
+        what = f"policy {self.policy.name!r} has rules with keep = 'host' ({ids})"
+        if ids and self.policy.device not in _WITH_HOST:
+            raise OptionError(
+                f"{what}, for device {self.policy.device!r}; accepted: {', '.join(map(repr, _WITH_HOST))}"
+            )
+        if ids and inductor.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs):
+            raise OptionError(f"{what}, whose copies CUDA graphs cannot capture; accepted: a mode without CUDA graphs")
+
     def _pack(self, forward: GraphModule, backward: GraphModule, results: int, strides: bool) -> list[KeptValue]:
         """Pack the values that ``forward`` returns to ``backward`` after its first ``results`` outputs, in place."""
         originals = tuple(saved(forward, results))
@@ -77,6 +111,20 @@ class KeptRules(Participant):
         unpack = UnpackKept(originals, outcome[RESTORE], tuple(saved(forward, results)), strides)
         run_traced(backward, self.policy, unpack)
         return [*outcome[KEPT_VALUES], *_recomputed(backward)]
+
+
+def _awaiting(compiled: Boxed, devices: Sequence[torch.device]) -> Boxed:
+    """Return ``compiled``; if it fails, later work waits for the copies that it has begun, into memory now free."""
+
+    def run(args: list[Any]) -> Any:
+        try:
+            return compiled(args)
+        except BaseException:
+            for device in devices:
+                await_copies_of(device)
+            raise
+
+    return takes_list(run)
 
 
 def _recomputed(backward: GraphModule) -> list[KeptValue]:

@@ -25,6 +25,7 @@ from fxamp.torch_private.autograd import (
     autocast_dtype_of,
     function_of,
     gradient_dtypes,
+    has_saved_tensors_hooks,
     is_leaf,
     keeps_graph,
     running_backward,

@@ -68,6 +68,11 @@ def autocast_dtype_of(node: Node) -> torch.dtype | None:
     return getattr(node, "_dtype", None) if getattr(node, "_fwd_used_autocast", False) else None
 
 
+def has_saved_tensors_hooks() -> bool:
+    """Whether the program's ``torch.autograd.graph.saved_tensors_hooks`` will read what is saved now. Breaks loudly."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def without_saved_tensors_hooks() -> AbstractContextManager[None]:
     """Hide tensors saved inside from the program's ``torch.autograd.graph.saved_tensors_hooks``. Breaks loudly."""
     from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing

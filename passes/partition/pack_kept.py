@@ -98,7 +98,7 @@ class PackKept(TracedPass[CastContext]):
 def _plan(memory: Memory, verdict: Verdict) -> Packing | str:
     """Return how to pack ``memory``, or why it is not packed."""
     rule = verdict.rule
-    if rule is None or verdict.reason:
+    if rule is None or (verdict.reason and rule.keep is not Keep.HOST):  # which is exact
         return verdict.reason
     if rule.keep is Keep.AS_IS:
         return rule.why
@@ -195,7 +195,8 @@ def _report(memory: Memory, verdict: Verdict, plan: Packing | str, parts: list[N
     value = tensor_value(memory.owner)
     assert value is not None
     before = stored_bytes([value])
-    after = before if parts is None else stored_bytes([part.meta["val"] for part in parts])
+    sent = isinstance(plan, Packing) and plan.form is Keep.HOST
+    after = before if parts is None else 0 if sent else stored_bytes([part.meta["val"] for part in parts])
     form = plan.words if isinstance(plan, Packing) else dtype_name(value.dtype)
     reason = "" if isinstance(plan, Packing) else plan
     return kept_value(memory.owner, memory.views[0].name, verdict.rule, form, (before, after), reason)

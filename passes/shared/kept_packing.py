@@ -21,13 +21,15 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxamp.graph import INSERTED, GraphWriter, dense_order, is_wrapper
+from fxamp.kernels import host_memory as host_memory  # registers the ops
 from fxamp.passes.shared import float8_bits
 from fxamp.policy import Rule
 from fxamp.policy.model.keep import EIGHT_BITS, Keep
 from fxamp.torch_devices import converts_float8
 from fxamp.torch_dtypes import NARROW
+from fxamp.torch_private import hint
 
-aten = torch.ops.aten
+aten, fxamp_ops = torch.ops.aten, torch.ops.fxamp
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,12 @@ _CODES = {
 
 _NARROW_FORMS = {Keep.BFLOAT16: torch.bfloat16, Keep.FLOAT16: torch.float16}
 
+#: Devices whose memory is not the host's.
+_SENDERS = frozenset({"cuda"})
+
+#: Copies of fewer bytes are not worth their calls: at 50 GB/s this many take 20 microseconds.
+LEAST_SENT = 1 << 20
+
 #: The minimum scale, so that a block of zeros has a nonzero one.
 _LEAST = 1e-30
 
@@ -69,6 +77,7 @@ class Packing:
     ``order``: that in which its codes are. The last dimensions of the latter, of sizes ``trailing``, are split into
     blocks of ``block`` elements together; without them a row of unknown length is a block, and ``block`` is 0.
     ``by_bits``: codes are computed with integers, where a compiler cannot convert to their dtype, and stored as uint8.
+    ``device``: where a value that the host keeps comes from, and returns to.
     """
 
     form: Keep
@@ -78,6 +87,7 @@ class Packing:
     order: tuple[int, ...] = ()
     trailing: tuple[int, ...] = ()
     by_bits: bool = False
+    device: torch.device | None = None
 
     @property
     def parts(self) -> int:
@@ -107,6 +117,8 @@ def _plan(value: Tensor, rule: Rule) -> Packing | str:
     assert rule.keep is not None
     if is_wrapper(value) or value.layout is not torch.strided:
         return "it is no plain dense tensor"
+    if rule.keep is Keep.HOST:
+        return _sent(value, rule)
     if value.dtype not in (*NARROW, torch.float32):
         return f"it is {str(value.dtype).removeprefix('torch.')}"
     if rule.keep in _NARROW_FORMS:
@@ -123,6 +135,17 @@ def _plan(value: Tensor, rule: Rule) -> Packing | str:
     if isinstance(value.shape[order[-1]], int):
         return _joined(value, rule.keep, order, rule.block)
     return Packing(rule.keep, value.dtype)
+
+
+def _sent(value: Tensor, rule: Rule) -> Packing | str:
+    if value.device.type not in _SENDERS:
+        return f"it is in the memory of {value.device.type}, which saves nothing in the host's"
+    if dense_order(value) is None:
+        return "its elements do not fill its memory"
+    elements = hint(value.numel())
+    if not rule.elements and (elements is None or elements * value.element_size() < LEAST_SENT):
+        return f"it has fewer than {LEAST_SENT} bytes, and the rule has no elements"
+    return Packing(Keep.HOST, value.dtype, device=value.device)
 
 
 def _axis(value: Tensor, innermost: int, most: int) -> tuple[int, int]:
@@ -178,6 +201,10 @@ class PackWriter:
         if packing.form in _NARROW_FORMS:
             narrow = self._as(node, _NARROW_FORMS[packing.form])
             return [self._described(narrow, node, why)]
+        if packing.form is Keep.HOST:
+            host = self._described(self._call(fxamp_ops.send_to_host.default, node, []), node, why)
+            self._call(fxamp_ops.await_copies.default, host, packing.device, [node])
+            return [host]
         codes = _CODES[packing.form]
         wide = self._as(self._in_blocks(node, packing), torch.float32)
         magnitude = self._call(aten.abs.default, wide)
@@ -202,6 +229,10 @@ class PackWriter:
         """Insert nodes that restore the value from ``parts``; ``strides``: with those of the original too."""
         if packing.form in _NARROW_FORMS:
             return self._as(parts[0], packing.dtype)
+        if packing.form is Keep.HOST:
+            value = self._call(fxamp_ops.take_from_host.default, parts[0], packing.device, [])
+            self._call(fxamp_ops.await_copies.default, value, packing.device, [])
+            return value
         codes = _CODES[packing.form]
         coded, scale = self._decoded(parts[0], packing), self._as(parts[1], torch.float32)
         endless = self._call(aten.add.Tensor, coded, codes.shift) if codes.shift else coded

@@ -30,6 +30,8 @@ class Keep(StrEnum):
     """Rounded to bfloat16, if it is wider."""
     FLOAT16 = "float16"
     """Rounded to float16, if it is wider; what exceeds its range becomes infinite."""
+    HOST = "host"
+    """In the host's memory, bit for bit: copied there by the forward, and back by the backward."""
     RECOMPUTE = "recompute"
     """Not stored: the backward recomputes it."""
     AS_IS = "as-is"

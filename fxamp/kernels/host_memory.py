@@ -1,0 +1,107 @@
+"""Copies between a GPU's memory and the host's, for values that a policy keeps there from forward to backward.
+
+All copies of one GPU, out and back, run on one stream of their own, in the order in which they are asked for: a copy
+back begins when the copy out has ended, whichever thread, stream or backward asks. So no table says which copy is
+whose, and any number of backwards can read a host tensor.
+
+    send_to_host      the copies' stream waits for the work so far, then copies a value to new pinned memory
+    take_from_host    the same back, to new memory of the GPU
+    await_copies      all later work waits for the copies so far
+
+None of them makes the host wait. Until the copies are awaited, what they read must not be overwritten, and what they
+write must not be read; so graphs hand these tensors to the op that waits, which keeps memory and order. On a CPU a copy
+is done when its op returns.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fxamp.torch_private import has_saved_tensors_hooks
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+_creating = threading.Lock()
+
+#: Inductor passes values in the memory layouts that it chose.
+_TAGS = (torch.Tag.flexible_layout, torch.Tag.cudagraph_unsafe)
+
+
+@torch.library.custom_op("fxamp::send_to_host", mutates_args=(), tags=_TAGS)
+def send_to_host(value: Tensor, awaited: Sequence[Tensor]) -> Tensor:
+    """Begin to copy ``value`` to the host, and return the copy: on the CPU, with the strides of ``value``.
+
+    Args:
+        value: any shape and dtype; its elements fill its memory.
+        awaited: what earlier copies read and wrote; if there is any, all later work first waits for the copies so far.
+
+    Raises RuntimeError while a CUDA graph is captured.
+    """
+    host = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+    if awaited:
+        await_copies_of(value.device)
+    _begin(host, value, value.device)
+    if value.is_cuda and has_saved_tensors_hooks():
+        _stream(value.device).synchronize()  # a hook of the program may read the copy on the host
+    return host
+
+
+@torch.library.custom_op("fxamp::take_from_host", mutates_args=(), tags=_TAGS)
+def take_from_host(host: Tensor, device: torch.device, after: Sequence[Tensor]) -> Tensor:
+    """Begin to copy ``host`` to ``device``, and return the copy, with the strides of ``host``.
+
+    ``after``: what must exist before; it is not read. Raises RuntimeError while a CUDA graph is captured.
+    """
+    value = torch.empty_like(host, device=device)
+    _begin(value, host, device)
+    return value
+
+
+@torch.library.custom_op("fxamp::await_copies", mutates_args=("target",), tags=_TAGS)
+def await_copies(target: Tensor, device: torch.device, others: Sequence[Tensor]) -> None:
+    """Let all later work on ``device`` wait for its copies so far: ``target`` is there then.
+
+    ``others``: what must exist until then, as the source of the copy.
+    """
+    await_copies_of(device)
+
+
+@send_to_host.register_fake
+def _(value: Tensor, awaited: Sequence[Tensor]) -> Tensor:
+    return torch.empty_like(value, device="cpu")
+
+
+@take_from_host.register_fake
+def _(host: Tensor, device: torch.device, after: Sequence[Tensor]) -> Tensor:
+    return torch.empty_like(host, device=device)
+
+
+def await_copies_of(device: torch.device) -> None:
+    """Let all later work on the current stream of ``device`` wait for the device's copies so far."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_stream(_stream(device))
+
+
+def _begin(target: Tensor, source: Tensor, device: torch.device) -> None:
+    """Copy on the copies' stream of ``device``, after all work so far on its current stream."""
+    if device.type != "cuda":
+        target.copy_(source)
+        return
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a policy keeps values in host memory (keep = 'host'), which a CUDA graph cannot capture; accepted: "
+            "the compiled model outside of CUDA graphs, or a policy without such rules"
+        )
+    stream = _stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        target.copy_(source, non_blocking=True)
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    place = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    with _creating:  # two streams would not be in order
+        if place not in _streams:
+            _streams[place] = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
+        return _streams[place]
