@@ -16,6 +16,7 @@ from fxamp.passes.forward.restore_outputs import RestoreOutputs
 from fxamp.passes.forward.scale_linear_losses import ScaleLinearLosses
 from fxamp.passes.forward.scale_products import ScaleProducts
 from fxamp.passes.partition.add_in_place import AddInPlace
+from fxamp.passes.partition.overlap_copies import OverlapCopies
 from fxamp.passes.step.drop_copies import DropCopies
 from fxamp.passes.step.fold_unscale import FoldUnscale
 from fxamp.passes.step.guard_updates import GuardUpdates
@@ -45,12 +46,14 @@ FORWARD: PassSequence[CastContext] = PassSequence(
 )
 
 #: For AOTAutograd's forward, after the passes of who takes part in it.
-PARTITIONED_FORWARD: PassSequence[CastContext] = PassSequence("partitioned forward", (AddInPlace(),))
+PARTITIONED_FORWARD: PassSequence[CastContext] = PassSequence("partitioned forward", (AddInPlace(), OverlapCopies()))
 
 #: For AOTAutograd's backward, after the passes of who takes part in it (fxamp/backend/participants.py), in this order:
 #: drop-unread-results, cast-backward, scale-backward. Rules for kept values run theirs around the partition:
 #: mark-recomputed on the joint graph, then pack-kept on the forward, then unpack-kept on the backward.
-BACKWARD: PassSequence[CastContext] = PassSequence("backward", (RealizeCasts(), RealizeSums(), AddInPlace()))
+BACKWARD: PassSequence[CastContext] = PassSequence(
+    "backward", (RealizeCasts(), RealizeSums(), AddInPlace(), OverlapCopies())
+)
 
 
 def step(

@@ -104,16 +104,22 @@ def _plan(memory: Memory, verdict: Verdict) -> Packing | str:
         return rule.why
     if rule.keep is Keep.RECOMPUTE:
         return "the partitioner keeps it all the same"
-    value = tensor_value(_packed_node(memory))
+    node = _packed_node(memory, rule)
+    value = tensor_value(node)
     assert value is not None
     plan = plan_packing(value, rule)
-    symbolic = [n for view in memory.views for n in _views(_packed_node(memory), view) if _reads_numbers(n)]
+    symbolic = [n for view in memory.views for n in _views(node, view) if _reads_numbers(n)]
     return "its views have sizes that are not known" if symbolic and isinstance(plan, Packing) else plan
 
 
-def _packed_node(memory: Memory) -> Node:
-    """Return the node to pack: the only value kept if it is all of its memory, else the memory's owner."""
+def _packed_node(memory: Memory, rule: Rule) -> Node:
+    """Return the node to pack: the only value kept if it is all of its memory, else the memory's owner.
+
+    The owner goes to the host, as soon as it is made: the partitioner makes views for the backward in the end.
+    """
     owner, views = memory.owner, memory.views
+    if rule.keep is Keep.HOST and not any(_reads_numbers(n) for view in views for n in _views(owner, view)):
+        return owner
     if len(views) == 1 and _elements(views[0]) == _elements(owner) and _filled(views[0]):
         return views[0]
     return owner
@@ -149,7 +155,7 @@ def _reads_numbers(view: Node) -> bool:
 
 def _pack(memory: Memory, packing: Packing, rule: Rule | None, writer: GraphWriter) -> tuple[Node, Packing, list[Node]]:
     assert rule is not None
-    node = _packed_node(memory)
+    node = _packed_node(memory, rule)
     with writer.graph.inserting_before(_place(node)):
         parts = PackWriter(writer).pack(node, packing, f"kept for the backward: rule {rule.id}")
     for part in parts:

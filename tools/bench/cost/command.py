@@ -70,13 +70,14 @@ def parser(prog: str) -> Parser:
         default=600.0,
         help="of products in 16 bits; float32 at a twelfth (default 600)",
     )
+    add("--pcie", type=positive_number, default=50.0, help="bandwidth to host memory, GB/s each way (default 50)")
     add_styles(result)
     return result
 
 
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Count every way of training. Raises FxampError for a user's mistake, and where this machine cannot count."""
-    rates = Rates(1e9 * options.bandwidth, 1e12 * options.tflops, 1e12 * options.tflops / 12)
+    rates = Rates(1e9 * options.bandwidth, 1e12 * options.tflops, 1e12 * options.tflops / 12, 1e9 * options.pcie)
     plan = plan_of_every(options, rates) if options.every else _plan(options, rates)
     results: list[Count] = []
 

@@ -32,6 +32,7 @@ class Counted:
     wants_text: bool = False
     kernels: list[Kernel] = field(default_factory=list)
     flops: dict[str, int] = field(default_factory=dict)
+    forward_flops: dict[str, int] = field(default_factory=dict)
     kept: list[Kept] = field(default_factory=list)
     texts: list[tuple[str, str]] = field(default_factory=list)
     graphs: int = 0
@@ -111,7 +112,8 @@ def _count(graph: GraphLowering, stage: str, counted: Counted) -> None:
     counted.peak = max(counted.peak, highest, key=lambda peak: peak.bytes)
     counted.kernels += schedule.kernels(graph, stage)
     for dtype, number in schedule.flops(cast(GraphModule, graph.module)).items():
-        counted.flops[dtype] = counted.flops.get(dtype, 0) + number
+        for totals in (counted.flops, *([counted.forward_flops] if stage == "forward" else [])):
+            totals[dtype] = totals.get(dtype, 0) + number
     context = TracingContext.try_get()
     if stage == "forward" and context is not None and context.output_strides is not None:
         context.output_strides.extend(map(_strides, graph.graph_outputs or ()))
@@ -151,7 +153,7 @@ def _like(value: Tensor) -> Tensor:
 
 
 def _kept(gm: GraphModule) -> list[Kept]:
-    """Distinct storages that the forward returns beyond its results, largest first."""
+    """Distinct storages of the GPU that the forward returns beyond its results, largest first."""
     metadata = current_metadata()
     if metadata is None:
         return []
@@ -159,7 +161,7 @@ def _kept(gm: GraphModule) -> list[Kept]:
     storages: dict[int, Kept] = {}
     for node in output.args[0][metadata.num_forward_returns :]:
         value = node.meta.get("val") if isinstance(node, Node) and node.op != "placeholder" else None
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and value.device.type != "cpu":
             dtype, storage = str(value.dtype).removeprefix("torch."), value.untyped_storage()
             where = schedule.module_of(node), schedule.source(node)
             storages[storage._cdata] = Kept(storage.nbytes(), dtype, tuple(value.shape), schedule.op(node), *where)

@@ -1,13 +1,16 @@
 """What was counted of a training step: plain values, which JSON can hold."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 #: The parts of a step, in order.
 STAGES = ("forward", "backward", "step")
 
 #: Kinds of kernels that multiply: their time is that of their FLOPs, not of their bytes.
 PRODUCTS = ("matmul", "convolution", "attention")
+
+#: The kind of copies to the host's memory and back, of values that it keeps for the backward.
+HOST_COPY = "host copy"
 
 #: What the ops are called for whose result the host waits.
 WAITED_FOR = ("_local_scalar_dense", "nonzero", "copy to the host")
@@ -27,8 +30,9 @@ class Kernel:
     """One kernel of a step, or several launches of the same work.
 
     ``stage``: of :data:`STAGES`. ``kind``: "triton", one of :data:`PRODUCTS`, "fxamp" (its gradient kernels),
-    "library" (any other of a graph), "eager" (outside of the graphs), "zeros" (gradients of results that nobody used),
-    "by hand" (not seen, but known). ``ops``: what it computes. ``sources``: ``file:line`` of the program.
+    :data:`HOST_COPY`, "library" (any other of a graph), "eager" (outside of the graphs), "zeros" (gradients of results
+    that nobody used), "by hand" (not seen, but known). ``ops``: what it computes. ``sources``: ``file:line`` of the
+    program. A copy to or from the host reads or writes the GPU's memory alone.
     """
 
     stage: str
@@ -109,10 +113,10 @@ class Moment:
 class Count:
     """One way of training, counted.
 
-    ``flops``: of products, by the dtype of their first operand. ``parameters``, ``tensors``: of the model.
-    ``graphs``: compiled ones. ``peak``: the moment with most bytes of activations, gradients and temporaries;
-    ``moments``: all of them, in order.
-    ``gradients``: most bytes that the backward of a graph hands out at its end.
+    ``flops``: of products, by the dtype of their first operand; ``forward_flops``: those of forwards. ``parameters``,
+    ``tensors``: of the model. ``graphs``: compiled ones. ``peak``: the moment with most bytes of activations, gradients
+    and temporaries; ``moments``: all of them, in order. ``gradients``: most bytes that the backward of a graph hands
+    out at its end.
     """
 
     kernels: tuple[Kernel, ...]
@@ -124,10 +128,15 @@ class Count:
     peak: Peak = Peak()
     gradients: int = 0
     moments: tuple[Moment, ...] = ()
+    forward_flops: Mapping[str, int] = field(default_factory=dict)
 
     def bytes(self, stage: str) -> int:
         """Bytes that the kernels of ``stage`` move."""
         return sum(kernel.bytes for kernel in self.kernels if kernel.stage == stage)
+
+    def copied(self, stage: str) -> int:
+        """Bytes that go to the host's memory in the forward, and come back in the backward."""
+        return sum(kernel.bytes for kernel in self.kernels if kernel.stage == stage and kernel.kind == HOST_COPY)
 
     @property
     def kept_bytes(self) -> int:

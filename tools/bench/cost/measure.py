@@ -38,6 +38,7 @@ def measure(workload: Workload, way: Way, pretended: bool, counted: Counted | No
     return Count(
         kernels=(*counted.kernels, *step_kernels(workload, way, scaled, called.parameters)),
         flops=counted.flops,
+        forward_flops=counted.forward_flops,
         kept=tuple(counted.kept),
         parameters=sum(p.numel() for p in called.parameters),
         tensors=len(called.parameters),

@@ -62,10 +62,11 @@ def _kept_inputs(graph: Lowering, outputs: OrderedSet[str]) -> dict[str, Any]:
     for name, buffer in inputs.items():
         # Inductor takes as many bytes as are read: more than there are, if a value is read for many elements.
         value, scalers = graph.graph_inputs[name], name == SCALE  # as torch's own is outside of its graph
-        buffer.mpi_buffer.size_free = 0 if scalers else int(value.get_numel()) * value.get_dtype().itemsize
+        absent = scalers or value.get_device().type == "cpu"
+        buffer.mpi_buffer.size_free = 0 if absent else int(value.get_numel()) * value.get_dtype().itemsize
     for node in scheduler.nodes:
         for buffer in node.get_outputs():
-            if _in_registers(node, buffer):
+            if _in_registers(node, buffer) or _on_host(buffer):
                 buffer.mpi_buffer.size_alloc = buffer.mpi_buffer.size_free = 0
     return inputs
 
@@ -74,6 +75,14 @@ def _in_registers(node: Scheduled, buffer: Any) -> bool:
     """Whether only the fused kernel ``node`` that makes ``buffer`` reads it: then it is never written."""
     parts = set(node.get_nodes())
     return len(parts) > 1 and bool(buffer.users) and all(user.node in parts for user in buffer.users)
+
+
+def _on_host(buffer: Any) -> bool:
+    """Whether ``buffer``, or each result of the call that it stands for, is in the host's memory."""
+    readers = [getattr(user.node, "node", None) for user in buffer.users]
+    results = [reader for reader in readers if type(reader).__name__ == "MultiOutput"]
+    devices = [value.get_device() for value in results or [buffer.node]]
+    return all(device is not None and device.type == "cpu" for device in devices)
 
 
 def _in_use(lifetimes: Sequence[Lifetime], moment: int) -> Iterator[Lifetime]:

@@ -1,7 +1,7 @@
 """A counted way of training in the numbers of a table, which extrapolate over layers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fxamp.dtypes import DTYPES
@@ -10,11 +10,16 @@ from fxamp.tools.bench.cost.count import PRODUCTS, Count
 
 @dataclass(frozen=True)
 class Rates:
-    """What a GPU does in a second: bytes of memory, and FLOPs of products in 16 bits and in float32."""
+    """What a GPU does in a second: bytes of memory, FLOPs of products in 16 bits and in float32, and bytes to the host.
+
+    The latter go over PCIe, as many in each direction. 16 lanes of its fifth generation, as an H100 has, carry 64 GB/s;
+    NVIDIA's nvbandwidth shows 55.6 to the GPU and 52.8 to the host.
+    """
 
     bandwidth: float = 3.0e12
     flops16: float = 600e12
     flops32: float = 50e12
+    host: float = 50e9
 
     def of(self, dtype: str) -> float:
         """FLOPs of products of ``dtype`` in a second; float8 at twice 16 bits', float4 at four times.
@@ -33,7 +38,8 @@ class Row:
 
     ``triton``, ``library``, ``outside``: launches of Triton kernels, of other kernels of the forward and the backward,
     and of the step. ``peak``: most bytes at once; ``gradients``: most bytes that a backward hands out. ``syncs``: how
-    often the host waits.
+    often the host waits. ``forward_beside``, ``forward_flops``: the forward's share of ``beside_products`` and
+    ``flops``. ``sent``, ``taken``: bytes to the host's memory and back.
     """
 
     label: str
@@ -51,15 +57,29 @@ class Row:
     peak: float
     gradients: float
     syncs: float
+    forward_beside: float = 0.0
+    sent: float = 0.0
+    taken: float = 0.0
+    forward_flops: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def bytes(self) -> float:
         return self.forward + self.backward + self.step
 
     def milliseconds(self, rates: Rates) -> float:
-        """An estimate: products by their FLOPs, all other kernels by their bytes; nothing overlaps, nothing waits."""
-        seconds = self.beside_products / rates.bandwidth
-        return 1e3 * (seconds + sum(flops / rates.of(dtype) for dtype, flops in self.flops.items()))
+        """An estimate: products by their FLOPs, all other kernels by their bytes; nothing waits, nothing overlaps.
+
+        But for copies to the host's memory and back: these take longer than the forward or the backward, or no time.
+        """
+        products, of_forward = (
+            sum(flops / rates.of(dtype) for dtype, flops in by_dtype.items())
+            for by_dtype in (self.flops, self.forward_flops)
+        )
+        seconds = self.beside_products / rates.bandwidth + products
+        forward = self.forward_beside / rates.bandwidth + of_forward
+        backward = seconds - forward - self.step / rates.bandwidth
+        waits = max(0.0, self.sent / rates.host - forward) + max(0.0, self.taken / rates.host - backward)
+        return 1e3 * (seconds + waits)
 
     def as_dict(self, rates: Rates) -> dict[str, Any]:
         return asdict(self) | {"bytes": self.bytes, "estimated_milliseconds": self.milliseconds(rates)}
@@ -85,6 +105,10 @@ def row(label: str, policy: str, count: Count) -> Row:
         peak=count.peak.bytes,
         gradients=count.gradients,
         syncs=count.syncs,
+        forward_beside=sum(k.bytes for k in inside if k.stage == "forward" and k.kind not in PRODUCTS),
+        sent=count.copied("forward"),
+        taken=count.copied("backward"),
+        forward_flops=count.forward_flops,
     )
 
 
@@ -94,9 +118,13 @@ def extrapolated(layers: Sequence[int], rows: Sequence[Row], to: int) -> Row:
     share = (to - layers[0]) / (layers[-1] - layers[0])
     numbers = {
         name: getattr(first, name) + share * (getattr(last, name) - getattr(first, name))
-        for name in (field.name for field in fields(Row) if field.type is float)
+        for name in (own.name for own in fields(Row) if own.type is float)
     }
-    dtypes = {**first.flops, **last.flops}
-    flops = {d: first.flops.get(d, 0) + share * (last.flops.get(d, 0) - first.flops.get(d, 0)) for d in dtypes}
+    flops = _further(first.flops, last.flops, share)
+    forward = _further(first.forward_flops, last.forward_flops, share)
     numbers["peak"] = max(numbers["peak"], numbers["gradients"])  # with more layers, the peak may move to the end
-    return Row(first.label, first.policy, **numbers, flops=flops, graphs=last.graphs)
+    return Row(first.label, first.policy, **numbers, flops=flops, forward_flops=forward, graphs=last.graphs)
+
+
+def _further(first: Mapping[str, float], last: Mapping[str, float], share: float) -> dict[str, float]:
+    return {key: first.get(key, 0) + share * (last.get(key, 0) - first.get(key, 0)) for key in {**first, **last}}

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
-from fxamp.tools.bench.cost.count import Access, Kernel
+from fxamp.tools.bench.cost.count import HOST_COPY, Access, Kernel
 
 #: GraphLowering and scheduler nodes of Inductor; torch gives them no stable types.
 Lowering = Any
@@ -39,9 +39,16 @@ def flops(gm: GraphModule) -> dict[str, int]:
     return dict(result)
 
 
+#: Ops that launch nothing; the kernels of the steps in a backward are counted by hand.
+_NO_KERNELS = ("fxamp.hand_over.default", "fxamp.await_copies.default")
+
+#: Copies between a GPU and the host, and the side of each that is in the GPU's memory.
+_HOST_COPIES = {"fxamp.send_to_host.default": "reads", "fxamp.take_from_host.default": "writes"}
+
+
 def _is_kernel(node: Scheduled) -> bool:
-    if type(node).__name__ == "NopKernelSchedulerNode" or _overload(node) == "fxamp.hand_over.default":
-        return False  # the step's kernels are counted by hand
+    if type(node).__name__ == "NopKernelSchedulerNode" or _overload(node) in _NO_KERNELS:
+        return False
     return not (_is_library(node) and type(node.node).__name__ == "MultiOutput")
 
 
@@ -54,6 +61,8 @@ def _kernel(graph: Lowering, node: Scheduled, stage: str) -> Kernel:
     for reads in (True, False):
         accesses = node.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads)
         moved = dict(accesses) if _is_library(node) else _moved(graph, node, accesses, "reads" if reads else "writes")
+        if _kind(node) == HOST_COPY:
+            moved = _on_gpu(graph, node) if (_HOST_COPIES[_overload(node)] == "reads") is reads else {}
         sides.append(tuple(Access(name, int(size), _dtype(graph, name)) for name, size in moved.items()))
     origins = list(_origins(node))
     ops = _overload(node) if _is_library(node) else "+".join(sorted({op(origin) for origin in origins}))
@@ -64,6 +73,8 @@ def _kind(node: Scheduled) -> str:
     if not _is_library(node):
         return "triton"
     overload = _overload(node)
+    if overload in _HOST_COPIES:
+        return HOST_COPY
     if "attention" in overload:
         return "attention"
     if "convolution" in overload:
@@ -71,6 +82,12 @@ def _kind(node: Scheduled) -> str:
     if "fxamp" in overload:
         return "fxamp"
     return "matmul" if _MATMUL.search(overload.replace("_kernels", "")) else "library"
+
+
+def _on_gpu(graph: Lowering, node: Scheduled) -> dict[str, int]:
+    """The value that a copy reads or writes, and its bytes; what it only waits for is not moved."""
+    value = node.node.inputs[0]
+    return {value.get_name(): int(value.get_numel()) * value.get_dtype().itemsize}
 
 
 def _overload(node: Scheduled) -> str:

@@ -14,9 +14,10 @@ _GB, _MB = 1e9, 1e6
 
 def ways(rows: Sequence[Row], rates: Rates, markdown: bool) -> str:
     """A row for each way of training; the last column is the estimate over that of the first row."""
+    copied = any(row.sent or row.taken for row in rows)
     headers = (
         *("", "forward GB", "backward GB", "step GB", "all GB", "Triton", "library", "step"),
-        *("TFLOP", "kept MB", "peak MB", "syncs", "graphs", "est. ms", "ratio"),
+        *("TFLOP", "kept MB", "peak MB", "syncs", "graphs", *(["host GB"] if copied else []), "est. ms", "ratio"),
     )
     base = rows[0].milliseconds(rates)
     cells = [
@@ -29,6 +30,7 @@ def ways(rows: Sequence[Row], rates: Rates, markdown: bool) -> str:
             f"{row.peak / _MB:.4g}",
             f"{row.syncs:.0f}",
             row.graphs,
+            *([f"{(row.sent + row.taken) / _GB:.4g}"] if copied else []),
             f"{row.milliseconds(rates):.4g}",
             f"{row.milliseconds(rates) / base:.3f}" if base else "-",
         )
@@ -144,5 +146,6 @@ def note(rates: Rates) -> str:
     """Return what a reader must know of the numbers."""
     return (
         f"Counted, not measured. est. ms is an estimate: products at {rates.flops16 / 1e12:g} TFLOPS, everything else "
-        f"at {rates.bandwidth / 1e9:g} GB/s. The step's kernels are counted by hand."
+        f"at {rates.bandwidth / 1e9:g} GB/s. The step's kernels are counted by hand. Copies to host memory and back, at "
+        f"{rates.host / 1e9:g} GB/s (host GB), run beside the other kernels of their graph: est. ms has what is longer."
     )

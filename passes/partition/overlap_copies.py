@@ -1,0 +1,92 @@
+"""overlap-copies: let copies to host memory and back run beside other work: keep = "host".
+
+1. In a forward, a copy out is awaited where the next one begins, the last one at the end of the graph.
+2. In a backward, a copy back begins where the one before it is awaited: before the first op that reads that value. The
+   first one begins with the graph.
+3. So of one device at most one copy is under way, and one value more is in its memory than without the pass. What a
+   copy reads and writes is handed to the op that awaits it, so no compiler can free or overwrite it before, or move
+   what reads its result before the wait.
+4. A wait in a backward also names the last product before it, so that no compiler can begin later copies earlier.
+"""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.utils.flop_counter import flop_registry
+
+from fxamp.graph import graph_output, tensor_value
+from fxamp.kernels import host_memory as host_memory  # registers the ops
+from fxamp.passes.base import Context, Result, TracedPass
+
+_SEND = torch.ops.fxamp.send_to_host.default
+_TAKE = torch.ops.fxamp.take_from_host.default
+_AWAIT = torch.ops.fxamp.await_copies.default
+
+
+@dataclass(frozen=True)
+class OverlapCopies(TracedPass[Context]):
+    """Requires a forward or a backward in which each copy is awaited at once, or that the pass has changed already."""
+
+    name = "overlap-copies"
+
+    def relies(self, reader: Node) -> bool:
+        return reader.target not in (_SEND, _TAKE, _AWAIT)
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        sends, takes = (_by_device(gm.graph, target) for target in (_SEND, _TAKE))
+        changed = sum(_chain_sends(gm.graph, copies) for copies in sends)
+        changed += sum(_chain_takes(gm.graph, copies) for copies in takes)
+        if changed:
+            gm.recompile()
+        return Result(changed, {"overlapped": changed})
+
+
+def _by_device(graph: Graph, target: OpOverload) -> list[list[Node]]:
+    """Return the copies of each device that are awaited at once, in order."""
+    groups: dict[object, list[Node]] = {}
+    for node in graph.find_nodes(op="call_function", target=target):
+        if node.next.target is _AWAIT and node.next.args[0] is node:
+            groups.setdefault(node.next.args[1], []).append(node)
+    return list(groups.values())
+
+
+def _chain_sends(graph: Graph, sends: Sequence[Node]) -> int:
+    if [send for send in sends if send.args[1]] or (len(sends) == 1 and sends[0].next.next.op == "output"):
+        return 0
+    for send, later in pairwise(sends):
+        graph.erase_node(send.next)
+        later.args = (later.args[0], [send, send.args[0]])
+    graph_output(graph).prepend(sends[-1].next)
+    return len(sends)
+
+
+def _chain_takes(graph: Graph, takes: Sequence[Node]) -> int:
+    if [take for take in takes if take.args[2]] or (len(takes) == 1 and takes[0].prev.op == "placeholder"):
+        return 0
+    waits = [take.next for take in takes]
+    graph.find_nodes(op="placeholder")[-1].append(takes[0])
+    for (take, wait), later in zip(zip(takes, waits, strict=True), takes[1:], strict=False):
+        wait.append(later)
+        later.args = (*later.args[:2], [take])
+    for take, wait in zip(takes, waits, strict=True):
+        product = _product_before(wait)
+        if product is not None:
+            wait.args = (take, wait.args[1], [product])
+    return len(takes)
+
+
+def _product_before(wait: Node) -> Node | None:
+    """Return the last result before ``wait`` of a product, which a compiler writes to memory in any case."""
+    node = wait.prev
+    while node.op != "placeholder" and node.op != "root":
+        call = node.args[0] if node.target is operator.getitem else node
+        product = isinstance(call, Node) and getattr(call.target, "overloadpacket", None) in flop_registry
+        if product and tensor_value(node) is not None:
+            return node
+        node = node.prev
+    return None
