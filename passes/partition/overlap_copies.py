@@ -6,10 +6,9 @@
 3. So of one device at most one copy is under way, and one value more is in its memory than without the pass. What a
    copy reads and writes is handed to the op that awaits it, so no compiler can free or overwrite it before, or move
    what reads its result before the wait.
-4. A wait in a backward also names the last product before it, so that no compiler can begin later copies earlier.
+4. A wait in a backward also names what the last product before it reads, so that no compiler begins copies earlier.
 """
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from fxamp.graph import graph_output, tensor_value
 from fxamp.kernels import host_memory as host_memory  # registers the ops
 from fxamp.passes.base import Context, Result, TracedPass
+from fxamp.passes.shared.saved_values import owner
 
 _SEND = torch.ops.fxamp.send_to_host.default
 _TAKE = torch.ops.fxamp.take_from_host.default
@@ -74,19 +74,23 @@ def _chain_takes(graph: Graph, takes: Sequence[Node]) -> int:
         wait.append(later)
         later.args = (*later.args[:2], [take])
     for take, wait in zip(takes, waits, strict=True):
-        product = _product_before(wait)
-        if product is not None:
-            wait.args = (take, wait.args[1], [product])
+        operand = _operand_before(wait)
+        if operand is not None:
+            wait.args = (take, wait.args[1], [operand])
     return len(takes)
 
 
-def _product_before(wait: Node) -> Node | None:
-    """Return the last result before ``wait`` of a product, which a compiler writes to memory in any case."""
+def _operand_before(wait: Node) -> Node | None:
+    """Return what the last product before ``wait`` reads and the graph has computed: a compiler has written it then.
+
+    The product's own result would not do: with one more reader, Inductor does not merge it with the sum that reads it.
+    """
     node = wait.prev
-    while node.op != "placeholder" and node.op != "root":
-        call = node.args[0] if node.target is operator.getitem else node
-        product = isinstance(call, Node) and getattr(call.target, "overloadpacket", None) in flop_registry
-        if product and tensor_value(node) is not None:
-            return node
+    while node.op not in ("placeholder", "root"):
+        if getattr(node.target, "overloadpacket", None) in flop_registry:
+            for operand in node.all_input_nodes:
+                source = owner(operand)
+                if source.op == "call_function" and source.target is not _TAKE and tensor_value(operand) is not None:
+                    return operand
         node = node.prev
     return None

@@ -79,7 +79,7 @@ def _in_registers(node: Scheduled, buffer: Any) -> bool:
 
 def _on_host(buffer: Any) -> bool:
     """Whether ``buffer``, or each result of the call that it stands for, is in the host's memory."""
-    readers = [getattr(user.node, "node", None) for user in buffer.users]
+    readers: list[Any] = [getattr(user.node, "node", None) for user in buffer.users]
     results = [reader for reader in readers if type(reader).__name__ == "MultiOutput"]
     devices = [value.get_device() for value in results or [buffer.node]]
     return all(device is not None and device.type == "cpu" for device in devices)
