@@ -1,15 +1,26 @@
 """Copies to the host's memory and back that end as late as they may: when they are awaited."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fxamp.kernels import host_memory
 from fxamp.passes.shared import kept_packing
+
+
+@contextmanager
+def late_copies(monkeypatch: pytest.MonkeyPatch) -> Iterator["LateCopies"]:
+    """Inside, copies are late; torch's caches are off, whose keys do not know of this."""
+    with functorch_config.patch(enable_autograd_cache=False), inductor_config.patch(fx_graph_cache=False):
+        yield LateCopies(monkeypatch)
 
 
 class LateCopies:
@@ -27,7 +38,6 @@ class LateCopies:
         monkeypatch.setattr(kept_packing, "_SENDERS", frozenset({"cuda", "cpu"}))
         monkeypatch.setattr(host_memory, "_begin", self._begin)
         monkeypatch.setattr(host_memory, "await_copies_of", self._end)
-        monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)  # their keys do not know of this
 
     def _begin(self, target: Tensor, source: Tensor, device: torch.device) -> None:
         op = sys._getframe(1).f_code.co_name

@@ -29,6 +29,7 @@ from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT, Keep
 from fxamp.reports.record import unmatched_rules
 from fxamp.reports.warnings import warn_unmatched
+from fxamp.torch_private import inlines_saved_tensors_hooks
 
 #: The devices of policies whose values the host may keep; on a CPU they stay where they are.
 _WITH_HOST = ("cuda", "cpu")
@@ -108,6 +109,13 @@ class KeptRules(Participant):
         originals = tuple(saved(forward, results))
         run_traced(forward, self.policy, PackKept(results))
         outcome = graph_output(forward.graph).meta
+        sent = [plan for plan in outcome[RESTORE] if plan is not None and plan.packing.form is Keep.HOST]
+        if sent and inlines_saved_tensors_hooks():
+            raise OptionError(
+                f"policy {self.policy.name!r} keeps values in host memory (keep = 'host'), and saved_tensors_hooks "
+                "that are graphs are compiled into the forward, which would read them there before they are copied; "
+                "accepted: hooks that are Python functions, or a policy without such rules"
+            )
         unpack = UnpackKept(originals, outcome[RESTORE], tuple(saved(forward, results)), strides)
         run_traced(backward, self.policy, unpack)
         return [*outcome[KEPT_VALUES], *_recomputed(backward)]

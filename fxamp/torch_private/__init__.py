@@ -26,6 +26,7 @@ from fxamp.torch_private.autograd import (
     function_of,
     gradient_dtypes,
     has_saved_tensors_hooks,
+    inlines_saved_tensors_hooks,
     is_leaf,
     keeps_graph,
     running_backward,

@@ -73,6 +73,16 @@ def has_saved_tensors_hooks() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def inlines_saved_tensors_hooks() -> bool:
+    """Whether AOTAutograd puts the program's ``saved_tensors_hooks``, which are graphs, into what it compiles now.
+
+    Breaks loudly.
+    """
+    from torch._functorch._aot_autograd import utils
+
+    return bool(utils.saved_tensors_hooks_are_inlineable(utils.top_saved_tensors_hooks()))
+
+
 def without_saved_tensors_hooks() -> AbstractContextManager[None]:
     """Hide tensors saved inside from the program's ``torch.autograd.graph.saved_tensors_hooks``. Breaks loudly."""
     from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing

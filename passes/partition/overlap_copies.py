@@ -76,7 +76,7 @@ def _chain_takes(graph: Graph, takes: Sequence[Node]) -> int:
     for take, wait in zip(takes, waits, strict=True):
         operand = _operand_before(wait)
         if operand is not None:
-            wait.args = (take, wait.args[1], [operand])
+            wait.args = (take, wait.args[1], [take.args[0], operand])
     return len(takes)
 
 

@@ -231,7 +231,7 @@ class PackWriter:
             return self._as(parts[0], packing.dtype)
         if packing.form is Keep.HOST:
             value = self._call(fxamp_ops.take_from_host.default, parts[0], packing.device, [])
-            self._call(fxamp_ops.await_copies.default, value, packing.device, [])
+            self._call(fxamp_ops.await_copies.default, value, packing.device, [parts[0]])
             return value
         codes = _CODES[packing.form]
         coded, scale = self._decoded(parts[0], packing), self._as(parts[1], torch.float32)

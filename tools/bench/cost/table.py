@@ -146,6 +146,6 @@ def note(rates: Rates) -> str:
     """Return what a reader must know of the numbers."""
     return (
         f"Counted, not measured. est. ms is an estimate: products at {rates.flops16 / 1e12:g} TFLOPS, everything else "
-        f"at {rates.bandwidth / 1e9:g} GB/s. The step's kernels are counted by hand. Copies to host memory and back, "
-        f"at {rates.host / 1e9:g} GB/s (host GB), run beside the other kernels of their graph: est. ms has what is longer."
+        f"at {rates.bandwidth / 1e9:g} GB/s. The step's kernels are counted by hand. Copies to host memory and back "
+        f"run at {rates.host / 1e9:g} GB/s (host GB), beside the other kernels of their graph: est. ms has the rest."
     )
