@@ -230,7 +230,7 @@ class PackWriter:
         if packing.form in _NARROW_FORMS:
             return self._as(parts[0], packing.dtype)
         if packing.form is Keep.HOST:
-            value = self._call(fxamp_ops.take_from_host.default, parts[0], packing.device, [])
+            value = self._call(fxamp_ops.take_from_host.default, parts[0], packing.device, [], near=parts[0])
             self._call(fxamp_ops.await_copies.default, value, packing.device, [parts[0]])
             return value
         codes = _CODES[packing.form]

@@ -105,3 +105,17 @@ def test_whether_a_backward_adds_to_grad() -> None:
     loss().backward(inputs=[x])
     torch.autograd.grad(loss(), [x])
     assert _Asking.answers == [True, True, False]
+
+
+def test_hooks_on_saved_tensors_are_known() -> None:
+    def same(tensor: Tensor) -> Tensor:
+        return tensor
+
+    asked = private.has_saved_tensors_hooks, private.inlines_saved_tensors_hooks
+    graph = torch.fx.symbolic_trace(lambda tensor: tensor + 0)
+    assert [ask() for ask in asked] == [False, False]
+    with torch.autograd.graph.saved_tensors_hooks(same, same):
+        assert [ask() for ask in asked] == [True, False]
+    with torch.autograd.graph.saved_tensors_hooks(graph, graph):
+        assert [ask() for ask in asked] == [True, True]
+    assert [ask() for ask in asked] == [False, False]
