@@ -130,8 +130,8 @@ class Rounded(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         dtype = (kwargs or {}).get("dtype")
-        scale = args and isinstance(args[0], Tensor) and args[0].shape[-1] < 32  # of blocks of 16
-        if func is torch.ops.aten._to_copy.default and dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and not scale:
+        cast = func is torch.ops.aten._to_copy.default and dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+        if cast and args[0].shape[-1] >= 32:  # fewer are the scales of blocks of 16
             self.values.append((dtype, args[0].clone()))
         return func(*args, **kwargs or {})
 
