@@ -10,7 +10,8 @@ from torch.fx import Graph
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxamp
-from fxamp.kernels import scaled_linear
+from fxamp.kernels import float4, scaled_linear
+from fxamp.kernels.float4 import packed
 from fxamp.policy import Category, Policy, Recipe
 from fxamp.tools.policy.command import main
 from fxamp.tools.policy.operands import operands
@@ -121,7 +122,7 @@ inputs = torch.cat([torch.full((1, 16), 1e9), torch.ones(31, 16)])
 
 
 class Rounded(TorchDispatchMode):
-    """Collects what is rounded to 8 bits, before it is rounded."""
+    """Collects what is rounded to 8 bits, or by :meth:`pack` to 4 bits, before it is rounded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,14 +130,34 @@ class Rounded(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         dtype = (kwargs or {}).get("dtype")
-        if func is torch.ops.aten._to_copy.default and dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        cast = func is torch.ops.aten._to_copy.default and dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+        if cast and args[0].shape[-1] >= 32:  # fewer are the scales of blocks of 16
             self.values.append((dtype, args[0].clone()))
         return func(*args, **kwargs or {})
+
+    def pack(self, values: Tensor, stochastic: bool) -> Tensor:
+        """As ``float4.packed``."""
+        self.values.append((torch.float4_e2m1fn_x2, values.clone()))
+        return packed(values, stochastic)
+
+
+def test_4_bits_are_counted_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of blocks of normal values, a quarter is below the least normal one: they stay. Beside outliers, most are."""
+    text = (
+        "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(32, 32, bias=False))\ninputs = torch.randn(64, 32)"
+    )
+    model = tmp_path / "model.py"
+    for outliers, rules in (("", 0), (" + 50 * (torch.arange(32) % 16 == 0)", 1)):
+        model.write_text(text + outliers)
+        assert main(("calibrate", str(model), "--policy", "cpu-bfloat16-nvfp4", "--inference")) == 0
+        printed = capsys.readouterr()
+        assert printed.out.count("[[rule]]") == rules and "a scale for 16 values of a row" in printed.err
+        assert ("float4_e2m1fn_x2's normal 1 after scaling" in printed.out) == bool(rules)
 
 
 @pytest.mark.parametrize("recipe", list(Recipe))
 @pytest.mark.parametrize("op", ["linear", "mm"])
-def test_operands_are_what_the_kernel_rounds(recipe: Recipe, op: str) -> None:
+def test_operands_are_what_the_kernel_rounds(recipe: Recipe, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph()
     target = {"linear": torch.ops.aten.linear.default, "mm": torch.ops.aten.mm.default}[op]
     x, w = graph.placeholder("x"), graph.placeholder("w")
@@ -145,7 +166,8 @@ def test_operands_are_what_the_kernel_rounds(recipe: Recipe, op: str) -> None:
     weight = torch.randn(64, 32, requires_grad=True)
     gradient = torch.randn(2, 16, 64).bfloat16()
     values_by_name = {"x": input, "w": weight if op == "linear" else weight.t(), product.name: gradient}
-    with Rounded() as rounded:
+    with Rounded() as rounded, monkeypatch.context() as patched:
+        patched.setattr(float4, "packed", rounded.pack)
         scaled_linear(input, weight, None, recipe, torch.bfloat16).backward(gradient)
     operand_values = [
         (operand.dtype, operand.scaled(values_by_name[operand.value])) for operand in operands(product, recipe)
