@@ -6,7 +6,8 @@
     torch.ops.fxamp.check_unscale(gradients, inv_scale, dtype)          the same work inside compiled graphs
     torch.ops.fxamp.check_unscale_norm(gradients, inv_scale, dtype)
 
-There are also ``torch.ops.fxamp.scaled_linear``, a linear layer in 8-bit floats (its operands: ``quantize``), and
+There are also ``torch.ops.fxamp.scaled_linear``, a linear layer in 8-bit floats (its operands: ``quantize``),
+``torch.ops.fxamp.scaled_experts``, a layer for each group of rows (``grouped_product``, ``group_layout``), and
 ``torch.ops.fxamp.linear_cross_entropy``, a loss in chunks of rows, made of ops that AOTAutograd traces.
 
 On a CUDA device this is a generated Triton kernel; elsewhere, or without Triton, it is the reference in ATen ops. One
@@ -40,4 +41,5 @@ from fxamp.kernels.dispatch import Implementation, forced
 from fxamp.kernels.in_place import check_, check_unscale_
 from fxamp.kernels.ops import check_unscale, check_unscale_norm
 from fxamp.kernels.scale_update import update_scale_
+from fxamp.kernels.scaled_experts import scaled_experts
 from fxamp.kernels.scaled_linear import scaled_linear

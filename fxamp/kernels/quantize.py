@@ -26,6 +26,9 @@ from fxamp.policy import PACKED, ROW, TENSOR, Quantization
 #: The smallest absolute value that a scale is computed from; torchao uses the same.
 _SMALLEST = 1e-12
 
+TILE = 128, 4
+"""Rows and blocks whose scales GPUs read together."""
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -76,7 +79,11 @@ def scale_of(matrix: Tensor, form: Quantization) -> Scale:
 
 
 def _float_scale(matrix: Tensor, form: Quantization) -> Scale:
-    largest = matrix.abs().amax() if form.block == TENSOR else matrix.abs().amax(-1, keepdim=True)
+    return scale_for(matrix.abs().amax() if form.block == TENSOR else matrix.abs().amax(-1, keepdim=True), form)
+
+
+def scale_for(largest: Tensor, form: Quantization) -> Scale:
+    """Return the float32 scales for these largest magnitudes."""
     # Compilers and eager mode divide float32 differently; a float64 quotient rounds to the same float32 in both.
     largest = largest.double()
     limit = torch.finfo(_dtype(form)).max
@@ -211,7 +218,7 @@ def _multiply_blocks(left: Quantized, right: Quantized, dtype: torch.dtype, fast
     scales, but Inductor lowers it with one scale in no order only.
     """
     if emulates(left.values.device):
-        product = (_dequantized(left) @ _dequantized(right).t()).to(torch.bfloat16)
+        product = (dequantized(left) @ dequantized(right).t()).to(torch.bfloat16)
     else:
         scales = swizzled(left.scale.values, left.form), swizzled(right.scale.values, right.form)
         product = _scaled_mm(_gpu_values(left), _gpu_values(right), *scales, torch.bfloat16, False)
@@ -224,8 +231,8 @@ def _gpu_values(matrix: Quantized) -> Tensor:
     return matrix.values.view(_dtype(matrix.form))
 
 
-def _dequantized(matrix: Quantized) -> Tensor:
-    """In bfloat16, or of 4 bits in float32: without the scale of the tensor."""
+def dequantized(matrix: Quantized) -> Tensor:
+    """Return the values of a matrix in blocks, in bfloat16, or of 4 bits in float32 without the scale of the tensor."""
     if matrix.form.dtype == PACKED:
         scale = float4.decoded_scale(matrix.scale.values).unsqueeze(-1)
         return (_blocks(float4.unpacked(matrix.values), matrix.form) * scale).flatten(-2)
@@ -243,7 +250,7 @@ def swizzled(scale: Tensor, form: Quantization) -> Tensor:
     Layout").
     """
     rows, blocks = scale.shape
-    padded = functional.pad(scale, (0, _missing(blocks, 4), 0, _missing(rows, 128)))
+    padded = functional.pad(scale, (0, _missing(blocks, TILE[1]), 0, _missing(rows, TILE[0])))
     tiles = padded.reshape(padded.shape[0] // 128, 4, 32, padded.shape[1] // 4, 4).permute(0, 3, 2, 1, 4)
     scale_dtype: torch.dtype = getattr(torch, form.scale_dtype)
     return tiles.reshape(-1).view(scale_dtype)

@@ -92,13 +92,13 @@ class _Final(torch.autograd.Function):
 def output_product(rows: Tensor, weight: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
     """``[rows, K] @ [K, N]`` in ``dtype``, of the rows and the transposed ``weight`` ``[N, K]``."""
     left, right = RECIPES[recipe].output
-    return multiply(quantize(rows, left), _quantize_weight(weight, right), dtype, fast=True)
+    return multiply(quantize(rows, left), quantize_weight(weight, right), dtype, fast=True)
 
 
 def input_gradient(gradient: Tensor, weight: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
     """``[rows, N] @ [N, K]`` in ``dtype``."""
     left, right = RECIPES[recipe].input_gradient
-    return multiply(quantize(gradient, left), _quantize_weight(weight.t(), right), dtype)
+    return multiply(quantize(gradient, left), quantize_weight(weight.t(), right), dtype)
 
 
 def weight_gradient(gradient: Tensor, rows: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
@@ -114,7 +114,7 @@ def _rows(values: Tensor) -> Tensor:
     return values.reshape(-1, values.shape[-1])
 
 
-def _quantize_weight(weight: Tensor, form: Quantization) -> Quantized:
+def quantize_weight(weight: Tensor, form: Quantization) -> Quantized:
     """As :func:`quantize`. No copy in few bits is kept: the backward has the weight."""
     weight = prepared(weight, form)
     scale = scale_of(weight, form)

@@ -13,7 +13,7 @@ from fxamp.policy.file.load import read_file, read_text
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.comparisons import holds
 from fxamp.policy.model.loss_scale import LossScale
-from fxamp.policy.model.match import Match, machine
+from fxamp.policy.model.match import OF_EXPERTS, Match, machine
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
 from fxamp.policy.model.rule import Origin, Rule
 from fxamp.policy.model.rulings import RuleIndex, Ruling
@@ -109,7 +109,8 @@ class Policy:
                 f"a policy with [match] device = {kind!r}, such as '{kind}-{self.lower_precision_fp}'"
             )
         here = machine(torch_version, capability, cpu_features, arch)
-        mismatches = "; and ".join(self._match.mismatches(here, [str(cast) for cast in self.products]))
+        casts = [*map(str, self.products), *(cast + OF_EXPERTS for cast in self.casts_of_experts)]
+        mismatches = "; and ".join(self._match.mismatches(here, casts))
         if mismatches:
             raise PolicyError(f"policy {self.name!r} does not match: it needs {mismatches}")
         return replace(
@@ -159,6 +160,11 @@ class Policy:
     def products(self) -> frozenset[Category]:
         """The casts of the rules that have products run in fp8, mxfp8 or nvfp4."""
         return frozenset(rule.cast for rule in self.rules if rule.cast is not None and rule.in_fp8)
+
+    @cached_property
+    def casts_of_experts(self) -> frozenset[str]:
+        """The casts to 8 bits of rules that name products whose weight has a matrix for each expert."""
+        return frozenset(str(rule.cast) for rule in self.rules if rule.in_fp8 and rule.of_experts)
 
     def has_rules_for(self, region: str) -> bool:
         """Say whether a rule is for a region: "forward", "backward" or "kept"."""

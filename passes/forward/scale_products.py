@@ -2,6 +2,8 @@
 
 1. ``linear``, ``addmm``, ``mm`` and ``matmul`` become :mod:`fxamp.kernels.scaled_linear`, which AOTAutograd traces
    through. It reads the activation in 16 bits, and the weight before the cast that fxamp inserted for the product.
+   With a 3-d weight, one matrix for each expert, ``bmm``, ``baddbmm``, ``matmul``, ``_grouped_mm`` and transformers'
+   op for it become :mod:`fxamp.kernels.scaled_experts`.
 2. The second operand must be a weight: an input of the program or a constant, or a view or cast of one. That of
    ``linear`` always is.
 3. A product that the kernels do not support stays in 16 bits, and its record says why. The recipe is data: its sizes
@@ -15,7 +17,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import INSERTED, GraphWriter, all_nodes, argument, is_wrapper, tensor_value
+import fxamp.kernels  # noqa: F401 (registers the ops)
+from fxamp.graph import INSERTED, GraphWriter, all_nodes, argument, is_wrapper, op_name, tensor_value
 from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import CastContext, Pass, Result
@@ -30,6 +33,7 @@ DEVICES = ("cuda", "cpu")
 """The devices on which ``torch._scaled_mm`` supports every recipe."""
 
 SCALED = torch.ops.fxamp.scaled_linear.default
+EXPERTS = torch.ops.fxamp.scaled_experts.default
 
 
 @dataclass(frozen=True)
@@ -52,17 +56,22 @@ class ScaleProducts(Pass[CastContext]):
 
 @dataclass(frozen=True)
 class Operands:
-    """Of ``input @ weight + bias``, or with a ``transposed`` weight of ``input @ weight.T + bias``."""
+    """Of ``input @ weight + bias``, or with a ``transposed`` weight of ``input @ weight.T + bias``.
+
+    ``offsets``: where the rows of each expert end. ``dimensions``: those that the weight may have.
+    """
 
     input: Node
     weight: Node
     bias: Node | None = None
     transposed: bool = False
+    offsets: Node | None = None
+    dimensions: tuple[int, ...] = (2,)
 
 
 def operands_of(product: Node) -> Operands:
     """Return the operands of a call that can run in fp8, as it is before this pass."""
-    return _PRODUCTS[product.target](product)
+    return _PRODUCTS[op_name(product).removesuffix(".default")](product)
 
 
 def asked_in_fp8(node: Node) -> Decision | None:
@@ -102,37 +111,45 @@ def _linear(node: Node) -> Operands:
     return Operands(input, weight, bias, transposed=True)
 
 
-def _product(node: Node) -> Operands:
-    return Operands(node.args[0], node.args[1])  # type: ignore[arg-type]
+def _product(*dimensions: int) -> Callable[[Node], Operands]:
+    return lambda node: Operands(node.args[0], node.args[1], dimensions=dimensions)  # type: ignore[arg-type]
 
 
-def _sum(node: Node) -> Operands:
-    bias, input, weight = node.args[:3]
-    return Operands(input, weight, bias)  # type: ignore[arg-type]
+def _sum(dimensions: int) -> Callable[[Node], Operands]:
+    return lambda node: Operands(node.args[1], node.args[2], node.args[0], dimensions=(dimensions,))  # type: ignore[arg-type]
 
 
-_PRODUCTS: Mapping[Any, Callable[[Node], Operands]] = {
-    aten.linear.default: _linear,
-    aten.mm.default: _product,
-    aten.matmul.default: _product,
-    aten.addmm.default: _sum,
+def _grouped(node: Node) -> Operands:
+    return Operands(node.args[0], node.args[1], offsets=argument(node, "offs"), dimensions=(3,))  # type: ignore[arg-type]
+
+
+_PRODUCTS: Mapping[str, Callable[[Node], Operands]] = {
+    "aten::linear": _linear,
+    "aten::mm": _product(2),
+    "aten::bmm": _product(3),
+    "aten::matmul": _product(2, 3),
+    "aten::addmm": _sum(2),
+    "aten::baddbmm": _sum(3),
+    "aten::_grouped_mm": _grouped,
+    "transformers::grouped_mm_fallback": _grouped,
 }
 
 
 def why_16_bits(node: Node, choice: Decision, context: CastContext, outer: Mapping[Node, Any]) -> str:
     """Return why the product cannot run as decided, or "". ``outer``: what the inputs of a body are bound to."""
-    find = _PRODUCTS.get(node.target)
-    if find is None:
+    if op_name(node).removesuffix(".default") not in _PRODUCTS:
         return "it names its dtype"
-    operands = find(node)
+    operands = operands_of(node)
     values = [tensor_value(operand) for operand in (node, operands.input, operands.weight)]
     result, input, weight = values
     if result is None or input is None or weight is None or any(map(is_wrapper, values)):
         return "its operands are no plain tensors"
-    if weight.dim() != 2:
-        return f"the second operand has {weight.dim()} dimensions, not 2"
+    if weight.dim() not in operands.dimensions:
+        return f"the second operand has {weight.dim()} dimensions, not {' or '.join(map(str, operands.dimensions))}"
     if input.dim() < 2 - operands.transposed:
         return "the first operand is a vector"
+    if weight.dim() == 3 and operands.offsets is None and input.shape[:-2] != weight.shape[:1]:
+        return f"it multiplies {weight.shape[0]} matrices by a tensor of {input.dim()} dimensions"
     if not (operands.transposed or _is_weight(operands.weight, outer)):
         return "the second operand is no weight: the program computes it"
     if any(argument(node, name) not in (None, 1) for name in ("alpha", "beta")):
@@ -143,11 +160,16 @@ def why_16_bits(node: Node, choice: Decision, context: CastContext, outer: Mappi
     if device not in DEVICES:
         return f"{device} has no kernels for it"
     assert choice.rule is not None
-    return _wrong_sizes(input, weight, RECIPES[Recipe(choice.rule.recipe)].multiple)
+    recipe = RECIPES[Recipe(choice.rule.recipe)]
+    if weight.dim() == 3 and str(choice.rule.cast) not in context.policy.casts_of_experts:
+        return "no rule of the policy is for products of experts"
+    if weight.dim() == 3 and not recipe.grouped:
+        return f"products of experts do not take the scales of {choice.rule.recipe}"
+    return _wrong_sizes(input, weight, recipe.multiple)
 
 
 def _wrong_sizes(input: torch.Tensor, weight: torch.Tensor, multiple: int) -> str:
-    for at, size in enumerate(weight.shape):
+    for at, size in list(enumerate(weight.shape))[-2:]:
         if not isinstance(size, int) or size % multiple or not size:
             return f"size {at} of the weight is {size}, not a multiple of {multiple}"
     for size in input.shape[:-1]:
@@ -175,13 +197,15 @@ def _is_weight(node: Node, outer: Mapping[Node, Any]) -> bool:
 def _replace(node: Node, choice: Decision, context: CastContext) -> None:
     operands = operands_of(node)
     weight = before_cast(operands.weight)
-    if not operands.transposed:
+    experts = tensor_value(weight).dim() == 3  # type: ignore[union-attr]
+    if not (experts or operands.transposed):
         with node.graph.inserting_before(node):
             why = f"for {node.name}: its weight, transposed"
             weight = GraphWriter(node.graph, context.mode).call(aten.t.default, weight, near=node, why=why)
     assert choice.rule is not None
-    node.target = SCALED
-    node.args = (operands.input, weight, operands.bias, str(choice.rule.recipe), choice.lower)
+    node.target = EXPERTS if experts else SCALED
+    groups = (operands.offsets,) if experts else ()
+    node.args = (operands.input, weight, *groups, operands.bias, str(choice.rule.recipe), choice.lower)
     node.kwargs = {}
     if operands.weight is not weight and INSERTED in operands.weight.meta and not operands.weight.users:
         node.graph.erase_node(operands.weight)

@@ -19,6 +19,7 @@ from fxamp.passes.shared.kernel_table import (
     LACKS_HALF_KERNEL,
     LACKS_HALF_KERNEL_ON_CPU,
     PROMOTES,
+    TAKES_BFLOAT16,
     TAKES_FLOAT32_PARAMETERS,
     UNPROMOTED_POINTWISE,
 )
@@ -35,6 +36,8 @@ def rejection(node: Node, captured: Mapping[Node, Any]) -> str | None:
     dtypes = {value.dtype for source in floating_inputs(node) if (value := tensor_value(source)) is not None}
     if len(dtypes - {torch.float64}) > 1 and not _takes_mixture(node) and not _custom_as_captured(node, captured):
         return "its floating-point inputs must have one dtype"
+    if base_name(node) in TAKES_BFLOAT16 and dtypes != {torch.bfloat16}:
+        return "it takes bfloat16 alone"
     if lacks_kernel(node):
         return "it has no 16-bit kernel on this device"
     if NARROW.keys() & dtypes and base_name(node) in HAS_HALF_KERNEL_FOR_SOME_SIZES:

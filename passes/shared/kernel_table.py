@@ -90,6 +90,9 @@ TAKES_FLOAT32_PARAMETERS = frozenset(
     )
 )
 
+#: Ops whose fake kernels take bfloat16 alone.
+TAKES_BFLOAT16 = frozenset({"aten::_grouped_mm"})
+
 _LINALG = """
     cholesky cholesky_inverse cholesky_solve geqrf inverse logdet lu_solve matrix_exp nuclear_norm orgqr ormqr pinverse
     qr slogdet svd triangular_solve det linalg_cholesky linalg_cholesky_ex linalg_cond linalg_det linalg_eig linalg_eigh

@@ -26,6 +26,8 @@ TABLES = {
     "fp8-rowwise": {"fp8-rowwise", "fp8-rowwise-small"},
     "mxfp8": {"mxfp8", "fp8-rowwise-small"},
     "nvfp4": {"nvfp4", "fp8-rowwise-small"},
+    "fp8-rowwise-moe": {"fp8-rowwise", "fp8-rowwise-small", "moe", "routers", "fp8-rowwise-moe"},
+    "mxfp8-moe": {"mxfp8", "fp8-rowwise-small", "moe", "routers", "mxfp8-moe"},
 }
 
 
@@ -46,7 +48,7 @@ def test_the_variants_are_for_both_dtypes_and_no_table_is_taken_for_one() -> Non
     dtypes = ("bfloat16", "float16")
     names = {f"{d}-{t}-{kind}" for kind in TABLES for d in ("cpu", "cuda") for t in dtypes}
     names -= {f"cpu-float16-{kind}" for kind in TABLES if "fp" in kind}
-    names -= {"cuda-float16-mxfp8", "cuda-float16-nvfp4"}
+    names -= {f"cuda-float16-{kind}" for kind in TABLES if kind[:5] in ("mxfp8", "nvfp4") or kind == "fp8-rowwise-moe"}
     assert set(variant_names()) == names and not names & set(built_in_names())
 
 

@@ -43,9 +43,16 @@ class Operand:
         return f"{self.what}, with {scales.get(self.form.block, f'a scale for {self.form.block} values of a {line}')}"
 
     def scaled(self, value: Tensor) -> Tensor:
-        """Return what is rounded of a value, ``[..., K]``, at this place: float32, sums along rows."""
-        matrix = value.detach().float().reshape(-1, value.shape[-1])
-        matrix = matrix.t() if self.transposed != self.columns else matrix
+        """Return what is rounded of a value, ``[..., K]``, at this place: float32, sums along rows.
+
+        A weight may be ``[experts, ...]``. Rows of different experts are taken for those of one where they are summed.
+        """
+        turned, wide = self.transposed != self.columns, value.detach().float()
+        if value.dim() == 3 and self.what == "weight":
+            matrix = (wide.transpose(1, 2) if turned else wide).flatten(0, 1)
+        else:
+            matrix = wide.reshape(-1, value.shape[-1])
+            matrix = matrix.t() if turned else matrix
         size, matrix = matrix.shape[1], prepared(matrix, self.form)
         return scaled(matrix, scale_of(matrix, self.form), self.form)[:, :size]
 

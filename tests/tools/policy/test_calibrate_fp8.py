@@ -10,7 +10,7 @@ from torch.fx import Graph
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxamp
-from fxamp.kernels import float4, scaled_linear
+from fxamp.kernels import float4, scaled_experts, scaled_linear
 from fxamp.kernels.float4 import packed
 from fxamp.policy import Category, Policy, Recipe
 from fxamp.tools.policy.command import main
@@ -179,3 +179,43 @@ def test_operands_are_what_the_kernel_rounds(recipe: Recipe, op: str, monkeypatc
 def same(one: tuple[torch.dtype, Tensor], other: tuple[torch.dtype, Tensor]) -> bool:
     """Whether it is the same matrix, perhaps transposed, in the same dtype."""
     return one[0] is other[0] and (torch.equal(one[1], other[1]) or torch.equal(one[1], other[1].t()))
+
+
+@pytest.mark.parametrize("recipe", [Recipe.ROWWISE, Recipe.FLOOR, Recipe.RCEIL])
+def test_operands_of_experts_are_what_the_kernel_rounds(recipe: Recipe) -> None:
+    """With one expert; scales of rows of more experts are made for each of them."""
+    graph = Graph()
+    x, w, ends = (graph.placeholder(name) for name in ("x", "w", "ends"))
+    product = graph.call_function(torch.ops.aten._grouped_mm.default, (x, w, ends))
+    input, weight = torch.randn(32, 32, requires_grad=True), torch.randn(1, 32, 64, requires_grad=True)
+    gradient, offsets = torch.randn(32, 64).bfloat16(), torch.tensor([32], dtype=torch.int32)
+    with Rounded() as rounded:
+        scaled_experts(input, weight, offsets, None, recipe, torch.bfloat16).backward(gradient)
+    values_by_name = {"x": input, "w": weight, product.name: gradient}
+    operand_values = [operand.scaled(values_by_name[operand.value]) for operand in operands(product, recipe)]
+    for value in operand_values:
+        near = [other for _, other in rounded.values if other[:, : value.shape[1]].shape == value.shape]
+        assert any(torch.equal(value, other[:, : value.shape[1]]) for other in near)
+
+
+def test_products_of_experts_are_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = """
+import torch
+from torch import nn
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 32, 32))
+
+    def forward(self, x):
+        ends = torch.tensor([6, 16], dtype=torch.int32)
+        return nn.functional.grouped_mm(x.bfloat16(), self.weight.bfloat16(), offs=ends)
+
+model = Experts()
+inputs = torch.randn(16, 32)
+loss = lambda output: output.float().square().mean()
+"""
+    (tmp_path / "model.py").write_text(text)
+    assert main(("calibrate", str(tmp_path / "model.py"), "--policy", "cpu-bfloat16-mxfp8-moe")) == 0
+    assert "weight, with a scale for 32 values of a row" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from fxamp.tools.bench.cost.count import HOST_COPY, Access, Kernel
 
@@ -17,7 +17,16 @@ from fxamp.tools.bench.cost.count import HOST_COPY, Access, Kernel
 Lowering = Any
 Scheduled = Any
 
-_MATMUL = re.compile(r"\b(mm|addmm|bmm|baddbmm|_scaled_mm)\b")
+_MATMUL = re.compile(r"\b(mm|addmm|bmm|baddbmm|_scaled_mm|_grouped_mm|scaled_grouped_mm)\b")
+
+
+def _grouped_flops(left: torch.Size, right: torch.Size, *args: object, **kwargs: object) -> int:
+    """FLOPs of all groups together: they share the rows, the columns, or what is summed over."""
+    return 2 * prod(left) * right[-1] if len(right) == 3 or len(left) == 2 else 2 * prod(left[-2:]) * right[-1]
+
+
+if torch.ops.aten._grouped_mm not in flop_registry:
+    register_flop_formula(torch.ops.aten._grouped_mm)(_grouped_flops)
 
 
 def kernels(graph: Lowering, stage: str) -> list[Kernel]:
@@ -79,9 +88,9 @@ def _kind(node: Scheduled) -> str:
         return "attention"
     if "convolution" in overload:
         return "convolution"
-    if "fxamp" in overload:
-        return "fxamp"
-    return "matmul" if _MATMUL.search(overload.replace("_kernels", "")) else "library"
+    if _MATMUL.search(overload.replace("_kernels", "")):
+        return "matmul"
+    return "fxamp" if "fxamp" in overload else "library"
 
 
 def _on_gpu(graph: Lowering, node: Scheduled) -> dict[str, int]:

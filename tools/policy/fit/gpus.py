@@ -39,9 +39,11 @@ GPUS = MappingProxyType(
         "h100": Gpu(3.35e12, 989e12, 80 << 30, ("fp8",)),
         "h200": Gpu(4.8e12, 989e12, 141 * 10**9, ("fp8",)),
         "b200": Gpu(8.0e12, 2250e12, 180 * 10**9, ("fp8", "mxfp8", "nvfp4")),
+        "mi355x": Gpu(8.0e12, 2516.6e12, 288 * 10**9, ("fp8",)),
     }
 )
-"""By the name that ``--gpu`` takes: NVIDIA's data sheets."""
+"""By the name that ``--gpu`` takes: NVIDIA's data sheets, and AMD's of the Instinct MI355X, whose MXFP8 fxamp lacks: it
+lays the scales out for NVIDIA's alone."""
 
 
 def amount(text: str) -> int:

@@ -1,0 +1,63 @@
+"""500 steps of a small mixture of experts of transformers: where the loss ends in MXFP8."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+
+import fxamp
+from fxamp.reports.report import Report
+
+STEPS, LAST = 500, 100
+
+
+def mixture() -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=32,
+        vocab_size=64,
+        max_position_embeddings=32,
+        norm_topk_prob=True,
+        use_cache=False,
+        attn_implementation="eager",
+        experts_implementation="grouped_mm",
+    )
+    return transformers.Qwen3MoeForCausalLM(config)
+
+
+def losses(policy: str) -> tuple[float, float, Report]:
+    """The mean losses of the first ten steps and of the last, on a text that repeats with noise."""
+    torch._dynamo.reset()
+    model = copy.deepcopy(mixture())
+    model.compile(backend="fxamp", options={"policy": policy, "lowering": "aot_eager"})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    torch.manual_seed(1)
+    text = (torch.arange(4096) * 7 % 64 + (torch.rand(4096) < 0.1)) % 64
+    values = []
+    for start in torch.randint(4096 - 16, (STEPS, 4)):
+        tokens = torch.stack([text[at : at + 16] for at in start.tolist()])
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        values.append(float(loss.detach()))
+    return sum(values[:10]) / 10, sum(values[-LAST:]) / LAST, fxamp.report(model)
+
+
+@pytest.mark.exhaustive
+def test_a_mixture_in_mxfp8_learns_as_much_as_in_bfloat16() -> None:
+    first, plain, _ = losses("cpu-bfloat16-moe")
+    _, blocks, report = losses("cpu-bfloat16-mxfp8-moe")
+    experts = [entry for entry in report.graphs[0].listing.entries if "scaled_experts" in entry.target]
+    assert len(experts) == 2 and report.graphs[0].ops_by_dtype["mxfp8"] > 2
+    assert plain < 0.5 * first
+    assert abs(blocks / plain - 1) < 0.01
