@@ -37,9 +37,13 @@ _WITH_HOST = ("cuda", "cpu")
 
 @dataclass(frozen=True)
 class KeptRules(Participant):
-    """A policy with rules for kept values; ``kept`` fills with the outcome for each value as graphs are compiled."""
+    """A policy with rules for kept values; ``kept`` fills with the outcome for each value as graphs are compiled.
+
+    ``inspected``: graphs of the CPU show what happens on the policy's device.
+    """
 
     policy: Policy
+    inspected: bool = False
     kept: list[KeptValue] = field(default_factory=list)
 
     def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
@@ -107,7 +111,7 @@ class KeptRules(Participant):
     def _pack(self, forward: GraphModule, backward: GraphModule, results: int, strides: bool) -> list[KeptValue]:
         """Pack the values that ``forward`` returns to ``backward`` after its first ``results`` outputs, in place."""
         originals = tuple(saved(forward, results))
-        run_traced(forward, self.policy, PackKept(results))
+        run_traced(forward, self.policy, PackKept(results, self.inspected))
         outcome = graph_output(forward.graph).meta
         sent = [plan for plan in outcome[RESTORE] if plan is not None and plan.packing.form is Keep.HOST]
         if sent and inlines_saved_tensors_hooks():

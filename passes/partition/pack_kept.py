@@ -55,9 +55,13 @@ class Restore:
 
 @dataclass(frozen=True)
 class PackKept(TracedPass[CastContext]):
-    """Requires values on all nodes of a partitioned forward; ``results`` is the number of its results."""
+    """Requires values on all nodes of a partitioned forward; ``results`` is the number of its results.
+
+    ``inspected``: the graph, of the CPU, is to show what happens on the policy's device.
+    """
 
     results: int
+    inspected: bool = False
     name = "pack-kept"
 
     @property
@@ -76,7 +80,7 @@ class PackKept(TracedPass[CastContext]):
         with context.computing():
             for memory in memories(gm, self.results):
                 verdict = judge(memory, context)
-                plan = _plan(memory, verdict)
+                plan = _plan(memory, verdict, context.policy.device if self.inspected else "")
                 outcome = _pack(memory, plan, verdict.rule, writer) if isinstance(plan, Packing) else None
                 if outcome is not None:
                     node, packing, parts[memory.at[0]] = outcome
@@ -95,8 +99,8 @@ class PackKept(TracedPass[CastContext]):
         return None if count == total else f"the forward returns {count} kept values, but {total} were planned"
 
 
-def _plan(memory: Memory, verdict: Verdict) -> Packing | str:
-    """Return how to pack ``memory``, or why it is not packed."""
+def _plan(memory: Memory, verdict: Verdict, place: str) -> Packing | str:
+    """Return how to pack ``memory`` on the device ``place``, or on its own, or why it is not packed."""
     rule = verdict.rule
     if rule is None or (verdict.reason and rule.keep is not Keep.HOST):  # which is exact
         return verdict.reason
@@ -107,7 +111,7 @@ def _plan(memory: Memory, verdict: Verdict) -> Packing | str:
     node = _packed_node(memory, rule)
     value = tensor_value(node)
     assert value is not None
-    plan = plan_packing(value, rule)
+    plan = plan_packing(value, rule, place)
     symbolic = [n for view in memory.views for n in _views(node, view) if _reads_numbers(n)]
     return "its views have sizes that are not known" if symbolic and isinstance(plan, Packing) else plan
 

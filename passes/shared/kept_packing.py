@@ -105,20 +105,23 @@ class Packing:
         return f"{self.form}/{self.block or 'row'}" if self.form in EIGHT_BITS else str(self.form)
 
 
-def plan_packing(value: Tensor, rule: Rule) -> Packing | str:
-    """Return how ``rule`` packs ``value``, or why it cannot or would save nothing."""
-    plan = _plan(value, rule)
+def plan_packing(value: Tensor, rule: Rule, place: str = "") -> Packing | str:
+    """Return how ``rule`` packs ``value``, or why it cannot or would save nothing.
+
+    ``place``: the type of the device that it will be on, if that is another one.
+    """
+    plan = _plan(value, rule, place or value.device.type)
     if isinstance(plan, str) or rule.keep is not Keep.FLOAT8_E4M3FN or converts_float8(value.device):
         return plan
     return replace(plan, by_bits=True)
 
 
-def _plan(value: Tensor, rule: Rule) -> Packing | str:
+def _plan(value: Tensor, rule: Rule, place: str) -> Packing | str:
     assert rule.keep is not None
     if is_wrapper(value) or value.layout is not torch.strided:
         return "it is no plain dense tensor"
     if rule.keep is Keep.HOST:
-        return _sent(value, rule)
+        return _sent(value, rule, place)
     if value.dtype not in (*NARROW, torch.float32):
         return f"it is {str(value.dtype).removeprefix('torch.')}"
     if rule.keep in _NARROW_FORMS:
@@ -137,9 +140,9 @@ def _plan(value: Tensor, rule: Rule) -> Packing | str:
     return Packing(rule.keep, value.dtype)
 
 
-def _sent(value: Tensor, rule: Rule) -> Packing | str:
-    if value.device.type not in _SENDERS:
-        return f"it is in the memory of {value.device.type}, which saves nothing in the host's"
+def _sent(value: Tensor, rule: Rule, place: str) -> Packing | str:
+    if place not in _SENDERS:
+        return "it is in the host's memory already" if place == "cpu" else f"{place} has no copies to the host here"
     if dense_order(value) is None:
         return "its elements do not fill its memory"
     elements = hint(value.numel())

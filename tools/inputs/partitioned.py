@@ -29,7 +29,7 @@ def kept_values(gm: GraphModule, inputs: Sequence[Any], policy: Policy) -> tuple
 
     importlib.import_module("torch._inductor.lowering")  # decompositions of pooling expect it to be there
 
-    rules, values = KeptRules(policy), list[KeptValue]()
+    rules, values = KeptRules(policy, inspected=True), list[KeptValue]()
 
     def partition(joint: GraphModule, inputs: Sequence[Any], **more: Any) -> tuple[GraphModule, GraphModule]:
         more = {**more, "compiler": "inductor"}
