@@ -19,9 +19,10 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.filterwarnings("ignore")]  # t
 
 #: One of so many ops is run; other numbers run others.
 STRIDE, FIRST = 13, 3
-#: Ops that fill a value of the program with random numbers, in the dtype that it was captured in; and one whose 16-bit
-#: kernel loses digits that fxamp keeps.
-OTHERWISE = frozenset({"cauchy", "exponential", "geometric", "log_normal", "matrix_exp", "normal", "uniform"})
+#: Ops that fill a value of the program with random numbers, or draw some like it, in the dtype that was captured; and
+#: one whose 16-bit kernel loses digits that fxamp keeps.
+_RANDOM = {"cauchy", "exponential", "geometric", "log_normal", "normal", "uniform", "rand_like", "randn_like"}
+OTHERWISE = frozenset({"matrix_exp"} | _RANDOM)
 
 NAMED = {"policy": "cpu-bfloat16", "lowering": "aot_eager"}
 AUTO = {"lowering": "aot_eager"}
