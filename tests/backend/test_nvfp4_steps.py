@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import exhaustive
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fxamp
-from fxamp.policy import Policy
+from fxamp.policy import Category, Policy, Rule
 from fxamp.tools.demo.model import GPT, Size
 
 Model = Callable[..., Any]
@@ -186,7 +185,9 @@ def losses(chosen: "str | Policy", steps: int) -> list[float]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("recipe", exhaustive(["pretraining"], always=()))
-def test_training_reaches_the_loss_of_bfloat16(recipe: str) -> None:
-    plain, own = (sum(losses(chosen, 500)[-50:]) / 50 for chosen in ("cpu-bfloat16", policy(recipe)))
+def test_training_reaches_the_loss_of_bfloat16() -> None:
+    """With the head in 16 bits, as the recipe has it: the demo's has a name that the policy does not know."""
+    head = Rule("head", Category.LOWER_PRECISION_FP, ("linear",), modules=("head",))
+    nvfp4 = replace(policy(), rules=(*policy().rules, head))
+    plain, own = (sum(losses(chosen, 500)[-50:]) / 50 for chosen in ("cpu-bfloat16", nvfp4))
     assert plain < 0.6 and abs(own / plain - 1) < 0.03
