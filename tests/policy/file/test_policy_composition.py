@@ -71,7 +71,7 @@ def test_a_change_in_any_of_its_files_changes_the_digest(name: str, shipped: Pat
 
 def test_each_policy_that_a_variant_names_has_the_variant() -> None:
     tables = [(path, read(path).variant) for path in sorted(folder().glob("*.toml"))]
-    assert sum(table is not None for _, table in tables) == 14
+    assert sum(table is not None for _, table in tables) == 16
     shipped = {*built_in_names(), *variant_names()}
     assert [(path.name, base) for path, table in tables if table for base in table.of if base not in shipped] == []
     files = [parts.extends[-1] for name in variant_names() if (parts := composition(name)) is not None]
