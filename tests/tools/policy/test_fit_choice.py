@@ -3,18 +3,19 @@
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 
 from fxamp.policy import Policy
-from fxamp.tools.policy.fit.batch import largest
-from fxamp.tools.policy.fit.choice import Limits, choose, cost, predicted
+from fxamp.tools.policy.fit.batch import MOST, largest
+from fxamp.tools.policy.fit.choice import Limits, choose, cost, sum_of
 from fxamp.tools.policy.fit.decisions import Decision, Language, Option
 from fxamp.tools.policy.fit.layers import Scope
 from fxamp.tools.policy.fit.prices import NEVER, Price
-from fxamp.tools.policy.fit.search import ROUNDS, Candidate, Search
+from fxamp.tools.policy.fit.search import ROUNDS, Search
 
 BASE = Price(held=100.0, milliseconds=100.0, square=1e-4, moments={"loss": 900.0, "layers": 700.0})
 
@@ -56,17 +57,16 @@ def exhaustive(
 @pytest.mark.parametrize("seed", range(12))
 def test_the_choice_equals_exhaustive_search(seed: int, prefer: str) -> None:
     table = random_table(seed)
-    limits = Limits(random.Random(seed).uniform(500, 1000), 2e-4)
-    least, fitting = exhaustive(table, limits, prefer, lambda chosen: predicted(table, BASE, chosen))
+    limits = Limits(random.Random(seed).uniform(500, 1000), 2e-4, random.Random(seed).choice([math.inf, 105.0]))
+    least, fitting = exhaustive(table, limits, prefer, lambda chosen: sum_of(table, BASE, chosen))
     chosen = choose(table, BASE, limits, prefer)
     if not fitting:
         assert chosen is None
         return
     assert chosen is not None and chosen in fitting
-    total = objective(table, chosen, predicted(table, BASE, chosen), prefer)
+    total = objective(table, chosen, sum_of(table, BASE, chosen), prefer)
     assert math.isclose(total, least, rel_tol=0, abs_tol=1e-6)
-    cut = {(d, o): 1.0 for d, own in enumerate(table) for o in range(len(own)) if o != chosen[d]}
-    other = choose(table, BASE, limits, prefer, [cut])
+    other = choose(table, BASE, limits, prefer, [chosen])
     assert other != chosen and (other is None) == (len(fitting) == 1)
 
 
@@ -96,7 +96,7 @@ def pretended(table: Sequence[Sequence[Price]], whole: Callable[[Sequence[int]],
     ]
     pricing: Any = Pretended(whole, decisions)
     search = Search(pricing, decisions, table, BASE, lambda _: None)
-    search.add(Candidate("base", pricing.base, BASE))
+    search.ship("base", pricing.base, BASE)
     return search
 
 
@@ -104,7 +104,7 @@ def scaled(factor: float) -> Callable[[Sequence[int]], Price]:
     """Whole policies save ``factor`` of what their options save alone."""
 
     def whole(chosen: Sequence[int]) -> Price:
-        total = predicted(SAVINGS, Price(), chosen)
+        total = sum_of(SAVINGS, Price(), chosen)
         return BASE + Price(0.0, total.milliseconds, total.square, 0.0, total.times(factor).moments)
 
     return whole
@@ -116,7 +116,7 @@ SAVINGS = [(Price(), saving(100.0, float(1 + at))) for at in range(6)]
 @pytest.mark.parametrize("factor", [0.6, 1.0, 1.5])
 def test_limits_hold_for_what_was_measured_however_wrong_the_sum_is(factor: float) -> None:
     search, limits = pretended(SAVINGS, scaled(factor)), Limits(750.0, 2e-4)
-    search.look("chosen", limits, "time")
+    search.look(limits, "time")
     best = search.best(limits, "time")
     assert best is not None and limits.hold(best.price)
     assert best.price == search.pricing.of(best.options)
@@ -151,12 +151,13 @@ def together(seed: int) -> tuple[list[tuple[Price, ...]], Callable[[Sequence[int
 def test_six_decisions_that_lower_the_same_moments_are_decided_as_by_exhaustive_search(seed: int, prefer: str) -> None:
     table, whole = together(seed)
     base = whole([0] * 6)
-    limits = Limits(random.Random(seed).uniform(0.55, 0.95) * base.memory, 2e-4)
+    draw = random.Random(seed)
+    limits = Limits(draw.uniform(0.55, 0.95) * base.memory, 2e-4, draw.choice([math.inf, 108.0]))
     search = pretended(table, whole)
     search.base = base
     search.candidates.clear()
-    search.add(Candidate("base", search.pricing.base, base))
-    search.look("chosen", limits, prefer)
+    search.ship("base", search.pricing.base, base)
+    search.look(limits, prefer)
     best = search.best(limits, prefer)
     asked = search.pricing.asked  # type: ignore[attr-defined]
     every = [whole(chosen) for chosen in product(*(range(2) for _ in range(6)))]
@@ -167,13 +168,23 @@ def test_six_decisions_that_lower_the_same_moments_are_decided_as_by_exhaustive_
     assert best is None or math.isclose(best.price.numbers[at], min(fitting), rel_tol=less)
 
 
+def test_the_search_starts_from_a_shipped_policy_that_fits_where_no_sum_does() -> None:
+    search, limits = pretended(SAVINGS, scaled(1.5)), Limits(300.0, 2e-4)
+    options = [own.options[1] for own in search.decisions]
+    shipped = replace(search.pricing.language.policy(search.pricing.base, options), unlisted="fp32")
+    search.ship("shipped", shipped, search.pricing.of(options))
+    search.look(limits, "time")
+    best = search.best(limits, "time")
+    assert best is not None and best.choice == (1, 1, 1, 1, 1, 0)
+
+
 def test_nothing_fits_and_what_would_bring_most_is_counted() -> None:
     inexact = [*SAVINGS[:-1], (Price(), saving(250.0, square=5e-4))]
-    search = pretended(inexact, lambda chosen: predicted(inexact, BASE, chosen))
+    search = pretended(inexact, lambda chosen: sum_of(inexact, BASE, chosen))
     limits = Limits(300.0, 2e-4)
-    search.look("chosen", limits, "time")
+    search.look(limits, "time")
     assert search.best(limits, "time") is None
-    search.look("smallest", Limits(math.inf, limits.square), "memory")
+    search.look(Limits(square=limits.square), "memory")
     smallest = search.best(Limits(math.inf, limits.square), "memory", shipped=False)
     assert smallest is not None and smallest.price.memory == 500.0
     step = search.next_smaller(smallest)
@@ -185,9 +196,9 @@ def test_nothing_fits_and_what_would_bring_most_is_counted() -> None:
 
 def test_what_another_policy_beats_is_not_on_the_frontier() -> None:
     search = pretended(SAVINGS, scaled(1.0))
-    search.add(Candidate("worse", Policy.load("cuda-bfloat16-lean"), BASE + saving(-1.0, 1.0)))
-    search.look("smaller", Limits(850.0, 2e-4), "time")
-    assert [candidate.name for candidate in search.frontier()] == ["base", "smaller"]
+    search.ship("worse", Policy.load("cuda-bfloat16-lean"), BASE + saving(-1.0, 1.0))
+    search.look(Limits(850.0, 2e-4), "time")
+    assert [candidate.name for candidate in search.frontier()] == ["base", "fit 1"]
 
 
 def test_of_equal_policies_the_one_with_fewest_rules_is_best() -> None:
@@ -209,3 +220,19 @@ def test_the_largest_batch_is_the_last_that_fits(limit: float, batch: int, power
     fits = max((size for size in counted if counted[size] <= limit), default=0)
     assert counted[fits + 1] > limit and (fits == 0 or memory(fits) <= limit < memory(fits + 1))
     assert all(bytes_ == memory(size) for size, bytes_ in counted.items()) and len(counted) <= 12
+
+
+@pytest.mark.parametrize("batch", [1, 3, 40])
+def test_a_batch_fits_that_is_followed_by_one_that_does_not_where_memory_shrinks_in_between(batch: int) -> None:
+    def memory(size: int) -> float:
+        return size if size < 64 else 0.5 * size
+
+    bytes_of = largest(memory, batch, 50.0)
+    fits = max(size for size in bytes_of if bytes_of[size] <= 50.0)
+    assert bytes_of[fits + 1] > 50.0
+
+
+@pytest.mark.parametrize("slope", [0.0, -1.0, 1e-9])
+def test_batches_that_take_no_memory_end(slope: float) -> None:
+    bytes_of = largest(lambda size: 7.0 + slope * size, 4, 10.0)
+    assert max(bytes_of) == MOST and len(bytes_of) <= 6

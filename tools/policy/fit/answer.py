@@ -2,7 +2,7 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,11 @@ _TITLES = ("", "memory", "peak", "kept", "est. ms", "time", "error", "")
 
 @dataclass(frozen=True)
 class Answer:
-    """What the command found. ``notes``: what stands below the table."""
+    """What the command prints. ``best``: the policy; ``notes``: what stands below the table."""
 
     options: Namespace
     search: Search
-    chosen: Candidate | None
+    best: Candidate | None
     limits: Limits
     notes: Sequence[str]
 
@@ -37,15 +37,15 @@ class Answer:
     def text(self) -> str:
         """The policy file, "" without a policy."""
         options = self.options
-        if self.chosen is None:
+        if self.best is None:
             return ""
-        return policy_text(self.chosen, options.policy, list(self._head(self.chosen)), self.search, options.output)
+        return policy_text(self.best, options.policy, list(self._head(self.best)), self.search, options.output)
 
-    def _head(self, chosen: Candidate) -> Iterator[str]:
+    def _head(self, best: Candidate) -> Iterator[str]:
         options, base = self.options, self.search.base
         limit = size(round(self.limits.memory))
         yield f"fxamp-policy fit: {Path(options.model).name} on one {options.gpu}, at most {limit}."
-        yield f"A step takes {summary(chosen.price, base)} of {options.policy}, which takes {size(round(base.memory))}."
+        yield f"A step takes {summary(best.price, base)} of {options.policy}, which takes {size(round(base.memory))}."
 
     @property
     def content(self) -> dict[str, Any]:
@@ -55,30 +55,30 @@ class Answer:
             "gpu": self.options.gpu,
             "memory": self.limits.memory,
             "error": self.limits.square**0.5,
-            "chosen": self.chosen.name if self.chosen is not None else None,
+            "answer": self.best.name if self.best is not None else None,
             "policies": [content(candidate) for candidate in self.search.candidates.values()],
             "policy": self.text,
             "notes": list(self.notes),
         }
 
 
-def printed(answer: Answer) -> None:
+def write_answer(answer: Answer) -> None:
     """Write the policy and the chart, and print the table or the JSON object."""
     options, text = answer.options, answer.text
     if options.output is not None and text:
         write_text(text, options.output)
     if options.chart is not None:
         title = f"{Path(options.model).stem} on one {options.gpu}"
-        write_text(frontier_chart(title, answer.search, answer.chosen, answer.limits), options.chart)
+        write_text(frontier_chart(title, answer.search, answer.best, answer.limits), options.chart)
     if options.json:
         put(json.dumps(answer.content, indent=2))
         return
-    shown = "\n\n".join([table(answer.search, answer.chosen, answer.limits), *answer.notes])
+    report = "\n\n".join([table(answer.search, answer.best, answer.limits), *answer.notes])
     if options.output is None and text:
-        say(shown)
+        say(report)
         write_text(text)
     else:
-        put(shown)
+        put(report)
 
 
 def policy_text(candidate: Candidate, base: str, head: Sequence[str], search: Search, output: str | None) -> str:
@@ -102,19 +102,15 @@ def _explained(rule: Rule, candidate: Candidate, search: Search) -> Rule:
     return replace(rule, why=f"{rule.why} {measured}".strip()) if measured else rule
 
 
-def _why(options: Sequence[Option], search: Search, concerns: Any) -> str:
+def _why(options: Sequence[Option], search: Search, concerns: Callable[[Option], bool]) -> str:
     """Say what the options that ``concerns`` save and cost by themselves."""
-    parts = []
+    effects: dict[str, list[str]] = {}
     for decision, prices in zip(search.decisions, search.prices, strict=True):
         for option, price in zip(decision.options, prices, strict=True):
             if option in options and concerns(option):
-                parts.append(f"{decision.scope.name}: {effect(price, search.base)}")
-    return f"{option_words(options, concerns)}: {'; '.join(parts)}." if parts else ""
-
-
-def option_words(options: Sequence[Option], concerns: Any) -> str:
-    """Return the names of the options that ``concerns``, each once."""
-    return "Measured alone, " + ", ".join(dict.fromkeys(option.name for option in options if concerns(option)))
+                effects.setdefault(option.name, []).append(f"{decision.scope.name}: {effect(price, search.base)}")
+    words = (f"{name}: {'; '.join(parts)}." for name, parts in effects.items())
+    return f"Measured alone, {' '.join(words)}" if effects else ""
 
 
 def effect(added: Price, base: Price) -> str:
@@ -126,17 +122,17 @@ def effect(added: Price, base: Price) -> str:
     return f"{memory}, {100 * error:+.2f} % of error, {100 * time:+.2f} % of time"
 
 
-def table(search: Search, chosen: Candidate | None, limits: Limits) -> str:
-    """Return base, shipped policies, chosen one and frontier, all counted and measured; the fastest first."""
+def table(search: Search, best: Candidate | None, limits: Limits) -> str:
+    """Return base, shipped policies, the best one and the frontier, all counted and measured; the fastest first."""
     frontier = search.frontier()
     base = search.base
     rows = []
     for candidate in sorted(search.candidates.values(), key=lambda one: one.price.milliseconds):
-        if candidate.options and candidate is not chosen and candidate not in frontier:
+        if candidate.options and candidate is not best and candidate not in frontier:
             continue
         price = candidate.price
-        notes = ["chosen"] if candidate is chosen else []
-        notes += [] if limits.hold(price) else ["too large" if price.memory > limits.memory else "too inexact"]
+        notes = ["answer"] if candidate is best else []
+        notes += limits.excesses(price)
         notes += [] if candidate in frontier else ["beaten"]
         rows.append(
             (

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+#: The largest batch that is counted.
+MOST = 1 << 20
+
 #: After so many counts the rest is halved, not interpolated.
 _INTERPOLATED = 10
 
@@ -9,26 +12,28 @@ _INTERPOLATED = 10
 def largest(memory: Callable[[int], float], batch: int, limit: float) -> dict[int, float]:
     """Return the bytes of each batch that was counted: the largest within ``limit`` and the next one are among them.
 
-    ``memory`` counts a batch; it grows with the batch. ``batch``: the first one to count. Where not even 1 fits, that
-    is the least one in the result.
+    ``memory`` counts a batch. ``batch``: the first one to count. Where not even 1 fits, that is the least one in the
+    result; where :data:`MOST` fits, that is the largest. Memory that shrinks here and there as the batch grows is
+    enough to end the search: then a larger batch may fit too.
     """
-    counted = {batch: memory(batch)}
+    bytes_of = {batch: memory(batch)}
     while True:
-        low = max((n for n, bytes_ in counted.items() if bytes_ <= limit), default=0)
-        high = min((n for n, bytes_ in counted.items() if bytes_ > limit), default=0)
-        if high == low + 1:
-            return counted
-        at = _guess(counted, limit, low, high)
-        counted[at] = memory(at)
+        low = max((n for n, bytes_ in bytes_of.items() if bytes_ <= limit), default=0)
+        high = min((n for n, bytes_ in bytes_of.items() if n > low), default=MOST + 1)
+        if high <= low + 1:
+            return bytes_of
+        at = _guess(bytes_of, limit, low, high)
+        bytes_of[at] = memory(at)
 
 
-def _guess(counted: dict[int, float], limit: float, low: int, high: int) -> int:
-    """Return a batch above ``low`` and below ``high`` (0: none known) whose bytes are near ``limit``."""
-    if len(counted) == 1:
-        return 2 * low or high // 2
-    if high and len(counted) > _INTERPOLATED:
-        return (low + high) // 2
-    first, last = sorted(sorted(counted, key=lambda n: abs(counted[n] - limit))[:2])
-    slope = (counted[last] - counted[first]) / (last - first)
-    guess = int(first + (limit - counted[first]) / slope) if slope > 0 else 2 * last
-    return max(low + 1, min(guess, high - 1 if high else 64 * low))
+def _guess(bytes_of: dict[int, float], limit: float, low: int, high: int) -> int:
+    """Return a batch above ``low`` and below ``high`` whose bytes are near ``limit``."""
+    most = min(high - 1, 64 * low or high // 2)
+    if len(bytes_of) == 1:
+        return min(2 * low or high // 2, most)
+    if len(bytes_of) > _INTERPOLATED:
+        return min((low + high) // 2, most)
+    first, last = sorted(sorted(bytes_of, key=lambda n: abs(bytes_of[n] - limit))[:2])
+    slope = (bytes_of[last] - bytes_of[first]) / (last - first)
+    guess = int(first + (limit - bytes_of[first]) / slope) if slope > 0 else most
+    return max(low + 1, min(guess, most))

@@ -1,9 +1,9 @@
 """Which option of each decision: exactly, by integer linear programming."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from math import isfinite
+from math import inf, isfinite
 
 from fxamp.errors import OptionError
 from fxamp.tools.policy.fit.prices import Price
@@ -14,20 +14,27 @@ PREFERENCES = ("memory", "time", "error")
 _SECOND, _RULE = 1e-3, 1e-5
 
 
-#: What options bring, by decision and place; those of a choice bring at least 1.
-Cut = Mapping[tuple[int, int], float]
-
-
 @dataclass(frozen=True)
 class Limits:
-    """The most bytes, and the most squared error."""
+    """The most bytes, the most squared error, and the most time."""
 
-    memory: float
-    square: float
+    memory: float = inf
+    square: float = inf
+    milliseconds: float = inf
 
     def hold(self, price: Price) -> bool:
         """Whether a price is within them."""
-        return price.memory <= self.memory and price.square <= self.square
+        return not any(self.excesses(price))
+
+    def excesses(self, price: Price) -> Iterator[str]:
+        """Yield a word for each limit that a price is beyond."""
+        for word, limit, number in (
+            ("too large", self.memory, price.memory),
+            ("too inexact", self.square, price.square),
+            ("too slow", self.milliseconds, price.milliseconds),
+        ):
+            if number > limit:
+                yield word
 
 
 def require_solver() -> None:
@@ -44,30 +51,13 @@ def cost(added: Price, base: Price, prefer: str, plain: bool) -> float:
     return weights[0] * time + weights[1] * error + (0.0 if plain else _RULE)
 
 
-def missed(prices: Sequence[Sequence[Price]], price: Price, limits: Limits, chosen: Sequence[int]) -> list[Cut]:
-    """Return what another choice needs where ``price``, of the whole policy that is ``chosen``, misses ``limits``.
-
-    Of each moment that is too high, options that are not chosen lower as much as is missing: none lowers more beside
-    others than alone. Of an error, one option has less than the one that is chosen.
-    """
-    every = [(d, o, added) for d, own in enumerate(prices) for o, added in enumerate(own) if o != chosen[d]]
-    cuts: list[Cut] = [
-        {(d, o): min(max(-added.held - added.moments.get(name, 0.0), 0.0) / missing, 1.0) for d, o, added in every}
-        for name, bytes_ in price.moments.items()
-        if (missing := price.held + bytes_ - limits.memory) > 0
-    ]
-    if price.square > limits.square:
-        cuts.append({(d, o): 1.0 for d, o, added in every if added.square < prices[d][chosen[d]].square})
-    return cuts
-
-
 def choose(
-    prices: Sequence[Sequence[Price]], base: Price, limits: Limits, prefer: str, cuts: Sequence[Cut] = ()
+    prices: Sequence[Sequence[Price]], base: Price, limits: Limits, prefer: str, past: Sequence[Sequence[int]] = ()
 ) -> tuple[int, ...] | None:
     """Return the option of each decision whose sum costs least within ``limits``; None if there is none.
 
-    ``prices``: what each option adds to ``base``; one that is not finite is never taken. Each of ``cuts``
-    holds. Memory is a variable of its own, no less than the bytes in use at any moment.
+    ``prices``: what each option adds to ``base``; one that is not finite is never taken, and no choice of ``past``.
+    Memory is a variable of its own, no less than the bytes in use at any moment.
     """
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -82,26 +72,28 @@ def choose(
     for name in dict.fromkeys(name for price in (base, *added) for name in price.moments):
         rows.append([*((price.held + price.moments.get(name, 0.0)) / whole for price in added), -1.0])
         most.append(-(base.held + base.moments.get(name, 0.0)) / whole)
-    if isfinite(limits.square):
-        rows.append([*(price.square / (limits.square or 1.0) for price in added), 0.0])
-        most.append((limits.square - base.square) / (limits.square or 1.0))
-    for cut in cuts:
-        rows.append([*(-cut.get((d, o), 0.0) for d, o, _ in every), 0.0])
-        most.append(-1.0)
+    for name in ("square", "milliseconds"):
+        limit = getattr(limits, name)
+        if isfinite(limit):
+            rows.append([*(getattr(price, name) / (limit or 1.0) for price in added), 0.0])
+            most.append((limit - getattr(base, name)) / (limit or 1.0))
+    for choice in past:
+        rows.append([*(float(o == choice[d]) for d, o, _ in every), 0.0])
+        most.append(len(prices) - 1.0)
     constraints = [LinearConstraint(np.array(one), 1, 1), LinearConstraint(np.array(rows), -np.inf, most)]
-    done = milp(
+    solution = milp(
         np.array([*costs, memory]),
         integrality=[*(1 for _ in every), 0],
         bounds=Bounds(0, [*map(float, finite), limits.memory / whole]),
         constraints=constraints,
         options={"mip_rel_gap": 0.0},
     )
-    if done.x is None:
+    if solution.x is None:
         return None
-    taken = {decision: option for (decision, option, _), share in zip(every, done.x, strict=False) if share > 0.5}
-    return tuple(taken[decision] for decision in range(len(prices)))
+    places = {decision: option for (decision, option, _), share in zip(every, solution.x, strict=False) if share > 0.5}
+    return tuple(places[decision] for decision in range(len(prices)))
 
 
-def predicted(prices: Sequence[Sequence[Price]], base: Price, chosen: Sequence[int]) -> Price:
+def sum_of(prices: Sequence[Sequence[Price]], base: Price, choice: Sequence[int]) -> Price:
     """Return the sum of ``base`` and what the options add."""
-    return sum((own[at] for own, at in zip(prices, chosen, strict=True)), base)
+    return sum((own[at] for own, at in zip(prices, choice, strict=True)), base)

@@ -18,7 +18,7 @@ from fxamp.tools.common.output import require_folder
 from fxamp.tools.common.progress import say
 from fxamp.tools.inputs.kinds import bound_names, program_syntax
 from fxamp.tools.inputs.model_file import program
-from fxamp.tools.policy.fit.answer import Answer, printed
+from fxamp.tools.policy.fit.answer import Answer, write_answer
 from fxamp.tools.policy.fit.batch import largest
 from fxamp.tools.policy.fit.choice import PREFERENCES, Limits, require_solver
 from fxamp.tools.policy.fit.counts import Counting, batch_of
@@ -26,18 +26,18 @@ from fxamp.tools.policy.fit.decisions import Language
 from fxamp.tools.policy.fit.errors import Measuring
 from fxamp.tools.policy.fit.gpus import GPUS, amount
 from fxamp.tools.policy.fit.layers import scopes, shortened
-from fxamp.tools.policy.fit.prices import Pricing
+from fxamp.tools.policy.fit.prices import Price, Pricing
 from fxamp.tools.policy.fit.search import Candidate, Search, summary
 from fxamp.tools.policy.fit.store import Store
-from fxamp.tools.policy.fit.training import trained
+from fxamp.tools.policy.fit.training import train
 from fxamp.tools.policy.patch import base_policy, load_model
 
 PROG = "fxamp-policy fit"
 
-#: Shipped variants that the answer stands beside.
-_VARIANTS = ("fast-norms", "fast", "lean", "leanest", "fp8", "fp8-rowwise", "mxfp8", "nvfp4")
+#: With ``--prefer error``, unless ``--time`` says otherwise: errors would fall for ever more time.
+_TIME = 1.1
 
-#: Choices that are verified for each point of the frontier.
+#: Policies that are composed for each point of the frontier.
 _FRONTIER_ROUNDS = 2
 
 #: The rule of ``--loss-only``.
@@ -62,6 +62,7 @@ def parser(prog: str) -> Parser:
     add("--gpu", type=one_of(*GPUS), default="h100", help=f"{', '.join(GPUS)} (h100)")
     add("--memory", type=amount, metavar="BYTES", help='that a step may take, "40GiB"; the GPU\'s own unless given')
     add("--error", type=positive_number, default=1.5, metavar="R", help="of the gradient, over the base's (1.5)")
+    add("--time", type=positive_number, metavar="R", help="of a step, over the base's (any; 1.1 with --prefer error)")
     add("--prefer", type=one_of(*PREFERENCES), default="time", help=f"{', '.join(PREFERENCES)}: what is least (time)")
     add("--base", dest="policy", default="cuda-bfloat16", metavar="P", help="the policy to extend (cuda-bfloat16)")
     add("--loss-only", action="store_true", help="results beside the loss are not made: the training reads none")
@@ -92,7 +93,7 @@ def run(options: Namespace) -> int:
     with Counting(options.model, Store.of(options.model)) as counting:
         measuring = Measuring(work, tuple(work.batches()), Store.of(work.file))
         here = base_policy(options.policy, work, lambda _: None, runs=True, emulate=True)[1]
-        counted = replace(base, rules=(*base.rules, _LOSS_ONLY)) if options.loss_only else base
+        there = replace(base, rules=(*base.rules, _LOSS_ONLY)) if options.loss_only else base
         language = Language(base, gpu.formats)
         twins = {
             (option.scope.name, option.name): option
@@ -102,7 +103,7 @@ def run(options: Namespace) -> int:
         parts = scopes(model)
         with shortened(model):
             both = parts, scopes(model)
-        pricing = Pricing(model, counted, here, language, counting, measuring, both, twins, gpu.rates, _say)
+        pricing = Pricing(model, there, here, language, counting, measuring, both, twins, gpu.rates, _say)
         with so_far(lambda: f"{_fresh(pricing)}; they are kept, and the same command goes on from there"):
             return _answer(options, pricing, memory)
 
@@ -127,53 +128,54 @@ def _checked(options: Namespace) -> int:
 
 
 def _answer(options: Namespace, pricing: Pricing, memory: int) -> int:
-    own = Candidate(options.policy, pricing.base, pricing.of([]))
-    base, model, language = own.price, pricing.model, pricing.language
-    _say(f"{own.name}: {size(round(base.memory))}")
-    limits = Limits(memory, base.square * options.error**2)
+    base, model, language = pricing.of([]), pricing.model, pricing.language
+    _say(f"{options.policy}: {size(round(base.memory))}")
+    time = options.time or (_TIME if options.prefer == "error" else inf)
+    limits = Limits(memory, base.square * options.error**2, base.milliseconds * time)
     decisions = language.decisions(scopes(model), model)
     with shortened(model):
         short = language.decisions(scopes(model), model)
     _say(f"{plural(sum(len(one.options) - 1 for one in decisions), 'option')} of {plural(len(decisions), 'decision')}")
     search = Search(pricing, decisions, pricing.options(decisions, short, base), base, _say)
-    search.add(own)
-    for candidate in _shipped(pricing):
-        _say(f"{candidate.name}: {summary(candidate.price, base)}")
-        search.add(candidate)
-    search.look("chosen", limits, options.prefer)
+    search.ship(options.policy, pricing.base, base)
+    for name, policy, price in _shipped(pricing):
+        _say(f"{name}: {summary(price, base)}")
+        search.ship(name, policy, price)
+    search.look(limits, options.prefer)
     if options.frontier or search.best(limits, options.prefer) is None:
         _frontier(search, limits, options.frontier)
-    chosen = search.best(limits, options.prefer)
-    answer = Answer(options, search, chosen, limits, list(_notes(options, search, chosen, limits)))
-    printed(answer)
-    return 0 if chosen is not None else 1
+    best = search.best(limits, options.prefer)
+    write_answer(Answer(options, search, best, limits, list(_notes(options, search, best, limits))))
+    return 0 if best is not None else 1
 
 
 def _frontier(search: Search, limits: Limits, most: int) -> None:
     """Look for policies between the base and the smallest one."""
-    exact = Limits(inf, limits.square)
-    search.look("smallest", exact, "memory")
+    exact = replace(limits, memory=inf)
+    search.look(exact, "memory")
     smallest = search.best(exact, "memory")
     if smallest is not None:
         span = search.base.memory - smallest.price.memory
         for at in range(1, most):
-            memory = search.base.memory - span * at / most
-            search.look(f"at {size(round(memory))}", Limits(memory, limits.square), "time", _FRONTIER_ROUNDS)
+            search.look(replace(limits, memory=search.base.memory - span * at / most), "time", _FRONTIER_ROUNDS)
 
 
-def _notes(options: Namespace, search: Search, chosen: Candidate | None, limits: Limits) -> Iterator[str]:
+def _notes(options: Namespace, search: Search, best: Candidate | None, limits: Limits) -> Iterator[str]:
     """Yield what stands below the table."""
     pricing = search.pricing
-    if chosen is None:
+    if best is None:
         yield _missing(search, limits)
-    elif chosen.sum is not None:
-        ratio = chosen.price.memory / chosen.sum.memory, chosen.price.error / chosen.sum.error
-        yield f"of its options' sum it takes {ratio[0]:.3f} of the memory and {ratio[1]:.3f} of the error"
+    elif best.options:
+        ratio = best.price.memory / best.sum.memory, best.price.error / best.sum.error
+        yield f"{best.name} takes {ratio[0]:.3f} of its options' sum of memory, and has {ratio[1]:.3f} of their error"
+        yield _beside_shipped(search, best)
+    else:
+        yield f"{best.name} is the answer as it is: nothing that was put together beats it within the limits"
     if options.batch:
-        yield _largest_batch(options, search, chosen or _smallest(search, limits), limits.memory)
-    if options.steps is not None and chosen is not None:
-        here = pricing.runs(chosen.options) if chosen.options else _here(chosen.name, pricing)
-        yield trained(pricing.measuring, pricing.here, here, options.steps).text(options.policy, chosen.name)
+        yield _largest_batch(options, search, best or _smallest(search, limits), limits.memory)
+    if options.steps is not None and best is not None:
+        here = pricing.runs(best.options) if best.options else _here(best.name, pricing)
+        yield train(pricing.measuring, pricing.here, here, options.steps).text(options.policy, best.name)
     if options.sister:
         yield f"The error is that of {Path(options.sister).name}, not of {Path(options.model).name}."
     yield (
@@ -182,9 +184,22 @@ def _notes(options: Namespace, search: Search, chosen: Candidate | None, limits:
     )
 
 
+def _beside_shipped(search: Search, best: Candidate) -> str:
+    """Say how ``best``, which was composed, is beside the fastest shipped policy that takes no more memory."""
+    limits = Limits(best.price.memory)
+    shipped = [one for one in search.candidates.values() if not one.options and limits.hold(one.price)]
+    other = min(shipped, key=lambda one: one.price.milliseconds, default=None)
+    if other is None:
+        return "no shipped policy takes as little memory"
+    time = best.price.milliseconds / (other.price.milliseconds or 1.0)
+    error = best.price.error / (other.price.error or 1.0)
+    words = f"{time:.3f} of the time, {error:.3f} of the error"
+    return f"beside {other.name}, the fastest shipped one of no more memory: {words}"
+
+
 def _smallest(search: Search, limits: Limits) -> Candidate:
-    """Return the policy of least memory within the error, or else of least error."""
-    smallest = search.best(Limits(inf, limits.square), "memory") or search.best(Limits(inf, inf), "error")
+    """Return the policy of least memory within the other limits, or else of least error."""
+    smallest = search.best(replace(limits, memory=inf), "memory") or search.best(Limits(), "error")
     assert smallest is not None
     return smallest
 
@@ -192,17 +207,19 @@ def _smallest(search: Search, limits: Limits) -> Candidate:
 def _missing(search: Search, limits: Limits) -> str:
     """Say how many bytes are missing, and which decision would bring most, counted with all others."""
     least = _smallest(search, limits)
-    composed = search.best(Limits(inf, limits.square), "memory", shipped=False) or least
+    if beyond := [*replace(limits, memory=inf).excesses(least.price)]:
+        return f"nothing fits: {least.name}, which has the least error, is {' and '.join(beyond)}"
+    composed = search.best(replace(limits, memory=inf), "memory", shipped=False) or least
     text = (
-        f"nothing fits: {size(round(least.price.memory - limits.memory))} are missing; the smallest within the error "
-        f"is {least.name!r}, whose fullest moment is the {least.price.fullest}"
+        f"nothing fits: {size(round(least.price.memory - limits.memory))} are missing; the smallest within the other "
+        f"limits is {least.name}, whose fullest moment is the {least.price.fullest}"
     )
     step = search.next_smaller(composed)
     if step is None:
         return f"{text}; no other decision lowers it"
     decision, option, smaller = step
     words = f"{decision.name} of {decision.scope.name}: {option.name}"
-    return f"{text}\nwhat brings most on top of {composed.name!r}: {words}: {summary(smaller.price, search.base)}"
+    return f"{text}\nwhat brings most on top of {composed.name}: {words}: {summary(smaller.price, search.base)}"
 
 
 def _largest_batch(options: Namespace, search: Search, candidate: Candidate, limit: float) -> str:
@@ -217,12 +234,17 @@ def _largest_batch(options: Namespace, search: Search, candidate: Candidate, lim
         _say(f"{candidate.name}, batch {size_}: {size(round(bytes_))}")
         return bytes_
 
-    counted = largest(memory, batch, limit)
-    fits = max((n for n, bytes_ in counted.items() if bytes_ <= limit), default=0)
-    above = f"{fits + 1} would take {size(round(counted[fits + 1]))}"
+    try:
+        bytes_of = largest(memory, batch, limit)
+    except FxampError as error:
+        return f"the largest batch under {candidate.name} is not known: {error}"
+    fits = max((n for n, bytes_ in bytes_of.items() if bytes_ <= limit), default=0)
     if not fits:
-        return f"no batch fits under {candidate.name}: {above}"
-    return f"the largest batch under {candidate.name} is {fits}, which takes {size(round(counted[fits]))}; {above}"
+        return f"no batch fits under {candidate.name}: 1 would take {size(round(bytes_of[1]))}"
+    largest_ = f"the largest batch under {candidate.name} is {fits}, which takes {size(round(bytes_of[fits]))}"
+    if fits + 1 not in bytes_of:
+        return f"{largest_}; larger ones were not counted"
+    return f"{largest_}; {fits + 1} would take {size(round(bytes_of[fits + 1]))}"
 
 
 def _fresh(pricing: Pricing) -> str:
@@ -235,18 +257,17 @@ def _here(name: str, pricing: Pricing) -> Policy:
     return base_policy(name, pricing.measuring.work, lambda _: None, runs=True, emulate=True)[1]
 
 
-def _shipped(pricing: Pricing) -> Iterator[Candidate]:
-    """Yield the shipped variants that can be counted and measured."""
+def _shipped(pricing: Pricing) -> Iterator[tuple[str, Policy, Price]]:
+    """Yield the shipped variants that can be counted and measured, with their prices."""
     family = f"{pricing.base.device}-{pricing.base.lower_precision_fp}"
-    fp8 = any("fp8" in option for _, option in pricing.twins)
-    variants = [name for variant in _VARIANTS if (name := f"{family}-{variant}") in variant_names()]
-    for name in [family, *variants]:
+    eight_bits = any(rule.in_fp8 for option in pricing.twins.values() for rule in option.rules)
+    for name in [family, *(name for name in variant_names() if name.startswith(f"{family}-"))]:
         there = Policy.load(name)
-        if there.has_fp8 and not (fp8 and pricing.language.multiplies(there)):
+        if there.has_fp8 and not (eight_bits and pricing.language.multiplies(there)):
             continue
         dropping = tuple(rule for rule in pricing.base.rules if rule == _LOSS_ONLY)
         there = replace(there, rules=(*there.rules, *dropping))
         try:
-            yield Candidate(name, there, pricing.price(there, _here(name, pricing)))
+            yield name, there, pricing.price(there, _here(name, pricing))
         except FxampError as error:
             _say(f"{name}: left out: {error}")

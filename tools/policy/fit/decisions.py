@@ -8,9 +8,10 @@ from torch import nn
 
 from fxamp.policy import Category, Policy, Rule, variant_names
 from fxamp.policy.model.chunks import LOSS
-from fxamp.policy.model.keep import KEPT, Keep
+from fxamp.policy.model.keep import KEPT
 from fxamp.policy.model.module_globs import covers_module
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
+from fxamp.policy.model.recipe import RECIPES_OF
 from fxamp.policy.model.site import Site, TensorFacts
 from fxamp.tools.policy.fit.layers import Scope
 
@@ -26,6 +27,9 @@ MARK = "--"
 AS_BASE = "as the base"
 
 _STATES = ("bfloat16", "8bit")
+
+#: Values that share a scale where 8 bits are to be more exact than in the shipped variants; rows of a loss's chunks.
+_FINE, _ROWS = 32, (4096, 2048, 1024)
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,21 @@ class Decision:
     scope: Scope
     options: tuple[Option, ...]
 
+    def nearest(self, policy: Policy) -> int:
+        """Return the place of the option that shares most with ``policy``: of its rules, more than ``policy`` lacks."""
+
+        def shared(option: Option) -> int:
+            parts = [rule in policy.rules for rule in option.rules]
+            parts += [option.optimizer == policy.optimizer] if option.optimizer else []
+            return 2 * sum(parts) - len(parts)
+
+        return max(range(len(self.options)), key=lambda at: (shared(self.options[at]), at))
+
 
 class Language:
     """What the shipped variants of a policy's device and dtype say, cut into options.
 
-    ``formats``: the casts to few bits that the GPU multiplies in, such as "fp8".
+    ``formats``: the casts below 16 bits in which the GPU multiplies, of those with recipes.
     """
 
     def __init__(self, base: Policy, formats: Collection[str] = ()) -> None:
@@ -59,18 +73,19 @@ class Language:
         lean, leanest = (Policy.load(f"{family}-{variant}").rules for variant in ("lean", "leanest"))
         self._kept = {rule.id: rule for rule in (*leanest, *lean) if rule.region == KEPT}
         self._again = {rule.id: rule for rule in leanest if rule.region == KEPT}
-        self._chunks = [rule for rule in (*lean, *leanest) if rule.region == LOSS]
+        self._chunks = [replace(rule, chunks=rows) for rule in lean if rule.region == LOSS for rows in _ROWS]
         self._order = {name: at for at, name in enumerate(dict.fromkeys(rule.id for rule in (*lean, *leanest)))}
         fast = Policy.load(f"{family}-fast").rules
         own = {rule.id for rule in Policy.load(f"{family}-fast-norms").rules}
         self._norms = [r for r in fast if r.id in ("norm-layers", "rms-norm") and base.device == "cuda"]
         self._stream = [rule for rule in fast if rule.id not in own]
         table = {rule.id for rule in Policy.load(family).rules}
-        self._products: dict[str, list[Rule]] = {"fp8": [], "fp8-rowwise": [], "mxfp8": [], "nvfp4": []}
-        for kind in self._products:
-            name = f"{family}-{kind}"
-            if name in variant_names() and self.multiplies(Policy.load(name)):
-                self._products[kind] = [rule for rule in Policy.load(name).rules if rule.id not in table]
+        variants = [Policy.load(name) for name in variant_names() if name.startswith(f"{family}-")]
+        self._products = _products(
+            [rule for rule in variant.rules if rule.id not in table]
+            for variant in variants
+            if variant.has_fp8 and self.multiplies(variant)
+        )
 
     def multiplies(self, policy: Policy) -> bool:
         """Whether the GPU has the products in 8 bits that ``policy`` asks for."""
@@ -78,34 +93,38 @@ class Language:
 
     def decisions(self, scopes: Sequence[Scope], model: Any) -> list[Decision]:
         """Return all decisions on ``model``: those of each scope, then those of the whole model."""
-        return [*(decision for scope in scopes for decision in self._of(scope, model)), *self._of_all()]
+        every = [*(decision for scope in scopes for decision in self._of(scope, model)), *self._of_all()]
+        return [decision for decision in every if len(decision.options) > 1]
 
     def _of(self, scope: Scope, model: Any) -> Iterable[Decision]:
         norm = self._base.rule_for("aten::layer_norm")
-        if self._norms and norm is not None and norm.cast is not Category.LOWER_PRECISION_FP:
-            yield self._decision("norms", scope, {"16 bits": self._norms})
-        if not self._base.has_fp8 and self.formats:
-            recipes = {word: rules for word, rules in self._recipes().items() if self._multiplies(rules, scope, model)}
+        norms = [] if norm is None or norm.cast is Category.LOWER_PRECISION_FP else self._norms
+        both = [*norms, *self._stream] if norms else []
+        forms = {"norms in 16 bits": norms, "residual stream in 16 bits": self._stream, "both in 16 bits": both}
+        yield self._decision("norms and residual stream", scope, forms)
+        if not self._base.has_fp8:
+            recipes = {word: rules for word, rules in self._products.items() if self._multiplies(rules, scope, model)}
             yield self._decision("products", scope, recipes)
         if not self._base.has_rules_for(KEPT):
-            packed = [self._kept[name] for name in _PACKED]
-            floats = [replace(rule, keep=Keep.FLOAT8_E4M3FN) for rule in packed]
-            stream = [self._kept["kept-for-norms"]]
-            options = {"norms' inputs in 16 bits": stream, "8-bit integers, norms' inputs in 16 bits": packed + stream}
-            options |= {"8-bit floats, norms' inputs in 16 bits": floats + stream, "8-bit integers": packed}
-            yield self._decision("kept values", scope, options)
-            again = [self._kept[name] for name in _RECOMPUTED]
-            values = self._kept["kept-values-of-attention"]
-            options = {"activations, norms, gates": again}
-            paths = [path for path, _ in model.named_modules()] if isinstance(model, nn.Module) else [""]
-            if any(covers_module(glob, path) for glob in values.modules for path in paths):
-                options["and attention's values"] = [*again, values]
-            yield self._decision("computed again", scope, options)
+            yield self._decision("kept values", scope, self._forms(model))
+
+    def _forms(self, model: Any) -> dict[str, list[Rule]]:
+        """Return forms of kept values, each smaller than the one before: what is computed again need not be packed."""
+        packed, again = ([self._kept[name] for name in names] for names in (_PACKED, _RECOMPUTED))
+        fine = [replace(rule, block=_FINE) for rule in packed]
+        stream, values = self._kept["kept-for-norms"], self._kept["kept-values-of-attention"]
+        paths = [path for path, _ in model.named_modules()] if isinstance(model, nn.Module) else [""]
+        attention = [values] if any(covers_module(glob, path) for glob in values.modules for path in paths) else []
+        forms = {"norms' inputs in 16 bits": [stream], "computed again": [stream, *again]}
+        if attention:
+            forms["computed again, attention's values too"] = [stream, *again, *attention]
+        forms[f"8 bits in blocks of {_FINE}, or computed again"] = [*fine, stream, *again]
+        forms["8 bits, or computed again"] = [*packed, stream, *again]
+        forms["8 bits, norms' inputs too, or computed again"] = [*packed, *again, *attention]
+        return forms
 
     def _of_all(self) -> Iterable[Decision]:
         whole = Scope("model")
-        if self._stream:
-            yield self._decision("residual stream", whole, {"16 bits": self._stream})
         if not self._base.has_rules_for(KEPT):
             yield self._decision("embeddings", whole, {"looked up again": [self._kept["kept-embeddings"]]})
             weights = [self._again["kept-copies-of-inputs"], self._again["kept-images"]]
@@ -117,12 +136,6 @@ class Language:
         if self._base.optimizer is None:
             forms = [Option(form, whole, optimizer=OptimizerPrecision({"*": form}, "stochastic")) for form in _STATES]
             yield Decision("optimizer's state", whole, (Option(AS_BASE, whole), *forms))
-
-    def _recipes(self) -> dict[str, list[Rule]]:
-        whole, rowwise, *blocks = self._products.values()
-        precise = [replace(rule, recipe="rowwise_with_gw_hp") if rule.recipe else rule for rule in rowwise]
-        options = {"fp8 tensorwise": whole, "fp8 rowwise": rowwise, "fp8 rowwise_with_gw_hp": precise}
-        return options | dict(zip(("mxfp8 rceil", "nvfp4 pretraining"), blocks, strict=True))
 
     def _multiplies(self, rules: list[Rule], scope: Scope, model: Any) -> bool:
         """Whether a weight of ``model`` is multiplied in fp8 under ``rules``, as far as its size and module tell."""
@@ -161,11 +174,23 @@ class Language:
 
 
 def _scoped(rule: Rule, scopes: Sequence[Scope]) -> Rule:
-    """Return ``rule`` for ``scopes`` alone, with an id of its own."""
+    """Return ``rule`` for ``scopes`` alone, with an id of its own; as it is for all parts of the model."""
     parts = [part for scope in scopes for part in scope.modules]
-    if not parts:
+    if not parts or len(scopes) == scopes[0].of:
         return rule
     inside = [f"{part}.**.{own}" for part in parts for own in rule.modules]
     inside += [part for part in parts if any(covers_module(own, part.removeprefix(".")) for own in rule.modules)]
     words = "-".join(scope.word for scope in scopes)
     return replace(rule, id=f"{rule.id}{MARK}{words}", modules=tuple(inside or parts))
+
+
+def _products(variants: Iterable[Sequence[Rule]]) -> dict[str, list[Rule]]:
+    """Return the rules of each recipe, by cast and recipe: those of the variant that has it, or else of another one."""
+    own: dict[str, list[Rule]] = {}
+    others: dict[str, list[Rule]] = {}
+    for rules in variants:
+        cast, shipped = next((Category(rule.cast), rule.recipe) for rule in rules if rule.cast and rule.in_fp8)
+        for recipe in RECIPES_OF[cast]:
+            table = own if recipe == shipped else others
+            table[f"{cast} {recipe}"] = [replace(rule, recipe=recipe) if rule.in_fp8 else rule for rule in rules]
+    return others | own

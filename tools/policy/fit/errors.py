@@ -36,13 +36,13 @@ class Measuring:
     def error(self, policy: Policy) -> float:
         """Return the relative error of all gradients as one vector, in the 2-norm: the root mean square over draws."""
         key = ("error", policy.digest, self.work.device(), len(self.batches), tuple(self.draws))
-        known = self.store.get(*key)
-        if known is None:
+        error = self.store.get(*key)
+        if error is None:
             errors = self._errors(policy)
-            known = math.sqrt(sum(error**2 for error in errors) / len(errors))
-            self.store.put(known, *key)
+            error = math.sqrt(sum(one**2 for one in errors) / len(errors))
+            self.store.put(error, *key)
             self.fresh += 1
-        return float(known)
+        return float(error)
 
     def _errors(self, policy: Policy) -> list[float]:
         """Return the error of each draw; the model is compiled once."""

@@ -9,6 +9,7 @@ from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from fxamp.policy.model.match import LEAST_CAPABILITY
 from fxamp.tools.bench.cost.row import Rates
 
 _UNITS = {unit: 1024**at for at, unit in enumerate(("b", "kib", "mib", "gib", "tib"))}
@@ -18,12 +19,17 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 @dataclass(frozen=True)
 class Gpu:
-    """Bytes a second of its memory, FLOPs a second of dense products in 16 bits, its memory, its casts to few bits."""
+    """Bytes a second of its memory, FLOPs a second of dense products in 16 bits, its memory, its compute capability."""
 
     bandwidth: float
     flops16: float
     memory: int
-    formats: tuple[str, ...] = ()
+    capability: tuple[int, int]
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The casts below 16 bits in which it multiplies."""
+        return tuple(cast for cast, least in LEAST_CAPABILITY.items() if self.capability >= least)
 
     @property
     def rates(self) -> Rates:
@@ -33,13 +39,12 @@ class Gpu:
 
 GPUS = MappingProxyType(
     {
-        "a100": Gpu(2.039e12, 312e12, 80 << 30),
-        "a100-40gb": Gpu(1.555e12, 312e12, 40 << 30),
-        "rtx4090": Gpu(1.008e12, 165e12, 24 << 30, ("fp8",)),
-        "h100": Gpu(3.35e12, 989e12, 80 << 30, ("fp8",)),
-        "h200": Gpu(4.8e12, 989e12, 141 * 10**9, ("fp8",)),
-        "b200": Gpu(8.0e12, 2250e12, 180 * 10**9, ("fp8", "mxfp8", "nvfp4")),
-        "mi355x": Gpu(8.0e12, 2516.6e12, 288 * 10**9, ("fp8",)),
+        "a100": Gpu(2.039e12, 312e12, 80 << 30, (8, 0)),
+        "a100-40gb": Gpu(1.555e12, 312e12, 40 << 30, (8, 0)),
+        "rtx4090": Gpu(1.008e12, 165e12, 24 << 30, (8, 9)),
+        "h100": Gpu(3.35e12, 989e12, 80 << 30, (9, 0)),
+        "h200": Gpu(4.8e12, 989e12, 141 * 10**9, (9, 0)),
+        "b200": Gpu(8.0e12, 2250e12, 180 * 10**9, (10, 0)),
     }
 )
 """By the name that ``--gpu`` takes: NVIDIA's data sheets, and AMD's of the Instinct MI355X, whose MXFP8 fxamp lacks: it

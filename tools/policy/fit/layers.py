@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -27,7 +27,7 @@ class Scope:
     ``modules``: globs that cover it, none for the whole model. ``word``: its name in ids.
 
     ``size``: how many layers stand for each one that :func:`shortened` leaves of it. ``kind``: the same for parts whose
-    layers are alike.
+    layers are alike. ``of``: how many parts the model has.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Scope:
     word: str = ""
     size: float = 1.0
     kind: str = ""
+    of: int = 1
 
 
 def scopes(model: Any) -> list[Scope]:
@@ -53,7 +54,8 @@ def scopes(model: Any) -> list[Scope]:
             slug = word if len(kinds) == 1 else re.sub(r"[^A-Za-z0-9]+", "-", name)
             parts.append(Scope(name, globs, slug, size, paths[0]))
     rest = tuple(exact(path, known) for path in _rest(model, [path for _, paths in kinds for path in paths]))
-    return [*parts, Scope("rest", rest, "rest", kind=REST)] if rest else parts
+    parts += [Scope("rest", rest, "rest", kind=REST)] if rest else []
+    return [replace(part, of=len(parts)) for part in parts]
 
 
 def _cuts(paths: list[str], kinds: int) -> list[tuple[str, list[str], float]]:

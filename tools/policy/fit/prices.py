@@ -134,6 +134,11 @@ class Pricing:
         step = self.counting.step(_plain(there), Form(batch=batch)).result()
         return replace(self._counted(step), held=self._held(there.optimizer)).memory
 
+    @property
+    def _shortens(self) -> bool:
+        """Whether the model with few layers is another one."""
+        return self.parts[0] != self.parts[1]
+
     def _square(self, here: Policy) -> float:
         return self.measuring.error(_plain(here)) ** 2
 
@@ -160,13 +165,13 @@ class Pricing:
 
         ``short``: the same decisions for the model with few layers, which is counted.
         """
-        plain = {few: self.counting.step(_plain(self.base), Form(few)) for few in (False, True)}
+        plain = {few: self.counting.step(_plain(self.base), Form(few)) for few in (False, self._shortens)}
         counts = self._counts(short)
         prices: list[tuple[Price, ...]] = []
-        with bar("priced", sum(map(len, counts)), "option") as shown:
+        with bar("priced", sum(map(len, counts)), "option") as progress:
             for decision, futures in zip(decisions, counts, strict=True):
                 own = [Price()]
-                few = bool(decision.scope.modules)
+                few = self._shortens and bool(decision.scope.modules)
                 for option, future in zip(decision.options[1:], futures, strict=True):
                     try:
                         before = self._counted(plain[few].result(), few)
@@ -174,19 +179,19 @@ class Pricing:
                     except FxampError as error:
                         self.say(f"{decision.name}, {decision.scope.name}, {option.name}: left out: {error}")
                         own.append(NEVER)
-                    shown.update()
+                    progress.update()
                 prices.append(tuple(own))
         return prices
 
     def _counts(self, short: Sequence[Decision]) -> "list[list[Future[Step]]]":
         """Count each option but the first of each decision; layers that are alike are counted once."""
-        taken: dict[tuple[str, str], list[Future[Step]]] = {}
+        steps: dict[tuple[str, str], list[Future[Step]]] = {}
         for own in sorted(short, key=lambda decision: "middle" not in decision.scope.word):
-            if (own.scope.kind, own.name) not in taken:
+            if (own.scope.kind, own.name) not in steps:
                 policies = [self.language.policy(self.base, [option]) for option in own.options[1:]]
-                form = Form(bool(own.scope.modules))
-                taken[own.scope.kind, own.name] = [self.counting.step(_plain(policy), form) for policy in policies]
-        return [taken[own.scope.kind, own.name] for own in short]
+                form = Form(self._shortens and bool(own.scope.modules))
+                steps[own.scope.kind, own.name] = [self.counting.step(_plain(policy), form) for policy in policies]
+        return [steps[own.scope.kind, own.name] for own in short]
 
     def _added(self, option: Option, counted: Price, base: Price) -> Price:
         """Return what ``option`` adds; ``counted``: to one layer of its scope."""

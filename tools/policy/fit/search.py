@@ -7,12 +7,12 @@ from math import inf
 from fxamp.errors import FxampError
 from fxamp.policy import Policy
 from fxamp.tools.common.formatting import size
-from fxamp.tools.policy.fit.choice import PREFERENCES, Cut, Limits, choose, missed, predicted
+from fxamp.tools.policy.fit.choice import PREFERENCES, Limits, choose, sum_of
 from fxamp.tools.policy.fit.decisions import Decision, Option
 from fxamp.tools.policy.fit.prices import NEVER, Price, Pricing
 
 #: Choices that are verified for one pair of limits, at most.
-ROUNDS = 6
+ROUNDS = 8
 
 #: Of the memory of what was verified: what is sought where memory is to be least.
 _LESS = 0.999
@@ -20,13 +20,18 @@ _LESS = 0.999
 
 @dataclass(frozen=True)
 class Candidate:
-    """A whole policy, counted and measured. ``options``: what it adds to the base; ``sum``: of their own prices."""
+    """A whole policy, counted and measured.
+
+    ``options``: what it adds to the base, none if it was not put together. ``choice``: the place of an option of each
+    decision; for a shipped policy, of the nearest one. ``sum``: of the base's price and of those options' own.
+    """
 
     name: str
     policy: Policy
     price: Price
-    options: tuple[Option, ...] = ()
-    sum: Price | None = None
+    options: tuple[Option, ...]
+    choice: tuple[int, ...]
+    sum: Price
 
 
 @dataclass
@@ -40,65 +45,70 @@ class Search:
     say: Callable[[str], None]
     candidates: dict[str, Candidate] = field(default_factory=dict)
 
-    def look(self, name: str, limits: Limits, prefer: str, rounds: int = ROUNDS) -> None:
-        """Add what is chosen within ``limits``, verified, to the candidates, and what its own sums lead to.
+    def look(self, limits: Limits, prefer: str, rounds: int = ROUNDS) -> None:
+        """Add what is best within ``limits`` by sums of prices, counted and measured, and what its own price leads to.
 
         What an option adds differs from policy to policy: several lower the same moment. So the prices are taken to
-        start from the policy verified last, until they lead nowhere else; then from the base, where sums promise most.
-        It ends where these promise nothing better, where the smallest policy is too large, or after ``rounds``.
+        start from the latest policy, then from the best one, then from the base, until none of them promises a better
+        one. Where nothing is within the limits, the smallest is looked for. It ends after ``rounds`` policies.
         """
-        start, known = self.base, set[tuple[int, ...]]()
-        cuts: list[Cut] = []
+        latest = self.base
+        past: list[tuple[int, ...]] = []
         for _ in range(rounds):
-            aim = self._aim(limits, prefer)
-            chosen = choose(self.prices, start, aim, prefer, cuts)
-            if chosen is None and start is not self.base and self.best(limits, prefer) is None:
-                chosen = choose(self.prices, start, Limits(inf, limits.square), "memory", cuts)
-                if chosen is None or chosen in known:
-                    return
-            if chosen is None or chosen in known:
-                chosen = choose(self.prices, self.base, aim, prefer, cuts)
-                if chosen is None or chosen in known or not self._promising(chosen, limits, prefer):
-                    return
-            known.add(chosen)
-            candidate = self.verified(name, chosen)
-            if candidate is None:
-                others = ((d, o) for d, own in enumerate(self.prices) for o in range(len(own)) if o != chosen[d])
-                cuts.append(dict.fromkeys(others, 1.0))
-                continue
-            cuts += missed(self.prices, candidate.price, self._aim(limits, prefer), chosen)
-            start = self._start(candidate.price, chosen)
+            choice = self._next(latest, limits, prefer, past)
+            if choice is None:
+                return
+            past.append(choice)
+            candidate = self.compose(choice)
+            if candidate is not None:
+                latest = self._start(candidate)
+
+    def _next(
+        self, latest: Price, limits: Limits, prefer: str, past: Sequence[tuple[int, ...]]
+    ) -> tuple[int, ...] | None:
+        """Return the choice to compose next, none of ``past``; None if no start promises one."""
+        at, best = PREFERENCES.index(prefer), self.best(limits, prefer)
+        nearest = self.base if best is None else self._start(best)
+        for start in (latest, nearest, self.base):
+            choice = choose(self.prices, start, self._aim(limits, prefer), prefer, past)
+            if choice is not None and (
+                best is None or sum_of(self.prices, start, choice).numbers[at] < best.price.numbers[at]
+            ):
+                return choice
+        if best is not None:
+            return None
+        return choose(self.prices, latest, replace(limits, memory=inf), "memory", past)
 
     def _aim(self, limits: Limits, prefer: str) -> Limits:
-        """Return ``limits``, within which memory is less than what was verified if it is to be least."""
+        """Return ``limits``, with less memory than the best candidate takes if memory is to be least."""
         best = self.best(limits, prefer)
         return limits if best is None or prefer != "memory" else replace(limits, memory=_LESS * best.price.memory)
 
-    def _promising(self, chosen: Sequence[int], limits: Limits, prefer: str) -> bool:
-        """Whether the sum of a choice is better than what was verified."""
-        at, best = PREFERENCES.index(prefer), self.best(limits, prefer)
-        total = predicted(self.prices, self.base, chosen)
-        return best is None or total.numbers[at] < best.price.numbers[at]
+    def _start(self, candidate: Candidate) -> Price:
+        """Return the base to which the options of ``candidate`` would add up to its price."""
+        return self.base + candidate.price - candidate.sum
 
-    def _start(self, price: Price, chosen: Sequence[int]) -> Price:
-        """Return the base to which the options that are ``chosen`` would add up to ``price``."""
-        return price - predicted(self.prices, Price(), chosen)
+    def ship(self, name: str, policy: Policy, price: Price) -> None:
+        """Add a shipped policy."""
+        places = [decision.nearest(policy) for decision in self.decisions]
+        choice = tuple(0 if own[at] is NEVER else at for own, at in zip(self.prices, places, strict=True))
+        self.add(Candidate(name, policy, price, (), choice, sum_of(self.prices, self.base, choice)))
 
-    def verified(self, name: str, chosen: Sequence[int]) -> Candidate | None:
-        """Return the policy with the options that are ``chosen``, counted and measured; None if that cannot be done."""
-        options = tuple(own.options[at] for own, at in zip(self.decisions, chosen, strict=True) if at)
+    def compose(self, choice: Sequence[int]) -> Candidate | None:
+        """Return the policy of ``choice``, counted and measured; None if that cannot be done."""
+        options = tuple(own.options[at] for own, at in zip(self.decisions, choice, strict=True) if at)
         policy = self.pricing.language.policy(self.pricing.base, options)
         if policy.digest in self.candidates:
             return self.candidates[policy.digest]
-        others = sum(candidate.name.partition(", trial")[0] == name for candidate in self.candidates.values())
-        label = f"{name}, trial {others + 1}" if others else name
+        name = f"fit {1 + sum(bool(candidate.options) for candidate in self.candidates.values())}"
         try:
             price = self.pricing.of(options)
         except FxampError as error:
-            self.say(f"{label}: {error}")
+            self.say(f"{name}: {error}")
             return None
-        self.say(f"{label}: {summary(price, self.base)}")
-        return self.add(Candidate(label, policy, price, options, predicted(self.prices, self.base, chosen)))
+        self.say(f"{name}: {summary(price, self.base)}")
+        total = sum_of(self.prices, self.base, choice)
+        return self.add(Candidate(name, policy, price, options, tuple(choice), total))
 
     def add(self, candidate: Candidate) -> Candidate:
         """Add a candidate, and return it, or the one that decides the same."""
@@ -120,24 +130,18 @@ class Search:
 
     def frontier(self) -> list[Candidate]:
         """Return the candidates that no other one matches or beats in time, memory and error, the fastest first."""
-        every = list(self.candidates.values())
-        return sorted(
-            (one for one in every if not any(_dominates(other, one) for other in every)),
-            key=lambda candidate: (candidate.price.milliseconds, candidate.price.memory),
-        )
+        every = list(enumerate(self.candidates.values()))
+        best = [one for at, one in every if not any(_beats(other, one, o < at) for o, other in every)]
+        return sorted(best, key=lambda candidate: (candidate.price.milliseconds, candidate.price.memory))
 
     def next_smaller(self, candidate: Candidate) -> tuple[Decision, Option, Candidate] | None:
-        """Return the decision that would lower the memory of ``candidate`` most, whatever its error, verified.
+        """Return the decision that would lower the memory of ``candidate`` most, whatever its error, and that policy.
 
         ``candidate`` is the base with options, or none; None if no other decision would lower its memory.
         """
-        places = [
-            next((at for at, option in enumerate(own.options) if at and option in candidate.options), 0)
-            for own in self.decisions
-        ]
-        start = self._start(candidate.price, places)
+        places, start = candidate.choice, self._start(candidate)
         others = [
-            (predicted(self.prices, start, other).memory, (decision, option, other))
+            (sum_of(self.prices, start, other).memory, (decision, option, other))
             for d, decision in enumerate(self.decisions)
             for o, option in enumerate(decision.options)
             if o != places[d] and self.prices[d][o] is not NEVER
@@ -147,7 +151,7 @@ class Search:
         if step is None or memory >= candidate.price.memory:
             return None
         decision, option, other = step
-        smaller = self.verified("beyond the limits", other)
+        smaller = self.compose(other)
         return None if smaller is None else (decision, option, smaller)
 
 
@@ -158,6 +162,7 @@ def summary(price: Price, base: Price) -> str:
     return f"{size(round(price.memory))}, {time}, {error}"
 
 
-def _dominates(other: Candidate, one: Candidate) -> bool:
+def _beats(other: Candidate, one: Candidate, earlier: bool) -> bool:
+    """Whether ``other`` is no worse than ``one`` in all, and better in some number or ``earlier``."""
     better, worse = other.price.numbers, one.price.numbers
-    return better != worse and all(a <= b for a, b in zip(better, worse, strict=True))
+    return (better != worse or earlier) and all(a <= b for a, b in zip(better, worse, strict=True))

@@ -62,10 +62,10 @@ class Training:
         return "\n".join(lines)
 
 
-def trained(measuring: Measuring, base: Policy, result: Policy, steps: int) -> Training:
+def train(measuring: Measuring, base: Policy, result: Policy, steps: int) -> Training:
     """Train the model that is measured for so many steps under each policy, and in float32."""
-    with bar("trained", 3 * steps, "step") as shown:
-        return Training(*(_losses(measuring, policy, steps, shown.update) for policy in (base, result, None)))
+    with bar("trained", 3 * steps, "step") as progress:
+        return Training(*(_losses(measuring, policy, steps, progress.update) for policy in (base, result, None)))
 
 
 def _losses(measuring: Measuring, policy: Policy | None, steps: int, update: Callable[[], Any]) -> list[float]:
