@@ -8,7 +8,7 @@ differentiable, and made of ops that AOTAutograd traces. Its recipes match torch
 2. Rows beyond the last offset are in no group: their results and gradients are zeros, as is the gradient of an expert
    without rows.
 3. Products are rounded to bfloat16 first, which the kernels return.
-4. A second derivative raises: products of 8-bit values have none.
+4. A second derivative raises: products of rounded values have none.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 from fxamp.kernels.group_layout import padded, starts_of
 from fxamp.kernels.grouped_product import multiply_rows, multiply_sums, quantize_sums
 from fxamp.kernels.quantize import Quantized, quantize
-from fxamp.kernels.scaled_linear import quantize_weight
+from fxamp.kernels.scaled_linear import quantize_weight, underivable
 from fxamp.policy import RECIPES, Quantization, Recipe
 from fxamp.torch_private import untraced
 
@@ -71,19 +71,16 @@ class _Product(torch.autograd.Function):
     @staticmethod
     @untraced
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "a product of experts that a policy's rule runs in 8 bits has no second derivative "
-                "(create_graph=True); accepted: a policy without fp8 or mxfp8 for this product"
-            )
         rows, weight, offsets = ctx.saved_tensors
         of_rows, of_weight = None, None
-        if ctx.needs_input_grad[0]:
-            left, right = RECIPES[ctx.recipe].input_gradient
-            of_rows = multiply_rows(quantize(gradient, left), _quantize_experts(weight, right), offsets).to(rows.dtype)
-        if ctx.needs_input_grad[1]:
-            of_weight = _weight_gradient(gradient, rows, weight, offsets, ctx.recipe).to(weight.dtype)
-        return of_rows, of_weight, None, None, None
+        with torch.no_grad():
+            if ctx.needs_input_grad[0]:
+                left, right = RECIPES[ctx.recipe].input_gradient
+                experts = _quantize_experts(weight, right)
+                of_rows = multiply_rows(quantize(gradient, left), experts, offsets).to(rows.dtype)
+            if ctx.needs_input_grad[1]:
+                of_weight = _weight_gradient(gradient, rows, weight, offsets, ctx.recipe).to(weight.dtype)
+        return underivable(of_rows), underivable(of_weight), None, None, None
 
 
 def _weight_gradient(gradient: Tensor, rows: Tensor, weight: Tensor, offsets: Tensor, recipe: Recipe) -> Tensor:

@@ -63,11 +63,11 @@ class _Product(torch.autograd.Function):
                 of_input = of_input.reshape(input.shape).to(input.dtype)
             if ctx.needs_input_grad[1]:
                 of_weight = weight_gradient(_rows(gradient), _rows(input), ctx.recipe, ctx.dtype).to(weight.dtype)
-        return _underivable(of_input), _underivable(of_weight), None, None
+        return underivable(of_input), underivable(of_weight), None, None
 
 
-def _underivable(gradient: Tensor | None) -> Tensor | None:
-    """Return ``gradient``; if the backward is differentiated (``create_graph``), its derivative raises."""
+def underivable(gradient: Tensor | None) -> Tensor | None:
+    """Return ``gradient``, made of rounded values: if it is differentiated again (``create_graph``), that raises."""
     if gradient is None or not torch.is_grad_enabled():
         return gradient
     final: Tensor = _Final.apply(gradient.requires_grad_())  # type: ignore[no-untyped-call]
