@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.filterwarnings("ignore")]  # t
 STRIDE, FIRST = 13, 3
 #: Ops that draw random numbers in the dtype that was captured.
 _RANDOM = {"cauchy", "exponential", "geometric", "log_normal", "normal", "uniform", "rand_like", "randn_like"}
-#: And ops whose 16-bit kernel loses digits that fxamp keeps, that return memory as it is, or whose own Python code names
+#: And ops whose 16-bit kernel loses digits that fxamp keeps, that return memory as it is, or whose Python code names
 #: the dtype of its input, which is float32 as it is captured.
 OTHERWISE = frozenset({"matrix_exp", "empty_permuted", "masked.cumprod"} | _RANDOM)
 
