@@ -12,6 +12,7 @@ from fxamp.policy.model.keep import KEPT
 from fxamp.policy.model.module_globs import covers_module
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
 from fxamp.policy.model.recipe import RECIPES_OF
+from fxamp.policy.model.rule import EXPERTS
 from fxamp.policy.model.site import Site, TensorFacts
 from fxamp.tools.policy.fit.layers import Scope
 
@@ -84,7 +85,7 @@ class Language:
         self._products = _products(
             [rule for rule in variant.rules if rule.id not in table]
             for variant in variants
-            if variant.has_fp8 and self.multiplies(variant)
+            if variant.has_fp8 and self.multiplies(variant) and not _for_experts(variant)
         )
 
     def multiplies(self, policy: Policy) -> bool:
@@ -182,6 +183,11 @@ def _scoped(rule: Rule, scopes: Sequence[Scope]) -> Rule:
     inside += [part for part in parts if any(covers_module(own, part.removeprefix(".")) for own in rule.modules)]
     words = "-".join(scope.word for scope in scopes)
     return replace(rule, id=f"{rule.id}{MARK}{words}", modules=tuple(inside or parts))
+
+
+def _for_experts(policy: Policy) -> bool:
+    """Whether ``policy`` has products of experts below 16 bits, which few recipes have: it stands in the table only."""
+    return any(rule.in_fp8 and not {*EXPERTS}.isdisjoint(rule.ops) for rule in policy.rules)
 
 
 def _products(variants: Iterable[Sequence[Rule]]) -> dict[str, list[Rule]]:
