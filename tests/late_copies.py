@@ -38,6 +38,7 @@ class LateCopies:
         monkeypatch.setattr(kept_packing, "_SENDERS", frozenset({"cuda", "cpu"}))
         monkeypatch.setattr(host_memory, "_begin", self._begin)
         monkeypatch.setattr(host_memory, "await_copies_of", self._end)
+        monkeypatch.setattr(host_memory, "_finish", self._end)
 
     def _begin(self, target: Tensor, source: Tensor, device: torch.device) -> None:
         op = sys._getframe(1).f_code.co_name

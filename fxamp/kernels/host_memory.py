@@ -8,9 +8,10 @@ whose, and any number of backwards can read a host tensor.
     take_from_host    the same back, to new memory of the GPU
     await_copies      all later work waits for the copies so far
 
-None of them makes the host wait. Until the copies are awaited, what they read must not be overwritten, and what they
-write must not be read; so graphs hand these tensors to the op that waits, which keeps memory and order. On a CPU a copy
-is done when its op returns.
+The host waits for copies to it: it may read them at once, as hooks on saved tensors do, and Inductor where it returns
+them in other strides. It does not wait for copies to the GPU. Until the copies are awaited, what they read must not be
+overwritten, and what they write must not be read; so graphs hand these tensors to the op that waits, which keeps memory
+and order. On a CPU a copy is done when its op returns.
 """
 
 import threading
@@ -18,8 +19,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from fxamp.torch_private import has_saved_tensors_hooks
 
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 _creating = threading.Lock()
@@ -42,8 +41,7 @@ def send_to_host(value: Tensor, awaited: Sequence[Tensor]) -> Tensor:
     if awaited:
         await_copies_of(value.device)
     _begin(host, value, value.device)
-    if value.is_cuda and has_saved_tensors_hooks():
-        _stream(value.device).synchronize()  # a hook of the program may read the copy on the host
+    _finish(value.device)
     return host
 
 
@@ -97,6 +95,12 @@ def _begin(target: Tensor, source: Tensor, device: torch.device) -> None:
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         target.copy_(source, non_blocking=True)
+
+
+def _finish(device: torch.device) -> None:
+    """Wait, on the host, for the copies of ``device`` so far."""
+    if device.type == "cuda":
+        _stream(device).synchronize()
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

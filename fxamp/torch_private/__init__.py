@@ -25,7 +25,6 @@ from fxamp.torch_private.autograd import (
     autocast_dtype_of,
     function_of,
     gradient_dtypes,
-    has_saved_tensors_hooks,
     inlines_saved_tensors_hooks,
     is_leaf,
     keeps_graph,

@@ -68,11 +68,6 @@ def autocast_dtype_of(node: Node) -> torch.dtype | None:
     return getattr(node, "_dtype", None) if getattr(node, "_fwd_used_autocast", False) else None
 
 
-def has_saved_tensors_hooks() -> bool:
-    """Whether the program's ``torch.autograd.graph.saved_tensors_hooks`` will read what is saved now. Breaks loudly."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
 def inlines_saved_tensors_hooks() -> bool:
     """Whether AOTAutograd puts the program's ``saved_tensors_hooks``, which are graphs, into what it compiles now.
 
