@@ -9,7 +9,7 @@ A new 16-bit dtype needs a name here, and then
 
 8-bit dtypes are not targets of casts. Each of their uses has its own list:
 
-    products in fp8                fxamp/policy/model/recipe.py; their arithmetic is in fxamp/kernels/quantize.py
+    products in fp8                fxamp/policy/model/recipe.py; their arithmetic is in fxamp/kernels/products
     values kept for the backward   fxamp/policy/model/keep.py; their arithmetic is in passes/shared/kept_packing.py
     an optimizer's state           fxamp/policy/model/optimizer_table.py, fxamp/optim/precision; its arithmetic:
                                    fxamp/kernels/small_floats.py

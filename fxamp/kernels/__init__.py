@@ -6,9 +6,9 @@
     torch.ops.fxamp.check_unscale(gradients, inv_scale, dtype)          the same work inside compiled graphs
     torch.ops.fxamp.check_unscale_norm(gradients, inv_scale, dtype)
 
-There are also ``torch.ops.fxamp.scaled_linear``, a linear layer in 8-bit floats (its operands: ``quantize``),
-``torch.ops.fxamp.scaled_experts``, a layer for each group of rows (``grouped_product``, ``group_layout``), and
-``torch.ops.fxamp.linear_cross_entropy``, a loss in chunks of rows, made of ops that AOTAutograd traces.
+Other kernels are ops that AOTAutograd traces: products in 8 and 4 bits (``products``), a loss in chunks of rows
+(``linear_cross_entropy``, ``chunk_sums``), floats in fewer bits (``small_floats``), copies to the host's memory
+(``host_memory``), and gradients that an optimizer takes during the backward (``hand_over``).
 
 On a CUDA device this is a generated Triton kernel; elsewhere, or without Triton, it is the reference in ATen ops. One
 launch handles any number of gradients of one dtype pair, and reads each gradient once. Bytes of memory traffic per
@@ -40,6 +40,6 @@ norm has one partial sum per program, so results do not depend on the order of p
 from fxamp.kernels.dispatch import Implementation, forced
 from fxamp.kernels.in_place import check_, check_unscale_
 from fxamp.kernels.ops import check_unscale, check_unscale_norm
+from fxamp.kernels.products.scaled_experts import scaled_experts
+from fxamp.kernels.products.scaled_linear import scaled_linear
 from fxamp.kernels.scale_update import update_scale_
-from fxamp.kernels.scaled_experts import scaled_experts
-from fxamp.kernels.scaled_linear import scaled_linear

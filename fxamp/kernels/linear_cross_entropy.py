@@ -18,7 +18,7 @@ one chunk are gone before those of the next are computed, in the forward and in 
 6. Where targets or weights of classes need a gradient, which has as many elements as the logits, there are no chunks.
 7. Rows that do not count have losses of zero, even if their logits are no numbers, and gradients of zero, even if the
    mean divides by no rows at all, as torch has it.
-8. In fp8 (``recipe``) each chunk is a layer's call of its own, as :mod:`fxamp.kernels.scaled_linear` has it: one scale
+8. In fp8 (``recipe``) each chunk is a layer's call of its own (:mod:`fxamp.kernels.products.scaled_linear`): one scale
    for a chunk of rows instead of all rows rounds no value more coarsely. The weight has the same scales in all chunks.
 """
 
@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fxamp.kernels.chunk_sums import add_product, copy_after, wide_product
-from fxamp.kernels.scaled_linear import input_gradient, output_product, scaled_linear, weight_gradient
+from fxamp.kernels.products.scaled_linear import input_gradient, output_product, scaled_linear, weight_gradient
 from fxamp.policy import RECIPES, Recipe
 from fxamp.torch_private import computed_again, kept_exactly, untraced
 

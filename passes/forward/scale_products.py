@@ -1,9 +1,9 @@
 """scale-products: run the products that rules with ``cast = "fp8"``, ``"mxfp8"`` or ``"nvfp4"`` cover in these formats.
 
-1. ``linear``, ``addmm``, ``mm`` and ``matmul`` become :mod:`fxamp.kernels.scaled_linear`, which AOTAutograd traces
+1. ``linear``, ``addmm``, ``mm`` and ``matmul`` become ``torch.ops.fxamp.scaled_linear``, which AOTAutograd traces
    through. It reads the activation in 16 bits, and the weight before the cast that fxamp inserted for the product.
    With a 3-d weight, one matrix for each expert, ``bmm``, ``baddbmm``, ``matmul``, ``_grouped_mm`` and transformers'
-   op for it become :mod:`fxamp.kernels.scaled_experts`.
+   op for it become ``torch.ops.fxamp.scaled_experts``.
 2. The second operand must be a weight: an input of the program or a constant, or a view or cast of one. That of
    ``linear`` always is.
 3. A product that the kernels do not support stays in 16 bits, and its record says why. The recipe is data: its sizes

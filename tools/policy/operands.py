@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fxamp.kernels.quantize import prepared, scale_of, scaled
+from fxamp.kernels.products.quantize import prepared, scale_of, scaled
 from fxamp.passes.forward.scale_products import operands_of
 from fxamp.policy import RECIPES, ROW, TENSOR, Quantization, Recipe
 

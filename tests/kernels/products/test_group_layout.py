@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxamp.kernels import grouped_product, quantize
-from fxamp.kernels.group_layout import padded
-from fxamp.kernels.grouped_product import quantize_sums
+from fxamp.kernels.products import grouped_product, quantize
+from fxamp.kernels.products.group_layout import padded
+from fxamp.kernels.products.grouped_product import quantize_sums
 from fxamp.policy import RECIPES, Recipe
 
 layouts = pytest.importorskip(

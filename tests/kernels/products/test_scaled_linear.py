@@ -12,7 +12,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torchao_beside import RECIPES, converted
 
 from fxamp.kernels import scaled_linear as product
-from fxamp.kernels.quantize import scale_of
+from fxamp.kernels.products.quantize import scale_of
 from fxamp.policy import ROW, Quantization
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

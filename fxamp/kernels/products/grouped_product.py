@@ -2,7 +2,7 @@
 
 1. Groups are of rows: ``[rows, sum]`` by ``[groups, columns, sum]`` gives ``[rows, columns]``. Or they are of what is
    summed over: ``[rows, sum]`` by ``[columns, sum]`` gives ``[groups, rows, columns]``.
-2. GPUs read blocks' scales group by group, in tiles of 128 rows and 4 blocks (:func:`fxamp.kernels.quantize.swizzled`).
+2. GPUs read blocks' scales group by group, in tiles of 128 rows and 4 blocks (``quantize.swizzled``).
 3. torch leaves memory as it finds it for rows beyond the last group, and for groups of no rows: here both are zeros.
 4. Elsewhere the operands are multiplied in bfloat16, which holds their values exactly, as torchao emulates it.
 5. Inductor calls ``torch.ops.fxamp.scaled_grouped_mm`` as it is. Of torch's own op, its autotuning has a template that
@@ -16,8 +16,18 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.flop_counter import register_flop_formula
 
-from fxamp.kernels.group_layout import Padded, group_of, padded, starts_of, tile_order
-from fxamp.kernels.quantize import TILE, Quantized, Scale, dequantized, emulates, quantize, rounded, scale_for, swizzled
+from fxamp.kernels.products.group_layout import Padded, group_of, padded, starts_of, tile_order
+from fxamp.kernels.products.quantize import (
+    TILE,
+    Quantized,
+    Scale,
+    dequantized,
+    emulates,
+    quantize,
+    rounded,
+    scale_for,
+    swizzled,
+)
 from fxamp.policy import ROW, Quantization
 from fxamp.torch_private import computed_again
 

@@ -1,6 +1,6 @@
 """Linear layers of experts in 8-bit floats, as an op of captured graphs: ``torch.ops.fxamp.scaled_experts.default``.
 
-Each group of rows is multiplied by the weight of its expert. As :mod:`fxamp.kernels.scaled_linear`, the op is
+Each group of rows is multiplied by the weight of its expert. As :mod:`fxamp.kernels.products.scaled_linear`, the op is
 differentiable, and made of ops that AOTAutograd traces. Its recipes match torchao's ``prototype.moe_training``.
 
 1. The weight's gradient sums over the rows of each group: they are padded with zeros to the recipe's multiple there,
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.kernels.group_layout import padded, starts_of
-from fxamp.kernels.grouped_product import multiply_rows, multiply_sums, quantize_sums
-from fxamp.kernels.quantize import Quantized, quantize
-from fxamp.kernels.scaled_linear import quantize_weight, underivable
+from fxamp.kernels.products.group_layout import padded, starts_of
+from fxamp.kernels.products.grouped_product import multiply_rows, multiply_sums, quantize_sums
+from fxamp.kernels.products.quantize import Quantized, quantize
+from fxamp.kernels.products.scaled_linear import quantize_weight, underivable
 from fxamp.policy import RECIPES, Quantization, Recipe
 from fxamp.torch_private import untraced
 

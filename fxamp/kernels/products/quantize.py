@@ -7,7 +7,7 @@ Rows of a matrix run along the sum of the product: the first operand is ``[rows,
    largest value of the dtype.
 2. An e8m0 scale is a biased exponent in uint8, what the values of a block are to be multiplied by afterwards; 255 is
    NaN. The exponents are computed from the bits of the largest magnitude, so they are the same everywhere.
-3. A scale in e4m3 has a float32 scale of the tensor beside it (:mod:`fxamp.kernels.float4`).
+3. A scale in e4m3 has a float32 scale of the tensor beside it (:mod:`fxamp.kernels.products.float4`).
 4. If the largest magnitude is infinite or NaN, the results are NaN, so a loss scaler detects it.
 """
 
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fxamp.kernels import float4
-from fxamp.kernels.hadamard import transformed
+from fxamp.kernels.products import float4
+from fxamp.kernels.products.hadamard import transformed
 from fxamp.policy import PACKED, ROW, TENSOR, Quantization
 
 #: The smallest absolute value that a scale is computed from; torchao uses the same.

@@ -3,10 +3,10 @@
 It is differentiable, and made of ATen ops that AOTAutograd traces. So a compiler can fuse scales and casts with the ops
 that compute the values, and decides what is kept for the backward. Its recipes match torchao bit for bit.
 
-1. The operands are quantized as the recipe says (:mod:`fxamp.kernels.quantize`). Sums over rows are padded with zeros.
+1. The operands are quantized as the recipe says (``quantize``). Sums over rows are padded with zeros.
 2. The backward casts weights again, so that no 8-bit copies of them are kept (pytorch #141881).
 3. A second derivative raises: products of rounded values have none.
-4. Gradients in 4 bits are rounded by chance: by ``torch.manual_seed``, see :mod:`fxamp.kernels.float4`.
+4. Gradients in 4 bits are rounded by chance: by ``torch.manual_seed``, see ``float4``.
 """
 
 from typing import Any
@@ -14,7 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.kernels.quantize import Quantized, multiply, prepared, quantize, quantize_transposed, rounded, scale_of
+from fxamp.kernels.products.quantize import (
+    Quantized,
+    multiply,
+    prepared,
+    quantize,
+    quantize_transposed,
+    rounded,
+    scale_of,
+)
 from fxamp.policy import RECIPES, Quantization, Recipe
 from fxamp.torch_private import computed_again, untraced
 

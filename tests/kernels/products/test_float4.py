@@ -8,9 +8,9 @@ from nvfp4_beside import hadamard, of_tiles, quantized, spread
 from torch import Tensor
 from torchao.prototype.mx_formats.kernels import f4_unpacked_to_f32, f32_to_f4_unpacked, pack_uint4, unpack_uint4
 
-from fxamp.kernels.float4 import packed, unpacked
-from fxamp.kernels.hadamard import hadamard_matrix, transformed
-from fxamp.kernels.quantize import Quantized, prepared, quantize, swizzled
+from fxamp.kernels.products.float4 import packed, unpacked
+from fxamp.kernels.products.hadamard import hadamard_matrix, transformed
+from fxamp.kernels.products.quantize import Quantized, prepared, quantize, swizzled
 from fxamp.policy import RECIPES, Recipe
 
 PRODUCTS = RECIPES[Recipe.PRETRAINING]
