@@ -15,9 +15,9 @@ STEPS, LAST = 500, 50
 def mixture() -> torch.nn.Module:
     torch.manual_seed(0)
     config = transformers.Qwen3MoeConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        moe_intermediate_size=32,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=64,
         num_experts=4,
         num_experts_per_tok=2,
         num_hidden_layers=1,
@@ -56,11 +56,11 @@ def losses(policy: str) -> tuple[float, float, Report]:
 
 
 @pytest.mark.exhaustive
-def test_a_mixture_in_mxfp8_learns_nearly_as_much_as_in_bfloat16() -> None:
-    """The loss ends 1.2 % above that of bfloat16 with this seed; products sum over 32 values, a whole block."""
+def test_a_mixture_in_mxfp8_learns_as_much_as_in_bfloat16() -> None:
+    """Within 1 %: 0.46 % above with this seed, 0.19 and 0.65 % with the next two."""
     first, plain, _ = losses("cpu-bfloat16-moe")
     _, blocks, report = losses("cpu-bfloat16-mxfp8-moe")
     experts = [entry for entry in report.graphs[0].listing.entries if "scaled_experts" in entry.target]
     assert len(experts) == 2 and report.graphs[0].ops_by_dtype["mxfp8"] > 2
     assert plain < 0.5 * first
-    assert abs(blocks / plain - 1) < 0.02
+    assert abs(blocks / plain - 1) < 0.01
