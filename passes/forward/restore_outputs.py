@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.capture import NARROW_OUTPUTS, OUTPUT_DTYPES
-from fxamp.graph import AliasSets, GraphWriter, fake_tensors, graph_output, tensor_value
+from fxamp.graph import AliasSets, GraphWriter, fake_tensors, graph_output, is_data, tensor_value
 from fxamp.graph.aliases import alias_of, aliased_inputs, given_back, is_view
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CastWriter
@@ -113,7 +113,7 @@ def _viewed(call: Node, result: Node) -> list[Node]:
     """
     sources = aliased_inputs(call)
     if not isinstance(call.target, OpOverload):
-        return []
+        return sources if is_data(call) else []
     if is_view(call) and len(sources) == 1:
         return sources
     if all(_memory(result).isdisjoint(_memory(source)) for source in sources):

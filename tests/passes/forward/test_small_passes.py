@@ -94,6 +94,18 @@ def test_views_of_several_inputs_share_the_memory_of_each() -> None:
     assert _owners(bench.captured.module(*operands)) == _owners(program(*operands)) == [0, 1, 2, 0, 1, 0, 1, 0, 1]
 
 
+def test_a_result_read_as_data_shares_the_memory_of_others() -> None:
+    def program(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        product = a.mm(a)
+        return product.detach(), product.data, product.data.t(), product
+
+    compiled = torch.compile(program, backend="fxamp", options={"policy": policy(), "lowering": "eager"})
+    a = torch.ones(2, 2, requires_grad=True)
+    ours = compiled(a)
+    assert _owners(ours) == [0, 0, 0, 0]
+    assert [result.requires_grad for result in ours] == [False, False, False, True]
+
+
 def _owners(results: Sequence[torch.Tensor]) -> list[int]:
     """By result, the first result that shares its memory."""
     memory = [result.untyped_storage().data_ptr() for result in results]
