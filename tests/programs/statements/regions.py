@@ -103,7 +103,7 @@ def cell(d: Draft) -> None:
     """Two steps of an LSTM cell, written out."""
     x = d.ranked(2)
     rows, size = d.shape(x)
-    weights = ", ".join((d.weight(16, size), d.weight(16, 4), d.parameter(16), d.parameter(16)))
+    weights = ", ".join(d.weight(*shape) for shape in ((16, size), (16, 4), (16,), (16,)))
     state = d.let(f"torch.zeros({rows}, 4)"), d.let(f"torch.zeros({rows}, 4)")
     for _ in range(2):
         first, second = d.let_several(f"torch.lstm_cell({x}, ({state[0]}, {state[1]}), {weights})", 2)
@@ -127,7 +127,7 @@ def recurrent(d: Draft) -> None:
     rows, _, size = d.shape(x)
     code = d.pick(_LAYERS)
     gates = 4 * (3 if "gru" in code else 4 if "lstm" in code else 1)
-    weights = ", ".join((d.parameter(gates, size), d.parameter(gates, 4), d.parameter(gates), d.parameter(gates)))
+    weights = ", ".join(d.weight(*shape) for shape in ((gates, size), (gates, 4), (gates,), (gates,)))
     d.let(code.format(x, f"torch.zeros(1, {rows}, 4)", weights))
 
 

@@ -6,6 +6,9 @@ from fxamp.tools.common.charts import svg
 from fxamp.tools.policy.fit.choice import Limits
 from fxamp.tools.policy.fit.search import Candidate, Search
 
+#: Policies that take this many times the base's time are left out: all others would be on one line.
+_LONGEST = 2.0
+
 #: Inches of the chart, and the side of a mark in points.
 _SIZE, _MARK = (7.6, 4.6), 64
 
@@ -13,12 +16,14 @@ _SIZE, _MARK = (7.6, 4.6), 64
 def frontier_chart(title: str, search: Search, best: Candidate | None, limits: Limits) -> str:
     """Return an SVG document: squares are shipped policies, circles fitted ones; a line joins the frontier's.
 
-    A dashed line is the limit of memory, a ring is around ``best``.
+    A dashed line is the limit of memory, a ring is around ``best``. What takes twice the base's time is left out.
     """
     from matplotlib.figure import Figure
 
-    base, frontier = search.base, search.frontier()
-    candidates = [one for one in search.candidates.values() if not one.options or one is best or one in frontier]
+    base = search.base
+    near = [one for one in search.candidates.values() if one.price.milliseconds < _LONGEST * base.milliseconds]
+    frontier = [one for one in search.frontier() if one in near]
+    candidates = [one for one in near if not one.options or one is best or one in frontier]
     unit, word = (2**30, "GiB") if base.memory > 2**30 else (2**20, "MiB")
     figure = Figure(figsize=_SIZE, layout="constrained")
     axes = figure.subplots()
