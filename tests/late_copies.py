@@ -1,67 +1,89 @@
-"""Copies to the host's memory and back that end as late as they may: when they are awaited."""
+"""A GPU that is always late, without a GPU: tensors on the CPU that say they are there, and copies that arrive late."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
-from torch._functorch import config as functorch_config
-from torch._inductor import config as inductor_config
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
-from fxamp.kernels import host_memory
-from fxamp.passes.shared import kept_packing
+HOST, GPU = torch.device("cpu"), torch.device("xpu", 0)
 
+#: What the host reads before a copy has arrived: no flag, no scale, no sum of squares.
+BEFORE = -7
 
-@contextmanager
-def late_copies(monkeypatch: pytest.MonkeyPatch) -> Iterator["LateCopies"]:
-    """Inside, copies are late; torch's caches are off, whose keys do not know of this."""
-    with functorch_config.patch(enable_autograd_cache=False), inductor_config.patch(fx_graph_cache=False):
-        yield LateCopies(monkeypatch)
+#: Reads on the host, which wait for the GPU if the tensor is there.
+_READS = (Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.cpu)
 
 
-class LateCopies:
-    """Stands in for a GPU's stream of copies: on the CPU, whose memory is that of the GPU and of the host here.
+class _OnGpu(Tensor):
+    """A tensor that says it is on :data:`GPU`."""
 
-    Until a copy is awaited its target holds 0xFF in each byte, NaN as a float. A copy reads its source when it is
-    awaited: what has overwritten it is copied. ``count``: the copies that have ended. ``freed``: what a copy would have
-    read or written after its memory was freed. ``most``: most copies that were under way at once.
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+class LateCopies(TorchFunctionMode):
+    """Until the host waits for the GPU, what was copied from there without waiting has not arrived.
+
+    The host waits where it reads a value of the GPU, or copies one without ``non_blocking``. A copy that arrives
+    overwrites what the host has written to the same memory meanwhile. ``late`` counts these copies.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count, self.most = 0, 0
-        self.freed: list[str] = []
-        self._waiting: list[tuple[str, StorageWeakRef, Tensor, tuple[Any, ...]]] = []
-        monkeypatch.setattr(kept_packing, "_SENDERS", frozenset({"cuda", "cpu"}))
-        monkeypatch.setattr(host_memory, "_begin", self._begin)
-        monkeypatch.setattr(host_memory, "await_copies_of", self._end)
-        monkeypatch.setattr(host_memory, "_finish", self._end)
+    def __init__(self) -> None:
+        super().__init__()
+        self.late = 0
+        self._under_way: list[tuple[Tensor, Tensor]] = []
 
-    def _begin(self, target: Tensor, source: Tensor, device: torch.device) -> None:
-        op = sys._getframe(1).f_code.co_name
-        target.untyped_storage().fill_(255)
-        # The GPU's memory is free when the program frees it; the host's allocator waits for copies.
-        on_device, on_host = (source, target) if op == "send_to_host" else (target, source)
-        layout = on_device.dtype, on_device.shape, on_device.stride(), on_device.storage_offset()
-        self._waiting.append((op, StorageWeakRef(on_device.untyped_storage()), on_host, layout))
-        self.most = max(self.most, len(self._waiting))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func == Tensor.device.__get__:  # type: ignore[attr-defined]
+            return GPU if isinstance(args[0], _OnGpu) else func(*args)
+        if func in _READS and isinstance(args[0], _OnGpu):
+            self._arrive()
+        if func is Tensor.copy_:
+            return self._copied(args[1], func(*args, **kwargs), bool(kwargs.get("non_blocking")))
+        if func is Tensor.to and _device_of(args, kwargs) is not None:
+            return self._moved(*args, **kwargs)
+        there = _device_of((), kwargs)
+        if there == GPU:
+            kwargs["device"] = HOST
+        on_gpu = there == GPU if there is not None else _any_on_gpu((args, kwargs))
+        result = func(*args, **kwargs)
+        return pytree.tree_map_only(Tensor, _on_gpu, result) if on_gpu else result
 
-    def _end(self, device: torch.device) -> None:
-        for op, reference, on_host, (dtype, shape, stride, offset) in self._waiting:
-            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
-            if storage is None:
-                self.freed.append(f"{op} of {dtype} {tuple(shape)}")
-                continue
-            on_device = torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
-            target, source = (on_host, on_device) if op == "send_to_host" else (on_device, on_host)
-            target.copy_(source)
-            self.count += 1
-        self._waiting.clear()
+    def _moved(self, source: Tensor, *args: Any, non_blocking: bool = False, copy: bool = False, **kwargs: Any) -> Any:
+        device = _device_of((source, *args), kwargs)
+        if (device == GPU) is isinstance(source, _OnGpu) and not copy:
+            return source
+        result = source.as_subclass(Tensor).clone()
+        return _on_gpu(result) if device == GPU else self._copied(source, result, non_blocking)
 
-    @property
-    def waiting(self) -> int:
-        """The copies under way."""
-        return len(self._waiting)
+    def _copied(self, source: Any, target: Tensor, non_blocking: bool) -> Tensor:
+        if not isinstance(source, _OnGpu) or isinstance(target, _OnGpu):
+            return target
+        if not non_blocking:
+            self._arrive()
+            return target
+        self.late += 1
+        self._under_way.append((target, target.clone()))
+        return target.fill_(BEFORE)
+
+    def _arrive(self) -> None:
+        for target, value in self._under_way:
+            target.copy_(value)
+        self._under_way.clear()
+
+
+def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+    """The device that a call names, as keyword or after the tensor."""
+    named = kwargs.get("device", args[1] if len(args) > 1 else None)
+    return torch.device(named) if isinstance(named, (str, torch.device)) else None
+
+
+def _any_on_gpu(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, _OnGpu) for value in pytree.tree_leaves(values))
+
+
+def _on_gpu(value: Tensor) -> Tensor:
+    return value if isinstance(value, _OnGpu) else value.as_subclass(_OnGpu)
