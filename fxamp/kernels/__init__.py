@@ -40,6 +40,4 @@ norm has one partial sum per program, so results do not depend on the order of p
 from fxamp.kernels.dispatch import Implementation, forced
 from fxamp.kernels.in_place import check_, check_unscale_
 from fxamp.kernels.ops import check_unscale, check_unscale_norm
-from fxamp.kernels.products.scaled_experts import scaled_experts
-from fxamp.kernels.products.scaled_linear import scaled_linear
 from fxamp.kernels.scale_update import update_scale_

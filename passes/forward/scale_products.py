@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-import fxamp.kernels  # noqa: F401 (registers the ops)
+import fxamp.kernels.products  # noqa: F401 (registers the ops)
 from fxamp.graph import INSERTED, GraphWriter, all_nodes, argument, is_wrapper, op_name, tensor_value
 from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order import autograd_function, bodies

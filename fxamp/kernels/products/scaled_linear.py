@@ -90,6 +90,7 @@ class _Final(torch.autograd.Function):
         return value.view_as(value)
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         raise RuntimeError(
             "a product of rounded values has no second derivative, but one was asked for; accepted: a backward without "

@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torchao.prototype.mx_formats.utils import from_blocked, to_blocked
 
-from fxamp.kernels import scaled_linear
 from fxamp.kernels.products import quantize as module
+from fxamp.kernels.products import scaled_linear
 from fxamp.kernels.products.quantize import quantize, swizzled
 from fxamp.policy import RECIPES as ROWS
 from fxamp.policy import Recipe

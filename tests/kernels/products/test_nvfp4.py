@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torchao.prototype.mx_formats.kernels import f4_unpacked_to_f32, unpack_uint4
 from torchao.prototype.mx_formats.utils import from_blocked
 
-from fxamp.kernels import scaled_linear
 from fxamp.kernels.products import quantize as module
+from fxamp.kernels.products import scaled_linear
 from fxamp.policy import RECIPES as ROWS
 from fxamp.policy import Recipe
 

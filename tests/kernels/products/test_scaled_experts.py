@@ -13,8 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torchao.prototype.mx_formats.utils import from_blocked
 
-from fxamp.kernels import scaled_experts
-from fxamp.kernels.products import grouped_product
+from fxamp.kernels.products import grouped_product, scaled_experts
 from fxamp.policy import RECIPES, Recipe
 
 GROUPED = ("rowwise", *MXFP8)

@@ -11,7 +11,7 @@ from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torchao_beside import RECIPES, converted
 
-from fxamp.kernels import scaled_linear as product
+from fxamp.kernels.products import scaled_linear as product
 from fxamp.kernels.products.quantize import scale_of
 from fxamp.policy import ROW, Quantization
 

@@ -14,9 +14,12 @@ from fxamp.policy.model.module_globs import covers_module
 
 BASE = 'extends = ["cpu-bfloat16"]\n'
 
+#: More than any recursion limit that a library has set meanwhile.
+DEEP = 20_000
+
 TEXTS = {
-    "nested lists": (BASE + "x = " + "[" * 900 + "]" * 900, 1, "nested too deeply"),
-    "nested tables": (BASE + "x = " + "{a=" * 900 + "1" + "}" * 900, 1, "nested too deeply"),
+    "nested lists": (BASE + "x = " + "[" * DEEP + "]" * DEEP, 1, "nested too deeply"),
+    "nested tables": (BASE + "x = " + "{a=" * DEEP + "1" + "}" * DEEP, 1, "nested too deeply"),
     "a null byte": ('extends = ["a\\u0000b"]', 1, r"there is no file '.*a\\x00b'"),
     "a null byte in a folder": ('extends = ["a\\u0000/b.toml"]', 1, "there is no file"),
     "a long name": ('extends = ["' + "a" * 5000 + '"]', 1, "there is no file"),

@@ -10,8 +10,7 @@ from torch.fx import Graph
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxamp
-from fxamp.kernels import scaled_experts, scaled_linear
-from fxamp.kernels.products import float4
+from fxamp.kernels.products import float4, scaled_experts, scaled_linear
 from fxamp.kernels.products.float4 import packed
 from fxamp.policy import Category, Policy, Recipe
 from fxamp.tools.policy.command import main
