@@ -149,6 +149,7 @@ def test_the_number_of_rows_may_change() -> None:
 
 
 @pytest.mark.inductor
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["mxfp8-moe", "fp8-rowwise-moe"])
 def test_inductor_errs_no_more(kind: str) -> None:
     torch.manual_seed(0)

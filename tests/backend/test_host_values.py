@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import exhaustive
 from late_host_copies import LateCopies, late_copies
 from test_kept_programs import AnyShape, Checkpointed, Dropout
 from test_kept_rules import BASE, PROGRAMS, Perceptron, X, compiled_gradients, policy, same
@@ -64,7 +63,8 @@ def test_no_bit_of_a_gradient_changes(program: str, late: LateCopies) -> None:
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("program", exhaustive(PROGRAMS, always=["perceptron"]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_no_bit_changes_under_inductor(program: str, late: LateCopies) -> None:
     """Which reuses memory as soon as nothing reads it any more, and orders ops as it likes."""
     make, x = PROGRAMS[program]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -90,6 +91,7 @@ def tokens() -> Tensor:
     return torch.randint(64, (4, 17), generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.exhaustive
 def test_a_seed_decides_the_bits_under_every_lowering_without_a_compiler(model: nn.Module, tokens: Tensor) -> None:
     """And sizes may be dynamic: rows of a weight's gradient are padded by a symbolic number of zeros."""
     plain = compiled(model, policy=policy(), lowering="eager")
@@ -107,7 +109,7 @@ def test_a_seed_decides_the_bits_under_every_lowering_without_a_compiler(model: 
     assert same(results, gradients(anew, shorter)) == []
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+@pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["eager"]))
 def test_what_a_checkpoint_computes_again_is_the_same(tokens: Tensor, lowering: str) -> None:
     """Nothing of a forward is random, so a checkpoint neither draws numbers nor needs those of the first time."""
     torch.manual_seed(0)

@@ -37,6 +37,7 @@ ops = ["tanh"]
 VALUE = 2 * 4096 * 256
 
 
+@pytest.mark.exhaustive
 def test_what_goes_to_the_host_is_not_in_use_on_the_gpu(tmp_path: Path, counting: Counting) -> None:
     """Of the results of tanh, one is made, one is copied, and one is read by a product, at most."""
     (tmp_path / "net.py").write_text(PROGRAM)
