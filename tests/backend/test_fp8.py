@@ -11,6 +11,7 @@ import transformers
 from exhaustive import each_once, exhaustive
 from mxfp8_beside import RECIPES as MXFP8
 from mxfp8_beside import converted as in_mxfp8
+from rounded_training import compiled, last_loss, same, whole_error
 from small_models import Wrapped
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,7 +22,6 @@ from transformers.pytorch_utils import Conv1D
 import fxamp
 from fxamp.policy import Category, Policy, Rule
 from fxamp.reports.warnings import warn_once
-from fxamp.tools.demo.model import GPT, Size
 
 PRODUCTS = ("linear", "addmm.default", "mm.default", "matmul")
 
@@ -41,19 +41,6 @@ def gradients(call: Callable[..., Any], model: nn.Module, *inputs: Any, **named:
     loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {"loss": loss.detach()} | gradients
-
-
-def compiled(model: nn.Module, **options: Any) -> Any:
-    torch._dynamo.reset()
-    twin = copy.deepcopy(model)
-    twin.compile(backend="fxamp", options=options)
-    return twin
-
-
-def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> list[str]:
-    """The names of what differs."""
-    assert ours.keys() == theirs.keys()
-    return [name for name, value in theirs.items() if not torch.equal(ours[name], value)]
 
 
 class Layers(nn.Module):
@@ -294,12 +281,6 @@ def test_a_scaler_sees_what_overflows(recipe: str) -> None:
     assert scaler.skipped_steps == 1
 
 
-def whole_error(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
-    """The error of all gradients as one vector, relative to it."""
-    off = [(ours[name].double() - value).norm() for name, value in exact.items()]
-    return float(torch.stack(off).norm() / torch.stack([value.norm() for value in exact.values()]).norm())
-
-
 @pytest.mark.inductor
 def test_inductor_errs_no_more_and_hides_nothing() -> None:
     torch.manual_seed(0)
@@ -316,24 +297,7 @@ def test_inductor_errs_no_more_and_hides_nothing() -> None:
         assert not ours["loss"].isfinite() and not ours["down.weight"].isfinite().all()
 
 
-def losses(policy_name: str, steps: int) -> list[float]:
-    """Of the demo's GPT, on a text that repeats with noise."""
-    torch.manual_seed(0)
-    model = compiled(GPT(Size(1, 2, 32, 16, 64)), policy=policy_name, lowering="aot_eager")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    text = (torch.arange(4096) * 7 % 64 + (torch.rand(4096) < 0.1)) % 64
-    values = []
-    for start in torch.randint(4096 - 17, (steps, 4)):
-        rows = torch.stack([text[at : at + 17] for at in start.tolist()])
-        loss = model(rows[:, :-1], rows[:, 1:])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        values.append(float(loss.detach()))
-    return values
-
-
 @pytest.mark.exhaustive
 def test_training_in_mxfp8_reaches_the_loss_of_bfloat16() -> None:
-    plain, blocks = (sum(losses(name, 150)[-30:]) / 30 for name in ("cpu-bfloat16", "cpu-bfloat16-mxfp8"))
+    plain, blocks = (last_loss(name, 150, 30) for name in ("cpu-bfloat16", "cpu-bfloat16-mxfp8"))
     assert plain < 1 and abs(blocks / plain - 1) < 0.01

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from exhaustive import exhaustive
+from rounded_training import compiled, last_loss, same, whole_error
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fxamp
 from fxamp.policy import Category, Policy, Rule
-from fxamp.tools.demo.model import GPT, Size
 
 Model = Callable[..., Any]
 
@@ -52,13 +52,6 @@ class Once(Tied):
         return x.float().square().mean()
 
 
-def compiled(model: nn.Module, **options: Any) -> Any:
-    torch._dynamo.reset()
-    twin = copy.deepcopy(model)
-    twin.compile(backend="fxamp", options=options)
-    return twin
-
-
 def gradients(model: nn.Module, *inputs: Any, seed: int = 0) -> dict[str, Tensor]:
     model.zero_grad()
     torch.manual_seed(seed)
@@ -66,18 +59,6 @@ def gradients(model: nn.Module, *inputs: Any, seed: int = 0) -> dict[str, Tensor
     loss.backward()
     own = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return {"loss": loss.detach()} | own
-
-
-def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> list[str]:
-    """The names of what differs."""
-    assert ours.keys() == theirs.keys()
-    return [name for name, value in theirs.items() if not torch.equal(ours[name], value)]
-
-
-def error(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
-    """The error of all gradients as one vector, relative to it."""
-    off = [(ours[name].double() - value).norm() for name, value in exact.items()]
-    return float(torch.stack(off).norm() / torch.stack([value.norm() for value in exact.values()]).norm())
 
 
 @pytest.fixture
@@ -135,7 +116,7 @@ def test_errors_are_bounded_and_the_odd_layer_is_named(model: nn.Module, tokens:
     twin = copy.deepcopy(model).double()
     exact = gradients(twin, tokens)
     ours = compiled(model, policy=policy(), lowering="aot_eager")
-    assert error(gradients(ours, tokens), exact) < 0.35
+    assert whole_error(gradients(ours, tokens), exact) < 0.35
     report = fxamp.report(ours)
     assert report.graphs[0].ops_by_dtype["nvfp4"] == 5
     assert "size 0 of weight is 48, not %32" in str(report) and "nvfp4 pretraining: 5" in str(report)
@@ -147,10 +128,10 @@ def test_inductors_gradients_are_as_near_and_follow_the_seed(model: nn.Module, t
     twin = copy.deepcopy(model).double()
     exact = gradients(twin, tokens)
     plain = compiled(model, policy=policy(), lowering="aot_eager")
-    allowed = 1.25 * max(error(gradients(plain, tokens, seed=seed), exact) for seed in range(4))
+    allowed = 1.25 * max(whole_error(gradients(plain, tokens, seed=seed), exact) for seed in range(4))
     fused = compiled(model, policy=policy(), lowering="inductor")
     own = gradients(fused, tokens)
-    assert error(own, exact) <= allowed
+    assert whole_error(own, exact) <= allowed
     assert same(gradients(fused, tokens), own) == []
     assert "up.weight" in same(gradients(fused, tokens, seed=1), own)
 
@@ -169,27 +150,10 @@ def test_a_scaler_sees_what_overflows() -> None:
     assert scaler.skipped_steps == 1
 
 
-def losses(chosen: "str | Policy", steps: int) -> list[float]:
-    """Of the demo's GPT, on a text that repeats with noise."""
-    torch.manual_seed(0)
-    model = compiled(GPT(Size(1, 2, 32, 16, 64)), policy=chosen, lowering="aot_eager")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    text = (torch.arange(4096) * 7 % 64 + (torch.rand(4096) < 0.1)) % 64
-    values = []
-    for start in torch.randint(4096 - 17, (steps, 4)):
-        rows = torch.stack([text[at : at + 17] for at in start.tolist()])
-        loss = model(rows[:, :-1], rows[:, 1:])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        values.append(float(loss.detach()))
-    return values
-
-
 @pytest.mark.exhaustive
 def test_training_reaches_the_loss_of_bfloat16() -> None:
     """With the head in 16 bits, as the recipe has it: the demo's has a name that the policy does not know."""
     head = Rule("head", Category.LOWER_PRECISION_FP, ("linear",), modules=("head",))
     nvfp4 = replace(policy(), rules=(*policy().rules, head))
-    plain, own = (sum(losses(chosen, 500)[-50:]) / 50 for chosen in ("cpu-bfloat16", nvfp4))
+    plain, own = (last_loss(chosen, 500, 50) for chosen in ("cpu-bfloat16", nvfp4))
     assert plain < 0.6 and abs(own / plain - 1) < 0.03

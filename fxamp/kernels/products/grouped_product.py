@@ -23,6 +23,7 @@ from fxamp.kernels.products.quantize import (
     Scale,
     dequantized,
     emulates,
+    missing,
     quantize,
     rounded,
     scale_for,
@@ -143,7 +144,7 @@ def _expert_scales(operand: Quantized, groups: int) -> Tensor:
     scale = _stacked(operand.scale.values, groups)
     if operand.form.block == ROW:
         return scale.reciprocal().squeeze(-1)
-    scale = functional.pad(scale, (0, 0, 0, -scale.shape[1] % TILE[0]))
+    scale = functional.pad(scale, (0, 0, 0, missing(scale.shape[1], TILE[0])))
     return swizzled(scale.flatten(0, 1), operand.form).view(groups, -1)
 
 

@@ -126,18 +126,18 @@ def _dtype(form: Quantization) -> torch.dtype:
 
 def _padded(matrix: Tensor, form: Quantization) -> Tensor:
     size = matrix.shape[-1]
-    return matrix if _is_whole(size, form) else functional.pad(matrix, (0, _missing(size, form.multiple)))
+    return matrix if _is_whole(size, form) else functional.pad(matrix, (0, missing(size, form.multiple)))
 
 
-def _missing(size: int, multiple: int) -> int:
+def missing(size: int, multiple: int) -> int:
     """What ``size`` lacks to the next multiple. Of a symbolic size plus this it is known at once that it is one."""
     return (size + multiple - 1) // multiple * multiple - size
 
 
 def _is_whole(size: int, form: Quantization) -> bool:
     """Whether ``size`` is known to need no padding."""
-    missing = -size % form.multiple
-    return isinstance(missing, int) and missing == 0
+    rest = size % form.multiple
+    return isinstance(rest, int) and rest == 0
 
 
 def _blocks(matrix: Tensor, form: Quantization) -> Tensor:
@@ -250,7 +250,7 @@ def swizzled(scale: Tensor, form: Quantization) -> Tensor:
     Layout").
     """
     rows, blocks = scale.shape
-    padded = functional.pad(scale, (0, _missing(blocks, TILE[1]), 0, _missing(rows, TILE[0])))
+    padded = functional.pad(scale, (0, missing(blocks, TILE[1]), 0, missing(rows, TILE[0])))
     tiles = padded.reshape(padded.shape[0] // 128, 4, 32, padded.shape[1] // 4, 4).permute(0, 3, 2, 1, 4)
     scale_dtype: torch.dtype = getattr(torch, form.scale_dtype)
     return tiles.reshape(-1).view(scale_dtype)

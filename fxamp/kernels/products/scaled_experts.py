@@ -19,7 +19,7 @@ from torch import Tensor
 from fxamp.kernels.products.group_layout import padded, starts_of
 from fxamp.kernels.products.grouped_product import multiply_rows, multiply_sums, quantize_sums
 from fxamp.kernels.products.quantize import Quantized, quantize
-from fxamp.kernels.products.scaled_linear import quantize_weight, underivable
+from fxamp.kernels.products.scaled_linear import quantize_weight, without_derivative
 from fxamp.policy import RECIPES, Quantization, Recipe
 from fxamp.torch_private import untraced
 
@@ -80,7 +80,7 @@ class _Product(torch.autograd.Function):
                 of_rows = multiply_rows(quantize(gradient, left), experts, offsets).to(rows.dtype)
             if ctx.needs_input_grad[1]:
                 of_weight = _weight_gradient(gradient, rows, weight, offsets, ctx.recipe).to(weight.dtype)
-        return underivable(of_rows), underivable(of_weight), None, None, None
+        return without_derivative(of_rows), without_derivative(of_weight), None, None, None
 
 
 def _weight_gradient(gradient: Tensor, rows: Tensor, weight: Tensor, offsets: Tensor, recipe: Recipe) -> Tensor:

@@ -23,8 +23,14 @@ from fxamp.kernels.products.quantize import (
     rounded,
     scale_of,
 )
+from fxamp.kernels.underivable import underivable
 from fxamp.policy import RECIPES, Quantization, Recipe
 from fxamp.torch_private import computed_again, untraced
+
+_NO_SECOND = (
+    "a product of rounded values has no second derivative, but one was asked for; accepted: a backward without "
+    "create_graph, or a policy that leaves this product in 16 bits"
+)
 
 _LIBRARY = torch.library.Library("fxamp", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(  # type: ignore[no-untyped-call]
@@ -71,31 +77,14 @@ class _Product(torch.autograd.Function):
                 of_input = of_input.reshape(input.shape).to(input.dtype)
             if ctx.needs_input_grad[1]:
                 of_weight = weight_gradient(_rows(gradient), _rows(input), ctx.recipe, ctx.dtype).to(weight.dtype)
-        return underivable(of_input), underivable(of_weight), None, None
+        return without_derivative(of_input), without_derivative(of_weight), None, None
 
 
-def underivable(gradient: Tensor | None) -> Tensor | None:
+def without_derivative(gradient: Tensor | None) -> Tensor | None:
     """Return ``gradient``, made of rounded values: if it is differentiated again (``create_graph``), that raises."""
     if gradient is None or not torch.is_grad_enabled():
         return gradient
-    final: Tensor = _Final.apply(gradient.requires_grad_())  # type: ignore[no-untyped-call]
-    return final
-
-
-class _Final(torch.autograd.Function):
-    """The same value, without a derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    @untraced
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        raise RuntimeError(
-            "a product of rounded values has no second derivative, but one was asked for; accepted: a backward without "
-            "create_graph, or a policy that leaves this product in 16 bits"
-        )
+    return underivable(gradient.requires_grad_(), RuntimeError(_NO_SECOND))
 
 
 def output_product(rows: Tensor, weight: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:

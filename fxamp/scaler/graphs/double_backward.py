@@ -5,33 +5,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from fxamp.errors import DoubleBackwardError
+from fxamp.kernels.underivable import underivable
 from fxamp.torch_private import keeps_graph, untraced
 
 _MESSAGE = (
     "the gradients of a graph compiled by AOTAutograd cannot be differentiated again (backward with create_graph=True, "
     "as in a gradient penalty). options={'lowering': 'eager'} supports it, with the same casts and the same scaling."
 )
-
-
-class _Refuse(torch.autograd.Function):
-    """The identity; differentiating it raises."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    @untraced
-    def backward(ctx: FunctionCtx, *_: Tensor) -> Tensor:
-        raise DoubleBackwardError(_MESSAGE)
-
-
-def _final(gradient: Tensor) -> Tensor:
-    same: Tensor = _Refuse.apply(gradient)  # type: ignore[no-untyped-call]
-    return same
 
 
 def explain_double_backward(node: Any) -> None:
@@ -45,6 +27,12 @@ def explain_double_backward(node: Any) -> None:
         handle.remove()
         if not torch.is_grad_enabled():
             return None
-        return tuple(_final(g) if g is not None and g.requires_grad else g for g in gradients)
+        return tuple(_final(g) for g in gradients)
 
     handle = node.register_hook(refuse)
+
+
+def _final(gradient: Tensor | None) -> Tensor | None:
+    if gradient is None or not gradient.requires_grad:
+        return gradient
+    return underivable(gradient, DoubleBackwardError(_MESSAGE))

@@ -1,0 +1,28 @@
+"""The same value without a derivative: differentiating it raises the error that it was given."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxamp.torch_private import untraced
+
+
+def underivable(value: Tensor, error: Exception) -> Tensor:
+    """Return ``value``, of the same memory; if it needs a gradient, differentiating it raises ``error``."""
+    same: Tensor = _Refuse.apply(value, error)  # type: ignore[no-untyped-call]
+    return same
+
+
+class _Refuse(torch.autograd.Function):
+    """The identity; differentiating it raises."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, error: Exception) -> Tensor:
+        ctx.error = error
+        return value.view_as(value)
+
+    @staticmethod
+    @untraced
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, None]:
+        raise ctx.error
