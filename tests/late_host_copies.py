@@ -27,18 +27,20 @@ class LateCopies:
     """Stands in for a GPU's stream of copies: on the CPU, whose memory is that of the GPU and of the host here.
 
     Until a copy is awaited its target holds 0xFF in each byte, NaN as a float. A copy reads its source when it is
-    awaited: what has overwritten it is copied. ``count``: the copies that have ended. ``freed``: what a copy would have
-    read or written after its memory was freed. ``most``: most copies that were under way at once.
+    awaited: what has overwritten it is copied. The host finds a copy in its memory when it has waited itself, or when a
+    later copy back has ended. ``count``: the copies that have ended. ``freed``: what a copy would have read or written
+    after its memory was freed. ``most``: most copies that were under way at once.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, self.most = 0, 0
         self.freed: list[str] = []
         self._waiting: list[tuple[str, StorageWeakRef, Tensor, tuple[Any, ...]]] = []
+        self._landing: list[tuple[Tensor, Tensor]] = []
         monkeypatch.setattr(kept_packing, "_SENDERS", frozenset({"cuda", "cpu"}))
         monkeypatch.setattr(host_memory, "_begin", self._begin)
         monkeypatch.setattr(host_memory, "await_copies_of", self._end)
-        monkeypatch.setattr(host_memory, "_finish", self._end)
+        monkeypatch.setattr(host_memory, "_finish", self._finish)
 
     def _begin(self, target: Tensor, source: Tensor, device: torch.device) -> None:
         op = sys._getframe(1).f_code.co_name
@@ -56,10 +58,22 @@ class LateCopies:
                 self.freed.append(f"{op} of {dtype} {tuple(shape)}")
                 continue
             on_device = torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
-            target, source = (on_host, on_device) if op == "send_to_host" else (on_device, on_host)
-            target.copy_(source)
+            if op == "send_to_host":
+                self._landing.append((on_host, on_device.clone()))
+            else:
+                self._land()
+                on_device.copy_(on_host)
             self.count += 1
         self._waiting.clear()
+
+    def _finish(self, device: torch.device) -> None:
+        self._end(device)
+        self._land()
+
+    def _land(self) -> None:
+        for on_host, value in self._landing:
+            on_host.copy_(value)
+        self._landing.clear()
 
     @property
     def waiting(self) -> int:

@@ -6,12 +6,13 @@ whose, and any number of backwards can read a host tensor.
 
     send_to_host      the copies' stream waits for the work so far, then copies a value to new pinned memory
     take_from_host    the same back, to new memory of the GPU
-    await_copies      all later work waits for the copies so far
+    await_copies      all later work waits for the copies so far; so does the host, where one of them is in its memory
 
-The host waits for copies to it: it may read them at once, as hooks on saved tensors do, and Inductor where it returns
-them in other strides. It does not wait for copies to the GPU. Until the copies are awaited, what they read must not be
-overwritten, and what they write must not be read; so graphs hand these tensors to the op that waits, which keeps memory
-and order. On a CPU a copy is done when its op returns.
+Until the copies are awaited, what they read must not be overwritten, and what they write must not be read; so graphs
+hand these tensors to the op that waits, which keeps memory and order. What is in the host's memory may be read there
+at once: by hooks on saved tensors, and by Inductor where it returns it in other strides. It makes such a copy right
+after the op whose result is returned, so graphs return a view, with one dimension more, that they make after the wait.
+On a CPU a copy is done when its op returns.
 """
 
 import threading
@@ -41,28 +42,31 @@ def send_to_host(value: Tensor, awaited: Sequence[Tensor]) -> Tensor:
     if awaited:
         await_copies_of(value.device)
     _begin(host, value, value.device)
-    _finish(value.device)
     return host
 
 
 @torch.library.custom_op("fxamp::take_from_host", mutates_args=(), tags=_TAGS)
 def take_from_host(host: Tensor, device: torch.device, after: Sequence[Tensor]) -> Tensor:
-    """Begin to copy ``host`` to ``device``, and return the copy, with the strides of ``host``.
+    """Begin to copy ``host[0]`` to ``device``, and return the copy, with its strides.
 
-    ``after``: what must exist before; it is not read. Raises RuntimeError while a CUDA graph is captured.
+    ``host``: ``[1, ...]``. ``after``: what must exist before; it is not read. Raises RuntimeError while a CUDA graph is
+    captured.
     """
-    value = torch.empty_like(host, device=device)
-    _begin(value, host, device)
+    value = torch.empty_like(host[0], device=device)
+    _begin(value, host[0], device)
     return value
 
 
-@torch.library.custom_op("fxamp::await_copies", mutates_args=("target",), tags=_TAGS)
-def await_copies(target: Tensor, device: torch.device, others: Sequence[Tensor]) -> None:
-    """Let all later work on ``device`` wait for its copies so far: ``target`` is there then.
+@torch.library.custom_op("fxamp::await_copies", mutates_args=("targets",), tags=_TAGS)
+def await_copies(targets: Sequence[Tensor], device: torch.device, others: Sequence[Tensor]) -> None:
+    """Let all later work on ``device`` wait for its copies so far: ``targets`` are there then.
 
-    ``others``: what must exist until then, as the source of the copy.
+    If one of them is in the host's memory, the host waits too. ``others``: what must exist until then, as the sources
+    of the copies.
     """
     await_copies_of(device)
+    if any(target.is_cpu for target in targets):
+        _finish(device)
 
 
 @send_to_host.register_fake
@@ -72,7 +76,7 @@ def _(value: Tensor, awaited: Sequence[Tensor]) -> Tensor:
 
 @take_from_host.register_fake
 def _(host: Tensor, device: torch.device, after: Sequence[Tensor]) -> Tensor:
-    return torch.empty_like(host, device=device)
+    return torch.empty_like(host[0], device=device)
 
 
 def await_copies_of(device: torch.device) -> None:

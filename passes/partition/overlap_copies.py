@@ -1,6 +1,7 @@
 """overlap-copies: let copies to host memory and back run beside other work: keep = "host".
 
-1. In a forward, a copy out is awaited where the next one begins, the last one at the end of the graph.
+1. In a forward, work on the device waits for a copy out where the next one begins, for the last one at the end of the
+   graph. The host waits once, at the end, for all of them; the views that the graph returns are made after that.
 2. In a backward, a copy back begins where the one before it is awaited: before the first op that reads that value. The
    first one begins with the graph.
 3. So of one device at most one copy is under way, and one value more is in its memory than without the pass. What a
@@ -23,6 +24,7 @@ from fxamp.kernels import host_memory as host_memory  # registers the ops
 from fxamp.passes.base import Context, Result, TracedPass
 from fxamp.passes.shared.saved_values import owner
 
+aten = torch.ops.aten
 _SEND = torch.ops.fxamp.send_to_host.default
 _TAKE = torch.ops.fxamp.take_from_host.default
 _AWAIT = torch.ops.fxamp.await_copies.default
@@ -50,18 +52,24 @@ def _by_device(graph: Graph, target: OpOverload) -> list[list[Node]]:
     """Return the copies of each device that are awaited at once, in order."""
     groups: dict[object, list[Node]] = {}
     for node in graph.find_nodes(op="call_function", target=target):
-        if node.next.target is _AWAIT and node.next.args[0] is node:
+        if node.next.target is _AWAIT and node.next.args[0] == [node]:
             groups.setdefault(node.next.args[1], []).append(node)
     return list(groups.values())
 
 
 def _chain_sends(graph: Graph, sends: Sequence[Node]) -> int:
-    if [send for send in sends if send.args[1]] or (len(sends) == 1 and sends[0].next.next.op == "output"):
+    if [send for send in sends if send.args[1]] or (len(sends) == 1 and sends[0].next.next.next.op == "output"):
         return 0
     for send, later in pairwise(sends):
         graph.erase_node(send.next)
         later.args = (later.args[0], [send, send.args[0]])
-    graph_output(graph).prepend(sends[-1].next)
+    end = sends[-1].next
+    end.args = (list(sends), *end.args[1:])
+    output = graph_output(graph)
+    output.prepend(end)
+    for send in sends:
+        for view in [user for user in send.users if user.target is aten.unsqueeze.default]:
+            output.prepend(view)
     return len(sends)
 
 
@@ -76,7 +84,7 @@ def _chain_takes(graph: Graph, takes: Sequence[Node]) -> int:
     for take, wait in zip(takes, waits, strict=True):
         operand = _operand_before(wait)
         if operand is not None:
-            wait.args = (take, wait.args[1], [take.args[0], operand])
+            wait.args = (*wait.args[:2], [take.args[0], operand])
     return len(takes)
 
 

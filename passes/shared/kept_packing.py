@@ -205,9 +205,9 @@ class PackWriter:
             narrow = self._as(node, _NARROW_FORMS[packing.form])
             return [self._described(narrow, node, why)]
         if packing.form is Keep.HOST:
-            host = self._described(self._call(fxamp_ops.send_to_host.default, node, []), node, why)
-            self._call(fxamp_ops.await_copies.default, host, packing.device, [node])
-            return [host]
+            host = self._call(fxamp_ops.send_to_host.default, node, [])
+            self._call(fxamp_ops.await_copies.default, [host], packing.device, [node])
+            return [self._described(self._call(aten.unsqueeze.default, host, 0), node, why)]
         codes = _CODES[packing.form]
         wide = self._as(self._in_blocks(node, packing), torch.float32)
         magnitude = self._call(aten.abs.default, wide)
@@ -234,7 +234,7 @@ class PackWriter:
             return self._as(parts[0], packing.dtype)
         if packing.form is Keep.HOST:
             value = self._call(fxamp_ops.take_from_host.default, parts[0], packing.device, [], near=parts[0])
-            self._call(fxamp_ops.await_copies.default, value, packing.device, [parts[0]])
+            self._call(fxamp_ops.await_copies.default, [value], packing.device, [parts[0]])
             return value
         codes = _CODES[packing.form]
         coded, scale = self._decoded(parts[0], packing), self._as(parts[1], torch.float32)

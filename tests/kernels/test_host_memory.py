@@ -29,8 +29,8 @@ def bits(value: Tensor) -> Tensor:
 def test_a_copy_has_the_bits_and_the_strides_and_memory_of_its_own() -> None:
     for value in values():
         host = OPS.send_to_host(value, [])
-        back = OPS.take_from_host(host, CPU, [])
-        OPS.await_copies(back, CPU, [host])
+        back = OPS.take_from_host(host[None], CPU, [])
+        OPS.await_copies([back], CPU, [host])
         for copy in (host, back):
             assert copy.stride() == value.stride() and copy.dtype == value.dtype
             assert copy.numel() == 0 or copy.data_ptr() != value.data_ptr()
@@ -41,7 +41,7 @@ def test_the_ops_are_what_they_say_they_are() -> None:
     value = torch.randn(4, 6).t()
     torch.library.opcheck(OPS.send_to_host.default, (value, [torch.ones(2)]))
     torch.library.opcheck(OPS.take_from_host.default, (value, CPU, [torch.ones(2)]))
-    torch.library.opcheck(OPS.await_copies.default, (value, CPU, [torch.ones(2)]))
+    torch.library.opcheck(OPS.await_copies.default, ([value], CPU, [torch.ones(2)]))
 
 
 class Streams:
@@ -59,6 +59,9 @@ class Streams:
 
             def wait_stream(self, other: "Stream") -> None:
                 own.asked.append(f"{self.name} waits for {other.name}")
+
+            def synchronize(self) -> None:
+                own.asked.append(f"the host waits for {self.name}")
 
         @contextmanager
         def current(stream: Stream) -> Iterator[None]:
@@ -103,6 +106,15 @@ def test_a_copy_runs_beside_the_program_after_the_work_so_far(streams: Streams) 
         "left",
         "program of 1 waits for copies of 1",
     ]
+
+
+@pytest.mark.parametrize("place,waits", [("meta", 0), ("cpu", 1)])
+def test_the_host_waits_for_copies_to_its_memory_alone(place: str, waits: int, streams: Streams) -> None:
+    """Of one copy among several; "meta" stands for the GPU."""
+    targets = [torch.empty(2, device="meta"), torch.empty(2, device=place)]
+    host_memory.await_copies._init_fn(targets, GPU, [])  # type: ignore[attr-defined]
+    expected = ["program of 1 waits for copies of 1", "the host waits for copies of 1"]
+    assert streams.asked == expected[: 1 + waits]
 
 
 def test_all_copies_of_a_gpu_are_on_one_stream(streams: Streams) -> None:

@@ -36,7 +36,7 @@ def test_a_copy_follows_the_work_that_makes_its_value(device: torch.device) -> N
     torch.cuda._sleep(LONG)
     value.fill_(3)
     host = OPS.send_to_host(value, [])
-    OPS.await_copies(host, device, [value])
+    OPS.await_copies([host], device, [value])
     value.fill_(4)  # after the copy
     torch.cuda.synchronize()
     assert host.is_pinned() and bool((host == 3).all())
@@ -48,8 +48,8 @@ def test_what_waits_reads_the_copy(device: torch.device) -> None:
     torch.cuda._sleep(LONG)
     value.fill_(3)
     host = OPS.send_to_host(value, [])
-    back = OPS.take_from_host(host, device, [])
-    OPS.await_copies(back, device, [host])
+    back = OPS.take_from_host(host[None], device, [])
+    OPS.await_copies([back], device, [host])
     result = back * 2
     torch.cuda.synchronize()
     assert bool((result == 6).all())
@@ -63,7 +63,7 @@ def test_a_later_copy_lets_later_work_wait_for_the_earlier_one(device: torch.dev
     host = OPS.send_to_host(first, [])
     other = OPS.send_to_host(second, [host, first])
     first.fill_(9)
-    OPS.await_copies(other, device, [second])
+    OPS.await_copies([other], device, [second])
     torch.cuda.synchronize()
     assert bool((host == 1).all()) and bool((other == 2).all())
 
@@ -73,8 +73,8 @@ def test_memory_that_the_program_frees_is_not_copied_over(device: torch.device) 
     hosts = [torch.full((SIZE,), float(n)).pin_memory() for n in range(8)]
     total = torch.zeros(SIZE, device=device)
     for host in hosts:
-        back = OPS.take_from_host(host, device, [])
-        OPS.await_copies(back, device, [host])
+        back = OPS.take_from_host(host[None], device, [])
+        OPS.await_copies([back], device, [host])
         total += back
         del back
     torch.cuda.synchronize()

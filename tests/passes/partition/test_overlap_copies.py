@@ -21,13 +21,13 @@ OPS, aten = torch.ops.fxamp, torch.ops.aten
 
 def sent(value: Tensor) -> Tensor:
     host: Tensor = OPS.send_to_host(value, [])
-    OPS.await_copies(host, CPU, [value])
-    return host
+    OPS.await_copies([host], CPU, [value])
+    return aten.unsqueeze(host, 0)
 
 
 def taken(host: Tensor) -> Tensor:
     value: Tensor = OPS.take_from_host(host, CPU, [])
-    OPS.await_copies(value, CPU, [host])
+    OPS.await_copies([value], CPU, [host])
     return value
 
 
@@ -67,7 +67,9 @@ def one_copy_back(x: Tensor, host: Tensor) -> Tensor:
 def run(program: Callable[..., Any]) -> tuple[GraphModule, str]:
     """The graph of ``program`` after the pass, and its text before and after; the results are the same."""
     generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(4, 4, generator=generator) for _ in range(program.__code__.co_argcount)]
+    names = program.__code__.co_varnames[: program.__code__.co_argcount]
+    in_front = dict.fromkeys(("one", "two", "three", "host"), (1,))
+    inputs = [torch.randn(*in_front.get(name, ()), 4, 4, generator=generator) for name in names]
     gm: GraphModule = make_fx(program, tracing_mode="fake")(*inputs)
     before, expected = format_graph(gm), program(*inputs)
     run_traced(gm, POLICY, OverlapCopies())
@@ -90,8 +92,8 @@ def test_without_copies_nothing_changes() -> None:
 
 def test_a_single_copy_has_the_rest_of_the_graph() -> None:
     gm, _ = run(one_copy)
-    *_, wait, output = gm.graph.nodes
-    assert wait.target is OPS.await_copies.default and output.op == "output"
+    *_, wait, view, output = gm.graph.nodes
+    assert wait.target is OPS.await_copies.default and view.target is aten.unsqueeze.default and output.op == "output"
     gm, _ = run(one_copy_back)
     places = {str(node.target): at for at, node in enumerate(gm.graph.nodes)}
     assert places["fxamp.take_from_host.default"] == 2, "it begins before everything else"
@@ -108,5 +110,5 @@ def test_each_copy_names_what_the_one_before_reads_and_writes() -> None:
     takes = gm.graph.find_nodes(op="call_function", target=OPS.take_from_host.default)
     waits = gm.graph.find_nodes(op="call_function", target=OPS.await_copies.default)
     assert [take.args[2] for take in takes] == [[], [takes[0]], [takes[1]]]
-    assert [(wait.args[0], wait.args[2][0]) for wait in waits] == [(take, take.args[0]) for take in takes]
+    assert [(wait.args[0], wait.args[2][0]) for wait in waits] == [([take], take.args[0]) for take in takes]
     assert [later.prev for later in takes[1:]] == waits[:-1], "a copy begins when the one before is there"

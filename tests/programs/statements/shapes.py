@@ -32,10 +32,14 @@ _SUMMED = ("torch.einsum('bti,ij->bj', {}, {})", "torch.einsum('bti,ij->tj', {},
 
 @statement()
 def summed_product(d: Draft) -> None:
-    """A product whose gradient is expanded. ``einsum`` adds before it casts: the oracle cannot mark its operands."""
+    """A product whose gradient is expanded. ``einsum`` adds before it casts: the oracle cannot mark its operands.
+
+    Over a dimension of one element ``einsum`` multiplies elementwise; what it adds in 16 bits is rounded, in a graph
+    not.
+    """
     x = d.ranked(3)
     sizes = d.shape(x)[-1], d.pick((8, 4))
-    if d.chance() or d.place.body or d.place.region:
+    if d.chance() or d.place.body or d.place.region or sizes[0] == 1:
         d.let(f"({d.lowered(x)} @ {d.weight(*sizes)}).sum(1)")
     else:
         d.let(d.pick(_SUMMED).format(x, d.parameter(*sizes)))

@@ -69,7 +69,7 @@ class Row:
     def milliseconds(self, rates: Rates) -> float:
         """An estimate: products by their FLOPs, all other kernels by their bytes; nothing waits, nothing overlaps.
 
-        The host waits for copies to its memory. Those back take longer than the backward, or no time.
+        Copies to the host's memory take longer than the forward, or no time; those back than the backward.
         """
         products, of_forward = (
             sum(flops / rates.of(dtype) for dtype, flops in by_dtype.items())
@@ -78,7 +78,7 @@ class Row:
         seconds = self.beside_products / rates.bandwidth + products
         forward = self.forward_beside / rates.bandwidth + of_forward
         backward = seconds - forward - self.step / rates.bandwidth
-        waits = self.sent / rates.host + max(0.0, self.taken / rates.host - backward)
+        waits = max(0.0, self.sent / rates.host - forward) + max(0.0, self.taken / rates.host - backward)
         return 1e3 * (seconds + waits)
 
     def as_dict(self, rates: Rates) -> dict[str, Any]:
