@@ -102,9 +102,9 @@ def transform(d: Draft) -> None:
 def cell(d: Draft) -> None:
     """Two steps of an LSTM cell, written out."""
     x = d.ranked(2)
-    rows, size = d.shape(x)
+    size = d.shape(x)[1]
     weights = ", ".join(d.weight(*shape) for shape in ((16, size), (16, 4), (16,), (16,)))
-    state = d.let(f"torch.zeros({rows}, 4)"), d.let(f"torch.zeros({rows}, 4)")
+    state = d.let(f"torch.zeros({x}.shape[0], 4)"), d.let(f"torch.zeros({x}.shape[0], 4)")
     for _ in range(2):
         first, second = d.let_several(f"torch.lstm_cell({x}, ({state[0]}, {state[1]}), {weights})", 2)
         state = first, second
@@ -120,15 +120,18 @@ _LAYERS = (
 
 @statement()
 def recurrent(d: Draft) -> None:
-    """What nn.GRU, nn.RNN and nn.LSTM call. AOTAutograd takes their cells, which add up in another order."""
+    """What nn.GRU, nn.RNN and nn.LSTM call. AOTAutograd takes their cells, which add up in another order.
+
+    torch checks no sizes here: the state has the rows of every input that comes.
+    """
     if d.setting.lowering != "eager" or d.place.body or d.place.region:
         raise Unfit
     x = d.ranked(3)
-    rows, _, size = d.shape(x)
+    size = d.shape(x)[2]
     code = d.pick(_LAYERS)
     gates = 4 * (3 if "gru" in code else 4 if "lstm" in code else 1)
     weights = ", ".join(d.weight(*shape) for shape in ((gates, size), (gates, 4), (gates,), (gates,)))
-    d.let(code.format(x, f"torch.zeros(1, {rows}, 4)", weights))
+    d.let(code.format(x, f"torch.zeros(1, {x}.shape[0], 4)", weights))
 
 
 _MASKED = (
