@@ -7,8 +7,8 @@ in its own decomposition, and a loss that chunk-losses cuts.
 """
 
 import logging
-from collections.abc import Hashable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,23 +137,26 @@ class _Expander:
             with torch._C.DisableTorchFunction():  # a function mode would call the composite op itself again
                 return node.target._op_dk(_COMPOSITE, *args, **kwargs)  # type: ignore[union-attr]
 
-        with tracing(None), self._autocast(region), self._lstm_kernel(node, region), torch.no_grad():
-            try:
+        for kernels in self._kernels(node, region):
+            with tracing(None), self._autocast(region), kernels, torch.no_grad(), suppress(RuntimeError):
                 inner = make_fx(call, tracing_mode="fake", pre_dispatch=True)(*values)
-            except RuntimeError:
-                return None
-        for part in reversed(inner.graph.nodes):
-            if is_answered(part) and not part.users:
-                inner.graph.erase_node(part)
-        return inner
+                for part in reversed(inner.graph.nodes):
+                    if is_answered(part) and not part.users:
+                        inner.graph.erase_node(part)
+                return inner
+        return None
 
-    def _lstm_kernel(self, node: Node, region: AutocastRegion) -> AbstractContextManager[None]:
-        """Decompose nn.LSTM to cells where its kernel must not run, or has not the region's dtype on this CPU."""
-        kernel = self._context.lstm_kernel and (region.lower is None or onednn_computes(region.lower))
-        if kernel or node.target not in _LSTM:
-            return nullcontext()
-        flags: AbstractContextManager[None] = torch.backends.mkldnn.flags(enabled=False)
-        return flags
+    def _kernels(self, node: Node, region: AutocastRegion) -> Iterator[AbstractContextManager[None]]:
+        """Yield the settings of oneDNN to try. Its LSTM asks for numbers where sizes are symbols; cells take both.
+
+        ``nn.LSTM`` is decomposed to cells also where its kernel must not run, or lacks the region's dtype on this CPU.
+        """
+        if node.target not in _LSTM:
+            yield nullcontext()
+            return
+        if self._context.lstm_kernel and (region.lower is None or onednn_computes(region.lower)):
+            yield nullcontext()
+        yield torch.backends.mkldnn.flags(enabled=False)
 
     def _autocast(self, region: AutocastRegion) -> AbstractContextManager[None]:
         """Set the autocast state that the program was captured under: it may be valid only there."""

@@ -70,3 +70,14 @@ def test_an_lstm_that_onednn_has_no_kernel_for_runs_as_cells(monkeypatch: pytest
     with torch.backends.mkldnn.flags(enabled=False):
         theirs = trained(model, x, True)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_an_lstm_of_any_number_of_rows_runs_as_cells() -> None:
+    """oneDNN's kernel is traced with numbers alone."""
+    model, x = Net(nn.LSTM), torch.randn(3, 2, 4)
+    how = {"backend": "fxamp", "dynamic": True, "options": {"policy": "cpu-bfloat16", "lowering": "eager"}}
+    ours = trained(model, x, False, **how)
+    with torch.backends.mkldnn.flags(enabled=False):
+        theirs, exact = trained(model, x, True), trained(model, x, False)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert not torch.equal(ours[0], exact[0])
