@@ -11,7 +11,7 @@ from fxamp.policy.model.chunks import LOSS
 from fxamp.policy.model.keep import KEPT
 from fxamp.policy.model.module_globs import covers_module
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
-from fxamp.policy.model.recipe import RECIPES_OF
+from fxamp.policy.model.recipe import FNUZ, RECIPES_OF
 from fxamp.policy.model.rule import EXPERTS
 from fxamp.policy.model.site import Site, TensorFacts
 from fxamp.tools.policy.fit.layers import Scope
@@ -196,7 +196,7 @@ def _products(variants: Iterable[Sequence[Rule]]) -> dict[str, list[Rule]]:
     others: dict[str, list[Rule]] = {}
     for rules in variants:
         cast, shipped = next((Category(rule.cast), rule.recipe) for rule in rules if rule.cast and rule.in_fp8)
-        for recipe in RECIPES_OF[cast]:
+        for recipe in (own for own in RECIPES_OF[cast] if own not in FNUZ.values()):
             table = own if recipe == shipped else others
             table[f"{cast} {recipe}"] = [replace(rule, recipe=recipe) if rule.in_fp8 else rule for rule in rules]
     return others | own
