@@ -28,7 +28,9 @@ def product(rows: Tensor, weight: Tensor, offsets: Tensor, recipe: str) -> Tenso
     return result
 
 
-def rowwise(rows: Tensor, weight: Tensor, gradient: Tensor, ends: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def rowwise(
+    rows: Tensor, weight: Tensor, gradient: Tensor, ends: list[int], dtype: torch.dtype = torch.float8_e4m3fn
+) -> tuple[Tensor, Tensor, Tensor]:
     """Output and gradients in float64, of the values and scales that torchao's fp8 products of experts multiply.
 
     Its products run on GPUs alone.
@@ -39,16 +41,16 @@ def rowwise(rows: Tensor, weight: Tensor, gradient: Tensor, ends: list[int]) -> 
         if start == end:
             continue
         x, w, g = rows[start:end], weight[expert], gradient[start:end]
-        output[start:end] = scaled(x) @ scaled(w.t()).t()
-        of_rows[start:end] = scaled(g) @ scaled(w).t()
-        of_weight[expert] = scaled(x.t()) @ scaled(g.t()).t()
+        output[start:end] = scaled(x, dtype) @ scaled(w.t(), dtype).t()
+        of_rows[start:end] = scaled(g, dtype) @ scaled(w, dtype).t()
+        of_weight[expert] = scaled(x.t(), dtype) @ scaled(g.t(), dtype).t()
     return output, of_rows, of_weight
 
 
-def scaled(matrix: Tensor) -> Tensor:
-    """The values of ``matrix`` in float8_e4m3fn with a scale for each row, as torchao rounds them, in float64."""
+def scaled(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values of ``matrix`` in 8 bits with a scale for each row, as torchao rounds them, in float64."""
     strides = (matrix.numel(), 1, matrix.shape[0])  # torchao takes column-major operands
     operand = matrix.new_empty_strided((1, *matrix.shape), strides).copy_(matrix)
-    values, scale = utils.torch_to_3d_rowwise_float8_transpose_rhs(operand, round_scales_to_power_of_2=True)
+    values, scale = utils.torch_to_3d_rowwise_float8_transpose_rhs(operand, dtype, round_scales_to_power_of_2=True)
     dequantized: Tensor = (values.double() / scale.double())[0].t()
     return dequantized

@@ -17,11 +17,14 @@ import json, sys
 from fxamp.tools.bench.cost.hooks import prepare_torch
 pretended = prepare_torch()
 import fxamp.torch_devices
+from fxamp.backend import policy_in_force
 from fxamp.tools.bench.cost import gpu
 from fxamp.tools.bench.cost.compiler import Counted
 from fxamp.tools.bench.cost.measure import measure
 from fxamp.tools.bench.cost.workload import Workload, Way
-file, policy, capability = sys.argv[1:]
+file, policy, capability, arch = sys.argv[1:]
+if arch:
+    policy_in_force._facts = lambda _: {"arch": arch}
 gpu.H100.major, gpu.H100.minor = divmod(int(capability), 10)
 fxamp.torch_devices.has_gpu = lambda _: True
 counted = Counted(wants_text=True)
@@ -33,9 +36,12 @@ json.dump([text for _, text in counted.texts], sys.stdout)
 BLOCKS = {"XBLOCK": 8, "YBLOCK": 32, "R0_BLOCK": 256, "RSPLIT_SIZE": 64, "NUM_STAGES": 1}
 
 
-def generated(file: Path, policy: str, capability: int = 90) -> list[str]:
-    """The modules that Inductor generates for the program in ``file``, as on a GPU of a capability such as 90."""
-    return printed_modules(GENERATE, str(file), policy, str(capability))
+def generated(file: Path, policy: str, capability: int = 90, arch: str = "") -> list[str]:
+    """The modules that Inductor generates for the program in ``file``, as on a GPU of a capability such as 90.
+
+    ``arch``: that of an AMD GPU for which the policy is resolved; Inductor's choices stay those for NVIDIA's.
+    """
+    return printed_modules(GENERATE, str(file), policy, str(capability), arch)
 
 
 def printed_modules(program: str, *arguments: str) -> list[str]:
@@ -79,5 +85,5 @@ def machine_code(name: str, text: str, folder: Path, target: str = "sm_90") -> b
     signature = messages["signature"] | dict.fromkeys(blocks, "constexpr")
     source = ASTSource(function, signature, constexprs=constants)
     kernel = triton.compile(source, target=TARGETS[target], options={"enable_fp_fusion": True})
-    code: bytes = kernel.asm["cubin"]
+    code: bytes = kernel.asm["hsaco" if TARGETS[target].backend == "hip" else "cubin"]
     return code

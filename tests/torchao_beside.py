@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -16,11 +17,19 @@ float8 = pytest.importorskip(
 )
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+FNUZ = tuple(f"{recipe}_fnuz" for recipe in RECIPES)
+"""The same in the formats in which torchao computes on an MI300X."""
+
+_IN_FNUZ = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e5m2: torch.float8_e5m2fnuz}
 
 
 def converted(model: nn.Module, recipe: str, leave_out: tuple[str, ...] = ()) -> nn.Module:
     """A copy of ``model`` whose linear layers, but those of these names, are torchao's."""
-    config = float8.Float8LinearConfig.from_recipe_name(recipe)
+    config = float8.Float8LinearConfig.from_recipe_name(recipe.removesuffix("_fnuz"))
+    if recipe in FNUZ:
+        casts = {key.name: getattr(config, key.name) for key in fields(config) if key.name.startswith("cast_config")}
+        in_fnuz = {name: replace(cast, target_dtype=_IN_FNUZ[cast.target_dtype]) for name, cast in casts.items()}
+        config = replace(config, **in_fnuz)
 
     def is_converted(module: nn.Module, name: str) -> bool:
         return name not in leave_out

@@ -18,6 +18,7 @@ from fxamp.backend.compilation import Compilation
 from fxamp.backend.options import Options
 from fxamp.backend.stored_backward import StoredBackward
 from fxamp.backend.unread_results import UnreadResults
+from fxamp.kernels.products.grouped_product import grouped_kernel
 from fxamp.lowering_names import mode_settings
 from fxamp.pipeline.cache_key import keyed
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Partitioner
@@ -29,6 +30,7 @@ from fxamp.torch_private import (
     is_cacheable,
     is_dynamic,
     order_writes,
+    realize_inputs_of,
     stores_backwards,
     storing_backwards,
 )
@@ -48,6 +50,7 @@ def lower_by_inductor(
 ) -> Callable[..., Any]:
     """Compile ``gm`` with Inductor, and return a callable."""
     order_writes()
+    realize_inputs_of(grouped_kernel)
     patches, key = {**mode_settings(options.mode), **options.inductor}, compilation.key(gm)
     min_cut = partitioners.min_cut_rematerialization_partition
     partition = compilation.partition(min_cut)

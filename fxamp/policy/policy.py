@@ -13,7 +13,7 @@ from fxamp.policy.file.load import read_file, read_text
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.comparisons import holds
 from fxamp.policy.model.loss_scale import LossScale
-from fxamp.policy.model.match import OF_EXPERTS, Match, machine
+from fxamp.policy.model.match import OF_EXPERTS, Machine, Match, machine
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
 from fxamp.policy.model.rule import Origin, Rule
 from fxamp.policy.model.rulings import RuleIndex, Ruling
@@ -93,7 +93,7 @@ class Policy:
         cpu_features: Iterable[str] | None = None,
         arch: str | None = None,
     ) -> "Policy":
-        """Return the policy for one machine: without the rules whose ``torch`` condition fails.
+        """Return the policy for one machine: without the rules whose ``torch`` condition fails, recipes in its formats.
 
         ``device``: where the program runs, "cuda" or "cuda:1". ``torch_version``: that of the installed torch by
         default. ``capability``: the compute capability of an NVIDIA GPU, "8.0" or (8, 0); ``arch``: the architecture
@@ -110,12 +110,14 @@ class Policy:
             )
         here = machine(torch_version, capability, cpu_features, arch)
         casts = [*map(str, self.products), *(cast + OF_EXPERTS for cast in self.casts_of_experts)]
-        mismatches = "; and ".join(self._match.mismatches(here, casts))
+        recipes = {str(rule.recipe) for rule in self.rules if rule.in_fp8}
+        mismatches = "; and ".join(self._match.mismatches(here, casts, recipes))
         if mismatches:
             raise PolicyError(f"policy {self.name!r} does not match: it needs {mismatches}")
+        rules = (rule for rule in self.rules if rule.torch is None or holds(rule.torch, here.torch))
         return replace(
             self,
-            rules=tuple(rule for rule in self.rules if rule.torch is None or holds(rule.torch, here.torch)),
+            rules=tuple(_in_formats_of(here, rule) for rule in rules),
             unchecked=tuple(self._match.unchecked(here)),
         )
 
@@ -195,3 +197,8 @@ class Policy:
     @cached_property
     def _index(self) -> RuleIndex:
         return RuleIndex(self.rules)
+
+
+def _in_formats_of(machine: Machine, rule: Rule) -> Rule:
+    recipe = machine.recipe(rule.recipe)
+    return rule if recipe == rule.recipe else replace(rule, recipe=recipe)

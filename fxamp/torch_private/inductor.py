@@ -27,6 +27,16 @@ def drop_outputs(output: Node, places: Collection[int]) -> None:
         output.meta[key] = [at for at in output.meta[key] if at not in places]
 
 
+def realize_inputs_of(op: OpOverload) -> None:
+    """From now on Inductor writes each input of ``op``, whose kernel it calls, once. Imports Inductor. Breaks loudly.
+
+    It would compute an input again for each call that reads it: two calls would read two equal copies.
+    """
+    from torch._inductor.lowering import needs_realized_inputs
+
+    needs_realized_inputs.add(op)
+
+
 def order_writes() -> None:
     """From now on Inductor keeps reads of a buffer behind the writes to it. Imports Inductor. Breaks loudly.
 

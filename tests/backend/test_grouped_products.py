@@ -184,6 +184,8 @@ def test_under_float16_they_stay_in_bfloat16() -> None:
         ("fp8-rowwise-moe", {"capability": "9.0"}, ""),
         ("fp8-rowwise-moe", {"capability": "8.9"}, r"products of experts in fp8: .* >=9\.0,<11\.0, but .* has 8\.9"),
         ("fp8-rowwise-moe", {"arch": "gfx950"}, ""),
+        ("fp8-rowwise-moe", {"arch": "gfx942"}, ""),
+        ("fp8-rowwise-moe", {"arch": "gfx1200"}, "products of experts in fp8: gfx942 or gfx950, but .* AMD's gfx1200"),
         ("mxfp8", {"capability": "12.0"}, ""),
         ("fp8-rowwise", {"capability": "8.9"}, ""),
     ],

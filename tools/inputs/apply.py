@@ -8,6 +8,7 @@ from fxamp.devices import DEVICES
 from fxamp.errors import ListingError, OptionError, nearest
 from fxamp.graph_text import Listing
 from fxamp.policy import Policy
+from fxamp.policy.model.match import architecture
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Request:
     for a program. ``device``: the program's device ("cuda", "cuda:1"), which this machine need not have; None: the
     device of its tensors. ``trust`` allows running code of the input: a .pt2, an fx_graph_runnable.py whose
     text is not enough. ``prog`` is the tool's name, for messages on stderr. ``kept`` asks which values a compiled
-    forward keeps for the backward; under a policy with rules for them they are listed in any case.
+    forward keeps for the backward; under a policy with rules for them they are listed in any case. ``arch``: that of
+    the AMD GPU in whose 8-bit formats products run.
     """
 
     policy: str | None = None
@@ -26,8 +28,14 @@ class Request:
     trust: bool = False
     prog: str = "fxamp-show"
     kept: bool = False
+    arch: str | None = None
 
     def __post_init__(self) -> None:
+        if self.arch is not None:
+            try:
+                architecture(self.arch)
+            except ValueError as error:
+                raise OptionError(f"--arch: {error}") from error
         if self.device is not None and self.kind not in DEVICES:
             hint = nearest(self.kind, DEVICES)
             raise OptionError(f"--device {self.device!r} is unknown{hint}; accepted: {', '.join(DEVICES)}")
@@ -40,7 +48,7 @@ class Request:
     @property
     def plain(self) -> bool:
         """Whether no policy is requested."""
-        return self.policy is None and self.device is None
+        return self.policy is None and self.device is None and self.arch is None
 
 
 def choose(request: Request, device: str) -> tuple[Policy, str]:
@@ -51,14 +59,14 @@ def choose(request: Request, device: str) -> tuple[Policy, str]:
     """
     if request.policy is None or request.policy == "auto":
         kind = request.kind or device or "cpu"
-        return _resolved(f"{kind}-bfloat16", kind), f"bfloat16 is the default on {kind}; --policy names another"
+        policy = _resolved(f"{kind}-bfloat16", kind, request.arch)
+        return policy, f"bfloat16 is the default on {kind}; --policy names another"
     expected = request.kind or (device if device != "cpu" else "")
-    return _resolved(request.policy, expected), "named by --policy"
+    return _resolved(request.policy, expected, request.arch), "named by --policy"
 
 
-def _resolved(name: str, device: str) -> Policy:
-    policy = Policy.load(name)
-    return policy.resolve(device) if device else policy.resolve()
+def _resolved(name: str, device: str, arch: str | None) -> Policy:
+    return Policy.load(name).resolve(device or None, arch=arch)
 
 
 #: By stage: why no policy can be applied to a graph.

@@ -20,6 +20,7 @@ from fxamp.scaler import GradScaler
 from fxamp.tools.common.restoration import restored
 from fxamp.tools.common.silence import one_line, quiet
 from fxamp.tools.inputs.model_file import place
+from fxamp.tools.inputs.wide_groups import in_float64
 
 #: Give up below this loss scale: a gradient that overflows there would overflow unscaled.
 _LEAST_SCALE = 2.0**-24
@@ -81,10 +82,11 @@ def relative(values: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of a model, and its batches; every run starts with the same tensors."""
+    """A copy of a model, and its batches; every run starts with the same tensors. ``wide``: they are in float64."""
 
     model: Callable[..., Any]
     batches: tuple[Batch, ...]
+    wide: bool = False
 
     @staticmethod
     def of(
@@ -104,7 +106,8 @@ class Copy:
         own = copy.deepcopy(model)
         if isinstance(own, torch.nn.Module):
             own.to(device, dtype).zero_grad()
-        return Copy(own, tuple(Batch(*pytree.tree_map(move, (batch.args, dict(batch.kwargs)))) for batch in batches))
+        moved = (pytree.tree_map(move, (batch.args, dict(batch.kwargs))) for batch in batches)
+        return Copy(own, tuple(Batch(*both) for both in moved), dtype is torch.float64)
 
     def callable(self) -> Callable[..., Any]:
         """Return a function that calls the model, for torch.compile."""
@@ -124,7 +127,8 @@ class Copy:
         The tensors of the model, of the batches and of ``beside`` have their previous values afterwards.
         """
         outputs: list[Tensor] = []
-        with restored(self.model, beside, [(batch.args, dict(batch.kwargs)) for batch in self.batches]):
+        kept = restored(self.model, beside, [(batch.args, dict(batch.kwargs)) for batch in self.batches])
+        with kept, in_float64() if self.wide else contextlib.nullcontext():
             for at, batch in enumerate(self.batches):
                 torch.manual_seed(seed + at)
                 with torch.enable_grad() if start is not None else torch.no_grad():

@@ -35,6 +35,7 @@ def _parser() -> Parser:
     add("source", metavar="GRAPH|MODEL.py", help=_SOURCE)
     add("--policy", metavar="P", help="apply a policy: a built-in name or a path to a .toml file")
     add("--device", metavar="D", help="the device to apply it for, which need not be there")
+    add("--arch", metavar="A", help="the architecture of that device if it is an AMD GPU, such as gfx942")
     add("--format", type=one_of(*FORMATS), default="text", help=f"one of {', '.join(FORMATS)}; text unless given")
     add("--output", metavar="FILE", help="write there instead of to standard output")
     add("--only", metavar="WHAT", help="casts, changed (ops whose dtype differs from the captured one) or a rule's id")
@@ -85,7 +86,8 @@ def _load(options: Namespace) -> Document:
 
     try:
         with_kept = options.kept or options.sort == "kept"
-        return load(options.source, Request(options.policy, options.device, options.trust, kept=with_kept))
+        request = Request(options.policy, options.device, options.trust, kept=with_kept, arch=options.arch)
+        return load(options.source, request)
     except OSError as error:
         raise ListingError(f"{options.source}: {error.strerror or error}") from error
 

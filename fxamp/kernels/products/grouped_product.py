@@ -60,7 +60,7 @@ def _(left: torch.Size, right: torch.Size, *scales: object, **results: object) -
     return 2 * left[0] * left[1] * right[-2]
 
 
-_grouped_kernel = torch.ops.fxamp.scaled_grouped_mm.default
+grouped_kernel = torch.ops.fxamp.scaled_grouped_mm.default
 
 
 def multiply_rows(left: Quantized, right: Quantized, offsets: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def multiply_rows(left: Quantized, right: Quantized, offsets: Tensor) -> Tensor:
     else:
         experts = _stacked(right.values, groups)
         scales = _row_scales(left, offsets), _expert_scales(right, groups)
-        product = _grouped_kernel(left.values, experts, *scales, offsets)
+        product = grouped_kernel(left.values, experts, *scales, offsets)
     with computed_again():  # in the kernels that read it, so that the product itself is kept
         inside = torch.arange(rows, device=offsets.device) < offsets.select(0, -1)
         return torch.where(inside.unsqueeze(1), product, 0)
@@ -92,7 +92,7 @@ def multiply_sums(left: Quantized, right: Quantized, places: Padded) -> Tensor:
         product = torch._grouped_mm(next(values), next(values).t(), offs=ends)
     else:
         scales = (_sum_scales(operand, ends) for operand in (left, right))
-        product = _grouped_kernel(left.values, right.values, *scales, ends)
+        product = grouped_kernel(left.values, right.values, *scales, ends)
     return torch.where((ends > starts_of(ends)).view(-1, 1, 1), product, 0)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fxamp.errors import nearest
 from fxamp.policy.model.comparisons import holds, installed_torch_version, meets, parse, parse_version, version_parts
+from fxamp.policy.model.recipe import FNUZ
 
 _X86 = """
     sse sse2 sse3 ssse3 sse4_1 sse4_2 sse4a avx avx2 avx_vnni avx512_f avx512_cd avx512_dq avx512_bw avx512_vl
@@ -25,11 +26,11 @@ CPU_FEATURES = tuple((_X86 + _ARM).split())
 
 _WITHOUT_FP8 = "gfx900 gfx906 gfx908 gfx90a gfx1030 gfx1100 gfx1101 gfx1102 gfx1150 gfx1151"
 
-LACKS_FP8 = {
-    **dict.fromkeys(_WITHOUT_FP8.split(), "has no products in 8 bits"),
-    "gfx942": "multiplies float8_e4m3fnuz and float8_e5m2fnuz only, which fxamp does not write",
-}
-"""AMD GPUs on which products in fp8 do not run, and why."""
+LACKS_FP8 = tuple(_WITHOUT_FP8.split())
+"""AMD GPUs that have no products in 8 bits."""
+
+FNUZ_ARCHITECTURE = "gfx942"
+"""The AMD GPU whose products in 8 bits are in the fnuz formats, and in no others."""
 
 OF_EXPERTS = " of experts"
 """Ends the name of a cast to 8 bits: products whose weight has a matrix for each expert run in it."""
@@ -37,13 +38,13 @@ OF_EXPERTS = " of experts"
 EXPERTS_CAPABILITY = {"fp8": ">=9.0,<11.0", "mxfp8": ">=10.0,<11.0"}
 """The NVIDIA GPUs for which torch has grouped products in a format."""
 
-EXPERTS_ARCHITECTURE = "gfx950"
-"""The AMD GPU for which torch has grouped products in fp8, in the formats that fxamp writes."""
+EXPERTS_ARCHITECTURES = (FNUZ_ARCHITECTURE, "gfx950")
+"""The AMD GPUs for which torch has grouped products in fp8."""
 
 LEAST_CAPABILITY = {"fp8": (8, 9), "mxfp8": (10, 0), "nvfp4": (10, 0)}
 """The NVIDIA GPUs that multiply in a format, by its cast."""
 
-ARCHITECTURES = (*LACKS_FP8, "gfx950", "gfx1200", "gfx1201")
+ARCHITECTURES = (*LACKS_FP8, FNUZ_ARCHITECTURE, "gfx950", "gfx1200", "gfx1201")
 """Names of AMD GPUs that builds of torch are made for; others of the form :data:`ARCHITECTURE` are accepted too."""
 
 ARCHITECTURE = "gfx[0-9]+[0-9a-f]{2}"
@@ -63,6 +64,10 @@ class Machine:
     capability: tuple[int, ...] | None = None
     cpu_features: frozenset[str] | None = None
     arch: str | None = None
+
+    def recipe(self, name: str) -> str:
+        """Return the recipe that the machine runs for the one that a rule names: that in its own formats."""
+        return FNUZ.get(name, name) if self.arch == FNUZ_ARCHITECTURE else name
 
 
 def machine(
@@ -131,11 +136,11 @@ class Match:
             if getattr(self, key) and self.device != device:
                 yield key, f"{key} is for device = {device!r}, but this policy has device = {self.device!r}"
 
-    def mismatches(self, machine: Machine, casts: Collection[str] = ()) -> Iterator[str]:
+    def mismatches(self, machine: Machine, casts: Collection[str] = (), recipes: Collection[str] = ()) -> Iterator[str]:
         """Describe each condition that ``machine`` fails; unknown facts are not checked.
 
         ``casts``: "fp8", "mxfp8" and "nvfp4", if the policy has products run in them; "fp8 of experts" and so on for
-        those of experts.
+        those of experts. ``recipes``: those that its rules name.
         """
         if self.torch and not holds(self.torch, machine.torch):
             yield f"torch {self.torch}, but this is torch {machine.torch}"
@@ -143,6 +148,10 @@ class Match:
             yield from self._of_amd(machine.arch, casts)
         elif machine.capability is not None:
             yield from self._of_nvidia(machine.capability, casts)
+        if machine.arch not in (None, FNUZ_ARCHITECTURE) or machine.capability is not None:
+            this = f"AMD's {machine.arch}" if machine.arch is not None else "NVIDIA's"
+            for recipe in sorted(recipe for recipe in recipes if recipe in FNUZ.values()):
+                yield f"products in AMD's fnuz formats (recipe {recipe!r}): {FNUZ_ARCHITECTURE}, but this GPU is {this}"
         if machine.cpu_features is not None and (missing := set(self.cpu_features) - machine.cpu_features):
             lacking = ", ".join(name for name in self.cpu_features if name in missing)
             yield f"the CPU features {', '.join(self.cpu_features)}, but this CPU lacks {lacking}"
@@ -169,9 +178,9 @@ class Match:
         if self.capability and not self.arch:
             yield f"an NVIDIA GPU of compute capability {self.capability}, but this one is AMD's {arch}"
         if "fp8" in casts and arch in LACKS_FP8:
-            yield f"products in fp8, but {arch} {LACKS_FP8[arch]}"
-        elif f"fp8{OF_EXPERTS}" in casts and arch != EXPERTS_ARCHITECTURE:
-            yield f"products of experts in fp8: {EXPERTS_ARCHITECTURE}, but this one is AMD's {arch}"
+            yield f"products in fp8, but {arch} has no products in 8 bits"
+        elif f"fp8{OF_EXPERTS}" in casts and arch not in EXPERTS_ARCHITECTURES:
+            yield f"products of experts in fp8: {' or '.join(EXPERTS_ARCHITECTURES)}, but this one is AMD's {arch}"
         for cast in sorted({cast for cast in casts if OF_EXPERTS not in cast} - {"fp8"}):
             yield f"products in {cast}, which fxamp lays out for NVIDIA GPUs only, but this one is AMD's {arch}"
 

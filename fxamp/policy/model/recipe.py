@@ -2,7 +2,7 @@
 
 A recipe is data: passes, kernels and tools read it here. Names and results are those of torchao.float8 and of torchao's
 MXFP8 training. Those for NVFP4 are the recipe of "Pretraining Large Language Models with NVFP4" (arXiv 2509.25149), and
-what is left of it without one of its parts.
+what is left of it without one of its parts. Those in AMD's older formats of 8 bits end with "_fnuz".
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,6 +28,9 @@ class Recipe(StrEnum):
     TENSORWISE = "tensorwise"
     ROWWISE = "rowwise"
     ROWWISE_WITH_GW_HP = "rowwise_with_gw_hp"
+    TENSORWISE_FNUZ = "tensorwise_fnuz"
+    ROWWISE_FNUZ = "rowwise_fnuz"
+    ROWWISE_WITH_GW_HP_FNUZ = "rowwise_with_gw_hp_fnuz"
     FLOOR = "floor"
     RCEIL = "rceil"
     RCEIL_WGRAD_WITH_HP = "rceil_wgrad_with_hp"
@@ -68,6 +71,9 @@ class Quantization:
 
 Operands = tuple[Quantization, Quantization]
 
+_FNUZ_DTYPES = {"float8_e4m3fn": "float8_e4m3fnuz", "float8_e5m2": "float8_e5m2fnuz"}
+_ALL_E4M3 = ("float8_e4m3fn", "float8_e4m3fnuz")
+
 
 @dataclass(frozen=True)
 class Products:
@@ -93,7 +99,17 @@ class Products:
     def grouped(self) -> bool:
         """Whether kernels take groups of rows so: values in e4m3, with scales for rows or for blocks."""
         operands = [operand for operands in self if operands is not None for operand in operands]
-        return all(operand.dtype == "float8_e4m3fn" and operand.block != TENSOR for operand in operands)
+        return all(operand.dtype in _ALL_E4M3 and operand.block != TENSOR for operand in operands)
+
+    def in_fnuz(self) -> "Products":
+        """The same in AMD's formats: no infinities, no negative zero, and 240 as the largest of e4m3 instead of 448."""
+
+        def turned(operands: Operands) -> Operands:
+            left, right = (replace(operand, dtype=_FNUZ_DTYPES[operand.dtype]) for operand in operands)
+            return left, right
+
+        of_weight = None if self.weight_gradient is None else turned(self.weight_gradient)
+        return Products(turned(self.output), turned(self.input_gradient), of_weight)
 
 
 _E4M3, _E5M2 = (Quantization(dtype, TENSOR) for dtype in ("float8_e4m3fn", "float8_e5m2"))
@@ -105,11 +121,19 @@ _SQUARE = replace(_NEAREST, rows=16)
 _CHANCE = replace(_NEAREST, stochastic=True)
 _NEAREST_RHT, _CHANCE_RHT = (replace(form, hadamard=True) for form in (_NEAREST, _CHANCE))
 
+_FP8 = {
+    Recipe.TENSORWISE: Products((_E4M3, _E4M3), (_E5M2, _E4M3), (_E5M2, _E4M3)),
+    Recipe.ROWWISE: Products((_ROW, _ROW), (_ROW, _ROW), (_ROW, _ROW)),
+    Recipe.ROWWISE_WITH_GW_HP: Products((_ROW, _ROW), (_ROW, _POWER_OF_2), None),
+}
+
+FNUZ: Mapping[str, Recipe] = MappingProxyType({recipe: Recipe(f"{recipe}_fnuz") for recipe in _FP8})
+"""The recipes in AMD's fnuz formats, by those that are the same in the formats of all other GPUs."""
+
 RECIPES: Mapping[Recipe, Products] = MappingProxyType(
     {
-        Recipe.TENSORWISE: Products((_E4M3, _E4M3), (_E5M2, _E4M3), (_E5M2, _E4M3)),
-        Recipe.ROWWISE: Products((_ROW, _ROW), (_ROW, _ROW), (_ROW, _ROW)),
-        Recipe.ROWWISE_WITH_GW_HP: Products((_ROW, _ROW), (_ROW, _POWER_OF_2), None),
+        **_FP8,
+        **{FNUZ[recipe]: products.in_fnuz() for recipe, products in _FP8.items()},
         Recipe.FLOOR: Products((_FLOOR, _FLOOR), (_FLOOR, _FLOOR), (_FLOOR, _FLOOR)),
         Recipe.RCEIL: Products((_RCEIL, _RCEIL), (_RCEIL, _RCEIL), (_RCEIL, _RCEIL)),
         Recipe.RCEIL_WGRAD_WITH_HP: Products((_RCEIL, _RCEIL), (_RCEIL, _RCEIL), None),
@@ -122,7 +146,7 @@ RECIPES: Mapping[Recipe, Products] = MappingProxyType(
 
 RECIPES_OF: Mapping[Category, tuple[Recipe, ...]] = MappingProxyType(
     {
-        Category.FP8: (Recipe.TENSORWISE, Recipe.ROWWISE, Recipe.ROWWISE_WITH_GW_HP),
+        Category.FP8: (*_FP8, *FNUZ.values()),
         Category.MXFP8: (Recipe.FLOOR, Recipe.RCEIL, Recipe.RCEIL_WGRAD_WITH_HP),
         Category.NVFP4: (
             Recipe.PRETRAINING,

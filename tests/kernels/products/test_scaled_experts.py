@@ -1,6 +1,7 @@
 """Products of experts in 8-bit floats: torchao's numbers, gradients of empty groups, and what GPUs receive."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import experts_beside
@@ -16,7 +17,8 @@ from torchao.prototype.mx_formats.utils import from_blocked
 from fxamp.kernels.products import grouped_product, scaled_experts
 from fxamp.policy import RECIPES, Recipe
 
-GROUPED = ("rowwise", *MXFP8)
+ROWWISE = {"rowwise": torch.float8_e4m3fn, "rowwise_fnuz": torch.float8_e4m3fnuz}
+GROUPED = (*ROWWISE, *MXFP8)
 ENDS = ([0, 40, 41, 77], [32, 64, 64, 77], [77, 77, 77, 77], [3, 5, 40, 70], [0, 0, 0, 0])
 
 
@@ -51,12 +53,13 @@ def test_torchao_computes_the_same(recipe: str, ends: list[int]) -> None:
         assert torch.equal(value, reference) and value.dtype is reference.dtype
 
 
+@pytest.mark.parametrize("recipe", ROWWISE)
 @pytest.mark.parametrize("ends", ENDS)
-def test_scales_of_rows_are_torchaos(ends: list[int]) -> None:
+def test_scales_of_rows_are_torchaos(ends: list[int], recipe: str) -> None:
     """bfloat16 rounds a sum to 2^-9 of its value, and float32 adds 96 terms before."""
     x, weight, gradient = tensors(77, 4, 64, 96)
-    results = run(own(ends, "rowwise"), x, weight, gradient)
-    reference = experts_beside.rowwise(x.detach(), weight.detach().transpose(1, 2), gradient, ends)
+    results = run(own(ends, recipe), x, weight, gradient)
+    reference = experts_beside.rowwise(x.detach(), weight.detach().transpose(1, 2), gradient, ends, ROWWISE[recipe])
     expected = (reference[0], reference[1], reference[2].transpose(1, 2))
     for value, exact in zip(results, expected, strict=True):
         torch.testing.assert_close(value.double(), exact, rtol=2**-8, atol=2**-18 * float(exact.abs().max()))
@@ -181,8 +184,12 @@ def _sum_part(scale: Tensor, group: int, starts: list[int], operand: Tensor) -> 
 def test_gpus_receive_the_same_products(recipe: str, ends: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     operands = tensors(max(77, ends[-1]), 4, 64, 160)
     expected = run(own(ends, recipe), *operands)
+    if recipe.endswith("_fnuz"):  # torch's meta kernel asks which GPU there is
+        monkeypatch.setattr(torch.version, "hip", "7.0")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(gcnArchName="gfx942"))
     monkeypatch.setattr(grouped_product, "emulates", lambda device: False)
-    monkeypatch.setattr(grouped_product, "_grouped_kernel", _by_definition)
+    monkeypatch.setattr(grouped_product, "grouped_kernel", _by_definition)
     for value, reference in zip(run(own(ends, recipe), *operands), expected, strict=True):
         atol = 2**-7 * float(reference.abs().max())
         torch.testing.assert_close(value, reference, rtol=2**-7, atol=atol)

@@ -9,13 +9,15 @@ from gpu_layouts import GpuLayouts
 from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torchao_beside import RECIPES, converted
+from torchao_beside import FNUZ, RECIPES, converted, float8
 
 from fxamp.kernels.products import scaled_linear as product
-from fxamp.kernels.products.quantize import scale_of
-from fxamp.policy import ROW, Quantization
+from fxamp.kernels.products.quantize import quantize, scale_of
+from fxamp.policy import RECIPES as PRODUCTS
+from fxamp.policy import ROW, TENSOR, Quantization, Recipe
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+E4M3_FNUZ, E5M2_FNUZ = torch.float8_e4m3fnuz, torch.float8_e5m2fnuz
 DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -36,7 +38,7 @@ def error(value: Tensor | None, exact: Tensor) -> float:
     return float((value.double() - exact).norm() / exact.norm())
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [*RECIPES, *FNUZ])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 16, 32), (48, 32)])
 def test_torchao_computes_the_same(recipe: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -51,6 +53,27 @@ def test_torchao_computes_the_same(recipe: str, dtype: torch.dtype, shape: tuple
     assert torch.equal(got, expected) and got.dtype is dtype
     for one, other in zip(gradients, wanted_gradients, strict=True):
         assert torch.equal(one, other) and one.dtype is other.dtype
+
+
+@pytest.mark.parametrize("recipe", FNUZ)
+def test_fnuz_values_and_scales_are_torchaos(recipe: str) -> None:
+    """Powers of two as scales give products that do not tell 240 from 448 as the largest value."""
+    matrix = torch.randn(48, 32, generator=torch.Generator().manual_seed(0))
+    matrix[3, 4], matrix[5], matrix[6, 0], matrix[7] = -torch.inf, 0, -1e-30, 1e-3
+    matrix[8] = torch.linspace(-248, 248, 32)
+    forms = {form for operands in PRODUCTS[Recipe(recipe)] for form in operands or ()}
+    assert {form.dtype for form in forms} <= {"float8_e4m3fnuz", "float8_e5m2fnuz"}
+    for form in forms:
+        whole = matrix.nan_to_num(neginf=-300.0) if form.block == TENSOR else matrix
+        dtype, rows = getattr(torch, form.dtype), float8.config.ScalingGranularity.AXISWISE
+        granularity = {} if form.block == TENSOR else {"scaling_granularity": rows, "axiswise_dim": -1}
+        granularity["round_scales_to_power_of_2"] = bool(form.scale_rounding)
+        scale = float8.float8_utils.tensor_to_scale(whole, dtype, **granularity)
+        own = quantize(whole, form)
+        assert torch.equal(own.scale.values, scale)
+        expected = float8.float8_utils.to_fp8_saturated(whole * scale, dtype)
+        assert torch.equal(own.values.view(torch.uint8), expected.view(torch.uint8))
+        assert own.values.view(torch.uint8)[5:7, 0].tolist() == [0, 0]  # there is no negative zero: 0x80 is NaN
 
 
 def column_major(value: Tensor) -> Tensor:
@@ -76,7 +99,7 @@ def test_the_check_of_layouts_refuses() -> None:
         torch._scaled_mm(e4m3, e4m3, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [*RECIPES, *FNUZ])
 @pytest.mark.parametrize("rows", [1, 7, 33])
 def test_any_number_of_rows_has_gradients(recipe: str, rows: int) -> None:
     x, weight = leaves(rows, 64, 48)
@@ -88,7 +111,7 @@ def test_any_number_of_rows_has_gradients(recipe: str, rows: int) -> None:
     assert x.grad.dtype is torch.bfloat16 and weight.grad.dtype is torch.float32
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [*RECIPES, *FNUZ])
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
 def test_what_is_not_finite_stays_so(recipe: str, bad: float) -> None:
     x, weight = leaves(16, 32, 48)
@@ -105,7 +128,7 @@ def test_what_is_not_finite_stays_so(recipe: str, bad: float) -> None:
     assert weight.grad is not None and not weight.grad[4].isfinite().any()
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [*RECIPES, *FNUZ])
 def test_zeros_give_zeros(recipe: str) -> None:
     x, weight = leaves(16, 32, 48)
     with torch.no_grad():
@@ -171,7 +194,7 @@ def test_no_copies_of_weights_in_8_bits_are_kept(recipe: str) -> None:
     assert all(torch.equal(got, value.grad) for got, value in zip(expected, (x, weight), strict=True))
 
 
-@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2, E4M3_FNUZ, E5M2_FNUZ])
 def test_the_largest_value_is_rounded_to_the_largest_of_the_dtype(dtype: torch.dtype) -> None:
     """Casts need not saturate, as those of torch 2.11 do not: no value is scaled beyond what rounds back."""
     generator = torch.Generator().manual_seed(0)
@@ -181,7 +204,7 @@ def test_the_largest_value_is_rounded_to_the_largest_of_the_dtype(dtype: torch.d
         scale = scale_of(matrix.bfloat16(), Quantization(str(dtype).removeprefix("torch."), ROW)).values
         scaled = (matrix.float() * scale)[matrix[:, 0].abs() > 1e-11].abs()
         limit = torch.finfo(dtype).max
-        midpoint = {E4M3: 464.0, E5M2: 61440.0}[dtype]  # from here on a cast gives NaN or inf
+        midpoint = {E4M3: 464.0, E4M3_FNUZ: 248.0}.get(dtype, 61440.0)  # from here on a cast gives NaN or inf
         assert (scaled > 0.98 * limit).all() and (scaled < midpoint).all()
 
 

@@ -136,8 +136,14 @@ def test_bfloat16_is_asked_of_the_gpu_of_the_graph(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "arch, reasons",
     [
-        ("gfx90a", ["needs gfx950 where the GPU is AMD's, but this one is gfx90a", "gfx90a has no products in 8 bits"]),
-        ("gfx942", ["this one is gfx942", "fp8, but gfx942 multiplies float8_e4m3fnuz"]),
+        (
+            "gfx90a",
+            [
+                "needs gfx942 or gfx950 where the GPU is AMD's, but this one is gfx90a",
+                "gfx90a has no products in 8 bits",
+            ],
+        ),
+        ("gfx942", []),
         ("gfx950", []),
     ],
 )
@@ -150,13 +156,26 @@ def test_fp8_on_amds_gpus(arch: str, reasons: list[str], monkeypatch: pytest.Mon
     assert policy_in_force.resolve_here(Policy.load("cuda-bfloat16"), device).unchecked == ()
     for name in ("cuda-bfloat16-fp8", "cuda-float16-fp8-rowwise"):
         if not reasons:
-            assert policy_in_force.resolve_here(Policy.load(name), device).unchecked == ()
+            here = policy_in_force.resolve_here(Policy.load(name), device)
+            recipes = {rule.recipe for rule in here.rules if rule.in_fp8}
+            assert here.unchecked == () and {recipe.endswith("_fnuz") for recipe in recipes} == {arch == "gfx942"}
+            assert policy_in_force.resolve_here(here, device) == here
+            assert (here.digest == Policy.load(name).resolve("cuda").digest) is (arch == "gfx950")
             continue
         with pytest.raises(PolicyError) as raised:
             policy_in_force.resolve_here(Policy.load(name), device)
         assert [reason for reason in reasons if reason not in str(raised.value)] == []
     own = replace(Policy.load("cuda-bfloat16-fp8"), capability="", arch=())
     assert (not reasons) is (_refusal(own, device) == "")
+
+
+def test_fnuz_formats_are_refused_where_gpus_lack_them() -> None:
+    own = policy(rules=(Rule("products", Category.FP8, ("linear",), recipe="rowwise_fnuz"),))
+    assert own.resolve("cuda", arch="gfx942") == own.resolve("cuda") == own
+    refused = r"fnuz formats \(recipe 'rowwise_fnuz'\): gfx942, but this GPU is "
+    for facts, name in (({"arch": "gfx950"}, "AMD's gfx950"), ({"capability": "9.0"}, "NVIDIA's")):
+        with pytest.raises(PolicyError, match=refused + name):
+            own.resolve("cuda", **facts)
 
 
 def _refusal(policy: Policy, device: torch.device) -> str:

@@ -139,7 +139,10 @@ def test_products_of_sizes() -> None:
         ({"cast": "fp8", "recipe": "MX-FP8"}, "recipe = 'MX-FP8': MXFP8, .* is cast = 'mxfp8'; accepted: 'tensorwise'"),
         ({"cast": "fp8", "recipe": "nvfp4"}, "recipe = 'nvfp4': NVFP4, .* is cast = 'nvfp4'; accepted: 'tensorwise'"),
         ({"cast": "fp8", "recipe": "rowwise", "ops": ("exp",)}, "cast = 'fp8' is for the ops linear, .*'aten::exp'"),
-        ({"cast": "fp8", "recipe": "tensorwise", "ops": ("bmm",)}, "not for 'bmm'; accepted: 'rowwise'$"),
+        (
+            {"cast": "fp8", "recipe": "tensorwise", "ops": ("bmm",)},
+            "not for 'bmm'; accepted: 'rowwise', 'rowwise_fnuz'$",
+        ),
         ({"cast": "nvfp4", "recipe": "nearest", "ops": ("_grouped_mm",)}, "accepted: a rule with cast = 'fp8' or"),
         ({"cast": "fp8", "recipe": "rowwise", "ops": ()}, "cast = 'fp8' is for the ops .* names no ops"),
         ({"cast": "fp8", "recipe": "rowwise", "region": "both"}, "region = 'both' goes with cast"),

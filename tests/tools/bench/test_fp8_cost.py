@@ -101,20 +101,22 @@ def test_blocks_save_more_on_a_b200(counted: dict[str, Count], policy: str, shar
     assert blocks <= share * plain
 
 
-GENERATED = list(zip(FP8, (90, 90, 100, 100), strict=True))
+GENERATED = [*zip(FP8, ("sm_90", "sm_90", "sm_100", "sm_100"), strict=True), *((name, "gfx942") for name in FP8[:2])]
 
 
 @pytest.mark.parametrize("target", exhaustive(GENERATED, always=()))
-def test_the_generated_kernels_compile(target: tuple[str, int], layer: Path, tmp_path: Path) -> None:
-    policy, capability = target
-    packed = policy == FP8[-1]
+def test_the_generated_kernels_compile(target: tuple[str, str], layer: Path, tmp_path: Path) -> None:
+    policy, gpu = target
+    of_amd, packed = gpu.startswith("gfx"), policy == FP8[-1]
     if packed:
         layer = tmp_path / "product.py"
         layer.write_text(PRODUCT)
-    modules = generated(layer, policy, capability)
+    modules = generated(layer, policy, arch=gpu) if of_amd else generated(layer, policy, int(gpu.removeprefix("sm_")))
     assert sum(module.count("extern_kernels._scaled_mm(") for module in modules) == (3 if packed else 3 * 3)
     texts = {name: text for module in modules for name, text in kernels(module)}
     assert any("float8" in text or "fp8" in text for text in texts.values())
+    assert any("float8e4b8" in text for text in texts.values()) is of_amd
+    assert not (of_amd and any("float8e4nv" in text for text in texts.values()))
     assert not packed or any("float4" in module for module in modules)
     for name, text in texts.items():
-        assert machine_code(name, text, tmp_path, f"sm_{capability}"), name
+        assert machine_code(name, text, tmp_path, gpu), name

@@ -50,6 +50,17 @@ def test_show_tells_what_runs_in_fp8_and_why_the_rest_does_not(model: str, capsy
     }  # fmt: skip
 
 
+def test_an_amd_gpus_formats_can_be_read_here(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The shipped policies take the formats that the GPU multiplies, and the recipe's name says which."""
+    assert show([model, "--policy", "cpu-bfloat16-fp8-rowwise", "--arch", "gfx942", "--why", "linear"]) == 0
+    out = capsys.readouterr().out
+    assert "'rowwise_fnuz', torch.bfloat16)" in out and "policies/fp8-rowwise.toml:7: fp8 rowwise_fnuz" in out
+    asked = [model, "--policy", "cuda-bfloat16-fp8", "--arch"]
+    assert show([*asked, "gfx942"]) == 0 and show([*asked, "gfx90a"]) == 2 and show([*asked, "gfx94"]) == 2
+    err = capsys.readouterr().err
+    assert "gfx90a has no products in 8 bits" in err and "--arch: 'gfx94' is not an AMD GPU's arch" in err
+
+
 def test_a_policy_for_gpus_can_be_read_here(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert show([model, "--policy", "cuda-bfloat16-fp8-rowwise"]) == 0
     assert (

@@ -9,10 +9,10 @@ from torch import nn
 from fxamp.policy import Category, Policy, Rule, variant_names
 from fxamp.policy.model.chunks import LOSS
 from fxamp.policy.model.keep import KEPT
+from fxamp.policy.model.match import OF_EXPERTS
 from fxamp.policy.model.module_globs import covers_module
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
-from fxamp.policy.model.recipe import RECIPES_OF
-from fxamp.policy.model.rule import EXPERTS
+from fxamp.policy.model.recipe import FNUZ, RECIPES, RECIPES_OF
 from fxamp.policy.model.site import Site, TensorFacts
 from fxamp.tools.policy.fit.layers import Scope
 
@@ -20,6 +20,9 @@ from fxamp.tools.policy.fit.layers import Scope
 _PACKED = ("kept-in-8-bits", "kept-relus", "kept-for-relus")
 _RECOMPUTED = ("kept-activations", "kept-norms", "kept-gates", "kept-repeated-heads", "kept-pointwise-convolutions")
 _ALONE = (*_PACKED, *_RECOMPUTED, "kept-embeddings", "kept-for-norms", "kept-values-of-attention", "kept-logits")
+
+#: Rules of the variants for mixtures of experts that say how the products of experts run.
+_EXPERTS = ("moe-experts", "moe-experts-matmul")
 
 #: Between the id of a shipped rule and the name of its scope.
 MARK = "--"
@@ -65,7 +68,8 @@ class Decision:
 class Language:
     """What the shipped variants of a policy's device and dtype say, cut into options.
 
-    ``formats``: the casts below 16 bits in which the GPU multiplies, of those with recipes.
+    ``formats``: the casts below 16 bits in which the GPU multiplies, of those with recipes, as :class:`~.gpus.Gpu` has
+    them.
     """
 
     def __init__(self, base: Policy, formats: Collection[str] = ()) -> None:
@@ -82,15 +86,17 @@ class Language:
         self._stream = [rule for rule in fast if rule.id not in own]
         table = {rule.id for rule in Policy.load(family).rules}
         variants = [Policy.load(name) for name in variant_names() if name.startswith(f"{family}-")]
+        low = [variant for variant in variants if variant.has_fp8 and self.multiplies(variant)]
         self._products = _products(
-            [rule for rule in variant.rules if rule.id not in table]
-            for variant in variants
-            if variant.has_fp8 and self.multiplies(variant) and not _for_experts(variant)
+            [rule for rule in variant.rules if rule.id not in table] for variant in low if not variant.casts_of_experts
         )
+        self._experts = {"16 bits": _rules_of_experts(Policy.load(f"{family}-moe"))}
+        self._experts |= _products(_rules_of_experts(variant) for variant in low if variant.casts_of_experts)
 
     def multiplies(self, policy: Policy) -> bool:
-        """Whether the GPU has the products in 8 bits that ``policy`` asks for."""
-        return {str(rule.cast) for rule in policy.rules if rule.in_fp8} <= {*self.formats}
+        """Whether the GPU has the products below 16 bits that ``policy`` asks for, those of experts too."""
+        casts = {*map(str, policy.products), *(cast + OF_EXPERTS for cast in policy.casts_of_experts)}
+        return casts <= {*self.formats}
 
     def decisions(self, scopes: Sequence[Scope], model: Any) -> list[Decision]:
         """Return all decisions on ``model``: those of each scope, then those of the whole model."""
@@ -106,6 +112,9 @@ class Language:
         if not self._base.has_fp8:
             recipes = {word: rules for word, rules in self._products.items() if self._multiplies(rules, scope, model)}
             yield self._decision("products", scope, recipes)
+        if not self._base.casts_of_experts and _has_experts(model, scope):
+            own = {word: rules for word, rules in self._experts.items() if not {*rules} <= {*self._base.rules}}
+            yield self._decision("products of experts", scope, own)
         if not self._base.has_rules_for(KEPT):
             yield self._decision("kept values", scope, self._forms(model))
 
@@ -185,9 +194,23 @@ def _scoped(rule: Rule, scopes: Sequence[Scope]) -> Rule:
     return replace(rule, id=f"{rule.id}{MARK}{words}", modules=tuple(inside or parts))
 
 
-def _for_experts(policy: Policy) -> bool:
-    """Whether ``policy`` has products of experts below 16 bits, which few recipes have: it stands in the table only."""
-    return any(rule.in_fp8 and not {*EXPERTS}.isdisjoint(rule.ops) for rule in policy.rules)
+def _rules_of_experts(policy: Policy) -> list[Rule]:
+    """Return what a variant for mixtures of experts says of their products."""
+    return [rule for rule in policy.rules if rule.id in _EXPERTS]
+
+
+def _has_experts(model: Any, scope: Scope) -> bool:
+    """Whether ``scope`` of ``model`` has a weight with a matrix for each expert; of what is no module, it may."""
+    if not isinstance(model, nn.Module):
+        return True
+    inside = [
+        module
+        for path, module in model.named_modules()
+        if not scope.modules or any(covers_module(glob, path) for glob in scope.modules)
+    ]
+    stacked = (value for module in inside for value in module.parameters(recurse=False) if value.dim() == 3)
+    convolutions = {id(module.weight) for module in inside if isinstance(module, nn.modules.conv._ConvNd)}
+    return any(id(value) not in convolutions for value in stacked)
 
 
 def _products(variants: Iterable[Sequence[Rule]]) -> dict[str, list[Rule]]:
@@ -196,7 +219,9 @@ def _products(variants: Iterable[Sequence[Rule]]) -> dict[str, list[Rule]]:
     others: dict[str, list[Rule]] = {}
     for rules in variants:
         cast, shipped = next((Category(rule.cast), rule.recipe) for rule in rules if rule.cast and rule.in_fp8)
-        for recipe in RECIPES_OF[cast]:
+        experts = any(rule.in_fp8 and rule.of_experts for rule in rules)
+        of_nvidia = [recipe for recipe in RECIPES_OF[cast] if recipe not in FNUZ.values()]
+        for recipe in (recipe for recipe in of_nvidia if RECIPES[recipe].grouped or not experts):
             table = own if recipe == shipped else others
             table[f"{cast} {recipe}"] = [replace(rule, recipe=recipe) if rule.in_fp8 else rule for rule in rules]
     return others | own

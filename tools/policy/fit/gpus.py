@@ -9,7 +9,7 @@ from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from fxamp.policy.model.match import LEAST_CAPABILITY
+from fxamp.policy.model.match import EXPERTS_CAPABILITY, LEAST_CAPABILITY, OF_EXPERTS, Match, machine
 from fxamp.tools.bench.cost.row import Rates
 
 _UNITS = {unit: 1024**at for at, unit in enumerate(("b", "kib", "mib", "gib", "tib"))}
@@ -28,8 +28,10 @@ class Gpu:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """The casts below 16 bits in which it multiplies."""
-        return tuple(cast for cast, least in LEAST_CAPABILITY.items() if self.capability >= least)
+        """The casts below 16 bits in which it multiplies; those of products of experts end with ``OF_EXPERTS``."""
+        casts = [*LEAST_CAPABILITY, *(cast + OF_EXPERTS for cast in EXPERTS_CAPABILITY)]
+        here = machine(None, self.capability, None, None)
+        return tuple(cast for cast in casts if not [*Match("cuda").mismatches(here, [cast])])
 
     @property
     def rates(self) -> Rates:
