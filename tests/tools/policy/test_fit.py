@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from commands import mistake
 from policy_runs import run, written
 from torch import nn
@@ -18,6 +19,7 @@ from fxamp.errors import OptionError
 from fxamp.policy import Category, Policy, variant_names
 from fxamp.policy.model.keep import KEPT
 from fxamp.policy.model.recipe import RECIPES_OF
+from fxamp.policy.model.site import Site
 from fxamp.tools.bench.command import main as bench
 from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel, Moment, Peak
 from fxamp.tools.bench.cost.row import Rates
@@ -27,7 +29,7 @@ from fxamp.tools.policy.command import main
 from fxamp.tools.policy.fit import choice, counts
 from fxamp.tools.policy.fit.answer import policy_text
 from fxamp.tools.policy.fit.counts import Counting, Form
-from fxamp.tools.policy.fit.decisions import AS_BASE, Language
+from fxamp.tools.policy.fit.decisions import AS_BASE, Language, Option
 from fxamp.tools.policy.fit.errors import Measuring
 from fxamp.tools.policy.fit.gpus import GPUS
 from fxamp.tools.policy.fit.layers import as_of, by_scope, scopes, shortened
@@ -418,6 +420,28 @@ def test_every_option_is_a_policy_that_loads() -> None:
     hopper = Language(base, ("fp8",)).decisions(scopes(net), net)
     assert {o.name for own in hopper if own.name == "products" for o in own.options} == {AS_BASE, *of_hopper}
     assert not any(own.name == "products" for own in Language(base).decisions(scopes(net), net))
+
+
+def test_routers_and_heads_may_be_in_float32_where_a_model_has_them() -> None:
+    base = Policy.load("cuda-bfloat16")
+    language = Language(base)
+
+    def forms(model: nn.Module) -> dict[str, Option]:
+        own = [one for one in language.decisions(scopes(model), model) if one.name == "routers and heads"]
+        return {option.name: option for one in own for option in one.options[1:]}
+
+    layers = nn.ModuleList([nn.ModuleDict({"router": nn.Linear(64, 4), "up": nn.Linear(64, 64)}) for _ in range(3)])
+    mixture = nn.ModuleDict({"layers": layers, "norm": nn.LayerNorm(64)})
+    assert not forms(nn.ModuleList([nn.Linear(8, 8)])) and [*forms(mixture)] == ["in float32"]
+    layers[0].register_parameter("experts", nn.Parameter(torch.ones(4, 64, 64)))
+    both = forms(mixture)["in float32, products of experts in 16 bits"]
+    assert language.policy(base, [both]) == Policy.load("cuda-bfloat16-moe")
+    norms = next(own for own in language.decisions(scopes(mixture), mixture) if own.name.startswith("norms"))
+    stream = next(option for option in norms.options if option.name == "both in 16 bits")
+    assert any(rule.id.startswith("moe-routers--") for rule in language.policy(base, [stream]).rules)
+    together = language.policy(base, [stream, both])
+    rule = together.ruling(Site("aten::linear", "layers.2.router")).rule
+    assert rule is not None and rule.cast is Category.FP32
 
 
 def test_all_options_of_lean_together_are_lean() -> None:

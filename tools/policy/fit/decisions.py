@@ -9,7 +9,7 @@ from torch import nn
 from fxamp.policy import Category, Policy, Rule, variant_names
 from fxamp.policy.model.chunks import LOSS
 from fxamp.policy.model.keep import KEPT
-from fxamp.policy.model.module_globs import covers_module
+from fxamp.policy.model.module_globs import covers_class, covers_module
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
 from fxamp.policy.model.recipe import RECIPES_OF
 from fxamp.policy.model.rule import EXPERTS
@@ -81,6 +81,7 @@ class Language:
         self._norms = [r for r in fast if r.id in ("norm-layers", "rms-norm") and base.device == "cuda"]
         self._stream = [rule for rule in fast if rule.id not in own]
         table = {rule.id for rule in Policy.load(family).rules}
+        self._mixture = [rule for rule in Policy.load(f"{family}-moe").rules if rule.id not in table]
         variants = [Policy.load(name) for name in variant_names() if name.startswith(f"{family}-")]
         self._products = _products(
             [rule for rule in variant.rules if rule.id not in table]
@@ -94,7 +95,7 @@ class Language:
 
     def decisions(self, scopes: Sequence[Scope], model: Any) -> list[Decision]:
         """Return all decisions on ``model``: those of each scope, then those of the whole model."""
-        every = [*(decision for scope in scopes for decision in self._of(scope, model)), *self._of_all()]
+        every = [*(decision for scope in scopes for decision in self._of(scope, model)), *self._of_all(model)]
         return [decision for decision in every if len(decision.options) > 1]
 
     def _of(self, scope: Scope, model: Any) -> Iterable[Decision]:
@@ -124,8 +125,10 @@ class Language:
         forms["8 bits, norms' inputs too, or computed again"] = [*packed, *again, *attention]
         return forms
 
-    def _of_all(self) -> Iterable[Decision]:
+    def _of_all(self, model: Any) -> Iterable[Decision]:
         whole = Scope("model")
+        if isinstance(model, nn.Module):
+            yield self._decision("routers and heads", whole, self._in_float32(model))
         if not self._base.has_rules_for(KEPT):
             yield self._decision("embeddings", whole, {"looked up again": [self._kept["kept-embeddings"]]})
             weights = [self._again["kept-copies-of-inputs"], self._again["kept-images"]]
@@ -137,6 +140,17 @@ class Language:
         if self._base.optimizer is None:
             forms = [Option(form, whole, optimizer=OptimizerPrecision({"*": form}, "stochastic")) for form in _STATES]
             yield Decision("optimizer's state", whole, (Option(AS_BASE, whole), *forms))
+
+    def _in_float32(self, model: nn.Module) -> dict[str, list[Rule]]:
+        """Return the rules of mixtures of experts, where ``model`` has a router or a head that they name."""
+        known = {rule.id for rule in self._base.rules}
+        mixture = [rule for rule in self._mixture if rule.id not in known]
+        exact = [rule for rule in mixture if rule.cast is Category.FP32]
+        if not any(_covers_part(rule, model) for rule in exact):
+            return {}
+        stacked = any(value.dim() == 3 for value in model.parameters())
+        forms = {"in float32": exact, "in float32, products of experts in 16 bits": mixture}
+        return forms if stacked and mixture != exact else {"in float32": exact}
 
     def _multiplies(self, rules: list[Rule], scope: Scope, model: Any) -> bool:
         """Whether a weight of ``model`` is multiplied in fp8 under ``rules``, as far as its size and module tell."""
@@ -176,13 +190,21 @@ class Language:
 
 def _scoped(rule: Rule, scopes: Sequence[Scope]) -> Rule:
     """Return ``rule`` for ``scopes`` alone, with an id of its own; as it is for all parts of the model."""
-    parts = [part for scope in scopes for part in scope.modules]
-    if not parts or len(scopes) == scopes[0].of:
+    if not all(scope.modules for scope in scopes) or len(scopes) in (0, *(scope.of for scope in scopes)):
         return rule
+    parts = [part for scope in scopes for part in scope.modules]
     inside = [f"{part}.**.{own}" for part in parts for own in rule.modules]
     inside += [part for part in parts if any(covers_module(own, part.removeprefix(".")) for own in rule.modules)]
     words = "-".join(scope.word for scope in scopes)
     return replace(rule, id=f"{rule.id}{MARK}{words}", modules=tuple(inside or parts))
+
+
+def _covers_part(rule: Rule, model: nn.Module) -> bool:
+    """Whether a module of ``model`` is of the paths and classes that ``rule`` names."""
+    parts = [(path, type(part).__qualname__) for path, part in model.named_modules()]
+    at = [part for part in parts if not rule.modules or any(covers_module(glob, part[0]) for glob in rule.modules)]
+    classes = rule.module_classes
+    return any(not classes or any(covers_class(glob, name) for glob in classes) for _, name in at)
 
 
 def _for_experts(policy: Policy) -> bool:
