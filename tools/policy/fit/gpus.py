@@ -47,8 +47,7 @@ GPUS = MappingProxyType(
         "b200": Gpu(8.0e12, 2250e12, 180 * 10**9, (10, 0)),
     }
 )
-"""By the name that ``--gpu`` takes: NVIDIA's data sheets, and AMD's of the Instinct MI355X, whose MXFP8 fxamp lacks: it
-lays the scales out for NVIDIA's alone."""
+"""By the name that ``--gpu`` takes: NVIDIA's data sheets."""
 
 
 def amount(text: str) -> int:
