@@ -158,6 +158,41 @@ def test_the_fast_variant_keeps_a_router_s_close_decision() -> None:
     assert error("cpu-float16-fast-norms") > 10 * autocast, "the example must be one where the decision is close"
 
 
+class Rotary(nn.Module):
+    """Positions as angles, up to 255 radians, as in rotary embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(32, 32)
+        self.register_buffer("frequencies", 10000.0 ** -(torch.arange(16) / 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = torch.outer(torch.arange(x.shape[1], dtype=torch.float32), self.frequencies.float())
+        angles = torch.cat([half, half], -1)
+        y = self.body(x)
+        turned = torch.cat([-y[..., 16:], y[..., :16]], -1)
+        rotated: Tensor = y * angles.cos() + turned * angles.sin()
+        return rotated.mul(x).sum()
+
+
+@pytest.mark.parametrize("variant", ["lean", "leanest"])
+def test_angles_are_not_kept_in_8_bits(variant: str) -> None:
+    torch.manual_seed(0)
+    model, x = Rotary(), torch.randn(1, 256, 32)
+
+    def gradient(policy: str | None) -> Tensor:
+        own = deepcopy(model).double() if policy is None else deepcopy(model)
+        options = {"policy": policy, "lowering": "aot_eager"}
+        run = own if policy is None else torch.compile(own, backend="fxamp", options=options)
+        run(x.double() if policy is None else x).backward()
+        assert own.body.weight.grad is not None
+        return own.body.weight.grad.double()
+
+    exact = gradient(None)
+    autocast, kept = (float((gradient(f"cpu-bfloat16{end}") - exact).norm()) for end in ("", f"-{variant}"))
+    assert kept <= 2 * autocast
+
+
 def test_small_sums_stay_as_they_are() -> None:
     """What a norm written by hand adds, a variance and an epsilon, is no residual stream."""
 

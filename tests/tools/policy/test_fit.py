@@ -4,32 +4,38 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from commands import mistake
 from policy_runs import run, written
 from torch import nn
 
+from fxamp.errors import OptionError
 from fxamp.policy import Category, Policy, variant_names
 from fxamp.policy.model.keep import KEPT
 from fxamp.policy.model.recipe import FNUZ, RECIPES_OF
+from fxamp.policy.model.site import Site
 from fxamp.tools.bench.command import main as bench
 from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel, Moment, Peak
 from fxamp.tools.bench.cost.row import Rates
+from fxamp.tools.bench.process import ContenderFailed
 from fxamp.tools.common.formatting import size
 from fxamp.tools.policy.command import main
-from fxamp.tools.policy.fit import choice
+from fxamp.tools.policy.fit import choice, counts
 from fxamp.tools.policy.fit.answer import policy_text
 from fxamp.tools.policy.fit.counts import Counting, Form
-from fxamp.tools.policy.fit.decisions import AS_BASE, Language
+from fxamp.tools.policy.fit.decisions import AS_BASE, Language, Option
 from fxamp.tools.policy.fit.errors import Measuring
 from fxamp.tools.policy.fit.gpus import GPUS
 from fxamp.tools.policy.fit.layers import as_of, by_scope, scopes, shortened
 from fxamp.tools.policy.fit.prices import Price
 from fxamp.tools.policy.fit.search import Candidate
+from fxamp.tools.policy.fit.store import Store
 from fxamp.tools.policy.fit.training import Training
 
 MODEL = """
@@ -260,6 +266,30 @@ def test_an_interrupted_run_goes_on_where_it_was(
     assert status == 0 and 0 < new < pretended() - before + 2
 
 
+def test_ctrl_c_ends_the_count_that_is_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, killed = Event(), Event()
+
+    class Slow:
+        def __init__(self, *_: object) -> None:
+            self.close = killed.set
+            self.kill = killed.set
+
+        def ask(self, *_: object) -> None:
+            started.set()
+            ended = killed.wait(5)
+            raise ContenderFailed("its process ended" if ended else "nobody ended it")
+
+    monkeypatch.setattr(counts, "Process", Slow)
+    file = model(tmp_path)
+    steps = []
+    with pytest.raises(KeyboardInterrupt), Counting(file, Store.of(file)) as counting:
+        steps += [counting.step(Policy.load("cuda-bfloat16"))]
+        started.wait(5)
+        raise KeyboardInterrupt
+    with pytest.raises(OptionError, match="its process ended"):
+        steps[0].result()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -320,11 +350,45 @@ def test_bytes_in_use_are_those_of_the_part_that_runs_or_ran_before() -> None:
     assert by_scope(scopes(net), moments) == {
         "forward, after start": 1,
         "forward, first of 1": 2,
+        "forward, after first of 1": 2,
         "forward, middle of 1": 5,
+        "forward, after middle of 1": 4,
         "forward, last of 1": 6,
         "forward, after last of 1": 9,
         "backward, after last of 1": 8,
         "backward, last of 1": 7,
+    }
+
+
+def test_a_kernel_that_runs_while_other_layers_do_is_counted_with_these() -> None:
+    net = nn.Sequential(nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))), nn.Linear(3, 1))
+    forward = [
+        ("0.0", 1),
+        ("0.1", 2),
+        ("0.0", 3),
+        ("0.0", 4),
+        ("0.1", 5),
+        ("0.1", 5),
+        ("0.2", 6),
+        ("1", 9),
+        ("0.0", 10),
+    ]
+    backward = [("1", 8), ("0.1", 9), ("0.2", 7), ("0.2", 6), ("0.1", 5), ("0.1", 4), ("0.0", 4)]
+    moments = [Moment(stage, *one) for stage, own in (("forward", forward), ("backward", backward)) for one in own]
+    assert by_scope(scopes(net), moments) == {
+        "forward, after start": 0,
+        "forward, first of 0": 4,
+        "forward, after first of 0": 4,
+        "forward, middle of 0": 5,
+        "forward, after middle of 0": 5,
+        "forward, last of 0": 6,
+        "forward, after last of 0": 10,
+        "backward, after last of 0": 9,
+        "backward, last of 0": 7,
+        "backward, middle of 0": 5,
+        "backward, after middle of 0": 4,
+        "backward, first of 0": 4,
+        "backward, after first of 0": 4,
     }
 
 
@@ -357,6 +421,28 @@ def test_every_option_is_a_policy_that_loads() -> None:
     hopper = Language(base, ("fp8",)).decisions(scopes(net), net)
     assert {o.name for own in hopper if own.name == "products" for o in own.options} == {AS_BASE, *of_hopper}
     assert not any(own.name == "products" for own in Language(base).decisions(scopes(net), net))
+
+
+def test_routers_and_heads_may_be_in_float32_where_a_model_has_them() -> None:
+    base = Policy.load("cuda-bfloat16")
+    language = Language(base)
+
+    def forms(model: nn.Module) -> dict[str, Option]:
+        own = [one for one in language.decisions(scopes(model), model) if one.name == "routers and heads"]
+        return {option.name: option for one in own for option in one.options[1:]}
+
+    layers = nn.ModuleList([nn.ModuleDict({"router": nn.Linear(64, 4), "up": nn.Linear(64, 64)}) for _ in range(3)])
+    mixture = nn.ModuleDict({"layers": layers, "norm": nn.LayerNorm(64)})
+    assert not forms(nn.ModuleList([nn.Linear(8, 8)])) and [*forms(mixture)] == ["in float32"]
+    exact = forms(mixture)["in float32"]
+    mixtures = Policy.load("cuda-bfloat16-moe")
+    assert {*exact.rules} == {rule for rule in mixtures.rules if rule.cast is Category.FP32} - {*base.rules}
+    norms = next(own for own in language.decisions(scopes(mixture), mixture) if own.name.startswith("norms"))
+    stream = next(option for option in norms.options if option.name == "both in 16 bits")
+    assert any(rule.id.startswith("moe-routers--") for rule in language.policy(base, [stream]).rules)
+    together = language.policy(base, [stream, exact])
+    rule = together.ruling(Site("aten::linear", "layers.2.router")).rule
+    assert rule is not None and rule.cast is Category.FP32
 
 
 def test_all_options_of_lean_together_are_lean() -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from fxamp.policy import Policy
+from fxamp.policy.model.optimizer_table import OptimizerPrecision
 from fxamp.tools.policy.fit.batch import MOST, largest
 from fxamp.tools.policy.fit.choice import Limits, choose, cost, sum_of
 from fxamp.tools.policy.fit.decisions import Decision, Language, Option
 from fxamp.tools.policy.fit.layers import Scope
 from fxamp.tools.policy.fit.prices import NEVER, Price
-from fxamp.tools.policy.fit.search import ROUNDS, Search
+from fxamp.tools.policy.fit.search import ROUNDS, Candidate, Search
 
 BASE = Price(held=100.0, milliseconds=100.0, square=1e-4, moments={"loss": 900.0, "layers": 700.0})
 
@@ -207,6 +208,42 @@ def test_of_equal_policies_the_one_with_fewest_rules_is_best() -> None:
     best = search.best(Limits(math.inf, math.inf), "memory")
     assert best is not None and best.name == "base"
     assert choose(table, BASE, Limits(math.inf, math.inf), "memory") == (0,)
+
+
+def test_of_options_that_add_the_same_the_first_is_taken() -> None:
+    table = [(Price(), saving(100.0, 1.0), saving(100.0, 1.0))]
+    limits = Limits(950.0, 2e-4)
+    assert choose(table, BASE, limits, "time") == (1,)
+    assert choose(table, BASE, limits, "time", [(1,)]) is None
+
+
+@pytest.mark.parametrize("factor", [1.05, 1.1, 1.3])
+def test_what_the_rounding_of_sums_promises_is_not_measured(factor: float) -> None:
+    faster = [(Price(), saving(0.0, -0.7 / at, 1e-6)) for at in range(1, 5)]
+    table = [*faster, (Price(), saving(100.0)), (Price(), saving(50.0))]
+
+    def whole(chosen: Sequence[int]) -> Price:
+        total = sum_of(table, Price(), chosen)
+        return BASE + replace(total, milliseconds=factor * total.milliseconds)
+
+    search = pretended(table, whole)
+    search.look(Limits(square=2e-4), "time")
+    assert search.pricing.asked == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("limits", "prefer", "name"),
+    [(Limits(), "time", "exact"), (Limits(950.0), "time", "rounded"), (Limits(), "memory", "rounded")],
+)
+def test_the_state_of_the_optimizer_is_rounded_only_where_memory_is_short(
+    limits: Limits, prefer: str, name: str
+) -> None:
+    search, state = pretended(SAVINGS, scaled(1.0)), OptimizerPrecision({"*": "8bit"})
+    for word, optimizer, saved in (("rounded", state, 100.0), ("exact", None, 0.0)):
+        policy = replace(search.pricing.base, optimizer=optimizer, unlisted="fp32")
+        search.add(Candidate(word, policy, BASE + saving(saved, -1.0), (), (), BASE))
+    best = search.best(limits, prefer)
+    assert best is not None and best.name == name
 
 
 @pytest.mark.parametrize("limit", [5.0, 10.0, 11.0, 99.0, 1234.5, 1e6])

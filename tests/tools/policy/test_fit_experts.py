@@ -47,6 +47,8 @@ def decided(model: nn.Module, base: str, gpu: str) -> tuple[Language, list[Decis
         ("rtx4090", {"16 bits"}),  # it has products in fp8, but torch has no grouped ones for it
         ("h100", {"16 bits", "fp8 rowwise"}),
         ("b200", {"16 bits", "fp8 rowwise"} | IN_MXFP8),
+        ("mi300x", {"16 bits", "fp8 rowwise"}),
+        ("mi355x", {"16 bits", "fp8 rowwise"}),  # its products in blocks take scales in another layout
     ],
 )
 def test_the_options_are_what_the_gpu_has_and_load_as_rules(gpu: str, names: set[str]) -> None:
@@ -56,7 +58,7 @@ def test_the_options_are_what_the_gpu_has_and_load_as_rules(gpu: str, names: set
     for option in (option for own in decisions for option in own.options[1:]):
         policy = language.policy(base, [option])
         assert policy != base and Policy.loads(policy.dumps()) == policy
-        assert policy.resolve("cuda", capability=GPUS[gpu].capability)
+        assert policy.resolve("cuda", capability=GPUS[gpu].capability, arch=GPUS[gpu].arch)
         cast = next(iter(policy.casts_of_experts), "")
         assert (not cast) is (option.name == "16 bits")
         if cast:

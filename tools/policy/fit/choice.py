@@ -56,14 +56,15 @@ def choose(
 ) -> tuple[int, ...] | None:
     """Return the option of each decision whose sum costs least within ``limits``; None if there is none.
 
-    ``prices``: what each option adds to ``base``; one that is not finite is never taken, and no choice of ``past``.
+    ``prices``: what each option adds to ``base``; one that is not finite is never taken, nor one that adds what an
+    earlier option of its decision does, and no choice of ``past``.
     Memory is a variable of its own, no less than the bytes in use at any moment.
     """
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     every = [(d, o, price) for d, own in enumerate(prices) for o, price in enumerate(own)]
-    finite = [isfinite(price.held) for *_, price in every]
+    finite = [isfinite(price.held) and price not in prices[d][:o] for d, o, price in every]
     added = [price if fine else Price() for (*_, price), fine in zip(every, finite, strict=True)]
     costs = [cost(price, base, prefer, o == 0) for price, (_, o, _) in zip(added, every, strict=True)]
     whole, memory = base.memory or 1.0, float(prefer == "memory")

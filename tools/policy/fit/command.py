@@ -168,7 +168,7 @@ def _notes(options: Namespace, search: Search, best: Candidate | None, limits: L
     elif best.options:
         ratio = best.price.memory / best.sum.memory, best.price.error / best.sum.error
         yield f"{best.name} takes {ratio[0]:.3f} of its options' sum of memory, and has {ratio[1]:.3f} of their error"
-        yield _beside_shipped(search, best)
+        yield _beside_shipped(search, best, limits, options.prefer)
     else:
         yield f"{best.name} is the answer as it is: nothing that was put together beats it within the limits"
     if options.batch:
@@ -184,17 +184,21 @@ def _notes(options: Namespace, search: Search, best: Candidate | None, limits: L
     )
 
 
-def _beside_shipped(search: Search, best: Candidate) -> str:
-    """Say how ``best``, which was composed, is beside the fastest shipped policy that takes no more memory."""
-    limits = Limits(best.price.memory)
-    shipped = [one for one in search.candidates.values() if not one.options and limits.hold(one.price)]
-    other = min(shipped, key=lambda one: one.price.milliseconds, default=None)
+def _beside_shipped(search: Search, best: Candidate, limits: Limits, prefer: str) -> str:
+    """Say how ``best``, which was composed, is beside the best shipped policy within the limits."""
+    other = search.best(limits, prefer, composed=False)
     if other is None:
-        return "no shipped policy takes as little memory"
-    time = best.price.milliseconds / (other.price.milliseconds or 1.0)
-    error = best.price.error / (other.price.error or 1.0)
-    words = f"{time:.3f} of the time, {error:.3f} of the error"
-    return f"beside {other.name}, the fastest shipped one of no more memory: {words}"
+        return "no shipped policy is within the limits"
+    words = [
+        f"{own / (their or 1.0):.3f} of the {word}"
+        for word, own, their in zip(
+            ("memory", "time", "error"),
+            (best.price.memory, best.price.milliseconds, best.price.error),
+            (other.price.memory, other.price.milliseconds, other.price.error),
+            strict=True,
+        )
+    ]
+    return f"beside {other.name}, the best shipped one within the limits: {', '.join(words)}"
 
 
 def _smallest(search: Search, limits: Limits) -> Candidate:

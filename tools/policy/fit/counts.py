@@ -57,7 +57,7 @@ class Step:
 class Counting:
     """Counts the model of ``file`` under policies; a context manager, for its processes and files.
 
-    It ends after the counts that are going on, which are kept. ``fresh``: how many counts were not in ``store``.
+    An error ends the counts that are going on. ``fresh``: how many counts were not in ``store``.
     """
 
     file: str
@@ -106,7 +106,11 @@ class Counting:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if error is not None:
+            for process in [*self._processes.values()]:
+                process.kill()
+        self._pool.shutdown()
         for process in self._processes.values():
             process.close()
         self._folder.cleanup()

@@ -10,7 +10,7 @@ from fxamp.policy import Category, Policy, Rule, variant_names
 from fxamp.policy.model.chunks import LOSS
 from fxamp.policy.model.keep import KEPT
 from fxamp.policy.model.match import OF_EXPERTS
-from fxamp.policy.model.module_globs import covers_module
+from fxamp.policy.model.module_globs import covers_class, covers_module
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
 from fxamp.policy.model.recipe import FNUZ, RECIPES, RECIPES_OF
 from fxamp.policy.model.site import Site, TensorFacts
@@ -85,12 +85,14 @@ class Language:
         self._norms = [r for r in fast if r.id in ("norm-layers", "rms-norm") and base.device == "cuda"]
         self._stream = [rule for rule in fast if rule.id not in own]
         table = {rule.id for rule in Policy.load(family).rules}
+        mixture = Policy.load(f"{family}-moe")
+        self._exact = [rule for rule in mixture.rules if rule.id not in table and rule.cast is Category.FP32]
         variants = [Policy.load(name) for name in variant_names() if name.startswith(f"{family}-")]
         low = [variant for variant in variants if variant.has_fp8 and self.multiplies(variant)]
         self._products = _products(
             [rule for rule in variant.rules if rule.id not in table] for variant in low if not variant.casts_of_experts
         )
-        self._experts = {"16 bits": _rules_of_experts(Policy.load(f"{family}-moe"))}
+        self._experts = {"16 bits": _rules_of_experts(mixture)}
         self._experts |= _products(_rules_of_experts(variant) for variant in low if variant.casts_of_experts)
 
     def multiplies(self, policy: Policy) -> bool:
@@ -100,7 +102,7 @@ class Language:
 
     def decisions(self, scopes: Sequence[Scope], model: Any) -> list[Decision]:
         """Return all decisions on ``model``: those of each scope, then those of the whole model."""
-        every = [*(decision for scope in scopes for decision in self._of(scope, model)), *self._of_all()]
+        every = [*(decision for scope in scopes for decision in self._of(scope, model)), *self._of_all(model)]
         return [decision for decision in every if len(decision.options) > 1]
 
     def _of(self, scope: Scope, model: Any) -> Iterable[Decision]:
@@ -133,8 +135,10 @@ class Language:
         forms["8 bits, norms' inputs too, or computed again"] = [*packed, *again, *attention]
         return forms
 
-    def _of_all(self) -> Iterable[Decision]:
+    def _of_all(self, model: Any) -> Iterable[Decision]:
         whole = Scope("model")
+        if isinstance(model, nn.Module):
+            yield self._decision("routers and heads", whole, self._in_float32(model))
         if not self._base.has_rules_for(KEPT):
             yield self._decision("embeddings", whole, {"looked up again": [self._kept["kept-embeddings"]]})
             weights = [self._again["kept-copies-of-inputs"], self._again["kept-images"]]
@@ -146,6 +150,12 @@ class Language:
         if self._base.optimizer is None:
             forms = [Option(form, whole, optimizer=OptimizerPrecision({"*": form}, "stochastic")) for form in _STATES]
             yield Decision("optimizer's state", whole, (Option(AS_BASE, whole), *forms))
+
+    def _in_float32(self, model: nn.Module) -> dict[str, list[Rule]]:
+        """Return the rules of mixtures of experts, where ``model`` has a router or a head that they name."""
+        known = {rule.id for rule in self._base.rules}
+        exact = [rule for rule in self._exact if rule.id not in known]
+        return {"in float32": exact} if any(_covers_part(rule, model) for rule in exact) else {}
 
     def _multiplies(self, rules: list[Rule], scope: Scope, model: Any) -> bool:
         """Whether a weight of ``model`` is multiplied in fp8 under ``rules``, as far as its size and module tell."""
@@ -185,9 +195,9 @@ class Language:
 
 def _scoped(rule: Rule, scopes: Sequence[Scope]) -> Rule:
     """Return ``rule`` for ``scopes`` alone, with an id of its own; as it is for all parts of the model."""
-    parts = [part for scope in scopes for part in scope.modules]
-    if not parts or len(scopes) == scopes[0].of:
+    if not all(scope.modules for scope in scopes) or len(scopes) in (0, *(scope.of for scope in scopes)):
         return rule
+    parts = [part for scope in scopes for part in scope.modules]
     inside = [f"{part}.**.{own}" for part in parts for own in rule.modules]
     inside += [part for part in parts if any(covers_module(own, part.removeprefix(".")) for own in rule.modules)]
     words = "-".join(scope.word for scope in scopes)
@@ -211,6 +221,14 @@ def _has_experts(model: Any, scope: Scope) -> bool:
     stacked = (value for module in inside for value in module.parameters(recurse=False) if value.dim() == 3)
     convolutions = {id(module.weight) for module in inside if isinstance(module, nn.modules.conv._ConvNd)}
     return any(id(value) not in convolutions for value in stacked)
+
+
+def _covers_part(rule: Rule, model: nn.Module) -> bool:
+    """Whether a module of ``model`` is of the paths and classes that ``rule`` names."""
+    parts = [(path, type(part).__qualname__) for path, part in model.named_modules()]
+    at = [part for part in parts if not rule.modules or any(covers_module(glob, part[0]) for glob in rule.modules)]
+    classes = rule.module_classes
+    return any(not classes or any(covers_class(glob, name) for glob in classes) for _, name in at)
 
 
 def _products(variants: Iterable[Sequence[Rule]]) -> dict[str, list[Rule]]:

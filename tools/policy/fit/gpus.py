@@ -19,18 +19,22 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 @dataclass(frozen=True)
 class Gpu:
-    """Bytes a second of its memory, FLOPs a second of dense products in 16 bits, its memory, its compute capability."""
+    """Bytes a second of its memory, FLOPs a second of dense products in 16 bits, its memory, and which GPU it is.
+
+    That is the compute capability of NVIDIA's, the architecture of AMD's.
+    """
 
     bandwidth: float
     flops16: float
     memory: int
-    capability: tuple[int, int]
+    capability: tuple[int, int] | None = None
+    arch: str | None = None
 
     @property
     def formats(self) -> tuple[str, ...]:
         """The casts below 16 bits in which it multiplies; those of products of experts end with ``OF_EXPERTS``."""
         casts = [*LEAST_CAPABILITY, *(cast + OF_EXPERTS for cast in EXPERTS_CAPABILITY)]
-        here = machine(None, self.capability, None, None)
+        here = machine(None, self.capability, None, self.arch)
         return tuple(cast for cast in casts if not [*Match("cuda").mismatches(here, [cast])])
 
     @property
@@ -47,10 +51,11 @@ GPUS = MappingProxyType(
         "h100": Gpu(3.35e12, 989e12, 80 << 30, (9, 0)),
         "h200": Gpu(4.8e12, 989e12, 141 * 10**9, (9, 0)),
         "b200": Gpu(8.0e12, 2250e12, 180 * 10**9, (10, 0)),
+        "mi300x": Gpu(5.3e12, 1307.4e12, 192 * 10**9, arch="gfx942"),
+        "mi355x": Gpu(8.0e12, 2516.6e12, 288 * 10**9, arch="gfx950"),
     }
 )
-"""By the name that ``--gpu`` takes: NVIDIA's data sheets, and AMD's of the Instinct MI355X, whose MXFP8 fxamp lacks: it
-lays the scales out for NVIDIA's alone."""
+"""By the name that ``--gpu`` takes: NVIDIA's data sheets, and AMD's of the Instinct MI300X and MI355X."""
 
 
 def amount(text: str) -> int:

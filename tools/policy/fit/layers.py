@@ -1,10 +1,13 @@
 """Parts of a model that a rule can name: layers that are alike, the first and the last apart, and all else."""
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
+from statistics import median_low
 from typing import Any
 
 from torch import nn
@@ -69,16 +72,50 @@ def by_scope(parts: Sequence[Scope], moments: Sequence[Moment]) -> dict[str, flo
     """Return the most bytes in use while each part of a model runs, forward and backward.
 
     What is in no layer stands after the layer before it: a loss after the last one, embeddings of a backward after the
-    first.
+    first. So does a layer's kernel that runs while others do. After a layer at least as much is in use as by its last
+    kernel, whatever runs then: so all policies have the same names.
     """
     most: dict[str, float] = {}
-    latest = "start"
-    for moment in moments:
-        names = [p.name for p in parts if p.kind != REST and any(covers_module(g, moment.module) for g in p.modules)]
-        latest = names[0] if names else latest
-        name = f"{moment.stage}, {'' if names else 'after '}{latest}"
-        most[name] = max(most.get(name, 0.0), moment.bytes)
-    return most
+    ends: dict[str, float] = {}
+    latest, before = "start", 0.0
+    for stage, some in groupby(moments, key=lambda moment: moment.stage):
+        own, first = list(some), f"{stage}, after {latest}"
+        for moment, part in zip(own, _running(parts, own), strict=True):
+            latest = part or latest
+            name = f"{stage}, {'' if part else 'after '}{latest}"
+            most[name] = max(most.get(name, 0.0), moment.bytes)
+            if part:
+                ends[f"{stage}, after {part}"] = moment.bytes
+        most.setdefault(first, before)
+        before = own[-1].bytes
+    return most | {name: max(bytes_, most.get(name, 0.0)) for name, bytes_ in ends.items()}
+
+
+def _running(parts: Sequence[Scope], moments: Sequence[Moment]) -> list[str]:
+    """Return the part whose layer runs at each moment of one stage, "" where none does.
+
+    Compilers run some kernels of a layer earlier or later, such as casts of its weights. The order of layers is that of
+    their middle kernels; those that run are the longest sequence of moments in that order.
+    """
+    layers = {glob: part.name for part in parts if part.kind != REST for glob in part.modules}
+    at: dict[str, list[int]] = defaultdict(list)
+    for place, moment in enumerate(moments):
+        for glob in layers:
+            if covers_module(glob, moment.module):
+                at[glob].append(place)
+    order = sorted(at, key=lambda glob: median_low(at[glob]))
+    rank = {place: number for number, glob in enumerate(order) for place in at[glob]}
+    ends: list[int] = []  # of sequences of each length, the place whose rank is least
+    previous: dict[int, int] = {}
+    for place in sorted(rank):
+        length = bisect_right(ends, rank[place], key=rank.__getitem__)
+        previous[place] = ends[length - 1] if length else -1
+        ends[length : length + 1] = [place]
+    running, place = [""] * len(moments), ends[-1] if ends else -1
+    while place >= 0:
+        running[place] = layers[order[rank[place]]]
+        place = previous[place]
+    return running
 
 
 def as_of(part: Scope, parts: Sequence[Scope], added: Mapping[str, float]) -> dict[str, float]:

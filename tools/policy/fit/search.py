@@ -14,8 +14,9 @@ from fxamp.tools.policy.fit.prices import NEVER, Price, Pricing
 #: Choices that are verified for one pair of limits, at most.
 ROUNDS = 8
 
-#: Of the memory of what was verified: what is sought where memory is to be least.
-_LESS = 0.999
+#: Of the memory of what was verified: what is sought where memory is to be least. Of its time or error: what has to be
+#: promised, beside which a difference is the rounding of sums.
+_LESS, _BETTER = 0.999, 1 - 1e-9
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Search:
         for start in (latest, nearest, self.base):
             choice = choose(self.prices, start, self._aim(limits, prefer), prefer, past)
             if choice is not None and (
-                best is None or sum_of(self.prices, start, choice).numbers[at] < best.price.numbers[at]
+                best is None or sum_of(self.prices, start, choice).numbers[at] < _BETTER * best.price.numbers[at]
             ):
                 return choice
         if best is not None:
@@ -114,19 +115,27 @@ class Search:
         """Add a candidate, and return it, or the one that decides the same."""
         return self.candidates.setdefault(candidate.policy.digest, candidate)
 
-    def best(self, limits: Limits, prefer: str, shipped: bool = True) -> Candidate | None:
+    def best(self, limits: Limits, prefer: str, shipped: bool = True, composed: bool = True) -> Candidate | None:
         """Return the best of all candidates within ``limits``; of equals, the one with the fewest rules.
 
-        Without ``shipped`` the best of the base and of those that this search has put together.
+        The optimizer's state is rounded where memory is least, or short: its rounding is not in the gradient's error.
+
+        Without ``shipped`` the best of the base and of those that this search has put together; without ``composed``
+        that of the others.
         """
         good = [candidate for candidate in self.candidates.values() if limits.hold(candidate.price)]
         if not shipped:
             good = [candidate for candidate in good if candidate.options or candidate.price == self.base]
-        first = PREFERENCES.index(prefer)
-        order = [first, *(at for at in (1, 2, 0) if at != first)]
-        return min(
-            good, key=lambda one: (*(one.price.numbers[at] for at in order), len(one.policy.rules)), default=None
-        )
+        if not composed:
+            good = [candidate for candidate in good if not candidate.options]
+
+        def order(one: Candidate) -> tuple[float, ...]:
+            memory, time, square = one.price.numbers
+            rounded, rules = one.policy.optimizer != self.pricing.base.optimizer, len(one.policy.rules)
+            first = one.price.numbers[PREFERENCES.index(prefer)]
+            return first, time, square, rounded, memory, rules
+
+        return min(good, key=order, default=None)
 
     def frontier(self) -> list[Candidate]:
         """Return the candidates that no other one matches or beats in time, memory and error, the fastest first."""
