@@ -10,7 +10,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import torch
 from commands import mistake
 from policy_runs import run, written
 from torch import nn
