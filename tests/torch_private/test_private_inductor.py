@@ -44,3 +44,15 @@ def test_a_node_that_is_computed_again_keeps_the_names_of_what_was_written(monke
     assert computed == [(None,)]
     node.read_writes.rename.assert_called_once_with({"before": "after"})
     node.set_read_writes.assert_called_once_with(node.read_writes.rename.return_value)
+
+
+def test_inductor_reads_whose_inputs_are_realized_where_it_lowers() -> None:
+    from torch._inductor import graph, lowering
+
+    op = torch.ops.aten.cummax.default
+    assert graph.needs_realized_inputs is lowering.needs_realized_inputs and op not in graph.needs_realized_inputs
+    private.realize_inputs_of(op)
+    try:
+        assert op in graph.needs_realized_inputs
+    finally:
+        lowering.needs_realized_inputs.discard(op)
