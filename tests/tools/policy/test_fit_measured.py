@@ -1,6 +1,5 @@
 """fxamp-policy fit on small models, with true counts and errors, beside exhaustive search and other seeds."""
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -113,78 +112,6 @@ def test_the_answer_is_that_of_exhaustive_search(
     monkeypatch.setattr(command, "_shipped", lambda _: ())
     status, _, err = run(capsys, "fit", written(tmp_path, MODEL), "--gpu", "a100", "--error", "1.2")
     assert (status, differences) == (0, [[]]), err
-
-
-MIXTURE = """
-import torch
-from torch import nn
-
-class Expert(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
-
-    def forward(self, x):
-        return self.down(nn.functional.silu(self.up(x)))
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.router = nn.RMSNorm(64), nn.Linear(64, 3, bias=False)
-        self.experts = nn.ModuleList([Expert() for _ in range(3)])
-
-    def forward(self, x):
-        y = self.norm(x)
-        top, which = self.router(y).softmax(-1).topk(2, dim=-1)
-        weights = y.new_zeros(*y.shape[:-1], 3).scatter(-1, which, top / top.sum(-1, keepdim=True))
-        return x + sum(weights[..., at, None] * expert(y) for at, expert in enumerate(self.experts))
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(256, 64), nn.Linear(64, 256)
-        self.blocks = nn.ModuleList([Block(), Block()])
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
-
-torch.manual_seed(0)
-model = Net()
-inputs = (torch.randint(256, (64, 128)),)
-batches = [(torch.randint(256, (2, 32)),)]
-"""
-
-
-def few(language: Language, scopes: Any, model: Any) -> list[Decision]:
-    """All decisions but those on all that is in no block, and on the optimizer's state, which no gradient reads."""
-    every = all_decisions(language, scopes, model)
-    return [one for one in every if one.scope.name != "rest" and one.name != "optimizer's state"]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.inductor
-@pytest.mark.timeout(1800)
-def test_no_shipped_policy_beats_the_answer_for_a_mixture_that_nobody_tuned_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At the memory of lean."""
-    monkeypatch.setattr(Language, "decisions", few)
-    file = written(tmp_path, MIXTURE)
-    shipped = policies_of(run(capsys, "fit", file, "--gpu", "a100", "--frontier", "0", "--error", "4", "--json")[1])
-    limit = shipped["cuda-bfloat16-lean"]["memory"]
-    limits = ("--memory", f"{limit:.0f}", "--error", "4", "--frontier", "0", "--gpu", "a100")
-    text = run(capsys, "fit", file, *limits, "--json")[1]
-    answer = policies_of(text)[json.loads(text)["answer"]]
-    within = [one for one in policies_of(text).values() if one["memory"] <= limit and not one["options"]]
-    assert within and answer["memory"] <= limit and answer["options"]
-    assert all(answer["estimated_milliseconds"] < other["estimated_milliseconds"] for other in within)
-
-
-def policies_of(text: str) -> dict[str, Any]:
-    return {one["name"]: one for one in json.loads(text)["policies"]}
 
 
 def differences_of(search: Search, own: Candidate) -> Iterator[str]:
