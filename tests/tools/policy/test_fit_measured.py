@@ -93,7 +93,6 @@ def six(language: Language, scopes: Any, model: Any) -> list[Decision]:
 
 @pytest.mark.exhaustive
 @pytest.mark.inductor  # which plans each of the 64 steps
-@pytest.mark.inductor
 @pytest.mark.timeout(1800)
 def test_the_answer_is_that_of_exhaustive_search(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -189,15 +189,13 @@ def _beside_shipped(search: Search, best: Candidate, limits: Limits, prefer: str
     other = search.best(limits, prefer, composed=False)
     if other is None:
         return "no shipped policy is within the limits"
-    words = [
-        f"{own / (their or 1.0):.3f} of the {word}"
-        for word, own, their in zip(
-            ("memory", "time", "error"),
-            (best.price.memory, best.price.milliseconds, best.price.error),
-            (other.price.memory, other.price.milliseconds, other.price.error),
-            strict=True,
-        )
-    ]
+    own, theirs = best.price, other.price
+    pairs = {
+        "memory": (own.memory, theirs.memory),
+        "time": (own.milliseconds, theirs.milliseconds),
+        "error": (own.error, theirs.error),
+    }
+    words = (f"{one / (its or 1.0):.3f} of the {word}" for word, (one, its) in pairs.items())
     return f"beside {other.name}, the best shipped one within the limits: {', '.join(words)}"
 
 
