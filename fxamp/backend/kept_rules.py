@@ -14,7 +14,7 @@ from fxamp.kernels.host_memory import await_copies_of
 from fxamp.passes.partition.mark_recomputed import RECOMPUTED, MarkRecomputed
 from fxamp.passes.partition.pack_kept import KEPT_VALUES, RESTORE, PackKept, kept_value
 from fxamp.passes.partition.unpack_kept import UnpackKept
-from fxamp.passes.shared.saved_values import saved
+from fxamp.passes.shared.saved_values import mark_without_gradient, saved
 from fxamp.pipeline import run_traced
 from fxamp.pipeline.participant import (
     Boxed,
@@ -67,6 +67,7 @@ class KeptRules(Participant):
 
         def partition(gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> tuple[GraphModule, GraphModule]:
             results = settings["num_fwd_outputs"]
+            mark_without_gradient(gm, results)
             run_traced(gm, self.policy, MarkRecomputed(results))
             forward, backward = partitioner(gm, inputs, **settings)
             if mode_of(gm) is not None:

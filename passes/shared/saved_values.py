@@ -30,6 +30,9 @@ _HIDDEN_VIEWS = frozenset({torch.ops.aten._unsafe_view.default, torch.ops.aten.u
 
 _COPIES = frozenset({torch.ops.aten.clone.default})
 
+#: Key of the ``meta`` of a value that depends on no input with a gradient.
+_WITHOUT_GRADIENT = "fxamp_without_gradient"
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -49,6 +52,23 @@ class Verdict:
 
     rule: Rule | None
     reason: str = ""
+
+
+def mark_without_gradient(gm: GraphModule, results: int) -> None:
+    """Mark the forward's values in the joint graph ``gm`` that depend on no input with a gradient.
+
+    After its ``results`` the graph returns a gradient, or None, for each input.
+    """
+    returned: Any = graph_output(gm.graph).args[0]
+    inputs = gm.graph.find_nodes(op="placeholder")
+    carrying = {node for node, gradient in zip(inputs, returned[results:], strict=False) if isinstance(gradient, Node)}
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or in_backward(node):
+            continue
+        if carrying.isdisjoint(node.all_input_nodes):
+            node.meta[_WITHOUT_GRADIENT] = True
+        else:
+            carrying.add(node)
 
 
 def saved(gm: GraphModule, results: int) -> Sequence[Any]:
@@ -138,6 +158,8 @@ def judge(memory: Memory, context: CastContext) -> Verdict:
         return Verdict(None, rulings[0].unknown or "no rule is for it")
     if marked_lower(call, context) is None:
         return Verdict(rule, "autocast is off where it is made")
+    if any(_WITHOUT_GRADIENT in reader.meta for reader in readers(memory.owner)):
+        return Verdict(rule, "a table is computed from it, which may be steep in it, as an angle's cosine is")
     return Verdict(rule)
 
 

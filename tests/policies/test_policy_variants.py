@@ -176,8 +176,19 @@ class Positions(nn.Module):
         return product.mul(x).sum()
 
 
-@pytest.mark.parametrize(("function", "sign"), [(torch.cos, 1), (torch.exp, -1), (torch.log, 1), (torch.rsqrt, 1)])
-def test_what_steep_functions_read_is_not_kept_in_8_bits(function: Callable[[Tensor], Tensor], sign: int) -> None:
+def _late(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """``function`` of what another op has read before."""
+    return lambda table: function(3 - table)
+
+
+@pytest.mark.parametrize(
+    ("function", "sign"),
+    [
+        *((torch.cos, 1), (torch.exp, -1), (torch.log, 1), (torch.rsqrt, 1)),
+        *((_late(torch.exp), 1), (_late(torch.log), -1), (_late(torch.rsqrt), -1), (_late(torch.sigmoid), 1)),
+    ],
+)
+def test_positions_are_not_kept_in_8_bits(function: Callable[[Tensor], Tensor], sign: int) -> None:
     torch.manual_seed(0)
     model, x = Positions(function, sign), torch.randn(1, 256, 32)
 
