@@ -121,6 +121,9 @@ inputs = torch.cat([torch.full((1, 16), 1e9), torch.ones(31, 16)])
     assert Policy.load(patch).rules[-1].cast is Category.FP32
 
 
+ROUNDED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
+
 class Rounded(TorchDispatchMode):
     """Collects what is rounded to 8 bits, or by :meth:`pack` to 4 bits, before it is rounded."""
 
@@ -130,7 +133,7 @@ class Rounded(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         dtype = (kwargs or {}).get("dtype")
-        cast = func is torch.ops.aten._to_copy.default and dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+        cast = func is torch.ops.aten._to_copy.default and dtype in ROUNDED
         if cast and args[0].shape[-1] >= 32:  # fewer are the scales of blocks of 16
             self.values.append((dtype, args[0].clone()))
         return func(*args, **kwargs or {})
