@@ -134,6 +134,7 @@ def test_products_of_stacked_weights(kind: str) -> None:
     assert same(gradients(compiled(model, f"cpu-bfloat16-{kind}", "eager"), x), results)
 
 
+@pytest.mark.exhaustive
 def test_the_number_of_rows_may_change() -> None:
     torch.manual_seed(0)
     model, x = Experts(), torch.randn(40, 32, requires_grad=True)

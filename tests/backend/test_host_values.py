@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from late_host_copies import LateCopies, late_copies
 from test_kept_programs import AnyShape, Checkpointed, Dropout
 from test_kept_rules import BASE, PROGRAMS, Perceptron, X, compiled_gradients, policy, same
@@ -141,7 +142,7 @@ def test_hooks_that_are_compiled_are_refused_by_name(late: LateCopies) -> None:
         compiled(X)
 
 
-@pytest.mark.parametrize("dynamic", [True, None])
+@pytest.mark.parametrize("dynamic", exhaustive([True, None], always=[None]))
 def test_shapes_may_change(dynamic: bool | None, late: LateCopies) -> None:
     model = AnyShape(fused_attention=False)
     results = []

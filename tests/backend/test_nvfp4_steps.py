@@ -101,6 +101,7 @@ def test_what_a_checkpoint_computes_again_is_the_same(tokens: Tensor, lowering: 
     assert same(*outcomes) == []
 
 
+@pytest.mark.exhaustive
 def test_a_forward_draws_no_numbers(model: nn.Module, tokens: Tensor) -> None:
     ours = compiled(model, policy=policy(), lowering="aot_eager")
     torch.manual_seed(0)
@@ -112,6 +113,7 @@ def test_a_forward_draws_no_numbers(model: nn.Module, tokens: Tensor) -> None:
     assert not torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.exhaustive
 def test_errors_are_bounded_and_the_odd_layer_is_named(model: nn.Module, tokens: Tensor) -> None:
     twin = copy.deepcopy(model).double()
     exact = gradients(twin, tokens)

@@ -164,6 +164,7 @@ def test_a_rewritten_module_returns_all_results() -> None:
     assert torch.isfinite(logits).all() and torch.isfinite(loss)
 
 
+@pytest.mark.exhaustive
 def test_transformers_return_their_own_class() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(

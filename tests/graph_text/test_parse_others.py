@@ -66,6 +66,7 @@ def check_four_graphs(dynamo: Listing, joint: Listing, forward: Listing, backwar
         assert sources == {"return torch.nn.functional.gelu(x @ w).sum()"}
 
 
+@pytest.mark.exhaustive
 def test_the_log(logged: tuple[str, str]) -> None:
     document = parse_text(logged[0], "log.txt")
     assert document.warnings == ()

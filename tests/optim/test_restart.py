@@ -100,6 +100,7 @@ steps = st.lists(st.sampled_from(["step", "step", "overflow", "closure", "restar
     st.booleans(),
     steps,
 )
+@pytest.mark.exhaustive
 def test_any_restart_continues_bit_for_bit(
     table: str, make: str, dtype: torch.dtype, scaled: bool, program: list[str]
 ) -> None:

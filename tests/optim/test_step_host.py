@@ -82,7 +82,7 @@ def calls(step: Callable[[], Any]) -> int:
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("moved, most", [(False, 1), (True, 3)])
+@pytest.mark.parametrize("moved, most", [(False, 1), pytest.param(True, 3, marks=pytest.mark.exhaustive)])
 def test_a_step_makes_few_calls_for_each_parameter(moved: bool, most: int, launches: list[Any]) -> None:
     """``tensor.is_contiguous()`` of each gradient, once; more where the gradients are at other addresses."""
     few, many = adamw(10), adamw(110)
@@ -174,6 +174,7 @@ def test_a_scaler_s_clip_and_step_read_the_optimizer_once(launches: list[Any], m
     assert len(taken) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_scaler_s_clip_and_step_make_few_calls_for_each_parameter(launches: list[Any]) -> None:
     def counted(count: int) -> int:
         optimizer = plain_adamw(count)

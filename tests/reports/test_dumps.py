@@ -151,6 +151,7 @@ def test_what_is_no_folder_is_refused(tmp_path):
         parse_options({"dump": 3})
 
 
+@pytest.mark.exhaustive
 def test_stages_reach_the_log_and_the_structured_trace(tmp_path):
     program = (
         "import torch\n"

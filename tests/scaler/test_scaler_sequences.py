@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,6 +80,7 @@ commands = st.one_of(
 )
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=250, deadline=None, derandomize=True, database=None)
 @given(st.lists(commands, min_size=5, max_size=40))
 def test_any_program_does_the_same(program: list[tuple[Any, ...]]) -> None:

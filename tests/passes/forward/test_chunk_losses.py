@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from bench_graph import Workbench, policy, workbench
+from exhaustive import exhaustive
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -219,7 +220,7 @@ def test_results_are_those_of_the_whole_loss(name: str, gradients: str, lowering
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("name", ["shifted", "distilled"])
+@pytest.mark.parametrize("name", exhaustive(["shifted", "distilled"], always=["shifted"]))
 def test_results_are_those_of_the_whole_loss_under_inductor(name: str) -> None:
     test_results_are_those_of_the_whole_loss(name, "forward", "inductor")
 
@@ -291,6 +292,7 @@ def test_a_scaler_and_tied_frozen_weights() -> None:
         torch.testing.assert_close(ours, theirs, rtol=2**-5, atol=2**-7)
 
 
+@pytest.mark.exhaustive
 def test_dynamic_rows() -> None:
     module, losses = Head(), []
     options = {"policy": chunks_of(), "lowering": "aot_eager"}

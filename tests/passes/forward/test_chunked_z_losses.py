@@ -125,6 +125,7 @@ def test_the_error_is_at_most_that_of_the_whole_loss(loss: Loss, lowering: str) 
         assert (one - truth).norm() <= 2**0.5 * (other - truth).norm() + 1e-6
 
 
+@pytest.mark.exhaustive
 @pytest.mark.inductor
 def test_the_error_is_at_most_that_of_the_whole_loss_under_inductor() -> None:
     test_the_error_is_at_most_that_of_the_whole_loss(megatron, "inductor")

@@ -115,6 +115,7 @@ def test_the_head_of_a_chunked_loss_runs_in_fp8() -> None:
     assert choice.rule.id == "fp8" and choice.reason.startswith("4 chunks") and not choice.not_fp8
 
 
+@pytest.mark.exhaustive
 def test_a_head_that_kernels_do_not_support_is_cut_in_16_bits() -> None:
     bench = bench_of("rowwise", classes=50)
     (call,) = (node for node in all_nodes(bench.captured.module) if node.target is CHUNKED)

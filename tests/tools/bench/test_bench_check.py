@@ -40,6 +40,7 @@ def test_it_covers_every_policy_and_way_of_the_device() -> None:
         assert way in names
 
 
+@pytest.mark.exhaustive
 def test_the_command_prints_outcomes_and_a_sum(capsys: pytest.CaptureFixture[str]) -> None:
     status = bench.main(["check", "--device", "cpu", "--only", "unscale, float", "--only", "2**31", "--json"])
     printed = capsys.readouterr()
@@ -200,6 +201,7 @@ def test_a_gpu_is_compared_with_the_figures_of_its_own_board(name: str, gpu: str
     assert (listed and listed.name) == gpu
 
 
+@pytest.mark.exhaustive
 def test_every_counted_kernel_is_timed_beside_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU's few elements: the work is the same, and the count needs no GPU."""
     pytest.importorskip("triton")

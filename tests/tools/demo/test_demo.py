@@ -58,6 +58,7 @@ def test_prints_both_columns_and_draws_both_curves(tmp_path: Path, capsys: pytes
     assert {"A small GPT learns Python", "float32", "fxamp, cpu-bfloat16"} <= set(texts)
 
 
+@pytest.mark.exhaustive
 def test_a_float16_policy_trains_with_a_scaler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main([*_QUICK, "--policy", "cpu-float16", "--picture", str(tmp_path / "p.svg")]) == 0
     printed = capsys.readouterr().out

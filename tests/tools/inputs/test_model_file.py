@@ -194,6 +194,7 @@ def test_a_dump_is_no_model_file(tmp_path: Path) -> None:
     assert len(load(_file(tmp_path, text), Request()).graphs) == 1
 
 
+@pytest.mark.exhaustive
 def test_gpt2_of_transformers(tmp_path: Path) -> None:
     text = (
         "import torch\nfrom transformers import GPT2Config, GPT2LMHeadModel\n"

@@ -66,6 +66,7 @@ def test_a_planted_loss_of_digits_is_found_exactly(tmp_path: Path, capsys: pytes
     assert (again, same) == (0, out)
 
 
+@pytest.mark.exhaustive
 def test_the_patch_meets_the_tolerance_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, patch = planted(tmp_path, "Cancels, Cancels"), tmp_path / "patch.toml"
     status, out, _ = run(capsys, "bisect", file, "--tolerance", "0.02", "--output", str(patch))

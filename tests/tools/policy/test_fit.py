@@ -133,6 +133,7 @@ def test_a_second_run_counts_nothing_and_writes_the_same(
     assert pretended() > before
 
 
+@pytest.mark.exhaustive
 def test_another_file_beside_the_model_is_another_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
 ) -> None:
@@ -178,6 +179,7 @@ def test_the_largest_batch_is_counted_with_the_next_one(
     written(tmp_path, "import torch\nmodel, inputs = torch.nn.Linear(2, 2), {}")
 
 
+@pytest.mark.exhaustive
 def test_steps_are_trained_under_base_and_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
 ) -> None:
@@ -224,6 +226,7 @@ def test_the_error_of_a_sister_is_taken_and_named(
     assert not any("fp8" in one["name"] for one in document["policies"])  # it is too small for products in fp8
 
 
+@pytest.mark.exhaustive
 def test_only_the_loss_leaves_where_that_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
 ) -> None:
