@@ -41,3 +41,29 @@ class Wrapped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x)
+
+
+def mixture(width: int, layers: int) -> nn.Module:
+    """transformers' Qwen3-MoE with four experts, two for each token, whose products are grouped."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=width,
+        intermediate_size=2 * width,
+        moe_intermediate_size=width,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=layers,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=32,
+        vocab_size=width,
+        max_position_embeddings=32,
+        norm_topk_prob=True,
+        use_cache=False,
+        attn_implementation="eager",
+        experts_implementation="grouped_mm",
+    )
+    model: nn.Module = transformers.Qwen3MoeForCausalLM(config)
+    return model

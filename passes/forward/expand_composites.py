@@ -137,14 +137,17 @@ class _Expander:
             with torch._C.DisableTorchFunction():  # a function mode would call the composite op itself again
                 return node.target._op_dk(_COMPOSITE, *args, **kwargs)  # type: ignore[union-attr]
 
+        inner: GraphModule | None = None
         for kernels in self._kernels(node, region):
             with tracing(None), self._autocast(region), kernels, torch.no_grad(), suppress(RuntimeError):
                 inner = make_fx(call, tracing_mode="fake", pre_dispatch=True)(*values)
-                for part in reversed(inner.graph.nodes):
-                    if is_answered(part) and not part.users:
-                        inner.graph.erase_node(part)
-                return inner
-        return None
+                break
+        if inner is None:
+            return None
+        for part in reversed(inner.graph.nodes):
+            if is_answered(part) and not part.users:
+                inner.graph.erase_node(part)
+        return inner
 
     def _kernels(self, node: Node, region: AutocastRegion) -> Iterator[AbstractContextManager[None]]:
         """Yield the settings of oneDNN to try. Its LSTM asks for numbers where sizes are symbols; cells take both.

@@ -147,7 +147,8 @@ def judge(memory: Memory, context: CastContext) -> Verdict:
         return Verdict(None, "it is a gradient that the forward makes")
     value = tensor_value(memory.owner)
     elements = None if value is None else hint(value.numel())
-    names = dict.fromkeys(name for reader in readers(memory.owner) for name in names_of(reader))
+    calls = list(readers(memory.owner))
+    names = dict.fromkeys(name for reader in calls for name in names_of(reader))
     site = site_of(call, KEPT)
     args = {**site.args, RESULT: facts_of(value)} if value is not None else site.args
     site = replace(site, args=args, computes=True, elements=elements, readers=tuple(names))
@@ -158,7 +159,7 @@ def judge(memory: Memory, context: CastContext) -> Verdict:
         return Verdict(None, rulings[0].unknown or "no rule is for it")
     if marked_lower(call, context) is None:
         return Verdict(rule, "autocast is off where it is made")
-    if any(_WITHOUT_GRADIENT in reader.meta for reader in readers(memory.owner)):
+    if any(_WITHOUT_GRADIENT in reader.meta for reader in calls):
         return Verdict(rule, "a table is computed from it, which may be steep in it, as an angle's cosine is")
     return Verdict(rule)
 

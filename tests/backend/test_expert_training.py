@@ -1,10 +1,8 @@
 """500 steps of a small mixture of experts of transformers: where the loss ends in MXFP8."""
 
-import copy
-
 import pytest
 import torch
-import transformers
+from small_models import mixture
 
 import fxamp
 from fxamp.reports.report import Report
@@ -12,32 +10,10 @@ from fxamp.reports.report import Report
 STEPS, LAST = 500, 50
 
 
-def mixture() -> torch.nn.Module:
-    torch.manual_seed(0)
-    config = transformers.Qwen3MoeConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        moe_intermediate_size=64,
-        num_experts=4,
-        num_experts_per_tok=2,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=32,
-        vocab_size=64,
-        max_position_embeddings=32,
-        norm_topk_prob=True,
-        use_cache=False,
-        attn_implementation="eager",
-        experts_implementation="grouped_mm",
-    )
-    return transformers.Qwen3MoeForCausalLM(config)
-
-
 def losses(policy: str) -> tuple[float, float, Report]:
     """The mean losses of the first ten steps and of the last, on a text that repeats with noise."""
     torch._dynamo.reset()
-    model = copy.deepcopy(mixture())
+    model = mixture(64, 1)
     model.compile(backend="fxamp", options={"policy": policy, "lowering": "aot_eager"})
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, STEPS)

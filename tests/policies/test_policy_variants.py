@@ -162,7 +162,7 @@ def test_the_fast_variant_keeps_a_router_s_close_decision() -> None:
 class Positions(nn.Module):
     """A function of positions in 32 channels, up to 256 in the first one, as in rotary embeddings."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor], sign: int) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor], sign: float | nn.Parameter) -> None:
         super().__init__()
         self.body, self.function, self.sign = nn.Linear(32, 32), function, sign
 
@@ -189,20 +189,33 @@ def _late(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     ],
 )
 def test_positions_are_not_kept_in_8_bits(function: Callable[[Tensor], Tensor], sign: int) -> None:
-    torch.manual_seed(0)
-    model, x = Positions(function, sign), torch.randn(1, 256, 32)
+    kept, autocast = errors_of_lean(Positions(function, sign))
+    assert kept <= 2 * autocast, (kept, autocast)
 
-    def gradient(policy: str | None) -> Tensor:
+
+def test_angles_with_a_gradient_are_not_kept_in_8_bits() -> None:
+    """Learned frequencies: what is steep is seen by the ops that read it."""
+    kept, autocast = errors_of_lean(Positions(torch.cos, nn.Parameter(torch.ones(()))))
+    assert kept <= 2 * autocast, (kept, autocast)
+
+
+def errors_of_lean(model: nn.Module) -> tuple[float, float]:
+    """The error of the gradients of the body, as one vector, under lean and without."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 256, 32)
+
+    def gradients(policy: str | None) -> Tensor:
         own = deepcopy(model).double() if policy is None else deepcopy(model)
         options = {"policy": policy, "lowering": "aot_eager"}
         run = own if policy is None else torch.compile(own, backend="fxamp", options=options)
         run(x.double() if policy is None else x).backward()
-        assert own.body.weight.grad is not None
-        return own.body.weight.grad.double()
+        values = [p.grad.double().flatten() for p in own.body.parameters() if p.grad is not None]
+        assert len(values) == 2
+        return torch.cat(values)
 
-    exact = gradient(None)
-    autocast, kept = (float((gradient(f"cpu-bfloat16{end}") - exact).norm()) for end in ("", "-lean"))
-    assert kept <= 2 * autocast, (kept, autocast)
+    exact = gradients(None)
+    kept, autocast = (float((gradients(f"cpu-bfloat16{end}") - exact).norm()) for end in ("-lean", ""))
+    return kept, autocast
 
 
 def test_small_sums_stay_as_they_are() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import transformers
+from small_models import mixture
 from torch import nn
 
 import fxamp
@@ -15,24 +15,6 @@ from fxamp.tools.policy.fit.layers import scopes
 
 EXPERTS = "products of experts"
 IN_MXFP8 = {"mxfp8 floor", "mxfp8 rceil", "mxfp8 rceil_wgrad_with_hp"}
-
-
-def mixture(experts: int = 4) -> nn.Module:
-    torch.manual_seed(0)
-    size = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 4}
-    config = transformers.Qwen3MoeConfig(
-        **size,
-        num_experts=experts,
-        num_experts_per_tok=2,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=32,
-        vocab_size=32,
-        use_cache=False,
-        attn_implementation="eager",
-        experts_implementation="grouped_mm",
-    )
-    return transformers.Qwen3MoeForCausalLM(config)
 
 
 def decided(model: nn.Module, base: str, gpu: str) -> tuple[Language, list[Decision]]:
@@ -53,7 +35,7 @@ def decided(model: nn.Module, base: str, gpu: str) -> tuple[Language, list[Decis
 )
 def test_the_options_are_what_the_gpu_has_and_load_as_rules(gpu: str, names: set[str]) -> None:
     base = Policy.load("cuda-bfloat16")
-    language, decisions = decided(mixture(), "cuda-bfloat16", gpu)
+    language, decisions = decided(mixture(32, 4), "cuda-bfloat16", gpu)
     assert [own.scope.name.partition(" ")[0] for own in decisions] == ["first", "middle", "last"]
     for option in (option for own in decisions for option in own.options[1:]):
         policy = language.policy(base, [option])
@@ -77,14 +59,14 @@ def test_what_gpus_lack_is_refused_among_the_shipped_too() -> None:
 def test_it_is_asked_where_there_are_experts_and_the_base_has_not_decided() -> None:
     dense = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Conv1d(4, 4, 3)) for _ in range(3)))
     assert not decided(nn.ModuleList([dense]), "cuda-bfloat16", "b200")[1]
-    assert not decided(mixture(), "cuda-bfloat16-mxfp8-moe", "b200")[1]
-    _, beside = decided(mixture(), "cuda-bfloat16-moe", "h100")
+    assert not decided(mixture(32, 4), "cuda-bfloat16-mxfp8-moe", "b200")[1]
+    _, beside = decided(mixture(32, 4), "cuda-bfloat16-moe", "h100")
     assert {option.name for own in beside for option in own.options} == {AS_BASE, "fp8 rowwise"}
 
 
 @pytest.mark.exhaustive
 def test_the_answer_runs_the_layers_that_it_names() -> None:
-    model, base = mixture(), Policy.load("cpu-bfloat16")
+    model, base = mixture(32, 4), Policy.load("cpu-bfloat16")
     language, (first, *_) = decided(model, "cpu-bfloat16", "b200")
     (option,) = (option for option in first.options if option.name == "mxfp8 rceil")
     policy = Policy.loads(language.policy(base, [option]).dumps())

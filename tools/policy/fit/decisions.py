@@ -218,9 +218,8 @@ def _has_experts(model: Any, scope: Scope) -> bool:
         for path, module in model.named_modules()
         if not scope.modules or any(covers_module(glob, path) for glob in scope.modules)
     ]
-    stacked = (value for module in inside for value in module.parameters(recurse=False) if value.dim() == 3)
-    convolutions = {id(module.weight) for module in inside if isinstance(module, nn.modules.conv._ConvNd)}
-    return any(id(value) not in convolutions for value in stacked)
+    others = (module for module in inside if not isinstance(module, nn.modules.conv._ConvNd))
+    return any(value.dim() == 3 for module in others for value in module.parameters(recurse=False))
 
 
 def _covers_part(rule: Rule, model: nn.Module) -> bool:
