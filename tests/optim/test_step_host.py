@@ -82,13 +82,18 @@ def calls(step: Callable[[], Any]) -> int:
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("moved, most", [(False, 1), pytest.param(True, 3, marks=pytest.mark.exhaustive)])
-def test_a_step_makes_few_calls_for_each_parameter(moved: bool, most: int, launches: list[Any]) -> None:
-    """``tensor.is_contiguous()`` of each gradient, once; more where the gradients are at other addresses."""
+def calls_for_each(many: int, few: int) -> int:
+    """Calls for each of the 100 parameters that make the difference, rounded: collisions in a table add some."""
+    return round((many - few) / 100)
+
+
+@pytest.mark.parametrize("moved", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_a_step_makes_no_calls_for_each_parameter(moved: bool, launches: list[Any]) -> None:
+    """Also where the gradients are at other addresses."""
     few, many = adamw(10), adamw(110)
     for optimizer in (few, many) if moved else ():
         move_gradients(optimizer)
-    assert calls(many.step) - calls(few.step) <= 100 * most
+    assert calls_for_each(calls(many.step), calls(few.step)) == 0
 
 
 def test_a_step_where_nothing_has_moved_reads_no_columns(launches: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +189,7 @@ def test_a_scaler_s_clip_and_step_make_few_calls_for_each_parameter(launches: li
         scaler.scale(torch.ones(()))
         return calls(lambda: (scaler.clip_grad_norm_(optimizer, 1.0), scaler.step(optimizer)))
 
-    assert counted(110) - counted(10) <= 100 * 2
+    assert calls_for_each(counted(110), counted(10)) <= 2
 
 
 def test_a_gradient_replaced_between_clip_and_step_is_the_one_that_the_kernel_reads(launches: list[Any]) -> None:
