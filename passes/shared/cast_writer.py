@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from fxamp.graph import (
@@ -20,7 +21,7 @@ from fxamp.graph import (
     nesting_change,
     tensor_value,
 )
-from fxamp.graph.aliases import alias_of, given_back
+from fxamp.graph.aliases import alias_of, given_back, writes
 
 aten = torch.ops.aten
 
@@ -58,6 +59,11 @@ def _origin(value: torch.Tensor | None) -> AutogradInfo:
 def _given(node: Node) -> Node | None:
     """Return the input that ``node`` returns unchanged; None if there is none."""
     return alias_of(node) if node.target is operator.getitem else given_back(node)
+
+
+def _returned_writes(node: Node) -> list[Node]:
+    """Return the inputs that an op writes to; what it returns is one of them, in every gradient mode."""
+    return writes(node) if isinstance(node.target, OpOverload) else []
 
 
 class CastWriter:
@@ -103,9 +109,10 @@ class CastWriter:
             if origin.leaf:
                 self._leaves.add(node)
             return
-        if not self.grad_enabled or node.target in _DETACHING or is_data(node):
+        if node.target in _DETACHING or is_data(node):
             return
-        if any(source in self._needs_grad for source in node.all_input_nodes):
+        sources = node.all_input_nodes if self.grad_enabled else _returned_writes(node)
+        if any(source in self._needs_grad for source in sources):
             self._needs_grad.add(node)
 
     @property

@@ -5,10 +5,11 @@
 Prints each failure, as a shrunk program that runs by itself, when it is found; at the end how many programs were
 compared, how many a minute and how long each took, how often each kind of statement and each setting occurred, and
 what was refused; so it does when it is interrupted. A program that kills its process or takes longer than ten minutes
-is a failure too. Exits with 1 if there are failures.
+is a failure too, and what its threads were at is printed. Exits with 1 if there are failures.
 """
 
 import argparse
+import faulthandler
 import logging
 import sys
 import time
@@ -21,7 +22,7 @@ import torch._dynamo.guards
 from programs.search import Shrink, Tally, search
 from programs.statements import STATEMENTS
 from programs.strategy import Focus
-from programs.workers import Task, run_all
+from programs.workers import LIMIT, Task, run_all
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,8 +56,10 @@ def _one(task: Task) -> Tally:
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)  # torch would write a record of every graph
     torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # it flushes the processor's cache
+    faulthandler.dump_traceback_later(LIMIT - 10)  # what each thread of a program that hangs is at
     start = time.process_time()
     tally = search([task.number], task.focus, task.shrink)
+    faulthandler.cancel_dump_traceback_later()
     return replace(tally, seconds=time.process_time() - start)
 
 

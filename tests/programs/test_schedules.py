@@ -10,6 +10,7 @@ import pytest
 import torch
 from exhaustive import each_once
 from programs.compare import Refused, differences
+from programs.orders import random_order
 from programs.program import ALL, SCHEDULES, Declaration, Line, Program, Setting, Text
 from programs.search import Shrink, Tally
 from programs.strategy import Focus
@@ -117,3 +118,18 @@ def test_a_process_that_dies_costs_its_program_alone() -> None:
     for _, tally in run_all(_die_at_three, tasks, 2, float("inf")):
         total.add(tally)
     assert total.programs == 6 and list(total.failures) == ["the process died with status 7: search([3])"]
+
+
+def test_orders_are_of_one_sum() -> None:
+    """Three terms of which two are lost, or not, beside the third: some orders differ, and no number appears beside."""
+
+    def gradient(seed: int) -> float:
+        x = torch.zeros((), requires_grad=True)
+        y = x * 1
+        total = y * 1e8 + y * 3 - y * 1e8
+        with random_order(seed):
+            total.backward()
+        assert x.grad is not None
+        return x.grad.item()
+
+    assert {gradient(seed) for seed in range(16)} == {0.0, 3.0}

@@ -19,7 +19,7 @@ from programs.strategy import Focus
 _MOST = 50
 
 #: Seconds for one program.
-_LIMIT = 600.0
+LIMIT = 600.0
 
 _forkserver = get_context("forkserver")
 
@@ -66,10 +66,10 @@ class _Worker:
             self.process.join()
             self.left = 0
             return self._failed(f"the process died with status {self.process.exitcode}")
-        if time.monotonic() - self.since < _LIMIT:
+        if time.monotonic() - self.since < LIMIT:
             return None
         self.left = 0
-        return self._failed(f"the program takes longer than {_LIMIT:.0f} s")
+        return self._failed(f"the program takes longer than {LIMIT:.0f} s")
 
     def stop(self) -> None:
         self.pipe.close()

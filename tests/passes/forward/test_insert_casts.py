@@ -44,6 +44,14 @@ def in_a_body(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.utils.checkpoint.checkpoint(lambda h, v: h.mm(v) + h.mm(v), hidden, w, use_reentrant=False)
 
 
+def written_without_gradients(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """What the write returns is ``x``, which needs a gradient."""
+    with torch.no_grad():
+        doubled = x.mul_(2)
+    hidden = doubled.relu()
+    return hidden.mm(w) + hidden.mm(w)
+
+
 #: A program, its inputs, and how many casts are inserted and shared.
 CASTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[int, int]]] = {
     "nothing to cast": (lambda a: (a + 1).relu(), (ones(),), (0, 0)),
@@ -55,6 +63,7 @@ CASTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[int, 
     "a weight that float() gave back": (lambda w, a: a.mm(w) + a.mm(w.float()), (ones(leaf=True), ones()), (2, 2)),
     "a weight that to() gave back": (lambda w, a: a.mm(w) + a.mm(w.to("cpu")), (ones(leaf=True), ones()), (2, 2)),
     "a weight that type_as() gave back": (lambda w, a: a.mm(w) + a.mm(w.type_as(a)), (ones(leaf=True), ones()), (2, 2)),
+    "written without gradients": (written_without_gradients, (ones(leaf=True), ones(leaf=True)), (3, 1)),
     "in a body": (in_a_body, (ones(leaf=True), ones(leaf=True)), (3, 1)),
 }  # fmt: skip
 

@@ -78,6 +78,8 @@ def _loss(d: Draft, layer: str) -> str:
     between = d.pick(_OF_ROWS if len(d.shape(layer)) == 2 else _OF_SEQUENCES)
     logits = d.let(between.replace("{}", layer))
     target, form = _target(d, logits)
+    if "softmax" in target and d.place.region and d.place.lower is None:
+        logits = d.let(f"{logits}.float()")  # eager mode would multiply 16-bit logarithms; a graph has one dtype
     exact_target, exact_form = (text.replace(".float()", ".double()") for text in (target, form))
     loss = d.let(
         f"F.cross_entropy({logits}, {target}{form})",
