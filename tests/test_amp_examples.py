@@ -43,7 +43,7 @@ def tolerance(example: str, runner: Runner) -> float:
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize(
     "case",
-    [*exhaustive(CASES, ALWAYS), pytest.param(("accumulation", "inductor"), marks=pytest.mark.inductor)],
+    [*exhaustive(CASES, ALWAYS), pytest.param(("accumulation", "inductor"), marks=pytest.mark.exhaustive)],
     ids="-".join,
 )
 def test_an_example_trains_as_in_float32(case: tuple[str, str]) -> None:

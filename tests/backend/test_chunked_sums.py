@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.nn import functional as F
@@ -63,7 +64,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randn(ROWS, WIDTH, generator=generator), torch.randint(CLASSES, (ROWS,), generator=generator)
 
 
-@pytest.mark.parametrize("gradients", ["forward", "backward"])
+@pytest.mark.parametrize("gradients", exhaustive(["forward", "backward"], always=["backward"]))
 def test_one_sum_exists(tmp_path: Path, gradients: str) -> None:
     model, run = compiled(tmp_path, CHUNK, gradients)
     run(*batch()).backward()
@@ -77,7 +78,7 @@ def test_one_sum_exists(tmp_path: Path, gradients: str) -> None:
     assert making.most[(CHUNK, CLASSES), torch.bfloat16] <= 2, "logits and gradients of one chunk"
 
 
-@pytest.mark.parametrize("gradients", ["forward", "backward"])
+@pytest.mark.parametrize("gradients", exhaustive(["forward", "backward"], always=["backward"]))
 def test_gradients_are_those_of_float64_and_of_sums_out_of_place(
     tmp_path: Path, gradients: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -281,7 +281,7 @@ def test_a_scaler_sees_what_overflows(recipe: str) -> None:
     assert scaler.skipped_steps == 1
 
 
-@pytest.mark.inductor
+@pytest.mark.exhaustive
 def test_inductor_errs_no_more_and_hides_nothing() -> None:
     torch.manual_seed(0)
     model, x = Layers(), torch.randn(2, 16, 32)

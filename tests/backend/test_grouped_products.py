@@ -6,7 +6,7 @@ from typing import Any
 import experts_beside
 import pytest
 import torch
-from exhaustive import each_once
+from exhaustive import each_once, exhaustive
 from mxfp8_beside import EmulatedLinear
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -121,7 +121,7 @@ class Stacked(nn.Module):
         return (hidden @ last).square().mean()
 
 
-@pytest.mark.parametrize("kind", ["mxfp8-moe", "fp8-rowwise-moe"])
+@pytest.mark.parametrize("kind", exhaustive(["mxfp8-moe", "fp8-rowwise-moe"], always=["mxfp8-moe"]))
 def test_products_of_stacked_weights(kind: str) -> None:
     """Four products in a row; each rounds two operands to 2^-4 of a value at most."""
     torch.manual_seed(0)

@@ -368,7 +368,7 @@ class Warp(nn.Module):
         return sampled
 
 
-@pytest.mark.inductor
+@pytest.mark.exhaustive
 def test_inductor_reads_no_gradient_before_the_scatter_that_makes_it() -> None:
     torch.manual_seed(0)
     model, x = Warp(), torch.randn(2, 3, 6, 6)

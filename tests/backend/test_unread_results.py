@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import each_once
 from torch import Tensor, nn
 
 import fxamp
@@ -273,8 +274,7 @@ def masked(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return hidden.relu(), hidden[hidden > 0].sum(), (hidden * 2).sum(0)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("used", range(3))
+@each_once("used, dynamic", range(3), [False, True])
 def test_sizes_that_depend_on_values(used: int, dynamic: bool) -> None:
     leaves = [torch.randn(4, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)]
     options = {"policy": "cpu-bfloat16", "lowering": "aot_eager"}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from exhaustive import exhaustive
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -91,7 +92,7 @@ def test_a_scaler_unscales_what_is_left() -> None:
         torch.testing.assert_close(ours, whole, rtol=2**-6, atol=2**-8)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", exhaustive([False, True], always=[True]))
 def test_the_caller_gets_shape_dtype_and_device(dynamic: bool) -> None:
     model = compiled(dynamic=dynamic)
     for rows in (4, 6, 5):

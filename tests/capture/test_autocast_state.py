@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from torch import nn
 
 import fxamp
@@ -37,7 +38,7 @@ def test_regions_around_stay_open() -> None:
         torch.autocast_increment_nesting()
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+@pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["aot_eager"]))
 def test_a_kept_call_that_fails_leaves_eager_autocast_as_it_was(lowering: str) -> None:
     """The call is kept verbatim, in a region of its own; it fails while it is compiled, or when it runs."""
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-import pytest
 import torch
+from exhaustive import each_once
 from torch import Tensor
 
 
@@ -20,8 +20,7 @@ def a_size_twice(h: Tensor) -> Tensor:
     return h.view(rows, 2, -1)[:, :1].reshape(rows, -1)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("program", [a_quotient_as_size, a_sum_as_size, a_size_twice])
+@each_once("program, dynamic", [a_quotient_as_size, a_sum_as_size, a_size_twice], [False, True])
 def test_autocast_s_numbers(program: Callable[[Tensor], Tensor], dynamic: bool) -> None:
     """Longformer's chunks: Dynamo gives the size as a tensor, and what reads its number has no tensor as its value."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from exhaustive import exhaustive
 from parallel_programs import PROGRAMS, WIDTH
 from parallel_runs import by_autocast, by_fxamp
 from torch import Tensor
@@ -49,7 +50,7 @@ def test_inductor(mesh: DeviceMesh, scaled: bool) -> None:
         assert (part - expected).norm() <= 6 * eps * expected.norm(), name
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+@pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["aot_eager"]))
 def test_sizes_that_change_become_symbols(mesh: DeviceMesh, lowering: str) -> None:
     torch._dynamo.reset()
     program, before = PROGRAMS["mlp"], registry.count()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from exhaustive import each_once
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -159,9 +160,9 @@ EXPRESSIONS = {
 }
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS.values(), ids=EXPRESSIONS)
-@pytest.mark.parametrize("where", ["value", "index", "annotation", "default"])
-def test_deep_nesting(expression: str, where: str) -> None:
+@each_once("name, where", EXPRESSIONS, ["value", "index", "annotation", "default"])
+def test_deep_nesting(name: str, where: str) -> None:
+    expression = EXPRESSIONS[name]
     text = {
         "value": nested(expression),
         "index": nested(f"x\n        x[{expression}] = 'é'"),

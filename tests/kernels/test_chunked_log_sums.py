@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-import pytest
 import torch
+from exhaustive import each_once
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -45,9 +45,7 @@ USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@each_once("reduction, use, compiled", REDUCTIONS, USES, [False, True])
 def test_loss_log_sums_and_gradients_are_torchs(reduction: str, use: str, compiled: bool) -> None:
     def outcome(loss: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype) -> list[Tensor]:
         tensors = operands(dtype)

@@ -116,7 +116,7 @@ def test_in_a_backward_graph() -> None:
     assert OPS.check_unscale.default in {node.target for node in backward.graph.nodes}
 
 
-@pytest.mark.inductor
+@pytest.mark.exhaustive
 def test_in_graphs_under_inductor() -> None:
     assert_same_when_compiled("inductor")
     assert_backward_works("inductor")

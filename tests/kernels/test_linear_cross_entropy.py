@@ -182,7 +182,9 @@ def test_what_is_frozen_has_no_gradient(frozen: tuple[int, ...], gradients: Grad
             torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-5, atol=1e-5)
 
 
-@each_once("lowering, target", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)], [CLASSES, -1])
+@each_once(
+    "lowering, target", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)], [CLASSES, -1]
+)
 def test_what_is_no_class_raises(target: int, lowering: str | None) -> None:
     def loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
         return CHUNKED(x, w, None, target, None, 1, -100, 0.0, torch.float32, 2, "forward")

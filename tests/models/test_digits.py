@@ -7,6 +7,7 @@ from math import log
 import pytest
 import torch
 from error_rule import excess, relative_errors, worse_parameters
+from exhaustive import exhaustive
 from model_runs import Run, bfloat16_autocast, draws, run_of
 from sklearn.datasets import load_digits
 from torch import nn
@@ -53,7 +54,7 @@ def test_running_statistics_are_eager_autocasts(digits: tuple[Data, Data]) -> No
         assert torch.equal(buffer, theirs[name]), name
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+@pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["aot_eager"]))
 def test_gradients_are_no_further_from_float64_than_autocast(digits: tuple[Data, Data], lowering: str) -> None:
     images, labels = digits[0][0][:_BATCH], digits[0][1][:_BATCH]
     network, through_fxamp, exact = _network(), _network(), _network().double()

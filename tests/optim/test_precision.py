@@ -126,7 +126,7 @@ def test_second_moments_have_no_sign_and_small_bytes() -> None:
         ("bfloat16 by chance", torch.float32, Implementation.INTERPRETER),
         ("8bit by chance", torch.bfloat16, Implementation.INTERPRETER),
         ("by name", torch.float32, Implementation.INTERPRETER),
-        pytest.param("8bit", torch.float32, None, marks=pytest.mark.inductor),
+        pytest.param("8bit", torch.float32, None, marks=pytest.mark.exhaustive),
     ],
 )
 def test_generated_code_keeps_the_same_bits(name: str, dtype: torch.dtype, how: Implementation | None) -> None:

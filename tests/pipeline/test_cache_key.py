@@ -121,7 +121,7 @@ def test_a_change_misses_the_cache_and_a_repetition_hits_it(change: str) -> None
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("policy", ["cpu-float16", "auto"])
+@pytest.mark.parametrize("policy", exhaustive(["cpu-float16", "auto"], always=["auto"]))
 def test_a_backward_that_is_compiled_when_it_runs_is_of_this_fxamp(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from breaking_loops import REASON, Loops, loops
+from exhaustive import each_once
 from small_models import Layer
 from torch import Tensor, nn
 
@@ -86,8 +87,7 @@ def train(model: Callable[[Tensor], Tensor], x: Tensor, scaler: fxamp.GradScaler
             scaler.update()
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("kind", CASES)
+@each_once("kind, scaled", CASES, [False, True])
 def test_the_reason_is_logged_once(kind: type[nn.Module], scaled: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Twice for two models: Dynamo forgets its reasons in a reset, fxamp does not."""
     make, reason = CASES[kind]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import each_once
 from torch import Tensor, nn
 
 import fxamp
@@ -88,8 +89,7 @@ def disabled() -> Iterator[None]:
 Make = Callable[[dict[str, Any]], tuple[nn.Module, nn.Module]]
 
 
-@pytest.mark.parametrize("half", [True, False])
-@pytest.mark.parametrize("make", [skipped, returned, never_called, of_torch, bound, copied, in_float32])
+@each_once("make, half", [skipped, returned, never_called, of_torch, bound, copied, in_float32], [True, False])
 def test_gradients_are_true(make: Make, half: bool) -> None:
     """Clipped without unscale_, as the README promises, they train as torch's unscaled and clipped ones."""
     scaler = fxamp.GradScaler("cpu", init_scale=SCALE)

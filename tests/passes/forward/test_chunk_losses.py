@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from bench_graph import Workbench, policy, workbench
-from exhaustive import exhaustive
+from exhaustive import each_once
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -207,9 +207,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
-@pytest.mark.parametrize("gradients", ["forward", "backward"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@each_once("name, gradients, lowering", PROGRAMS, ["forward", "backward"], ["eager", "aot_eager"])
 def test_results_are_those_of_the_whole_loss(name: str, gradients: str, lowering: str) -> None:
     """Up to the rounding of 16 bits, beside eager autocast."""
     module, x, target = PROGRAMS[name]
@@ -219,8 +217,8 @@ def test_results_are_those_of_the_whole_loss(name: str, gradients: str, lowering
         torch.testing.assert_close(one, autocast, rtol=2**-6, atol=2**-6 * float(autocast.abs().max()))
 
 
-@pytest.mark.inductor
-@pytest.mark.parametrize("name", exhaustive(["shifted", "distilled"], always=["shifted"]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["shifted", pytest.param("distilled", marks=pytest.mark.inductor)])
 def test_results_are_those_of_the_whole_loss_under_inductor(name: str) -> None:
     test_results_are_those_of_the_whole_loss(name, "forward", "inductor")
 
@@ -234,9 +232,7 @@ def cut_by_compiling(module: nn.Module, x: Tensor, target: Tensor) -> int:
 CONVERTED = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-@pytest.mark.parametrize("exact_head", [False, True])
-@pytest.mark.parametrize("second", CONVERTED)
-@pytest.mark.parametrize("first", CONVERTED)
+@each_once("first, second, exact_head", CONVERTED, CONVERTED[::-1], [False, True])
 def test_conversions_keep_the_error_of_autocast(first: torch.dtype, second: torch.dtype, exact_head: bool) -> None:
     """Whatever logits are converted to before the loss, and whether the layer computes in 16 bits."""
     module = Head(lambda logits: logits.to(first).to(second), weight=torch.arange(1.0, 13).to(second))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from bench_graph import Workbench, policy, workbench
+from exhaustive import each_once
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -113,9 +114,7 @@ def ours(module: nn.Module, x: Tensor, target: Tensor, rules: Policy | str, **op
     return outcome(torch.compile(module, backend="fxamp", options=settings), module, x, target)
 
 
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("form", FORMS)
+@each_once("form, dtype, named", FORMS, [torch.bfloat16, torch.float16], [False, True])
 def test_it_computes_as_torchs_under_autocast(form: str, dtype: torch.dtype, named: bool) -> None:
     """Under autocast in bfloat16 bit for bit; else with an error of at most autocast's whole loss.
 

@@ -199,6 +199,7 @@ def test_where_losses_part() -> None:
     assert Training(base, [3.0, math.nan, 1.0, 0.5], exact).parted == 1
 
 
+@pytest.mark.exhaustive
 def test_the_chart_shows_every_policy_of_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exhaustive import exhaustive
 from policy_runs import run, written
 
 from fxamp.tools.policy.batches import load_work
@@ -59,7 +60,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("name", ["cuda-bfloat16", "cuda-bfloat16-lean"])
+@pytest.mark.parametrize("name", exhaustive(["cuda-bfloat16", "cuda-bfloat16-lean"], always=["cuda-bfloat16-lean"]))
 def test_the_error_is_that_of_other_seeds(name: str, tmp_path: Path) -> None:
     file = written(tmp_path, MODEL)
     work = load_work(file, lambda _: None)
