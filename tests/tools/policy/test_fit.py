@@ -12,13 +12,10 @@ from xml.etree import ElementTree
 import pytest
 from commands import mistake
 from policy_runs import run, written
-from torch import nn
 
 from fxamp.errors import OptionError
-from fxamp.policy import Category, Policy, variant_names
+from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
-from fxamp.policy.model.recipe import FNUZ, RECIPES_OF
-from fxamp.policy.model.site import Site
 from fxamp.tools.bench.command import main as bench
 from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel, Moment, Peak
 from fxamp.tools.bench.cost.row import Rates
@@ -28,10 +25,10 @@ from fxamp.tools.policy.command import main
 from fxamp.tools.policy.fit import choice, counts
 from fxamp.tools.policy.fit.answer import policy_text
 from fxamp.tools.policy.fit.counts import Counting, Form
-from fxamp.tools.policy.fit.decisions import AS_BASE, Language, Option
+from fxamp.tools.policy.fit.decisions import Language
 from fxamp.tools.policy.fit.errors import Measuring
 from fxamp.tools.policy.fit.gpus import GPUS
-from fxamp.tools.policy.fit.layers import as_of, by_scope, scopes, shortened
+from fxamp.tools.policy.fit.layers import scopes
 from fxamp.tools.policy.fit.prices import Price
 from fxamp.tools.policy.fit.search import Candidate
 from fxamp.tools.policy.fit.store import Store
@@ -328,161 +325,6 @@ def test_scipy_is_named_where_it_is_missing(
 ) -> None:
     monkeypatch.setattr(choice, "find_spec", lambda _: None)
     assert "'fxamp[fit]'" in mistake(main, ["fit", model(tmp_path)], capsys)
-
-
-def test_layers_that_are_alike_are_one_with_first_and_last_apart() -> None:
-    net = nn.Sequential(nn.Linear(2, 3), nn.Sequential(*(nn.Linear(3, 3) for _ in range(5))), nn.Linear(3, 1))
-    names = [(part.name, part.modules, part.size) for part in scopes(net)]
-    assert names == [
-        ("first of 1", ("1.0",), 1),
-        ("middle of 1", ("1.1", "1.2", "1.3"), 3),
-        ("last of 1", ("1.4",), 1),
-        ("rest", (".0", ".2"), 1),
-    ]
-    with shortened(net):
-        assert [part.modules for part in scopes(net)][:3] == [("1.0",), ("1.1",), ("1.2",)] and len(net[1]) == 3
-    assert len(net[1]) == 5
-    (whole,) = scopes(nn.Linear(2, 2))
-    assert whole.modules == ()
-
-
-def test_bytes_in_use_are_those_of_the_part_that_runs_or_ran_before() -> None:
-    net = nn.Sequential(nn.Linear(2, 3), nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))), nn.Linear(3, 1))
-    forward = [Moment("forward", *one) for one in (("0", 1), ("1.0", 2), ("1.1", 5), ("1.1", 4), ("1.2", 6), ("2", 9))]
-    moments = [*forward, Moment("backward", "2", 8), Moment("backward", "1.2", 7), Moment("backward", "0", 3)]
-    assert by_scope(scopes(net), moments) == {
-        "forward, after start": 1,
-        "forward, first of 1": 2,
-        "forward, after first of 1": 2,
-        "forward, middle of 1": 5,
-        "forward, after middle of 1": 4,
-        "forward, last of 1": 6,
-        "forward, after last of 1": 9,
-        "backward, after last of 1": 8,
-        "backward, last of 1": 7,
-    }
-
-
-def test_a_kernel_that_runs_while_other_layers_do_is_counted_with_these() -> None:
-    net = nn.Sequential(nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))), nn.Linear(3, 1))
-    forward = [
-        ("0.0", 1),
-        ("0.1", 2),
-        ("0.0", 3),
-        ("0.0", 4),
-        ("0.1", 5),
-        ("0.1", 5),
-        ("0.2", 6),
-        ("1", 9),
-        ("0.0", 10),
-    ]
-    backward = [("1", 8), ("0.1", 9), ("0.2", 7), ("0.2", 6), ("0.1", 5), ("0.1", 4), ("0.0", 4)]
-    moments = [Moment(stage, *one) for stage, own in (("forward", forward), ("backward", backward)) for one in own]
-    assert by_scope(scopes(net), moments) == {
-        "forward, after start": 0,
-        "forward, first of 0": 4,
-        "forward, after first of 0": 4,
-        "forward, middle of 0": 5,
-        "forward, after middle of 0": 5,
-        "forward, last of 0": 6,
-        "forward, after last of 0": 10,
-        "backward, after last of 0": 9,
-        "backward, last of 0": 7,
-        "backward, middle of 0": 5,
-        "backward, after middle of 0": 4,
-        "backward, first of 0": 4,
-        "backward, after first of 0": 4,
-    }
-
-
-def test_what_the_middle_adds_stands_for_first_and_last() -> None:
-    parts = scopes(nn.Sequential(nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))))
-    order = [f"forward, {part} of 0" for part in ("first", "middle", "last")]
-    order += ["forward, after last of 0", *(f"backward, {part} of 0" for part in ("last", "middle", "first"))]
-    middle = dict(zip(order, (0, -1, -8, -9, -7, -6, 0), strict=True))
-    first, own, last = (as_of(part, parts, middle) for part in parts)
-    assert own == middle
-    assert [first[name] for name in order] == [-1, -8, -8, -9, -7, -7, -6]
-    assert [last[name] for name in order] == [0, 0, -1, -9, -6, 0, 0]
-
-
-def test_every_option_is_a_policy_that_loads() -> None:
-    base = Policy.load("cuda-bfloat16")
-    language = Language(base, [*RECIPES_OF])
-    net = nn.ModuleList([nn.Linear(8192, 8192, device="meta") for _ in range(4)])
-    decisions = language.decisions(scopes(net), net)
-    for decision in decisions:
-        for option in decision.options[1:]:
-            policy = language.policy(base, [option])
-            assert policy != base and Policy.loads(policy.dumps()) == policy
-    recipes = {option.name for own in decisions if own.name == "products" for option in own.options}
-    of_hopper = {f"fp8 {recipe}" for recipe in RECIPES_OF[Category.FP8] if recipe not in FNUZ.values()}
-    variants = [Policy.load(name) for name in variant_names() if name.startswith("cuda-bfloat16-")]
-    casts = {rule.cast for variant in variants for rule in variant.rules if rule.cast in RECIPES_OF}
-    every = {f"{cast} {recipe}" for cast in casts for recipe in RECIPES_OF[cast] if recipe not in FNUZ.values()}
-    assert recipes == {AS_BASE, *every}
-    hopper = Language(base, ("fp8",)).decisions(scopes(net), net)
-    assert {o.name for own in hopper if own.name == "products" for o in own.options} == {AS_BASE, *of_hopper}
-    assert not any(own.name == "products" for own in Language(base).decisions(scopes(net), net))
-
-
-def test_routers_and_heads_may_be_in_float32_where_a_model_has_them() -> None:
-    base = Policy.load("cuda-bfloat16")
-    language = Language(base)
-
-    def forms(model: nn.Module) -> dict[str, Option]:
-        own = [one for one in language.decisions(scopes(model), model) if one.name == "routers and heads"]
-        return {option.name: option for one in own for option in one.options[1:]}
-
-    layers = nn.ModuleList([nn.ModuleDict({"router": nn.Linear(64, 4), "up": nn.Linear(64, 64)}) for _ in range(3)])
-    mixture = nn.ModuleDict({"layers": layers, "norm": nn.LayerNorm(64)})
-    assert not forms(nn.ModuleList([nn.Linear(8, 8)])) and [*forms(mixture)] == ["in float32"]
-    exact = forms(mixture)["in float32"]
-    mixtures = Policy.load("cuda-bfloat16-moe")
-    assert {*exact.rules} == {rule for rule in mixtures.rules if rule.cast is Category.FP32} - {*base.rules}
-    norms = next(own for own in language.decisions(scopes(mixture), mixture) if own.name.startswith("norms"))
-    stream = next(option for option in norms.options if option.name == "both in 16 bits")
-    assert any(rule.id.startswith("moe-routers--") for rule in language.policy(base, [stream]).rules)
-    together = language.policy(base, [stream, exact])
-    rule = together.ruling(Site("aten::linear", "layers.2.router")).rule
-    assert rule is not None and rule.cast is Category.FP32
-
-
-def test_all_options_of_lean_together_are_lean() -> None:
-    base, lean = Policy.load("cuda-bfloat16"), Policy.load("cuda-bfloat16-lean")
-    language = Language(base)
-    words = {"8 bits, or computed again", "looked up again", "in chunks of 2048"}
-    options = [o for own in language.decisions(scopes(None), None) for o in own.options if o.name in words]
-    ids = [rule.id for rule in language.policy(base, options).rules]
-    extra = {"kept-images", "kept-pointwise-convolutions"}
-    assert [name for name in ids if name not in extra] == [rule.id for rule in lean.rules]
-
-
-@pytest.mark.parametrize(
-    ("variant", "names"),
-    [
-        ("lean", {"8 bits, or computed again", "looked up again", "in chunks of 2048", "8bit"}),
-        (
-            "leanest",
-            {
-                "8 bits, norms' inputs too, or computed again",
-                "looked up again",
-                "computed again",
-                "in chunks of 1024",
-                "8bit",
-            },
-        ),
-        ("fast-norms", {"norms in 16 bits"}),
-        ("fast", {"both in 16 bits"}),
-        ("fp8", {"fp8 tensorwise"}),
-    ],
-)
-def test_a_shipped_policy_is_near_a_choice_of_options(variant: str, names: set[str]) -> None:
-    language = Language(Policy.load("cuda-bfloat16"), ("fp8",))
-    policy = Policy.load(f"cuda-bfloat16-{variant}")
-    decisions = language.decisions(scopes(None), None)
-    assert {one.options[one.nearest(policy)].name for one in decisions} - {AS_BASE} == names
-    assert not any(one.nearest(Policy.load("cuda-bfloat16")) for one in decisions)
 
 
 @pytest.mark.exhaustive

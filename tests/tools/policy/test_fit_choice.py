@@ -187,7 +187,7 @@ def test_nothing_fits_and_what_would_bring_most_is_counted() -> None:
     search.look(limits, "time")
     assert search.best(limits, "time") is None
     search.look(Limits(square=limits.square), "memory")
-    smallest = search.best(Limits(math.inf, limits.square), "memory", shipped=False)
+    smallest = search.best(Limits(math.inf, limits.square), "memory", search.composed)
     assert smallest is not None and smallest.price.memory == 500.0
     step = search.next_smaller(smallest)
     assert step is not None

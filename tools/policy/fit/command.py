@@ -186,7 +186,7 @@ def _notes(options: Namespace, search: Search, best: Candidate | None, limits: L
 
 def _beside_shipped(search: Search, best: Candidate, limits: Limits, prefer: str) -> str:
     """Say how ``best``, which was composed, is beside the best shipped policy within the limits."""
-    other = search.best(limits, prefer, composed=False)
+    other = search.best(limits, prefer, search.shipped)
     if other is None:
         return "no shipped policy is within the limits"
     own, theirs = best.price, other.price
@@ -211,7 +211,7 @@ def _missing(search: Search, limits: Limits) -> str:
     least = _smallest(search, limits)
     if beyond := [*replace(limits, memory=inf).excesses(least.price)]:
         return f"nothing fits: {least.name}, which has the least error, is {' and '.join(beyond)}"
-    composed = search.best(replace(limits, memory=inf), "memory", shipped=False) or least
+    composed = search.best(replace(limits, memory=inf), "memory", search.composed) or least
     text = (
         f"nothing fits: {size(round(least.price.memory - limits.memory))} are missing; the smallest within the other "
         f"limits is {least.name}, whose fullest moment is the {least.price.fullest}"

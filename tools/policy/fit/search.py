@@ -1,6 +1,6 @@
 """Choose by the sum of prices, verify the whole policy, take the prices from there, and choose again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -115,19 +115,23 @@ class Search:
         """Add a candidate, and return it, or the one that decides the same."""
         return self.candidates.setdefault(candidate.policy.digest, candidate)
 
-    def best(self, limits: Limits, prefer: str, shipped: bool = True, composed: bool = True) -> Candidate | None:
-        """Return the best of all candidates within ``limits``; of equals, the one with the fewest rules.
+    @property
+    def shipped(self) -> list[Candidate]:
+        """The base, and the shipped policies."""
+        return [candidate for candidate in self.candidates.values() if not candidate.options]
+
+    @property
+    def composed(self) -> list[Candidate]:
+        """The base, and what this search has put together."""
+        return [one for one in self.candidates.values() if one.options or one.price == self.base]
+
+    def best(self, limits: Limits, prefer: str, among: Iterable[Candidate] | None = None) -> Candidate | None:
+        """Return the best candidate within ``limits``, or the best ``among`` some; of equals, that of fewest rules.
 
         The optimizer's state is rounded where memory is least, or short: its rounding is not in the gradient's error.
-
-        Without ``shipped`` the best of the base and of those that this search has put together; without ``composed``
-        that of the others.
         """
-        good = [candidate for candidate in self.candidates.values() if limits.hold(candidate.price)]
-        if not shipped:
-            good = [candidate for candidate in good if candidate.options or candidate.price == self.base]
-        if not composed:
-            good = [candidate for candidate in good if not candidate.options]
+        every = self.candidates.values() if among is None else among
+        good = [candidate for candidate in every if limits.hold(candidate.price)]
 
         def order(one: Candidate) -> tuple[float, ...]:
             memory, time, square = one.price.numbers
