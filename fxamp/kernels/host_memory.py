@@ -64,9 +64,7 @@ def await_copies(targets: Sequence[Tensor], device: torch.device, others: Sequen
     If one of them is in the host's memory, the host waits too. ``others``: what must exist until then, as the sources
     of the copies.
     """
-    await_copies_of(device)
-    if any(target.is_cpu for target in targets):
-        _finish(device)
+    await_copies_of(device, targets)
 
 
 @send_to_host.register_fake
@@ -79,10 +77,15 @@ def _(host: Tensor, device: torch.device, after: Sequence[Tensor]) -> Tensor:
     return torch.empty_like(host[0], device=device)
 
 
-def await_copies_of(device: torch.device) -> None:
-    """Let all later work on the current stream of ``device`` wait for the device's copies so far."""
+def await_copies_of(device: torch.device, targets: Sequence[Tensor] = ()) -> None:
+    """Let all later work on the current stream of ``device`` wait for the device's copies so far.
+
+    The host waits too if one of ``targets`` is in its memory.
+    """
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(_stream(device))
+    if any(target.is_cpu for target in targets):
+        _finish(device)
 
 
 def _begin(target: Tensor, source: Tensor, device: torch.device) -> None:

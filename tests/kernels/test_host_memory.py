@@ -112,7 +112,7 @@ def test_a_copy_runs_beside_the_program_after_the_work_so_far(streams: Streams) 
 def test_the_host_waits_for_copies_to_its_memory_alone(place: str, waits: int, streams: Streams) -> None:
     """Of one copy among several; "meta" stands for the GPU."""
     targets = [torch.empty(2, device="meta"), torch.empty(2, device=place)]
-    host_memory.await_copies._init_fn(targets, GPU, [])  # type: ignore[attr-defined]
+    host_memory.await_copies_of(GPU, targets)
     expected = ["program of 1 waits for copies of 1", "the host waits for copies of 1"]
     assert streams.asked == expected[: 1 + waits]
 
