@@ -12,7 +12,7 @@ A new 16-bit dtype needs a name here, and then
     products in fp8                fxamp/policy/model/recipe.py; their arithmetic is in fxamp/kernels/products
     values kept for the backward   fxamp/policy/model/keep.py; their arithmetic is in passes/shared/kept_packing.py
     an optimizer's state           fxamp/policy/model/optimizer_table.py, fxamp/optim/precision; its arithmetic:
-                                   fxamp/kernels/small_floats.py
+                                   fxamp/kernels/blockwise_8bit.py
 
 ``fxamp/torch_dtypes.py`` has torch's dtype for each name.
 """

@@ -7,7 +7,7 @@
     torch.ops.fxamp.check_unscale_norm(gradients, inv_scale, dtype)
 
 Other kernels are ops that AOTAutograd traces: products in 8 and 4 bits (``products``), a loss in chunks of rows
-(``linear_cross_entropy``, ``chunk_sums``), floats in fewer bits (``small_floats``), copies to the host's memory
+(``linear_cross_entropy``, ``chunk_sums``), floats in fewer bits (``blockwise_8bit``), copies to the host's memory
 (``host_memory``), and gradients that an optimizer takes during the backward (``hand_over``).
 
 On a CUDA device this is a generated Triton kernel; elsewhere, or without Triton, it is the reference in ATen ops. One

@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
-from fxamp.kernels.small_floats import CODES, SCALES, block_scales, decode, draw_key, encode, round_by_chance
+from fxamp.kernels.blockwise_8bit import CODES, SCALES, block_scales, decode, draw_key, encode, round_by_chance
 from fxamp.passes.base import Context, Pass, Result
 
 aten = torch.ops.aten

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxamp.kernels.small_floats import (
+from fxamp.kernels.blockwise_8bit import (
     BLOCK,
     CODES,
     block_scales,

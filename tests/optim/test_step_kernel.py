@@ -16,7 +16,7 @@ from user_optimizers import Counting
 
 import fxamp
 from fxamp.kernels import Implementation, forced
-from fxamp.kernels.small_floats import SCALES
+from fxamp.kernels.blockwise_8bit import SCALES
 from fxamp.optim import Factors, guarded
 from fxamp.optim.kernels.launch import StepKernel
 from fxamp.optim.kernels.launch_size import STEP_OPTIONS, step_block

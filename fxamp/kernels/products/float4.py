@@ -16,7 +16,7 @@ nothing anew that is random; a second backward of a graph (``retain_graph``) dra
 import torch
 from torch import Tensor
 
-from fxamp.kernels.small_floats import mixed
+from fxamp.kernels.blockwise_8bit import mixed
 
 LARGEST = 6.0
 _LARGEST_SCALE, _LEAST_SCALE = 448.0, 2.0**-6

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fxamp.kernels.blockwise_8bit import BLOCK, DECOMPOSITIONS, SCALES, block_scales, decode, draw_key, round_by_chance
 from fxamp.kernels.gradient_source import CARRIER, WIDEN
 from fxamp.kernels.launch_plan import ALIGNMENT, CHUNK
-from fxamp.kernels.small_floats import BLOCK, DECOMPOSITIONS, SCALES, block_scales, decode, draw_key, round_by_chance
+from fxamp.optim.kernels.blockwise_8bit_lines import chance_lines, decode_lines, encode_lines, key_lines, scales_lines
 from fxamp.optim.kernels.expressions import ARITHMETIC, CARRIED, COMPARISONS, SAME, divide, power, root
 from fxamp.optim.kernels.scalar_nodes import is_flat, is_numbers, prepared_nodes, skipping
-from fxamp.optim.kernels.small_float_lines import chance_lines, decode_lines, encode_lines, key_lines, scales_lines
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fxamp.errors import UnsupportedOpError
-from fxamp.kernels.small_floats import block_scales, decode, encode
+from fxamp.kernels.blockwise_8bit import block_scales, decode, encode
 from fxamp.optim.shards import joined, local
 
 BFLOAT16 = "bfloat16"
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 class PackedTensor(Tensor):
     """``parts`` hold the elements in the order of memory: bfloat16 values, or codes and scales.
 
-    ``form``: "bfloat16", or one of :data:`fxamp.kernels.small_floats.CODES`.
+    ``form``: "bfloat16", or one of :data:`fxamp.kernels.blockwise_8bit.CODES`.
     """
 
     parts: tuple[Tensor, ...]

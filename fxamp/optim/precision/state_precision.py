@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError, nearest
-from fxamp.kernels.small_floats import mixed
+from fxamp.kernels.blockwise_8bit import mixed
 from fxamp.optim.precision.never_negative import is_negative_somewhere
 from fxamp.optim.precision.packed_tensor import PackedTensor, is_packed, unpacked
 from fxamp.optim.reading.layout import Layout

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxamp.capture import Captured
+from fxamp.kernels.blockwise_8bit import DECOMPOSITIONS
 from fxamp.kernels.dispatch import Implementation, implementation
-from fxamp.kernels.small_floats import DECOMPOSITIONS
 from fxamp.optim.errors import NotCompilableError
 from fxamp.optim.grouping.parameter_kinds import same_order
 from fxamp.optim.grouping.shared_programs import ProgramUse

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxamp.capture import Captured
 from fxamp.graph import format_graph
-from fxamp.kernels.small_floats import block_scales, decode, encode
+from fxamp.kernels.blockwise_8bit import block_scales, decode, encode
 from fxamp.optim.tracing.trace import fake_mode
 from fxamp.passes.base import Context
 from fxamp.passes.step.pack_state import COMPENSATION, COUNT, ROLE, STREAM, PackState

@@ -1,6 +1,6 @@
-"""The ops of :mod:`fxamp.kernels.small_floats` as lines of generated Triton code, with the same results bit for bit."""
+"""The ops of :mod:`fxamp.kernels.blockwise_8bit` as lines of generated Triton code, with the same bits."""
 
-from fxamp.kernels.small_floats import BLOCK, CODES, LARGEST, LAST, ROUNDS, STRIDE, signed, successor
+from fxamp.kernels.blockwise_8bit import BLOCK, CODES, LARGEST, LAST, ROUNDS, STRIDE, signed, successor
 
 
 def mixed_lines(name: str) -> list[str]:
