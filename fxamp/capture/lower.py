@@ -6,6 +6,7 @@ because a naive retrace drops custom gradients, and anything that fails to trace
 """
 
 import itertools
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -173,9 +174,16 @@ class _Lowering(Interpreter):
         return self._record(n, value)
 
     def _keep(self, n: Node, reason: str) -> Any:
-        """Record the node verbatim; its value is the one that Dynamo recorded."""
+        """Record the node verbatim; its value is the one that Dynamo recorded, if that is still what it was.
+
+        Where the program changes its shape or strides in place, as by ``t_``, Dynamo's value has those of the end; it
+        is computed again, but for what only runs inside of a torch.func transform.
+        """
+        value = n.meta.get("example_value")
         with proxy_tensor.disable_proxy_modes_tracing():
-            value = pytree.tree_map_only(torch.Tensor, _result, fake_like(n.meta.get("example_value"), self._mode))
+            if reason != IN_TRANSFORM and _is_changed_in_place(n):
+                value = getattr(self, n.op)(n.target, *self.fetch_args_kwargs_from_env(n))
+            value = pytree.tree_map_only(torch.Tensor, _result, fake_like(value, self._mode))
         return self._record(n, value, reason)
 
     def _record(self, n: Node, value: Any, reason: str = "") -> Any:
@@ -201,6 +209,19 @@ class _Lowering(Interpreter):
             value = self._held.fake("_tensor_constant", value)
         unwrapped = tracer.unwrap_proxy(value)
         return unwrapped.node if isinstance(unwrapped, Proxy) else unwrapped
+
+
+def _is_changed_in_place(n: Node) -> bool:
+    """Whether Dynamo's graph returns a result of ``n`` again, from a call that changed it in place."""
+    results = {id(value) for value in _tensors(n)}
+    part = {n} | {user for user in n.users if user.target is operator.getitem}
+    later = {user for own in part for user in own.users} - part
+    return any(id(value) in results for user in later for value in _tensors(user))
+
+
+def _tensors(n: Node) -> list[torch.Tensor]:
+    leaves = pytree.tree_leaves(n.meta.get("example_value"))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _result(value: torch.Tensor) -> torch.Tensor:

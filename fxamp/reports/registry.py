@@ -28,10 +28,12 @@ def remember(record: GraphRecord, under_autocast: bool) -> Runs:
 
 
 def _keep_as(number: int) -> Callable[[Runs], None]:
+    graphs, following = _graphs, _following  # the module's names are gone when the last models go, at exit
+
     def keep(graph: Runs) -> None:
         if not graph.forgotten:
-            _graphs[number] = graph
-        _following.clear()
+            graphs[number] = graph
+        following.clear()
 
     return keep
 

@@ -8,6 +8,8 @@ weights. Policies with ``outputs = "keep"`` return the dtypes that the casts pro
    if the program continues with 16-bit tensors (:data:`fxamp.capture.NARROW_OUTPUTS`): autocast would not change it.
 3. Outputs that share memory still do: their common base is cast once, and they become the same views of that cast. One
    tensor that is returned twice stays one tensor.
+4. No gradient goes where it did not: what was made where gradients are off is detached, and where the graph ends with
+   gradients off, the casts of what was made with gradients on are made with them on.
 """
 
 import operator
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.capture import NARROW_OUTPUTS, OUTPUT_DTYPES
@@ -43,10 +45,16 @@ class RestoreOutputs(Pass[CastContext]):
         casts, writer = CastWriter(gm.graph, grad=False), GraphWriter(gm.graph, context.mode)
         leaves, spec = pytree.tree_flatten(output.args[0])
         wrong = _wrong(output)
-        rebuilder = _Rebuilder(output, casts, writer, AliasSets(gm.graph))
+        learning = _made_with_gradients(gm.graph, torch.is_grad_enabled())
+        rebuilder = _Rebuilder(output, casts, writer, AliasSets(gm.graph), learning)
+        switched = bool(wrong) and bool(learning) and output not in learning
         with context.computing():
+            if switched:
+                _switch_gradients(output, True)
             for index, dtype in wrong.items():
                 leaves[index] = rebuilder.restore(leaves[index], dtype)
+            if switched:
+                _switch_gradients(output, False)
         if wrong:
             output.args = (pytree.tree_unflatten(leaves, spec),)
             gm.recompile()
@@ -60,13 +68,19 @@ class RestoreOutputs(Pass[CastContext]):
 
 
 class _Rebuilder:
-    """Returns outputs in their captured dtype: by a cast, or as views of the cast of their common base."""
+    """Returns outputs in their captured dtype: by a cast, or as views of the cast of their common base.
 
-    def __init__(self, output: Node, casts: CastWriter, writer: GraphWriter, aliases: AliasSets) -> None:
+    ``learning``: the nodes where gradients are on.
+    """
+
+    def __init__(
+        self, output: Node, casts: CastWriter, writer: GraphWriter, aliases: AliasSets, learning: set[Node]
+    ) -> None:
         self._output = output
         self._casts = casts
         self._writer = writer
         self._aliases = aliases
+        self._learning = learning
         self._made: dict[tuple[Node, torch.dtype], Node] = {}
         self._copies: dict[tuple[Node, torch.dtype], Node] = {}
 
@@ -101,10 +115,29 @@ class _Rebuilder:
 
     def _copy(self, node: Node, sources: dict[Node, Node]) -> Node:
         with node.graph.inserting_before(self._output):
-            return self._writer.copy(node, sources)
+            copy = self._writer.copy(node, sources)
+            if node in self._learning or not self._learning or tensor_value(node) is None:
+                return copy
+            return self._writer.call(torch.ops.aten.detach.default, copy, near=node, why=_WHY)
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
         return self._casts.cast(node, dtype, self._output, _WHY) if tensor_value(node) is not None else node
+
+
+def _made_with_gradients(graph: Graph, on: bool) -> set[Node]:
+    """Return the nodes of ``graph`` at which gradients are on; ``on``: at its first."""
+    learning = set()
+    for node in graph.nodes:
+        if node.target is torch._C._set_grad_enabled:
+            on = bool(node.args[0])
+        if on:
+            learning.add(node)
+    return learning
+
+
+def _switch_gradients(output: Node, on: bool) -> None:
+    with output.graph.inserting_before(output):
+        output.graph.call_function(torch._C._set_grad_enabled, (on,))
 
 
 def _viewed(call: Node, result: Node) -> list[Node]:
@@ -116,6 +149,8 @@ def _viewed(call: Node, result: Node) -> list[Node]:
     sources = aliased_inputs(call)
     if not isinstance(call.target, OpOverload):
         return sources if is_data(call) else []
+    if call.target is torch.ops.aten.contiguous.default and _strides(call) != _strides(sources[0]):
+        return []
     if is_view(call) and len(sources) == 1:
         return sources
     if all(_memory(result).isdisjoint(_memory(source)) for source in sources):
@@ -126,6 +161,11 @@ def _viewed(call: Node, result: Node) -> list[Node]:
 def _dtype(node: Node) -> torch.dtype | None:
     value = tensor_value(node)
     return None if value is None else value.dtype
+
+
+def _strides(node: Node) -> tuple[object, ...]:
+    value = tensor_value(node)
+    return () if value is None else tuple(value.stride())
 
 
 def _memory(node: Node) -> set[int]:

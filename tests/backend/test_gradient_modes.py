@@ -1,0 +1,132 @@
+"""Gradients go where they go under eager autocast, whatever the program makes under ``no_grad`` and ``enable_grad``."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from exhaustive import each_once
+from like_autocast import compile_with, leaf
+from torch import Tensor
+from torch.nn import functional as F
+
+Results = tuple[Tensor, ...]
+
+
+def view_without_gradients(x: Tensor, w: Tensor) -> Results:
+    h = F.linear(x, w)
+    with torch.no_grad():
+        v = h[:, :-1]
+    return h, v, v * 2
+
+
+def view_of_such_a_view(x: Tensor, w: Tensor) -> Results:
+    h = F.linear(x, w)
+    with torch.no_grad():
+        v = h.t()
+    return h, v[1:], v
+
+
+def copy_without_gradients(x: Tensor, w: Tensor) -> Results:
+    h = F.linear(x, w)
+    with torch.no_grad():
+        v = h[:, :-1].contiguous().view(-1)
+    return h, v
+
+
+def broken_without_gradients(x: Tensor, w: Tensor) -> Results:
+    h = F.linear(x, w)
+    with torch.no_grad():
+        v = h[1:]
+        torch._dynamo.graph_break()
+        u = v * 2
+    return h * 1, u, v * 3
+
+
+@torch.no_grad()
+def product_with_gradients(x: Tensor, w: Tensor) -> Results:
+    h = F.linear(x, w)
+    with torch.enable_grad():
+        v = F.linear(x, w)
+    return h, v
+
+
+@torch.no_grad()
+def broken_with_gradients(x: Tensor, w: Tensor) -> Results:
+    h = F.linear(x, w)
+    with torch.enable_grad():
+        v = F.linear(x, w)
+        torch._dynamo.graph_break()
+        u = v * 2
+    return h * 1, u, v
+
+
+PROGRAMS = (
+    view_without_gradients,
+    view_of_such_a_view,
+    copy_without_gradients,
+    broken_without_gradients,
+    product_with_gradients,
+    broken_with_gradients,
+)
+
+
+@each_once("program, lowering", PROGRAMS, ["eager", "aot_eager"])
+def test_each_result_has_autocasts_gradients(program: Callable[..., Results], lowering: str) -> None:
+    """None and zeros are the same here: a compiled graph has zeros for what a result does not depend on."""
+    x, w = leaf(6, 8), leaf(4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = program(x, w)
+    for ours, theirs in zip(compile_with(program, lowering)(x, w), expected, strict=True):
+        for one, other in zip(_gradients(ours, x, w), _gradients(theirs, x, w), strict=True):
+            assert torch.equal(one, other)
+
+
+def _gradients(result: Tensor, *leaves: Tensor) -> list[Tensor]:
+    if not result.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    total = result.float().square().sum()
+    gradients = torch.autograd.grad(total, leaves, retain_graph=True, allow_unused=True)
+    return [
+        torch.zeros_like(leaf) if gradient is None else gradient
+        for leaf, gradient in zip(leaves, gradients, strict=True)
+    ]
+
+
+def transposed(h: Tensor) -> Tensor:
+    return h.t_()
+
+
+def unsqueezed(h: Tensor) -> Tensor:
+    h.unsqueeze_(0)
+    h.squeeze_(0)
+    return h.transpose_(0, 1)
+
+
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x + 1
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 3 + gradients[1]
+
+
+@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+@pytest.mark.parametrize("change", [transposed, unsqueezed])
+def test_a_result_of_a_function_may_change_its_shape_in_place(
+    change: Callable[[Tensor], Tensor], lowering: str
+) -> None:
+    """What reads it afterwards runs in the policy's dtype: it has the shape that it had there, not that of the end."""
+
+    def program(x: Tensor, w: Tensor) -> Results:
+        first, second = Tripled.apply(x)  # type: ignore[no-untyped-call]
+        return F.linear(first, w), F.linear(change(second), w[:, :6])
+
+    x, w = leaf(6, 8), leaf(4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = program(x, w)
+    for ours, theirs in zip(compile_with(program, lowering)(x, w), expected, strict=True):
+        assert torch.equal(ours, theirs.float())
+        for one, other in zip(_gradients(ours, x, w), _gradients(theirs, x, w), strict=True):
+            assert torch.equal(one, other)
