@@ -92,7 +92,8 @@ class _Rebuilder:
 
     def _shares_memory(self, node: Node) -> bool:
         outputs = [leaf for leaf in pytree.tree_leaves(self._output.args[0]) if isinstance(leaf, Node)]
-        return any(other is not node and self._aliases.shared(node, other) for other in outputs)
+        others = (other for other in outputs if other is not node and not _apart(node, other))
+        return any(self._aliases.shared(node, other) for other in others)
 
     def _rebuilt(self, node: Node, dtype: torch.dtype) -> Node:
         if (node, dtype) not in self._made:
@@ -122,6 +123,12 @@ class _Rebuilder:
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
         return self._casts.cast(node, dtype, self._output, _WHY) if tensor_value(node) is not None else node
+
+
+def _apart(one: Node, other: Node) -> bool:
+    """Whether two results of one call have memory of their own, as those of ``meshgrid``."""
+    picked = one.target is operator.getitem and other.target is operator.getitem
+    return picked and one.args[0] is other.args[0] and _memory(one).isdisjoint(_memory(other))
 
 
 def _made_with_gradients(graph: Graph, on: bool) -> set[Node]:

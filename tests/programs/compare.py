@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 from programs.orders import random_order
 from programs.outcome import Outcome, Run, observe
-from programs.program import Flavour, Program, Setting
+from programs.program import ALL, Flavour, Program, Setting
 from programs.render import build, source
 from programs.tensors import flat
 from programs.threads import observe_in_threads
@@ -72,6 +72,8 @@ def differences(program: Program, setting: Setting) -> list[str]:
         changed = _changed_by_torch(program, setting, differences, expected) if differences else []
         if changed:
             raise Refused(f"torch.compile alone: {changed[0]}")
+        if _raised(differences):  # AOTAutograd traces the backward of all results
+            oracle(run_eager, program, replace(setting, used=ALL))
         if differences and _reordered(program, setting, expected, differences):
             raise Refused("autograd's gradients, their terms added in another order")
     return differences
@@ -84,11 +86,14 @@ def _is_idle(difference: str) -> bool:
 def _without_idle_of_torch(program: Program, setting: Setting, differences: list[str], expected: Outcome) -> list[str]:
     """Take from ``differences`` the idle gradients that torch.compile returns too: NaN only where it has NaN.
 
-    Where torch.compile cannot trace the program under autocast, it says in float32 which gradients are idle.
+    Where torch.compile cannot trace the program under autocast, it says in float32 which gradients are idle. Raises
+    Refused where it cannot do that either, and nothing else differs.
     """
     same = _torch_differences(program, setting, expected)
     if _raised(same):
         same = _differences(lambda: run_compiled_by_torch(program, setting), expected, expected, setting)
+        if _raised(same) and all(map(_is_idle, differences)):
+            raise Refused(f"torch.compile alone: {same[0]}")
     excused = {*same, *(one.replace(_NAN, _ZEROS) for one in same)}
     return [one for one in differences if not (_is_idle(one) and one in excused)]
 
