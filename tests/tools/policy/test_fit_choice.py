@@ -203,6 +203,16 @@ def test_what_another_policy_beats_is_not_on_the_frontier() -> None:
     assert [candidate.name for candidate in search.frontier()] == ["base", "fit 1"]
 
 
+def test_state_in_fewer_bits_alone_beats_no_policy() -> None:
+    """The best within the limits, which keeps the state as it is, is not called beaten for the memory that it takes."""
+    search = pretended([(Price(), Price())], lambda _: BASE)
+    lean = Policy.load("cuda-bfloat16-lean")
+    search.ship("rounds", replace(Policy.load("cuda-bfloat16"), optimizer=lean.optimizer), BASE + saving(50.0))
+    assert [candidate.name for candidate in search.frontier()] == ["rounds", "base"]
+    search.ship("faster", lean, BASE + saving(50.0, -1.0))
+    assert [candidate.name for candidate in search.frontier()] == ["faster"]
+
+
 def test_of_equal_policies_the_one_with_fewest_rules_is_best() -> None:
     table = [(Price(), Price())]
     search = pretended(table, lambda _: BASE)

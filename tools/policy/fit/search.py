@@ -135,17 +135,30 @@ class Search:
 
         def order(one: Candidate) -> tuple[float, ...]:
             memory, time, square = one.price.numbers
-            rounded, rules = one.policy.optimizer != self.pricing.base.optimizer, len(one.policy.rules)
             first = one.price.numbers[PREFERENCES.index(prefer)]
-            return first, time, square, rounded, memory, rules
+            return first, time, square, self._rounds_state(one), memory, len(one.policy.rules)
 
         return min(good, key=order, default=None)
 
     def frontier(self) -> list[Candidate]:
-        """Return the candidates that no other one matches or beats in time, memory and error, the fastest first."""
+        """Return the candidates that no other one matches or beats in time, memory and error, the fastest first.
+
+        Of two with the same time and error, one that rounds the optimizer's state does not beat the other: that
+        rounding is not in the gradient's error.
+        """
         every = list(enumerate(self.candidates.values()))
-        best = [one for at, one in every if not any(_beats(other, one, o < at) for o, other in every)]
+        best = [one for at, one in every if not any(self._beats(other, one, o < at) for o, other in every)]
         return sorted(best, key=lambda candidate: (candidate.price.milliseconds, candidate.price.memory))
+
+    def _rounds_state(self, candidate: Candidate) -> bool:
+        return candidate.policy.optimizer != self.pricing.base.optimizer
+
+    def _beats(self, other: Candidate, one: Candidate, earlier: bool) -> bool:
+        """Whether ``other`` is no worse than ``one`` in all, and better in some number or ``earlier``."""
+        better, worse = other.price.numbers, one.price.numbers
+        if better[1:] == worse[1:] and self._rounds_state(other) and not self._rounds_state(one):
+            return False
+        return (better != worse or earlier) and all(a <= b for a, b in zip(better, worse, strict=True))
 
     def next_smaller(self, candidate: Candidate) -> tuple[Decision, Option, Candidate] | None:
         """Return the decision that would lower the memory of ``candidate`` most, whatever its error, and that policy.
@@ -173,9 +186,3 @@ def summary(price: Price, base: Price) -> str:
     time = f"{price.milliseconds / base.milliseconds:.3f} of the time" if base.milliseconds else "no time"
     error = f"{price.error / base.error:.3f} of the error" if base.error else f"an error of {price.error:.1e}"
     return f"{size(round(price.memory))}, {time}, {error}"
-
-
-def _beats(other: Candidate, one: Candidate, earlier: bool) -> bool:
-    """Whether ``other`` is no worse than ``one`` in all, and better in some number or ``earlier``."""
-    better, worse = other.price.numbers, one.price.numbers
-    return (better != worse or earlier) and all(a <= b for a, b in zip(better, worse, strict=True))
