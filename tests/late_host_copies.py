@@ -1,7 +1,7 @@
 """Copies to the host's memory and back that end as late as they may: when they are awaited."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,8 +39,7 @@ class LateCopies:
         self._landing: list[tuple[Tensor, Tensor]] = []
         monkeypatch.setattr(kept_packing, "_SENDERS", frozenset({"cuda", "cpu"}))
         monkeypatch.setattr(host_memory, "_begin", self._begin)
-        monkeypatch.setattr(host_memory, "await_copies_of", self._end)
-        monkeypatch.setattr(host_memory, "_finish", self._finish)
+        monkeypatch.setattr(host_memory, "await_copies_of", self._await)
 
     def _begin(self, target: Tensor, source: Tensor, device: torch.device) -> None:
         op = sys._getframe(1).f_code.co_name
@@ -51,7 +50,7 @@ class LateCopies:
         self._waiting.append((op, StorageWeakRef(on_device.untyped_storage()), on_host, layout))
         self.most = max(self.most, len(self._waiting))
 
-    def _end(self, device: torch.device) -> None:
+    def _end(self) -> None:
         for op, reference, on_host, (dtype, shape, stride, offset) in self._waiting:
             storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
             if storage is None:
@@ -66,9 +65,10 @@ class LateCopies:
             self.count += 1
         self._waiting.clear()
 
-    def _finish(self, device: torch.device) -> None:
-        self._end(device)
-        self._land()
+    def _await(self, device: torch.device, targets: Sequence[Tensor] = ()) -> None:
+        self._end()
+        if any(target.is_cpu for target in targets):
+            self._land()
 
     def _land(self) -> None:
         for on_host, value in self._landing:
