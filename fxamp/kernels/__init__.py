@@ -26,7 +26,7 @@ The modules, in the order of a call:
     dispatch          Triton, or the reference
     launch_plan       which gradients share a launch, and what its kernel depends on
     gradient_source   the plan's kernel as Triton source
-    source_files      that source in a file: Triton reads it there, and users can too
+    store             that source in a file: Triton reads it there, and users can too
     launch            the table of addresses, the launches
     scale_update      growth and backoff of the loss scale; its source is in scale_update_source
     reference         the definition in ATen ops; it shares no code with the kernels

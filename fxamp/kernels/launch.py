@@ -23,7 +23,7 @@ from torch import Tensor
 from fxamp.kernels.gradient_request import Tables, UnscaleRequest
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch_plan import ALIGNMENT, WARPS, Access, Asked, Gradient, Group, Kernel, is_dense, make_plan
-from fxamp.kernels.source_files import load_function
+from fxamp.kernels.store import load_function
 from fxamp.torch_devices import moved, on_device
 
 KEPT = 32

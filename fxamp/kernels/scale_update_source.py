@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from fxamp.kernels.gradient_request import ScaleRule
-from fxamp.kernels.source_files import load_function
+from fxamp.kernels.store import load_function
 
 # The factors are float64, as in torch's op; an argument of a Triton kernel would be float32.
 TEXT = '''\

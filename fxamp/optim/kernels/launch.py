@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from fxamp.kernels.blockwise_8bit import SCALES
 from fxamp.kernels.launch_plan import ALIGNMENT, block_map
-from fxamp.kernels.source_files import load_function
+from fxamp.kernels.store import load_function
 from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_block
 from fxamp.optim.kernels.scalar_nodes import prepared_nodes
 from fxamp.optim.kernels.scalars import NAME as SCALARS

@@ -10,7 +10,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fxamp.kernels.source_files import load_function, write_source
+from fxamp.kernels.store import load_function, write_source
 from fxamp.tools.bench.cost.kernels import amdgcn, sass
 from fxamp.tools.bench.cost.kernels.instruction import Binary, Instruction, Unit
 from fxamp.tools.bench.cost.kernels.sections import Section, by_section, bytes_of_a_block, sections
