@@ -181,7 +181,7 @@ class _Lowering(Interpreter):
         """
         value = n.meta.get("example_value")
         with proxy_tensor.disable_proxy_modes_tracing():
-            if reason != IN_TRANSFORM and _is_changed_in_place(n):
+            if reason != IN_TRANSFORM and _is_reshaped(n):
                 value = getattr(self, n.op)(n.target, *self.fetch_args_kwargs_from_env(n))
             value = pytree.tree_map_only(torch.Tensor, _result, fake_like(value, self._mode))
         return self._record(n, value, reason)
@@ -211,17 +211,16 @@ class _Lowering(Interpreter):
         return unwrapped.node if isinstance(unwrapped, Proxy) else unwrapped
 
 
-def _is_changed_in_place(n: Node) -> bool:
-    """Whether Dynamo's graph returns a result of ``n`` again, from a call that changed it in place."""
-    results = {id(value) for value in _tensors(n)}
-    part = {n} | {user for user in n.users if user.target is operator.getitem}
-    later = {user for own in part for user in own.users} - part
-    return any(id(value) in results for user in later for value in _tensors(user))
+#: Methods that change the shape or the strides of a tensor in place.
+_RESHAPING = frozenset(
+    ("as_strided_", "resize_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_")
+)
 
 
-def _tensors(n: Node) -> list[torch.Tensor]:
-    leaves = pytree.tree_leaves(n.meta.get("example_value"))
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+def _is_reshaped(n: Node) -> bool:
+    """Whether the program changes the shape or strides of a result of ``n`` in place."""
+    results = {n} | {user for user in n.users if user.target is operator.getitem}
+    return any(user.op == "call_method" and user.target in _RESHAPING for own in results for user in own.users)
 
 
 def _result(value: torch.Tensor) -> torch.Tensor:

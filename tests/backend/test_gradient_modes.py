@@ -8,6 +8,7 @@ from exhaustive import each_once
 from like_autocast import compile_with, leaf
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 Results = tuple[Tensor, ...]
 
@@ -130,3 +131,20 @@ def test_a_result_of_a_function_may_change_its_shape_in_place(
         assert torch.equal(ours, theirs.float())
         for one, other in zip(_gradients(ours, x, w), _gradients(theirs, x, w), strict=True):
             assert torch.equal(one, other)
+
+
+def test_a_checkpoint_whose_sizes_depend_on_values_may_return_what_a_conversion_returns_too() -> None:
+    def program(x: Tensor, w: Tensor) -> Results:
+        def body(h: Tensor) -> Tensor:
+            rows = h.repeat_interleave(torch.tensor([1, 2])[torch.arange(6) % 2], 0).sum(0)
+            return h * rows
+
+        h = checkpoint(body, x, use_reentrant=False)
+        return (F.linear(h.float(), w),)
+
+    x, w = leaf(6, 8), leaf(4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        (expected,) = program(x, w)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        (ours,) = compile_with(program, "aot_eager")(x, w)
+    assert torch.equal(ours, expected.float())
