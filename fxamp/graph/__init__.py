@@ -21,6 +21,7 @@ from fxamp.graph.nodes import (
     is_pure,
     is_random,
     nesting_change,
+    nodes_with_gradients,
     op_name,
     register,
     strip_values,

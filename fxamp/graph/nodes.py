@@ -37,6 +37,17 @@ def base_name(node: Node) -> str:
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
+def nodes_with_gradients(graph: Graph, on: bool = True) -> set[Node]:
+    """Return the nodes of ``graph`` at which gradients are on; ``on``: at its first."""
+    nodes = set()
+    for node in graph.nodes:
+        if node.target is torch._C._set_grad_enabled:
+            on = bool(node.args[0])
+        if on:
+            nodes.add(node)
+    return nodes
+
+
 def inherit_provenance(node: Node, source: Node) -> None:
     """Copy the user's stack, module path and annotations from ``source`` to ``node``."""
     node.meta.update({key: source.meta[key] for key in _PROVENANCE if key in source.meta})

@@ -17,11 +17,21 @@ from dataclasses import dataclass
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.capture import NARROW_OUTPUTS, OUTPUT_DTYPES
-from fxamp.graph import AliasSets, GraphWriter, fake_tensors, graph_output, is_data, tensor_value
+from fxamp.graph import (
+    AliasSets,
+    GraphWriter,
+    fake_tensors,
+    graph_output,
+    has_strides,
+    is_data,
+    nodes_with_gradients,
+    same_strides,
+    tensor_value,
+)
 from fxamp.graph.aliases import alias_of, aliased_inputs, given_back, is_view
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CastWriter
@@ -45,7 +55,7 @@ class RestoreOutputs(Pass[CastContext]):
         casts, writer = CastWriter(gm.graph, grad=False), GraphWriter(gm.graph, context.mode)
         leaves, spec = pytree.tree_flatten(output.args[0])
         wrong = _wrong(output)
-        learning = _made_with_gradients(gm.graph, torch.is_grad_enabled())
+        learning = nodes_with_gradients(gm.graph, torch.is_grad_enabled())
         rebuilder = _Rebuilder(output, casts, writer, AliasSets(gm.graph), learning)
         switched = bool(wrong) and bool(learning) and output not in learning
         with context.computing():
@@ -131,17 +141,6 @@ def _apart(one: Node, other: Node) -> bool:
     return picked and one.args[0] is other.args[0] and _memory(one).isdisjoint(_memory(other))
 
 
-def _made_with_gradients(graph: Graph, on: bool) -> set[Node]:
-    """Return the nodes of ``graph`` at which gradients are on; ``on``: at its first."""
-    learning = set()
-    for node in graph.nodes:
-        if node.target is torch._C._set_grad_enabled:
-            on = bool(node.args[0])
-        if on:
-            learning.add(node)
-    return learning
-
-
 def _switch_gradients(output: Node, on: bool) -> None:
     with output.graph.inserting_before(output):
         output.graph.call_function(torch._C._set_grad_enabled, (on,))
@@ -156,7 +155,7 @@ def _viewed(call: Node, result: Node) -> list[Node]:
     sources = aliased_inputs(call)
     if not isinstance(call.target, OpOverload):
         return sources if is_data(call) else []
-    if call.target is torch.ops.aten.contiguous.default and _strides(call) != _strides(sources[0]):
+    if call.target is torch.ops.aten.contiguous.default and _moves(call):
         return []
     if is_view(call) and len(sources) == 1:
         return sources
@@ -170,9 +169,10 @@ def _dtype(node: Node) -> torch.dtype | None:
     return None if value is None else value.dtype
 
 
-def _strides(node: Node) -> tuple[object, ...]:
-    value = tensor_value(node)
-    return () if value is None else tuple(value.stride())
+def _moves(contiguous: Node) -> bool:
+    """Whether the op copies: its result has other strides than its input."""
+    before, after = tensor_value(contiguous.args[0]), tensor_value(contiguous)
+    return has_strides(before) and has_strides(after) and not same_strides(before, after)
 
 
 def _memory(node: Node) -> set[int]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fxamp.graph import AliasSets, argument, is_wrapper, tensor_value
+from fxamp.graph import AliasSets, argument, is_wrapper, nodes_with_gradients, tensor_value
 from fxamp.passes.base import CastContext
 from fxamp.passes.shared.cast_writer import CONVERSIONS, COPIES, before_cast
 from fxamp.passes.shared.log_sums import keeps_values, log_sums_of, moved_before
@@ -172,22 +172,12 @@ def _why_in_place(loss: Node, path: _Path) -> str:
     written = [operand.name for operand in operands if aliases.mutated(operand)]
     if written:
         return f"the program writes to {written[0]}, which the linear layer reads"
-    on = _gradients_on(loss)
-    if on and not _gradients_on(linear):
+    learning = nodes_with_gradients(loss.graph)
+    on = loss in learning
+    if on and linear not in learning:
         return "gradients are off where its logits are made"
-    other = next((node.name for node in path.log_sums if _gradients_on(node) is not on), "")
+    other = next((node.name for node in path.log_sums if (node in learning) is not on), "")
     return f"{other} reads its logits where gradients are {'off' if on else 'on'}" if other else ""
-
-
-def _gradients_on(node: Node) -> bool:
-    """Whether no ``torch.no_grad()`` of the graph is around ``node``."""
-    on = True
-    for earlier in node.graph.nodes:
-        if earlier is node:
-            break
-        if earlier.target is torch._C._set_grad_enabled:
-            on = bool(earlier.args[0])
-    return on
 
 
 def _moves_classes(node: Node) -> bool:

@@ -210,3 +210,13 @@ def test_a_cast_of_the_programs_own_beside_a_view_of_its_source_with_a_scaler(lo
     result = compile_with(program, lowering, scaler=fxamp.GradScaler("cpu"))(x, x)
     assert torch.equal(result["cast"].float(), x.bfloat16().float())
     assert result["view"].untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_copy_whose_sizes_depend_on_values_leaves_beside_its_source(lowering: str) -> None:
+    def program(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        h = F.linear(x[x[:, 0] > 0], w)
+        return h, h.t().contiguous()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert_like_autocast(program, leaf(6, 8), leaf(4, 8), lowering=lowering)
