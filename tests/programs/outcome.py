@@ -131,7 +131,8 @@ def named_tensors(module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Tens
 def terms(results: Sequence[Tensor], named: dict[str, Tensor], setting: Setting) -> list[Tensor]:
     """The loss: a term for each result that is used if these go backward apart, else their sum; none without any.
 
-    A term is a sum of squares, in float32 at least, of one result for each piece of memory that no other has.
+    A term is a sum of squares, in float32 at least, of one result for each piece of memory that no other has. A view
+    that was made under no_grad says that it requires a gradient, but nothing flows through it: it has no term.
 
     Where results share memory, autocast sums their gradients in 16 bits and a compiled graph in the wider dtype that it
     hands out; where they are inputs, their gradient comes first or last in a sum of float32. One is enough to see what
@@ -141,7 +142,7 @@ def terms(results: Sequence[Tensor], named: dict[str, Tensor], setting: Setting)
     sharers = Counter(map(_memory, {id(result): result for result in results}.values()))
     tensors: list[Tensor] = []
     for at, result in enumerate(results):
-        if not result.requires_grad or not setting.uses(at) or _memory(result) in memories:
+        if result.grad_fn is None or not setting.uses(at) or _memory(result) in memories:
             continue
         if sharers[_memory(result)] > 1 and _without_repeats(result) is not result:
             continue

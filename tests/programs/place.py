@@ -14,13 +14,15 @@ from torch import Tensor
 class Place:
     """Where in the program a statement stands.
 
-    In an autocast region of the program's own (``region``) ``lower`` is its dtype, None where it is off. ``body`` names
-    the function around it, ``outer`` the values in sight there that were made outside of it.
+    In an autocast region of the program's own (``region``) ``lower`` is its dtype, None where it is off. ``grad``:
+    whether gradients are on; ``inference``: whether it is a block of torch.inference_mode. ``body`` names the function
+    around it, ``outer`` the values in sight there that were made outside of it.
     """
 
     region: bool = False
     lower: torch.dtype | None = None
     grad: bool = True
+    inference: bool = False
     body: str = ""
     outer: frozenset[str] = frozenset()
     depth: int = 0

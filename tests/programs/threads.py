@@ -18,7 +18,11 @@ _Call = tuple[list[Tensor], dict[str, Tensor | None]]
 def observe_in_threads(run: Run, setting: Setting) -> Outcome:
     """Call in two threads at once, where something is compiled; otherwise one after the other.
 
-    Eager autocast has one cache of casts for all threads. Raises RuntimeError if the program writes to what both share.
+    Eager autocast has one cache of casts for all threads. A region that ends clears it with a lock held, and waits for
+    Python where FakeTensors are in it, while Dynamo in the other thread holds Python and waits for the lock: torch
+    itself hangs (pytorch/pytorch#119262). So what is compiled runs inside of a region that does not end in its thread.
+
+    Raises RuntimeError if the program writes to what both share.
     """
     shared = dict(run.module.named_parameters()) | dict(run.module.named_buffers())
     versions = {name: (tensor._version, _number(tensor)) for name, tensor in shared.items()}
@@ -26,6 +30,7 @@ def observe_in_threads(run: Run, setting: Setting) -> Outcome:
 
     def work(number: int) -> _Call:
         if run.afresh is not None:
+            torch.autocast_increment_nesting()  # of the pool's thread, which ends with it
             barrier.wait()
         return _call(run, setting, number)
 
@@ -45,7 +50,9 @@ def _number(tensor: Tensor) -> float:
 
 def _at_once(work: Callable[[int], _Call]) -> list[_Call]:
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(work, range(_THREADS)))
+        calls = list(pool.map(work, range(_THREADS)))
+    torch.clear_autocast_cache()
+    return calls
 
 
 def _call(run: Run, setting: Setting, number: int) -> _Call:

@@ -1,4 +1,4 @@
-"""Statements around statements: no_grad, checkpoint, cond; and graph breaks."""
+"""Statements around statements: no_grad, enable_grad, checkpoint, cond; and graph breaks."""
 
 from dataclasses import replace
 
@@ -10,6 +10,15 @@ from programs.statements.registry import statement
 @statement()
 def no_grad(d: Draft) -> None:
     with d.block("with torch.no_grad():", replace(d.place, grad=False)):
+        d.statements(3)
+
+
+@statement()
+def enable_grad(d: Draft) -> None:
+    """Inside of no_grad: what is made here has gradients."""
+    if d.place.grad or d.place.inference:
+        raise Unfit
+    with d.block("with torch.enable_grad():", replace(d.place, grad=True)):
         d.statements(3)
 
 
@@ -30,12 +39,14 @@ def graph_break(d: Draft) -> None:
     """Each graph casts weights anew; under a policy every value crosses in the dtype that it was captured with.
 
     With a scaler values of 16 bits cross in float32 under autocast too, whoever made them. A program that says by its
-    regions what is cast must say so in its first graph.
+    regions what is cast must say so in its first graph. Of the blocks, those of gradients can be broken.
     """
-    if d.place.depth or (d.setting.ambient and d.setting.scaled) or d.setting.own or d.setting.schedule == "rewritten":
+    if d.place.body or d.place.region or d.place.inference:
+        raise Unfit
+    if (d.setting.ambient and d.setting.scaled) or d.setting.own or d.setting.schedule == "rewritten":
         raise Unfit
     wider = {} if d.setting.ambient else _wider(d)
-    widened = "".join(f"; {name} = {name}.to({dtype})" for name, dtype in wider.items())
+    widened = "".join(f"; {name} = torch.enable_grad()({name}.to)({dtype})" for name, dtype in wider.items())
     d.do("torch._dynamo.graph_break()", oracle=f"torch.clear_autocast_cache(){widened}")
 
 

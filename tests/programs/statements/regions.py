@@ -63,7 +63,8 @@ def inference(d: Draft) -> None:
     if d.place.body or not d.place.grad or (d.setting.ambient and d.setting.schedule == "evaluated"):
         raise Unfit
     before, plain = set(d.values), "with torch.no_grad():"
-    with d.block("with torch.inference_mode():", replace(d.place, grad=False), oracle=plain, alone=plain):
+    place = replace(d.place, grad=False, inference=True)
+    with d.block("with torch.inference_mode():", place, oracle=plain, alone=plain):
         d.statements(3)
     for name in [name for name in d.values if name not in before]:
         d.do(f"{name} = {name}.clone()")
