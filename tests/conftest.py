@@ -76,8 +76,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported out of garbage collections: it stays for the whole session."""
+    """Leave what was imported out of garbage collections: it stays for the whole session.
+
+    Torch collects garbage after each compilation, and Python then looks at all objects once in ten times, a tenth of a
+    second each: here once in a hundred times.
+    """
     gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], 100)
 
 
 def pytest_sessionfinish() -> None:

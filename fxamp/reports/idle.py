@@ -15,9 +15,9 @@ from torch._dynamo import config
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fxamp.reports.breaks import ended_functions, ended_now, skipped_functions, skipped_now
-from fxamp.reports.registry import is_fxamp, records_of, runs_for_any
+from fxamp.reports.registry import all_ran, is_fxamp, records_of, runs_for_any
 from fxamp.reports.runs import caller, compiling_backend
-from fxamp.torch_private import backend_of, compiles_with, on_each_compilation
+from fxamp.torch_private import backend_of, on_each_compilation
 
 log = logging.getLogger(__name__)
 
@@ -88,11 +88,11 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> bool:
     """Warn if ``optimizer`` steps parameters of modules compiled with fxamp, and no graph ran for any; whether so.
 
     Training without any module compiled with fxamp is valid: ``GradScaler`` supports it too. The search covers all
-    objects of the process and takes about 0.2 s, so it runs only if something was compiled with fxamp, and no graph
-    read any of the parameters.
+    objects of the process and takes about 0.2 s, so it runs only if something was compiled with fxamp for which no graph
+    ran, and no graph read any of the parameters.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not compiles_with(is_fxamp) or runs_for_any(parameters):
+    if all_ran() or runs_for_any(parameters):
         return False
     modules = [module for module in gc.get_objects() if issubclass(type(module), torch.nn.Module)]
     idle = [module for module in modules if is_fxamp(backend_of(_entry(module))) and not records_of(module)]

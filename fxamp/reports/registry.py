@@ -9,6 +9,7 @@ import torch
 
 from fxamp.reports import GraphRecord
 from fxamp.reports.runs import Runs
+from fxamp.torch_private import backends_of_compiles
 
 #: In order of compilation; None if every model of the graph is gone. A graph returns when it runs for a new model.
 _graphs: list[Runs | None] = []
@@ -71,8 +72,8 @@ def forget_autocast() -> None:
 
 
 def is_fxamp(backend: object) -> bool:
-    """Whether ``backend`` is fxamp's function: the one whose ``reset`` is :func:`forget_autocast`."""
-    return getattr(backend, "reset", None) is forget_autocast
+    """Whether torch.compile made ``backend`` of fxamp's function: its ``reset`` is :func:`forget_autocast`."""
+    return getattr(getattr(backend, "compiler_fn", None), "reset", None) is forget_autocast
 
 
 def count() -> int:
@@ -94,6 +95,16 @@ def runs_for_any(parameters: Iterable[torch.Tensor]) -> bool:
     """Whether a graph read one of ``parameters``."""
     read = list(parameters)
     return any(graph.reads(parameter) for graph in _graphs if graph is not None for parameter in read)
+
+
+def all_ran() -> bool:
+    """Whether a graph ran for every call of torch.compile with fxamp since Dynamo was last reset; False if unknown."""
+    backends = backends_of_compiles()
+    return backends is not None and all(map(_ran, filter(is_fxamp, backends)))
+
+
+def _ran(backend: object) -> bool:
+    return any(graph.ran_through(backend) for graph in _graphs if graph is not None)
 
 
 def outside(compiled: Any) -> list[str]:

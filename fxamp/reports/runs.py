@@ -37,6 +37,7 @@ class Runs:
         self._noted = noted
         self._ran = False
         self._owners: dict[int, weakref.ref[Any]] = {}
+        self._backends: dict[int, weakref.ref[Any]] = {}
         self._parameters: dict[int, weakref.ref[Any]] = {}
         self._names: dict[int, set[str]] = {}
         self._seen: set[tuple[int, ...]] = set()
@@ -75,6 +76,10 @@ class Runs:
             return True
         return isinstance(owner, torch.nn.Module) and any(_holds(self._parameters, p) for p in owner.parameters())
 
+    def ran_through(self, backend: object) -> bool:
+        """Whether the graph ran in a call of what torch.compile returned with ``backend``."""
+        return _holds(self._backends, backend)
+
     def reads(self, parameter: torch.Tensor) -> bool:
         """Whether the graph read this very parameter."""
         return _holds(self._parameters, parameter)
@@ -94,6 +99,8 @@ class Runs:
     def _note(self, read: Sequence[torch.Tensor], frame: FrameType | None) -> None:
         self._ran = True
         ids = {id(parameter) for parameter in read}
+        if (backend := compiling_backend(frame)) is not None:
+            self._backends[id(backend)] = weakref.ref(backend, self._forget)
         self._parameters |= {id(parameter): weakref.ref(parameter, self._forget) for parameter in read}
         for owner in _called(frame):
             self._owners[id(owner)] = weakref.ref(owner, self._forget)
@@ -105,7 +112,7 @@ class Runs:
     def _forget(self, dead: weakref.ref[Any]) -> None:
         """Drop the ids of ``dead``: another object may reuse them."""
         self._seen.clear()
-        for noted in (self._owners, self._parameters):
+        for noted in (self._owners, self._backends, self._parameters):
             for key in [key for key, reference in noted.items() if reference is dead]:
                 del noted[key]
                 self._names.pop(key, None)
@@ -124,7 +131,7 @@ def caller(frame: FrameType | None) -> object:
 
 
 def compiling_backend(frame: FrameType | None) -> object:
-    """Return the backend function of the innermost torch.compile call on the Python stack."""
+    """Return the backend of the innermost torch.compile call on the Python stack; None if there is no such call."""
     return backend_of(_of_compiled_call(frame, "self"))
 
 

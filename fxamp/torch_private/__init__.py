@@ -36,10 +36,10 @@ from fxamp.torch_private.cache import is_cacheable, of_this_process, stores_back
 from fxamp.torch_private.dynamo import (
     adopt_sources,
     backend_of,
+    backends_of_compiles,
     called_by_backward,
     compile_options,
     compiled_code,
-    compiles_with,
     guard_current_graph,
     hint,
     inputs_cast_by_caller,

@@ -131,15 +131,15 @@ def adopt_sources(captured: GraphModule, gm: GraphModule) -> None:
     gm._param_name_to_source = {**known, **own}  # type: ignore[assignment]
 
 
-def compiles_with(matches: Callable[[object], bool]) -> bool:
-    """Whether torch.compile was called with a backend function that ``matches`` since Dynamo was last reset.
+def backends_of_compiles() -> list[Any] | None:
+    """Return the backend of every call of torch.compile since Dynamo was last reset, of whatever function.
 
-    If torch renames the list of backends, the answer is always yes, and the first step of an optimizer takes longer.
+    If torch renames the list, it is None: the first step of an optimizer takes longer.
     """
     from torch._dynamo import eval_frame
 
-    known = getattr(eval_frame, "cached_backends", None)
-    return known is None or any(matches(getattr(backend, "compiler_fn", backend)) for backend in list(known.values()))
+    backends = getattr(eval_frame, "cached_backends", None)
+    return None if backends is None else list(backends.values())
 
 
 def on_each_compilation(begins: Callable[..., None], ends: Callable[..., None]) -> None:
@@ -216,7 +216,7 @@ def compile_options() -> list[Mapping[str, Any]]:
 
 
 def backend_of(compiled: Any) -> Any:
-    """Return the backend function that ``compiled`` was compiled with; None if torch.compile did not return it.
+    """Return the backend that torch.compile made for ``compiled``; None if torch.compile did not return it.
 
     If torch moves it, there is no warning that a compiled model runs no graph.
     """
@@ -225,4 +225,4 @@ def backend_of(compiled: Any) -> Any:
     callback: Any = getattr(getattr(context, "dynamo_ctx", context), "callback", None)
     while hasattr(callback, "_torchdynamo_orig_backend"):
         callback = callback._torchdynamo_orig_backend
-    return getattr(callback, "compiler_fn", None)
+    return callback if hasattr(callback, "compiler_fn") else None

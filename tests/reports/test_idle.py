@@ -99,6 +99,13 @@ def train(call: Callable[[Tensor], Tensor], scaler: fxamp.GradScaler, optimizer:
         optimizer.zero_grad()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_objects() -> None:
+    """Leave what is there already out of garbage collections and of fxamp's search, which look at all objects."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def no_models_of_other_tests() -> None:
     gc.collect()
@@ -343,6 +350,23 @@ def other_backend(options: dict) -> Callable[[Tensor], Tensor]:
     model = nn.Sequential(nn.Linear(4, 4))
     model.compile(backend="eager")
     return model
+
+
+def test_the_search_runs_only_where_no_graph_of_something_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eager model beside compiled ones; ``beside`` has the graph of ``model``, and settings that compare equal."""
+    model, beside, alone = Net(), Net(), Net()
+    for one in (model, beside):
+        one.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": "eager"})
+    searches: list[None] = []
+    monkeypatch.setattr(gc, "get_objects", lambda: searches.append(None) or [])
+
+    counts = []
+    for trained in (model, beside):
+        for one in (trained, alone):
+            one(torch.ones(2, 4)).sum().backward()
+        torch.optim.SGD(alone.parameters(), lr=0.1).step()
+        counts.append(len(searches))
+    assert counts == [1, 1]
 
 
 RIGHT = [

@@ -38,14 +38,15 @@ def test_what_is_compiled_tells_its_backend() -> None:
         return gm
 
     module = nn.Linear(2, 2)
-    assert not private.compiles_with(lambda function: function is backend)
+    assert private.backends_of_compiles() == []
     module.compile(backend=backend)
 
-    assert private.compiles_with(lambda function: function is backend)
-    assert not private.compiles_with(lambda function: function is torch.add)
-    assert private.backend_of(module._compiled_call_impl) is backend
-    assert private.backend_of(torch.compile(module, backend=backend)) is backend
-    assert private.backend_of(torch.compile(torch.add, backend=backend)) is backend
+    (made,) = private.backends_of_compiles() or ()
+    assert private.backend_of(module._compiled_call_impl) is made and made.compiler_fn is backend
+    for compiled in (torch.compile(module, backend=backend), torch.compile(torch.add, backend=backend)):
+        assert private.backend_of(compiled) in (private.backends_of_compiles() or ())
+        assert private.backend_of(compiled) is not made
+        assert private.backend_of(compiled).compiler_fn is backend
     assert private.backend_of(module) is None and private.backend_of(torch.add) is None
 
 
