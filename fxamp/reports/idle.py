@@ -88,8 +88,8 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> bool:
     """Warn if ``optimizer`` steps parameters of modules compiled with fxamp, and no graph ran for any; whether so.
 
     Training without any module compiled with fxamp is valid: ``GradScaler`` supports it too. The search covers all
-    objects of the process and takes about 0.2 s, so it runs only if something was compiled with fxamp for which no graph
-    ran, and no graph read any of the parameters.
+    objects of the process and takes about 0.2 s, so it runs only if something was compiled with fxamp for which no
+    graph ran, and no graph read any of the parameters.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if all_ran() or runs_for_any(parameters):
