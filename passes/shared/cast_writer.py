@@ -84,13 +84,17 @@ class CastWriter:
         self._needs_grad: set[Node] = set()
         self._leaves: set[Node] = set()
         self._casts: dict[tuple[Node, torch.dtype, bool], Node] = {}
+        self._written: list[Node] = []
         self._transforms: list[Node] = []
         self._outer = iter(outer or ())
         self._per_region = per_region
         self._regions = 0
 
     def visit(self, node: Node) -> None:
-        """Update the state for a node before casting its inputs."""
+        """Update the state for a node before casting its inputs. What the node before it wrote to is cast anew."""
+        for written in self._written:
+            self._casts = {key: cast for key, cast in self._casts.items() if not self._aliases.shared(key[0], written)}
+        self._written = writes(node)
         change = nesting_change(node.target)
         if change > 0:
             self._transforms.append(node)
@@ -165,6 +169,4 @@ class CastWriter:
                 self.inserted -= 1
 
     def _shareable(self, source: Node) -> bool:
-        if self._aliases.mutated(source):
-            return False
         return not self.grad_enabled or source not in self._needs_grad or source in self._leaves

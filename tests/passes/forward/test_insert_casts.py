@@ -52,6 +52,14 @@ def written_without_gradients(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return hidden.mm(w) + hidden.mm(w)
 
 
+def written_at_the_end(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """One cast of ``x`` serves both, as under autocast: its gradients are added in 16 bits."""
+    result = x.mm(w) + x.mm(w)
+    with torch.no_grad():
+        x.mul_(2)
+    return result
+
+
 #: A program, its inputs, and how many casts are inserted and shared.
 CASTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[int, int]]] = {
     "nothing to cast": (lambda a: (a + 1).relu(), (ones(),), (0, 0)),
@@ -64,6 +72,7 @@ CASTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[int, 
     "a weight that to() gave back": (lambda w, a: a.mm(w) + a.mm(w.to("cpu")), (ones(leaf=True), ones()), (2, 2)),
     "a weight that type_as() gave back": (lambda w, a: a.mm(w) + a.mm(w.type_as(a)), (ones(leaf=True), ones()), (2, 2)),
     "written without gradients": (written_without_gradients, (ones(leaf=True), ones(leaf=True)), (3, 1)),
+    "written at the end": (written_at_the_end, (ones(leaf=True), ones(leaf=True)), (2, 2)),
     "in a body": (in_a_body, (ones(leaf=True), ones(leaf=True)), (3, 1)),
 }  # fmt: skip
 
