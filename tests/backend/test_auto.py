@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from like_autocast import run
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -160,7 +161,9 @@ class Siblings(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("kind", [Wrapped, Exact, Current, InCheckpoint, AroundCheckpoint, Siblings])
+@pytest.mark.parametrize(
+    "kind", exhaustive([Wrapped, Exact, Current, InCheckpoint, AroundCheckpoint, Siblings], [Current, AroundCheckpoint])
+)
 @LOWERINGS
 def test_regions_of_all_kinds(kind: type[nn.Module], lowering: str) -> None:
     twin = assert_as_eager(kind(), torch.randn(4, 16 if kind is Exact else 8), lowering=lowering)

@@ -81,7 +81,7 @@ def assert_equal(ours: list[Tensor], theirs: list[Tensor]) -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", exhaustive(_KINDS, always=["SGD", "AdamW", "Adafactor"]))
+@pytest.mark.parametrize("name", exhaustive(_KINDS, always=["AdamW"]))
 def test_weights_are_those_of_a_step_after_the_backward(name: str) -> None:
     kind = getattr(torch.optim, name)
     plain = compiled(own := Net(), "cpu-bfloat16")
@@ -91,7 +91,12 @@ def test_weights_are_those_of_a_step_after_the_backward(name: str) -> None:
     assert_equal(train(model, stepping(model, kind), schedule=True), expected)
 
 
-@pytest.mark.parametrize("settings", [{"foreach": True}, {"fused": True}, {"amsgrad": True, "weight_decay": 0.1}])
+@pytest.mark.parametrize(
+    "settings",
+    exhaustive(
+        [{"foreach": True}, {"fused": True}, {"amsgrad": True, "weight_decay": 0.1}], always=[{"foreach": True}]
+    ),
+)
 def test_weights_are_the_same_in_every_form_of_the_step(settings: dict[str, Any]) -> None:
     plain = compiled(Net(), "cpu-bfloat16")
     expected = train(plain, torch.optim.AdamW(plain.parameters(), lr=0.05, **settings))

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -55,6 +56,7 @@ def errors(net: Net, batches: int) -> list[float]:
     return [float((one - truth).norm() / truth.norm()) for one, truth in zip(gradients(net), truths, strict=True)]
 
 
+@pytest.mark.exhaustive
 def test_a_scaler_keeps_gradients_that_underflow_without() -> None:
     with_scaler, without = Net(), Net()
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**12)

@@ -217,7 +217,7 @@ class Block(nn.Module):
         return x.float().square().mean()
 
 
-@pytest.mark.parametrize("recipe", exhaustive([*RECIPES, *MXFP8], always=["rowwise", "floor"]))
+@pytest.mark.parametrize("recipe", exhaustive([*RECIPES, *MXFP8], always=["rowwise"]))
 def test_what_a_checkpoint_computes_again_is_the_same(recipe: str) -> None:
     """pytorch #150859: scales of rows, computed again, must not differ."""
     torch.manual_seed(0)
@@ -238,7 +238,7 @@ WAYS = [("tensorwise", "cpu-bfloat16"), ("rowwise", "cpu-float16"), ("rowwise_wi
 WAYS += [("floor", "cpu-float16"), ("rceil", "cpu-bfloat16"), ("rceil_wgrad_with_hp", "cpu-bfloat16")]
 
 
-@pytest.mark.parametrize("way", exhaustive(WAYS, always=[("rowwise", "cpu-float16")]))
+@pytest.mark.parametrize("way", exhaustive(WAYS, always=[]))
 def test_every_way_to_run_it_gives_the_same(way: tuple[str, str]) -> None:
     recipe, base = way
     torch.manual_seed(0)

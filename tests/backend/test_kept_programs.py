@@ -26,7 +26,7 @@ class Dropout(nn.Module):
         return F.dropout(self.down(F.gelu(F.dropout(self.up(x), 0.3))), 0.5).float().pow(2).mean()
 
 
-@pytest.mark.parametrize("make", exhaustive([Perceptron, Attention, Dropout], always=[Attention, Dropout]))
+@pytest.mark.parametrize("make", exhaustive([Perceptron, Attention, Dropout], always=[Attention]))
 def test_computing_again_changes_no_bit_and_holds_less(make: type[nn.Module]) -> None:
     model = make()
     torch.manual_seed(1)
@@ -81,7 +81,7 @@ class Broken(nn.Module):
         return torch.sigmoid(self.second(x)).float().pow(2).mean()
 
 
-@pytest.mark.parametrize("make", [Checkpointed, Broken])
+@pytest.mark.parametrize("make", exhaustive([Checkpointed, Broken], always=[Checkpointed]))
 def test_gradients_are_close_to_those_without(make: type[nn.Module]) -> None:
     model = make()
     loss, plain, _ = compiled_gradients(model, X, BASE)

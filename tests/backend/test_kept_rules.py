@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.partitioners as partitioners
-from exhaustive import each_once
+from exhaustive import each_once, exhaustive
 from kept_oracle import in_eight_bits, packed_gradients
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
@@ -183,7 +183,8 @@ def held_run(model: nn.Module, x: Tensor, policy: Policy, lowering: str) -> Held
     return Held(held, loss.detach(), gradients, fxamp.report(compiled))
 
 
-@pytest.mark.parametrize("program", sorted(PROGRAMS.keys() - {"images"}))  # batch norm's fake kernel names other dtypes
+# Not images: batch norm's fake kernel names other dtypes.
+@pytest.mark.parametrize("program", exhaustive(sorted(PROGRAMS.keys() - {"images"}), always=["attention"]))
 def test_autograd_holds_the_bytes_that_are_told(program: str) -> None:
     make, x = PROGRAMS[program]
     model = make()

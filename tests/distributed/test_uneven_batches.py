@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from exhaustive import each_once, exhaustive
+from exhaustive import exhaustive
 from parallel_programs import WIDTH, Mlp
 from parallel_runs import SCALE
 from ranks import asked_by, on_ranks
@@ -143,7 +143,8 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return on_ranks(partial(work, asked=asked, named=named), request.param, tmp_path_factory.mktemp("ranks"))
 
 
-@each_once("kind, scaled", KINDS, [False, True])
+@pytest.mark.parametrize("kind", exhaustive(KINDS, always=["sharded"]))
+@pytest.mark.parametrize("scaled", exhaustive([False, True], always=[True]))
 def test_other_sizes_on_each_rank_train_as_one_process_does(
     ranks: list[dict[str, Any]], kind: str, scaled: bool
 ) -> None:

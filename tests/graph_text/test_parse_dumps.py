@@ -127,7 +127,7 @@ LISTINGS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(LISTINGS)
 def test_any_text_in_any_field(listing: Listing) -> None:
     assert read_back(listing) == listing

@@ -74,6 +74,7 @@ def test_the_log(logged: tuple[str, str]) -> None:
     check_four_graphs(*document.graphs)
 
 
+@pytest.mark.exhaustive
 def test_a_coloured_log_of_several_ranks(logged: tuple[str, str]) -> None:
     coloured = logged[0].replace("def forward", "\x1b[36mdef\x1b[0m forward").replace("aten", "\x1b[1maten\x1b[0m")
     ranked = "\n".join(f"[rank0]:{line}" if line[1:5].isdecimal() else line for line in coloured.split("\n"))

@@ -20,6 +20,6 @@ WIDE: dict[str, Spec] = {
 }
 
 #: One or two of each library: batch norms, attention, message passing, routed experts.
-SMALL = ("diffusers-dit", "pyg-gat", "transformers-olmoe", "timm-test_resnet", "torchvision-squeezenet")
+SMALL = ("pyg-gat", "timm-test_resnet", "torchvision-squeezenet")
 #: What to import for the models whose names begin so.
 LIBRARIES = {"pyg": "torch_geometric"}

@@ -30,11 +30,7 @@ def test_every_bit_is_that_of_eager_autocast(name: str) -> None:
     assert same(ours, expected)
 
 
-#: The grouped products of routed experts have no float64.
-_EXACT = tuple(name for name in SMALL if name != "transformers-olmoe")
-
-
-@pytest.mark.parametrize("name", exhaustive(_EXACT, always=_EXACT[:1]))
+@pytest.mark.parametrize("name", exhaustive(("diffusers-dit", *SMALL), always=SMALL[:1]))
 def test_aot_eager_is_no_further_from_float64_than_autocast(name: str) -> None:
     model, batch = _built(name)
     exact, through_fxamp = copy.deepcopy(model).double(), _through_fxamp(model, "aot_eager")

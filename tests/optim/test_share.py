@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import exhaustive
 from guarded_runs import parts_of
 from torch import Tensor, nn
 
@@ -86,7 +87,9 @@ def assert_same(ours: list[list[nn.Parameter]], theirs: list[list[nn.Parameter]]
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", [*SHARED, *APART])
+@pytest.mark.parametrize(
+    "name", exhaustive([*SHARED, *APART], always=["decayed and not", "three", "two momenta", "uphill"])
+)
 def test_each_group_steps_as_its_own_program_would(name: str) -> None:
     optimizer, ours, theirs = together_and_apart(*(SHARED | APART)[name], lowering="aot_eager")
     assert parts(optimizer) == (1 if name in SHARED else 2)

@@ -34,16 +34,15 @@ def test_the_text_for_adamw() -> None:
     assert_golden("optim/optimizer-step-adamw", part.source)
 
 
-@pytest.mark.parametrize(
-    "name, dtype",
-    [
-        *((name, torch.float32) for name in KERNELS),
-        *(("AdamW", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)),
-    ],
-)
-def test_values_are_those_of_eager_ops_bit_for_bit(name: str, dtype: torch.dtype) -> None:
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+CASES = [*((name, torch.float32) for name in KERNELS), *(("AdamW", dtype) for dtype in DTYPES[1:])]
+USUAL = [("AdamW", torch.bfloat16), *((name, torch.float32) for name in ("AdamW", "SGD", "RMSprop", "a user's own"))]
+
+
+@pytest.mark.parametrize("case", exhaustive(CASES, always=USUAL), ids=lambda case: f"{case[0]}-{case[1]}")
+def test_values_are_those_of_eager_ops_bit_for_bit(case: tuple[str, torch.dtype]) -> None:
     """Of all sizes: several chunks, a part of one, a single element. A skipped step in between changes nothing."""
-    step, optimizer, part = prepared(KERNELS[name], dtype=dtype)
+    step, optimizer, part = prepared(KERNELS[case[0]], dtype=case[1])
     tensors = _tensors(optimizer)
     copies = [tensor.detach().clone() for tensor in tensors]
     inverse, coefficient = torch.tensor(0.125), torch.tensor(0.75)

@@ -113,7 +113,7 @@ def test_only_the_named_ops_have_no_fake_kernel(device: str) -> None:
 REWRITES = [*((device, True) for device in DEVICES), ("cuda", False), ("cpu", False)]
 
 
-@pytest.mark.parametrize("run", exhaustive(REWRITES, always=[("cuda", True)]))
+@pytest.mark.parametrize("run", exhaustive(REWRITES, always=[("cpu", False)]))
 def test_rewrite_agrees(run: tuple[str, bool]) -> None:
     device, brief = run
     policy = Policy.load(f"{device}-float16").resolve(device)

@@ -232,6 +232,7 @@ def test_a_forgotten_training_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 EXPANDED = Focus(("partial_sum", "summed_product", "viewed_linear", "group_norm", "linear"))
 
 
+@pytest.mark.exhaustive
 def test_strides_that_a_pass_leaves_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """One program in a hundred is found: it must leave a result unused; this one is."""
     leave_strides(monkeypatch)

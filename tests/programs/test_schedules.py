@@ -44,6 +44,7 @@ def test_a_program_runs_as_under_autocast(schedule: str, used: int) -> None:
     assert differences(NORMED, Setting(schedule=schedule, used=used, scaled=scaled)) == []
 
 
+@pytest.mark.exhaustive
 def test_a_scaler_that_loads_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fxamp.GradScaler, "load_state_dict", lambda self, state: None)
     assert differences(NORMED, Setting(schedule="train", scaled=True)) == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import each_once
+from exhaustive import exhaustive
 from torch import Tensor, nn
 
 import fxamp
@@ -89,7 +89,11 @@ def disabled() -> Iterator[None]:
 Make = Callable[[dict[str, Any]], tuple[nn.Module, nn.Module]]
 
 
-@each_once("make, half", [skipped, returned, never_called, of_torch, bound, copied, in_float32], [True, False])
+WAYS = [skipped, returned, never_called, of_torch, bound, copied, in_float32]
+
+
+@pytest.mark.parametrize("make", exhaustive(WAYS, always=[skipped, never_called, in_float32]))
+@pytest.mark.parametrize("half", exhaustive([True, False], always=[True]))
 def test_gradients_are_true(make: Make, half: bool) -> None:
     """Clipped without unscale_, as the README promises, they train as torch's unscaled and clipped ones."""
     scaler = fxamp.GradScaler("cpu", init_scale=SCALE)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from every_optimizer import ARGUMENTS, OPTIMIZERS, Make
+from exhaustive import exhaustive
 from guarded_runs import SCENARIOS, Training, compilations, on_device
 from torch import Tensor, nn
 from user_optimizers import Counting
@@ -58,7 +59,7 @@ def after(traced: Traced, layout: Layout, numbers: list[Any]) -> list[Tensor]:
     return tensors
 
 
-@pytest.mark.parametrize("name", MAKES)
+@pytest.mark.parametrize("name", exhaustive(MAKES, always=[*ARGUMENTS.keys() & MAKES.keys(), "a user's own"]))
 def test_every_float_becomes_a_tensor_and_no_value_changes(name: str) -> None:
     """Python's floats are rounded by each op; the tensor's elements are rounded to the op's dtype before."""
     traced, layout = traced_for_inductor(MAKES[name])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from exhaustive import exhaustive
 
 from fxamp.tools.bench import command as bench
 from fxamp.tools.common.command_line import FAULT, guarded
@@ -92,7 +93,7 @@ def require_named(file: str, status: int, printed: pytest.CaptureFixture[str], a
         assert visible(file) in err or repr(file) in err, err
 
 
-@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("content", exhaustive(CONTENTS, always=["binary", "control", "unfinished", "deep"]))
 def test_strange_contents(content: str, command: tuple[Main, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     main, arguments = command
     for ending in ENDINGS:
