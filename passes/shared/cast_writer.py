@@ -169,4 +169,7 @@ class CastWriter:
                 self.inserted -= 1
 
     def _shareable(self, source: Node) -> bool:
-        return not self.grad_enabled or source not in self._needs_grad or source in self._leaves
+        if not self.grad_enabled or source in self._leaves:
+            return True
+        # What is written to may need a gradient from then on, through a view that is another node.
+        return source not in self._needs_grad and not self._aliases.mutated(source)

@@ -60,6 +60,13 @@ def written_at_the_end(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def learned_in_a_part(w: torch.Tensor) -> torch.Tensor:
+    """The write to a view gives the whole a gradient: it is cast for each use."""
+    x = torch.zeros(2, 2)
+    x[0].add_(w[0])
+    return x.mm(w) + x.mm(w)
+
+
 #: A program, its inputs, and how many casts are inserted and shared.
 CASTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[int, int]]] = {
     "nothing to cast": (lambda a: (a + 1).relu(), (ones(),), (0, 0)),
@@ -73,6 +80,7 @@ CASTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[int, 
     "a weight that type_as() gave back": (lambda w, a: a.mm(w) + a.mm(w.type_as(a)), (ones(leaf=True), ones()), (2, 2)),
     "written without gradients": (written_without_gradients, (ones(leaf=True), ones(leaf=True)), (3, 1)),
     "written at the end": (written_at_the_end, (ones(leaf=True), ones(leaf=True)), (2, 2)),
+    "learned in a part": (learned_in_a_part, (ones(leaf=True),), (3, 1)),
     "in a body": (in_a_body, (ones(leaf=True), ones(leaf=True)), (3, 1)),
 }  # fmt: skip
 
