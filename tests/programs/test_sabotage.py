@@ -87,6 +87,13 @@ def overlook_regions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(policy_choice, "region_dtypes", lambda gm, device: [])
 
 
+def share_a_written_cast(patch: pytest.MonkeyPatch) -> None:
+    """What a write through a view gave a gradient is cast once for all its uses."""
+    patch.setattr(
+        CastWriter, "_shareable", lambda self, source: source in self._leaves or source not in self._needs_grad
+    )
+
+
 def forget_the_training(patch: pytest.MonkeyPatch) -> None:
     """ "auto" does not know in an evaluation that the model trains under autocast."""
     patch.setattr(policy_choice, "follows_autocast", lambda caller, parameters=(): False)
@@ -170,6 +177,7 @@ def test_sabotage_is_found(sabotage: Callable[[pytest.MonkeyPatch], None], monke
 #: Faults of few programs, and the focus that finds each.
 FOCUSED = {
     share_a_cast: Focus(("two_layers", "pointwise", "linear"), longest=6),
+    share_a_written_cast: Focus(("layers_of_parts", "pointwise", "linear"), ("eager", "once"), 6),
     forget_the_training: Focus(("linear", "pointwise", "product"), ("evaluated", "ambient"), 6),
     hide_data: Focus(("linear", "data_read", "data_write")),
     lose_sizes: Focus(("linear", "masked", "pointwise")),

@@ -16,7 +16,19 @@ def linear(d: Draft) -> None:
 @statement(weight=2)
 def two_layers(d: Draft) -> None:
     """Two layers that read one activation, whose gradients from them are added up."""
-    x = d.let(f"{d.value(lambda v: v.dim() >= 1)} * 1.7")
+    _two_layers(d, d.let(f"{d.value(lambda v: v.dim() >= 1)} * 1.7"))
+
+
+@statement()
+def layers_of_parts(d: Draft) -> None:
+    """The same, of what has a gradient because a part of it was written to."""
+    source = d.value(lambda v: v.dim() >= 1)
+    x = d.let(f"torch.zeros({source}.shape)")
+    d.do(f"{x}[0].add_({source}[0])")
+    _two_layers(d, x)
+
+
+def _two_layers(d: Draft, x: str) -> None:
     for _ in range(2):
         d.let(f"F.linear({d.lowered(x)}, {d.weight(8, d.shape(x)[-1])})")
 
