@@ -7,13 +7,14 @@ they are where a model calls the function.
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, GraphModule
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+if TYPE_CHECKING:
+    from torch.testing._internal.opinfo.core import OpInfo
 
 #: Which of a call's float32 tensors are narrowed, by their position.
 MIXTURES: dict[str, Callable[[int], bool]] = {
@@ -53,6 +54,8 @@ class Call:
 
 def calls(every: bool = False, names: Sequence[str] = ()) -> Iterator[Call]:
     """Yield the first sample of every function that takes float32, or every sample; of ``names`` only, if given."""
+    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
+
     for op in op_db:
         if torch.float32 not in op.dtypes or op.name.startswith("jiterator") or (names and op.name not in names):
             continue  # a jiterator compiles CUDA source of the user's own
@@ -62,7 +65,7 @@ def calls(every: bool = False, names: Sequence[str] = ()) -> Iterator[Call]:
             yield Call(_name(op), number, op.op, tuple(leaves), spec)
 
 
-def _samples(op: OpInfo, every: bool) -> list[Any]:
+def _samples(op: "OpInfo", every: bool) -> list[Any]:
     samples = op.sample_inputs_func(op, "cpu", torch.float32, False)
     strided = (sample for sample in samples if _is_strided(sample))
     inputs = list(strided) if every else list(islice(strided, 1))
@@ -80,7 +83,7 @@ def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
 
 
-def _name(op: OpInfo) -> str:
+def _name(op: "OpInfo") -> str:
     return f"{op.name} ({op.variant_test_name})" if op.variant_test_name else op.name
 
 
