@@ -1,7 +1,7 @@
 """Which values of a graph may share memory, and which of them are written to."""
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,12 @@ class AliasSets:
     def shared(self, a: Node, b: Node) -> bool:
         """Whether ``a`` and ``b`` may share memory."""
         return self._find(a) is self._find(b)
+
+    def of(self, nodes: Sequence[Node]) -> set[Node]:
+        """Return all nodes that may share memory with one of ``nodes``, and these."""
+        roots = {self._find(node) for node in nodes}
+        shared = {*self._parent, *self._parent.values()} if roots else set()
+        return {*nodes, *(node for node in shared if self._find(node) in roots)}
 
     def _find(self, node: Node) -> Node:
         root = node

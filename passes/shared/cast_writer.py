@@ -69,6 +69,8 @@ def _returned_writes(node: Node) -> list[Node]:
 class CastWriter:
     """Casts for one graph. Call ``visit`` for every node in order, to track grad mode and what needs a gradient.
 
+    What shares memory with a value that is written to may need a gradient from then on.
+
     ``outer`` gives the origin of each placeholder of a body; without it the placeholders' values are used.
     ``per_region``: no cast is shared between two outermost autocast regions; eager autocast empties its cache there.
     """
@@ -118,6 +120,8 @@ class CastWriter:
         sources = node.all_input_nodes if self.grad_enabled else _returned_writes(node)
         if any(source in self._needs_grad for source in sources):
             self._needs_grad.add(node)
+            if self.grad_enabled:
+                self._needs_grad.update(self._aliases.of(self._written))
 
     @property
     def in_region(self) -> bool:
@@ -169,7 +173,4 @@ class CastWriter:
                 self.inserted -= 1
 
     def _shareable(self, source: Node) -> bool:
-        if not self.grad_enabled or source in self._leaves:
-            return True
-        # What is written to may need a gradient from then on, through a view that is another node.
-        return source not in self._needs_grad and not self._aliases.mutated(source)
+        return not self.grad_enabled or source in self._leaves or source not in self._needs_grad

@@ -67,6 +67,22 @@ def learned_in_a_part(w: torch.Tensor) -> torch.Tensor:
     return x.mm(w) + x.mm(w)
 
 
+def learned_before_it_is_read(w: torch.Tensor) -> torch.Tensor:
+    """So is what is computed from the whole after that write."""
+    x = torch.zeros(2, 2)
+    x[0].add_(w[0])
+    y = x / 2
+    return y.mm(w) + y.mm(w)
+
+
+def read_before_it_learns(w: torch.Tensor) -> torch.Tensor:
+    """What was computed before the write has no gradient: one cast serves both of its uses."""
+    x = torch.zeros(2, 2)
+    y = x + 1
+    x[0].add_(w[0])
+    return x.mm(w) + y.mm(w) + y.mm(w)
+
+
 #: A program, its inputs, and how many casts are inserted and shared.
 CASTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[int, int]]] = {
     "nothing to cast": (lambda a: (a + 1).relu(), (ones(),), (0, 0)),
@@ -81,6 +97,8 @@ CASTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[int, 
     "written without gradients": (written_without_gradients, (ones(leaf=True), ones(leaf=True)), (3, 1)),
     "written at the end": (written_at_the_end, (ones(leaf=True), ones(leaf=True)), (2, 2)),
     "learned in a part": (learned_in_a_part, (ones(leaf=True),), (3, 1)),
+    "learned before it is read": (learned_before_it_is_read, (ones(leaf=True),), (3, 1)),
+    "read before it learns": (read_before_it_learns, (ones(leaf=True),), (3, 3)),
     "in a body": (in_a_body, (ones(leaf=True), ones(leaf=True)), (3, 1)),
 }  # fmt: skip
 
