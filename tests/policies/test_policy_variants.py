@@ -200,6 +200,28 @@ def test_angles_with_a_gradient_are_not_kept_in_8_bits() -> None:
     assert kept <= 2 * autocast, (kept, autocast)
 
 
+class Headed(nn.Module):
+    """A layer, then a head with a smooth activation, under its usual name or another one."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.body, self.name = nn.Linear(32, 32), name
+        self.add_module(name, nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.get_submodule(self.name)(self.body(x)).mul(x).sum()
+        return result
+
+
+@pytest.mark.parametrize("name", ["cls", "lm_head", "vocab_transform"])
+def test_what_the_activation_of_a_head_reads_is_not_kept_in_8_bits(name: str) -> None:
+    """So the gradients of all that is below the head are autocast's."""
+    kept, autocast = errors_of_lean(Headed(name))
+    assert kept == autocast
+    kept, autocast = errors_of_lean(Headed("layer"))
+    assert kept > autocast, "the example must be one where 8 bits matter"
+
+
 def errors_of_lean(model: nn.Module) -> tuple[float, float]:
     """The error of the gradients of the body, as one vector, under lean and without."""
     torch.manual_seed(0)
