@@ -67,6 +67,8 @@ def differences(program: Program, setting: Setting) -> list[str]:
             raise Refused(f"Dynamo breaks the graph: {broken[0]}")
         if differences and _stale(program, setting, expected, plain, differences):
             raise Refused("autocast's cache is stale: a leaf was written to after it had been cast")
+        if differences and _mixed(program, setting, expected, plain):
+            raise Refused("autocast's cache mixes dtypes, and Dynamo has read the dtype of what comes of it")
         if differences and _parted(expected, plain):
             raise Refused("results that are one under autocast leave in two dtypes, as captured")
         changed = _changed_by_torch(program, setting, differences, expected) if differences else []
@@ -139,6 +141,18 @@ def _stale(program: Program, setting: Setting, expected: Outcome, plain: Outcome
     if any(map(_is_result, compared(uncached, expected, plain, setting))) and not any(map(_is_result, without)):
         return True
     return not {_what(one) for one in differences} & {_what(one) for one in without}
+
+
+def _mixed(program: Program, setting: Setting, expected: Outcome, plain: Outcome) -> bool:
+    """Whether autocast's cache hands out casts of another region's dtype, so that eager mode cannot run the program.
+
+    Dynamo's trace can, and the dtypes that the program asks for are those of such a mixture.
+    """
+    try:
+        _run_eager(program, setting, Flavour.PROGRAM)
+    except RuntimeError:
+        return not _differences(lambda: run_compiled(program, setting, cached=False), expected, plain, setting)
+    return False
 
 
 def _reordered(program: Program, setting: Setting, expected: Outcome, differences: list[str]) -> bool:
@@ -290,8 +304,8 @@ def _run_eager(program: Program, setting: Setting, flavour: Flavour, cached: boo
     return outcome
 
 
-def run_compiled(program: Program, setting: Setting) -> Outcome:
-    """Through fxamp."""
+def run_compiled(program: Program, setting: Setting, cached: bool = True) -> Outcome:
+    """Through fxamp. The ambient autocast, which Dynamo traces under, caches its casts if they are ``cached``."""
     torch._dynamo.utils.counters.clear()
 
     def start(scale: float = _SCALE) -> Run:
@@ -304,7 +318,7 @@ def run_compiled(program: Program, setting: Setting) -> Outcome:
         if scaler is not None:
             options["scaler"] = scaler
         compiled = torch.compile(module, backend="fxamp", options=options)
-        call = _under_autocast(compiled, program) if setting.ambient else compiled
+        call = _under_autocast(compiled, program, cached) if setting.ambient else compiled
         evaluates = compiled if setting.ambient else None
         state = "cpu-bfloat16-lean" if setting.compiled == "compiled-lean" else None
         optimizes = partial(fxamp.compile_optimizer, policy=state, lowering="aot_eager") if setting.compiled else None

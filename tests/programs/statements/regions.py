@@ -48,7 +48,7 @@ def data_buffer(d: Draft) -> None:
 def set_memory(d: Draft) -> None:
     """A new tensor takes over the memory of a value, which nothing else has."""
     source = d.let(f"{d.value(lambda v: v.dim() >= 1)}.detach().clone()")
-    fresh = d.let(f"torch.empty_like({source})")
+    fresh = d.let(f"torch.zeros_like({source})")
     d.do(f"{fresh}.set_({source})")
     if d.chance():
         d.do(f"{d.pick((fresh, source))}.mul_(2)")
