@@ -5,7 +5,7 @@ Otherwise autograd would write zeros for them, and the graph would read them. A 
 1. The named tangents are no longer inputs; each is known to be zeros.
 2. An op in :data:`LINEAR` returns zeros if an argument in which it is linear is zeros; a result whose sizes are not all
    numbers is computed from zeros.
-3. Adding zeros to a tensor does not change it.
+3. Adding zeros to a tensor does not change it. A sparse one becomes dense, so there the sum stays.
 4. Zeros that another op reads or that are an output are written as a node; Inductor fuses it into the op that reads it.
 """
 
@@ -78,11 +78,11 @@ def _is_zeros(node: Node, zeros: set[Node]) -> bool:
 
 
 def _add(node: Node, zeros: set[Node], writer: GraphWriter) -> None:
-    """Rule 3, if one term is zeros and the other has the result's shape."""
+    """Rule 3, if one term is zeros and the other has the result's shape and layout."""
     if node.target is not aten.add.Tensor or node.kwargs or not any(term in zeros for term in node.args[:2]):
         return
     other, value = node.args[int(node.args[0] in zeros)], node.meta["val"]
-    if not isinstance(other, Node) or _sizes(other.meta["val"]) != _sizes(value):
+    if not isinstance(other, Node) or _form(other.meta["val"]) != _form(value):
         return
     with node.graph.inserting_before(node):
         rest = writer.in_dtype(other, value.dtype)
@@ -90,9 +90,9 @@ def _add(node: Node, zeros: set[Node], writer: GraphWriter) -> None:
     node.graph.erase_node(node)
 
 
-def _sizes(value: Tensor) -> list[str]:
-    """Return the sizes as text: to compare symbolic ones as numbers would add guards."""
-    return list(map(str, value.shape))
+def _form(value: Tensor) -> tuple[list[str], torch.layout]:
+    """Return the sizes, and whether it is sparse; the former as text: to compare symbolic ones would add guards."""
+    return list(map(str, value.shape)), value.layout
 
 
 def _write(gm: GraphModule, zeros: set[Node], writer: GraphWriter) -> None:

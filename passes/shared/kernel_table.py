@@ -9,13 +9,17 @@ UNPROMOTED_POINTWISE = frozenset(
     f"aten::{name}" for name in ("complex", "heaviside", "isclose", "lerp", "polar", "prelu", "_prelu_kernel")
 )
 
-#: Ops, not tagged pointwise, that promote their inputs themselves or convert to the dtype they write.
+#: Ops, not tagged pointwise, that promote their inputs themselves, convert to the dtype they write, or treat each of a
+#: list of tensors by itself.
 PROMOTES = frozenset(
     f"aten::{name}"
     for name in (
         "_to_copy",
         "addr",
         "as_strided_scatter",
+        "atleast_1d",
+        "atleast_2d",
+        "atleast_3d",
         "binary_cross_entropy_with_logits",
         "block_diag",
         "broadcast_tensors",

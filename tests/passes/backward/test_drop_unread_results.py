@@ -50,7 +50,13 @@ def projected(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return hidden.sum(0), hidden
 
 
-PROGRAMS = [loss_and_logits, chain, broadcast, normed, projected]
+def looked_up(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """One gradient of ``x`` is sparse; its sum with a dense one is dense."""
+    rows = torch.nn.functional.embedding(torch.tensor([1, 3, 1]), x, sparse=True)
+    return (x * w).sum(), rows, x @ w
+
+
+PROGRAMS = [loss_and_logits, chain, broadcast, normed, projected, looked_up]
 
 
 def drop(gm: GraphModule, *names: str) -> int:

@@ -88,6 +88,9 @@ CASTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[int, 
     "nothing to cast": (lambda a: (a + 1).relu(), (ones(),), (0, 0)),
     "float64 and integers": (lambda a, i: (a.exp(), i + 1), (ones(torch.float64), ones(torch.int64)), (0, 0)),
     "no gradient": (lambda a: a.relu().mm(a) + a.relu().mm(a), (ones(),), (3, 1)),
+    "tensors of two dtypes, each by itself": (
+        lambda a, w: torch.atleast_3d(a.mm(w), a)[0].relu(), (ones(), ones()), (2, 0)
+    ),
     "a leaf of the other 16 bits, whose gradients may not fit": (
         lambda a, w: a.mm(w) + a.mm(w), (ones(torch.float16, True), ones(torch.float16)), (3, 1)
     ),

@@ -11,6 +11,7 @@ import pytest
 from exhaustive import exhaustive
 
 from fxamp.policy import Policy
+from fxamp.policy.model.keep import KEPT, Keep
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
 from fxamp.tools.policy.fit.batch import MOST, largest
 from fxamp.tools.policy.fit.choice import Limits, choose, cost, sum_of
@@ -91,7 +92,8 @@ class Pretended:
 
 def pretended(table: Sequence[Sequence[Price]], whole: Callable[[Sequence[int]], Price]) -> Search:
     scope = Scope("model")
-    rules = iter(rule for rule in Policy.load("cuda-bfloat16-leanest").rules if rule.region == "kept")
+    leanest = Policy.load("cuda-bfloat16-leanest").rules
+    rules = iter(rule for rule in leanest if rule.region == KEPT and rule.keep is not Keep.AS_IS)
     decisions = [
         Decision(str(d), scope, tuple(Option(f"{d}.{o}", scope, (next(rules),) if o else ()) for o in range(len(own))))
         for d, own in enumerate(table)
