@@ -12,6 +12,7 @@ import torch
 from programs.compare import Refused, breaks, compared, found_in, oracle, run_compiled, run_eager, run_exact, run_plain
 from programs.outcome import Outcome
 from programs.program import Program, Setting
+from programs.render import source
 from programs.tensors import flat
 from torch import Tensor
 
@@ -25,7 +26,7 @@ def chunk_differences(program: Program, setting: Setting) -> list[str]:
     Raises Refused where eager autocast raises, and where fxamp differs from it without the rule too.
     """
     theirs, exact = oracle(run_eager, program, setting), oracle(run_exact, program, setting)
-    differences = found_in(lambda: _compared(run_compiled(program, setting), theirs, exact, program.lower))
+    differences = found_in(lambda: _compared(run_compiled(program, setting), theirs, exact, _rounding(program)))
     if not differences:
         return []
     if breaks():
@@ -38,7 +39,7 @@ def chunk_differences(program: Program, setting: Setting) -> list[str]:
     return differences
 
 
-def _compared(ours: Outcome, theirs: Outcome, exact: Outcome, lower: torch.dtype) -> Iterator[str]:
+def _compared(ours: Outcome, theirs: Outcome, exact: Outcome, rounding: float) -> Iterator[str]:
     results = zip(ours.results, theirs.results, exact.results, strict=True)
     for at, (one, autocast, true) in enumerate(results):
         eps = torch.finfo(autocast.dtype if autocast.is_floating_point() else torch.float32).eps
@@ -48,11 +49,16 @@ def _compared(ours: Outcome, theirs: Outcome, exact: Outcome, lower: torch.dtype
     gradients = [gradient for gradient in exact.gradients.values() if gradient is not None]
     typical = _norm(gradients) / max(1, sum(gradient.numel() for gradient in gradients)) ** 0.5
     for name, autocast_gradient in theirs.gradients.items():
-        yield from _gradient(name, ours.gradients[name], autocast_gradient, exact.gradients, typical, lower)
+        yield from _gradient(name, ours.gradients[name], autocast_gradient, exact.gradients, typical, rounding)
     for name, state in theirs.state.items():
-        yield from _value(
-            f"{name} after the call", ours.state[name], state, exact.state[name], torch.finfo(lower).eps, typical
-        )
+        yield from _value(f"{name} after the call", ours.state[name], state, exact.state[name], rounding, typical)
+
+
+def _rounding(program: Program) -> float:
+    """The eps of the coarsest dtype in which the program computes: its own, or that of one of its regions."""
+    text, both = source(program), (torch.float16, torch.bfloat16)
+    lower = [dtype for dtype in both if dtype is program.lower or f'torch.autocast("cpu", {dtype}' in text]
+    return max(torch.finfo(dtype).eps for dtype in lower)
 
 
 def _gradient(
@@ -61,7 +67,7 @@ def _gradient(
     theirs: Tensor | None,
     exact: Mapping[str, Tensor | None],
     typical: float,
-    lower: torch.dtype,
+    rounding: float,
 ) -> Iterator[str]:
     what, true = f"the gradient of {name}", exact[name]
     if ours is None or theirs is None or true is None:
@@ -72,9 +78,7 @@ def _gradient(
         return
     if (ours.dtype, ours.layout) != (theirs.dtype, theirs.layout):
         yield f"{what} is {ours.dtype}, {ours.layout}, with autocast {theirs.dtype}, {theirs.layout}"
-    yield from _value(
-        what, ours, theirs, true, torch.finfo(lower).eps, max(_norm([true]), typical * true.numel() ** 0.5)
-    )
+    yield from _value(what, ours, theirs, true, rounding, max(_norm([true]), typical * true.numel() ** 0.5))
 
 
 def _value(what: str, ours: Tensor, theirs: Tensor, exact: Tensor, eps: float, size: float) -> Iterator[str]:
