@@ -182,9 +182,17 @@ class _Lowering(Interpreter):
         value = n.meta.get("example_value")
         with proxy_tensor.disable_proxy_modes_tracing():
             if reason != IN_TRANSFORM and _is_reshaped(n):
-                value = getattr(self, n.op)(n.target, *self.fetch_args_kwargs_from_env(n))
+                value = self._before_reshaping(n, value)
             value = pytree.tree_map_only(torch.Tensor, _result, fake_like(value, self._mode))
         return self._record(n, value, reason)
+
+    def _before_reshaping(self, n: Node, end: Any) -> Any:
+        """Return the value of ``n`` as it was computed. Bodies are run without autocast: ``end`` has the dtypes."""
+        leaves, structure = pytree.tree_flatten(getattr(self, n.op)(n.target, *self.fetch_args_kwargs_from_env(n)))
+        ends = pytree.tree_leaves(end)
+        pairs = zip(leaves, ends, strict=True)
+        both = [now.to(own.dtype) if isinstance(now, torch.Tensor) else now for now, own in pairs]
+        return pytree.tree_unflatten(both, structure)
 
     def _record(self, n: Node, value: Any, reason: str = "") -> Any:
         tracer = self._tracer

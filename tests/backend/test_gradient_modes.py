@@ -133,6 +133,25 @@ def test_a_result_of_a_function_may_change_its_shape_in_place(
             assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+def test_a_result_that_changes_its_shape_has_the_dtype_of_the_region_that_it_comes_from(lowering: str) -> None:
+    def program(x: Tensor, w: Tensor) -> Results:
+        def body(h: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return F.linear(h, w)
+
+        h = checkpoint(body, x, use_reentrant=False).t_()
+        return h, torch.ones_like(h).sin()
+
+    x, w = leaf(6, 8), leaf(4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = program(x, w)
+    for ours, theirs in zip(compile_with(program, lowering)(x, w), expected, strict=True):
+        assert ours.dtype is theirs.dtype is torch.bfloat16 and torch.equal(ours, theirs)
+        for one, other in zip(_gradients(ours, x, w), _gradients(theirs, x, w), strict=True):
+            assert torch.equal(one, other)
+
+
 def test_a_checkpoint_whose_sizes_depend_on_values_may_return_what_a_conversion_returns_too() -> None:
     def program(x: Tensor, w: Tensor) -> Results:
         def body(h: Tensor) -> Tensor:
