@@ -30,7 +30,7 @@ from fxamp.capture.held_tensors import HeldTensors
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
 from fxamp.errors import CaptureError
 from fxamp.graph import fake_mode_of, follows_input, inherit_provenance, is_answered, register
-from fxamp.torch_private import make_fx, rebind_sizes, size_tables
+from fxamp.torch_private import drop_guards_on_ragged_sizes, make_fx, rebind_sizes, size_tables
 
 _PLACEHOLDER_ATTRIBUTES = ("_dynamo_source", "_dynamo_param_name")
 
@@ -48,6 +48,7 @@ def lower(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphM
     )
     with _preserved_global_state(), tracing(None), fx_traceback.preserve_node_meta(), mode:
         lowered = trace(*fakes)
+    drop_guards_on_ragged_sizes(mode.shape_env)
     _erase_unread(lowered.graph)
     _adopt_placeholders(gm, lowered, fakes)
     lowered.meta.update(gm.meta)

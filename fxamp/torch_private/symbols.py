@@ -26,6 +26,21 @@ def rebind_sizes(node: Node, result: Any) -> None:
             rebind_unbacked(new.shape_env, node, result)
 
 
+def drop_guards_on_ragged_sizes(shapes: ShapeEnv | None) -> None:
+    """Forget the guards on ragged sizes of nested tensors that the program makes: such a size equals no number.
+
+    It is no size of an input, so Dynamo has no code to check it. If torch renames what is read here, programs that make
+    nested tensors raise when they are compiled.
+    """
+    guards = getattr(shapes, "guards", [])
+    sources = getattr(shapes, "var_to_sources", {})
+
+    def made(symbol: Any) -> bool:
+        return all(source.is_ephemeral() for source in sources.get(symbol, ()))
+
+    guards[:] = [one for one in guards if not one.expr.free_symbols or not all(map(made, one.expr.free_symbols))]
+
+
 def size_tables(tracer: Any) -> tuple[dict[Any, Any], ...]:
     """Return the tables in which a tracer of make_fx notes the nodes of sizes, in the order of their entry.
 

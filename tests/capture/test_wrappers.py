@@ -47,6 +47,23 @@ def test_a_nested_tensor(lowering: str) -> None:
         assert torch.equal(ours.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_nested_tensor_that_the_program_makes(lowering: str) -> None:
+    def program(net: nn.Module, x: Tensor, offsets: Tensor) -> Tensor:
+        values: Tensor = net(torch.nested.nested_tensor_from_jagged(x, offsets)).values()
+        return values
+
+    torch._dynamo.reset()
+    net, x, offsets = Perceptron(8, 8, 4, torch.relu), torch.randn(9, 8), torch.tensor([0, 3, 5, 9])
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = program(net, x, offsets).float()
+    compiled = torch.compile(program, backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
+    got = compiled(net, x, offsets)
+    assert torch.equal(got, expected)
+    ours, theirs = (torch.autograd.grad(result.square().sum(), net.parameters()) for result in (got, expected))
+    assert all(map(torch.equal, ours, theirs))
+
+
 class Scaled(Tensor):
     """Integers and what they are multiplied by; ``linear`` is computed from what is inside."""
 
