@@ -54,7 +54,13 @@ from fxamp.torch_private.inductor import calls_kernel, drop_outputs, order_write
 from fxamp.torch_private.op_names import operator_names
 from fxamp.torch_private.optimizers import note_step, step_post_hooks, step_pre_hooks
 from fxamp.torch_private.stored_graphs import dump_graph, is_dynamic, load_graph
-from fxamp.torch_private.symbols import drop_guards_on_ragged_sizes, dropped_sizes, rebind_sizes, size_reader, size_tables
+from fxamp.torch_private.symbols import (
+    drop_guards_on_ragged_sizes,
+    dropped_sizes,
+    rebind_sizes,
+    size_reader,
+    size_tables,
+)
 from fxamp.torch_private.tensors import comparison_with, onednn_computes
 from fxamp.torch_private.tracing import compile_lock, compiling_flag, make_fx, replace_tracing_mode, without_autocast
 from fxamp.torch_private.wrappers import running_wrapper
