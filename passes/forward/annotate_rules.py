@@ -1,7 +1,7 @@
 """annotate-rules: give every operation the policy's decision for it.
 
-1. The last rule of the policy that covers a call applies. If none covers it, ``unlisted`` applies, except to calls that
-   only move values or that name their dtype.
+1. The last rule of the policy that covers a call applies. If none covers it, the op's own autocast kernel says what is
+   cast, if its library has one, and else ``unlisted``, except to calls that only move values or that name their dtype.
 2. Inside ``torch.autocast(enabled=False)`` no rule applies; inside another region its dtype replaces the policy's.
 3. In-place and ``out=`` calls, views of memory that the program writes to, and calls that fxamp keeps verbatim follow
    their inputs, whatever a rule says.
@@ -28,6 +28,7 @@ from fxamp.passes.shared.argument_names import require_arguments
 from fxamp.passes.shared.autocast_regions import ENTER, EXIT, AutocastRegion, mark_region, outermost, walk
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
+from fxamp.passes.shared.registered_autocast import registered_rule
 from fxamp.passes.shared.sites import site_of
 from fxamp.policy import Category, Ruling
 
@@ -107,13 +108,15 @@ def _ruled(
 
 
 def rule_on(node: Node, context: CastContext) -> Ruling:
-    """Return the policy's ruling for a call: by its rules (5), else by ``unlisted``; an empty one if it is no op."""
+    """Return the policy's ruling for a call: by its rules (5), else as (1) says; an empty one if it is no op."""
     if not isinstance(node.target, OpOverload):
         return Ruling(None)
     policy = context.policy
     ruling = policy.plain_ruling(op_name(node)) or policy.ruling(site_of(node))
     if ruling.rule is None and isinstance(loss := linear_loss(node, context), LinearLoss):
         return replace(ruling, rule=loss.rule)
+    if ruling.rule is None and (registered := registered_rule(node, context)) is not None:
+        return replace(ruling, rule=registered)
     if ruling.rule is None and policy.default_rule is not None and site_of(node).computes:
         return replace(ruling, rule=policy.default_rule)
     return ruling

@@ -5,7 +5,7 @@
 2. Uses of a value in one dtype share a cast if that changes no gradient beyond what autocast's own weight cache does:
    for values that need no gradient, and for float32 leaves that need one. Other values are cast once per use, and twice
    for an op that reads one twice, so that their gradients are summed in float32. AOTAutograd merges such casts in the
-   forward.
+   forward. ``torch.library.register_autocast`` has no cache.
 3. No cast is shared across a write to the value's memory, nor between grad modes.
 4. If an op rejects its new dtypes, its inputs are cast back to the captured ones. The same applies to every node that
    fxamp does not understand; if such a node may have written to a cast, the cast is copied back to its source.
@@ -42,6 +42,7 @@ from fxamp.passes.shared.accepted_dtypes import cast_back, lacks_kernel, may_wri
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import AutogradInfo, CastWriter
 from fxamp.passes.shared.decision import WAS, decision, overrule
+from fxamp.passes.shared.registered_autocast import REGISTERED_ID
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class _Rewriter:
             self._restore_inputs(node, choice.reason)
         elif choice is not None and choice.rule is not None and choice.lower is not None:
             edit = edit_for(choice.rule, node, choice.lower, self._context)
-            self._apply(node, edit, f"rule {choice.rule.id}")
+            self._apply(node, edit, f"rule {choice.rule.id}", cached=choice.rule.id != REGISTERED_ID)
         changed = any(self._changed(source) for source in node.all_input_nodes)
         touched = bool(changed or edit.casts or edit.kwargs)
         if not touched and (writes(node) or not lacks_kernel(node)):
@@ -164,8 +165,8 @@ class _Rewriter:
                 node.args, node.kwargs, node.target = call
                 node.meta["val"] = computed(node) if touched else self._captured[node]
 
-    def _apply(self, node: Node, edit: Edit, why: str) -> None:
-        self._cast_uses(node, edit.casts, why)
+    def _apply(self, node: Node, edit: Edit, why: str, cached: bool) -> None:
+        self._cast_uses(node, edit.casts, why, cached)
         if edit.target is not None:
             _call_instead(node, edit.target)
         for name, value in edit.kwargs.items():
@@ -178,7 +179,9 @@ class _Rewriter:
         self._counts["cast back"] += len(dtypes)
         return self._cast_uses(node, dtypes, why)
 
-    def _cast_uses(self, node: Node, dtypes: Mapping[Node, torch.dtype], why: str) -> dict[Node, Node]:
+    def _cast_uses(
+        self, node: Node, dtypes: Mapping[Node, torch.dtype], why: str, cached: bool = True
+    ) -> dict[Node, Node]:
         """Cast inputs for each position in which ``node`` reads them (rule 2); return one cast of each input.
 
         A node that may write to its inputs reads the same cast in all positions. The casts of one input are assigned
@@ -191,7 +194,7 @@ class _Rewriter:
         casts: dict[Node, list[Node]] = {}
         for source, dtype in dtypes.items():
             count = places.count(source)
-            copies = [self._casts.cast(source, dtype, node, why) for _ in range(1 if opaque else count)]
+            copies = [self._casts.cast(source, dtype, node, why, cached) for _ in range(1 if opaque else count)]
             casts[source] = copies * count if opaque else copies
         returned = {source: copies[0] for source, copies in casts.items()}
         node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda n: casts[n].pop() if n in casts else n)

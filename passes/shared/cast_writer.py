@@ -132,15 +132,16 @@ class CastWriter:
         """Return the gradient information for the placeholder of a body that is bound to ``argument``."""
         return AutogradInfo(argument in self._needs_grad, argument in self._leaves)
 
-    def cast(self, source: Node, dtype: torch.dtype, user: Node, why: str) -> Node:
+    def cast(self, source: Node, dtype: torch.dtype, user: Node, why: str, cached: bool = True) -> Node:
         """Return ``source`` in ``dtype``, for ``user``: an existing cast if it can be shared, else a new one.
 
+        ``cached``: whether autocast would have the cast of a leaf in its cache.
         If a conversion or a body returned ``source`` unchanged, the original value (such as a leaf) is cast.
         """
         while (same := _given(source)) is not None:
             source = same
         key = (source, dtype, self.grad_enabled)
-        shareable = self._shareable(source)
+        shareable = self._shareable(source, cached)
         if shareable and key in self._casts:
             self.shared += 1
             return self._casts[key]
@@ -172,5 +173,5 @@ class CastWriter:
                 self._graph.erase_node(node)
                 self.inserted -= 1
 
-    def _shareable(self, source: Node) -> bool:
-        return not self.grad_enabled or source in self._leaves or source not in self._needs_grad
+    def _shareable(self, source: Node, cached: bool) -> bool:
+        return not self.grad_enabled or (cached and source in self._leaves) or source not in self._needs_grad

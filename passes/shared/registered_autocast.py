@@ -1,0 +1,100 @@
+"""What the autocast kernel of a custom op casts, as a rule; seen by calling the op on FakeTensors.
+
+``torch.library.register_autocast`` registers such a kernel, and libraries in C++ do (torchvision's ``roi_align``). What
+it does to the op's results is not followed: those of an op in float32 stay in float32.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._guards import tracing
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxamp.capture.autocast_state import autocast_state
+from fxamp.graph import arguments, op_name
+from fxamp.passes.base import CastContext
+from fxamp.policy import Category, Rule
+from fxamp.torch_private import has_autocast_kernel
+
+#: The id of the rule.
+REGISTERED_ID = "registered"
+
+_WHY = "The library that the op comes from registers this cast for autocast."
+
+
+def registered_rule(node: Node, context: CastContext) -> Rule | None:
+    """Return what the autocast kernel of a custom op casts; None without one, or if it follows its inputs.
+
+    A cast to a dtype that is neither float32 nor the policy's has no word in a policy: that input follows.
+    """
+    target = node.target
+    if not isinstance(target, OpOverload) or op_name(node).startswith(("aten::", "prims::")):
+        return None
+    if not has_autocast_kernel(target, context.policy.device):
+        return None
+    wide, narrow = (_received(node, dtype, context) for dtype in (torch.float32, context.lower))
+    casts = {name: _cast(wide[name], narrow[name], context.lower) for name in wide.keys() & narrow.keys()}
+    cast = next((one for one in (Category.LOWER_PRECISION_FP, Category.FP32) if str(one) in casts.values()), None)
+    if cast is None:
+        return None
+    others = {name: one for name, one in casts.items() if one != cast}
+    return Rule(REGISTERED_ID, cast, (op_name(node),), _WHY, inputs=others)
+
+
+def _cast(wide: torch.dtype, narrow: torch.dtype, lower: torch.dtype) -> str:
+    """``wide``, ``narrow``: what the op receives for a float32 input, and for one of ``lower``."""
+    if wide == narrow == lower:
+        return str(Category.LOWER_PRECISION_FP)
+    return str(Category.FP32) if wide == narrow == torch.float32 else "follow"
+
+
+class _Reached(Exception):
+    """The autocast kernel has called the op."""
+
+
+class _Watch(TorchDispatchMode):
+    """Stops at a call of ``target``; ``call`` has its arguments."""
+
+    def __init__(self, target: OpOverload) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._target = target
+        self.call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is self._target:
+            self.call = args, kwargs or {}
+            raise _Reached
+        return func(*args, **(kwargs or {}))
+
+
+def _received(node: Node, dtype: torch.dtype, context: CastContext) -> dict[str, torch.dtype]:
+    """Return the dtype, by argument, that the op receives under autocast for eligible inputs of ``dtype``."""
+    target, device = node.target, context.policy.device
+    assert isinstance(target, OpOverload)
+
+    def value(source: Any) -> Any:
+        own = source.meta.get("val") if isinstance(source, Node) else source
+        if not isinstance(own, Tensor) or not context.eligible(own):
+            return own
+        return torch.empty_strided(own.shape, own.stride(), dtype=dtype, device=device)
+
+    watch = _Watch(target)
+    with tracing(None), torch.no_grad(), context.mode, autocast_state(device, True, context.lower), watch:
+        args, kwargs = pytree.tree_map(value, (node.args, node.kwargs))
+        with suppress(_Reached):
+            target(*args, **kwargs)
+    names = (argument.name for argument in target._schema.arguments)
+    received = dict(zip(names, watch.call[0], strict=False)) | watch.call[1]
+    tensors = {
+        argument.name: leaf
+        for argument, source in arguments(node)
+        if any(isinstance(own, Node) and context.eligible(own.meta.get("val")) for own in pytree.tree_leaves(source))
+        for leaf in pytree.tree_leaves(received.get(argument.name))[:1]
+        if isinstance(leaf, Tensor)
+    }
+    return {name: tensor.dtype for name, tensor in tensors.items()}

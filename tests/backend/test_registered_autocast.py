@@ -1,0 +1,117 @@
+"""Custom ops get the casts that their libraries have registered for autocast."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from bench_graph import policy, workbench
+from like_autocast import compile_with, leaf
+from torch import Tensor
+from torch.nn import functional as F
+
+from fxamp.graph import op_name
+from fxamp.passes.forward.annotate_rules import AnnotateRules
+from fxamp.passes.shared.decision import decision
+from fxamp.policy import Category, Policy, Rule
+
+LIBRARY = "fxamp_registered"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _ops() -> Iterator[None]:
+    """A product in 16 bits under autocast, one in float32, one with a kernel that casts one input, one without."""
+    with torch.library._scoped_library(LIBRARY, "FRAGMENT") as library:
+        for name in ("low", "wide", "half", "none"):
+            library.define(f"{name}(Tensor x, Tensor w) -> Tensor")
+            library.impl(name, lambda x, w: (x.float() @ w.float()).to(x.dtype), "CompositeExplicitAutograd")
+            torch.library.register_autograd(f"{LIBRARY}::{name}", _backward, setup_context=_save, lib=library)
+        for device in ("cpu", "cuda"):
+            torch.library.register_autocast(f"{LIBRARY}::low", device, torch.bfloat16, lib=library)
+            torch.library.register_autocast(f"{LIBRARY}::wide", device, torch.float32, lib=library)
+        library.impl("half", _cast_one, "AutocastCPU")
+        yield
+
+
+def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    x, w = ctx.saved_tensors  # type: ignore[attr-defined]
+    return (gradient.float() @ w.float().T).to(x.dtype), (x.float().T @ gradient.float()).to(w.dtype)
+
+
+def _cast_one(x: Tensor, w: Tensor) -> Tensor:
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+        product: Tensor = torch.ops.fxamp_registered.half(x.float(), w)
+        return product
+
+
+def of_captured_inputs(x: Tensor, w: Tensor, op: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    return op(op(x, w).float().sin(), w)
+
+
+def of_products(x: Tensor, w: Tensor, op: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """The weight is read under autocast's cache, too."""
+    return F.linear(op(F.linear(x, w), w), w)
+
+
+def in_no_region(x: Tensor, w: Tensor, op: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return op(x, w)
+
+
+@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", ["low", "wide", "half"])
+@pytest.mark.parametrize("program", [of_captured_inputs, of_products, in_no_region])
+def test_results_and_gradients_are_those_of_eager_autocast(
+    program: Callable[..., Tensor], name: str, lowering: str
+) -> None:
+    op = getattr(torch.ops.fxamp_registered, name)
+    x, w = leaf(4, 6), leaf(6, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = program(x, w, op)
+    ours = compile_with(lambda x, w: program(x, w, op), lowering)(x, w)
+    assert torch.equal(ours, expected.float())
+    got, theirs = (torch.autograd.grad(result.float().square().sum(), (x, w)) for result in (ours, expected))
+    assert all(map(torch.equal, got, theirs))
+
+
+@pytest.mark.parametrize(("name", "cast"), [("low", "lower_precision_fp"), ("wide", "fp32"), ("none", None)])
+def test_the_decision_names_its_source_on_a_machine_without_the_device(name: str, cast: str | None) -> None:
+    bench = workbench(
+        lambda a: getattr(torch.ops.fxamp_registered, name)(a, a), torch.ones(2, 2), under=Policy.load("cuda-bfloat16")
+    )
+    bench.context = replace(bench.context, every_device=True)
+    bench.run(AnnotateRules())
+    assert bench.run(AnnotateRules()).modified == 0
+    (choice,) = (decision(n) for n in bench.captured.module.graph.nodes if op_name(n).startswith(LIBRARY))
+    assert choice is not None
+    assert (choice.rule and choice.rule.cast) == cast and ("library" in choice.reason) == (cast is not None)
+
+
+def test_a_rule_of_the_policy_comes_first_and_unlisted_last() -> None:
+    rules = policy(Rule("own", Category.FP32, (f"{LIBRARY}::low",)))
+    bench = workbench(
+        lambda a: (torch.ops.fxamp_registered.low(a, a), torch.ops.fxamp_registered.none(a, a)),
+        torch.ones(2, 2),
+        under=rules,
+    )
+    bench.run(AnnotateRules())
+    choices = {op_name(n): decision(n) for n in bench.captured.module.graph.nodes if op_name(n).startswith(LIBRARY)}
+    assert {name: choice and choice.rule and choice.rule.id for name, choice in choices.items()} == {
+        f"{LIBRARY}::low.default": "own",
+        f"{LIBRARY}::none.default": None,
+    }
+
+
+def test_a_cast_to_another_dtype_has_no_word_in_a_policy() -> None:
+    """The op follows its inputs, as one without a kernel does."""
+    x, w = leaf(4, 6), leaf(6, 6)
+    compiled = torch.compile(
+        lambda x, w: torch.ops.fxamp_registered.low(x, w),
+        backend="fxamp",
+        options={"policy": "cpu-float16", "lowering": "eager"},
+    )
+    assert torch.equal(compiled(x, w), x @ w)
