@@ -1,7 +1,7 @@
 """``fxamp.report``: what mixed precision did to a compiled model, as text and numbers."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -23,6 +23,9 @@ _NOTHING = (
 _SKIPPED = "Functions that Dynamo skips, so they run unchanged:"
 _ENDED = "Dynamo ended the graph of a function before its first op, and skips what that function calls:"
 _RIGHT = ("graph", "ops", "casts", "shared", "folded", "kept")
+
+#: How many nodes a line names.
+_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class Report:
     def _notes(self) -> list[tuple[str, list[str]]]:
         """Return the notes below the table, each a title and lines."""
         numbered = list(enumerate(self.graphs))
-        verbatim = [f"  graph {i}: {name}: {why}" for i, g in numbered for name, why in g.verbatim.items()]
+        verbatim = [line for i, g in numbered for line in _by_reason(i, g.verbatim)]
         breaks = [f"  after graph {i}: {g.ended}" for i, g in numbered if g.ended]
         notes = list(self._fp8())
         before, after = self.kept
@@ -135,7 +138,7 @@ class Report:
     def _fp8(self) -> Iterator[tuple[str, list[str]]]:
         sums = [graph.totals for graph in self.graphs]
         counted = sum((Counter(total.fp8) for total in sums), Counter())
-        out = [f"  graph {i}: {node}: {why}" for i, total in enumerate(sums) for node, why in total.not_fp8.items()]
+        out = [line for i, total in enumerate(sums) for line in _by_reason(i, total.not_fp8)]
         if counted:
             yield "Products in fp8, by recipe:", [f"  {recipe}: {count}" for recipe, count in counted.items()]
         if out:
@@ -144,6 +147,16 @@ class Report:
     def _outside(self) -> list[str]:
         owners = Counter(name.rpartition(".")[0] or "the model itself" for name in self.outside)
         return [f"  {owner}: {count}" for owner, count in owners.items()]
+
+
+def _by_reason(graph: int, reasons: Mapping[str, str]) -> Iterator[str]:
+    """A line for each reason, with the first of the nodes that have it."""
+    nodes: dict[str, list[str]] = {}
+    for node, why in reasons.items():
+        nodes.setdefault(why, []).append(node)
+    for why, names in nodes.items():
+        rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield f"  graph {graph}: {', '.join(names[:_NAMED])}{rest}: {why}"
 
 
 def _size(count: int) -> str:

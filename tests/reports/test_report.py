@@ -47,6 +47,16 @@ def test_a_break_and_what_stayed_outside_are_named(recurrent):
     assert "after graph 0:" in shown and "\n  lstm: 4\n" in shown and "none of these graphs runs unchanged" in shown
 
 
+def test_what_is_kept_for_one_reason_is_one_line():
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.vmap(lambda x: x.sin().cos().tan() * 2), backend="fxamp", options=OPTIONS)
+    compiled(torch.ones(3, 4))
+    report = fxamp.report(compiled)
+    reasons = report.graphs[0].verbatim.values()
+    lines = [line for line in str(report).splitlines() if "inside a torch.func transform" in line]
+    assert len(lines) == 1 and f"and {sum('transform' in why for why in reasons) - 4} more: inside" in lines[0]
+
+
 def test_the_document_holds_every_node_with_its_decision(recurrent):
     (listing,) = fxamp.report(recurrent).document.graphs
 
