@@ -50,7 +50,7 @@ def remove_a_cast(patch: pytest.MonkeyPatch) -> None:
 
 def share_a_cast(patch: pytest.MonkeyPatch) -> None:
     """An activation is cast once for all its uses."""
-    patch.setattr(CastWriter, "_shareable", lambda self, source: True)
+    patch.setattr(CastWriter, "_shareable", lambda self, source, cached: True)
 
 
 def scale_a_gradient(patch: pytest.MonkeyPatch) -> None:

@@ -84,3 +84,18 @@ def test_a_size_is_read_from_the_inputs_of_a_run() -> None:
     of_numbers = private.size_reader(rows, [rows])
     assert of_numbers is not None and of_numbers([7]) == 7
     assert private.size_reader(rows, []) is None and private.size_reader(unbacked.shape[0], [x]) is None
+
+
+def test_guards_on_ragged_sizes_go_and_others_stay() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    assert mode.shape_env is not None
+    values, offsets = mode.from_tensor(torch.ones(4, 3), static_shapes=False), mode.from_tensor(torch.tensor([0, 1, 4]))
+    with mode:
+        ragged = torch.nested.nested_tensor_from_jagged(values, offsets).shape[1]
+        assert bool(ragged != 1) and bool(values.shape[0] != 3)
+    before = {str(guard.expr) for guard in mode.shape_env.guards}
+    private.drop_guards_on_ragged_sizes(mode.shape_env)
+    after = {str(guard.expr) for guard in mode.shape_env.guards}
+    (dropped,) = before - after
+    assert str(ragged.node.expr) in dropped and after
+    private.drop_guards_on_ragged_sizes(None)
