@@ -62,10 +62,13 @@ class Exact(torch.autograd.Function):
 """,
 }
 
+#: Registers ``torch.ops.programs``.
+_OPS = "import programs.custom_ops\n"
+
 _HELPERS = "from programs.lowered import Lowered, exactly\n"
 
 #: All that programs refer to.
-PRELUDE = _IMPORTS + "".join(_DEFINITIONS.values())
+PRELUDE = _IMPORTS + _OPS + "".join(_DEFINITIONS.values())
 
 _FOOTER = """\
 import fxamp
@@ -96,11 +99,12 @@ def source(program: Program, flavour: Flavour = Flavour.PROGRAM) -> str:
     body = "\n".join(["", *_class(program, flavour), "", "", *_inputs(program), ""])
     used = [f"\n{text}" for name, text in _DEFINITIONS.items() if f"{name}.apply" in body]
     oracle = _HELPERS if flavour in (Flavour.ORACLE, Flavour.EXACT) else ""
-    return "".join([_IMPORTS, oracle, *used, "\n", body])
+    ops = _OPS if "torch.ops.programs" in body else ""
+    return "".join([_IMPORTS, ops, oracle, *used, "\n", body])
 
 
 def script(case: Case) -> str:
-    """A file that runs by itself: the program under eager autocast and through fxamp, and what differs."""
+    """A file that runs in this folder: the program under eager autocast and through fxamp, and what differs."""
     lower = case.program.lower
     file = case.setting.policy_file(lower)
     policy = f"fxamp.Policy.loads({file!r})" if file else repr(case.setting.policy(lower))

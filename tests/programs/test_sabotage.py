@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from fxamp.backend import policy_choice
 from fxamp.backend.policy_choice import Choice
 from fxamp.graph import AliasSets
-from fxamp.passes.forward import expand_composites, insert_casts
+from fxamp.passes.forward import annotate_rules, expand_composites, insert_casts
 from fxamp.passes.shared import autocast_regions, linear_losses
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import CastWriter
@@ -223,6 +223,16 @@ def test_a_shared_cast_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert differences(SHARED, Setting()) == []
     share_a_cast(monkeypatch)
     assert any("the gradient of x0 differs" in one for one in differences(SHARED, Setting()))
+
+
+def test_an_autocast_kernel_that_is_not_asked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a product of the program's own library, which autocast lowers."""
+    product = Line("custom_op", Text("h0 = torch.ops.programs.low(x0, self.w0)"))
+    lines = (product, Line("linear", Text("h1 = F.linear(h0, self.w1)")))
+    program = replace(SHARED, statements=lines, results=("h0", "h1"))
+    assert differences(program, Setting()) == []
+    monkeypatch.setattr(annotate_rules, "registered_rule", lambda node, context: None)
+    assert any("result 0 differs" in one for one in differences(program, Setting()))
 
 
 def test_a_forgotten_training_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,3 +100,10 @@ def convolution_2d(d: Draft) -> None:
     _, rows, columns = d.shape(x)
     weight = d.weight(rows, rows, 1, 1)
     d.let(f"F.conv2d({x}.view(1, {rows}, -1, {columns}), {weight}).squeeze(0)")
+
+
+@statement()
+def custom_op(d: Draft) -> None:
+    """A library says what autocast does; it has no cache of casts."""
+    x = d.ranked(2)
+    d.let(f"torch.ops.programs.{d.pick(('low', 'wide'))}({x}, {d.parameter(d.shape(x)[-1], 8)})")
