@@ -16,7 +16,8 @@ from programs.render import source
 from programs.tensors import flat
 from torch import Tensor
 
-#: How many roundings a loss is made of: its maximum, its sum, the logarithm, the difference, the sum of the rows.
+#: How many roundings a loss is made of: its maximum, its sum, the logarithm, the difference, the sum of the rows. That
+#: of a sum near one is beside one, however small its logarithm is.
 _ROUNDINGS = 16
 
 
@@ -43,7 +44,7 @@ def _compared(ours: Outcome, theirs: Outcome, exact: Outcome, rounding: float) -
     results = zip(ours.results, theirs.results, exact.results, strict=True)
     for at, (one, autocast, true) in enumerate(results):
         eps = torch.finfo(autocast.dtype if autocast.is_floating_point() else torch.float32).eps
-        yield from _value(f"result {at}", one, autocast, true, _ROUNDINGS * eps, _norm([true]))
+        yield from _value(f"result {at}", one, autocast, true, _ROUNDINGS * eps, _norm([true]) + true.numel() ** 0.5)
     if ours.scale not in (theirs.scale, exact.scale):
         yield f"the scale becomes {ours.scale}, with autocast {theirs.scale}"
     gradients = [gradient for gradient in exact.gradients.values() if gradient is not None]

@@ -54,6 +54,7 @@ def differences(program: Program, setting: Setting) -> list[str]:
     Raises Refused where eager autocast raises, and where torch.compile without fxamp differs from eager mode: what
     AOTAutograd or Dynamo change is not fxamp's doing.
     """
+    setting = replace(setting, parted="graph_break" in program.kinds())
     with warnings.catch_warnings(action="ignore"):
         expected = oracle(run_eager, program, setting)
         if setting.own and not _says(program):
@@ -406,7 +407,8 @@ def _result_dtypes(captured: torch.dtype, autocast: torch.dtype, setting: Settin
 
 def _sum_error(theirs: Tensor, setting: Setting) -> float:
     """The error of another order of summation: an eager region with a scaler sums the gradients of each call first."""
-    if not (setting.scaled and setting.lowering == "eager" and setting.schedule == "together" and theirs.numel()):
+    several = setting.schedule == "together" or setting.parted
+    if not (setting.scaled and setting.lowering == "eager" and several and theirs.numel()):
         return 0.0
     return 4 * torch.finfo(torch.float32).eps * float(theirs.detach().abs().max())
 

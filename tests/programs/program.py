@@ -137,6 +137,7 @@ class Setting:
     ``used``: bit i says whether result i is part of the loss. ``own``: policy "auto", and the program's own regions say
     what is cast. ``chunks``: who makes the gradients of losses in chunks of two rows; "" without a rule that cuts them.
     ``compiled``: the optimizer's step is, and keeps its state as the program does, or in 8 bits ("compiled-lean").
+    ``parted``: the program breaks its graph, so that one backward is made of those of several calls.
     """
 
     lowering: str = "aot_eager"
@@ -148,6 +149,7 @@ class Setting:
     own: bool = False
     chunks: str = ""
     compiled: str = ""
+    parted: bool = False
 
     def uses(self, result: int) -> bool:
         """Whether the loss reads the result of that number."""
