@@ -17,6 +17,7 @@ from fxamp.graph.nodes import (
     inherit_provenance,
     is_answered,
     is_composite,
+    is_custom,
     is_float_tensor,
     is_pure,
     is_random,

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Iterator
+from typing import TypeGuard
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
@@ -29,6 +30,11 @@ def op_name(node: Node) -> str:
     module = getattr(target, "__module__", None)
     name = getattr(target, "__name__", str(target))
     return f"{module.lstrip('_')}.{name}" if module else name
+
+
+def is_custom(target: object) -> TypeGuard[OpOverload]:
+    """Whether ``target`` is an op that is none of torch's own: there is no table of what it does with dtypes."""
+    return isinstance(target, OpOverload) and target.namespace not in ("aten", "prims")
 
 
 def base_name(node: Node) -> str:

@@ -1,7 +1,7 @@
 """Numbers about a listing: ops by dtype, casts and the bytes they move, what is kept. Imports no torch."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fxamp.graph_text.model import FP8, Entry, KeptValue, Listing
@@ -33,6 +33,16 @@ class Totals:
     verbatim: Mapping[str, str]
     fp8: Mapping[str, int]
     not_fp8: Mapping[str, str]
+
+
+def by_reason(reasons: Mapping[str, str], most: int) -> Iterator[str]:
+    """Yield each reason once, after the nodes that it is about, of which ``most`` are named."""
+    nodes: dict[str, list[str]] = {}
+    for node, why in reasons.items():
+        nodes.setdefault(why, []).append(node)
+    for why, names in nodes.items():
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        yield f"{', '.join(names[:most])}{more}: {why}"
 
 
 def totals(listing: Listing, keep: Callable[[Entry], bool] = lambda entry: True) -> Totals:

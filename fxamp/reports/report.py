@@ -1,7 +1,7 @@
 """``fxamp.report``: what mixed precision did to a compiled model, as text and numbers."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 from fxamp.errors import OptionError
 from fxamp.graph_text import Document, RuleRef
-from fxamp.graph_text.totals import totals_of
+from fxamp.graph_text.totals import by_reason, totals_of
 from fxamp.reports import GraphRecord
 from fxamp.reports.breaks import ended_functions, skipped_functions
 from fxamp.reports.registry import outside, records_of
@@ -112,7 +112,7 @@ class Report:
     def _notes(self) -> list[tuple[str, list[str]]]:
         """Return the notes below the table, each a title and lines."""
         numbered = list(enumerate(self.graphs))
-        verbatim = [line for i, g in numbered for line in _by_reason(i, g.verbatim)]
+        verbatim = [f"  graph {i}: {text}" for i, g in numbered for text in by_reason(g.verbatim, _NAMED)]
         breaks = [f"  after graph {i}: {g.ended}" for i, g in numbered if g.ended]
         notes = list(self._fp8())
         before, after = self.kept
@@ -138,7 +138,7 @@ class Report:
     def _fp8(self) -> Iterator[tuple[str, list[str]]]:
         sums = [graph.totals for graph in self.graphs]
         counted = sum((Counter(total.fp8) for total in sums), Counter())
-        out = [line for i, total in enumerate(sums) for line in _by_reason(i, total.not_fp8)]
+        out = [f"  graph {i}: {text}" for i, total in enumerate(sums) for text in by_reason(total.not_fp8, _NAMED)]
         if counted:
             yield "Products in fp8, by recipe:", [f"  {recipe}: {count}" for recipe, count in counted.items()]
         if out:
@@ -147,16 +147,6 @@ class Report:
     def _outside(self) -> list[str]:
         owners = Counter(name.rpartition(".")[0] or "the model itself" for name in self.outside)
         return [f"  {owner}: {count}" for owner, count in owners.items()]
-
-
-def _by_reason(graph: int, reasons: Mapping[str, str]) -> Iterator[str]:
-    """A line for each reason, with the first of the nodes that have it."""
-    nodes: dict[str, list[str]] = {}
-    for node, why in reasons.items():
-        nodes.setdefault(why, []).append(node)
-    for why, names in nodes.items():
-        rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        yield f"  graph {graph}: {', '.join(names[:_NAMED])}{rest}: {why}"
 
 
 def _size(count: int) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, rebind_unbacked
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.singleton_int import SingletonInt
 
 _BINDINGS = "unbacked_bindings"
 
@@ -29,16 +30,18 @@ def rebind_sizes(node: Node, result: Any) -> None:
 def drop_guards_on_ragged_sizes(shapes: ShapeEnv | None) -> None:
     """Forget the guards on ragged sizes of nested tensors that the program makes: such a size equals no number.
 
-    It is no size of an input, so Dynamo has no code to check it. If torch renames what is read here, programs that make
-    nested tensors raise when they are compiled.
+    It is no size of an input, so Dynamo has no code to check it. Guards that read any other symbol stay. If torch
+    renames what is read here, programs that make nested tensors raise when they are compiled.
     """
     guards = getattr(shapes, "guards", [])
+    values = getattr(shapes, "backed_var_to_val", {})
     sources = getattr(shapes, "var_to_sources", {})
 
-    def made(symbol: Any) -> bool:
-        return all(source.is_ephemeral() for source in sources.get(symbol, ()))
+    def ragged(symbol: Any) -> bool:
+        own = isinstance(values.get(symbol), SingletonInt)
+        return own and all(source.is_ephemeral() for source in sources.get(symbol, ()))
 
-    guards[:] = [one for one in guards if not one.expr.free_symbols or not all(map(made, one.expr.free_symbols))]
+    guards[:] = [one for one in guards if not one.expr.free_symbols or not all(map(ragged, one.expr.free_symbols))]
 
 
 def size_tables(tracer: Any) -> tuple[dict[Any, Any], ...]:

@@ -13,7 +13,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
-from fxamp.graph import base_name, floating_inputs, op_name, tensor_value, writes
+from fxamp.graph import base_name, floating_inputs, is_custom, tensor_value, writes
 from fxamp.passes.shared.kernel_table import (
     HAS_HALF_KERNEL_FOR_SOME_SIZES,
     LACKS_HALF_KERNEL,
@@ -46,10 +46,10 @@ def rejection(node: Node, captured: Mapping[Node, Any]) -> str | None:
 
 
 def _custom_as_captured(node: Node, captured: Mapping[Node, Any]) -> bool:
-    """Whether a non-ATen op gets its captured dtypes: there is no table of what else it accepts."""
+    """Whether a custom op gets its captured dtypes: there is no table of what else it accepts."""
     before = {source: captured.get(source) for source in floating_inputs(node)}
     same = all(isinstance(value, torch.Tensor) and value.dtype == _dtype(source) for source, value in before.items())
-    return same and not op_name(node).startswith(("aten::", "prims::"))
+    return same and is_custom(node.target)
 
 
 def lacks_kernel(node: Node) -> bool:

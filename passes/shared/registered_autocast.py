@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxamp.capture.autocast_state import autocast_state
-from fxamp.graph import arguments, op_name
+from fxamp.graph import arguments, is_custom, op_name
 from fxamp.passes.base import CastContext
 from fxamp.policy import Category, Rule
 from fxamp.torch_private import has_autocast_kernel
@@ -33,9 +33,7 @@ def registered_rule(node: Node, context: CastContext) -> Rule | None:
     A cast to a dtype that is neither float32 nor the policy's has no word in a policy: that input follows.
     """
     target = node.target
-    if not isinstance(target, OpOverload) or op_name(node).startswith(("aten::", "prims::")):
-        return None
-    if not has_autocast_kernel(target, context.policy.device):
+    if not is_custom(target) or not has_autocast_kernel(target, context.policy.device):
         return None
     wide, narrow = (_received(node, dtype, context) for dtype in (torch.float32, context.lower))
     casts = {name: _cast(wide[name], narrow[name], context.lower) for name in wide.keys() & narrow.keys()}

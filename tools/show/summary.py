@@ -1,10 +1,10 @@
 """The summary above a graph's table: dtypes, casts, kept bytes, the largest costs, and what is unusual."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from fxamp.graph_text.model import Entry, Listing
-from fxamp.graph_text.totals import Index, Totals, totals
+from fxamp.graph_text.totals import Index, Totals, by_reason, totals
 from fxamp.tools.common.formatting import counted, plural, rule_name, size
 from fxamp.tools.common.numbered_rows import combined
 from fxamp.tools.common.table import cut
@@ -37,8 +37,8 @@ def summary(listing: Listing, number: int, selection: Selection) -> list[tuple[s
     lines += _labelled_once("largest kept", _largest_kept(listing)) if whole else []
     lines += [("ops that no rule matched", _named(dict(sums.without_rule)))]
     lines += [("products in fp8", counted(dict(sums.fp8)))]
-    lines += [("in 16 bits, not in fp8", text) for text in _by_reason(sums.not_fp8)]
-    lines += [("kept as captured", text) for text in _by_reason(sums.verbatim)]
+    lines += [("in 16 bits, not in fp8", text) for text in by_reason(sums.not_fp8, _LARGEST)]
+    lines += [("kept as captured", text) for text in by_reason(sums.verbatim, _LARGEST)]
     if whole:
         lines += [("rule that matched nothing", rule_name(rule)) for rule in listing.unmatched]
         lines += [("the graph ends here", listing.ended)]
@@ -97,16 +97,6 @@ def _largest_kept(listing: Listing) -> Iterator[str]:
 
 def _labelled_once(label: str, texts: Iterator[str]) -> list[tuple[str, str]]:
     return [(label if at == 0 else "", text) for at, text in enumerate(texts)]
-
-
-def _by_reason(reasons: Mapping[str, str]) -> Iterator[str]:
-    """Yield each reason once, after the nodes that it is about."""
-    nodes: dict[str, list[str]] = {}
-    for node, why in reasons.items():
-        nodes.setdefault(why, []).append(node)
-    for why, names in nodes.items():
-        more = f" and {len(names) - _LARGEST} more" if len(names) > _LARGEST else ""
-        yield f"{', '.join(names[:_LARGEST])}{more}: {why}"
 
 
 def _ops(sums: Totals) -> str:
