@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lacks import needs_gpu
 
 from fxamp.torch_devices import converts_float8, moved
 
@@ -31,7 +32,7 @@ def test_a_copy_is_made_only_if_it_is_asked_for() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_gpu
 def test_what_comes_to_the_cpu_has_arrived() -> None:
     value, cpu = torch.zeros(1 << 20, device="cuda"), torch.device("cpu")
     torch.cuda._sleep(50_000_000)

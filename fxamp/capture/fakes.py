@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext
-from torch._library.fake_class_registry import maybe_unwrap_fake_script_object
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import transform_subclass
 
 from fxamp.graph import fake_mode_of, is_wrapper
+from fxamp.torch_private import real_object
 
 
 def fake_inputs(inputs: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
@@ -60,7 +60,7 @@ def _refake(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
         return mode.from_tensor(value)
     if is_wrapper(value):
         rebuild: Any = transform_subclass
-        remade: torch.Tensor = rebuild(value, lambda _, part: fake_like(maybe_unwrap_fake_script_object(part), mode))
+        remade: torch.Tensor = rebuild(value, lambda _, part: fake_like(real_object(part), mode))
         return remade
     with mode:
         fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.fx.traceback as fx_traceback
 from torch._guards import tracing
-from torch._library.fake_class_registry import maybe_unwrap_fake_script_object
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
@@ -30,7 +29,7 @@ from fxamp.capture.held_tensors import HeldTensors
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
 from fxamp.errors import CaptureError
 from fxamp.graph import fake_mode_of, follows_input, inherit_provenance, is_answered, register
-from fxamp.torch_private import drop_guards_on_ragged_sizes, make_fx, rebind_sizes, size_tables
+from fxamp.torch_private import drop_guards_on_ragged_sizes, make_fx, real_object, rebind_sizes, size_tables
 
 _PLACEHOLDER_ATTRIBUTES = ("_dynamo_source", "_dynamo_param_name")
 
@@ -169,7 +168,7 @@ class _Lowering(Interpreter):
     def _follow(self, n: Node) -> Any:
         """Record ``.data``, or a DTensor's creation, unwrapping or redistribution, verbatim; its value is computed."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        args, kwargs = pytree.tree_map(maybe_unwrap_fake_script_object, (args, kwargs))
+        args, kwargs = pytree.tree_map(real_object, (args, kwargs))
         with proxy_tensor.disable_proxy_modes_tracing():
             value = getattr(self, n.op)(n.target, args, kwargs)
         return self._record(n, value)

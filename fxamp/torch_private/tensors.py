@@ -1,10 +1,12 @@
-"""Tensors: compare many at once with what they were; which dtypes oneDNN computes in."""
+"""Tensors: compare many at once with what they were; which LSTMs oneDNN has; what a wrapper holds."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
+from torch._library.fake_class_registry import FakeScriptObject
 
 
 def comparison_with(tensors: Sequence[Tensor]) -> Callable[..., bool]:
@@ -20,7 +22,18 @@ def comparison_with(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 
 
 def onednn_computes(dtype: torch.dtype) -> bool:
-    """Return whether oneDNN has kernels for ``dtype`` on this CPU: ``torch.lstm`` asks it too. Breaks loudly."""
+    """Return whether oneDNN has an LSTM for ``dtype`` on this CPU; one for float16 has no backward. Breaks loudly.
+
+    ``torch.lstm`` asks torch the same, but not whether gradients are enabled.
+    """
     if dtype is torch.float16:
-        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+        return not torch.is_grad_enabled() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return dtype is not torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def real_object(value: Any) -> Any:
+    """Return the object of the program that ``value`` stands for in a trace, such as a DeviceMesh; others unchanged.
+
+    Breaks loudly.
+    """
+    return value.real_obj if isinstance(value, FakeScriptObject) else value

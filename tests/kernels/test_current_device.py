@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lacks import needs_gpus
 from pretended_gpus import PretendedGpus
 from torch import Tensor, nn
 
@@ -94,7 +95,7 @@ def test_the_outcome_of_a_step(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@needs_gpus(2)
 @pytest.mark.parametrize("skip", ["host", "device"])
 def test_training_on_the_second_gpu_as_on_the_cpu(skip: str) -> None:
     """The current device stays the first one, and the second is late."""

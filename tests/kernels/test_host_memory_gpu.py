@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from lacks import needs_gpu
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -15,7 +16,7 @@ from fxamp.kernels import host_memory
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    needs_gpu,
     pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),  # Inductor's import
 ]
 

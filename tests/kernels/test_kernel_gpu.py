@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from kernel_cases import SCALES, expected, inverse, random_gradients, same_bits
+from lacks import needs_gpu
 from torch import Tensor
 
 from fxamp.kernels import Implementation, check_, check_unscale, check_unscale_, check_unscale_norm, update_scale_
@@ -15,7 +16,7 @@ from fxamp.tools.common.cuda_syncs import no_cuda_syncs
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    needs_gpu,
     pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),  # Inductor's import
 ]
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from exhaustive import each_once, exhaustive
+from lacks import needs_gpu
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -279,7 +280,7 @@ def test_without_gradients_none_are_made() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_products_add_up_in_float32_in_one_buffer_on_a_gpu(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)

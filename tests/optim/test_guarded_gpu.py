@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from lacks import needs_gpu
 from torch import Tensor, nn
 
 import fxamp
@@ -13,7 +14,7 @@ from fxamp.tools.common.cuda_syncs import no_cuda_syncs
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.inductor,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    needs_gpu,
     pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),  # Inductor's import
 ]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from lacks import needs_gpu
 from late_copies import GPU, HOST, LateCopies
 from torch import Tensor
 
@@ -129,11 +130,8 @@ def test_few_places_copy_without_waiting() -> None:
     assert re.findall(r"(\w+)\.copy_\(.*non_blocking=", outcomes) == ["host"] and outcomes.count("non_blocking") == 1
 
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
 @pytest.mark.gpu
-@needs_cuda
+@needs_gpu
 @pytest.mark.parametrize("bad", [0, 1, None])
 def test_losses_on_a_gpu_and_the_cpu(bad: int | None) -> None:
     """torch's scaler, all on the CPU: with a GPU it would itself read on the CPU what has not arrived."""
@@ -156,7 +154,7 @@ def test_losses_on_a_gpu_and_the_cpu(bad: int | None) -> None:
 
 
 @pytest.mark.gpu
-@needs_cuda
+@needs_gpu
 @pytest.mark.parametrize("bad", ["cpu", "cuda", None])
 @pytest.mark.parametrize("max_norm", [None, 0.5])
 def test_a_gpu_that_is_late(bad: str | None, max_norm: float | None) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._library.fake_class_registry import FakeScriptObject
 
 from fxamp import torch_private as private
 
@@ -43,13 +44,20 @@ def test_a_comparison_takes_as_many_tensors() -> None:
     assert private.comparison_with([])()
 
 
+@pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_an_lstm_runs_where_onednn_computes(dtype: torch.dtype) -> None:
+def test_an_lstm_runs_where_onednn_computes(dtype: torch.dtype, gradients: bool) -> None:
     """Elsewhere its kernel raises, or torch takes another."""
     layer, x = nn.LSTM(4, 4), torch.randn(2, 3, 4)
-    if private.onednn_computes(dtype):
-        with torch.autocast("cpu", dtype):
+    with torch.set_grad_enabled(gradients), torch.autocast("cpu", dtype):
+        if private.onednn_computes(dtype):
             assert layer(x)[0].dtype is dtype
-    else:
-        with pytest.raises(RuntimeError, match="primitive"), torch.autocast("cpu", dtype):
-            layer(x)
+        else:
+            with pytest.raises(RuntimeError, match="primitive"):
+                layer(x)
+
+
+def test_what_stands_for_an_object_gives_it_back() -> None:
+    mesh = object
+    assert private.real_object(FakeScriptObject(mesh, "Mesh", mesh)) is mesh  # type: ignore[arg-type]
+    assert private.real_object(mesh) is mesh

@@ -8,6 +8,7 @@ import pytest
 import torch
 from bench_graph import Workbench, policy, workbench
 from exhaustive import each_once
+from lacks import needs_chunked_loss
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,9 +20,7 @@ from fxamp.passes.forward.insert_casts import InsertCasts
 from fxamp.passes.forward.scale_linear_losses import ScaleLinearLosses
 from fxamp.policy import Category, Policy, Rule
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(F, "linear_cross_entropy"), reason="this torch has no chunked loss of its own"
-)
+pytestmark = needs_chunked_loss
 
 WIDTH, CLASSES, ROWS = 16, 48, 64
 RULES = (

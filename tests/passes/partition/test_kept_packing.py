@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lacks import needs_gpu
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
@@ -81,7 +82,7 @@ DEVICES = [
         marks=[
             pytest.mark.gpu,
             pytest.mark.inductor,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            needs_gpu,
             pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),  # Inductor's import
         ],
     ),

@@ -1,12 +1,12 @@
 """Mistakes on every command line are one line: what was given, the nearest match, what is accepted; status 2."""
 
-import importlib.util
 import shlex
 from pathlib import Path
 
 import pytest
 import torch
 from commands import Main, mistake
+from lacks import needs_triton
 from show_samples import gpt
 
 from fxamp.graph_text import Document
@@ -137,11 +137,10 @@ CASES = [
     ("demo --picture /nowhere/at/all.svg", "/nowhere/at"),
 ]
 
-WITH_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton's compiler")
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 DEVICES = ("bench check", "bench train", "bench step", "demo")
 ELSEWHERE = [
-    pytest.param("bench kernels --arch sm90", "did you mean 'sm_90'", marks=WITH_TRITON),
+    pytest.param("bench kernels --arch sm90", "did you mean 'sm_90'", marks=needs_triton),
     *(pytest.param(f"{command} --device cuda", "no CUDA device", marks=WITHOUT_GPU) for command in DEVICES),
 ]
 

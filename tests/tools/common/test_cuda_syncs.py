@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from lacks import needs_gpu
 
 from fxamp.tools.common.cuda_syncs import cuda_syncs, no_cuda_syncs
 
@@ -57,7 +58,7 @@ def test_only_synchronizations_are_counted(mode: Mode) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_gpu
 def test_a_device_that_is_waited_for_raises_and_leaves_no_mode() -> None:
     value = torch.ones((), device="cuda")
     with pytest.raises(RuntimeError, match="synchronizing"), no_cuda_syncs():

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from exhaustive import exhaustive
+from lacks import needs_gpus
 
 from fxamp.errors import FxampError
 from fxamp.optim.precision.packed_tensor import PackedTensor
@@ -97,9 +98,7 @@ _TORCHRUN = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "
 
 def _on_gpus(count: int) -> Any:
     """The parameter "cuda", for machines with so many GPUs: there nccl joins the processes."""
-    missing = torch.cuda.device_count() < count
-    marks = [pytest.mark.gpu, pytest.mark.skipif(missing, reason=f"needs {count} CUDA devices")]
-    return pytest.param("cuda", marks=marks)
+    return pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpus(count)])
 
 
 @pytest.mark.parametrize("device", ["cpu", _on_gpus(1)])

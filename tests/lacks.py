@@ -1,0 +1,22 @@
+"""What a machine or a version of torch may lack: a mark for each, which skips a test with that reason."""
+
+import importlib.util
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+
+def needs_gpus(count: int) -> pytest.MarkDecorator:
+    """A mark for tests that run on so many CUDA devices."""
+    reason = "needs a CUDA device" if count == 1 else f"needs {count} CUDA devices"
+    return pytest.mark.skipif(torch.cuda.device_count() < count, reason=reason)
+
+
+needs_gpu = needs_gpus(1)
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton's compiler")
+
+#: torch 2.12 and newer.
+needs_chunked_loss = pytest.mark.skipif(
+    not hasattr(F, "linear_cross_entropy"), reason="this torch has no chunked loss of its own"
+)
