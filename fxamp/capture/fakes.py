@@ -18,8 +18,8 @@ def fake_inputs(inputs: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
 
     Inside torch.compile the FakeTensors share the ambient ShapeEnv and follow Dynamo's symbolic contexts, so dynamic
     sizes stay the symbols that Dynamo guards on. The mode is a new one: AOTAutograd caches its fakes by the real
-    tensor, and an op that changes metadata in place would change them. FakeTensors keep their mode. Anything that is
-    not a tensor is returned unchanged.
+    tensor, and an op that changes metadata in place would change them. FakeTensors keep their mode. Every tensor of the
+    result is a new one, also where one tensor is given twice. Anything that is not a tensor is returned unchanged.
     """
     modes = [fake_mode_of(value) for value in inputs if isinstance(value, torch.Tensor)]
     mode = next((mode for mode in modes if mode is not None), None)
@@ -38,11 +38,16 @@ def fake_inputs(inputs: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
         source = symbolic.tensor_source if symbolic is not None else None
         return mode.from_tensor(value, symbolic_context=symbolic, source=source)
 
-    return [convert(value) for value in inputs], mode
+    fakes = [convert(value) for value in inputs]
+    ids = [id(fake) for fake in fakes]  # the mode converts a tensor once: given twice, it is the same FakeTensor
+    return [fake_like(fake, mode) if id(fake) in ids[:at] else fake for at, fake in enumerate(fakes)], mode
 
 
 def fake_like(value: Any, mode: FakeTensorMode) -> Any:
-    """Return the value with every tensor replaced by an empty one in ``mode`` with its metadata."""
+    """Return the value with every tensor replaced by a new, empty one in ``mode`` with its metadata.
+
+    The tracer identifies a value by its tensor: two inputs of a graph with one tensor would become one input.
+    """
     if isinstance(value, torch.Tensor):
         return _refake(value, mode)
     if isinstance(value, (tuple, list)):
@@ -54,8 +59,6 @@ def _refake(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(value):  # outside its transform, read the tensor inside
         value = torch._C._functorch.get_unwrapped(value)
     own = fake_mode_of(value)
-    if own is mode:
-        return value
     if own is None:
         return mode.from_tensor(value)
     if is_wrapper(value):
@@ -63,5 +66,7 @@ def _refake(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
         remade: torch.Tensor = rebuild(value, lambda _, part: fake_like(real_object(part), mode))
         return remade
     with mode:
+        if own is mode:
+            return value.detach().requires_grad_(value.requires_grad)
         fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
         return fresh.requires_grad_(value.requires_grad and (value.is_floating_point() or value.is_complex()))

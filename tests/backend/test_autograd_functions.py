@@ -53,6 +53,21 @@ class Float32Product(torch.autograd.Function):
         return 3 * grad.mm(b.t()), 3 * a.t().mm(grad)
 
 
+class SavesResult(torch.autograd.Function):
+    """Saves what it returns, as softmax, sigmoid and most fast kernels do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x * 3
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        return grad * y
+
+
 class OtherDevice(torch.autograd.Function):
     @staticmethod
     @custom_fwd(device_type="cuda", cast_inputs=torch.float32)
@@ -91,6 +106,11 @@ def test_a_decorated_function_is_as_under_autocast(function, lowering: str) -> N
         return function.apply(a @ b, b + 1) @ a
 
     assert_like_autocast(program, leaf(4, 4), leaf(4, 4), lowering=lowering)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_the_gradient_of_a_result_is_not_the_result_that_the_function_saves(lowering: str) -> None:
+    assert_like_autocast(lambda a, b: SavesResult.apply(a @ b) + 1, leaf(4, 4), leaf(4, 4), lowering=lowering)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)

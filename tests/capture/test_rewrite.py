@@ -1,6 +1,7 @@
 """fxamp.rewrite: what it takes, what it gives back."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -66,6 +67,27 @@ def test_a_graph_module_is_taken_as_it_is() -> None:
     graph.output(graph.call_function(torch.ops.aten.mm.default, (a, a)))
     rewritten = fxamp.rewrite(torch.fx.GraphModule(nn.Module(), graph), (torch.ones(2, 2),), policy="cpu-float16")
     assert rewritten(torch.ones(2, 2)).dtype is torch.float16
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_inputs_that_are_one_tensor_stay_two_inputs(fake: bool) -> None:
+    graph = torch.fx.Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    graph.output(graph.call_function(torch.mul, (graph.call_function(torch.exp, (a,)), b)))
+    with FakeTensorMode() if fake else nullcontext():
+        x = torch.ones(2)
+    rewritten = fxamp.rewrite(torch.fx.GraphModule(nn.Module(), graph), (x, x), policy="cpu-bfloat16")
+    assert torch.equal(rewritten(torch.zeros(2), torch.full((2,), 3.0)), torch.full((2,), 3.0))
+
+
+def test_the_caller_s_fake_tensors_keep_their_shape() -> None:
+    graph = torch.fx.Graph()
+    a = graph.placeholder("a")
+    graph.output(graph.call_method("t_", (a,)))
+    with FakeTensorMode():
+        x = torch.empty(2, 3)
+    fxamp.rewrite(torch.fx.GraphModule(nn.Module(), graph), (x,), policy="cpu-bfloat16")
+    assert x.shape == (2, 3)
 
 
 def test_what_cannot_be_captured_as_one_graph_is_refused() -> None:
