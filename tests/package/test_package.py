@@ -1,7 +1,10 @@
 """The package as it is built, installed and imported."""
 
+import os
+import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,18 +18,48 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("passes", "policies", "tools")
 
 
-def python(*arguments: str, cwd: Path = ROOT, path: Path | None = None) -> str:
+def python(*arguments: str, cwd: Path = ROOT, path: Path | None = None, interpreter: str = sys.executable) -> str:
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(path)} if path else None
-    done = subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
+    done = subprocess.run([interpreter, *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("name", FOLDERS)
-def test_each_top_level_folder_is_a_package_of_fxamp(name: str) -> None:
-    link = ROOT / "fxamp" / name
-    assert link.is_symlink() and link.resolve() == ROOT / name
+@pytest.mark.parametrize("name", [*(f"fxamp/{name}" for name in FOLDERS), "src/fxamp"])
+def test_each_link_leads_to_a_top_level_folder(name: str) -> None:
+    link = ROOT / name
+    assert link.is_symlink() and link.resolve() == ROOT / link.name
     assert not Path(link.readlink()).is_absolute()
+
+
+def environment_of(folder: Path) -> str:
+    """Make an environment with what is installed here, except for fxamp if it is editable; return its interpreter."""
+    venv.create(folder, with_pip=False)
+    (site,) = folder.glob("lib/python*/site-packages")
+    site.joinpath("here.pth").write_text("\n".join(entry for entry in sys.path if "site-packages" in entry))
+    return str(folder / "bin/python")
+
+
+@pytest.mark.parametrize("form, name", [("editable", "fxamp"), ("editable", "clone"), ("sdist", "fxamp")])
+def test_a_program_beside_the_clone_imports_the_package(form: str, name: str, tmp_path: Path) -> None:
+    """As after `git clone URL && pip install -e ./fxamp`; and what is called `tools` stays the program's."""
+    clone, interpreter = tmp_path / name, environment_of(tmp_path / "environment")
+    unneeded = shutil.ignore_patterns(".?*", "__pycache__", "*.egg-info", "build", "tests")
+    shutil.copytree(ROOT, clone, symlinks=True, ignore=unneeded)
+    source = ["-e", str(clone)]
+    if form != "editable":
+        python("-m", "build", f"--{form}", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(clone))
+        source = list(map(str, (tmp_path / "dist").iterdir()))
+    python("-m", "pip", "--python", interpreter, "install", "--no-deps", "--no-build-isolation", *source)
+
+    (tmp_path / "train.py").write_text(
+        "import fxamp, importlib.util as u\n"
+        f"print(fxamp.__file__, fxamp.GradScaler.__name__, *filter(u.find_spec, {(*FOLDERS, 'tests')}))\n"
+    )
+    file, *names = python("train.py", cwd=tmp_path, interpreter=interpreter).split()
+    assert names == ["GradScaler"]
+    assert Path(os.path.realpath(file)).is_relative_to(clone if form == "editable" else tmp_path / "environment")
+    assert python("-m", "fxamp", cwd=tmp_path, interpreter=interpreter).startswith("fxamp 0.1.0")
 
 
 def test_the_wheel_holds_everything_and_imports_alone(tmp_path: Path) -> None:
