@@ -15,7 +15,7 @@ import pytest
 GENERATE = """
 import json, sys
 from fxamp.tools.bench.cost.hooks import prepare_torch
-pretended = prepare_torch()
+prepare_torch()
 import fxamp.torch_devices
 from fxamp.backend import policy_in_force
 from fxamp.tools.bench.cost import gpu
@@ -28,7 +28,7 @@ if arch:
 gpu.H100.major, gpu.H100.minor = divmod(int(capability), 10)
 fxamp.torch_devices.has_gpu = lambda _: True
 counted = Counted(wants_text=True)
-measure(Workload(file, dtype="bfloat16", optimizer="none"), Way(policy), pretended, counted)
+measure(Workload(file, dtype="bfloat16", optimizer="none"), Way(policy), counted)
 json.dump([text for _, text in counted.texts], sys.stdout)
 """
 

@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fxamp.errors import OptionError
+from fxamp.tools.bench.cost.hooks import compiler
+
 
 def needs_gpus(count: int) -> pytest.MarkDecorator:
     """A mark for tests that run on so many CUDA devices."""
@@ -15,6 +18,17 @@ def needs_gpus(count: int) -> pytest.MarkDecorator:
 
 needs_gpu = needs_gpus(1)
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton's compiler")
+
+
+def _has_compiler() -> bool:
+    try:
+        return bool(compiler())
+    except OptionError:
+        return False
+
+
+#: Tests that bear the marker "inductor" or use the fixture "counting" get it.
+needs_compiler = pytest.mark.skipif(not _has_compiler(), reason="needs a C++ compiler: install the package g++")
 
 #: torch 2.12 and newer.
 needs_chunked_loss = pytest.mark.skipif(

@@ -9,7 +9,7 @@ from inductor_code import kernels, machine_code, printed_modules
 GENERATE = """
 import json, sys
 from fxamp.tools.bench.cost.hooks import prepare_torch
-pretended = prepare_torch()
+prepare_torch()
 import torch
 from torch import nn
 from fxamp.optim.reading.layout import read_layout
@@ -29,7 +29,7 @@ for parameter in parameters:
     parameter.grad = torch.ones_like(parameter)
 optimizer.step()
 layout, counted = read_layout(optimizer), Counted(wants_text=True)
-with compiling_for_gpu(pretended), counting(counted):
+with compiling_for_gpu(), counting(counted):
     for mode in modes:
         options = StepOptions(scaled=True, clipped=True, mode=mode)
         floats = range(len(layout.floats()))

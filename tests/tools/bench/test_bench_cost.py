@@ -1,7 +1,6 @@
 """fxamp-bench cost: counts of small programs worked out by hand, and what it prints and refuses."""
 
 import json
-import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +9,13 @@ import pytest
 import torch
 from cost_counting import Counting
 from generated_bytes import generated_bytes
-from inductor_code import generated
+from inductor_code import generated, printed_modules
+from lacks import needs_compiler
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxamp.errors import OptionError
 from fxamp.tools.bench import command as bench
-from fxamp.tools.bench.cost import command, hooks
+from fxamp.tools.bench.cost import command, gpu, hooks
 from fxamp.tools.bench.cost.count import Access, Buffer, Count, Kept, Kernel, Peak
 from fxamp.tools.bench.cost.eager import EagerOps
 from fxamp.tools.bench.cost.row import Rates, extrapolated, row
@@ -87,6 +87,18 @@ class Net(nn.Module):
         return x.sum()
 
 model, inputs = Net(), (torch.zeros(4096, 256),)
+"""
+#: Prints how many GPUs torch sees in a process that counts, and the name of the one that Inductor compiles for.
+SEEN = """
+import json, sys
+from fxamp.tools.bench.cost.hooks import prepare_torch
+prepare_torch()
+import torch
+from torch._dynamo.device_interface import get_interface_for_device
+from fxamp.tools.bench.cost.gpu import compiling_for_gpu
+visible = torch._C._cuda_getDeviceCount() if torch.version.cuda else 0
+with compiling_for_gpu():
+    json.dump([visible, get_interface_for_device("cuda").get_device_properties(0).name], sys.stdout)
 """
 #: Elements of the program's tensors: the gathered rows, the weight, the logits, the table.
 ROWS, WEIGHT, LOGITS, TABLE = 64 * 128, 32 * 128, 64 * 32, 5000 * 128
@@ -345,7 +357,8 @@ def _squeezed(line: str) -> str:
 @pytest.mark.parametrize(
     ("compiler", "expected"),
     [
-        ("/nowhere/g++", "needs a C\\+\\+ compiler, and CXX is '/nowhere/g\\+\\+'"),
+        ("", r"there is none of g\+\+, clang\+\+, c\+\+; install the package g\+\+"),
+        ("/nowhere/g++", r"CXX is '/nowhere/g\+\+', which is not there; install the package g\+\+"),
         ("false", "cannot be made to compile"),
     ],
 )
@@ -353,19 +366,28 @@ def test_without_a_compiler_that_works_it_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str, expected: str
 ) -> None:
     monkeypatch.setenv("CXX", compiler)
+    if not compiler:
+        monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     with pytest.raises(OptionError, match=expected):
         hooks.compiled_hooks(hooks.torch_home(), torch.__version__)
     assert not list(tmp_path.rglob("*.so"))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU nothing has to be pretended")
-def test_a_torch_that_cannot_be_fooled_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    build = "__version__ = '2.13.0+cu128'\ncuda = '12.8'\nhip = None\nxpu = None\n"
-    (tmp_path / "version.py").write_text(textwrap.dedent(build))
+@pytest.mark.parametrize(("build", "name"), [("hip = '7.2'", "ROCm"), ("xpu = '20260100'", "XPU")])
+def test_a_torch_that_is_built_for_other_gpus_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, build: str, name: str
+) -> None:
+    (tmp_path / "version.py").write_text(f"__version__ = '2.13.0+x'\ncuda = hip = xpu = None\n{build}\n")
     monkeypatch.setattr(hooks, "torch_home", lambda: tmp_path)
-    with pytest.raises(OptionError, match=r"torch 2.13.0.cu128 is built for cuda, and there is no NVIDIA GPU"):
+    with pytest.raises(OptionError, match=f"torch 2.13.0.x is for {name}; accepted: builds for CUDA, and CPU"):
         hooks.prepare_torch()
+
+
+@needs_compiler
+def test_a_gpu_that_is_there_is_not_the_one_that_is_counted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert printed_modules(SEEN) == [0, gpu.H100.name]
 
 
 @pytest.mark.exhaustive

@@ -1,11 +1,11 @@
-"""A GPU for Inductor to compile for, whether it is there or not."""
+"""An absent GPU for Inductor to compile for."""
 
 import contextlib
 import os
 import tempfile
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -42,16 +42,12 @@ H100 = types.SimpleNamespace(
 
 
 @contextlib.contextmanager
-def compiling_for_gpu(pretended: bool) -> Iterator[None]:
-    """Inside, Inductor compiles for "cuda" without caches, and benchmarks nothing.
-
-    ``pretended``: the GPU is absent, and taken to be an H100.
-    """
+def compiling_for_gpu() -> Iterator[None]:
+    """Inside, Inductor compiles for "cuda", taken to be an H100, without caches, and benchmarks nothing."""
     with contextlib.ExitStack() as stack:
-        if pretended:
-            stack.callback(list.clear, _registered())
-            for owner, name, value in _replacements():
-                stack.enter_context(patch.object(owner, name, value))
+        stack.callback(list.clear, _registered())
+        for owner, name, value in _replacements():
+            stack.enter_context(patch.object(owner, name, value))
         stack.enter_context(
             inductor_config.patch(
                 fx_graph_cache=False, force_disable_caches=True, compile_threads=1, shape_padding=False
@@ -108,19 +104,24 @@ def _library(key: str) -> Any:
 def _registered() -> list[torch.library.Library]:
     """Give "cuda" what Inductor computes while it compiles (constants), and the GPU build's choice of attention.
 
-    The libraries undo it when nobody holds them any more.
+    A CUDA build has all three; with ``allow_override`` these come before them. The libraries undo it when nobody holds
+    them any more.
     """
-    cuda = _library("CUDA")
-    cuda.impl("empty.memory_format", lambda size, dtype=None, **_: torch.empty(size, dtype=dtype, device="cpu"))
-    cuda.impl(
-        "empty_strided",
-        lambda size, stride, dtype=None, **_: torch.empty_strided(size, stride, dtype=dtype, device="cpu"),
-    )
-    composite = _library("CompositeImplicitAutograd")
+    cuda, composite = _library("CUDA"), _library("CompositeImplicitAutograd")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        cuda.impl("empty.memory_format", _empty, allow_override=True)
+        cuda.impl("empty_strided", _empty_strided, allow_override=True)
         composite.impl("scaled_dot_product_attention", _attention, allow_override=True)
     return [cuda, composite]
+
+
+def _empty(size: Sequence[int], dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    return torch.empty(size, dtype=dtype, device="cpu")
+
+
+def _empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device="cpu")
 
 
 def _attention(

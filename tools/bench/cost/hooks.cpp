@@ -1,4 +1,5 @@
-// What a CPU build of torch lacks to compile for "cuda": a device guard and CUDA hooks. Both do nothing.
+// What torch needs to compile for a "cuda" that is absent: a device guard and CUDA hooks. Both do nothing.
+// In a CUDA build they take the place of torch's own, which ask the driver.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -51,9 +52,9 @@ struct CUDAHooks final : CUDAHooksInterface {
   long versionRuntimeCuDNN() const override { return 91002; }
   double batchnormMinEpsilonCuDNN() const override { return 0.0; }
 };
-REGISTER_CUDA_HOOKS(CUDAHooks);
+// libtorch_cuda registers its own by REGISTER_CUDA_HOOKS, with the default priority.
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks)
 }
 
-extern "C" void fxamp_add_device_guard() {
-  if (!impl::hasDeviceGuardImpl(DeviceType::CUDA)) impl::registerDeviceGuard(DeviceType::CUDA, &guard);
-}
+// The guard that is registered last is the one that torch uses, so call this after torch is imported.
+extern "C" void fxamp_set_device_guard() { impl::registerDeviceGuard(DeviceType::CUDA, &guard); }

@@ -1,4 +1,4 @@
-"""CUDA hooks and a device guard for a torch that was built without CUDA, loaded before torch is."""
+"""CUDA hooks and a device guard for a GPU that is absent, loaded before torch is."""
 
 import ctypes
 import hashlib
@@ -18,35 +18,30 @@ _SOURCE = Path(__file__).with_name("hooks.cpp")
 _COMPILERS = ("g++", "clang++", "c++")
 
 
-def prepare_torch() -> bool:
-    """Let torch take FakeTensors on "cuda", and import it; returns whether the GPU is pretended.
+def prepare_torch() -> None:
+    """Let torch take FakeTensors on "cuda", and import it. A GPU that is there is hidden: all machines count alike.
 
-    Call it before anything imports torch: torch makes its CUDA hooks once, for the first who asks. With a GPU at hand
-    there is nothing to do. Raises OptionError where this torch cannot be made to, or where there is no C++ compiler.
+    Call it before anything imports torch: torch makes its CUDA hooks once, for the first who asks. Raises OptionError
+    where this torch cannot be made to, or where there is no C++ compiler.
     """
     home = torch_home()
     build = runpy.run_path(str(home / "version.py"))
-    kind = "cuda" if build.get("cuda") else "another GPU" if build.get("hip") or build.get("xpu") else "cpu"
-    if kind == "cuda":
-        import torch
-
-        if torch.cuda.is_available():
-            return False
-    if kind != "cpu":
-        raise OptionError(
-            f"torch {build['__version__']} is built for {kind}, and there is no NVIDIA GPU that it can use; accepted: "
-            "a CPU build of torch (pip install torch --index-url https://download.pytorch.org/whl/cpu), or a GPU"
-        )
+    for name, other in (("hip", "ROCm"), ("xpu", "XPU")):
+        if build.get(name):
+            raise OptionError(
+                f"counting needs a torch for NVIDIA GPUs, and torch {build['__version__']} is for {other}; accepted: "
+                "builds for CUDA, and CPU builds (pip install torch --index-url https://download.pytorch.org/whl/cpu)"
+            )
     assert "torch" not in sys.modules, "torch has made its CUDA hooks already"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     library = compiled_hooks(home, build["__version__"])
     for name in ("libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(home / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     hooks = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
-    import torch
+    import torch  # noqa: F401
 
-    hooks.fxamp_add_device_guard()
-    return True
+    hooks.fxamp_set_device_guard()
 
 
 def torch_home() -> Path:
@@ -63,9 +58,9 @@ def torch_home() -> Path:
 
 def compiled_hooks(home: Path, version: str) -> Path:
     """The hooks' shared library for this torch, compiled on the first call; raises as :func:`prepare_torch`."""
-    compiler = _compiler()
+    cxx = compiler()
     text = _SOURCE.read_text()
-    key = hashlib.sha256(f"{text} {home} {version} {compiler}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{text} {home} {version} {cxx}".encode()).hexdigest()[:16]
     library = cache_folder() / f"absent_gpu_{key}.so"
     if library.exists():
         return library
@@ -73,7 +68,7 @@ def compiled_hooks(home: Path, version: str) -> Path:
         fresh = Path(folder) / library.name
         flags = ["-std=c++20", "-O1", "-shared", "-fPIC", f"-I{home}/include", f"-L{home}/lib", "-lc10", "-ltorch_cpu"]
         done = subprocess.run(
-            [compiler, str(_SOURCE), *flags, "-o", str(fresh)], capture_output=True, text=True, check=False
+            [cxx, str(_SOURCE), *flags, "-o", str(fresh)], capture_output=True, text=True, check=False
         )
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
@@ -82,11 +77,18 @@ def compiled_hooks(home: Path, version: str) -> Path:
     return library
 
 
-def _compiler() -> str:
+def compiler() -> str:
+    """The path of a C++ compiler: the one that CXX names, else the first that is there.
+
+    Raises OptionError, which names the package to install.
+    """
     named = os.environ.get("CXX")
     for name in (named,) if named else _COMPILERS:
         path = shutil.which(name)
         if path:
             return path
     tried = f"CXX is {named!r}, which is not there" if named else f"there is none of {', '.join(_COMPILERS)}"
-    raise OptionError(f"counting for an absent GPU needs a C++ compiler, and {tried}")
+    raise OptionError(
+        f"counting for an absent GPU needs a C++ compiler, and {tried}; install the package g++ (apt install g++, "
+        "dnf install gcc-c++), or let CXX name a compiler"
+    )

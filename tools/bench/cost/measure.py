@@ -20,13 +20,13 @@ from fxamp.tools.bench.cost.workload import Way, Workload
 from fxamp.tools.common.silence import quiet
 
 
-def measure(workload: Workload, way: Way, pretended: bool, counted: Counted | None = None) -> Count:
+def measure(workload: Workload, way: Way, counted: Counted | None = None) -> Count:
     """Compile the model one way, for FakeTensors, and count what Inductor makes of it, forward and backward."""
     counted = counted or Counted()
     torch._dynamo.reset()
     mode = FakeTensorMode()
     scaled = is_scaled(workload, way)
-    with compiling_for_gpu(pretended), quiet(), _unrecorded(), fake_workload(workload, mode) as called:
+    with compiling_for_gpu(), quiet(), _unrecorded(), fake_workload(workload, mode) as called:
         scaler = _scaler(way) if scaled else None
         compiled = _compiled(called.model, way, scaler)
         with mode, as_unpadded_text(), counting(counted), EagerOps(counted.kernels.append) as eager:

@@ -21,8 +21,8 @@ def counts(requests: Iterable[tuple[Workload, Way]]) -> Iterator[Count]:
         raise OptionError(f"{label}: {failed}") from failed
 
 
-def count(pretended: bool, workload: Workload, way: Way) -> Count:
-    """Count one request, in a process that :func:`prepare_torch` has prepared; its result is ``pretended``."""
+def count(_: None, workload: Workload, way: Way) -> Count:
+    """Count one request, in a process that :func:`prepare_torch` has prepared."""
     from fxamp.tools.bench.cost.measure import measure
 
-    return measure(workload, way, pretended)
+    return measure(workload, way)
