@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
-from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import all_graphs
 from fxamp.policy import Policy
 from fxamp.torch_private import without_autocast
+from fxamp.torch_private.parts.fx import enable_python_dispatcher, tracing
 
 
 @dataclass(frozen=True)

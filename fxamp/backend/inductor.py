@@ -8,10 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from torch._functorch import config as functorch_config
-from torch._functorch import partitioners
-from torch._inductor import compile_fx, config
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor import config
 from torch.fx import GraphModule
 
 from fxamp.backend.compilation import Compilation
@@ -34,6 +31,9 @@ from fxamp.torch_private import (
     stores_backwards,
     storing_backwards,
 )
+from fxamp.torch_private.parts.functorch import config as functorch_config
+from fxamp.torch_private.parts.functorch import partitioners
+from fxamp.torch_private.parts.inductor import CustomPartitionerFn, compile_fx
 
 #: Inductor's settings for a backward with values in 8 bits. Inductor writes a value of more ops than this to memory.
 #: Conversions from and to 8 bits have about ten: with its own limit for GPUs, 30, some kernels compute again, from all

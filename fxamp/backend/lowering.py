@@ -65,8 +65,8 @@ def _inductor(gm: GraphModule, inputs: Sequence[Any], options: Options, compilat
 def _aot_eager(
     gm: GraphModule, inputs: Sequence[Any], options: Options, compilation: Compilation
 ) -> Callable[..., Any]:
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from fxamp.torch_private.parts.dynamo import common as dynamo_backends
+    from fxamp.torch_private.parts.functorch import partitioners
 
     def as_it_is(graph: GraphModule, _: Sequence[Any]) -> Boxed:
         return boxed(graph)
@@ -75,10 +75,10 @@ def _aot_eager(
         keep_saved_tensors()  # no kernel here would overwrite one
         return as_it_is(graph, inputs)
 
-    lowered = aot_autograd(
+    lowered = dynamo_backends.aot_autograd(
         fw_compiler=compilation.forward(forward),
         bw_compiler=compilation.backward(as_it_is),
-        partition_fn=compilation.partition(min_cut_rematerialization_partition),
+        partition_fn=compilation.partition(partitioners.min_cut_rematerialization_partition),
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = lowered(gm, list(inputs))

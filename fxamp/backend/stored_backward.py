@@ -9,12 +9,12 @@ Inductor.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch._guards import detect_fake_mode
-from torch._inductor.output_code import OutputCode
 from torch.fx import GraphModule
 
 from fxamp.pipeline.participant import Boxed
 from fxamp.torch_private import dump_graph, load_graph, of_this_process, uncacheable
+from fxamp.torch_private.parts.fx import detect_fake_mode
+from fxamp.torch_private.parts.inductor import OutputCode
 
 #: Settings of Inductor that belong to a process; a loaded graph gets those of its own.
 _OF_PROCESS = ("cudagraphs", "boxed_forward_device_index", "graph_id", "compile_region_name")

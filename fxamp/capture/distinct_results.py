@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_slot, set_proxy_slot
 from torch.utils import _pytree as pytree
 
 from fxamp.torch_private import replace_tracing_mode
+from fxamp.torch_private.parts.fx import ProxyTorchDispatchMode, get_proxy_slot, set_proxy_slot
 
 
 class OwnResults(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
@@ -14,6 +13,7 @@ from torch.utils import _pytree as pytree
 from fxamp.capture.shared_state import read_state, share_state
 from fxamp.errors import CaptureError
 from fxamp.torch_private import returning_nothing
+from fxamp.torch_private.parts.dynamo import dynamo_graph_capture_for_export
 
 
 @dataclass(frozen=True)

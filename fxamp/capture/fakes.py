@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._python_dispatch import transform_subclass
 
 from fxamp.graph import fake_mode_of, is_wrapper
-from fxamp.torch_private import real_object
+from fxamp.torch_private import outside_transforms, real_object
+from fxamp.torch_private.parts.fx import TracingContext, transform_subclass
 
 
 def fake_inputs(inputs: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
@@ -56,8 +55,7 @@ def fake_like(value: Any, mode: FakeTensorMode) -> Any:
 
 
 def _refake(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    while torch._C._functorch.is_functorch_wrapped_tensor(value):  # outside its transform, read the tensor inside
-        value = torch._C._functorch.get_unwrapped(value)
+    value = outside_transforms(value)
     own = fake_mode_of(value)
     if own is None:
         return mode.from_tensor(value)

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Proxy
-from torch.fx.experimental import proxy_tensor
 
 from fxamp.capture.distinct_results import OwnResults
 from fxamp.graph import hold
+from fxamp.torch_private.parts.fx import disable_proxy_modes_tracing, track_tensor_tree
 
 
 class HeldTensors:
@@ -31,10 +31,10 @@ class HeldTensors:
         """Return the FakeTensor for ``tensor``, which the traced module holds under the dotted ``path``."""
         if id(tensor) not in self._fakes:
             tracer: Any = self._tracing.tracer
-            with proxy_tensor.disable_proxy_modes_tracing():
+            with disable_proxy_modes_tracing():
                 fake = self._fake_mode.from_tensor(tensor, static_shapes=True)
             node = tracer.graph.get_attr(hold(tracer.root, path, tensor))
-            proxy_tensor.track_tensor_tree(fake, Proxy(node, tracer), constant=None, tracer=tracer)
+            track_tensor_tree(fake, Proxy(node, tracer), constant=None, tracer=tracer)
             self._fakes[id(tensor)] = fake
         return self._fakes[id(tensor)]
 

@@ -13,12 +13,9 @@ from typing import Any
 
 import torch
 import torch.fx.traceback as fx_traceback
-from torch._guards import tracing
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
-from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.proxy_tensor import py_sym_types
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.autocast_state import AUTOCAST, autocast_state, autocast_states, in_autocast_states
@@ -30,6 +27,7 @@ from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
 from fxamp.errors import CaptureError
 from fxamp.graph import fake_mode_of, follows_input, inherit_provenance, is_answered, register
 from fxamp.torch_private import drop_guards_on_ragged_sizes, make_fx, real_object, rebind_sizes, size_tables
+from fxamp.torch_private.parts.fx import disable_proxy_modes_tracing, py_sym_types, tracing, track_tensor_tree
 
 _PLACEHOLDER_ATTRIBUTES = ("_dynamo_source", "_dynamo_param_name")
 
@@ -169,7 +167,7 @@ class _Lowering(Interpreter):
         """Record ``.data``, or a DTensor's creation, unwrapping or redistribution, verbatim; its value is computed."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         args, kwargs = pytree.tree_map(real_object, (args, kwargs))
-        with proxy_tensor.disable_proxy_modes_tracing():
+        with disable_proxy_modes_tracing():
             value = getattr(self, n.op)(n.target, args, kwargs)
         return self._record(n, value)
 
@@ -180,7 +178,7 @@ class _Lowering(Interpreter):
         is computed again, but for what only runs inside of a torch.func transform.
         """
         value = n.meta.get("example_value")
-        with proxy_tensor.disable_proxy_modes_tracing():
+        with disable_proxy_modes_tracing():
             if reason != IN_TRANSFORM and _is_reshaped(n):
                 value = self._before_reshaping(n, value)
             value = pytree.tree_map_only(torch.Tensor, _result, fake_like(value, self._mode))
@@ -204,8 +202,8 @@ class _Lowering(Interpreter):
         if reason:
             node.meta[VERBATIM] = reason
         node.meta["val"] = value
-        with proxy_tensor.disable_proxy_modes_tracing():  # it copies values; a DTensor's inner values have no node yet
-            proxy_tensor.track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)
+        with disable_proxy_modes_tracing():  # it copies values; a DTensor's inner values have no node yet
+            track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)
         return value
 
     def _graph_argument(self, value: Any) -> Any:

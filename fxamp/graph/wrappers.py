@@ -12,7 +12,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from fxamp.torch_private.parts.fx import is_traceable_wrapper_subclass
 
 _LAYOUT_CALLS = frozenset({"from_local", "full_tensor", "redistribute", "to_local"})
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from fxamp.torch_private.parts.fx import DataDependentOutputException
 
 
 class NotCompilableError(Exception):

@@ -12,10 +12,10 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
 from fxamp.torch_private import compiled_code, on_each_compilation, why_skipped
+from fxamp.torch_private.parts.dynamo import counters
 
 #: The counts of Dynamo's messages when the current compilation started: of all, and of breaks.
 _before: dict[str, Counter[str]] = {}

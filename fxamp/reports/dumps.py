@@ -13,12 +13,12 @@ from tempfile import NamedTemporaryFile
 from threading import Lock
 
 import torch.distributed
-from torch._logging._internal import trace_structured_artifact
 
 from fxamp.errors import OptionError
 from fxamp.graph_text import Listing
 from fxamp.graph_text.comments import PREFIX
 from fxamp.graph_text.write import write_listing
+from fxamp.torch_private.parts.fx import trace_structured_artifact
 
 log = logging.getLogger(__name__)
 

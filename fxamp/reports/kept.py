@@ -11,18 +11,17 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._guards import tracing
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import transform_subclass
 from torch.utils.checkpoint import checkpoint
 
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, inner_tensors, is_wrapper, nesting_change
 from fxamp.graph.higher_order import autograd_function, bodies
-from fxamp.torch_private import dropped_sizes, without_autocast
+from fxamp.torch_private import calling_saved_tensors_hooks, dropped_sizes, without_autocast
+from fxamp.torch_private.parts.fx import tracing, transform_subclass
 
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 
@@ -62,13 +61,8 @@ def saved_tensors(run: Callable[[], _T]) -> tuple[_T, list[Tensor]]:
         saved.append(tensor.detach())
         return tensor
 
-    # torch disables saved-tensor hooks while a graph is traced; this run needs them.
-    traced = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
-    try:
-        with saved_tensors_hooks(pack, lambda tensor: tensor):
-            return run(), saved
-    finally:
-        torch._C._autograd._saved_tensors_hooks_set_tracing(traced)
+    with calling_saved_tensors_hooks(), saved_tensors_hooks(pack, lambda tensor: tensor):
+        return run(), saved
 
 
 def total_bytes(saved: Sequence[Tensor], inputs: Sequence[Any] = ()) -> int | None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
-from torch.fx.node import _get_qualified_name
 
 from fxamp.capture import VERBATIM
 from fxamp.graph import dtype_name, fake_tensors, graph_output, inner_tensors, op_name, subgraphs
@@ -19,6 +18,7 @@ from fxamp.passes.partition.pack_kept import KEPT_VALUES, kept_as_they_are
 from fxamp.passes.shared.decision import WAS, Decision, decision, inserted_for
 from fxamp.policy import Rule
 from fxamp.torch_private import current_metadata
+from fxamp.torch_private.parts.fx import _get_qualified_name
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

@@ -1,8 +1,8 @@
 """All uses of torch's private interfaces that have no public replacement, for torch 2.11 to 2.15.
 
-Each function's docstring ends with what breaks if torch changes. "Loudly" means an error from torch. Changes that would
-cause no error are found by tests/torch_private, which checks each function against the installed torch.
-Semi-public modules (``torch.utils._pytree``, ``torch._ops``, FakeTensorMode) are used directly where they are needed.
+``versions.py`` lists the names, with the versions that have them; ``parts/`` holds what is used without a function
+around it. Each function's docstring ends with what breaks if torch changes. "Loudly" means an error from torch. Changes
+that would cause no error are found by tests/torch_private, which checks each function against the installed torch.
 """
 
 from fxamp.torch_private.aot import (
@@ -23,6 +23,7 @@ from fxamp.torch_private.autograd import (
     Node,
     accumulates,
     autocast_dtype_of,
+    calling_saved_tensors_hooks,
     function_of,
     gradient_dtypes,
     inlines_saved_tensors_hooks,
@@ -61,6 +62,6 @@ from fxamp.torch_private.symbols import (
     size_reader,
     size_tables,
 )
-from fxamp.torch_private.tensors import comparison_with, onednn_computes, real_object
+from fxamp.torch_private.tensors import comparison_with, onednn_computes, outside_transforms, real_object
 from fxamp.torch_private.tracing import compile_lock, compiling_flag, make_fx, replace_tracing_mode, without_autocast
 from fxamp.torch_private.wrappers import running_wrapper

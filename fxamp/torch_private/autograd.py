@@ -1,6 +1,7 @@
 """The autograd graph: its nodes, and the backward that is running."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -84,3 +85,13 @@ def without_saved_tensors_hooks() -> AbstractContextManager[None]:
 
     context: AbstractContextManager[None] = _disable_saved_tensors_hooks_during_tracing()
     return context
+
+
+@contextmanager
+def calling_saved_tensors_hooks() -> Iterator[None]:
+    """Call saved-tensor hooks inside while a graph is traced, where torch leaves them out. Breaks loudly."""
+    traced = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
+    try:
+        yield
+    finally:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(traced)

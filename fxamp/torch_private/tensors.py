@@ -37,3 +37,10 @@ def real_object(value: Any) -> Any:
     Breaks loudly.
     """
     return value.real_obj if isinstance(value, FakeScriptObject) else value
+
+
+def outside_transforms(tensor: Tensor) -> Tensor:
+    """Return the tensor inside of what torch.func's transforms wrapped around ``tensor``. Breaks loudly."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor

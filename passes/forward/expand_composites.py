@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._guards import tracing
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node, map_arg
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -38,6 +37,7 @@ from fxamp.passes.shared.autocast_regions import AutocastRegion, outermost, walk
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
 from fxamp.passes.shared.sites import site_of
 from fxamp.torch_private import onednn_computes
+from fxamp.torch_private.parts.fx import tracing
 
 log = logging.getLogger(__name__)
 

@@ -22,14 +22,14 @@ class Realize(TracedPass[Context]):
         """Whether to realize ``node``; False once that has been done."""
 
     def run(self, gm: GraphModule, context: Context) -> Result:
-        from torch._inductor.inductor_prims import force_stride_order
+        from fxamp.torch_private.parts.inductor import inductor_prims
 
         nodes = [node for node in gm.graph.nodes if self.selects(node)]
         writer = GraphWriter(gm.graph, context.mode)
         for node in nodes:
             readers = list(node.users)
             with gm.graph.inserting_after(node):
-                realized = writer.call(force_stride_order, node, list(node.meta["val"].stride()))
+                realized = writer.call(inductor_prims.force_stride_order, node, list(node.meta["val"].stride()))
             for reader in readers:
                 reader.replace_input_with(node, realized)
         gm.recompile()

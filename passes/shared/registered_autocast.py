@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import tracing
 from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils import _pytree as pytree
@@ -20,6 +19,7 @@ from fxamp.graph import arguments, is_custom, op_name
 from fxamp.passes.base import CastContext
 from fxamp.policy import Category, Rule
 from fxamp.torch_private import has_autocast_kernel
+from fxamp.torch_private.parts.fx import tracing
 
 #: The id of the rule.
 REGISTERED_ID = "registered"

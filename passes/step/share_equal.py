@@ -5,10 +5,10 @@ A step computes ``1 - beta`` again for every parameter.
 
 from dataclasses import dataclass
 
-from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx import GraphModule
 
 from fxamp.passes.base import Context, Pass, Result
+from fxamp.torch_private.parts.fx import fx_graph_cse
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from fxamp import torch_private as private
 
@@ -119,3 +120,23 @@ def test_hooks_on_saved_tensors_are_known() -> None:
     with torch.autograd.graph.saved_tensors_hooks(graph, graph):
         assert ask() is True
     assert ask() is False
+
+
+def test_hooks_on_saved_tensors_are_called_where_torch_hides_them() -> None:
+    x = torch.ones(2, requires_grad=True)
+    seen: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        seen.append(tensor)
+        return tensor
+
+    with private.without_saved_tensors_hooks():
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            x.exp()
+        assert seen == []
+        with (
+            private.calling_saved_tensors_hooks(),
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        ):
+            x.exp()
+        assert len(seen) == 1

@@ -61,3 +61,15 @@ def test_what_stands_for_an_object_gives_it_back() -> None:
     mesh = object
     assert private.real_object(FakeScriptObject(mesh, "Mesh", mesh)) is mesh  # type: ignore[arg-type]
     assert private.real_object(mesh) is mesh
+
+
+def test_a_wrapped_tensor_gives_the_one_inside_of_all_transforms() -> None:
+    x, seen = torch.ones(2, 3), []
+
+    def inner(row: Tensor) -> Tensor:
+        seen.append((row.shape, private.outside_transforms(row)))
+        return row.sum()
+
+    torch.vmap(torch.func.grad(inner))(x)
+    assert [(tuple(shape), tuple(inside.shape)) for shape, inside in seen] == [((3,), (2, 3))]
+    assert private.outside_transforms(x) is x

@@ -12,23 +12,15 @@ from fxamp import torch_private as private
 ROOT = Path(__file__).parents[2]
 PRIVATE = ROOT / "fxamp/torch_private"
 
-#: What only torch_private may reach for.
+#: Attributes of torch's objects that only torch_private may reach for; names of modules are in its versions.py.
 SHARP = frozenset(
     {
-        "AccumulateGrad",
-        "_DisableAutocast",
-        "_current_autograd_node",
-        "_current_graph_task_id",
-        "_disable_saved_tensors_hooks_during_tracing",
         "_forward_cls",
         "_fwd_used_autocast",
         "_get_active_ddp_module",
-        "_get_current_graph_task_keep_graph",
-        "_get_dispatch_mode_pre_dispatch",
         "_global_optimizer_post_hooks",
         "_global_optimizer_pre_hooks",
         "_input_metadata",
-        "_is_compiling_flag",
         "_opt_called",
         "_optimizer_step_post_hooks",
         "_optimizer_step_pre_hooks",

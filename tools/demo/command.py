@@ -152,8 +152,7 @@ def _prepared(policy: str, lowering: str, optimizer: torch.optim.Optimizer) -> t
 
 def _usable_lowering(device: str, stream: TextIO) -> str:
     """Return Inductor if it can compile for this CPU; else AOTAutograd alone, and say so."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
+    from fxamp.torch_private.parts.inductor import InvalidCxxCompiler, get_cpp_compiler
 
     if device != "cpu":
         return "inductor"

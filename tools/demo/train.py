@@ -8,7 +8,6 @@ from typing import Any, TextIO
 
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
 
 from fxamp.reports import GraphRecord, registry
 from fxamp.scaler import GradScaler
@@ -17,6 +16,7 @@ from fxamp.tools.common.progress import bar
 from fxamp.tools.demo.model import GPT, Size
 from fxamp.tools.demo.ranks import Ranks
 from fxamp.tools.demo.text import Text
+from fxamp.torch_private.parts.dynamo import counters
 
 _ALONE = Ranks()
 

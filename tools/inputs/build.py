@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._dtype_abbrs import dtype_abbrs
 
 from fxamp.errors import ListingError
 from fxamp.graph import dtype_name, fake_tensors
@@ -19,6 +18,7 @@ from fxamp.tools.inputs.limits import limited
 from fxamp.tools.inputs.prepare import ProgramGraph
 from fxamp.tools.inputs.propagate import ANNOTATED, propagate
 from fxamp.tools.inputs.symbols import Symbols
+from fxamp.torch_private.parts.fx import dtype_abbrs
 
 _DTYPES: Mapping[str, torch.dtype] = {short: dtype for dtype, short in dtype_abbrs.items()}
 

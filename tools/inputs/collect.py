@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchRuntimeError
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -20,6 +19,7 @@ from fxamp.tools.inputs.fake_program import fake_program
 from fxamp.tools.inputs.model_file import Program, place
 from fxamp.tools.inputs.prepare import ProgramGraph
 from fxamp.torch_private import dropped_sizes
+from fxamp.torch_private.parts.dynamo import TorchRuntimeError
 
 #: Errors that real tensors would cause too: the inputs do not match the model.
 _MISFITS = (TorchRuntimeError, TypeError)

@@ -23,9 +23,9 @@ def kept_values(gm: GraphModule, inputs: Sequence[Any], policy: Policy) -> tuple
     ``inputs`` are those of ``gm``. The result is empty if no input needs a gradient. Ops are decomposed as for
     Inductor, which compiles by default, and its partitioner chooses; ``gm`` loses its values.
     """
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
-    from torch._inductor.decomposition import select_decomp_table
+    from fxamp.torch_private.parts.dynamo import common as dynamo_backends
+    from fxamp.torch_private.parts.functorch import partitioners
+    from fxamp.torch_private.parts.inductor import select_decomp_table
 
     importlib.import_module("torch._inductor.lowering")  # decompositions of pooling expect it to be there
 
@@ -34,10 +34,10 @@ def kept_values(gm: GraphModule, inputs: Sequence[Any], policy: Policy) -> tuple
     def partition(joint: GraphModule, inputs: Sequence[Any], **more: Any) -> tuple[GraphModule, GraphModule]:
         more = {**more, "compiler": "inductor"}
         if policy.has_rules_for(KEPT):
-            pair = rules.partition(min_cut, "aot_eager")(joint, inputs, **more)
+            pair = rules.partition(partitioners.min_cut_rematerialization_partition, "aot_eager")(joint, inputs, **more)
             values.extend(rules.kept)
         else:
-            pair = min_cut(joint, inputs, **more)
+            pair = partitioners.min_cut_rematerialization_partition(joint, inputs, **more)
             values.extend(kept_as_they_are(pair[0], more["num_fwd_outputs"]))
         return pair
 
@@ -46,7 +46,7 @@ def kept_values(gm: GraphModule, inputs: Sequence[Any], policy: Policy) -> tuple
 
     strip_values(gm)
     with without_autocast():
-        lowered = aot_autograd(
+        lowered = dynamo_backends.aot_autograd(
             fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition, decompositions=select_decomp_table()
         )
         lowered(gm, fake_inputs(inputs)[0])

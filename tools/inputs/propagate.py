@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._guards import tracing
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
@@ -13,6 +12,7 @@ from fxamp.errors import ListingError
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, nesting_change
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.tools.inputs.limits import TooLarge, require_small
+from fxamp.torch_private.parts.fx import tracing
 
 #: Key of ``node.meta``: a function that creates a call's value from the text's types; None if there are none.
 ANNOTATED = "fxamp_annotated"

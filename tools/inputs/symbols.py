@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from fxamp.tools.inputs.limits import require_small
 from fxamp.tools.inputs.trusted import EXPRESSIONS
+from fxamp.torch_private.parts.dynamo import ConstantSource
 
 _HINT = 64
 

@@ -14,8 +14,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._functorch import predispatch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from fxamp.torch_private.parts.functorch import predispatch
 
 
 def _words(text: str) -> frozenset[str]:

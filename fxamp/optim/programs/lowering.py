@@ -48,7 +48,7 @@ def decompositions(options: StepOptions) -> dict[Any, Any]:
     """Return the trace's decompositions: Inductor's, or none, so that eager's own kernels run."""
     if options.lowering == "aot_eager":
         return {}
-    from torch._inductor.decomposition import select_decomp_table
+    from fxamp.torch_private.parts.inductor import select_decomp_table
 
     return dict(select_decomp_table())
 
@@ -124,10 +124,10 @@ def must_lift(gm: GraphModule, options: StepOptions) -> bool:
 
 def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[Callable[..., Any], str | None]:
     """Return the compiled graph, and its generated source code."""
-    from torch._guards import TracingContext, tracing
     from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.utils import BoxedBool
+
+    from fxamp.torch_private.parts.fx import TracingContext, tracing
+    from fxamp.torch_private.parts.inductor import BoxedBool, compile_fx
 
     order_writes()
     inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
@@ -144,7 +144,7 @@ def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[
         torch.no_grad(),
     ):
         graphs = bool(config.triton.cudagraphs) and inputs[0].is_cuda
-        compiled = compile_fx_inner(
+        compiled = compile_fx.compile_fx_inner(
             gm,
             inputs,
             static_input_idxs=_static(gm) if graphs else (),

@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import SymFloat, Tensor
-from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
@@ -31,6 +29,8 @@ from fxamp.passes.step.lift_scalars import NUMBERS
 from fxamp.passes.step.pack_state import ROLE
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import make_fx
+from fxamp.torch_private.parts.dynamo import ConstantSource
+from fxamp.torch_private.parts.fx import enable_python_dispatcher
 
 log = logging.getLogger(__name__)
 

@@ -7,17 +7,16 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import torch
-import torch._inductor.compile_fx as compile_fx
 from torch import Tensor
-from torch._functorch import config as functorch_config
-from torch._guards import TracingContext
-from torch._inductor.graph import GraphLowering
 from torch.fx import GraphModule, Node
 
 from fxamp.tools.bench.cost import schedule
 from fxamp.tools.bench.cost.count import Kept, Kernel, Moment, Peak
 from fxamp.tools.bench.cost.peak import peak
 from fxamp.torch_private import current_metadata
+from fxamp.torch_private.parts.functorch import config as functorch_config
+from fxamp.torch_private.parts.fx import TracingContext
+from fxamp.torch_private.parts.inductor import GraphLowering, compile_fx
 
 
 @dataclass

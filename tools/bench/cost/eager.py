@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch._guards import TracingContext
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from fxamp.tools.bench.cost.count import Access, Kernel
 from fxamp.tools.common.running_ops import RunningOps
+from fxamp.torch_private.parts.fx import TracingContext
 
 #: Ops that move nothing; the schema of ``_unsafe_view`` does not tell that it is a view.
 _FREE = ("aten::empty", "aten::detach", "aten::_unsafe_view", "prim::")

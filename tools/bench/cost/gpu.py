@@ -10,16 +10,16 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch._functorch.config as functorch_config
-import torch._inductor.compile_fx as compile_fx
 import torch._inductor.config as inductor_config
-import torch.utils._triton as torch_triton
 import triton
 from torch import Tensor
-from torch._dynamo import device_interface
 from triton.backends.compiler import GPUTarget
 
 from fxamp.torch_dtypes import NARROW
+from fxamp.torch_private.parts.dynamo import device_interface
+from fxamp.torch_private.parts.functorch import config as functorch_config
+from fxamp.torch_private.parts.inductor import _triton as torch_triton
+from fxamp.torch_private.parts.inductor import compile_fx
 
 aten = torch.ops.aten
 

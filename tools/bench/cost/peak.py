@@ -11,16 +11,15 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from torch._inductor import inductor_prims as inductor_prims  # registers its ops
-from torch._inductor.memory import compute_memory_timeline, estimate_peak_memory, prepare_planning_info
 from torch.fx import Node
-from torch.utils._ordered_set import OrderedSet
 
 from fxamp.passes.backward.scale_backward import SCALE
 from fxamp.tools.bench.cost import schedule
 from fxamp.tools.bench.cost.count import Buffer, Kept, Moment, Peak
 from fxamp.tools.bench.cost.schedule import Lowering, Scheduled
 from fxamp.torch_private import current_metadata
+from fxamp.torch_private.parts.fx import OrderedSet
+from fxamp.torch_private.parts.inductor import compute_memory_timeline, estimate_peak_memory, prepare_planning_info
 
 prims = torch.ops.prims
 

@@ -34,7 +34,7 @@ def warm_up(training: Any) -> dict[str, Any]:
     ``cpu``: CPU time of this process until now and of the compilers that it started. ``hits``, ``misses``: of graphs in
     torch's compile caches.
     """
-    from torch._dynamo.utils import counters
+    from fxamp.torch_private.parts.dynamo import counters
 
     seconds = [_timed(training, 1) for _ in range(WARM_UP)]
     return {
@@ -50,14 +50,14 @@ def warm_up(training: Any) -> dict[str, Any]:
 
 def _in_caches(outcome: str) -> int:
     """How often AOTAutograd's and Inductor's cache had this outcome."""
-    from torch._dynamo.utils import counters
+    from fxamp.torch_private.parts.dynamo import counters
 
     return int(counters["aot_autograd"][f"autograd_cache_{outcome}"] + counters["inductor"][f"fxgraph_cache_{outcome}"])
 
 
 def _cpu_seconds() -> float:
     if "torch._inductor.async_compile" in sys.modules:
-        from torch._inductor.async_compile import shutdown_compile_workers
+        from fxamp.torch_private.parts.inductor import shutdown_compile_workers
 
         shutdown_compile_workers()  # the time of a child counts when it has ended
     return sum(os.times()[:4])
@@ -76,9 +76,8 @@ def steps(training: Any, count: int) -> dict[str, Any]:
 
 def end(training: Any) -> dict[str, Any]:
     """Return losses, loss scale and compiled graphs so far, then the counts of further steps."""
-    from torch._dynamo.utils import counters
-
     from fxamp.tools.bench.train.observe import observe
+    from fxamp.torch_private.parts.dynamo import counters
 
     answer = {
         "losses": training.losses,

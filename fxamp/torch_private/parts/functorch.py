@@ -1,0 +1,3 @@
+"""Of AOTAutograd."""
+
+from torch._functorch import config, partitioners, predispatch
