@@ -51,6 +51,7 @@ class Draft:
         outermost = None if setting.own else lower
         self._sides = [Side(outermost)] if setting.ambient or setting.own else [Side(lower), Side(None)]
         self._declarations: list[Declaration] = []
+        self._definitions: dict[str, str] = {}
         self._bodies: list[list[Statement]] = [[]]
         self._names = 0
         self._read: set[str] = set()
@@ -179,20 +180,47 @@ class Draft:
         self._bodies[-1].append(Line(self._kind, _text(unmarked(code), texts)))
 
     @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What is drawn inside is left out altogether if some of it is refused."""
+        body, before = self._bodies[-1], [side.names() for side in self._sides]
+        length = len(body)
+        try:
+            yield
+        except Unfit:
+            del body[length:]
+            self._forget_all_but(before)
+            raise
+
+    @property
+    def definitions(self) -> list[str]:
+        """The names of all classes beside the module."""
+        return list(self._definitions)
+
+    def define(self, name: str, source: str) -> None:
+        """A class beside the module."""
+        self._definitions[name] = source
+        for side in self._sides:
+            side.define(name, source)
+
+    def differentiate(self, *names: str) -> None:
+        """Refuse values whose backward raises."""
+        try:
+            for side in self._sides:
+                side.differentiate(names)
+        except Exception as error:
+            raise Unfit(str(error)) from error
+
+    @contextmanager
     def block(self, header: str, place: Place, **other: str) -> Iterator[None]:
         """What is drawn inside becomes the body of ``header``, which stands at ``place``; an empty one is left out."""
         kind, outside = self._kind, self.place
         if outside.depth == _DEEPEST:
             raise Unfit
         self._bodies.append([])
-        before = [side.names() for side in self._sides]
         self.place = replace(place, depth=outside.depth + 1)
         try:
-            yield
-        except Unfit:
-            self._bodies[-1].clear()
-            self._forget_all_but(before)
-            raise
+            with self.whole():
+                yield
         finally:
             self.place = outside
             body = self._bodies.pop()
@@ -240,7 +268,13 @@ class Draft:
         return [name for name in self.values if name not in self._read][::-1]
 
     def finish(self, results: Sequence[str]) -> Case:
-        program = Program(self.lower, tuple(self._declarations), tuple(self._bodies[0]), tuple(results))
+        program = Program(
+            self.lower,
+            tuple(self._declarations),
+            tuple(self._bodies[0]),
+            tuple(results),
+            tuple(self._definitions.items()),
+        )
         return Case(program, self.setting)
 
     def captured_dtype(self, name: str) -> torch.dtype:

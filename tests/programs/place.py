@@ -1,5 +1,6 @@
 """Where a statement stands, and what runs it while the program is drawn."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,7 @@ class Side:
         self._names: dict[str, Any] = {}
         exec(PRELUDE, self._names)
         self._names["self"] = self._self
+        self._definitions: set[str] = set()
 
     def run(self, code: str, place: Place) -> None:
         """Execute ``code``; whatever it raises is passed on."""
@@ -56,6 +58,20 @@ class Side:
         else:
             setattr(self._self, declaration.name, _filled(declaration).requires_grad_(declaration.grad))
 
+    def define(self, name: str, source: str) -> None:
+        """Execute the definition of a class, which is never out of sight."""
+        exec(source, self._names)
+        self._definitions.add(name)
+
+    def differentiate(self, names: Sequence[str]) -> None:
+        """Go backward from values as a program's caller does; whatever that raises is passed on."""
+        outputs = [value for name, value in self.values().items() if name in names and value.grad_fn is not None]
+        tensors = [*self.values().values(), *vars(self._self).values()]
+        leaves = [tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad]
+        if outputs and leaves:
+            ones = [torch.ones_like(output) for output in outputs]
+            torch.autograd.grad(outputs, leaves, ones, retain_graph=True, allow_unused=True)
+
     def values(self) -> dict[str, Tensor]:
         return {name: value for name, value in self._names.items() if isinstance(value, Tensor)}
 
@@ -63,7 +79,7 @@ class Side:
         return frozenset(self._names)
 
     def forget_all_but(self, names: frozenset[str]) -> None:
-        self._names = {name: value for name, value in self._names.items() if name in names}
+        self._names = {name: value for name, value in self._names.items() if name in names | self._definitions}
 
 
 def _filled(declaration: Declaration) -> Tensor:

@@ -76,12 +76,16 @@ Statement = Line | Block
 
 @dataclass(frozen=True)
 class Program:
-    """``lower`` is autocast's dtype; ``results`` are names of values, in the order in which they are returned."""
+    """``lower`` is autocast's dtype; ``results`` are names of values, in the order in which they are returned.
+
+    ``definitions`` are classes outside of the module, by name; one may use those before it.
+    """
 
     lower: torch.dtype
     declarations: tuple[Declaration, ...]
     statements: tuple[Statement, ...]
     results: tuple[str, ...] = field(default=())
+    definitions: tuple[tuple[str, str], ...] = ()
 
     def declared(self, role: str) -> tuple[Declaration, ...]:
         return tuple(declaration for declaration in self.declarations if declaration.role == role)

@@ -20,55 +20,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 """
 
-#: Definitions that a program has if it uses their names.
-_DEFINITIONS = {
-    "Tripled": """
-class Tripled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 3
-""",
-    "Product": """
-class Product(torch.autograd.Function):
-    @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu")
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return x @ w
-
-    @staticmethod
-    @torch.amp.custom_bwd(device_type="cpu")
-    def backward(ctx, gradient):
-        x, w = ctx.saved_tensors
-        return gradient @ w.t(), x.t() @ gradient
-""",
-    "Exact": """
-class Exact(torch.autograd.Function):
-    @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return x @ w
-
-    @staticmethod
-    @torch.amp.custom_bwd(device_type="cpu")
-    def backward(ctx, gradient):
-        x, w = ctx.saved_tensors
-        return gradient @ w.t(), x.t() @ gradient
-""",
-}
-
 #: Registers ``torch.ops.programs``.
 _OPS = "import programs.custom_ops\n"
 
 _HELPERS = "from programs.lowered import Lowered, exactly\n"
 
 #: All that programs refer to.
-PRELUDE = _IMPORTS + _OPS + "".join(_DEFINITIONS.values())
+PRELUDE = _IMPORTS + _OPS
 
 _FOOTER = """\
 import fxamp
@@ -97,10 +55,13 @@ _numbers = itertools.count()
 def source(program: Program, flavour: Flavour = Flavour.PROGRAM) -> str:
     """The imports, a module class ``Program``, and ``make_inputs``, which returns its inputs as a list."""
     body = "\n".join(["", *_class(program, flavour), "", "", *_inputs(program), ""])
-    used = [f"\n{text}" for name, text in _DEFINITIONS.items() if f"{name}.apply" in body]
+    used = ""
+    for name, text in reversed(program.definitions):
+        if f"{name}." in used + body:
+            used = f"\n\n{text}{used}"
     oracle = _HELPERS if flavour in (Flavour.ORACLE, Flavour.EXACT) else ""
     ops = _OPS if "torch.ops.programs" in body else ""
-    return "".join([_IMPORTS, ops, oracle, *used, "\n", body])
+    return "".join([_IMPORTS, ops, oracle, used, "\n", body])
 
 
 def script(case: Case) -> str:

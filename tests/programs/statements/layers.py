@@ -1,4 +1,4 @@
-"""Norms, losses and custom autograd functions."""
+"""Norms, losses and pooling."""
 
 from programs.draft import Draft, Unfit
 from programs.statements.registry import statement
@@ -75,15 +75,3 @@ _POOLS = (
 @statement()
 def pool(d: Draft) -> None:
     d.let(d.pick(_POOLS).format(d.ranked(3)))
-
-
-@statement(weight=2)
-def function(d: Draft) -> None:
-    """A custom autograd.Function. Autocast is off in ``Exact``, which takes its operands in float32."""
-    if d.chance():
-        x = d.ranked(2)
-        name = d.pick(("Product", "Exact"))
-        operands = x, d.parameter(d.shape(x)[-1], d.pick((8, 4)))
-        d.let(f"{name}.apply({', '.join(map(d.lowered, operands) if name == 'Product' else operands)})")
-    else:
-        d.let(f"Tripled.apply({d.value()})")
