@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.autocast_state import AUTOCAST, in_autocast_states
-from fxamp.capture.autograd_functions import CustomAutocast, custom_autocast, inlined_request
+from fxamp.capture.autograd_functions import CustomAutocast, custom_autocast, inlined_call
 from fxamp.capture.fakes import fake_inputs, fake_like
 from fxamp.capture.leaked_tensors import require_own_tensors
 from fxamp.capture.lower import lower
@@ -25,7 +25,7 @@ __all__ = [
     "Captured",
     "CustomAutocast",
     "capture",
-    "inlined_request",
+    "inlined_call",
     "is_kept",
 ]
 

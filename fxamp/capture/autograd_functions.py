@@ -5,9 +5,10 @@ they have no effect, so the request ``cast_inputs=torch.float32`` would be lost.
 it by the code object that the traced nodes refer to, and reads its decorators.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import unwrap
+from itertools import pairwise
 from types import CodeType
 from typing import Any
 
@@ -35,15 +36,47 @@ class CustomAutocast:
 def custom_autocast(*traced: GraphModule) -> CustomAutocast | None:
     """Return the ``custom_fwd``/``custom_bwd`` arguments of the Function that the ``traced`` bodies come from.
 
-    None for an undecorated Function, or if no node of the bodies has a source location.
+    None for an undecorated Function, or if no node of the bodies has a source location. Functions that its methods call
+    do not count.
     """
-    return _request_at({frame for gm in traced for node in gm.graph.nodes for frame in source_frames(node)})
+    return _request_at({frame for gm in traced for node in gm.graph.nodes for frame in _outermost(source_frames(node))})
 
 
-def inlined_request(node: Node) -> CustomAutocast | None:
-    """Return the same for one node of a Function that Dynamo inlined entirely, because no gradient is needed."""
+@dataclass(frozen=True)
+class InlinedCall:
+    """A call of a Function with ``cast_inputs`` that Dynamo inlined entirely, because no gradient is needed.
+
+    ``frames`` lead to the call, outermost first; the calls of a loop have the same.
+    """
+
+    request: CustomAutocast
+    frames: tuple[SourceFrame, ...]
+
+
+def inlined_call(node: Node, in_function: bool) -> InlinedCall | None:
+    """Return the outermost such call around ``node``: ``custom_fwd`` casts nothing inside of another one's forward.
+
+    ``in_function``: the node is in a body of a Function, which itself does not count.
+    """
     frames = source_frames(node)
-    return _request_at(set(frames)) if _decorated(frames) else None
+    if not _decorated(frames):
+        return None
+    frames = frames[len(_outermost(frames)) :] if in_function else frames
+    starts = [at for at, frame in enumerate(frames) if is_custom_fwd(frame.file, frame.function)]
+    for start, end in pairwise((*starts, len(frames))):
+        request = _request_at(set(frames[start:end]))
+        if request is not None and request.cast_inputs is not None:
+            return InlinedCall(request, tuple(frames[: start + 1]))
+    return None
+
+
+def _outermost(frames: Sequence[SourceFrame]) -> Sequence[SourceFrame]:
+    """Return the frames down to the first method of a Function."""
+    codes = [code for function in _subclasses(torch.autograd.Function) for code in _codes(function)]
+    for at, frame in enumerate(frames):
+        if any(_within(frame, code) for code in codes):
+            return frames[: at + 1]
+    return frames
 
 
 def _request_at(frames: set[SourceFrame]) -> CustomAutocast | None:
@@ -69,11 +102,20 @@ def _decorated(frames: Iterable[SourceFrame]) -> bool:
 
 def _requests(frames: set[SourceFrame]) -> Iterator[CustomAutocast | None]:
     for function in _subclasses(torch.autograd.Function):
-        methods = [vars(function).get(name) for name in ("forward", "backward")]
-        forward, backward = (method.__func__ if isinstance(method, staticmethod) else method for method in methods)
-        codes = [code for code in (_code(forward), _code(backward)) if code is not None]
-        if any(_within(frame, code) for frame in frames for code in codes):
-            yield _request(forward, backward)
+        if any(_within(frame, code) for frame in frames for code in _codes(function)):
+            yield _request(*_methods(function))
+
+
+def _methods(function: type) -> tuple[Any, Any]:
+    """Return its own forward and backward."""
+    methods = [vars(function).get(name) for name in ("forward", "backward")]
+    forward, backward = (method.__func__ if isinstance(method, staticmethod) else method for method in methods)
+    return forward, backward
+
+
+def _codes(function: type) -> list[CodeType]:
+    codes = map(_code, _methods(function))
+    return [code for code in codes if code is not None]
 
 
 def _subclasses(cls: type) -> Iterator[type]:

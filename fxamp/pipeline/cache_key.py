@@ -71,10 +71,6 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 def _annotations(node: Any) -> tuple[object, ...]:
     ruling = decision(node)
-    ruled = (
-        None
-        if ruling is None
-        else (ruling.rule and ruling.rule.id, str(ruling.lower), ruling.captured, ruling.overruled)
-    )
+    ruled = None if ruling is None else (ruling.rule and ruling.rule.id, str(ruling.lower), ruling.overruled)
     rest = sorted((key, repr(value)) for key, value in node.meta.items() if key not in _IRRELEVANT)
     return module_path(node), module_classes(node), ruled, rest

@@ -6,7 +6,7 @@
 3. In-place and ``out=`` calls, views of memory that the program writes to, and calls that fxamp keeps verbatim follow
    their inputs, whatever a rule says.
 4. The backward of a custom autograd.Function is in the same region as its forward, unless ``custom_fwd``'s
-   ``cast_inputs`` turned autocast off in both. If Dynamo inlined such a forward, its ops keep their captured dtypes.
+   ``cast_inputs`` turned autocast off in both. The same holds for such a forward that Dynamo inlined.
 5. A loss that a rule cuts into chunks has that rule if no other covers it: it is computed in float32.
 """
 
@@ -14,18 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
-import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast, inlined_request, is_kept
+from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast, is_kept
 from fxamp.errors import BannedOpError
-from fxamp.graph import GraphWriter, describe_source, module_path, op_name
+from fxamp.graph import describe_source, module_path, op_name
 from fxamp.graph.aliases import AliasSets, is_view
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.argument_names import require_arguments
-from fxamp.passes.shared.autocast_regions import ENTER, EXIT, AutocastRegion, mark_region, outermost, walk
+from fxamp.passes.shared.autocast_regions import AutocastRegion, mark_region, outermost, walk
+from fxamp.passes.shared.custom_autocast import cast_inlined, cast_inputs, drop_outermost_region
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
 from fxamp.passes.shared.registered_autocast import registered_rule
@@ -52,18 +52,20 @@ class AnnotateRules(Pass[CastContext]):
         return None
 
 
-def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion) -> int:
+def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion, in_function: bool = False) -> int:
     changed = 0
     aliases = cache(lambda: AliasSets(gm.graph))  # computed on demand: few policies have rules for views
     for node, here in walk(gm, context, region):
         if node.op not in ("call_function", "call_method", "call_module"):
             continue
+        if here.captured is None and here.lower is not None and cast_inlined(node, context, in_function):
+            here = here.disabled
         choice = _decide(node, here, context, aliases)
         changed += choice != decision(node)
         decide(node, choice)
         if context.policy.has_rules_for("backward") or context.policy.has_rules_for("kept"):
             mark_region(node, here, context)
-        changed += sum(_annotate(body.module, context, here) for body in bodies(node))
+        changed += sum(_annotate(body.module, context, here, in_function) for body in bodies(node))
         changed += _annotate_function(node, context, here)
     return changed
 
@@ -92,8 +94,6 @@ def _ruled(
     node: Node, ruling: Ruling, region: AutocastRegion, context: CastContext, aliases: Callable[[], AliasSets]
 ) -> Decision:
     rule = ruling.rule
-    if region.captured is None and _asked_for_captured(node, context):
-        return Decision(None, None, "inside a forward with custom_fwd(cast_inputs=...)", captured=True)
     if rule is None:
         return Decision(None, region.lower, _joined("no rule: follows its inputs", ruling.unknown))
     if region.lower is None:
@@ -126,11 +126,6 @@ def _joined(*parts: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _asked_for_captured(node: Node, context: CastContext) -> bool:
-    request = inlined_request(node)
-    return request is not None and request.cast_inputs is not None and request.device == context.policy.device
-
-
 def _refusal(node: Node, advice: str, context: CastContext) -> str:
     where = f" in module {module_path(node)!r}" if module_path(node) else ""
     return f"{advice}\n  policy {context.policy.name}, at {describe_source(node)}{where}"
@@ -146,33 +141,8 @@ def _annotate_function(node: Node, context: CastContext, region: AutocastRegion)
     baked = region.captured is not None
     inside = region
     if request is not None and request.cast_inputs is not None and not baked:
-        _cast_inputs(function.forward.module, request.cast_inputs, context)
+        cast_inputs(function.forward.module, request.cast_inputs, context)
         inside = region.disabled
     if request is not None and request.decorated_backward and not baked:
-        _drop_outermost_region(function.backward.module)
-    return sum(_annotate(part.module, context, inside) for part in (function.forward, function.backward))
-
-
-def _cast_inputs(body: GraphModule, dtype: torch.dtype, context: CastContext) -> None:
-    """Apply ``custom_fwd(cast_inputs=dtype)`` to the inputs of a forward that runs under autocast."""
-    if body.meta.get("fxamp_inputs_cast"):
-        return
-    body.meta["fxamp_inputs_cast"] = True
-    placeholders = body.graph.find_nodes(op="placeholder")
-    for placeholder in placeholders:
-        if not context.eligible(placeholder.meta.get("val")):
-            continue
-        with body.graph.inserting_after(placeholders[-1]):
-            cast = GraphWriter(body.graph, context.mode).call(torch.ops.aten.to.dtype, placeholder, dtype)
-        placeholder.replace_all_uses_with(cast, delete_user_cb=lambda user, cast=cast: user is not cast)
-    body.recompile()
-
-
-def _drop_outermost_region(body: GraphModule) -> None:
-    """Remove the region that ``custom_bwd`` opened: it disables autocast as in the captured forward; now it is on."""
-    enters = [node for node in body.graph.nodes if node.target is ENTER]
-    if not enters:
-        return
-    for mark in [user for user in enters[0].users if user.target is EXIT] + [enters[0]]:
-        body.graph.erase_node(mark)
-    body.recompile()
+        drop_outermost_region(function.backward.module)
+    return sum(_annotate(part.module, context, inside, True) for part in (function.forward, function.backward))

@@ -41,6 +41,7 @@ from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.accepted_dtypes import cast_back, lacks_kernel, may_write_opaquely, rejection
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import AutogradInfo, CastWriter
+from fxamp.passes.shared.custom_autocast import before_cast
 from fxamp.passes.shared.decision import WAS, decision, overrule
 from fxamp.passes.shared.registered_autocast import REGISTERED_ID
 
@@ -75,7 +76,7 @@ class _Rewriter:
     ) -> None:
         self._gm = gm
         self._context = context
-        self._captured = {node: node.meta.get("val") for node in gm.graph.nodes}
+        self._captured = {node: before_cast(node).meta.get("val") for node in gm.graph.nodes}
         self._casts = CastWriter(gm.graph, grad, outer, per_region)
         self._writer = GraphWriter(gm.graph, context.mode)
         self._counts = {"inserted": 0, "shared": 0, "cast back": 0}
@@ -146,9 +147,7 @@ class _Rewriter:
         choice = decision(node)
         call = (node.args, node.kwargs, node.target)
         edit = Edit()
-        if choice is not None and choice.captured:
-            self._restore_inputs(node, choice.reason)
-        elif choice is not None and choice.rule is not None and choice.lower is not None:
+        if choice is not None and choice.rule is not None and choice.lower is not None:
             edit = edit_for(choice.rule, node, choice.lower, self._context)
             self._apply(node, edit, f"rule {choice.rule.id}", cached=choice.rule.id != REGISTERED_ID)
         changed = any(self._changed(source) for source in node.all_input_nodes)

@@ -19,16 +19,15 @@ class Decision:
     """The decision for one node.
 
     ``rule`` is the rule that applies, None if the node follows its inputs. ``lower`` is the lower-precision dtype of
-    the node's autocast region, None if autocast is off. ``reason`` says why, as text. ``captured`` asks for inputs in
-    their captured dtypes. ``overruled`` says why the rule was not applied as it is: for example, inputs were cast back
-    because the op rejected them. ``lost`` are the matching rules that ``rule`` overrides, in their order. ``not_fp8``
-    says why a call that a rule for fp8 names stays in 16 bits.
+    the node's autocast region, None if autocast is off. ``reason`` says why, as text. ``overruled`` says why
+    the rule was not applied as it is: for example, inputs were cast back because the op rejected them. ``lost`` are the
+    matching rules that ``rule`` overrides, in their order. ``not_fp8`` says why a call that a rule for fp8 names stays
+    in 16 bits.
     """
 
     rule: Rule | None
     lower: torch.dtype | None
     reason: str
-    captured: bool = False
     overruled: str = ""
     lost: tuple[Rule, ...] = ()
     not_fp8: str = ""

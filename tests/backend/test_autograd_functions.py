@@ -171,3 +171,56 @@ def test_functions_that_share_their_code_and_ask_for_different_casts_are_refused
     functions = sharing(torch.float32), sharing(torch.float16)
     with pytest.raises(CaptureError, match=r"cast_inputs=torch\.float16.* and .*cast_inputs=torch\.float32"):
         compile_with(lambda x: functions[0].apply(x, x + 0), "eager")(leaf(4, 4))
+
+
+class Rounding(torch.autograd.Function):
+    """Its result has the dtype of what it gets."""
+
+    @staticmethod
+    @custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)
+    def forward(ctx, a):
+        result = a.softmax(-1)
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    @custom_bwd(device_type="cpu")
+    def backward(ctx, grad):
+        (result,) = ctx.saved_tensors
+        return grad * result
+
+
+class Nesting(torch.autograd.Function):
+    """Undecorated; what it calls has decorators."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(b)
+        return a @ b + Rounding.apply(a) + Float32Product.apply(a, b)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (b,) = ctx.saved_tensors
+        return grad * b, grad
+
+
+@each_once("grad, lowering", [True, False], LOWERINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_a_function_computes_from_its_cast_inputs_has_their_dtype(
+    grad: bool, dtype: torch.dtype, lowering: str
+) -> None:
+    """Dynamo inlines a Function of which no gradient is needed."""
+
+    def program(a: torch.Tensor) -> torch.Tensor:
+        return Rounding.apply(a) + Rounding.apply(a + 1)
+
+    a = torch.randn(4, 8).to(dtype).requires_grad_(grad)
+    assert_like_autocast(program, a, lowering=lowering)
+
+
+@each_once("grad, lowering", [True, False], LOWERINGS)
+def test_the_decorators_of_a_function_hold_for_what_it_calls_alone(grad: bool, lowering: str) -> None:
+    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return Nesting.apply(a, b) @ b
+
+    assert_like_autocast(program, leaf(4, 4).requires_grad_(grad), leaf(4, 4).requires_grad_(grad), lowering=lowering)
