@@ -208,11 +208,12 @@ def _points(batch: int, width: int, classes: int, **_: int) -> Batch:
     return {"inputs": torch.randn(batch, width), "targets": torch.randint(classes, (batch,))}
 
 
-_SMALL_TEXT = {"layers": 2, "width": 64, "heads": 4, "vocabulary": 512, "length": 32, "batch": 2}
+_TINY_TEXT = {"layers": 2, "width": 64, "heads": 4, "vocabulary": 512, "length": 32, "batch": 2}
+_SMALL_TEXT = {"layers": 2, "width": 512, "heads": 8, "vocabulary": 8192, "length": 256, "batch": 8}
 
 
 def _language(make: Callable[..., nn.Module], **full: int) -> Model:
-    return Model(make, _text, {"tiny": _SMALL_TEXT, "full": full}, needs="transformers")
+    return Model(make, _text, {"tiny": _TINY_TEXT, "small": _SMALL_TEXT, "full": full}, needs="transformers")
 
 
 MODELS: dict[str, Model] = {
@@ -227,6 +228,7 @@ MODELS: dict[str, Model] = {
         _images,
         {
             "tiny": {"width": 8, "depth": 1, "classes": 10, "image": 32, "batch": 2},
+            "small": {"width": 64, "depth": 2, "classes": 1000, "image": 128, "batch": 16},
             "full": {"width": 64, "depth": 4, "classes": 1000, "image": 224, "batch": 64},
         },
         needs="transformers",
@@ -236,6 +238,7 @@ MODELS: dict[str, Model] = {
         _images,
         {
             "tiny": {"layers": 2, "width": 64, "heads": 4, "image": 32, "patch": 8, "classes": 10, "batch": 2},
+            "small": {"layers": 2, "width": 512, "heads": 8, "image": 224, "patch": 16, "classes": 1000, "batch": 8},
             "full": {"layers": 12, "width": 768, "heads": 12, "image": 224, "patch": 16, "classes": 1000, "batch": 64},
         },
         needs="transformers",
@@ -245,6 +248,7 @@ MODELS: dict[str, Model] = {
         _points,
         {
             "tiny": {"layers": 3, "width": 64, "classes": 10, "batch": 32},
+            "small": {"layers": 4, "width": 1024, "classes": 1000, "batch": 1024},
             "full": {"layers": 8, "width": 4096, "classes": 1000, "batch": 4096},
         },
     ),
@@ -253,9 +257,15 @@ MODELS: dict[str, Model] = {
         _points,
         {
             "tiny": {"width": 64, "hidden": 128, "experts": 4, "classes": 10, "batch": 64},
+            "small": {"width": 512, "hidden": 2048, "experts": 4, "classes": 10, "batch": 2048},
             "full": {"width": 1024, "hidden": 4096, "experts": 8, "classes": 1000, "batch": 16384},
         },
     ),
 }
 
-SIZES = ("tiny", "full")
+#: "tiny" trains anywhere in milliseconds; in "small" the products are large enough that a CPU with units for bfloat16
+#: gains by it; "full" is for GPUs.
+SIZES = ("tiny", "small", "full")
+
+#: The models of the tables that show many.
+EVERY = ("gpt2-124m", "bert-base", "llama-1b", "vit-b", "resnet50")

@@ -43,6 +43,7 @@ class Process:
         cache: Path | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._unread = False  # whether an answer is still to come, after Ctrl-C
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by close()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fxamp.tools.bench.process"],
@@ -84,9 +85,13 @@ class Process:
     def _exchange(self, *call: Any) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
+            if self._unread:
+                pickle.load(self._process.stdout)
+            self._unread = True
             pickle.dump(call, self._process.stdin)
             self._process.stdin.flush()
             works, answer = pickle.load(self._process.stdout)
+            self._unread = False
         except (EOFError, BrokenPipeError) as error:
             raise ContenderFailed(f"its process ended: {self._last_error()}") from error
         if not works:

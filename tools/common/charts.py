@@ -29,6 +29,17 @@ class Curve:
     thickness: float = 2.0
 
 
+@dataclass(frozen=True)
+class Point:
+    """One mark: its name beside it, where it is, the range that it may as well be in upwards, its colour."""
+
+    name: str
+    x: float
+    y: float
+    range: tuple[float, float]
+    colour: str
+
+
 def available() -> bool:
     """Whether charts can be drawn here."""
     return find_spec("matplotlib") is not None
@@ -46,6 +57,24 @@ def line_chart(title: str, curves: Sequence[Curve], x_label: str, y_label: str) 
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
+    return svg(figure)
+
+
+def point_chart(title: str, points: Sequence[Point], x_label: str, y_label: str) -> str:
+    """Return an SVG document with at least one point; both axes begin at zero."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    axes = figure.subplots()
+    for point in points:
+        low, high = point.range
+        axes.plot([point.x, point.x], [low, high], color=point.colour, linewidth=1)
+        axes.plot([point.x], [point.y], "o", color=point.colour)
+        axes.annotate(point.name, (point.x, point.y), xytext=(7, 4), textcoords="offset points", fontsize=8)
+    axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    axes.set_xlim(0, 1.3 * max(point.x for point in points))  # with room for the names
+    axes.set_ylim(0, 1.1 * max(max(point.y, *point.range) for point in points))
+    axes.grid(alpha=0.3)
     return svg(figure)
 
 

@@ -1,5 +1,6 @@
 """Facts about the machine that measured numbers depend on."""
 
+import os
 import platform
 import re
 from pathlib import Path
@@ -20,6 +21,11 @@ def machine(device: str, threads: int) -> dict[str, str]:
     except ImportError:
         return facts
     return facts | {"triton": triton.__version__}
+
+
+def load() -> float:
+    """Return how many processes wanted to run in the last minute on average; 0 where the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def cpu_name(threads: int) -> str:

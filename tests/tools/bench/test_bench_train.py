@@ -1,9 +1,11 @@
 """fxamp-bench train on tiny sizes: the numbers fit together, and wrong options are refused."""
 
+import contextlib
 import json
 import os
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,17 +17,19 @@ from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.models import MODELS, SIZES, build
 from fxamp.tools.bench.process import ContenderFailed, Process
 from fxamp.tools.bench.report import Report, spread
-from fxamp.tools.bench.train import command
+from fxamp.tools.bench.train import command, gradient, measure
 from fxamp.tools.bench.train.experiment import CONTENDERS, Experiment
 from fxamp.tools.bench.train.measure import compare, start_process
 from fxamp.tools.bench.train.observe import observe
 from fxamp.tools.bench.train.result import Comparison, Measured
 from fxamp.tools.bench.train.table import table
 from fxamp.tools.bench.train.training import Training
+from fxamp.tools.bench.train.turns import order
 from fxamp.tools.common.machine import machine
 
 PLAN = Experiment("mlp", "tiny", "cpu", dtype="float16", steps=2, rounds=3, lowering="eager")
 _NAMES = "eager-float32,eager-autocast,fxamp"
+_POLICY = 'extends = ["cpu-float16"]\n[match]\ndevice = "cpu"\n[optimizer]\nstate = "8bit"\n'
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +38,18 @@ def _reset() -> None:
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
-    """One model in float16, three contenders in processes of their own."""
-    line = f"--model mlp --dtype float16 --lowering eager --steps 2 --rounds 3 --contenders {_NAMES}"
+def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of a policy that packs the optimizer's state."""
+    file = tmp_path_factory.mktemp("policies") / "packed.toml"
+    file.write_text(_POLICY, encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def report(policy: str) -> Report:
+    """One model in float16: three contenders and a policy in processes of their own, each started twice."""
+    line = f"--size tiny --lowering eager --steps 2 --rounds 3 --starts 2 --contenders {_NAMES} --policy {policy}"
+    line += " --baseline eager-float32"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("fxamp.tools.bench.process.subprocess.Popen", ForkedWorker)
         return command.run(command.parser("train").parse_args(line.split()), lambda _: None)
@@ -71,12 +84,14 @@ def test_fxamp_counts_the_casts_that_eager_autocast_runs(document: dict) -> None
 def test_medians_lie_within_the_spread_and_the_baselines_ratios_are_one(document: dict) -> None:
     assert document["baseline"] == "eager-float32"
     for contender in document["contenders"]:
-        assert len(contender["seconds"]) == 3
-        for values in (contender["step"], contender["step_ratio"], contender["cpu_ratio"]):
+        assert [len(rounds) for rounds in contender["seconds"]] == [3, 3]
+        for values in (contender["step"], contender["step_ratio"]["spread"], contender["cpu_ratio"]["spread"]):
             assert 0 < values["low"] <= values["median"] <= values["high"]
-        assert min(contender["seconds"]) <= contender["step"]["median"] <= max(contender["seconds"])
+        seconds = [value for rounds in contender["seconds"] for value in rounds]
+        assert min(seconds) <= contender["step"]["median"] <= max(seconds)
     base = _contender(document, "eager-float32")
-    assert set(base["step_ratio"].values()) == set(base["cpu_ratio"].values()) == {1.0}
+    for ratio in (base["step_ratio"], base["cpu_ratio"]):
+        assert {*ratio["spread"].values(), *ratio["starts"]} == {1.0} and len(ratio["starts"]) == 2
     assert {value for value in base["ratios"].values() if value is not None} == {1.0}
     assert base["loss_distance"] == 0
 
@@ -85,7 +100,7 @@ def test_a_model_may_have_other_sizes() -> None:
     changed = replace(PLAN, changed={"width": 24, "layers": 2})
     training = Training(changed, CONTENDERS["eager-float32"])
     assert {parameter.shape[-1] for parameter in training.module.parameters()} == {24, 10}
-    comparison = Comparison(changed, machine("cpu", 1), "", "", (Measured("a", "a", seconds=(1.0,), losses=(1.0,)),))
+    comparison = Comparison(changed, machine("cpu", 1), "", "", (Measured("a", "a", seconds=((1.0,),), losses=(1.0,)),))
     assert "mlp (tiny, width 24, layers 2)" in table(comparison)
 
 
@@ -110,21 +125,85 @@ def test_every_contender_trained_as_many_steps(document: dict) -> None:
     assert all(contender["losses"][-1] < contender["losses"][0] for contender in document["contenders"])
 
 
+def test_a_policy_is_a_contender_and_its_table_packs_the_optimizer_s_state(document: dict, policy: str) -> None:
+    ours, exact = _contender(document, policy), _contender(document, "fxamp")
+    assert ours["label"] == f"fxamp {policy}" and document["experiment"]["dtype"] == "float16"
+    assert ours["loss_scale"] == exact["loss_scale"] > 1
+    assert ours["losses"][0] == exact["losses"][0] and ours["gradient_error"] == exact["gradient_error"]
+    assert ours["losses"][-1] != exact["losses"][-1]
+    lasting, exact_lasting = (one["observed"]["memory_peak"] - one["observed"]["memory_step"] for one in (ours, exact))
+    weights = 3 * 64 * 64 + 64 * 10  # each with two moments, 8 bits with a scale for each 256 elements instead of 32
+    assert exact_lasting - lasting == pytest.approx(2 * weights * (4 - 1 - 4 / 256), rel=0.05)
+
+
+def test_the_gradient_s_error_is_that_against_float64(document: dict) -> None:
+    def gradient(dtype: torch.dtype, autocast: bool) -> torch.Tensor:
+        model, (batch, *_) = build("mlp", "tiny", PLAN.seed, 4)
+        model.to(dtype)
+        inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
+        with torch.autocast("cpu", torch.float16, enabled=autocast):
+            loss = model(**inputs)
+        (loss * 2**16).backward()
+        return torch.cat([parameter.grad.double().flatten() / 2**16 for parameter in model.parameters()])
+
+    true = gradient(torch.float64, autocast=False)
+    for name, autocast in (("eager-float32", False), ("eager-autocast", True)):
+        expected = (gradient(torch.float32, autocast) - true).norm() / true.norm()
+        # The loss scale may be another power of two, and float32's sums of many threads another order.
+        assert _contender(document, name)["gradient_error"] == pytest.approx(expected.item(), rel=0.05), name
+    assert _contender(document, "fxamp")["gradient_error"] == _contender(document, "eager-autocast")["gradient_error"]
+
+
+def test_a_model_that_is_too_large_has_no_error_of_the_gradient(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gradient, "MOST_PARAMETERS", 10)
+    assert not gradient.Reference(PLAN).write(tmp_path / "reference.pt") and not list(tmp_path.iterdir())
+    monkeypatch.setattr("fxamp.tools.bench.process.subprocess.Popen", ForkedWorker)
+    monkeypatch.setattr(measure, "Process", lambda *_: contextlib.nullcontext(_Refusing()))
+    assert measure._reference(PLAN, tmp_path / "reference.pt", lambda _: None) == (
+        None,
+        "the model has more than 0 million parameters, and does not run in float64",
+    )
+
+
+class _Refusing:
+    """A process that answers False."""
+
+    def ask(self, *_: object) -> bool:
+        return False
+
+
+def test_no_contender_is_always_first_or_always_after_the_same_one() -> None:
+    orders = [order("abcd", number) for number in range(8)]
+    assert {one[0] for one in orders} == set("abcd") and all(sorted(one) == list("abcd") for one in orders)
+    before = {pair for one in orders for pair in pairwise(one)}
+    assert {first for first, second in before if second == "b"} >= {"a", "c"}
+
+
 def test_the_markdown_holds_the_numbers_of_the_json(report: Report, document: dict) -> None:
     text = report.markdown
     assert document["machine"]["device"] in text.splitlines()[0]
-    rows = {cells[0]: cells[1:] for cells in (_cells(line) for line in text.splitlines()) if len(cells) > 1}
     contenders = document["contenders"]
-    assert rows[""] == [contender["label"] for contender in contenders]
-    assert rows["casts in the forward"] == [str(contender["observed"]["casts"]) for contender in contenders]
-    steps = [f"{1e3 * contender['step']['median']:.2f}" for contender in contenders]
-    assert [cell.split()[0] for cell in rows["step, ms"]] == steps
-    assert [cell.split()[0] for cell in rows["step, ratio"]] == [
-        f"{contender['step_ratio']['median']:.2f}" for contender in contenders
-    ]
-    (ratio, amount, unit) = rows["peak memory"][0].replace("(", "").replace(")", "").split()
+    rows = [cells for line in text.splitlines() if len(cells := _cells(line)) > 1]
+    columns: dict[str, tuple[str, ...]] = {}
+    for part in batched_rows(rows, len(contenders) + 2):
+        columns |= {title: cells for (title, _, *cells) in zip(*part, strict=True)}
+    assert columns[""] == [contender["label"] for contender in contenders]
+    assert columns["casts"] == [str(contender["observed"]["casts"]) for contender in contenders]
+    steps = [1e3 * contender["step"]["median"] for contender in contenders]
+    assert [float(cell) for cell in columns["step, ms"]] == pytest.approx(steps, rel=1e-2)
+    ratios = [contender["step_ratio"] for contender in contenders]
+    assert [cell.split()[0] for cell in columns["ratio"]] == [f"{ratio['spread']['median']:.2f}" for ratio in ratios]
+    assert columns["each start's"] == [" ".join(f"{start:.2f}" for start in ratio["starts"]) for ratio in ratios]
+    (ratio, amount, unit) = columns["peak memory"][0].replace("(", "").replace(")", "").split()
     shown = float(amount) * {"kB": 1e3, "MB": 1e6}[unit]
     assert ratio == "1.00" and shown == pytest.approx(contenders[0]["observed"]["memory_peak"], rel=5e-3)
+
+
+def batched_rows(rows: list[list[str]], size: int) -> list[list[list[str]]]:
+    assert len(rows) % size == 0
+    return [rows[at : at + size] for at in range(0, len(rows), size)]
 
 
 def _cells(line: str) -> list[str]:
@@ -149,8 +228,9 @@ def test_memory_is_that_of_the_tensors_and_of_what_the_forward_keeps() -> None:
     assert observed["memory_peak"] >= 4 * parameters + batches
     sizes = {"x": 32 * 64 * 4}
     # GELU keeps its input in each of three layers, the layers after the first their own, the norm its own.
-    assert observed["memory_activations"] >= 6 * sizes["x"]
-    assert observed["memory_peak"] <= 4 * parameters + batches + 2 * observed["memory_activations"]
+    assert observed["memory_kept"] >= 6 * sizes["x"]
+    assert observed["memory_peak"] <= 4 * parameters + batches + 2 * observed["memory_kept"]
+    assert observed["memory_peak"] - observed["memory_step"] == pytest.approx(3 * parameters + batches, rel=0.01)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("mlp",)])
@@ -175,19 +255,20 @@ def test_a_contender_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ContenderFailed, match=r"^its process ended: status 3$"):
         Process(os._exit, 3)
     failed = Measured("fxamp", "fxamp", failed="RuntimeError: no")
-    fine = Measured("eager-float32", "eager float32", seconds=(1.0, 2.0), losses=(1.0,))
+    fine = Measured("eager-float32", "eager float32", seconds=((1.0, 2.0),), losses=(1.0,))
     comparison = Comparison(PLAN, {"device": "d"}, "fxamp", "eager-float32", (fine, failed))
     assert "fxamp failed: RuntimeError: no" in table(comparison)
     assert comparison.time_ratio(fine) is None and "No ratios" in table(comparison)
 
 
 def test_ratios_are_taken_round_by_round() -> None:
-    """Both slow down threefold in the second round: that is drift, not a difference."""
-    base = Measured("a", "a", seconds=(1.0, 3.0, 1.0), losses=(1.0,))
-    other = Measured("b", "b", seconds=(2.0, 6.0, 2.0), losses=(1.5,))
+    """Both slow down threefold in the second round: that is drift, not a difference. The starts differ by a half."""
+    base = Measured("a", "a", seconds=((1.0, 3.0, 1.0), (1.0, 1.0, 1.0)), losses=(1.0,))
+    other = Measured("b", "b", seconds=((2.0, 6.0, 2.0), (3.0, 3.0, 3.0)), losses=(1.5,))
     comparison = Comparison(PLAN, {"device": "d"}, "a", "a", (base, other))
     ratio = comparison.time_ratio(other)
-    assert ratio is not None and (ratio.low, ratio.median, ratio.high) == (2.0, 2.0, 2.0)
+    assert ratio is not None and ratio.starts == (2.0, 3.0) and ratio.doubt == 0.4
+    assert (ratio.spread.low, ratio.spread.median, ratio.spread.high) == (2.0, 2.5, 3.0)
     assert comparison.loss_distance(other) == 0.5
     assert vars(spread([4.0, 1.0, 3.0, 2.0, 5.0])) == {"low": 2.0, "median": 3.0, "high": 4.0}
 

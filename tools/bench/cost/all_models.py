@@ -14,14 +14,13 @@ from fxamp.tools.bench.cost.table import every, note
 from fxamp.tools.bench.cost.workload import Plan, Way, Workload
 from fxamp.tools.bench.report import Report
 
-#: The models of the table, at so many layers or stages.
-EVERY = ("gpt2-124m", "bert-base", "llama-1b", "vit-b", "resnet50")
+#: Layers or stages of each model.
 LAYERS = 2
 
 
 def plan_of_every(options: argparse.Namespace, rates: Rates) -> Plan:
     """All models. Raises OptionError for options that name one."""
-    from fxamp.tools.bench.models import require
+    from fxamp.tools.bench.models import EVERY, require
 
     if options.file or options.model or options.policy:
         raise OptionError(

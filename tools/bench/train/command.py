@@ -5,10 +5,22 @@ from collections.abc import Callable, Sequence
 
 from fxamp.errors import OptionError
 from fxamp.tools.bench.report import Report, add_styles, require_device, some_of
-from fxamp.tools.bench.train.experiment import BASELINES, CONTENDERS, DTYPES, OPTIMIZERS, Experiment
+from fxamp.tools.bench.train.experiment import (
+    AUTOCAST,
+    CONTENDERS,
+    DEVICES,
+    DTYPES,
+    FLOAT32_COMPILED,
+    OPTIMIZERS,
+    Experiment,
+    usual_baseline,
+)
 from fxamp.tools.bench.train.fp8 import require_fp8
 from fxamp.tools.bench.train.table import reported
 from fxamp.tools.common.command_line import Parser, natural, one_of, positive, positive_number
+
+#: Measured steps of a round, and rounds of a start, by size: in "small" a step takes up to a second.
+_AMOUNTS = {"tiny": (10, 10), "small": (2, 4), "full": (10, 10)}
 
 
 def parser(prog: str) -> Parser:
@@ -16,70 +28,115 @@ def parser(prog: str) -> Parser:
     from fxamp.lowering_names import LOWERINGS
     from fxamp.tools.bench.models import MODELS, SIZES
 
-    usual = ", ".join(f"{name} on {device}" for device, name in BASELINES.items())
     result = Parser(prog, "Train one model in several ways of mixed precision, in turn, and compare.")
     add = result.add_argument
-    add("--model", type=one_of(*MODELS), default="mlp", help=f"{', '.join(MODELS)} (default mlp)")
-    add("--size", type=one_of(*SIZES), help="tiny or full (default: tiny on cpu, full on cuda)")
+    add("--model", type=one_of(*MODELS), help=f"{', '.join(MODELS)} (default mlp)")
+    add("--every", action="store_true", help="one table of all large models under torch and each kind of policy")
+    add("--size", type=one_of(*SIZES), help=f"{', '.join(SIZES)} (default: full on cuda; small on a CPU with bfloat16)")
     add("--set", type=_dimension, action="append", metavar="NAME=N", help="another size of the model, as width=256")
-    add("--device", type=one_of(*BASELINES), default="cpu", help="cpu (default) or cuda")
-    add("--dtype", type=one_of(*DTYPES), default="auto", help=f"{', '.join(DTYPES)} (default auto: fxamp chooses)")
-    add("--steps", type=positive, default=10, help="measured steps of a contender in a round (default 10)")
-    add("--rounds", type=positive, default=10, help="rounds (default 10)")
-    add("--seed", type=natural, default=0, help="of weights and batches (default 0)")
-    add("--threads", type=positive, default=1, help="CPU threads; 1 gives steady times (default 1)")
-    add("--lowering", type=one_of(*LOWERINGS), default="inductor", help=f"{', '.join(LOWERINGS)} (default inductor)")
+    add("--device", type=one_of(*DEVICES), default="cpu", help="cpu (default) or cuda")
+    add("--dtype", type=one_of(*DTYPES), help=f"{', '.join(DTYPES)} (default: the policies', else auto: fxamp chooses)")
     add(
-        "--contenders",
-        type=some_of(*CONTENDERS),
-        help=f"of {','.join(CONTENDERS)} (default: all that the dtype admits, without fp8)",
+        "--policy",
+        action="append",
+        default=[],
+        metavar="P",
+        help="a contender more: fxamp under this policy, a name or a file; may be repeated",
     )
+    add("--contenders", type=some_of(*CONTENDERS), help=f"of {','.join(CONTENDERS)} (default: all that suit, no fp8)")
+    add("--baseline", help="the contender that ratios are taken to (default: the best other way on the device)")
+    add("--steps", type=positive, help="measured steps of a contender in a round (default 10; 2 for small)")
+    add("--rounds", type=positive, help="rounds of a start (default 10; 4 for small)")
+    add("--starts", type=positive, default=3, help="processes of each contender, one after the other (default 3)")
+    add("--seed", type=natural, default=0, help="of weights and batches (default 0)")
+    add("--threads", type=positive, help="CPU threads (default: 1 for tiny, else as many as torch takes)")
+    add("--lowering", type=one_of(*LOWERINGS), default="inductor", help=f"{', '.join(LOWERINGS)} (default inductor)")
     add("--optimizer", type=one_of(*OPTIMIZERS), default="AdamW", help=f"{', '.join(OPTIMIZERS)} (default AdamW)")
     add("--clip", type=positive_number, dest="max_norm", metavar="NORM", help="clip gradients to this norm")
-    add(
-        "--baseline",
-        type=one_of(*CONTENDERS),
-        help=f"what ratios are taken to (default: {usual})",
-    )
+    add("--chart", metavar="FILE", help="draw time against memory, as SVG")
     add_styles(result)
     return result
 
 
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """Check the options, then measure; ``say`` receives lines of progress. Raises OptionError for a user's mistake."""
-    from fxamp.tools.bench.models import require, sizes
+    """Check the options, then measure; ``say`` receives lines of progress. Raises FxampError for a user's mistake."""
+    from fxamp.tools.bench.train.chart import require_chart, write_chart
+    from fxamp.tools.bench.train.every import report_every
     from fxamp.tools.bench.train.measure import compare
 
     require_device(options.device)
-    require(options.model)
-    size = options.size or ("full" if options.device == "cuda" else "tiny")
-    fields = ("model", "device", "dtype", "steps", "rounds", "seed", "threads", "lowering", "optimizer", "max_norm")
-    changed = dict(options.set or ())
-    sizes(options.model, size, changed)
-    experiment = Experiment(size=size, changed=changed, **{name: getattr(options, name) for name in fields})
+    require_chart(options)
+    if options.every:
+        return report_every(options, experiment_of, say)
+    experiment = experiment_of(options, options.model or "mlp")
     names = _taking_part(options.contenders, experiment)
-    return reported(compare(experiment, names, _baseline(options, names), say), experiment.rounds)
+    comparison = compare(experiment, names, _baseline(options.baseline, experiment, names), say)
+    if options.chart and not comparison.interrupted:
+        write_chart(comparison, options.chart)
+    return reported(comparison)
+
+
+def experiment_of(options: argparse.Namespace, model: str) -> Experiment:
+    """Return the experiment with a model that the options describe. Raises FxampError for a user's mistake."""
+    import torch
+
+    from fxamp.tools.bench.models import require, sizes
+    from fxamp.torch_devices import native_bfloat16
+
+    require(model)
+    usual = "full" if options.device == "cuda" else "small" if native_bfloat16("cpu") else "tiny"
+    size, changed = options.size or usual, dict(options.set or ())
+    sizes(model, size, changed)
+    fields = ("device", "starts", "seed", "lowering", "optimizer", "max_norm")
+    steps, rounds = _AMOUNTS[size]
+    return Experiment(
+        model,
+        size,
+        changed=changed,
+        policies=tuple(dict.fromkeys(options.policy)),
+        dtype=options.dtype or _dtype_of(options.policy, options.device),
+        threads=options.threads or (1 if size == "tiny" else torch.get_num_threads()),
+        steps=options.steps or steps,
+        rounds=options.rounds or rounds,
+        **{name: getattr(options, name) for name in fields},
+    )
+
+
+def _dtype_of(policies: Sequence[str], device: str) -> str:
+    """Return the 16-bit dtype of the policies, "auto" without one. Raises PolicyError for one that cannot run there."""
+    import torch
+
+    from fxamp.backend.policy_in_force import resolve_here
+    from fxamp.policy import Policy
+
+    named = [resolve_here(Policy.load(name), torch.device(device)) for name in policies if name != "auto"]
+    return named[0].lower_precision_fp if named else "auto"
 
 
 def _taking_part(named: Sequence[str] | None, experiment: Experiment) -> Sequence[str]:
-    """The contenders that were named; else all but fp8, those that need a scaled loss only where losses are scaled."""
+    """The contenders that were named, then the policies; else those of torch's that suit and the policies, or fxamp.
+
+    Those that need a scaled loss take part only where losses are scaled, and products in fp8 only if they are named.
+    """
     scaled = experiment.lower_dtype == "float16"
     for name in named or ():
         if CONTENDERS[name].scaled and not scaled:
             raise OptionError(f"--contenders {name}: needs --dtype float16, since other dtypes' losses are not scaled")
         if CONTENDERS[name].fp8:
             require_fp8(name, experiment)
-    return named or [
-        name for name, contender in CONTENDERS.items() if not contender.fp8 and (scaled or not contender.scaled)
-    ]
+    if named:
+        return [*named, *experiment.policies]
+    if experiment.policies:
+        return [FLOAT32_COMPILED, AUTOCAST, *experiment.policies]
+    return [name for name, contender in CONTENDERS.items() if not contender.fp8 and (scaled or not contender.scaled)]
 
 
-def _baseline(options: argparse.Namespace, names: Sequence[str]) -> str:
+def _baseline(named: str | None, experiment: Experiment, names: Sequence[str]) -> str:
     """The named baseline, which must take part; else the device's, if it does; else the first contender."""
-    if options.baseline is not None and options.baseline not in names:
-        raise OptionError(f"--baseline {options.baseline} is none of the contenders: {', '.join(names)}")
-    usual = BASELINES[options.device]
-    return options.baseline or (usual if usual in names else names[0])
+    if named is not None and named not in names:
+        raise OptionError(f"--baseline {named} is none of the contenders: {', '.join(names)}")
+    usual = usual_baseline(experiment.device)
+    return named or (usual if usual in names else names[0])
 
 
 def _dimension(text: str) -> tuple[str, int]:

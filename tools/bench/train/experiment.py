@@ -1,6 +1,6 @@
 """A comparison: its contenders, as a table, and its settings, the same for every contender."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,8 +32,10 @@ class Experiment:
     """One comparison.
 
     ``dtype`` is the 16-bit dtype of the contenders in mixed precision. "auto" leaves the choice to fxamp's
-    ``policy="auto"``, and gives the autocast contenders bfloat16, or float16 where a GPU lacks it. ``steps`` are
-    measured in each of ``rounds`` turns. ``seed`` seeds weights and batches; ``threads`` are CPU threads.
+    ``policy="auto"``, and gives the autocast contenders bfloat16, or float16 where a GPU lacks it. ``policies``
+    are names and files of policies that are contenders too. ``steps`` are measured in each of ``rounds`` turns, and
+    these in each of ``starts`` processes of a contender. ``seed`` seeds weights and batches; ``threads`` are CPU
+    threads.
     ``lowering`` is that of the compiled contenders. ``optimizer`` is a name of :data:`OPTIMIZERS`;
     ``max_norm`` is the norm that gradients are clipped to, or None. ``changed`` holds dimensions of the model that are
     not those of ``size``.
@@ -43,8 +45,10 @@ class Experiment:
     size: str
     device: str
     dtype: str = "auto"
+    policies: tuple[str, ...] = ()
     steps: int = 5
     rounds: int = 8
+    starts: int = 2
     seed: int = 0
     threads: int = 1
     lowering: str = "inductor"
@@ -54,8 +58,8 @@ class Experiment:
 
     @property
     def contenders(self) -> "Mapping[str, Contender]":
-        """Those that can take part, by name."""
-        return STEPPERS if self.model == PARAMETERS else CONTENDERS
+        """Those that can take part, by name; a policy's name is that of its contender."""
+        return STEPPERS if self.model == PARAMETERS else {**CONTENDERS, **policy_contenders(self.policies)}
 
     @property
     def lower_dtype(self) -> str:
@@ -74,6 +78,7 @@ class Contender:
     ``label``: for people. ``compiler``: ``""`` for eager code, ``"torch"`` for plain torch.compile, ``"fxamp"``.
     ``autocast``: whether the forward runs under torch.autocast. ``scaler``: the GradScaler for float16,
     ``"torch"`` or ``"fxamp"``; ``""`` for none. ``options``: further options of fxamp's backend, or of the optimizer.
+    ``policy``: the name or file of fxamp's policy, ``""`` for the one that the experiment's dtype says.
     ``scaler_options``: further arguments of its scaler. ``scaled``: takes part only if losses are scaled. ``fp8``: the
     recipe of products in fp8, which torchao converts the model to or fxamp's policy asks for; such a contender takes
     part if it is named.
@@ -83,6 +88,7 @@ class Contender:
     compiler: str = ""
     autocast: bool = False
     scaler: str = ""
+    policy: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     scaler_options: Mapping[str, Any] = field(default_factory=dict)
     scaled: bool = False
@@ -99,11 +105,13 @@ class Contender:
         return self.scaler_options.get("skip") != "device"
 
 
+FLOAT32_COMPILED, AUTOCAST = "compile-float32", "compile-autocast"
+
 CONTENDERS: dict[str, Contender] = {
     "eager-float32": Contender("eager float32"),
     "eager-autocast": Contender("eager autocast", autocast=True, scaler="torch"),
-    "compile-float32": Contender("torch.compile float32", compiler="torch"),
-    "compile-autocast": Contender("torch.compile + autocast", compiler="torch", autocast=True, scaler="torch"),
+    FLOAT32_COMPILED: Contender("torch.compile float32", compiler="torch"),
+    AUTOCAST: Contender("torch.compile + autocast", compiler="torch", autocast=True, scaler="torch"),
     "fxamp": Contender("fxamp", compiler="fxamp", scaler="fxamp"),
     "fxamp-skip-device": Contender(
         'fxamp, skip="device"',
@@ -120,6 +128,12 @@ CONTENDERS: dict[str, Contender] = {
     "fxamp-fp8-rowwise": Contender("fxamp fp8 rowwise", compiler="fxamp", scaler="fxamp", fp8="rowwise"),
 }
 
+
+def policy_contenders(policies: Sequence[str]) -> dict[str, Contender]:
+    """A contender for each name or file of a policy."""
+    return {name: Contender(f"fxamp {name}", compiler="fxamp", scaler="fxamp", policy=name) for name in policies}
+
+
 #: In the place of a model: its parameters alone, ``tensors`` of them, with ``width``.
 PARAMETERS = "gpt2-parameters"
 
@@ -132,7 +146,14 @@ STEPPERS: dict[str, Contender] = {
 }
 
 #: The losses are compared with those of the first of these contenders that takes part.
-FLOAT32 = ("eager-float32", "compile-float32")
+FLOAT32 = ("eager-float32", FLOAT32_COMPILED)
 
-#: The default baseline of the ratios by device: the best other way to do the same work.
-BASELINES = {"cpu": "compile-float32", "cuda": "compile-autocast"}
+#: The values of ``--device``.
+DEVICES = ("cpu", "cuda")
+
+
+def usual_baseline(device: str) -> str:
+    """The best other way to do the same work there, which ratios are taken to: without units for 16 bits, float32."""
+    from fxamp.torch_devices import native_bfloat16
+
+    return AUTOCAST if device == "cuda" or native_bfloat16(device) else FLOAT32_COMPILED

@@ -1,4 +1,4 @@
-"""Runs the contenders: compiles each twice, then steps them in turn."""
+"""Runs the contenders: starts each several times, the first time with empty caches, and steps them in turn."""
 
 import statistics
 import tempfile
@@ -8,82 +8,113 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fxamp.tools.bench.process import Process
+from fxamp.tools.bench.process import ContenderFailed, Process
 from fxamp.tools.bench.train import worker
-from fxamp.tools.bench.train.experiment import FLOAT32, Contender, Experiment
+from fxamp.tools.bench.train.experiment import FLOAT32, PARAMETERS, Contender, Experiment
 from fxamp.tools.bench.train.result import Comparison, Measured
-from fxamp.tools.bench.train.turns import Runner, take_turns
-from fxamp.tools.common.machine import machine
+from fxamp.tools.bench.train.turns import Runner, order, take_turns
+from fxamp.tools.common.machine import load, machine
 
 Say = Callable[[str], None]
 
 
 def compare(experiment: Experiment, names: Sequence[str], baseline: str, say: Say) -> Comparison:
-    """Measure the contenders ``names``, each in a process of its own; ``say`` receives progress.
+    """Measure the contenders ``names``, each in processes of its own; ``say`` receives progress.
 
-    A contender that fails leaves the rounds; its result says why. Ctrl-C after the first round ends them: the result's
-    experiment then has the number of whole rounds.
+    A contender that fails leaves the rounds; its result says why. Ctrl-C after the first round ends them: the result is
+    then that of the whole rounds, and ``interrupted``.
     """
+    facts = {**machine(experiment.device, experiment.threads), "load": f"{load():.1f}"}
     runners = [Runner(name) for name in names]
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fxamp-bench-")))
-        for runner in runners:
-            runner.attempt(lambda runner: _start(runner, experiment, folder / runner.name, stack, say))
-        rounds = take_turns(runners, experiment.rounds, experiment.steps)
-        for runner in runners:
-            runner.attempt(lambda runner: runner.ask(worker.end))
+    with tempfile.TemporaryDirectory(prefix="fxamp-bench-") as place:
+        folder = Path(place)
+        reference, without = _reference(experiment, folder / "reference.pt", say)
+        starts = range(experiment.starts)
+        finished = all(_start(runners, number, experiment, folder, reference, say) for number in starts)
     float32 = next((name for name in FLOAT32 if name in names), "")
     results = tuple(_result(runner, experiment.contenders[runner.name]) for runner in runners)
-    facts = machine(experiment.device, experiment.threads)
-    return Comparison(replace(experiment, rounds=rounds), facts, baseline, float32, results)
+    notes = (f"No error of the gradient: {without}.",) if without else ()
+    return Comparison(experiment, facts, baseline, float32, results, notes, interrupted=not finished)
 
 
-def _start(runner: Runner, experiment: Experiment, cache: Path, stack: ExitStack, say: Say) -> None:
-    """Compile with empty caches in a first process, if there is anything to compile; then start the lasting process."""
-    if experiment.contenders[runner.name].compiler:
-        say(f"{runner.name}: compiling with empty caches ...")
-        with start_process(experiment, runner.name, cache) as first:
-            runner.answers["cold"] = first.ask(worker.warm_up)
-    say(f"{runner.name}: first steps ...")
-    runner.process = stack.enter_context(start_process(experiment, runner.name, cache))
+def _reference(experiment: Experiment, file: Path, say: Say) -> tuple[Path | None, str]:
+    """Write the gradient in float64 to ``file``; return the file, or None and why there is none."""
+    from fxamp.tools.bench.train.gradient import MOST_PARAMETERS, Reference
+
+    if experiment.model == PARAMETERS:
+        return None, ""
+    say("the gradient in float64 ...")
+    try:
+        with Process(Reference, experiment) as process:
+            if process.ask(Reference.write, file):
+                return file, ""
+    except ContenderFailed as error:
+        return None, str(error)
+    return None, f"the model has more than {MOST_PARAMETERS / 1e6:.0f} million parameters, and does not run in float64"
+
+
+def _start(
+    runners: Sequence[Runner], number: int, experiment: Experiment, folder: Path, reference: Path | None, say: Say
+) -> bool:
+    """Start all contenders, let them take their turns, and end their processes; return False after Ctrl-C."""
+    try:
+        with ExitStack() as stack:
+            for runner in order(runners, number):
+                say(f"{runner.name}, start {number + 1} of {experiment.starts} ...")
+                runner.attempt(lambda runner: _start_one(runner, experiment, folder, stack))
+            whole = take_turns(runners, experiment.rounds, experiment.steps, f"start {number + 1}")
+            for runner in runners if number == 0 else ():
+                runner.attempt(lambda runner: runner.ask(worker.end, reference=reference))
+    except KeyboardInterrupt:
+        if number == 0:
+            raise
+        for runner in runners:
+            del runner.answers[number:], runner.rounds[number:]
+        return False
+    return whole
+
+
+def _start_one(runner: Runner, experiment: Experiment, folder: Path, stack: ExitStack) -> None:
+    """Start a process, which compiles in its first steps: the first one with empty caches, the others with those."""
+    cache = folder / str(list(experiment.contenders).index(runner.name))
+    runner.started(stack.enter_context(start_process(experiment, runner.name, cache)))
     runner.ask(worker.warm_up)
 
 
 def start_process(experiment: Experiment, contender: str, cache: Path) -> Process:
-    """Start the process of one contender. Raises ContenderFailed if it cannot train."""
+    """Start a process of one contender. Raises ContenderFailed if it cannot train."""
     return Process(worker.start, experiment, contender, cache=cache)
 
 
 def _result(runner: Runner, contender: Contender) -> Measured:
     if runner.failed:
         return Measured(runner.name, contender.label, failed=runner.failed)
-    warm, end = runner.answers["warm_up"], runner.answers["end"]
-    seconds = tuple(answer["seconds"] for answer in runner.rounds)
+    first, *later = [answers["warm_up"] for answers in runner.answers]
+    end = runner.answers[0]["end"]
+    seconds = tuple(tuple(answer["seconds"] for answer in rounds) for rounds in runner.rounds)
     result = Measured(
         name=runner.name,
         label=contender.label,
         seconds=seconds,
-        cpu_seconds=tuple(answer["cpu"] for answer in runner.rounds),
-        hits=warm["hits"],
-        misses=warm["misses"],
+        cpu_seconds=tuple(tuple(answer["cpu"] for answer in rounds) for rounds in runner.rounds),
         graphs=end["graphs"],
-        graphs_at_first=warm["graphs"],
-        breaks=warm["breaks"],
+        graphs_at_first=first["graphs"],
+        breaks=first["breaks"],
         losses=tuple(end["losses"]),
         loss_scale=end["loss_scale"],
+        gradient_error=end["gradient_error"],
         observed=end["observed"],
         notes=tuple(end["notes"]),
     )
     if not contender.compiler:
         return result
-    cold, step = runner.answers["cold"], statistics.median(seconds)
-    return replace(
-        result,
-        cold=_compiling(cold, step),
-        warm=_compiling(warm, step),
-        cold_cpu=cold["cpu"],
-        warm_cpu=warm["cpu"],
-    )
+    step = statistics.median(value for rounds in seconds for value in rounds)
+    result = replace(result, cold=_compiling(first, step), cold_cpu=first["cpu"])
+    if not later:
+        return result
+    warm = later[0]
+    hits = {"hits": warm["hits"], "misses": warm["misses"]}
+    return replace(result, warm=_compiling(warm, step), warm_cpu=warm["cpu"], **hits)
 
 
 def _compiling(answer: Mapping[str, Any], step: float) -> float:

@@ -4,20 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
-from torch.profiler import ProfilerActivity, profile, record_function
-from torch.utils import _pytree as pytree
 
 from fxamp.graph_text.totals import totals
 from fxamp.reports.report import Report
 from fxamp.tools.bench.host_syncs import host_syncs
 from fxamp.tools.bench.train.training import Training
 from fxamp.tools.common.running_ops import RunningOps
+from fxamp.tools.common.step_memory import StepMemory, lasting_bytes, step_memory
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import running_backward
-
-_FORWARD_ENDED = "fxamp-bench: the forward ended"
 
 
 @dataclass
@@ -26,16 +22,6 @@ class Casts:
 
     count: int = 0
     bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of tensors. ``peak`` includes parameters, optimizer state and batches; ``activations`` is what the forward
-    keeps for the backward, including the loss. ``how`` names the source of the numbers."""
-
-    peak: int
-    activations: int
-    how: str
 
 
 class ForwardCasts(RunningOps):  # type: ignore[no-untyped-call]
@@ -60,7 +46,9 @@ def observe(training: Training) -> dict[str, Any]:
     ``casts`` and ``cast_bytes``: of the forward. fxamp's are those that ``fxamp.report`` lists; eager autocast's are
     counted as they run; those of torch.compile with autocast are not visible: None, as without a forward.
     ``host_syncs``: on cuda what torch.cuda.set_sync_debug_mode reports, elsewhere the values that ops copy to the host.
-    ``memory_peak`` and ``memory_activations``: bytes, from the source that ``memory_how`` names.
+    ``memory_peak``: bytes of all tensors at once; ``memory_step``: those that the step needs beside what lives from
+    step to step; ``memory_kept``: those that the forward keeps for the backward; from the source that ``memory_how``
+    names.
     """
     with host_syncs(training.experiment.device) as syncs, ForwardCasts() as running:
         training.step()
@@ -73,7 +61,8 @@ def observe(training: Training) -> dict[str, Any]:
         "cast_bytes": None if casts is None else casts.bytes,
         "host_syncs": syncs.value,
         "memory_peak": memory.peak,
-        "memory_activations": memory.activations if training.batches else None,
+        "memory_step": memory.step,
+        "memory_kept": memory.kept if training.batches else None,
         "memory_how": memory.how,
     }
 
@@ -92,44 +81,10 @@ def reported_casts(report: Report) -> Casts:
     return Casts(sum(graph.casts for graph in graphs), sum(graph.cast_bytes for graph in graphs))
 
 
-def measure_memory(training: Training) -> Memory:
-    """Run one step and measure its memory: on cuda from the allocator, on a CPU from torch.profiler's memory events."""
-    return _on_cuda(training) if training.experiment.device == "cuda" else _on_cpu(training)
+def measure_memory(training: Training) -> StepMemory:
+    """Run one step and measure its memory."""
 
+    def lasting() -> int:
+        return lasting_bytes(training.module, training.optimizer, training.batches)
 
-def _on_cuda(training: Training) -> Memory:
-    training.wait()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    loss = training.forward()
-    held = torch.cuda.memory_allocated() - before
-    training.finish(loss)
-    training.wait()
-    return Memory(torch.cuda.max_memory_allocated(), held, "torch.cuda's allocator")
-
-
-def _on_cpu(training: Training) -> Memory:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
-        loss = training.forward()
-        with record_function(_FORWARD_ENDED):
-            pass
-        training.finish(loss)
-    events = recorded.profiler.kineto_results.events()
-    ended = min(event.start_ns() for event in events if event.name() == _FORWARD_ENDED)
-    changes = sorted(
-        ((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"), key=lambda pair: pair[0]
-    )
-    total = peak = held = 0
-    for time, change in changes:
-        total += change
-        peak = max(peak, total)
-        held = total if time < ended else held
-    return Memory(_lasting(training) + peak, held, "the CPU allocator's events in torch.profiler")
-
-
-def _lasting(training: Training) -> int:
-    """Return the bytes that live from step to step, which no event of one step shows; each storage counts once."""
-    state = [*training.module.parameters(), *training.module.buffers(), training.batches]
-    leaves = pytree.tree_leaves([state, [dict(values) for values in training.optimizer.state.values()]])
-    storages = (leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor))
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    return step_memory(training.experiment.device, training.forward, training.finish, lasting)

@@ -20,7 +20,8 @@ def parser(prog: str) -> Parser:
     add("--width", type=positive, default=64, help="of GPT-2 (default 64); 768 makes 148 tensors its 124 M elements")
     add("--contenders", type=some_of(*STEPPERS), metavar="NAMES", help=f"of {','.join(STEPPERS)} (default all)")
     add("--steps", type=positive, default=5, help="measured steps of a contender in a round (default 5)")
-    add("--rounds", type=positive, default=5, help="rounds (default 5)")
+    add("--rounds", type=positive, default=5, help="rounds of a start (default 5)")
+    add("--starts", type=positive, default=2, help="processes of each contender, one after the other (default 2)")
     add("--device", type=one_of("cpu", "cuda"), default="cpu", help="cpu (default) or cuda")
     add("--threads", type=positive, default=1, help="CPU threads; 1 gives steady times (default 1)")
     add("--lowering", type=one_of(*STEP_LOWERINGS), default="inductor", help="of what compiles (default inductor)")
@@ -33,8 +34,8 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     from fxamp.tools.bench.train.measure import compare
 
     require_device(options.device)
-    fields = ("device", "steps", "rounds", "threads", "lowering", "optimizer")
+    fields = ("device", "steps", "rounds", "starts", "threads", "lowering", "optimizer")
     sizes = {"tensors": options.parameters, "width": options.width}
     experiment = Experiment(PARAMETERS, "", changed=sizes, **{name: getattr(options, name) for name in fields})
     names = options.contenders or [name for name in STEPPERS if name != "fused" or options.optimizer in FUSED]
-    return reported(compare(experiment, names, names[0], say), options.rounds)
+    return reported(compare(experiment, names, names[0], say))

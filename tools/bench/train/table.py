@@ -1,55 +1,74 @@
-"""A comparison as a table, for a terminal or as Markdown: ratios, with absolute numbers beside them."""
+"""A comparison as tables, for a terminal or as Markdown: ratios, with absolute numbers beside them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
-from fxamp.tools.bench.report import Report, drawn, spread
+from fxamp.tools.bench.report import Report, drawn
 from fxamp.tools.bench.train.result import Comparison, Measured, value_of
 from fxamp.tools.common.interrupt import SoFar
 
 _Cell = Callable[[Comparison, Measured], str]
 MISSING = "-"
 
+#: A machine whose load was more than this before the first start had something else to do.
+_QUIET = 0.7
+
 
 def table(comparison: Comparison, markdown: bool = False) -> str:
-    """Return title, table and notes. Each contender is a column; ``-`` marks a number that cannot be measured."""
+    """Return title, tables and notes. Each contender is a row; ``-`` marks a number that cannot be measured."""
+    tables = (_drawn(comparison, columns, markdown) for columns in (_STEP, _COMPILING))
+    return "\n\n".join([title(comparison), *filter(None, tables), _notes(comparison, markdown)])
+
+
+def _drawn(comparison: Comparison, columns: Mapping[str, _Cell], markdown: bool) -> str:
+    """Return a table of the columns that any contender has a number for; "" if there are none."""
     working = [contender for contender in comparison.contenders if not contender.failed]
-    rows = [(name, *(cell(comparison, contender) for contender in working)) for name, cell in _ROWS.items()]
-    known = [row for row in rows if set(row[1:]) != {MISSING}]
-    lines = drawn(known, ("", *(contender.label for contender in working)), markdown)
-    return "\n\n".join([_title(comparison), lines, _notes(comparison, markdown)])
+    cells = {name: [cell(comparison, contender) for contender in working] for name, cell in columns.items()}
+    known = {name: column for name, column in cells.items() if set(column) - {MISSING}}
+    if not known:
+        return ""
+    rows = zip([contender.label for contender in working], *known.values(), strict=True)
+    return drawn(list(rows), ("", *known), markdown)
 
 
-def reported(comparison: Comparison, rounds: int) -> Report:
-    """Return the report of a comparison. Raises SoFar with the table if it has fewer rounds than planned."""
-    if comparison.experiment.rounds < rounds:
+def reported(comparison: Comparison) -> Report:
+    """Return the report of a comparison. Raises SoFar with the table if it was interrupted."""
+    if comparison.interrupted:
         raise SoFar(table(comparison))
     failed = tuple(contender.name for contender in comparison.contenders if contender.failed)
     return Report(comparison.as_dict(), table(comparison), table(comparison, markdown=True), failed)
 
 
-def _title(comparison: Comparison) -> str:
+def title(comparison: Comparison) -> str:
     """Return a line with the model, the machine and the versions."""
-    experiment, facts = comparison.experiment, dict(comparison.machine)
-    versions = ", ".join(f"{name} {version}" for name, version in facts.items() if name != "device")
+    experiment = comparison.experiment
     lowered = "" if experiment.lowering == "inductor" else f", lowered by {experiment.lowering}"
     clipped = "" if experiment.max_norm is None else f" clipped to {experiment.max_norm:g}"
     sizes = [experiment.size, *(f"{name} {number}" for name, number in experiment.changed.items())]
     sized = ", ".join(filter(None, sizes))
     what = f"{experiment.model} ({sized}), {experiment.optimizer}{clipped}, dtype {experiment.dtype}{lowered}"
-    return f"{what}, on {facts['device']}; {versions}"
+    return f"{what}, on {comparison.machine['device']}; {versions(comparison)}"
+
+
+def versions(comparison: Comparison) -> str:
+    """Return the versions of torch, Python and Triton."""
+    return ", ".join(
+        f"{name} {version}" for name, version in comparison.machine.items() if name not in ("device", "load")
+    )
 
 
 def _notes(comparison: Comparison, markdown: bool) -> str:
-    experiment = comparison.experiment
-    base = comparison.named(comparison.baseline)
-    notes = [
-        f"Ratios are to {base.label}. Time: median [quartiles] of {experiment.rounds} rounds of {experiment.steps} "
-        "steps each, the contenders in turn, each ratio taken within its round."
-        if base
-        else f"No ratios: the baseline {comparison.baseline} gave no numbers.",
-    ]
     how = {contender.observed["memory_how"] for contender in comparison.contenders if contender.observed}
-    notes += [f"Memory: tensors, by {', '.join(sorted(how))}."] if how else []
+    notes = [_about_time(comparison), *busy(comparison)]
+    if how:
+        notes.append(
+            f"Memory: tensors, by {', '.join(sorted(how))}; the step's: what it needs at once beside what lasts "
+            "(parameters, optimizer state, batches), gradients included; kept: by the forward for the backward."
+        )
+    if any(contender.gradient_error is not None for contender in comparison.contenders):
+        notes.append("Gradient error: of the first batch at the first weights, against the same model in float64.")
+    if steps := max(len(contender.losses) for contender in comparison.contenders):
+        notes.append(f"Loss: of step {steps} of the first start. Casts: in the forward. Compiling: without the steps.")
+    notes += comparison.notes
     notes += [f"{contender.label}: {note}" for contender in comparison.contenders for note in contender.notes]
     notes += [
         f"{contender.label} failed: {contender.failed}" for contender in comparison.contenders if contender.failed
@@ -57,20 +76,43 @@ def _notes(comparison: Comparison, markdown: bool) -> str:
     return "\n".join(f"- {note}" if markdown else note for note in notes)
 
 
-def _time_ratio(name: str) -> _Cell:
-    def cell(comparison: Comparison, contender: Measured) -> str:
-        ratio = comparison.time_ratio(contender, name)
-        return MISSING if ratio is None else str(ratio)
+def _about_time(comparison: Comparison) -> str:
+    base, steps = comparison.named(comparison.baseline), comparison.experiment.steps
+    if base is None:
+        return f"No ratios: the baseline {comparison.baseline} gave no numbers."
+    rounds = [len(start) for start in base.seconds]
+    return (
+        f"Ratios are to {base.label}. Time: median [quartiles] of {sum(rounds)} rounds of {steps} steps in "
+        f"{len(rounds)} starts, the contenders in turn, each ratio taken within its round; then each start's median."
+    )
 
-    return cell
+
+def busy(comparison: Comparison) -> list[str]:
+    """Return a note on the machine's load if it had other work."""
+    before = float(comparison.machine.get("load", 0))
+    return [f"The machine was busy: its load was {before:.1f} before the first start."] if before > _QUIET else []
 
 
-def _milliseconds(name: str) -> _Cell:
-    def cell(comparison: Comparison, contender: Measured) -> str:
-        seconds: Sequence[float] = getattr(contender, name)
-        return str(spread([1e3 * value for value in seconds])) if seconds else MISSING
+def _time_ratio(comparison: Comparison, contender: Measured) -> str:
+    ratio = comparison.time_ratio(contender)
+    return MISSING if ratio is None else str(ratio.spread)
 
-    return cell
+
+def _cpu_ratio(comparison: Comparison, contender: Measured) -> str:
+    ratio = comparison.time_ratio(contender, "cpu_seconds")
+    return MISSING if ratio is None else f"{ratio.spread.median:.2f}"
+
+
+def _starts(comparison: Comparison, contender: Measured) -> str:
+    ratio = comparison.time_ratio(contender)
+    return MISSING if ratio is None else " ".join(f"{start:.2f}" for start in ratio.starts)
+
+
+def _milliseconds(comparison: Comparison, contender: Measured) -> str:
+    if not contender.seconds:
+        return MISSING
+    step = 1e3 * comparison.step(contender)
+    return f"{step:.0f}" if step >= 100 else f"{step:.3g}"
 
 
 def _ratio(name: str, show: Callable[[float], str]) -> _Cell:
@@ -103,7 +145,7 @@ def _cached(comparison: Comparison, contender: Measured) -> str:
 
 
 def _loss(comparison: Comparison, contender: Measured) -> str:
-    return f"{contender.losses[-1]:.4f}, step {len(contender.losses)}" if contender.losses else MISSING
+    return f"{contender.losses[-1]:.4f}" if contender.losses else MISSING
 
 
 def _distance(comparison: Comparison, contender: Measured) -> str:
@@ -128,24 +170,32 @@ def _count(value: float) -> str:
     return f"{value:g}"
 
 
-_ROWS: dict[str, _Cell] = {
-    "step, ratio": _time_ratio("seconds"),
-    "step, ms": _milliseconds("seconds"),
-    "its CPU time, ratio": _time_ratio("cpu_seconds"),
-    "its CPU time, ms": _milliseconds("cpu_seconds"),
+def _error(value: float) -> str:
+    return f"{value:.1e}"
+
+
+_STEP: dict[str, _Cell] = {
+    "step, ms": _milliseconds,
+    "ratio": _time_ratio,
+    "each start's": _starts,
+    "CPU time": _cpu_ratio,
     "peak memory": _ratio("memory_peak", size),
-    "held for the backward": _ratio("memory_activations", size),
-    "compiling, empty caches": _ratio("cold", _seconds),
-    "compiling, warm caches": _ratio("warm", _seconds),
-    "CPU time until then, empty": _ratio("cold_cpu", _seconds),
-    "CPU time until then, warm": _ratio("warm_cpu", _seconds),
-    "found in warm caches": _cached,
-    "graphs": _graphs,
-    "graph breaks": _plain("breaks", _count),
-    "casts in the forward": _plain("casts", _count),
-    "bytes cast there": _plain("cast_bytes", size),
-    "host syncs a step": _plain("host_syncs", _count),
+    "the step's": _ratio("memory_step", size),
+    "kept": _ratio("memory_kept", size),
+    "gradient error": _ratio("gradient_error", _error),
     "loss": _loss,
-    "loss less float32's": _distance,
+    "less float32's": _distance,
+}
+_COMPILING: dict[str, _Cell] = {
+    "compiling": _ratio("cold", _seconds),
+    "its CPU time": _ratio("cold_cpu", _seconds),
+    "with caches": _ratio("warm", _seconds),
+    "CPU time": _ratio("warm_cpu", _seconds),
+    "found there": _cached,
+    "graphs": _graphs,
+    "breaks": _plain("breaks", _count),
+    "casts": _plain("casts", _count),
+    "bytes cast": _plain("cast_bytes", size),
+    "host syncs": _plain("host_syncs", _count),
     "loss scale": _plain("loss_scale", _count),
 }

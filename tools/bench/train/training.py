@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxamp.policy import Policy
 from fxamp.reports.report import Report, report
 from fxamp.scaler import GradScaler
-from fxamp.tools.bench.models import build
+from fxamp.tools.bench.models import Batch, build
 from fxamp.tools.bench.train.experiment import FUSED, OPTIMIZERS, Contender, Experiment
 from fxamp.tools.bench.train.fp8 import autocast_for_torchao, convert_by_torchao, fp8_policy
+from fxamp.tools.common.policy_step import optimizer_precision, stepped_by_policy
 
 #: The steps cycle through so many batches.
 BATCHES = 4
@@ -30,8 +32,7 @@ class Training:
         if contender.by_torchao:
             self.module = convert_by_torchao(self.module, contender, experiment.device)
         self.batches = [{name: value.to(experiment.device) for name, value in batch.items()} for batch in batches]
-        fused = {"fused": True} if contender.fused and experiment.optimizer in FUSED else {}
-        self.optimizer = make_optimizer(self.module, experiment, **fused)
+        self.optimizer = _optimizer(self.module, experiment, contender)
         self.scaler = _scaler(experiment, contender)
         start = time.perf_counter()
         self.compiled = _compiled(self.module, experiment, contender, self.scaler)
@@ -41,11 +42,14 @@ class Training:
 
     def forward(self) -> Tensor:
         """Return the loss of the next batch."""
-        with self._autocast():
-            result = self.compiled(**self.batches[len(self._losses) % BATCHES])
-        loss: Tensor = result if isinstance(result, Tensor) else result.loss
+        loss = self.loss(self.batches[len(self._losses) % BATCHES])
         self._losses.append(loss.detach())
         return loss
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch."""
+        with self._autocast():
+            return loss_of(self.compiled, batch)
 
     def finish(self, loss: Tensor) -> None:
         """Compute gradients of the loss, clip them if the experiment says so, and update parameters and scale."""
@@ -102,6 +106,21 @@ class Training:
         return torch.autocast(self.experiment.device, getattr(torch, self.experiment.lower_dtype))
 
 
+def loss_of(model: Any, batch: Batch) -> Tensor:
+    """Call a model, compiled or not, and return its loss."""
+    result = model(**batch)
+    loss: Tensor = result if isinstance(result, Tensor) else result.loss
+    return loss
+
+
+def _optimizer(module: torch.nn.Module, experiment: Experiment, contender: Contender) -> torch.optim.Optimizer:
+    """Return the optimizer, compiled where the contender's policy says how its state is kept."""
+    if contender.policy and optimizer_precision(contender.policy) is not None:
+        return stepped_by_policy(make_optimizer(module, experiment), contender.policy, experiment.lowering)
+    fused = {"fused": True} if contender.fused and experiment.optimizer in FUSED else {}
+    return make_optimizer(module, experiment, **fused)
+
+
 def make_optimizer(module: torch.nn.Module, experiment: Experiment, **form: bool) -> torch.optim.Optimizer:
     """Return the experiment's optimizer of a module's parameters; ``form``: arguments such as ``fused=True``."""
     kind: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, experiment.optimizer)
@@ -109,12 +128,19 @@ def make_optimizer(module: torch.nn.Module, experiment: Experiment, **form: bool
 
 
 def _scaler(experiment: Experiment, contender: Contender) -> torch.amp.GradScaler:
-    enabled = bool(contender.scaler) and experiment.lower_dtype == "float16"
+    enabled = bool(contender.scaler) and _lower_dtype(experiment, contender) == "float16"
     if contender.scaler == "fxamp":
         lowering = "inductor" if experiment.lowering == "inductor" else "aot_eager"
         options = {"step_lowering": lowering, **contender.scaler_options}
         return GradScaler(experiment.device, enabled=enabled, **options)
     return torch.amp.GradScaler(experiment.device, enabled=enabled)
+
+
+def _lower_dtype(experiment: Experiment, contender: Contender) -> str:
+    """Return the 16-bit dtype of the contender's products: its own policy's, else the experiment's."""
+    if contender.policy in ("", "auto"):
+        return experiment.lower_dtype
+    return Policy.load(contender.policy).lower_precision_fp
 
 
 def _compiled(
@@ -125,7 +151,9 @@ def _compiled(
     if contender.compiler == "torch":
         return torch.compile(module, backend=experiment.lowering)
     policy = "auto" if experiment.dtype == "auto" else f"{experiment.device}-{experiment.dtype}"
-    if contender.fp8:
+    if contender.policy:
+        policy = contender.policy
+    elif contender.fp8:
         policy = fp8_policy(contender, experiment)
     options = {"policy": policy, "lowering": experiment.lowering, **contender.options}
     if scaler.is_enabled():

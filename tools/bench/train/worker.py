@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from fxamp.tools.bench.train.experiment import PARAMETERS, Experiment
@@ -74,8 +75,12 @@ def steps(training: Any, count: int) -> dict[str, Any]:
     return {"seconds": elapsed / count, "cpu": (time.process_time() - before) / count}
 
 
-def end(training: Any) -> dict[str, Any]:
-    """Return losses, loss scale and compiled graphs so far, then the counts of further steps."""
+def end(training: Any, reference: Path | None) -> dict[str, Any]:
+    """Return losses, loss scale and compiled graphs so far, then the counts of further steps.
+
+    ``reference``: a file with the gradient in float64, which that of the first weights is compared with at last.
+    """
+    from fxamp.tools.bench.train.gradient import gradient_error
     from fxamp.tools.bench.train.observe import observe
     from fxamp.torch_private.parts.dynamo import counters
 
@@ -85,7 +90,8 @@ def end(training: Any) -> dict[str, Any]:
         "graphs": counters["stats"]["unique_graphs"],
         "notes": training.notes,
     }
-    return answer | {"observed": observe(training)}
+    answer["observed"] = observe(training)
+    return answer | {"gradient_error": None if reference is None else gradient_error(training, reference)}
 
 
 def _timed(training: Any, count: int) -> float:

@@ -1,0 +1,101 @@
+"""``fxamp-bench train --every``: one table of all large models under torch and under each kind of policy."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from datetime import date
+
+from fxamp.errors import OptionError
+from fxamp.tools.bench.report import Report, drawn
+from fxamp.tools.bench.train.experiment import AUTOCAST, FLOAT32_COMPILED, Experiment
+from fxamp.tools.bench.train.result import Comparison, Measured, value_of
+from fxamp.tools.bench.train.table import MISSING, busy, size, table, versions
+from fxamp.tools.common.interrupt import so_far
+
+#: The policies of the table, after the name of the device and the dtype.
+KINDS = ("", "-fast", "-lean", "-leanest")
+
+
+def report_every(
+    options: argparse.Namespace,
+    experiment_of: Callable[[argparse.Namespace, str], Experiment],
+    say: Callable[[str], None],
+) -> Report:
+    """Measure every model under float32, autocast, and the policies that were named, or each kind of them.
+
+    Raises OptionError for options that name one model or other contenders.
+    """
+    from fxamp.tools.bench.models import EVERY, require
+    from fxamp.tools.bench.train.measure import compare
+
+    for option in ("model", "set", "contenders", "baseline", "chart"):
+        if getattr(options, option):
+            raise OptionError(
+                f"--{option} is for one model; accepted beside --every: --policy, --size, --dtype, --rounds"
+            )
+    dtype = "bfloat16" if options.dtype in (None, "auto") else options.dtype
+    options.policy = options.policy or [f"{options.device}-{dtype}{kind}" for kind in KINDS]
+    experiments = [experiment_of(options, model) for model in EVERY]
+    for model in EVERY:
+        require(model)
+    done: list[Comparison] = []
+    with so_far(lambda: summary(done) if done else ""):
+        for experiment in experiments:
+            say(f"{experiment.model} ...")
+            names = [FLOAT32_COMPILED, AUTOCAST, *experiment.policies]
+            comparison = compare(experiment, names, AUTOCAST, say)
+            if comparison.interrupted:
+                raise KeyboardInterrupt
+            done.append(comparison)
+    document = {"version": 2, "comparisons": [comparison.as_dict() for comparison in done]}
+    failed = tuple(
+        f"{comparison.experiment.model}: {contender.name}"
+        for comparison in done
+        for contender in comparison.contenders
+        if contender.failed
+    )
+    parts = [summary(done), *(table(comparison) for comparison in done)]
+    return Report(document, "\n\n\n".join(parts), summary(done, markdown=True), failed)
+
+
+def summary(done: Sequence[Comparison], markdown: bool = False) -> str:
+    """Return one table of at least one comparison, all with the same contenders, and how it was measured."""
+    labels = [contender.label for contender in done[0].contenders]
+    rows = [
+        (f"`{one.experiment.model}`" if markdown else one.experiment.model, *(_cell(one, c) for c in one.contenders))
+        for one in done
+    ]
+    return f"{drawn(rows, ('', *labels), markdown)}\n\n{_about(done)}"
+
+
+def _cell(comparison: Comparison, contender: Measured) -> str:
+    """Return time, memory and error: of the baseline themselves, of others over it."""
+    time = comparison.time_ratio(contender)
+    if contender.failed or time is None:
+        return "failed"
+    if contender.name == comparison.baseline:
+        base = comparison.step(contender), value_of(contender, "memory_step"), value_of(contender, "gradient_error")
+        seconds, memory, error = base
+        shown = (f"{1e3 * seconds:.0f} ms", *(MISSING if memory is None else size(memory),), _scientific(error))
+        return " / ".join(shown)
+    ratios = (time.spread.median, *(comparison.ratio(contender, name) for name in ("memory_step", "gradient_error")))
+    return " / ".join(MISSING if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+
+
+def _scientific(error: float | None) -> str:
+    return MISSING if error is None else f"{error:.1e}"
+
+
+def _about(done: Sequence[Comparison]) -> str:
+    first = done[0]
+    experiment = first.experiment
+    ratios = [ratio for one in done for contender in one.contenders if (ratio := one.time_ratio(contender))]
+    doubt = max((ratio.doubt for ratio in ratios), default=0.0)
+    lines = [
+        "In each cell: time of a step / its peak memory beside parameters, optimizer state and batches / error of the "
+        "gradient against float64. Those of torch.compile + autocast are numbers, the others ratios to them.",
+        f"Measured on {first.machine['device']}, {date.today()}; {versions(first)}. Size {experiment.size}, "
+        f"{experiment.optimizer}; {experiment.starts} starts of {experiment.rounds} rounds of {experiment.steps} "
+        f"steps, in turn. A contender's starts differ by at most {doubt:.0%}.",
+        *busy(first),
+    ]
+    return "\n".join(lines)
