@@ -56,6 +56,14 @@ class DroppedResultError(FxampError, RuntimeError):
     """A program reads a result that a policy's rule drops; the message names the policy, the rule and its line."""
 
 
+class NonFiniteError(FxampError, ArithmeticError):
+    """A compiled graph made an inf or a NaN; the message names the op. ``found``: the same as data."""
+
+    def __init__(self, message: str, found: object = None) -> None:
+        super().__init__(message)
+        self.found = found
+
+
 class PassError(FxampError, RuntimeError):
     """A pass failed or broke its contract; the message names the pass, the node and the user's source line."""
 

@@ -13,6 +13,7 @@ from fxamp.backend.policy_choice import Choice
 from fxamp.capture import NARROW_OUTPUTS, capture
 from fxamp.capture.autocast_state import ambient_autocast
 from fxamp.graph import graph_output, strip_values
+from fxamp.nonfinite.watching import Watching
 from fxamp.passes.base import CastContext
 from fxamp.pipeline.apply import apply_policy
 from fxamp.policy import Policy
@@ -29,24 +30,48 @@ log = logging.getLogger(__name__)
 
 
 def cast_graph(
-    gm: GraphModule, inputs: Sequence[Any], choice: Choice, stages: Stages, ended: str
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    choice: Choice,
+    stages: Stages,
+    ended: str,
+    watching: Watching | None = None,
 ) -> tuple[GraphModule, GraphRecord, Choice]:
     """Return the graph in mixed precision, or ``gm`` itself without a policy that pays; its record; the final choice.
 
-    ``ended``: the reason for the graph break that ended the graph, if there was one.
+    ``ended``: the reason for the graph break that ended the graph, if there was one. ``watching`` measures the values
+    of the graph, with or without a policy.
     """
     policy = choice.policy
     if policy is None:
         if stages.kept:
             stages.graph("captured", lambda: list_graph(capture(gm, inputs).module, stage="captured"))
-        return gm, untouched(choice.why, ended), choice
+        return _measured(gm, inputs, watching), untouched(choice.why, ended), choice
     # Saved-tensor hooks of the program (a checkpoint, an offloader) must not pack what tracing saves.
     with without_saved_tensors_hooks():
-        return _cast(gm, inputs, choice, policy, stages, ended)
+        return _cast(gm, inputs, choice, policy, stages, ended, watching)
+
+
+def _measured(gm: GraphModule, inputs: Sequence[Any], watching: Watching | None) -> GraphModule:
+    """Return ``gm``, captured and measured by ``watching``, or as it is."""
+    if watching is None:
+        return gm
+    with without_saved_tensors_hooks():
+        captured = capture(gm, inputs)
+        watching.measure(captured, list_graph(captured.module), inputs)
+        strip_values(captured.module)
+        adopt_sources(gm, captured.module)
+    return captured.module
 
 
 def _cast(
-    gm: GraphModule, inputs: Sequence[Any], choice: Choice, policy: Policy, stages: Stages, ended: str
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    choice: Choice,
+    policy: Policy,
+    stages: Stages,
+    ended: str,
+    watching: Watching | None,
 ) -> tuple[GraphModule, GraphRecord, Choice]:
     ambient = ambient_autocast(policy.device)
     captured = capture(gm, inputs)
@@ -60,7 +85,7 @@ def _cast(
         choice = choice.settled(products(captured, CastContext(captured.mode, policy, ambient)))
         record = replace(record, listing=replace(record.listing, chosen=choice.why))
     if choice.policy is None:
-        return gm, untouched(choice.why, ended), choice
+        return _measured(gm, inputs, watching), untouched(choice.why, ended), choice
     kept_after = kept_bytes(captured.module, captured.mode) if stages.kept else None
     stages.graph("cast", lambda: replace(record.listing, kept_before=bytes_before, kept_after=kept_after))
     warn_unmatched(policy.name, record.listing.unmatched, "no op of a compiled graph")
@@ -73,6 +98,8 @@ def _cast(
         record.casts,
         1e3 * record.seconds,
     )
+    if watching is not None:
+        watching.measure(captured, record.listing, inputs)
     strip_values(captured.module)
     adopt_sources(gm, captured.module)
     return captured.module, record, choice

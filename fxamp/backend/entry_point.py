@@ -15,6 +15,7 @@ from fxamp.backend.options import parse_options
 from fxamp.backend.participants import participants
 from fxamp.backend.policy_choice import choose_policy, device_of, guard_policy
 from fxamp.errors import BannedOpError, CaptureError, MachineError, OptionError, PolicyError
+from fxamp.nonfinite.watching import Watching
 from fxamp.reports.breaks import why_ended
 from fxamp.reports.dumps import Stages
 from fxamp.reports.registry import forget_autocast, remember
@@ -56,9 +57,11 @@ def _compile(
     taking_part = participants(choice.policy, parsed, gm, ended)
     stages = Stages(parsed.dump)
     choice = replace(choice, lstm_kernel=parsed.lowering == "eager" or not torch.is_grad_enabled())
-    module, record, choice = cast_graph(gm, example_inputs, choice, stages, ended)
-    taking_part = () if choice.policy is None else taking_part
+    watching = next((participant for participant in taking_part if isinstance(participant, Watching)), None)
+    module, record, choice = cast_graph(gm, example_inputs, choice, stages, ended, watching)
+    if choice.policy is None:
+        taking_part = () if watching is None else (watching,)
     compilation = Compilation(choice.policy, parsed.lowering, stages, taking_part)
     compiled = lower_graph(module, example_inputs, parsed, compilation)
-    record = replace(record, kept=compilation.kept)
+    record = replace(record, kept=compilation.kept, found=None if watching is None else watching.monitor.found)
     return remember(record, choice.under_autocast).noting(compiled, example_inputs)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from fxamp.scaler import GradScaler
 
 
+NONFINITE = ("log", "raise")
+"""What option "nonfinite" accepts."""
+
+
 @dataclass(frozen=True)
 class Options:
     """The user's options, named as in ``torch.compile(..., options=...)``.
@@ -24,6 +28,7 @@ class Options:
     ``lowering``: one of :data:`fxamp.lowering_names.LOWERINGS`.
     ``inductor``: Inductor config patches. ``mode``: Inductor's mode. ``scaler``: the backward graphs scale, unscale and
     check with it; a disabled one counts as none. ``dump``: the graph of every stage is written to this folder as text.
+    ``nonfinite``: "log" or "raise": what to do with the first op whose result is not finite; None: do not look.
     """
 
     policy: str | Policy = "auto"
@@ -33,12 +38,13 @@ class Options:
     mode: str | None = None
     scaler: "GradScaler | None" = None
     dump: Path | None = None
+    nonfinite: str | None = None
 
 
 def parse_options(options_by_name: Mapping[str, Any] | None, mode: str | None = None) -> Options:
     """Check ``options_by_name`` and fill in the defaults; ``mode`` is torch.compile's own argument.
 
-    The environment variables ``FXAMP_POLICY`` and ``FXAMP_DUMP`` replace a missing "policy" and "dump". Raises
+    The environment variables of :data:`_VARIABLES` replace missing options. Raises
     OptionError for an unknown option, a value of the wrong type, or two different modes.
     """
     named_in: object = os.environ if options_by_name is None or "policy" not in options_by_name else options_by_name
@@ -46,7 +52,7 @@ def parse_options(options_by_name: Mapping[str, Any] | None, mode: str | None = 
     for name in options_by_name:
         if name not in _CHECKS:
             raise OptionError(f"unknown option {name!r}{nearest(str(name), _CHECKS)}; accepted: {', '.join(_CHECKS)}")
-    for name, variable in (("policy", "FXAMP_POLICY"), ("dump", "FXAMP_DUMP")):
+    for name, variable in _VARIABLES.items():
         if name not in options_by_name and os.environ.get(variable):
             options_by_name[name] = os.environ[variable]
     if mode is not None and options_by_name.get("mode", mode) != mode:
@@ -116,6 +122,10 @@ def _dump(value: Any) -> Path | None:
     return check_folder(os.fspath(value))
 
 
+def _nonfinite(value: Any) -> str | None:
+    return None if value is None else _one_of("nonfinite", NONFINITE)(value)
+
+
 def _wrong_kind(name: str, value: Any, accepted: str) -> OptionError:
     return OptionError(f"option {name!r} is {value!r}, of type {type(value).__name__}; accepted: {accepted}")
 
@@ -127,4 +137,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "mode": _mode,
     "scaler": _scaler,
     "dump": _dump,
+    "nonfinite": _nonfinite,
 }
+
+_VARIABLES = {"policy": "FXAMP_POLICY", "dump": "FXAMP_DUMP", "nonfinite": "FXAMP_NONFINITE"}

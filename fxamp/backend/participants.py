@@ -9,6 +9,8 @@ from fxamp.backend.options import Options
 from fxamp.backend.unread_results import UnreadResults, may_be_unread
 from fxamp.backend.valueless_results import ValuelessResults
 from fxamp.lowering_names import mode_settings
+from fxamp.nonfinite.monitor import Monitor
+from fxamp.nonfinite.watching import Watching
 from fxamp.pipeline.participant import Participant
 from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
@@ -21,8 +23,9 @@ def participants(policy: Policy | None, options: Options, gm: GraphModule, ended
 
     ``ended``: the reason for the graph break that ended it, if there was one. Raises OptionError if one cannot.
     """
+    watching = [] if options.nonfinite is None else [Watching(Monitor(options.nonfinite, options.scaler is not None))]
     if policy is None:
-        return ()
+        return tuple(watching)
     takes_part: list[Participant] = [ValuelessResults()] if policy.has_rules_for(RESULTS) else []
     if policy.has_rules_for(KEPT):
         takes_part.append(KeptRules(policy))
@@ -34,6 +37,7 @@ def participants(policy: Policy | None, options: Options, gm: GraphModule, ended
         takes_part.append(Scaling(options.scaler, policy))
     if policy.optimizer is not None and policy.optimizer.in_backward:
         takes_part.append(BackwardSteps(policy, scaled=options.scaler is not None))
+    takes_part += watching
     for participant in takes_part:
         participant.refuse(options.lowering, {**mode_settings(options.mode), **options.inductor})
     return tuple(takes_part)

@@ -1,7 +1,7 @@
 """The record of one graph: its listing, the passes that ran, and numbers about both."""
 
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from fxamp.graph_text.totals import Totals, totals
 from fxamp.policy import Policy, Rule
 from fxamp.policy.file.paths import is_built_in
 from fxamp.reports.list_graph import list_graph, rule_ref
+from fxamp.reports.nonfinite import NonFinite
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,14 @@ class PassRecord:
 class GraphRecord:
     """One graph that the backend compiled: the listing of the result, and the passes that ran, in order.
 
-    ``kept``: what its forward keeps for its backward, if the policy has rules for kept values.
+    ``kept``: what its forward keeps for its backward, if the policy has rules for kept values. ``found`` reads what its
+    runs said of values that are not finite; None without the option "nonfinite".
     """
 
     listing: Listing
     passes: tuple[PassRecord, ...] = ()
     kept: tuple[KeptValue, ...] = ()
+    found: Callable[[], tuple[NonFinite, ...]] | None = None
 
     @property
     def policy(self) -> str:
@@ -56,6 +59,11 @@ class GraphRecord:
     def totals(self) -> Totals:
         """All numbers about the listing."""
         return totals(self.listing)
+
+    @property
+    def nonfinite(self) -> tuple[NonFinite, ...]:
+        """What its runs said of values that are not finite; waits for the device. See option "nonfinite"."""
+        return () if self.found is None else self.found()
 
     @property
     def ops(self) -> int:

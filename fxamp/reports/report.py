@@ -13,6 +13,7 @@ from fxamp.graph_text import Document, RuleRef
 from fxamp.graph_text.totals import by_reason, totals_of
 from fxamp.reports import GraphRecord
 from fxamp.reports.breaks import ended_functions, skipped_functions
+from fxamp.reports.nonfinite import NonFinite
 from fxamp.reports.registry import outside, records_of
 
 _NOTHING = (
@@ -65,6 +66,14 @@ class Report:
             return ()
         first, *rest = [graph.listing.unmatched for graph in self.graphs]
         return tuple(rule for rule in first if all(rule in others for others in rest))
+
+    @property
+    def nonfinite(self) -> tuple[NonFinite, ...]:
+        """The first values that were not finite, by graph, in the order in which they were found.
+
+        Empty without the option "nonfinite". Waits for the device.
+        """
+        return tuple(found for graph in self.graphs for found in graph.nonfinite)
 
     @property
     def document(self) -> Document:
@@ -131,6 +140,7 @@ class Report:
         if self.unmatched:
             rules = [f"  {rule.id} ({rule.origin or 'made in Python'})" for rule in self.unmatched]
             notes.append(("Rules that matched no op:", rules))
+        notes += [("Not finite:", [str(found)]) for found in self.nonfinite]
         if len(self.graphs) > 1 or breaks:
             notes.append(("Code that is in none of these graphs runs unchanged, in its own dtypes.", []))
         return notes

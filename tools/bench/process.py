@@ -21,7 +21,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Settings of the user's that choose what fxamp does; a measured process has its own.
-_SETTINGS = ("FXAMP_POLICY", "FXAMP_DUMP")
+_SETTINGS = ("FXAMP_POLICY", "FXAMP_DUMP", "FXAMP_NONFINITE")
 
 
 class ContenderFailed(Exception):

@@ -1,0 +1,91 @@
+"""Make the account of what a run measured: which value was to blame, what it was made of, and what to try."""
+
+from fxamp.graph_text import Entry
+from fxamp.nonfinite.advice import is_narrow, rule_in_float32
+from fxamp.nonfinite.flow import Flow, Kind
+from fxamp.nonfinite.origins import Readings, State
+from fxamp.reports.nonfinite import NonFinite, Reading
+
+#: How many of the ops that a value reached an account names.
+_NAMED = 5
+
+
+def account(
+    readings: Readings, origin: int, step: int, before: Readings | None, forward: Flow | None, scaled: bool
+) -> NonFinite:
+    """Return the account of ``origin``; ``before``: the last readings without alarm; ``forward``: for a backward."""
+    flow, value = readings.flow, readings.flow.values[origin]
+    made_of = _made_of(readings, origin)
+    derived = None if forward is None or not value.forward else forward.named(value.forward)
+    return NonFinite(
+        entry=value.entry,
+        kind=str(value.kind),
+        region="forward" if forward is None else "backward",
+        value="nan" if readings.states[origin] is State.NAN else "inf",
+        step=step,
+        inputs=tuple(_reading(readings, at) for at in made_of),
+        before=None if before is None else before.magnitude(origin),
+        casts=tuple(_cast(entry) for at in made_of if (entry := flow.values[at].entry).is_cast and is_narrow(entry)),
+        infected=_infected(readings, origin),
+        advice=_advice(readings, origin, made_of) if forward is None else "",
+        forward=None if derived is None else derived.entry,
+        scaled=scaled,
+        last=step,
+    )
+
+
+def _made_of(readings: Readings, origin: int) -> list[int]:
+    """Return the positions of the floating values that the op read."""
+    values = readings.flow.values
+    return [at for at in values[origin].inputs if values[at].limit]
+
+
+def _reading(readings: Readings, at: int) -> Reading:
+    value = readings.flow.values[at]
+    what = value.entry.target if value.kind is Kind.OP else str(value.kind)
+    return Reading(value.entry.name, what, value.entry.dtype, readings.magnitude(at))
+
+
+def _cast(entry: Entry) -> str:
+    return f"{entry.inputs[0]} to {entry.dtype} {entry.inserted}"
+
+
+def _infected(readings: Readings, origin: int) -> tuple[str, ...]:
+    values = readings.flow.values
+    reached = [at for at in readings.infected(origin) if values[at].number is not None]
+    return tuple(f"{values[at].entry.name} ({values[at].entry.target})" for at in reached[:_NAMED])
+
+
+def _advice(readings: Readings, origin: int, made_of: list[int]) -> str:
+    """Return a rule that keeps the op in float32, and what made its inputs, if it is one of :data:`_SENSITIVE`.
+
+    None where a wider dtype does not help: if nothing has 16 bits, or an input of the op is infinite.
+    """
+    value, values = readings.flow.values[origin], readings.flow.values
+    if value.kind is not Kind.OP or any(readings.states[at] for at in made_of):
+        return ""
+    if value.entry.is_cast:
+        readers = [reader.entry for reader in values if origin in reader.inputs and reader.kind is Kind.OP]
+        return rule_in_float32(readers) if is_narrow(value.entry) else ""
+    makers = [entry for at in made_of for entry in _makers(readings, at)] if value.op in _SENSITIVE else []
+    return rule_in_float32([value.entry, *makers]) if makers or is_narrow(value.entry) else ""
+
+
+#: Ops that make an infinity, or a NaN, of what was rounded to zero, or to less than zero, before them.
+_SENSITIVE = frozenset({"div", "reciprocal", "rsqrt", "sqrt", "log", "log2", "log10", "log1p", "pow", "acos", "asin"})
+
+
+def _makers(readings: Readings, at: int) -> list[Entry]:
+    """Return the op of the program that made a 16-bit value, before casts and views; further ones where all is zero."""
+    values, makers, left = readings.flow.values, dict[int, Entry](), [at]
+    while left:
+        at = left.pop()
+        value = values[at]
+        if value.kind is not Kind.OP or at in makers or not is_narrow(value.entry):
+            continue
+        own = value.number is not None and not value.entry.is_cast
+        if own:
+            makers[at] = value.entry
+        if not own or not readings.magnitude(at):
+            left += value.inputs
+    return list(makers.values())

@@ -1,0 +1,169 @@
+"""What flows where in a graph, as plain data: enough to find the op that made the first value that is not finite.
+
+A flow is made once, when a graph is compiled, after its values were measured (:mod:`fxamp.passes.shared.magnitudes`).
+The ops inside of checkpoints are among the others. A value that is not measured is as finite as what it is made of.
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fxamp.graph import AliasSets, graph_output, tensor_value, writes
+from fxamp.graph.higher_order import bodies
+from fxamp.graph_text import Entry, Listing
+from fxamp.passes.backward.scale_backward import tangents
+from fxamp.passes.shared.magnitudes import MEASURED, OP, holds_infinity, is_made_of_numbers, passes_on
+
+
+class Kind(StrEnum):
+    """Where a value comes from."""
+
+    OP = "op"
+    INPUT = "input"
+    PARAMETER = "parameter"
+    CONSTANT = "constant"
+    SAVED = "value saved by the forward"
+    GRADIENT = "gradient that enters the graph"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of a graph.
+
+    ``entry`` records its op, or it itself if it is an input. ``inputs``: the positions of the values that it is made
+    of. ``number``: the position of its measurement; None if it has none. ``limit``: the largest finite number of its
+    dtype, 0 if it is not floating. ``meant``: an infinite number is among the arguments of its op. ``fresh``: it is
+    made of finite numbers alone. ``forward``: in a backward, the name of the forward's node that it belongs to.
+    """
+
+    entry: Entry
+    inputs: tuple[int, ...] = ()
+    kind: Kind = Kind.OP
+    number: int | None = None
+    limit: float = 0.0
+    meant: bool = False
+    fresh: bool = False
+    forward: str = ""
+
+    @property
+    def op(self) -> str:
+        """The op's name without namespace and overload: ``"softmax"``."""
+        return self.entry.target.partition("::")[2].partition(".")[0].strip("_") or self.entry.target
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """The values of a graph in program order, the positions of its floating results, and the graph's listing."""
+
+    values: tuple[Value, ...]
+    results: tuple[int, ...]
+    listing: Listing
+
+    @property
+    def numbers(self) -> int:
+        """How many values are measured."""
+        return sum(value.number is not None for value in self.values)
+
+    def named(self, name: str) -> Value | None:
+        """Return the value of the forward's node called ``name``."""
+        return next((value for value in self.values if value.entry.name == name), None)
+
+
+def flow_of(gm: GraphModule, listing: Listing, parameters: Sequence[bool] = ()) -> Flow:
+    """Return the flow of ``gm``, whose values are measured; ``listing`` is that of ``gm`` before.
+
+    ``parameters``: for each input whether it is a parameter. Inputs of a backward are known by what they are.
+    """
+    names = {name: at for at, name in enumerate(graph_output(gm.graph).meta[MEASURED])}
+    reader = _Reader(names)
+    kinds = [Kind.PARAMETER if parameter else Kind.INPUT for parameter in parameters]
+    returned = reader.read(gm, listing, "", kinds or _kinds(gm), ())
+    results = tuple(dict.fromkeys(at for at in returned if at is not None and reader.values[at].limit))
+    return Flow(tuple(reader.values), results, listing)
+
+
+def _kinds(gm: GraphModule) -> list[Kind]:
+    """Return the kinds of a backward's inputs."""
+    entering = set(tangents(gm))
+    kinds = []
+    for node in gm.graph.find_nodes(op="placeholder"):
+        given = getattr(node.meta.get("desc"), "is_param", lambda: False)() or "AOTInput" in str(node.meta.get("desc"))
+        kinds.append(Kind.GRADIENT if node in entering else Kind.INPUT if given else Kind.SAVED)
+    return kinds
+
+
+class _Reader:
+    """Reads graphs and the bodies in them into one list of values."""
+
+    def __init__(self, numbers: Mapping[str, int]) -> None:
+        self.values: list[Value] = []
+        self._numbers = numbers
+
+    def read(
+        self, gm: GraphModule, listing: Listing, prefix: str, kinds: Sequence[Kind], bound: Sequence[Any]
+    ) -> list[int | None]:
+        """Read ``gm``; return the positions of its results. ``bound``: those of its inputs, if it is a body."""
+        entries = {entry.name: entry for entry in listing.entries}
+        at: dict[Node, Any] = {}
+        sets = AliasSets(gm.graph)
+        written: list[tuple[Node, int]] = []
+        inputs = iter(bound or kinds)
+        for node in gm.graph.nodes:
+            if node.op == "placeholder" and bound:
+                at[node] = next(inputs)
+                continue
+            kind = next(inputs) if node.op == "placeholder" else _KINDS.get(node.op, Kind.OP)
+            if node.name not in entries or node.op == "output":
+                continue
+            inner = self._bodies(node, listing, prefix, at)
+            if inner is not None:
+                at[node] = inner
+                continue
+            source: Any = node.args[0] if node.target is operator.getitem else None
+            if isinstance(at.get(source), list):
+                at[node] = at[source][node.args[1]]
+                continue
+            reads = [at.get(leaf) for leaf in node.all_input_nodes]
+            reads += [by for memory, by in written for leaf in node.all_input_nodes if sets.shared(memory, leaf)]
+            entry = entries[node.name]
+            if isinstance(source, Node) and source.name in entries:
+                entry = replace(entries[source.name], values=entry.values)
+            at[node] = self._add(node, entry, prefix, reads, kind)
+            written += [(memory, at[node]) for memory in writes(node)]
+        return [at.get(leaf) for leaf in pytree.tree_leaves(graph_output(gm.graph).args[0]) if isinstance(leaf, Node)]
+
+    def _bodies(self, node: Node, listing: Listing, prefix: str, at: Mapping[Node, Any]) -> list[int | None] | None:
+        """Read the bodies of a checkpoint; return the positions of its results. None for every other node."""
+        for body in bodies(node):
+            if MEASURED in graph_output(body.module.graph).meta:
+                name = str(body.attribute.target)
+                operands = [at.get(operand) if isinstance(operand, Node) else None for operand in body.operands]
+                return self.read(body.module, listing.bodies[name], f"{prefix}{name}/", (), operands or [None])
+        return None
+
+    def _add(self, node: Node, entry: Entry, prefix: str, reads: Sequence[Any], kind: Kind) -> int:
+        inputs = tuple(dict.fromkeys(read for read in reads if isinstance(read, int)))
+        value = tensor_value(node)
+        floating = value is not None and value.is_floating_point()
+        self.values.append(
+            Value(
+                replace(entry, name=prefix + entry.name),
+                inputs,
+                kind,
+                self._numbers.get(prefix + node.name),
+                torch.finfo(value.dtype).max if floating and value is not None else 0.0,
+                holds_infinity(node),
+                kind is Kind.OP and not passes_on(node) and is_made_of_numbers(node),
+                node.meta.get("custom", {}).get(OP, ""),
+            )
+        )
+        return len(self.values) - 1
+
+
+_KINDS = {"get_attr": Kind.CONSTANT}

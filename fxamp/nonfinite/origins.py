@@ -1,0 +1,152 @@
+"""Find the ops that made the first values that are not finite, from what one run measured.
+
+1. There is an alarm only if a result of the graph is not finite and that is not meant. What a later op makes finite,
+   as the logarithm of zero inside of a ``where``, is none. A gradient is never meant to be
+   infinite.
+2. From such a result the search goes back over values that are not finite either: from a NaN to NaNs, if there are
+   some, else to infinities. A value without such inputs is an origin; the first one in program order is named.
+3. An infinity is meant if an infinite number stands in the program (``masked_fill(..., -inf)``), or comes with an
+   input, and has reached the value only through ops that carry a mask on: sums, selections, views, casts. The search
+   does not go back to what is meant. So the op that makes a NaN of a mask is named: a softmax over a masked row.
+4. But if the mask comes from outside, and another op than :data:`MASKED` makes a NaN of it, the input is named.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from fxamp.nonfinite.flow import Flow, Kind, Value
+
+
+class State(IntEnum):
+    """Whether a value is finite."""
+
+    FINITE = 0
+    INFINITE = 1
+    NAN = 2
+
+
+#: Ops that read masks with infinities and return finite numbers, unless a whole row is masked.
+MASKED = frozenset(
+    {
+        *("softmax", "log_softmax", "safe_softmax", "logsumexp", "exp", "sigmoid", "scaled_dot_product_attention"),
+        *("native_multi_head_attention", "scaled_dot_product_flash_attention_for_cpu", "amax", "max"),
+    }
+)
+
+#: Ops through which an infinity that is meant stays one.
+_CARRY = frozenset(
+    {
+        *("add", "sub", "rsub", "where", "masked_fill", "maximum", "minimum", "max", "min", "clamp"),
+        *("log_softmax", "scatter", "index_put", "copy", "fill", "full", "full_like", "new_full", "tril", "triu"),
+        *("amax", "amin", "to", "to_copy", "convert_element_type", "index_fill", "masked_scatter", "constant_pad_nd"),
+        *("pad", "cat", "stack", "add_", "select_scatter", "slice_scatter", "topk", "sort", "scalar_tensor"),
+    }
+)
+
+#: The same where the other operand is a number: a gradient times an infinite value is not meant to be infinite.
+_SCALE = frozenset({"mul", "div"})
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What one run of a graph measured: the state of each value, and whether its infinities are meant."""
+
+    flow: Flow
+    numbers: Sequence[float]
+    states: Sequence[State]
+    meant: Sequence[bool]
+
+    @staticmethod
+    def of(flow: Flow, numbers: Sequence[float]) -> "Readings":
+        """Return the readings for the numbers that a run returned."""
+        states: list[State] = []
+        meant: list[bool] = []
+        for value in flow.values:
+            states.append(_state(value, numbers, states))
+            meant.append(states[-1] is State.INFINITE and _is_meant(value, states, meant))
+        return Readings(flow, numbers, states, meant)
+
+    def magnitude(self, at: int) -> float | None:
+        """Return the largest magnitude of a value, or of those that it is made of; None if nothing measured it."""
+        value = self.flow.values[at]
+        if value.number is not None:
+            return self.numbers[value.number]
+        below = [self.magnitude(source) for source in value.inputs] if value.limit else []
+        known = [number for number in below if number is not None]
+        return max(known) if known else None
+
+    def alarms(self) -> list[int]:
+        """Return the results of the graph that are not finite and not meant (1)."""
+        backward = any(value.kind is Kind.GRADIENT for value in self.flow.values)
+        return [at for at in self.flow.results if self._wrong(at) or (backward and self.states[at])]
+
+    def origin(self) -> int | None:
+        """Return the position of the first value in program order that is to blame (2 to 4); None without alarm."""
+        origins: set[int] = set()
+        seen: set[int] = set()
+        left = self.alarms()
+        while left:
+            at = left.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            guilty = self._guilty(at)
+            left += guilty
+            if not guilty:
+                origins.add(self._named_instead(at))
+        return min(origins, default=None)
+
+    def infected(self, origin: int) -> list[int]:
+        """Return the values made of ``origin`` that are not finite, in program order."""
+        reached = {origin}
+        for at, value in enumerate(self.flow.values):
+            if self.states[at] and not reached.isdisjoint(value.inputs):
+                reached.add(at)
+        return sorted(reached - {origin})
+
+    def _wrong(self, at: int) -> bool:
+        return bool(self.states[at]) and not self.meant[at]
+
+    def _guilty(self, at: int) -> list[int]:
+        """Return the inputs of a value that is not finite that made it so (2)."""
+        inputs = self.flow.values[at].inputs
+        if self.states[at] is State.NAN:
+            broken = [source for source in inputs if self.states[source] is State.NAN]
+            if broken:
+                return broken
+        return [source for source in inputs if self._wrong(source)]
+
+    def _named_instead(self, at: int) -> int:
+        """Return the input that is named instead of the op at ``at`` (4), or ``at``."""
+        value = self.flow.values[at]
+        if value.op in MASKED:
+            return at
+        left, seen = [source for source in value.inputs if self.meant[source]], set()
+        while left:
+            source = left.pop()
+            if self.flow.values[source].kind is Kind.INPUT:
+                return source
+            seen.add(source)
+            left += [below for below in self.flow.values[source].inputs if self.meant[below] and below not in seen]
+        return at
+
+
+def _state(value: Value, numbers: Sequence[float], states: Sequence[State]) -> State:
+    if value.number is not None:
+        number = numbers[value.number]
+        return State.NAN if number != number else State.INFINITE if number > value.limit else State.FINITE
+    if not value.limit or value.fresh:
+        return State.FINITE
+    return max((states[source] for source in value.inputs), default=State.FINITE)
+
+
+def _is_meant(value: Value, states: Sequence[State], meant: Sequence[bool]) -> bool:
+    """Apply rule 3 to an infinite value."""
+    if value.meant:
+        return True
+    if value.kind is not Kind.OP:
+        return value.kind in (Kind.INPUT, Kind.CONSTANT, Kind.SAVED)
+    sources = [source for source in value.inputs if states[source]]
+    carried = value.number is None or value.op in _CARRY or (value.op in _SCALE and len(value.inputs) == 1)
+    return carried and bool(sources) and all(meant[source] for source in sources)

@@ -1,0 +1,81 @@
+"""Take part in graphs whose values are measured: take the numbers off their results and hand them to the monitor."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
+
+from fxamp.capture import Captured
+from fxamp.graph import mode_of
+from fxamp.graph_text import Listing
+from fxamp.nonfinite.flow import Flow, flow_of
+from fxamp.nonfinite.monitor import Monitor
+from fxamp.passes.backward.measure_gradients import MeasureGradients
+from fxamp.passes.base import Context
+from fxamp.passes.forward.measure_results import MeasureResults
+from fxamp.pipeline import run_passes
+from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_compiled_autograd, takes_list
+from fxamp.reports.list_graph import list_graph
+
+
+@dataclass(frozen=True)
+class Watching(Participant):
+    """Watches one graph for values that are not finite."""
+
+    monitor: Monitor
+
+    @property
+    def key(self) -> object:
+        return "measured"
+
+    def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
+        refuse_compiled_autograd("option 'nonfinite' measures the values of backward graphs")
+
+    def measure(self, captured: Captured, listing: Listing, inputs: Sequence[Any]) -> None:
+        """Measure the values of a captured graph for ``inputs``."""
+        run_passes(captured, Context(captured.mode), MeasureResults())
+        self.monitor.forward = flow_of(
+            captured.module, listing, [isinstance(value, torch.nn.Parameter) for value in inputs]
+        )
+
+    def backward(self, compiler: GraphCompiler) -> GraphCompiler:
+        def compile_measured(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
+            mode = mode_of(gm)
+            if mode is None:
+                return compiler(gm, inputs)
+            listing = list_graph(gm, stage="backward")
+            run_passes(Captured(gm, mode), Context(mode), MeasureGradients())
+            flow = flow_of(gm, listing)
+            compiled = compiler(gm, inputs)
+            return self._watched(compiled, flow) if flow.numbers else compiled
+
+        return compile_measured
+
+    def run(self, run: Callable[..., Any], gm: GraphModule, lowering: str) -> Callable[..., Any]:
+        flow = self.monitor.forward
+        if flow is None or not flow.numbers:
+            return run
+
+        def call(*args: Any) -> Any:
+            self.monitor.begin()
+            *results, numbers = run(*args)
+            self._take(flow, numbers)
+            return tuple(results)
+
+        return call
+
+    def _watched(self, compiled: Boxed, flow: Flow) -> Boxed:
+        def run(args: list[Any]) -> list[Any]:
+            results = [*compiled(args)]
+            self._take(flow, results.pop(), backward=True)
+            return results
+
+        return takes_list(run)
+
+    def _take(self, flow: Flow, numbers: Tensor, backward: bool = False) -> None:
+        if not isinstance(numbers, FakeTensor):
+            self.monitor.take(flow, numbers, backward)

@@ -1,0 +1,50 @@
+"""measure-gradients: return the largest magnitude of each floating value of a backward graph as one more output.
+
+As measure-results does for a forward, but in AOTAutograd's graph, after its decompositions: with the ops that Inductor
+lowers there, and after all other passes, so that scaled gradients are measured as they are. What the forward saved, and
+what is computed again, the forward has measured; what a loss scale multiplies is measured on its other side.
+"""
+
+from dataclasses import dataclass
+
+from torch.fx import GraphModule, Node
+
+from fxamp.graph import GraphWriter, graph_output
+from fxamp.passes.backward.scale_backward import tangents
+from fxamp.passes.base import Context, Result, TracedPass
+from fxamp.passes.shared.magnitudes import MEASURED, MagnitudeWriter, is_measured, measured_results
+from fxamp.passes.shared.saved_values import in_backward
+
+
+@dataclass(frozen=True)
+class MeasureGradients(TracedPass[Context]):
+    """Requires values on all nodes; ensures that the last output holds a number for each name in ``meta[MEASURED]``."""
+
+    name = "measure-gradients"
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
+        output = graph_output(gm.graph)
+        if MEASURED in output.meta:
+            return Result(0)
+        writer = MagnitudeWriter(GraphWriter(gm.graph, context.mode), traced=True)
+        first = next(node for node in gm.graph.nodes if node.op != "placeholder")
+        entering, returned = set(tangents(gm)), measured_results(output)
+        names: list[str] = []
+        parts: list[Node] = []
+        for node in list(gm.graph.nodes):
+            placed = node in entering if node.op == "placeholder" else in_backward(node)
+            if placed and (node in returned or is_measured(node)):
+                with gm.graph.inserting_before(first if node.op == "placeholder" else node.next):
+                    names.append(node.name)
+                    parts.append(writer.magnitude(node))
+        output.meta[MEASURED] = tuple(names)
+        if parts:
+            with gm.graph.inserting_before(output):
+                output.args = ((*output.args[0], writer.joined(parts)),)  # type: ignore[misc]
+            if "desc" in output.meta:
+                output.meta["desc"] = [*output.meta["desc"], None]
+            gm.recompile()
+        return Result(len(names), {"measured": len(names)})
+
+    def ensures(self, gm: GraphModule, context: Context) -> str | None:
+        return None if MEASURED in graph_output(gm.graph).meta else "nothing says what is measured"

@@ -1,0 +1,170 @@
+"""Measure values of a graph: the largest magnitude of each as one number, which is inf or NaN if the value is.
+
+One number says whether a value is finite, whether it holds a NaN, and how far it was from its dtype's limit before. It
+is a reduction over the value alone, so that a compiler computes it in the loop that makes or reads the value.
+
+Not measured is what says nothing of its own: views and copies of what is measured, parts of it and what joins it,
+conversions to a wider dtype, and what is made without floating inputs out of finite numbers.
+"""
+
+import operator
+from math import isfinite
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from fxamp.graph import GraphWriter, base_name, has_strides, tensor_value
+from fxamp.torch_private import hint
+
+aten = torch.ops.aten
+
+#: Key of the output node's ``meta``: the names of the measured nodes, in the order of the numbers in the last output.
+MEASURED = "fxamp_measured"
+
+#: Key of ``node.meta["custom"]``: the name of the forward's node that a traced node was made for.
+OP = "fxamp_op"
+
+#: Their results hold the elements of their inputs and no others.
+WHOLE = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("_conj", "_reshape_alias", "_unsafe_view", "alias", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to"),
+        *("clone", "contiguous", "detach", "expand", "expand_as", "flatten", "lift_fresh_copy", "movedim", "moveaxis"),
+        *("permute", "ravel", "repeat", "reshape", "reshape_as", "squeeze", "swapaxes", "swapdims", "t", "tile"),
+        *("transpose", "unflatten", "unsqueeze", "view", "view_as", "abs", "neg", "cat", "concat", "stack", "flip"),
+        *("roll", "hstack", "vstack", "_conj_physical", "positive", "copy", "numpy_T"),
+    )
+)
+
+#: Their results hold some of the elements of their inputs and no others, but zeros.
+PARTS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("slice", "select", "split", "split_with_sizes", "chunk", "unbind", "narrow", "index_select", "embedding"),
+        *("as_strided", "diagonal", "unfold", "tensor_split", "unsafe_split", "unsafe_chunk", "relu", "tril", "triu"),
+        *("unsafe_split_with_sizes", "index", "gather", "slice_backward", "select_backward", "diag_embed"),
+        *("pixel_shuffle", "pixel_unshuffle"),
+    )
+)
+
+_CONVERSIONS = frozenset(
+    {"aten::to", "aten::_to_copy", "aten::type_as", "aten::float", "prims::convert_element_type", "prims::device_put"}
+)
+
+
+def is_measured(node: Node) -> bool:
+    """Whether the value of ``node`` is measured: a floating tensor that says something of its own."""
+    if not can_be_measured(node):
+        return False
+    if node.op in ("placeholder", "get_attr"):
+        return True
+    return node.op == "call_function" and not passes_on(node) and not is_made_of_numbers(node)
+
+
+def can_be_measured(node: Node) -> bool:
+    """Whether the value of ``node`` is a plain tensor of 16 bits or more that has elements."""
+    value = tensor_value(node)
+    if value is None or not value.is_floating_point() or not has_strides(value) or value.dtype.itemsize < 2:
+        return False
+    return not any(type(size) is int and size == 0 for size in value.shape)
+
+
+def passes_on(node: Node) -> bool:
+    """Whether the result of ``node`` holds no other elements than its inputs, but zeros and ones."""
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, Node) and (passes_on(source) or tensor_value(source) is not None)
+    if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
+        return False
+    name = base_name(node)
+    if name not in _CONVERSIONS:
+        return name in WHOLE or name in PARTS
+    before, after = tensor_value(node.args[0]), tensor_value(node)
+    return before is not None and after is not None and not _narrows(before.dtype, after.dtype)
+
+
+def _narrows(before: torch.dtype, after: torch.dtype) -> bool:
+    """Whether a finite number of one dtype can be infinite in the other."""
+    return after.is_floating_point and _largest(before) > torch.finfo(after).max
+
+
+def _largest(dtype: torch.dtype) -> float:
+    if dtype.is_floating_point:
+        return torch.finfo(dtype).max
+    return 1 if dtype is torch.bool else 2.0**63
+
+
+def is_made_of_numbers(node: Node) -> bool:
+    """Whether ``node`` makes a tensor of numbers alone, all of them finite, as ``zeros`` and ``full_like`` do."""
+    if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable or holds_infinity(node):
+        return False
+    if base_name(node) in _LIKE:
+        return True
+    leaves = pytree.tree_leaves((node.args, node.kwargs))
+    reads = any(isinstance(leaf, Node) and isinstance(leaf.meta.get("val"), Tensor) for leaf in leaves)
+    return not reads and not base_name(node).startswith("aten::empty")
+
+
+_LIKE = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("zeros_like", "ones_like", "rand_like", "randn_like", "full_like"),
+        *("new_zeros", "new_ones", "new_full", "_efficientzerotensor"),
+    )
+)
+
+
+def holds_infinity(node: Node) -> bool:
+    """Whether a number among the arguments of ``node`` is infinite or NaN: what it makes is meant to be."""
+    leaves = pytree.tree_leaves((node.args, node.kwargs))
+    return any(isinstance(leaf, float) and not isfinite(leaf) for leaf in leaves)
+
+
+class MagnitudeWriter:
+    """Writes the measurements of one graph. ``traced``: a graph of AOTAutograd's, after its decompositions."""
+
+    def __init__(self, writer: GraphWriter, traced: bool) -> None:
+        self._writer, self._traced = writer, traced
+        self.call = writer.call
+
+    def magnitude(self, node: Node) -> Node:
+        """Return the largest magnitude in ``node``, 0-dim float32 (float64 of a float64), outside of autograd."""
+        call, value = self.call, node.meta["val"]
+        wide = torch.promote_types(value.dtype, torch.float32)
+        source = node if self._traced else call(aten.detach.default, node)
+        if any(hint(size) is None for size in value.shape):  # there may be no elements, and then no largest
+            source = call(aten.constant_pad_nd.default, call(aten.reshape.default, source, [-1]), [0, 1])
+        if not self._traced:
+            return call(aten.linalg_vector_norm.default, source, torch.inf, None, False, dtype=wide)
+        largest = call(aten.amax.default, call(aten.abs.default, source))
+        return self._writer.in_dtype(largest, wide)
+
+    def joined(self, parts: list[Node]) -> Node:
+        """Return 0-dim and 1-dim ``parts`` as one 1-dim tensor of their widest dtype, on the first one's device."""
+        call, device = self.call, parts[0].meta["val"].device
+        widest = torch.float32
+        for part in parts:
+            widest = torch.promote_types(widest, part.meta["val"].dtype)
+        rows = []
+        for part in parts:
+            row = self._writer.on_device(self._writer.in_dtype(part, widest), device)
+            rows.append(call(aten.unsqueeze.default, row, 0) if row.meta["val"].dim() == 0 else row)
+        return call(aten.cat.default, rows)
+
+
+def measured_results(output: Node) -> set[Node]:
+    """Return the results of a graph that must be measured because what they are part of says too little of them."""
+    leaves = {leaf for leaf in pytree.tree_leaves(output.args[0]) if isinstance(leaf, Node)}
+    return {leaf for leaf in leaves if leaf.op != "placeholder" and can_be_measured(leaf) and not _is_whole(leaf)}
+
+
+def _is_whole(node: Node) -> bool:
+    """Whether ``node`` holds exactly the elements of one value that is measured."""
+    while passes_on(node) and node.target is not operator.getitem:
+        if base_name(node) in PARTS or len(node.all_input_nodes) != 1:
+            return False
+        node = node.all_input_nodes[0]
+    return is_measured(node)

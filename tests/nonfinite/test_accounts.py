@@ -1,0 +1,258 @@
+"""Option "nonfinite": the first op whose result is not finite is named, under each lowering; what is meant is not."""
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from like_autocast import compile_with
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import fxamp
+from fxamp.errors import NonFiniteError
+from fxamp.policy import Policy
+from fxamp.reports.nonfinite import NonFinite
+
+LOWERINGS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)]
+
+
+class Net(nn.Module):
+    """A linear layer, and ``program`` of its result and of more inputs."""
+
+    def __init__(self, program: Callable[..., Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.program = nn.Linear(4, 4), program
+        nn.init.eye_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        return self.program(self.linear(x), *more)
+
+
+def compiled(program: Callable[..., Tensor], lowering: str, mode: str = "log", **options: Any) -> nn.Module:
+    """A model whose values are watched, under float16 unless ``options`` say otherwise."""
+    model = compile_with(Net(program), lowering, **{"policy": "cpu-float16", "nonfinite": mode} | options)
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def only(model: nn.Module) -> NonFinite:
+    """The one thing that was found."""
+    (found,) = fxamp.report(model).nonfinite
+    return found
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_the_op_is_named_with_all_that_is_known_of_it(lowering: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = compiled(lambda h: torch.exp(h * 2).sum() + 1, lowering)
+    model(torch.ones(2, 4))
+    model(torch.full((2, 4), 8.0))
+    model(torch.full((2, 4), 9.0))
+    found = only(model)
+    assert (found.kind, found.op, found.node) == ("op", "aten::exp.default", "exp")
+    assert (found.region, found.value) == ("forward", "inf")
+    assert (found.step, found.times, found.last) == (2, 2, 3)
+    assert (found.dtype, found.without_policy) == ("f16", "f32")
+    assert found.source is not None and found.source.file == __file__ and "torch.exp(h * 2)" in found.source.code
+    (read,) = found.inputs
+    assert (read.node, read.largest) == ("mul", 16.0)
+    assert found.before == pytest.approx(7.39, abs=0.01)
+    assert [text.partition(" ")[0] for text in found.infected] == ["sum_1", "add"]
+    said = [record for record in caplog.records if record.name == "fxamp.nonfinite.monitor"]
+    assert len(said) == 1 and said[0].getMessage().startswith(found.headline)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_product_that_overflows_is_named_with_its_module_its_rule_and_its_casts(lowering: str) -> None:
+    model = compiled(lambda h: h.sum(), lowering)
+    nn.init.constant_(model.linear.weight, 60000.0)
+    model(torch.full((2, 4), 2.0))
+    found = only(model)
+    assert (found.op, found.module, found.dtype) == ("aten::linear.default", "linear", "f16")
+    assert found.rule is not None and found.rule.id == "matrix-products" and "cpu.toml:" in found.rule.origin
+    assert len(found.casts) == 3 and all("to f16 for linear: rule matrix-products" in cast for cast in found.casts)
+    assert 'modules = ["linear"]' in found.advice
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_cast_that_overflows_is_named(lowering: str) -> None:
+    model = compiled(lambda h, x: (torch.mm(x, h)).sum(), lowering)
+    model(torch.ones(2, 4), torch.full((2, 2), 1e6))
+    found = only(model)
+    assert found.op == "aten::to.dtype" and found.dtype == "f16" and found.without_policy == "f32"
+    assert 'ops = ["aten::mm"]' in found.advice
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("what", ["input", "parameter"])
+def test_what_comes_in_wrong_is_named_instead(what: str, lowering: str) -> None:
+    model = compiled(lambda h: h.exp().sum(), lowering)
+    x = torch.ones(2, 4)
+    if what == "input":
+        x[0, 0] = torch.nan
+    else:
+        with torch.no_grad():
+            model.linear.bias[1] = torch.inf
+    model(x)
+    assert only(model).kind == what and not only(model).advice
+
+
+def _masked(h: Tensor, mask: Tensor) -> Tensor:
+    return (torch.softmax((h @ h.t()).masked_fill(mask, -torch.inf), -1) @ h).sum()
+
+
+MEANT = {
+    "a mask": (_masked, torch.tensor([[False, True], [True, False]])),
+    "a mask that comes in": (
+        lambda h, mask: (torch.softmax(h @ h.t() + mask, -1) @ h).sum(),
+        torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]]),
+    ),
+    "the logarithm of zero in a where": (
+        lambda h, zero: torch.where(zero > 0, torch.log(zero), h).sum(),
+        torch.tensor([0.0, 1.0, 2.0, 0.0]),
+    ),
+    "a test": (lambda h, x: torch.where(torch.isinf(x), h, h + 1).sum(), torch.tensor([torch.inf, 1.0, 1.0, 1.0])),
+    "attention": (
+        lambda h, mask: nn.functional.scaled_dot_product_attention(h[None], h[None], h[None], attn_mask=mask).sum(),
+        torch.tensor([[True, False], [True, True]]),
+    ),
+    "masked logits that are returned": (lambda h, mask: h.masked_fill(mask, -torch.inf), torch.ones(2, 4, dtype=bool)),
+}
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS[:2])
+@pytest.mark.parametrize("case", MEANT)
+def test_what_is_meant_to_be_infinite_is_no_alarm(case: str, lowering: str) -> None:
+    program, more = MEANT[case]
+    model = compiled(program, lowering, "raise")
+    result = model(torch.ones(2, 4), more)
+    if result.dim() == 0:
+        result.backward()
+    assert fxamp.report(model).nonfinite == ()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_softmax_over_a_masked_row_is_named(lowering: str) -> None:
+    model = compiled(_masked, lowering)
+    model(torch.ones(2, 4), torch.tensor([[True, True], [False, False]]))
+    found = only(model)
+    assert (found.op, found.value, found.advice) == ("aten::softmax.int", "nan", "")
+    assert found.inputs[0].largest == torch.inf
+
+
+def test_an_infinite_input_of_a_product_is_named_and_not_the_product() -> None:
+    model = compiled(lambda h, x: (h @ x).sum(), "eager")
+    model(torch.ones(2, 4), torch.tensor([torch.inf, -torch.inf, 0.0, 0.0]))
+    assert (only(model).kind, only(model).node) == ("input", "l_more_0_")
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_mode_raise_raises_in_the_call(lowering: str) -> None:
+    model = compiled(lambda h: torch.exp(h).sum(), lowering, "raise")
+    model(torch.ones(2, 4))
+    with pytest.raises(NonFiniteError, match=r"step 2: aten::exp.default is the first value") as caught:
+        model(torch.full((2, 4), 20.0))
+    assert caught.value.found == only(model)
+
+
+def test_an_op_inside_of_a_checkpoint_is_named() -> None:
+    for lowering in ("eager", "aot_eager"):
+        model = compiled(lambda h: checkpoint(lambda x: torch.exp(x * 3) * 0, h, use_reentrant=False).sum(), lowering)
+        model(torch.full((2, 4), 20.0)).backward()
+        found = fxamp.report(model).nonfinite[0]
+        assert found.op == "aten::exp.default" and found.node.endswith("/exp")
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS[:2])
+def test_without_a_policy_values_are_watched_too(lowering: str) -> None:
+    model = compiled(lambda h: torch.exp(h).sum(), lowering, policy="auto")
+    model(torch.full((2, 4), 1000.0))
+    assert (only(model).op, only(model).dtype, only(model).advice) == ("aten::exp.default", "f32", "")
+
+
+OVERFLOWS = {
+    "exp": lambda h: (torch.exp(h * 30).sum()).log(),
+    "a sum": lambda h: (h * 30000).sum().sqrt(),
+    "a product": lambda h: h.mul(300).matmul(h.mul(300).t()).sum(),
+    "a division by what underflows": lambda h: 1 / (h * 1e-4 * 1e-4).sum(),
+    "a logarithm of what underflows": lambda h: (h * 1e-4 * 1e-4).log().sum(),
+    "a cast": lambda h: torch.mm(h, (h.float() * 1e5).t()).sum(),
+}
+
+
+@pytest.mark.parametrize("case", OVERFLOWS)
+def test_the_rule_that_is_proposed_works(case: str, tmp_path: Path) -> None:
+    program = OVERFLOWS[case]
+    model = compiled(program, "eager")
+    x = torch.full((2, 4), 0.5)
+    model(x)
+    assert tomllib.loads(only(model).advice)["rule"][0]["cast"] == "fp32"
+    file = tmp_path / "wider.toml"
+    file.write_text('extends = ["cpu-float16"]\n' + only(model).advice + "\n")
+    wider = compiled(program, "eager", policy=Policy.load(file))
+    assert torch.isfinite(wider(x))
+    assert fxamp.report(wider).nonfinite == ()
+
+
+def test_the_environment_can_name_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FXAMP_NONFINITE", "raise")
+    torch._dynamo.reset()
+    model = Net(lambda h: torch.exp(h).sum())
+    model.compile(backend="fxamp", options={"policy": "cpu-float16", "lowering": "eager"})
+    with pytest.raises(NonFiniteError):
+        model(torch.full((2, 4), 20.0))
+
+
+def test_without_the_option_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxamp.passes.forward.measure_results.MeasureResults.run", lambda *_: pytest.fail("measured"))
+    model = compile_with(Net(lambda h: torch.exp(h).sum()), "aot_eager", policy="cpu-float16")
+    model(torch.full((2, 4), 20.0)).backward()
+    assert fxamp.report(model).nonfinite == ()
+
+
+def _root(h: Tensor) -> Tensor:
+    return torch.where(h > 0, torch.sqrt(h * (h > 0)), 0.0).sum()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS[1:])
+def test_in_a_backward_the_op_of_the_forward_is_named(lowering: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = compiled(_root, lowering)
+    model(-torch.ones(2, 4)).backward()
+    found = only(model)
+    assert found.region == "backward" and found.op == "aten::div.Tensor" and found.value == "nan"
+    assert found.forward is not None and found.forward.target == "aten::sqrt.default"
+    assert found.source is not None and "torch.sqrt" in found.source.code
+    assert "in the backward of aten::sqrt.default" in caplog.text
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS[1:])
+def test_in_a_backward_mode_raise_raises(lowering: str) -> None:
+    model = compiled(_root, lowering, "raise")
+    with pytest.raises(NonFiniteError, match=r"in the backward of aten::sqrt.default"):
+        model(-torch.ones(2, 4)).backward()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS[1:])
+def test_an_overflow_of_scaled_gradients_is_counted_and_not_raised(
+    lowering: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scaler = fxamp.GradScaler("cpu", init_scale=2.0**20)
+    model = compiled(lambda h: h.float().sum(), lowering, "raise", scaler=scaler)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(2):
+        scaler.scale(model(torch.ones(2, 4))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    found = only(model)
+    assert found.scaled and found.region == "backward" and found.value == "inf" and found.times == 2
+    assert "of scaled gradients" in found.headline and "NonFinite" not in caplog.text
+
+
+def test_a_forward_that_is_not_finite_is_said_beside_a_scaler_too() -> None:
+    model = compiled(lambda h: h.exp().sum(), "aot_eager", "raise", scaler=fxamp.GradScaler("cpu"))
+    with pytest.raises(NonFiniteError):
+        model(torch.full((2, 4), 20.0))

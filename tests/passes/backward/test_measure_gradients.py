@@ -1,0 +1,31 @@
+"""The pass measure-gradients on tiny backward graphs."""
+
+import torch
+from backward_graphs import backward_graph, mode_of
+from bench_graph import golden_pass
+
+from fxamp.capture import Captured
+from fxamp.passes.backward.measure_gradients import MeasureGradients
+from fxamp.passes.base import Context
+from fxamp.pipeline import run_passes
+
+
+def test_each_gradient_on_the_way_is_measured() -> None:
+    gm = backward_graph(lambda x, w: torch.relu(x.half() @ w.half()).float().exp(), *(_leaf(), _leaf()))
+    record = golden_pass(
+        "backward/measure-gradients", gm, Context(mode_of(gm)), MeasureGradients(), "nothing says what is measured"
+    )
+    assert record.modified
+
+
+def test_a_graph_without_floating_values_does_not_change() -> None:
+    gm = backward_graph(lambda x, w: torch.relu(x @ w), _leaf(), _leaf())
+    for node in list(gm.graph.nodes):
+        node.meta["val"] = node.meta["val"].long() if isinstance(node.meta.get("val"), torch.Tensor) else None
+    before = gm.code
+    (record,) = run_passes(Captured(gm, mode_of(gm)), Context(mode_of(gm)), MeasureGradients())
+    assert record.modified == 0 and gm.code == before
+
+
+def _leaf() -> torch.Tensor:
+    return torch.ones(2, 2, requires_grad=True)

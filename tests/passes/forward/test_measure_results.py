@@ -1,0 +1,62 @@
+"""The pass measure-results on tiny captured graphs."""
+
+import torch
+from bench_graph import workbench
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from fxamp.graph import graph_output
+from fxamp.passes.forward.measure_results import MeasureResults
+from fxamp.passes.shared.magnitudes import MEASURED
+
+
+def test_each_floating_value_that_says_something_is_measured() -> None:
+    def program(x: Tensor, at: Tensor) -> tuple[Tensor, ...]:
+        product = x.mm(x.t()).mul_(2)
+        half = product.half()
+        return half.float(), product[0], at + 1
+
+    x = torch.tensor([[1.0, 2.0], [3.0, 400.0]])
+    bench = workbench(program, x, torch.arange(3))
+    assert bench.golden("measure-results", MeasureResults()).modified == 5
+    *_, numbers = bench.captured.module(x, torch.arange(3))
+    names = graph_output(bench.captured.module.graph).meta[MEASURED]
+    assert numbers.dtype is torch.float32 and not numbers.requires_grad
+    assert dict(zip(names, numbers.tolist(), strict=True)) == {
+        "l_x_": 400.0,
+        "mm": 160009.0,
+        "mul_": 320018.0,
+        "to": torch.inf,
+        "select": 1606.0,
+    }
+
+
+def test_a_graph_without_floating_values_does_not_change() -> None:
+    bench = workbench(lambda x: (x + 1, x.to(torch.bool)), torch.arange(3))
+    before = bench.text
+    assert bench.run(MeasureResults()).modified == 0
+    assert bench.text == before
+
+
+def test_checkpoints_return_what_is_measured_inside() -> None:
+    def program(x: Tensor) -> Tensor:
+        return checkpoint(lambda y: y.exp().log(), x, use_reentrant=False) + 1
+
+    bench = workbench(program, torch.ones(2, requires_grad=True))
+    bench.run(MeasureResults())
+    names = graph_output(bench.captured.module.graph).meta[MEASURED]
+    assert names == ("l_x_", "body_0/exp", "body_0/log", "add")
+    *_, numbers = bench.captured.module(torch.full((2,), 100.0, requires_grad=True))
+    assert numbers.tolist() == [100.0, torch.inf, torch.inf, torch.inf]
+
+
+def test_masks_and_empty_tensors_are_measured_as_they_are() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        return x.masked_fill(x > 0, -torch.inf), x[:0], torch.zeros(2), torch.full((2,), torch.nan)
+
+    bench = workbench(program, torch.ones(2))
+    bench.run(MeasureResults())
+    names = graph_output(bench.captured.module.graph).meta[MEASURED]
+    assert names == ("l_x_", "masked_fill", "zeros", "full")
+    *_, numbers = bench.captured.module(torch.ones(2))
+    assert str(numbers.tolist()) == "[1.0, inf, 0.0, nan]"
