@@ -8,6 +8,7 @@ function is the error that ends its compilation.
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -15,14 +16,17 @@ import torch
 from torch.fx import GraphModule
 
 from fxamp.torch_private import compiled_code, on_each_compilation, why_skipped
-from fxamp.torch_private.parts.dynamo import counters
+from fxamp.torch_private.parts.dynamo import RESUMED, counters
+
+#: A function's file, first line and name.
+Place = tuple[str, int, str]
 
 #: The counts of Dynamo's messages when the current compilation started: of all, and of breaks.
 _before: dict[str, Counter[str]] = {}
 
 #: Why Dynamo skips functions, and where it ended a function's first graph: by file, line and name.
-_skips: dict[tuple[str, int, str], str] = {}
-_ends: dict[tuple[str, int, str], str] = {}
+_skips: dict[Place, str] = {}
+_ends: dict[Place, str] = {}
 
 _EXPLANATION = re.compile(r"^ *Explanation: (\S.*)$", re.MULTILINE)
 
@@ -44,24 +48,24 @@ def why_ended(gm: GraphModule) -> str:
 
 def skipped_functions(compiled: Any) -> list[str]:
     """List the functions of ``compiled``, a module or function, that Dynamo skips, with location and reason."""
-    return _of(compiled, _skips)
+    return [_line(place, _skips) for place in places_of(compiled, _skips)]
 
 
 def ended_functions(compiled: Any) -> list[str]:
     """List the functions of ``compiled``, a module or function, whose first graph a break ended, with its reason."""
-    return _of(compiled, _ends)
+    return [_line(place, _ends) for place in places_of(compiled, _ends)]
 
 
 def skipped_now() -> str:
     """Return the function that Dynamo gives up, with location and reason, when a compilation ends; ``""`` if none."""
     code = compiled_code()
-    return _line(_place(code), _skips) if code is not None and _place(code) in _skips else ""
+    return _line(place_of(code), _skips) if code is not None and place_of(code) in _skips else ""
 
 
 def ended_now() -> bool:
     """Whether a break ended the graph of the function that Dynamo has compiled, when a compilation ends."""
     code = compiled_code()
-    return code is not None and _place(code) in _ends
+    return code is not None and place_of(code) in _ends
 
 
 def _begin(*_: object) -> None:
@@ -74,23 +78,42 @@ def _end(*_: object) -> None:
     if code is None:
         return
     for reasons, messages in ((_skips, [why] if why else []), (_ends, [] if why else _fresh("graph_break"))):
-        reasons.pop(_place(code), None)
+        reasons.pop(place_of(code), None)
         if messages:
-            reasons[_place(code)] = _first(messages[0])
+            reasons[place_of(code)] = _first(messages[0])
 
 
-def _place(code: CodeType) -> tuple[str, int, str]:
+def place_of(code: CodeType) -> Place:
+    """Return where ``code`` is: its file, first line and name."""
     return code.co_filename, code.co_firstlineno, code.co_name
 
 
-def _of(compiled: Any, reasons: dict[tuple[str, int, str], str]) -> list[str]:
-    codes = {(code.co_filename, code.co_firstlineno) for code in _codes(compiled)}
-    return [_line(place, reasons) for place in reasons if place[:2] in codes]
+def places_of(compiled: Any, places: Iterable[Place]) -> list[Place]:
+    """Return those of ``places`` that are of ``compiled``, a module or function, or follow a graph break in it."""
+    codes = list(_codes(compiled))
+    first = {(code.co_filename, code.co_firstlineno) for code in codes}
+    return [
+        place for place in places if place[:2] in first or (_resumes(place) and any(map(partial(_in, place), codes)))
+    ]
 
 
-def _line(place: tuple[str, int, str], reasons: dict[tuple[str, int, str], str]) -> str:
+def _resumes(place: Place) -> bool:
+    """Whether Dynamo made the function, for what follows a graph break."""
+    return place[2].startswith(RESUMED)
+
+
+def _in(place: Place, code: CodeType) -> bool:
+    return place[0] == code.co_filename and any(place[1] == line for _, _, line in code.co_lines())
+
+
+def described(place: Place) -> str:
+    """Return a function's place as lines of reports begin with it."""
     file, line, name = place
-    return f"{file}:{line}: {name}: {reasons[place]}"
+    return f"{file}:{line}: {name}"
+
+
+def _line(place: Place, reasons: dict[Place, str]) -> str:
+    return f"{described(place)}: {reasons[place]}"
 
 
 on_each_compilation(_begin, _end)

@@ -15,6 +15,7 @@ from torch._dynamo import config
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fxamp.reports.breaks import ended_functions, ended_now, skipped_functions, skipped_now
+from fxamp.reports.limits import any_limit, watch_limits
 from fxamp.reports.registry import all_ran, is_fxamp, records_of, runs_for_any
 from fxamp.reports.runs import caller, compiling_backend
 from fxamp.torch_private import backend_of, on_each_compilation
@@ -89,13 +90,18 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> bool:
 
     Training without any module compiled with fxamp is valid: ``GradScaler`` supports it too. The search covers all
     objects of the process and takes about 0.2 s, so it runs only if something was compiled with fxamp for which no
-    graph ran, and no graph read any of the parameters.
+    graph ran, and no graph read any of the parameters. Where Dynamo reached its recompile limit, the search covers one
+    model of several too, and calls of models that thus have no graph are watched from here on.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if all_ran() or runs_for_any(parameters):
+    trains = runs_for_any(parameters)
+    if all_ran() or (trains and not any_limit()):
         return False
     modules = [module for module in gc.get_objects() if issubclass(type(module), torch.nn.Module)]
     idle = [module for module in modules if is_fxamp(backend_of(_entry(module))) and not records_of(module)]
+    idle = [module for module in idle if not watch_limits(_original(module), _entry(module))]
+    if trains:
+        return False
     classes = {type(_original(module)) for module in idle}
     trained = set(map(id, parameters))
     training = [

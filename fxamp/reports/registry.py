@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from fxamp.reports import GraphRecord
+from fxamp.reports.breaks import Place, place_of
 from fxamp.reports.runs import Runs
-from fxamp.torch_private import backends_of_compiles
+from fxamp.torch_private import backends_of_compiles, compiled_code
 
 #: In order of compilation; None if every model of the graph is gone. A graph returns when it runs for a new model.
 _graphs: list[Runs | None] = []
@@ -23,7 +24,9 @@ def remember(record: GraphRecord, under_autocast: bool) -> Runs:
     """Keep ``record`` as long as a model exists that its graph ran for; ``under_autocast`` as in :class:`Runs`."""
     with _remembering:
         _graphs[:] = [None if graph is None or graph.forgotten else graph for graph in _graphs]
-        graph = Runs(record, under_autocast, _keep_as(len(_graphs)))
+        code = compiled_code()
+        function = None if code is None else place_of(code)
+        graph = Runs(record, under_autocast, function, _keep_as(len(_graphs)))
         _graphs.append(graph)
     return graph
 
@@ -89,6 +92,11 @@ def recent(since: int) -> list[GraphRecord]:
 def records_of(compiled: Any) -> list[GraphRecord]:
     """Return the records of graphs that ran for ``compiled``, a module or function, in order of compilation."""
     return [graph.record for graph in _graphs_of(compiled)]
+
+
+def graphs_of_function(place: Place) -> list[Runs]:
+    """Return the graphs that Dynamo made of the function at ``place``."""
+    return [graph for graph in _graphs if graph is not None and graph.function == place]
 
 
 def runs_for_any(parameters: Iterable[torch.Tensor]) -> bool:

@@ -14,6 +14,7 @@ from fxamp.graph_text.totals import by_reason, totals_of
 from fxamp.reports import GraphRecord
 from fxamp.reports.breaks import ended_functions, skipped_functions
 from fxamp.reports.nonfinite import NonFinite
+from fxamp.reports.limits import REMEDIES, limited_functions
 from fxamp.reports.registry import outside, records_of
 
 _NOTHING = (
@@ -23,6 +24,7 @@ _NOTHING = (
 )
 _SKIPPED = "Functions that Dynamo skips, so they run unchanged:"
 _ENDED = "Dynamo ended the graph of a function before its first op, and skips what that function calls:"
+_LIMITED = "Dynamo compiles no more graphs of these functions, and calls that none of their graphs fits run unchanged:"
 _RIGHT = ("graph", "ops", "casts", "shared", "folded", "kept")
 
 #: How many nodes a line names.
@@ -36,13 +38,15 @@ class Report:
     It lists the graphs that ran when the model was called, and those that read its parameters. ``outside`` names the
     parameters that no graph read: the code that uses them runs unchanged. ``skipped`` lists functions that Dynamo does
     not compile, with the reason: for example a graph break inside a loop. ``ended`` lists those whose first graph a
-    graph break ended; where there is no graph, that is why.
+    graph break ended; where there is no graph, that is why. ``limited`` lists those for which Dynamo's recompile limit
+    was reached, with the number of calls that ran without casts since.
     """
 
     graphs: tuple[GraphRecord, ...]
     outside: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()
+    limited: tuple[str, ...] = ()
 
     @property
     def casts(self) -> int:
@@ -106,13 +110,18 @@ class Report:
         return "".join([table, *notes])
 
     def _nothing(self) -> list[str]:
-        if not self.skipped and not self.ended:
+        if not self.skipped and not self.ended and not self.limited:
             return [_NOTHING]
         reasons = self._skips() if self.skipped else [_ENDED, *(f"  {function}" for function in self.ended)]
+        if self.limited:
+            reasons = [_LIMITED, *self._limits()]
         return ["0 graphs: fxamp compiled none of it.", "", *reasons]
 
     def _skips(self) -> list[str]:
         return [_SKIPPED, *(f"  {function}" for function in self.skipped)]
+
+    def _limits(self) -> list[str]:
+        return [*(f"  {function}" for function in self.limited), f"  {REMEDIES}"]
 
     def _rows(self) -> list[dict[str, Any]]:
         with_kept = any(graph.kept for graph in self.graphs)
@@ -135,6 +144,8 @@ class Report:
             notes.append(("The program continues outside a graph (a graph break):", breaks))
         if self.skipped:
             notes.append((_SKIPPED, self._skips()[1:]))
+        if self.limited:
+            notes.append((_LIMITED, self._limits()))
         if self.outside:
             notes.append(("Parameters that no graph reads; the code that uses them runs unchanged:", self._outside()))
         if self.unmatched:
@@ -191,5 +202,5 @@ def report(compiled: Any) -> Report:
             f"report of {compiled!r}, of type {type(compiled).__name__}; accepted: what torch.compile returned, or a "
             "module whose .compile() was called"
         )
-    reasons = tuple(skipped_functions(compiled)), tuple(ended_functions(compiled))
+    reasons = tuple(skipped_functions(compiled)), tuple(ended_functions(compiled)), tuple(limited_functions(compiled))
     return Report(tuple(records_of(compiled)), tuple(outside(compiled)), *reasons)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fxamp.reports import GraphRecord
+from fxamp.reports.breaks import Place
 from fxamp.torch_private import backend_of
 
 #: After this many records for one graph, recording stops: its parameters are new tensors at each call.
@@ -27,17 +28,24 @@ _COMPILED_CALL = "_TorchDynamoContext."
 class Runs:
     """One compiled graph, and what it ran for so far, as weak references: callables, modules, parameters.
 
-    ``under_autocast``: its policy follows a torch.autocast around it or in it. ``noted`` is called with this object
-    whenever the graph ran for something new, or something that it ran for is gone.
+    ``under_autocast``: its policy follows a torch.autocast around it or in it. ``function``: the function that Dynamo
+    made the graph of; None if unknown. ``noted`` is called with this object whenever the graph ran for something new,
+    or something that it ran for is gone. ``calls`` counts its runs.
     """
 
-    def __init__(self, record: GraphRecord, under_autocast: bool, noted: "Callable[[Runs], None]") -> None:
+    def __init__(
+        self, record: GraphRecord, under_autocast: bool, function: Place | None, noted: "Callable[[Runs], None]"
+    ) -> None:
         self.record = record
         self.under_autocast = under_autocast
+        self.function = function
+        self.calls = 0
         self._noted = noted
         self._ran = False
         self._owners: dict[int, weakref.ref[Any]] = {}
         self._backends: dict[int, weakref.ref[Any]] = {}
+        self._contexts: dict[int, weakref.ref[Any]] = {}
+        self._watch: Callable[[Any], None] | None = None
         self._parameters: dict[int, weakref.ref[Any]] = {}
         self._names: dict[int, set[str]] = {}
         self._seen: set[tuple[int, ...]] = set()
@@ -59,6 +67,7 @@ class Runs:
             self._seen.add(key)
 
         def call(*args: Any) -> Any:
+            self.calls += 1
             note(args, sys._getframe(1))
             return compiled(*args)
 
@@ -88,6 +97,13 @@ class Runs:
         """Whether the graph read a parameter that ``other`` read."""
         return any(self.reads(parameter) for noted in other._parameters.values() if (parameter := noted()) is not None)
 
+    def watch_calls(self, watch: Callable[[Any], None]) -> None:
+        """Call ``watch`` with Dynamo's context of each call of torch.compile that the graph ran or will run in."""
+        self._watch = watch
+        for noted in list(self._contexts.values()):
+            if (context := noted()) is not None:
+                watch(context)
+
     def parameters_read(self, module: torch.nn.Module) -> set[str]:
         """Return the names of the parameters of ``module`` that the graph read.
 
@@ -99,8 +115,12 @@ class Runs:
     def _note(self, read: Sequence[torch.Tensor], frame: FrameType | None) -> None:
         self._ran = True
         ids = {id(parameter) for parameter in read}
-        if (backend := compiling_backend(frame)) is not None:
-            self._backends[id(backend)] = weakref.ref(backend, self._forget)
+        context = compiled_call(frame)
+        for noted, value in ((self._contexts, context), (self._backends, backend_of(context))):
+            if value is not None:
+                noted[id(value)] = weakref.ref(value, self._forget)
+        if context is not None and self._watch is not None:
+            self._watch(context)
         self._parameters |= {id(parameter): weakref.ref(parameter, self._forget) for parameter in read}
         for owner in _called(frame):
             self._owners[id(owner)] = weakref.ref(owner, self._forget)
@@ -112,7 +132,7 @@ class Runs:
     def _forget(self, dead: weakref.ref[Any]) -> None:
         """Drop the ids of ``dead``: another object may reuse them."""
         self._seen.clear()
-        for noted in (self._owners, self._backends, self._parameters):
+        for noted in (self._owners, self._backends, self._contexts, self._parameters):
             for key in [key for key, reference in noted.items() if reference is dead]:
                 del noted[key]
                 self._names.pop(key, None)
@@ -132,7 +152,12 @@ def caller(frame: FrameType | None) -> object:
 
 def compiling_backend(frame: FrameType | None) -> object:
     """Return the backend of the innermost torch.compile call on the Python stack; None if there is no such call."""
-    return backend_of(_of_compiled_call(frame, "self"))
+    return backend_of(compiled_call(frame))
+
+
+def compiled_call(frame: FrameType | None) -> object:
+    """Return Dynamo's context of the innermost torch.compile call on the Python stack; None if there is none."""
+    return _of_compiled_call(frame, "self")
 
 
 def _of_compiled_call(frame: FrameType | None, name: str) -> object:

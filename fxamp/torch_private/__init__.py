@@ -41,6 +41,8 @@ from fxamp.torch_private.dynamo import (
     called_by_backward,
     compile_options,
     compiled_code,
+    compiling_frame,
+    context_of,
     guard_current_graph,
     hint,
     inputs_cast_by_caller,
@@ -54,6 +56,7 @@ from fxamp.torch_private.export import returning_nothing
 from fxamp.torch_private.inductor import calls_kernel, drop_outputs, order_writes, realize_inputs_of
 from fxamp.torch_private.op_names import has_autocast_kernel, operator_names
 from fxamp.torch_private.optimizers import note_step, step_post_hooks, step_pre_hooks
+from fxamp.torch_private.recompiles import RecompileLimit, on_each_call, on_recompile_limit
 from fxamp.torch_private.stored_graphs import dump_graph, is_dynamic, load_graph
 from fxamp.torch_private.symbols import (
     drop_guards_on_ragged_sizes,

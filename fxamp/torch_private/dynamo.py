@@ -171,7 +171,7 @@ def compiled_code() -> CodeType | None:
 
     If torch renames its function, Dynamo's reasons to skip a function are not known.
     """
-    frame = _compiling()
+    frame = compiling_frame()
     return None if frame is None else frame.f_locals.get("code")
 
 
@@ -182,14 +182,17 @@ def why_skipped() -> str:
     """
     from torch._dynamo.exc import Unsupported, UserError
 
-    error, frame = sys.exc_info()[1], _compiling()
+    error, frame = sys.exc_info()[1], compiling_frame()
     if not isinstance(error, (Unsupported, UserError)) or frame is None or frame.f_locals.get("one_graph"):
         return ""
     return str(error)
 
 
-def _compiling() -> FrameType | None:
-    """Return the frame of Dynamo's function that compiles one function of the user's."""
+def compiling_frame() -> FrameType | None:
+    """Return the frame of Dynamo's function that compiles one function of the user's; None if none runs.
+
+    If torch renames it, what Dynamo compiles, and why it does not, is not known.
+    """
     from torch._dynamo import convert_frame
 
     frame = inspect.currentframe()
@@ -220,9 +223,17 @@ def backend_of(compiled: Any) -> Any:
 
     If torch moves it, there is no warning that a compiled model runs no graph.
     """
-    names = getattr(getattr(compiled, "__code__", None), "co_freevars", ())
-    context = compiled.__closure__[names.index("self")].cell_contents if "self" in names else compiled
-    callback: Any = getattr(getattr(context, "dynamo_ctx", context), "callback", None)
+    callback: Any = getattr(context_of(compiled), "callback", None)
     while hasattr(callback, "_torchdynamo_orig_backend"):
         callback = callback._torchdynamo_orig_backend
     return callback if hasattr(callback, "compiler_fn") else None
+
+
+def context_of(compiled: Any) -> Any:
+    """Return the context of Dynamo's in which ``compiled`` runs, if torch.compile returned it; else ``compiled``.
+
+    A function that torch.compile returned holds it as ``self``, and a module as ``dynamo_ctx``.
+    """
+    names = getattr(getattr(compiled, "__code__", None), "co_freevars", ())
+    context = compiled.__closure__[names.index("self")].cell_contents if "self" in names else compiled
+    return getattr(context, "dynamo_ctx", context)

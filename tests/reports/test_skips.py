@@ -127,6 +127,25 @@ def test_a_function_that_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     assert str(fxamp.report(compiled)).startswith("0 graphs: fxamp compiled none of it.\n")
 
 
+def test_what_is_skipped_after_a_graph_break_is_reported() -> None:
+    class Late(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x @ x
+            torch._dynamo.graph_break()
+            for _ in range(2):
+                torch._dynamo.graph_break()
+            return x + 1
+
+    model, other = Late(), Loops()
+    for one in (model, other):
+        one.compile(backend="fxamp", options=OPTIONS)
+        one(torch.ones(8, 8))
+    (skipped,) = fxamp.report(model).skipped
+    assert f"torch_dynamo_resume_in_forward_at_{Late.forward.__code__.co_firstlineno + 2}: {REASON}" in skipped
+    (skipped,) = fxamp.report(other).skipped
+    assert "breaking_loops.py:" in skipped
+
+
 def test_the_report_of_another_model_of_the_class_knows_it_too() -> None:
     """Dynamo does not try a second time to compile what it skips."""
     for _ in range(2):
