@@ -16,6 +16,7 @@ import torch.fx.traceback as fx_traceback
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.autocast_state import AUTOCAST, autocast_state, autocast_states, in_autocast_states
@@ -23,6 +24,8 @@ from fxamp.capture.conversions import conversion
 from fxamp.capture.distinct_results import tracing_mode
 from fxamp.capture.fakes import fake_like
 from fxamp.capture.held_tensors import HeldTensors
+from fxamp.capture.objects import is_object
+from fxamp.capture.reads import Reads
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
 from fxamp.errors import CaptureError
 from fxamp.graph import fake_mode_of, follows_input, inherit_provenance, is_answered, register
@@ -62,9 +65,42 @@ class _Lowering(Interpreter):
         self._tracer: Any = self._tracing.tracer
         self._held = HeldTensors(mode, self._tracing)
         self._regions = Regions(self._tracer.graph)
+        self._reads = Reads()
+        self._objects: dict[Node, Node] = {}
+
+    def run(self, *args: Any, **options: Any) -> Any:
+        """Run the graph; raise CaptureError if a recorded op reads another value than the program's call."""
+        placeholders = self.graph.find_nodes(op="placeholder")
+        for given, made in zip(placeholders, self._tracer.graph.find_nodes(op="placeholder"), strict=True):
+            self._reads.record(given, [made])
+        results = super().run(*args, **options)
+        self._reads.require_own()
+        for node in reversed(self._objects.values()):
+            if not node.users:
+                self._tracer.graph.erase_node(node)
+        return results
 
     def run_node(self, n: Node) -> Any:
-        if n.op in ("placeholder", "get_attr", "output"):
+        if n.op == "placeholder":
+            return super().run_node(n)
+        for source in n.all_input_nodes:
+            entry = self._entry(self.env[source])
+            if entry is not None:
+                self._reads.require(entry.proxy.node, source)
+        last, inputs = self._last, self._inputs(n)
+        value = self._lower(n)
+        returned = {id(leaf) for leaf in pytree.tree_leaves(value)}
+        self._reads.record(n, self._after(last), any(id(tensor) in returned for tensor in inputs))
+        return value
+
+    def _entry(self, value: Any) -> Any:
+        return self._tracing.node_of(value) if isinstance(value, torch.Tensor) else None
+
+    def _after(self, last: Node | None) -> Iterator[Node]:
+        return itertools.takewhile(lambda node: node is not last, reversed(self._tracer.graph.nodes))
+
+    def _lower(self, n: Node) -> Any:
+        if n.op in ("get_attr", "output"):
             return super().run_node(n)
         if n.op == "call_module":
             return self._module(n)
@@ -100,6 +136,9 @@ class _Lowering(Interpreter):
         versions = [tensor._version for tensor in tensors]
         result = super().run_node(n)
         no_op = self._last is last and n.op in ("call_function", "call_method")
+        if no_op and is_object(result):
+            self._objects[n] = self._copy(n)
+            return result
         if no_op and (result is None or versions != [tensor._version for tensor in tensors]):
             self._record(n, None, "it is no op, and may change what no value shows")
             return result
@@ -140,7 +179,7 @@ class _Lowering(Interpreter):
 
     def _require_known(self, last: Node | None) -> None:
         """Raise CaptureError if a node after ``last`` reads a tensor inside a wrapper: the graph lacks it."""
-        for node in itertools.takewhile(lambda node: node is not last, reversed(self._tracer.graph.nodes)):
+        for node in self._after(last):
             held = getattr(self._tracer.root, str(node.target), None) if node.op == "get_attr" else None
             if isinstance(held, torch.Tensor) and fake_mode_of(held) is not None:
                 raise CaptureError("it reads the tensors inside of a tensor, which the graph does not know")
@@ -192,12 +231,14 @@ class _Lowering(Interpreter):
         both = [now.to(own.dtype) if isinstance(now, torch.Tensor) else now for now, own in pairs]
         return pytree.tree_unflatten(both, structure)
 
-    def _record(self, n: Node, value: Any, reason: str = "") -> Any:
-        tracer = self._tracer
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        args, kwargs = pytree.tree_map(self._graph_argument, (args, kwargs))
-        node = tracer.graph.create_node(n.op, n.target, tuple(args), dict(kwargs), n.name)
+    def _copy(self, n: Node) -> Node:
+        args, kwargs = map_arg((n.args, n.kwargs), self._graph_value)
+        node: Node = self._tracer.graph.create_node(n.op, n.target, tuple(args), dict(kwargs), n.name)
         inherit_provenance(node, n)
+        return node
+
+    def _record(self, n: Node, value: Any, reason: str = "") -> Any:
+        tracer, node = self._tracer, self._copy(n)
         node.meta[AUTOCAST] = autocast_states()
         if reason:
             node.meta[VERBATIM] = reason
@@ -206,15 +247,22 @@ class _Lowering(Interpreter):
             track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)
         return value
 
+    def _graph_value(self, source: Node) -> Any:
+        """Return the fx argument for the value of ``source``; for an object that a call computes, the call's node."""
+        own = self._objects.get(source)
+        return pytree.tree_map(self._graph_argument, self.env[source]) if own is None else own
+
     def _graph_argument(self, value: Any) -> Any:
-        """Return the fx argument for a run-time value: a tracked value's node, or a ``get_attr`` of a held tensor."""
+        """Return the fx argument for a run-time value: its node, or a ``get_attr`` of what the module then holds."""
         tracer = self._tracer
         if isinstance(value, torch.nn.Module):
             return tracer.graph.get_attr(register(tracer.root, "body", value))
         if isinstance(value, torch.Tensor) and self._tracing.node_of(value) is None:
             value = self._held.fake("_tensor_constant", value)
         unwrapped = tracer.unwrap_proxy(value)
-        return unwrapped.node if isinstance(unwrapped, Proxy) else unwrapped
+        if isinstance(unwrapped, Proxy):
+            return unwrapped.node
+        return tracer.graph.get_attr(register(tracer.root, "object", unwrapped)) if is_object(unwrapped) else unwrapped
 
 
 #: Methods that change the shape or the strides of a tensor in place.

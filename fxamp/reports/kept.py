@@ -18,7 +18,15 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, inner_tensors, is_wrapper, nesting_change
+from fxamp.graph import (
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    all_nodes,
+    fake_tensors,
+    inner_tensors,
+    is_wrapper,
+    nesting_change,
+)
 from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.torch_private import calling_saved_tensors_hooks, dropped_sizes, without_autocast
 from fxamp.torch_private.parts.fx import tracing, transform_subclass
@@ -35,9 +43,11 @@ class _Unknown(Exception):
 def kept_bytes(gm: GraphModule, mode: FakeTensorMode) -> int | None:
     """Return the bytes that autograd keeps of a captured graph, whose ``meta["val"]`` belong to ``mode``.
 
-    None if it is unknown: no input is known to need a gradient, a node cannot be run on FakeTensors, or a size is
-    symbolic.
+    None if it is unknown: no input is known to need a gradient, a node cannot be run on FakeTensors, a size is symbolic
+    or the graph has a torch.func transform, which a failure would leave open.
     """
+    if any(nesting_change(node.target) for node in all_nodes(gm)):
+        return None
     inputs = [_fresh(node.meta.get("val"), mode) for node in gm.graph.find_nodes(op="placeholder")]
     if not any(isinstance(value, Tensor) and value.requires_grad for value in inputs):
         return None
@@ -89,8 +99,6 @@ class _Run(Interpreter):
             return super().run_node(n)
         if n.target in (ENTER_AUTOCAST, EXIT_AUTOCAST):
             return None
-        if nesting_change(n.target):
-            raise _Unknown  # a failure inside a torch.func transform would leave the transform open
         try:
             return self._higher_order(n) if isinstance(n.target, HigherOrderOperator) else super().run_node(n)
         except Exception as error:

@@ -162,6 +162,8 @@ def _argument(value: Any) -> str:
         return "{" + ", ".join(f"{key!r}: {_argument(item)}" for key, item in value.items()) + "}"
     if isinstance(value, slice):
         return f"slice({', '.join(map(_argument, (value.start, value.stop, value.step)))})"
+    if isinstance(value, (OpOverload, HigherOrderOperator)):
+        return _function(value)
     if callable(value) and not isinstance(value, (torch.dtype, torch.nn.Module)):
         return str(getattr(value, "__qualname__", type(value).__name__))
     return _ADDRESS.sub("", repr(value))

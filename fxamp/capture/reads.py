@@ -1,0 +1,75 @@
+"""Check that a captured graph reads what the program reads: each value is the one that the program's call computed.
+
+The tracer finds the node of a value by its tensor object. Where two values are one object, because a value was handed
+out twice or taken from a cache, it takes one for the other, and a gradient is silently wrong.
+"""
+
+from collections.abc import Iterable
+
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from fxamp.errors import CaptureError
+from fxamp.graph import describe_source, fake_tensors, op_name, writes
+from fxamp.torch_private.parts.fx import py_sym_types
+
+
+class Reads:
+    """The nodes of a new graph that stand for each value of the traced one."""
+
+    def __init__(self) -> None:
+        self._made: dict[Node, list[Node]] = {}
+        self._stand_for: dict[Node, set[Node]] = {}
+        self._written: dict[Node, set[Node]] = {}
+
+    def record(self, call: Node, made: Iterable[Node], returns_input: bool = False) -> None:
+        """Record the new nodes ``made`` for ``call``, a node of the traced graph; its result may be an input of it.
+
+        A placeholder has one new node, that of its position.
+        """
+        self._made[call] = list(made)
+        stand_for = set(self._made[call])
+        if returns_input or not stand_for:
+            stand_for.update(node for source in call.all_input_nodes for node in self._stand_for[source])
+        self._stand_for[call] = stand_for
+
+    def require_own(self) -> None:
+        """Raise CaptureError if a new node reads what was not made for anything that its call reads.
+
+        Sizes do not count: the tracer computes them where they are first needed.
+        """
+        for call, made in self._made.items():
+            if call.op == "placeholder":
+                continue
+            for node in made:
+                sized = isinstance(node.meta.get("val"), py_sym_types)
+                for read in () if sized else node.all_input_nodes:
+                    if read not in made and not any(self._is(read, source) for source in call.all_input_nodes):
+                        raise _mistaken(node, read, call)
+
+    def require(self, node: Node, source: Node) -> None:
+        """Raise CaptureError unless the new ``node`` stands for the value of ``source`` in the traced graph."""
+        if not self._is(node, source):
+            raise _mistaken(node, node, source)
+
+    def _is(self, node: Node, source: Node) -> bool:
+        if node.op == "get_attr" or not fake_tensors(node.meta.get("val")):
+            return True
+        targets = (target for own in self._stand_for[source] for target in self._targets(own))
+        return not self._targets(node).isdisjoint(targets)
+
+    def _targets(self, node: Node) -> set[Node]:
+        """Return ``node`` and, if it is the result of a write, what was written to: the same tensor."""
+        if node not in self._written:
+            in_place = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+            targets = [self._targets(target) for target in (writes(node) if in_place else ())]
+            self._written[node] = {node}.union(*targets)
+        return self._written[node]
+
+
+def _mistaken(node: Node, read: Node, call: Node) -> CaptureError:
+    return CaptureError(
+        f"{op_name(node)} at {describe_source(node)} would read {read.name}, which is another value than the program "
+        f"reads ({call.name} = {call.target}): a mistake of fxamp's capture, please report it; accepted meanwhile: "
+        "torch.compiler.disable around this code"
+    )
