@@ -26,7 +26,11 @@ WRONG = {
     ),
     "unknown Inductor setting": ({"inductor": {"max_autotun": 1}}, OptionError, r"did you mean 'max_autotune'\?"),
     "inductor of the wrong type": ({"inductor": 1}, OptionError, "of type int; accepted: a dict"),
-    "unknown answer to what is not finite": ({"nonfinite": "rais"}, OptionError, r"did you mean 'raise'\?\); accepted: "),
+    "unknown answer to what is not finite": (
+        {"nonfinite": "rais"},
+        OptionError,
+        r"did you mean 'raise'\?\); accepted: ",
+    ),
     "unknown mode": ({"mode": "max-autotun"}, OptionError, r"did you mean 'max-autotune'\?"),
     "Inductor's mode elsewhere": ({"mode": "max-autotune", "lowering": "eager"}, OptionError, "is Inductor's"),
     "unknown policy": ({"policy": "cpu-bf16"}, PolicyError, r"did you mean 'cpu-bfloat16'\?"),
