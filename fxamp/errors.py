@@ -16,6 +16,10 @@ class OptionError(FxampError, ValueError):
     """An option of the backend or of a call is unknown, or has an invalid value."""
 
 
+class ArgumentError(OptionError, TypeError):
+    """A call has an argument of an unknown name."""
+
+
 class PolicyError(FxampError, ValueError):
     """A policy cannot be found, read, or applied; the message names the file and the line if there is one."""
 

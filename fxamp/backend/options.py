@@ -70,6 +70,11 @@ def parse_options(options_by_name: Mapping[str, Any] | None, mode: str | None = 
     return options
 
 
+def option_names() -> tuple[str, ...]:
+    """Return the names of all options."""
+    return tuple(_CHECKS)
+
+
 def _policy(value: Any) -> str | Policy:
     if isinstance(value, Path):
         return str(value)

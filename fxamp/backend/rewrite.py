@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from fxamp.argument_names import named_arguments
 from fxamp.backend.auto_products import products
 from fxamp.backend.options import parse_options
 from fxamp.backend.policy_choice import choose_policy
@@ -25,6 +26,7 @@ from fxamp.policy.model.results import RESULTS
 from fxamp.torch_private import compile_lock
 
 
+@named_arguments
 def rewrite(
     source: Callable[..., Any] | GraphModule | ExportedProgram,
     example_inputs: Sequence[Any],

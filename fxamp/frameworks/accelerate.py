@@ -50,9 +50,9 @@ def prepare(
 
     Raises:
         OptionError: the accelerator scales losses itself (``mixed_precision="fp16"``), uses another engine, or already
-            has a scaler; or an argument has an invalid value.
+            has a scaler; or an argument is unknown or has an invalid value.
     """
-    settings = setup(policy, scaler, options, compile_arguments)
+    settings = setup("prepare", policy, scaler, options, compile_arguments)
     _require_free(accelerator)
     if settings.scaler is not None:
         accelerator.scaler = settings.scaler

@@ -39,7 +39,7 @@ class FxampPrecision(MixedPrecision):  # type: ignore[misc]
         compile_arguments: arguments of torch.compile, such as ``dynamic``.
 
     Raises:
-        OptionError: an argument has an invalid value; in training: the module is compiled already.
+        OptionError: an argument is unknown or has an invalid value; in training: the module is compiled already.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class FxampPrecision(MixedPrecision):  # type: ignore[misc]
         options: Mapping[str, Any] | None = None,
         **compile_arguments: Any,
     ) -> None:
-        self._setup = setup(policy, scaler, options, compile_arguments)
+        self._setup = setup("FxampPrecision", policy, scaler, options, compile_arguments)
         self.scaler = self._setup.scaler
         self.precision = "fxamp"
         self._replaced: list[tuple[LightningModule, str, Any]] = []

@@ -1,7 +1,8 @@
 """What every framework's module needs: how to compile a model, and the scaler for it."""
 
+import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -9,10 +10,14 @@ from typing import Any
 import torch
 
 from fxamp.backend import fxamp
-from fxamp.errors import OptionError
+from fxamp.backend.options import option_names, parse_options
+from fxamp.errors import ArgumentError, OptionError, nearest
 from fxamp.policy import Policy
 from fxamp.reports.warnings import warn_once
 from fxamp.scaler import GradScaler
+
+#: Arguments of torch.compile that are fxamp's own.
+_SET_HERE = ("backend", "options")
 
 ScalerLike = GradScaler | Mapping[str, Any] | None
 
@@ -45,11 +50,17 @@ class Setup:
 
 
 def setup(
-    policy: str | Policy, scaler: ScalerLike, options: Mapping[str, Any] | None, arguments: Mapping[str, Any]
+    called: str,
+    policy: str | Policy,
+    scaler: ScalerLike,
+    options: Mapping[str, Any] | None,
+    arguments: Mapping[str, Any],
+    own: Sequence[str] = (),
 ) -> Setup:
     """Check the arguments and create the scaler, attached: only compiled backwards scale, and gradients are unscaled.
 
     Args:
+        called: the name of the callable that takes these arguments, and ``own`` ones.
         policy: "auto", a built-in name, a path, or a Policy.
         scaler: a GradScaler; or its arguments, which override the policy's settings; or None: a scaler if the policy
             is for float16, else none.
@@ -57,18 +68,42 @@ def setup(
         arguments: arguments of torch.compile, such as ``dynamic``.
 
     Raises:
-        OptionError: ``scaler`` has another type; or ``options`` contains an argument of this function.
+        ArgumentError: torch.compile has no such argument.
+        OptionError: ``scaler`` has another type; or ``options`` contains an argument of this function, or what the
+            backend refuses.
         PolicyError: the policy does not exist or is invalid.
     """
-    taken = {"policy", "scaler"} & set(options or {})
+    options, arguments = dict(options or {}), dict(arguments)
+    _require_known(called, arguments, own)
+    if (mode := arguments.pop("mode", None)) is not None:
+        options.setdefault("mode", mode)  # torch.compile takes one of ``mode`` and ``options``
+    taken = {"policy", "scaler"} & set(options)
     if taken:
         raise OptionError(f"options contains {sorted(taken)[0]!r}; accepted: the argument {sorted(taken)[0]}=")
+    parse_options({"policy": policy, **options}, mode)
     if not isinstance(scaler, GradScaler):
         scaler = _scaler_for(policy, scaler)
     scaler = scaler if scaler is not None and scaler.is_enabled() else None
     if scaler is not None:
         scaler.attach()
-    return Setup(policy, scaler, dict(options or {}), dict(arguments))
+    return Setup(policy, scaler, options, arguments)
+
+
+def _require_known(called: str, arguments: Mapping[str, Any], own: Sequence[str]) -> None:
+    """Raise ArgumentError for a name that is not torch.compile's; it may be that of an option of the backend."""
+    kinds = inspect.signature(torch.compile).parameters.values()
+    of_compile = [part.name for part in kinds if part.kind is part.KEYWORD_ONLY and part.name not in _SET_HERE]
+    own = ["policy", "scaler", "options", *own]
+    in_options = [name for name in option_names() if name not in own + of_compile]
+    for name in arguments:
+        if name in in_options:
+            raise ArgumentError(f"{called} has no argument {name!r}; accepted: options={{{name!r}: ...}}")
+        if name not in of_compile:
+            hint = nearest(name, own + of_compile + in_options)
+            raise ArgumentError(
+                f"{called} has no argument {name!r}{hint}; accepted: {', '.join(own)}; of torch.compile: "
+                f"{', '.join(of_compile)}; in options: {', '.join(in_options)}"
+            )
 
 
 def _scaler_for(policy: str | Policy, value: Any) -> GradScaler | None:

@@ -46,8 +46,8 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         compile_arguments: arguments of torch.compile, such as ``dynamic``.
 
     Raises:
-        OptionError: an argument has an invalid value; in training: ``TrainingArguments(fp16=True)``, which has another
-            scaler, or a Trainer whose optimizer is not Accelerate's.
+        OptionError: an argument is unknown or has an invalid value; in training: ``TrainingArguments(fp16=True)``,
+            which has another scaler, or a Trainer whose optimizer is not Accelerate's.
     """
 
     def __init__(
@@ -66,7 +66,14 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                 "FxampCallback was made with objects that a checkpoint cannot hold; leave "
                 "restore_callback_states_from_checkpoint out: the scaler's state is restored without it"
             )
-        self._setup = setup(_dropping(policy) if drop_logits else policy, scaler, options, compile_arguments)
+        self._setup = setup(
+            "FxampCallback",
+            _dropping(policy) if drop_logits else policy,
+            scaler,
+            options,
+            compile_arguments,
+            own=["drop_logits"],
+        )
         self._compiled: torch.nn.Module | None = None
         self.restored: dict[str, Any] | None = None
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxamp.argument_names import named_arguments
 from fxamp.errors import OptionError, require_choice
 from fxamp.lowering_names import STEP_LOWERINGS
 from fxamp.optim.bound_step import BoundStep
@@ -35,6 +36,7 @@ class StepSettings:
 _settings: "weakref.WeakKeyDictionary[torch.optim.Optimizer, StepSettings]" = weakref.WeakKeyDictionary()
 
 
+@named_arguments
 def compile_optimizer(
     optimizer: torch.optim.Optimizer,
     policy: "Policy | str | PathLike[str] | None" = None,

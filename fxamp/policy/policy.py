@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from os import PathLike
 
+from fxamp.argument_names import named_arguments
 from fxamp.errors import PolicyError
 from fxamp.policy.file.dump import write_text
 from fxamp.policy.file.load import read_file, read_text
@@ -21,6 +22,7 @@ from fxamp.policy.model.settings import ACCEPTED_VALUES, UNLISTED_ID, unknown_va
 from fxamp.policy.model.site import Site
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Policy:
     """Which dtype every op of a program runs in. Policies are equal if they decide the same, wherever they come from.
@@ -65,6 +67,7 @@ class Policy:
             raise PolicyError(f"policy {self.name!r}: {problem}")
 
     @staticmethod
+    @named_arguments
     def load(name_or_path: "str | PathLike[str]") -> "Policy":
         """Read a built-in policy by its name ("cuda-float16") or a file by its path, which ends in ``.toml``.
 
@@ -73,6 +76,7 @@ class Policy:
         return Policy(**read_file(name_or_path))
 
     @staticmethod
+    @named_arguments
     def loads(text: str, name: str = "policy") -> "Policy":
         """Read a policy from the text of a file; files that it extends are looked up in the working directory first.
 
@@ -80,10 +84,12 @@ class Policy:
         """
         return Policy(**read_text(text, name))
 
+    @named_arguments
     def dumps(self, origins: bool = False) -> str:
         """Return one policy file with the same meaning; with ``origins`` each line's comment says its origin."""
         return write_text({key.name: getattr(self, key.name) for key in fields(self)}, origins)
 
+    @named_arguments
     def resolve(
         self,
         device: str | None = None,

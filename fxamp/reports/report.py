@@ -8,6 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from fxamp.argument_names import named_arguments
 from fxamp.errors import OptionError
 from fxamp.graph_text import Document, RuleRef
 from fxamp.graph_text.totals import by_reason, totals_of
@@ -191,6 +192,7 @@ def _row(number: int, graph: GraphRecord, with_kept: bool) -> dict[str, Any]:
     }
 
 
+@named_arguments
 def report(compiled: Any) -> Report:
     """Report on a model or function that was compiled with backend "fxamp" and called at least once.
 

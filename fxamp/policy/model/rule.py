@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from fxamp.argument_names import named_arguments
 from fxamp.errors import nearest
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.chunks import LOSS, Chunks, chunk_problems, chunks_of
@@ -39,6 +40,7 @@ class Origin:
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Rule:
     """One decision of a policy: the calls that meet all of its conditions get this cast.

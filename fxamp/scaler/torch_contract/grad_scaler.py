@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 
+from fxamp.argument_names import named_arguments
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.optim import clip
 from fxamp.optim.gradients import multiply_
@@ -32,6 +33,7 @@ from fxamp.torch_private import untraced
 T = TypeVar("T")
 
 
+@named_arguments
 class GradScaler(torch.amp.GradScaler):
     """Multiplies losses by a scale, detects overflowed gradients, skips their step, and adapts the scale.
 
@@ -73,6 +75,7 @@ class GradScaler(torch.amp.GradScaler):
         AssertionError: ``growth_factor <= 1`` or ``backoff_factor >= 1``.
         OptionError: a bound is not positive and finite, ``init_scale`` is not positive or outside the bounds, or a
                 string is unknown.
+        ArgumentError: an argument has an unknown name.
     """
 
     _per_optimizer_states: defaultdict[int, OptimizerRecord]  # type: ignore[assignment]
